@@ -1,0 +1,1 @@
+"""What every layer shares: errors, environment variables, the content-addressed store, logging."""

@@ -1,0 +1,38 @@
+"""Every environment variable Lamina reads, and nothing else reads any."""
+
+import os
+from pathlib import Path
+
+from .errors import ConfigError
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def cache_root() -> Path:
+    """LAMINA_CACHE_DIR, else a checkout's cache_dir/, else the user's cache folder."""
+    chosen = os.environ.get("LAMINA_CACHE_DIR")
+    if chosen:
+        return Path(chosen).expanduser().resolve()
+    checkout = Path(__file__).resolve().parent.parent
+    if (checkout / "cache_dir" / ".gitkeep").exists():
+        return checkout / "cache_dir"
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "lamina"
+
+
+def log_level() -> str:
+    """LAMINA_LOG_LEVEL, one of DEBUG, INFO, WARNING (default), ERROR."""
+    level = os.environ.get("LAMINA_LOG_LEVEL", "WARNING").upper()
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"LAMINA_LOG_LEVEL is {level!r}; wanted one of {', '.join(LOG_LEVELS)}")
+    return level
+
+
+def cxx_compiler() -> str | None:
+    """CXX, the C++ compiler to use, or None to look for one on PATH."""
+    return os.environ.get("CXX") or None
+
+
+def hub_token() -> str | None:
+    """HF_TOKEN, the access token for model hubs."""
+    return os.environ.get("HF_TOKEN") or None

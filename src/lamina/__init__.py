@@ -1,0 +1,1 @@
+"""Lamina: a torch.compile-centred runtime for LLaMA-family language models."""
