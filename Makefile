@@ -1,0 +1,72 @@
+# What CI runs is what you run: make check, make wheel-test, make test.
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+            $$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+HAS_NVIDIA := $(shell command -v nvidia-smi; ls /proc/driver/nvidia/version 2>/dev/null)
+TORCH ?= $(if $(HAS_NVIDIA),torch>=2.11$(comma)<2.15,torch==2.13.0)
+comma := ,
+
+BIN := .venv/bin
+# Named after what was asked for, so that another PYTHON starts anew and another TORCH installs again.
+VENV := .venv/python-$(shell echo '$(PYTHON)' | cksum | cut -d' ' -f1)
+STAMP := .venv/torch-$(shell echo '$(TORCH)' | cksum | cut -d' ' -f1)
+MODEL := cache_dir/models/SmolLM2-135M-Instruct.Q4_1.gguf
+LIBRARY := cli common compiler custom_ops models runtime
+KERNELS = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CUDA_KERNELS = $(shell find csrc -name '*.cu')
+QUESTION ?= What is the capital of France, and what is it known for?
+
+.PHONY: install demo check format test prove bench wheel-test cuda clean
+
+install: $(STAMP)
+
+$(VENV):
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with ensurepip found; set PYTHON=" >&2; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	@touch $@
+
+$(STAMP): $(VENV) pyproject.toml
+	$(BIN)/pip install --quiet --retries 5 "$(TORCH)" --editable '.[dev]'
+	@rm -f .venv/torch-* && touch $@
+
+$(MODEL): | $(STAMP)
+	$(BIN)/python examples/fetch_demo_model.py $@
+
+demo: $(STAMP) $(MODEL)
+	$(BIN)/lamina generate --model $(MODEL) --chat --temperature 0 --max-tokens 64 "$(QUESTION)"
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(if $(KERNELS),$(BIN)/clang-format --dry-run --Werror $(KERNELS))
+	$(BIN)/codespell
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(if $(KERNELS),$(BIN)/clang-format -i $(KERNELS))
+
+test: $(STAMP) $(MODEL)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+prove: $(STAMP) $(MODEL)
+	$(BIN)/python -m pytest --hypothesis-profile=prove --timeout=3600 $(ARGS)
+
+bench: $(STAMP) $(MODEL)
+	$(BIN)/python benchmarks/cpu.py --model $(MODEL) $(ARGS)
+
+wheel-test: $(STAMP)
+	$(BIN)/python tests/packaging/wheel_test.py
+
+cuda:
+	@if [ -z "$(CUDA_KERNELS)" ]; then echo "csrc/ holds no CUDA kernels: nothing to build"; \
+	elif ! command -v nvcc >/dev/null; then echo "nvcc is not on PATH: the CUDA kernels were not built"; \
+	else for source in $(CUDA_KERNELS); do \
+		echo "nvcc $$source"; nvcc -O3 -std=c++17 -Icsrc/include -c $$source -o /dev/null || exit 1; done; fi
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find $(LIBRARY) benchmarks examples tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,198 @@
+"""Shared fixtures: TINY model folders with their oracle, tokenizers made on the spot, and the demo model."""
+
+import copy
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO_MODEL = ROOT / "cache_dir" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+TINY = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<|end|>"]
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "[{{ message['role'] }}]{{ message['content'] }}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+settings.register_profile("ci", max_examples=20, derandomize=True, deadline=None, database=None)
+settings.register_profile("prove", max_examples=1000, deadline=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Few, fixed examples unless --hypothesis-profile asks for more."""
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and not _has_gpu():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def make_tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """make_tiny_folder(**config) -> the folder of a random fp32 TINY model, the same for the same settings."""
+    made: dict[str, Path] = {}
+
+    def make(*, seed: int = 0, **overrides: Any) -> Path:
+        key = repr((seed, sorted(overrides.items())))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("tiny")
+            _save_tiny(made[key], seed, overrides)
+        return made[key]
+
+    return make
+
+
+def _save_tiny(folder: Path, seed: int, overrides: dict[str, Any]) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    # deep copy: transformers completes a rope dictionary in place
+    config = LlamaConfig(**TINY | copy.deepcopy(overrides), initializer_range=0.2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).float()
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # made as zeros, which would hide a bias that is dropped
+                torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(make_tiny_folder: Callable[..., Path]) -> Path:
+    """A TINY model without a tokenizer; shared, so never written to."""
+    return make_tiny_folder()
+
+
+@pytest.fixture(scope="session")
+def tiny_text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A TINY model with the byte-level tokenizer and a chat template; shared, so never written to."""
+    folder = tmp_path_factory.mktemp("tiny-text")
+    _save_tiny(folder, 0, {})
+    _byte_level_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_reference() -> Callable[[Path], Any]:
+    """tiny_reference(folder) -> transformers' own eager fp32 model, the oracle."""
+
+    @functools.cache
+    def load(folder: Path) -> Any:
+        import torch
+        from transformers import LlamaForCausalLM
+
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        return model.eval()
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def bbpe_tokenizer() -> Callable[[], Any]:
+    """bbpe_tokenizer() -> a fresh byte-level BPE tokenizer: all 256 bytes, a few merges, BOS added."""
+    return _byte_level_tokenizer
+
+
+@pytest.fixture(scope="session")
+def spm_tokenizer() -> Callable[[], Any]:
+    """spm_tokenizer() -> a fresh SentencePiece-like tokenizer: "▁" for spaces, bytes as a fallback."""
+    return _metaspace_tokenizer
+
+
+def _byte_level_tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("t", "h"), ("Ġ", "t")]
+    names = [*SPECIAL_TOKENS, *pieces, *("".join(pair) for pair in merges)]
+    vocabulary = {name: index for index, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return _wrap(PreTrainedTokenizerFast, tokenizer)
+
+
+def _metaspace_tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("▁", "w"), ("o", "r"), ("▁w", "or")]
+    letters = ["▁", *(chr(code) for code in range(ord("a"), ord("z") + 1)), "H", "W", ".", ",", "!"]
+    bytes_ = [f"<0x{value:02X}>" for value in range(256)]
+    names = [*SPECIAL_TOKENS[:3], "<unk>", *bytes_, *letters, *("".join(pair) for pair in merges)]
+    vocabulary = {name: index for index, name in enumerate(names)}
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")],
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(SPECIAL_TOKENS[:3])
+    return _wrap(PreTrainedTokenizerFast, tokenizer)
+
+
+def _wrap(kind: Any, tokenizer: Any) -> Any:
+    wrapped = kind(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The demo model's .gguf file, which the Makefile fetches before it runs the tests."""
+    if not DEMO_MODEL.exists():
+        pytest.skip(f"{DEMO_MODEL.name} is not in cache_dir/models: run `make test`, which fetches it")
+    return DEMO_MODEL
+
+
+@pytest.fixture(scope="session")
+def assert_close_to_reference() -> Callable[..., None]:
+    """(out, fp32_reference, naive): out may err at most twice as much as the plain low-precision formula."""
+
+    def check(out: Any, reference: Any, naive: Any, floor: float = 1e-6) -> None:
+        error = (out.double() - reference.double()).abs().max().item()
+        allowed = max(2 * (naive.double() - reference.double()).abs().max().item(), floor)
+        assert error <= allowed, (
+            f"off by {error:.3g} from the fp32 reference; the naive version allows {allowed:.3g}"
+        )
+
+    return check
