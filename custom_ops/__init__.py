@@ -1,0 +1,21 @@
+"""The ops: one folder each, with its schema, its formula and its kernels."""
+
+from .add_rms_norm.op import add_rms_norm
+from .attention_site.op import attention_site
+from .linear.op import linear
+from .paged_attention.op import paged_attention
+from .rms_norm.op import rms_norm
+from .rotary_embedding.op import rotary_embedding
+from .silu_and_mul.op import silu_and_mul
+from .write_kv_cache.op import write_kv_cache
+
+__all__ = [
+    "add_rms_norm",
+    "attention_site",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+    "write_kv_cache",
+]

@@ -1,0 +1,41 @@
+"""lamina::attention_site, the mark that attention leaves in a captured graph; the graph is cut there."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ...common.errors import UnsupportedError
+from ..library import declare_op
+
+
+def attention_site(
+    q: Tensor,  # [num_tokens, num_heads, head_dim]
+    k: Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    v: Tensor,  # like k, its strides may differ
+    out: Tensor,  # like q, written in place
+    layer: int,
+) -> None:
+    """Stands for attention of one layer while a model is captured; it computes nothing and cannot be run."""
+    torch.ops.lamina.attention_site.default(q, k, v, out, layer)
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, out: Tensor, layer: int) -> None:
+    return None
+
+
+def _refuse(device_type: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any) -> NoReturn:
+        raise UnsupportedError(
+            "attention_site only marks where a captured graph is cut; run the model with an attend function"
+        )
+
+    return refuse
+
+
+declare_op(
+    "attention_site(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer) -> ()",
+    fake=_fake,
+    implement=_refuse,
+)

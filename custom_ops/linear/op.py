@@ -1,0 +1,44 @@
+"""lamina::linear, the matrix product of every projection and the place where GEMM providers plug in."""
+
+import torch
+from torch import Tensor
+
+from ...common.errors import ShapeError
+from ..library import define_op
+from ..registry import Provider
+from . import reference
+
+
+def linear(
+    x: Tensor,  # [num_tokens, in_features]
+    weight: Tensor,  # [out_features, in_features]
+    bias: Tensor | None = None,  # [out_features]
+) -> Tensor:
+    """x @ weight.T + bias, [num_tokens, out_features]."""
+    result: Tensor = torch.ops.lamina.linear.default(x, weight, bias)
+    return result
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+        raise ShapeError(
+            f"linear: x {list(x.shape)} and weight {list(weight.shape)}; wanted [T, in] and [out, in]"
+        )
+    if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
+        raise ShapeError(
+            f"linear: weight is {weight.dtype}, x {x.dtype}; wanted one dtype for x, weight and bias"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(f"linear: bias is {list(bias.shape)}; wanted [{weight.shape[0]}]")
+
+
+define_op(
+    "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+    fake=_fake,
+    check=_check,
+    providers=(Provider(name="reference", load=lambda: reference.linear),),
+)

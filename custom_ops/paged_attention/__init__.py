@@ -1,0 +1,1 @@
+"""lamina::paged_attention."""

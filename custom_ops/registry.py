@@ -1,0 +1,113 @@
+"""Which implementations each op has, and which one serves a device and dtype."""
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..common.errors import KernelBuildError, UnsupportedError
+from ..common.logging import get_logger, log_once
+
+logger = get_logger("custom_ops")
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provider:
+    """One implementation of an op: where it runs, and how to get hold of it."""
+
+    name: str
+    load: Callable[[], Call]  # may build a kernel, so it runs only when the provider is chosen
+    devices: frozenset[str] | None = None  # device types; None: all
+    dtypes: frozenset[torch.dtype] | None = None  # None: all
+
+    def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why this provider cannot serve the device and dtype, or None if it can."""
+        if self.devices is not None and device.type not in self.devices:
+            return f"{self.name} does not run on {device.type}"
+        if self.dtypes is not None and dtype not in self.dtypes:
+            return f"{self.name} does not take {dtype}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selected:
+    """The chosen provider of an op: its arguments are the op's, and they are checked."""
+
+    name: str
+    call: Call
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Op:
+    check: Callable[..., None]
+    providers: dict[str, Provider]  # the most wanted first
+
+
+_ops: dict[str, _Op] = {}
+
+
+def register(op: str, *, check: Callable[..., None], providers: tuple[Provider, ...]) -> None:
+    """Make an op known, with its argument check and its providers, the most wanted first."""
+    assert op not in _ops, f"{op} is registered twice"
+    _ops[op] = _Op(check=check, providers={provider.name: provider for provider in providers})
+
+
+def providers(op: str) -> tuple[str, ...]:
+    """Names of an op's providers, the most wanted first."""
+    return tuple(_find(op).providers)
+
+
+def select(op: str, *, device: torch.device, dtype: torch.dtype, provider: str = "auto") -> Selected:
+    """The named provider or an error saying why it cannot run; "auto" takes the first that can, and says so."""
+    if provider == "auto":
+        return _select_auto(op, device.type, dtype)
+    known = _find(op).providers
+    if provider not in known:
+        raise UnsupportedError(f"{op} has no provider {provider!r}; wanted auto, {', '.join(known)}")
+    obstacle = known[provider].obstacle(device, dtype)
+    if obstacle is not None:
+        raise UnsupportedError(f"{op}: {obstacle}; use provider 'auto'")
+    return Selected(name=provider, call=_load(op, provider), reason="chosen by the caller")
+
+
+def _find(op: str) -> _Op:
+    if op not in _ops:
+        raise UnsupportedError(f"no op {op!r}; known: {', '.join(sorted(_ops))}")
+    return _ops[op]
+
+
+@functools.cache
+def _select_auto(op: str, device_type: str, dtype: torch.dtype) -> Selected:
+    obstacles: list[str] = []
+    level = logging.INFO
+    for name, provider in _find(op).providers.items():
+        obstacle = provider.obstacle(torch.device(device_type), dtype)
+        if obstacle is None:
+            try:
+                call = _load(op, name)
+            except KernelBuildError as error:
+                obstacle, level = str(error), logging.WARNING
+        if obstacle is None:
+            reason = "; ".join(obstacles) or "first choice"
+            log_once(logger, level, f"{op} on {device_type} {dtype}: {name} ({reason})")
+            return Selected(name=name, call=call, reason=reason)
+        obstacles.append(obstacle)
+    raise UnsupportedError(f"{op} on {device_type} {dtype}: {'; '.join(obstacles)}")
+
+
+@functools.cache
+def _load(op: str, name: str) -> Call:
+    entry = _find(op)
+    check, call = entry.check, entry.providers[name].load()
+
+    def checked(*args: Any) -> Any:
+        check(*args)
+        return call(*args)
+
+    return checked

@@ -1,0 +1,45 @@
+"""lamina::rms_norm, root-mean-square normalisation over the last dimension."""
+
+import torch
+from torch import Tensor
+
+from ...common.errors import ShapeError
+from ..library import define_op
+from ..registry import Provider
+from . import reference
+
+
+def rms_norm(
+    x: Tensor,  # [num_tokens, hidden]
+    weight: Tensor,  # [hidden]
+    eps: float,
+) -> Tensor:
+    """x / sqrt(mean(x²) + eps) in float32, rounded to x's dtype, times weight."""
+    result: Tensor = torch.ops.lamina.rms_norm.default(x, weight, eps)
+    return result
+
+
+def _fake(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def check_norm(op: str, x: Tensor, weight: Tensor) -> None:
+    """Refuse a weight that does not fit x's last dimension and dtype."""
+    if weight.shape != x.shape[-1:]:
+        raise ShapeError(
+            f"{op}: weight is {list(weight.shape)}; wanted {list(x.shape[-1:])} as x is {list(x.shape)}"
+        )
+    if weight.dtype != x.dtype:
+        raise ShapeError(f"{op}: weight is {weight.dtype}; wanted x's {x.dtype}")
+
+
+def _check(x: Tensor, weight: Tensor, eps: float) -> None:
+    check_norm("rms_norm", x, weight)
+
+
+define_op(
+    "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
+    fake=_fake,
+    check=_check,
+    providers=(Provider(name="reference", load=lambda: reference.rms_norm),),
+)

@@ -1,0 +1,1 @@
+"""lamina::silu_and_mul."""

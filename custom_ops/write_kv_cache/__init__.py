@@ -1,0 +1,1 @@
+"""lamina::write_kv_cache."""

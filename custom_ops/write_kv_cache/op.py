@@ -1,0 +1,51 @@
+"""lamina::write_kv_cache, the store of a step's keys and values into the paged cache."""
+
+import torch
+from torch import Tensor
+
+from ...common.errors import ShapeError
+from ..library import define_op
+from ..registry import Provider
+from . import reference
+
+
+def write_kv_cache(
+    key: Tensor,  # [num_tokens, num_kv_heads, head_dim], last dimension contiguous
+    value: Tensor,  # like key, its strides may differ
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    value_cache: Tensor,  # like key_cache
+    slot_mapping: Tensor,  # [num_tokens] int32: block * block_size + offset, or -1 for a padding row
+) -> None:
+    """cache[slot // block_size, slot % block_size] = row for keys and values; rows with slot -1 are skipped."""
+    torch.ops.lamina.write_kv_cache.default(key, value, key_cache, value_cache, slot_mapping)
+
+
+def _fake(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    return None
+
+
+def _check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    if (
+        key.shape != value.shape
+        or key.shape[1:] != key_cache.shape[2:]
+        or key_cache.shape != value_cache.shape
+    ):
+        got = f"key is {list(key.shape)}, value {list(value.shape)}"
+        raise ShapeError(
+            f"write_kv_cache: {got}, caches {list(key_cache.shape)}, {list(value_cache.shape)};"
+            " wanted [T, kv_heads, D] twice and [blocks, block_size, kv_heads, D] twice"
+        )
+    if slot_mapping.dtype != torch.int32 or slot_mapping.shape != key.shape[:1]:
+        got = f"slot_mapping is {list(slot_mapping.shape)} {slot_mapping.dtype}"
+        raise ShapeError(f"write_kv_cache: {got}; wanted [{key.shape[0]}] int32")
+    if not key.dtype == value.dtype == key_cache.dtype == value_cache.dtype:
+        got = f"key is {key.dtype}, value {value.dtype}, caches {key_cache.dtype}, {value_cache.dtype}"
+        raise ShapeError(f"write_kv_cache: {got}; wanted one dtype")
+
+
+define_op(
+    "write_kv_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping) -> ()",
+    fake=_fake,
+    check=_check,
+    providers=(Provider(name="reference", load=lambda: reference.write_kv_cache),),
+)
