@@ -8,7 +8,8 @@ import torch
 from . import registry
 from .registry import Provider
 
-LIBRARY = torch.library.Library("lamina", "FRAGMENT")
+_Library: Any = torch.library.Library  # torch leaves it without types
+LIBRARY = _Library("lamina", "FRAGMENT")
 
 DEVICES = {"CPU": "cpu", "CUDA": "cuda"}  # dispatch key: device type
 
