@@ -1,0 +1,97 @@
+"""Typed reading of JSON objects, with errors that name the field, its value and what was wanted."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..common.errors import ConfigError, LoadError
+
+_REQUIRED: Any = object()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object a file holds."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LoadError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path} cannot be read as JSON: {error}; download it again") from error
+    if not isinstance(value, dict):
+        raise LoadError(f"{path} holds {type(value).__name__}, wanted a JSON object")
+    return value
+
+
+class Fields:
+    """A JSON object whose values are asked for by type; null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], origin: str) -> None:
+        self.values = values
+        self.origin = origin
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def integer(self, name: str, default: Any = _REQUIRED, *, minimum: int = 1) -> Any:
+        """An integer of at least `minimum`; bools and floats are refused."""
+        value = self._value(name, default)
+        if value is not default and (
+            isinstance(value, bool) or not isinstance(value, int) or value < minimum
+        ):
+            raise self.error(name, value, f"an integer >= {minimum}")
+        return value
+
+    def number(
+        self, name: str, default: Any = _REQUIRED, *, minimum: float = 0.0, positive: bool = False
+    ) -> Any:
+        """A finite number of at least `minimum` (above zero where `positive`), as float."""
+        value = self._value(name, default)
+        if value is default:
+            return value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or value < minimum or (positive and value <= 0):
+            raise self.error(name, value, "a number > 0" if positive else f"a number >= {minimum:g}")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, value, "true or false")
+        return value
+
+    def text(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A string."""
+        value = self._value(name, default)
+        if value is not default and not isinstance(value, str):
+            raise self.error(name, value, "a string")
+        return value
+
+    def object(self, name: str) -> dict[str, Any]:
+        """A JSON object, empty where absent."""
+        value = self._value(name, {})
+        if not isinstance(value, dict):
+            raise self.error(name, value, "an object")
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One token id or a list of them; empty where absent."""
+        value = self._value(name, ())
+        ids = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+            raise self.error(name, value, "a token id >= 0 or a list of them")
+        return ids
+
+    def error(self, name: str, value: Any, wanted: str) -> ConfigError:
+        """What to raise for a value that cannot be honoured."""
+        return ConfigError(f"{self.origin}: {name} is {value!r}; wanted {wanted}")
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise ConfigError(f"{self.origin}: {name} is missing")
+        return default

@@ -1,0 +1,105 @@
+"""Rotation angles of the rotary position embedding, as tables of cosines and sines."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..common.errors import UnsupportedError
+from .config import ModelConfig, RopeConfig
+
+
+def table_rows(config: ModelConfig, max_model_len: int) -> int:
+    """The number of positions that rope_tables covers."""
+    return max(config.max_position_embeddings, max_model_len)
+
+
+def rope_tables(
+    config: ModelConfig, *, max_model_len: int, dtype: torch.dtype, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [rows, D/2] of every position, float32 for every dtype but float64."""
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    frequencies, attention_factor = inverse_frequencies(config, max_model_len)
+    positions = torch.arange(table_rows(config, max_model_len), dtype=dtype)
+    angles = torch.outer(positions, frequencies.to(dtype))
+    return (angles.cos() * attention_factor).to(device), (angles.sin() * attention_factor).to(device)
+
+
+def inverse_frequencies(config: ModelConfig, max_model_len: int) -> tuple[Tensor, float]:
+    """Radians per position [D/2] float32 of every pair, and the factor on cosine and sine."""
+    rope, dim = config.rope, config.head_dim
+    match rope.rope_type:
+        case "default":
+            return _default(rope.theta, dim), 1.0
+        case "linear":
+            return _default(rope.theta, dim) / _given(rope.factor), 1.0
+        case "dynamic":
+            return _default(_dynamic_theta(rope, dim, max_model_len), dim), 1.0
+        case "llama3":
+            return _llama3(rope, _default(rope.theta, dim)), 1.0
+        case "yarn":
+            return _yarn(rope, dim), _yarn_attention_factor(rope)
+    raise UnsupportedError(f"rope_type {rope.rope_type!r} has no formula")
+
+
+def _given(value: float | None) -> float:
+    assert value is not None  # RopeConfig checks that each type has its fields
+    return value
+
+
+def _powers(theta: float, dim: int) -> Tensor:
+    return theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def _default(theta: float, dim: int) -> Tensor:
+    return 1.0 / _powers(theta, dim)
+
+
+def _dynamic_theta(rope: RopeConfig, dim: int, max_model_len: int) -> float:
+    """NTK scaling for the longest sequence served: rescaling on the way would make cached keys wrong."""
+    original, factor = _given(rope.original_max_position_embeddings), _given(rope.factor)
+    length = max(max_model_len, original)
+    stretch: float = ((factor * length / original) - (factor - 1)) ** (dim / (dim - 2))
+    return rope.theta * stretch
+
+
+def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    """Long wavelengths are slowed by `factor`, short ones kept, those between blended."""
+    low, high, factor = _given(rope.low_freq_factor), _given(rope.high_freq_factor), _given(rope.factor)
+    original = _given(rope.original_max_position_embeddings)
+    wavelengths = 2 * math.pi / frequencies
+    kept = (original / wavelengths - low) / (high - low)
+    blended = (1 - kept) * frequencies / factor + kept * frequencies
+    slowed = torch.where(wavelengths > original / low, frequencies / factor, blended)
+    return torch.where(wavelengths < original / high, frequencies, slowed)
+
+
+def _yarn(rope: RopeConfig, dim: int) -> Tensor:
+    """A ramp over dimensions from the trained frequencies to the slowed ones."""
+    powers, factor = _powers(rope.theta, dim), _given(rope.factor)
+    low, high = (_yarn_dimension(rope, dim, rotations) for rotations in (rope.beta_fast, rope.beta_slow))
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low if high != low else 0.001
+    kept = 1 - ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return (1.0 / (factor * powers)) * (1 - kept) + (1.0 / powers) * kept
+
+
+def _yarn_dimension(rope: RopeConfig, dim: int, rotations: float) -> float:
+    """The dimension whose angle makes this many turns within the trained context."""
+    original = _given(rope.original_max_position_embeddings)
+    return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(rope.theta))
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    log_factor = math.log(_given(rope.factor))
+
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * log_factor + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
+    return magnitude(1.0)

@@ -1,0 +1,241 @@
+"""A model's weights: read from safetensors straight into the fused tensors it uses, invented, or fake."""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..common.errors import LoadError
+from ..common.logging import get_logger
+from .config import ModelConfig
+from .fields import read_json
+from .registry import ModelDefinition, ParameterSpec
+
+logger = get_logger("models.weights")
+
+Progress = Callable[[str, float, str], None]  # (stage, fraction done from 0 to 1, detail)
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+# Buffers of old checkpoints that follow from the config.
+DERIVED_TENSORS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
+# The pages of a mapped file count as our memory until it is closed, so it is opened anew after this much.
+MAPPED_BYTES = 1 << 29
+
+
+class Slot(NamedTuple):
+    """Where a checkpoint tensor belongs: `shape[0]` rows of a parameter from `start` onward."""
+
+    parameter: str
+    start: int
+    shape: tuple[int, ...]
+
+
+def load_weights(
+    definition: ModelDefinition,
+    config: ModelConfig,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    progress: Progress | None = None,
+) -> dict[str, Tensor]:
+    """Every weight by name; a tensor without a place, or a place without a tensor, is an error."""
+    specs = definition.parameters(config)
+    files = _locate(folder)
+    slots = _slots(specs)
+    _check_names(specs, slots, files, folder)
+    weights = _with_ties(
+        specs, {name: _empty(spec, dtype, device) for name, spec in specs.items() if not spec.tied_to}
+    )
+    untied = {name: slot for name, slot in slots.items() if specs[slot.parameter].tied_to is None}
+    done, total = 0, sum(len(names) for names in files.values())
+    for path, names in files.items():
+        for name, tensor in _tensors(path, [name for name in names if name in untied]):
+            _rows(weights, _checked(slots[name], name, tensor, path)).copy_(tensor)
+            done += 1
+            if progress is not None:
+                progress("weights", done / total, path.name)
+    for path, names in files.items():
+        _warn_of_ignored_copies(
+            path, [name for name in names if name in slots and name not in untied], slots, weights
+        )
+    if progress is not None:
+        progress("weights", 1.0, "")
+    return weights
+
+
+def dummy_weights(
+    definition: ModelDefinition,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Weights as a new model would have them: norms of one, all else normal with deviation 0.02."""
+    specs = definition.parameters(config)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    weights = {name: _empty(spec, dtype, device) for name, spec in specs.items() if not spec.tied_to}
+    for name, weight in weights.items():
+        if name.endswith("norm"):
+            weight.fill_(1.0)
+        else:
+            weight.normal_(0.0, 0.02, generator=generator)
+    return _with_ties(specs, weights)
+
+
+def fake_weights(
+    definition: ModelDefinition,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    fake_mode: FakeTensorMode,
+    rope_rows: int | None = None,
+) -> dict[str, Tensor]:
+    """The same names, shapes and dtypes without memory, and the rope tables (max_position_embeddings rows)."""
+    specs = definition.parameters(config)
+    rope_shape = (rope_rows or config.max_position_embeddings, config.head_dim // 2)
+    rope_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    with fake_mode:
+        weights = {name: _empty(spec, dtype, device) for name, spec in specs.items() if not spec.tied_to}
+        for name in ("rope_cos", "rope_sin"):
+            weights[name] = torch.empty(rope_shape, dtype=rope_dtype, device=device)
+    return _with_ties(specs, weights)
+
+
+def _empty(spec: ParameterSpec, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    return torch.empty(spec.shape, dtype=dtype, device=device)
+
+
+def _with_ties(specs: Mapping[str, ParameterSpec], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """In the order of the specs, tied parameters being the same tensor; what has no spec comes last."""
+    ordered = {name: weights[spec.tied_to or name] for name, spec in specs.items()}
+    return {**ordered, **weights}
+
+
+def _slots(specs: Mapping[str, ParameterSpec]) -> dict[str, Slot]:
+    slots: dict[str, Slot] = {}
+    for parameter, spec in specs.items():
+        start = 0
+        for source, shape in spec.source_shapes.items():
+            slots[source] = Slot(parameter, start, shape)
+            start += shape[0]
+    return slots
+
+
+def _locate(folder: Path) -> dict[Path, list[str]]:
+    """The checkpoint's files with the names of their tensors: those of the index, else the single file."""
+    index = folder / INDEX_NAME
+    if not index.exists():
+        if not (folder / SINGLE_NAME).exists():
+            raise LoadError(f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; {_other_weights(folder)}")
+        return {folder / SINGLE_NAME: _names(folder / SINGLE_NAME)}
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or not all(
+        isinstance(shard, str) and Path(shard).name == shard for shard in placed.values()
+    ):
+        raise LoadError(
+            f"{index} has no weight_map from tensor names to file names beside it; download it again"
+        )
+    missing = sorted({shard for shard in placed.values() if not (folder / shard).exists()})
+    if missing:
+        raise LoadError(
+            f"incomplete download: {', '.join(missing)} named by {index} not found; download the model again"
+        )
+    files = {folder / shard: _names(folder / shard) for shard in sorted(set(placed.values()))}
+    held = {(name, path.name) for path, names in files.items() for name in names}
+    misplaced = [f"{name} in {shard}" for name, shard in placed.items() if (name, shard) not in held]
+    misplaced += [f"{name} not in {shard}" for name, shard in held - set(placed.items())]
+    if misplaced:
+        raise LoadError(f"{index} and its files differ: {_listed(misplaced)}")
+    return files
+
+
+def _other_weights(folder: Path) -> str:
+    found = sorted(path.name for pattern in ("*.bin", "*.pth", "*.gguf") for path in folder.glob(pattern))
+    if any(name.endswith(".gguf") for name in found):
+        return f"pass the GGUF file itself ({found[-1]})"
+    return f"convert {found[0]} to safetensors" if found else "download the model again"
+
+
+def _check_names(
+    specs: Mapping[str, ParameterSpec],
+    slots: Mapping[str, Slot],
+    files: Mapping[Path, list[str]],
+    folder: Path,
+) -> None:
+    held = {name for names in files.values() for name in names}
+    unknown = sorted(name for name in held - slots.keys() if not DERIVED_TENSORS.fullmatch(name))
+    if unknown:
+        raise LoadError(f"{folder} holds tensors that config.json gives no place: {_listed(unknown)}")
+    missing = [
+        name for name, slot in slots.items() if name not in held and specs[slot.parameter].tied_to is None
+    ]
+    if missing:
+        raise LoadError(f"{folder} lacks tensors that config.json calls for: {_listed(missing)}")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise LoadError(f"{path} is damaged or cut short: {error}; download it again") from error
+
+
+def _names(path: Path) -> list[str]:
+    with _opened(path) as file:
+        return list(file.offset_keys())
+
+
+def _tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
+    """The named tensors of a file, as views of it."""
+    left = deque(names)
+    while left:
+        mapped = 0
+        with _opened(path) as file:
+            while left and mapped < MAPPED_BYTES:
+                tensor = file.get_tensor(left[0])
+                mapped += tensor.nbytes
+                yield left.popleft(), tensor
+
+
+def _checked(slot: Slot, name: str, tensor: Tensor, path: Path) -> Slot:
+    if tuple(tensor.shape) != slot.shape:
+        raise LoadError(
+            f"{name} in {path} has shape {list(tensor.shape)}; config.json calls for {list(slot.shape)}"
+        )
+    if not tensor.is_floating_point():
+        raise LoadError(
+            f"{name} in {path} has dtype {tensor.dtype}; wanted floating point, quantized files are not read"
+        )
+    return slot
+
+
+def _rows(weights: Mapping[str, Tensor], slot: Slot) -> Tensor:
+    return weights[slot.parameter].narrow(0, slot.start, slot.shape[0])
+
+
+def _warn_of_ignored_copies(
+    path: Path, names: list[str], slots: Mapping[str, Slot], weights: Mapping[str, Tensor]
+) -> None:
+    for name, tensor in _tensors(path, names):
+        kept = _rows(weights, _checked(slots[name], name, tensor, path))
+        if not torch.equal(tensor.to(kept.dtype), kept.cpu()):
+            logger.warning(
+                "%s in %s differs from the embedding it is tied to; the embedding is used", name, path.name
+            )
