@@ -64,7 +64,7 @@ def providers(op: str) -> tuple[str, ...]:
 
 
 def select(op: str, *, device: torch.device, dtype: torch.dtype, provider: str = "auto") -> Selected:
-    """The named provider or an error saying why it cannot run; "auto" takes the first that can, and says so."""
+    """The named provider, or an error saying why it cannot run; "auto" takes the first that can."""
     if provider == "auto":
         return _select_auto(op, device.type, dtype)
     known = _find(op).providers

@@ -25,13 +25,11 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
-        raise ShapeError(
-            f"linear: x {list(x.shape)} and weight {list(weight.shape)}; wanted [T, in] and [out, in]"
-        )
+        got = f"x is {list(x.shape)}, weight {list(weight.shape)}"
+        raise ShapeError(f"linear: {got}; wanted [T, in] and [out, in]")
     if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
-        raise ShapeError(
-            f"linear: weight is {weight.dtype}, x {x.dtype}; wanted one dtype for x, weight and bias"
-        )
+        got = f"x is {x.dtype}, weight {weight.dtype}, bias {None if bias is None else bias.dtype}"
+        raise ShapeError(f"linear: {got}; wanted one dtype")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(f"linear: bias is {list(bias.shape)}; wanted [{weight.shape[0]}]")
 

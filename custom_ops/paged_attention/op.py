@@ -24,8 +24,8 @@ def paged_attention(
 ) -> None:
     """out = causal softmax(scale * query @ keys.T) @ values over each sequence's own blocks.
 
-    Query j of a sequence sits at position seq_len - query_len + j, so decode, chunked prefill and full prefill
-    are one case. Rows of padding, and rows beyond query_start_loc[-1], keep what was in `out`.
+    Query j of a sequence sits at position seq_len - query_len + j, so decode, chunked prefill and full
+    prefill are one case. Rows of padding, and rows beyond query_start_loc[-1], keep what was in `out`.
     """
     torch.ops.lamina.paged_attention.default(
         out,
@@ -74,9 +74,8 @@ def _check(
     shape, cache_shape = query.shape, key_cache.shape
     if out.shape != shape or len(shape) != 3 or len(cache_shape) != 4 or cache_shape[3] != shape[2]:
         got = f"out is {list(out.shape)}, query {list(shape)}, key_cache {list(cache_shape)}"
-        raise ShapeError(
-            f"paged_attention: {got}; wanted [T, heads, D] twice, [blocks, block_size, kv_heads, D]"
-        )
+        wanted = "[T, heads, D] twice and [blocks, block_size, kv_heads, D]"
+        raise ShapeError(f"paged_attention: {got}; wanted {wanted}")
     if value_cache.shape != cache_shape or shape[1] % cache_shape[2]:
         got = f"value_cache is {list(value_cache.shape)}, key_cache {list(cache_shape)}, heads {shape[1]}"
         raise ShapeError(f"paged_attention: {got}; wanted equal caches and heads a multiple of kv_heads")
@@ -84,29 +83,27 @@ def _check(
         got = f"out is {out.dtype}, query {query.dtype}, caches {key_cache.dtype}, {value_cache.dtype}"
         raise ShapeError(f"paged_attention: {got}; wanted one dtype")
     if window == 0 or window < -1 or soft_cap < 0:
-        raise ShapeError(
-            f"paged_attention: window {window}, soft_cap {soft_cap}; wanted -1 or >= 1, and >= 0"
-        )
+        got = f"window is {window}, soft_cap {soft_cap}"
+        raise ShapeError(f"paged_attention: {got}; wanted a window of -1 or >= 1, a soft_cap >= 0")
     _check_metadata(block_tables, seq_lens, query_start_loc)
 
 
 def _check_metadata(block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> None:
     num_seqs = seq_lens.shape[0]
-    if not block_tables.dtype == seq_lens.dtype == query_start_loc.dtype == torch.int32:
-        got = f"block_tables {block_tables.dtype}, seq_lens {seq_lens.dtype}, query_start_loc {query_start_loc.dtype}"
+    dtypes = block_tables.dtype, seq_lens.dtype, query_start_loc.dtype
+    if dtypes != (torch.int32,) * 3:
+        got = f"block_tables, seq_lens, query_start_loc are {', '.join(map(str, dtypes))}"
         raise ShapeError(f"paged_attention: {got}; wanted int32")
-    if (
-        block_tables.dim() != 2
-        or block_tables.shape[0] != num_seqs
-        or query_start_loc.shape[0] != num_seqs + 1
-    ):
+    shapes = tuple(block_tables.shape[:1]), tuple(query_start_loc.shape)
+    if shapes != ((num_seqs,), (num_seqs + 1,)) or block_tables.dim() != 2:
         got = f"block_tables {list(block_tables.shape)}, query_start_loc {list(query_start_loc.shape)}"
         raise ShapeError(f"paged_attention: {got}; wanted [{num_seqs}, max_blocks] and [{num_seqs + 1}]")
 
 
 define_op(
     "paged_attention(Tensor(a!) out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables,"
-    " Tensor seq_lens, Tensor query_start_loc, int max_query_len, float scale, int window, float soft_cap) -> ()",
+    " Tensor seq_lens, Tensor query_start_loc, int max_query_len, float scale, int window, float soft_cap)"
+    " -> ()",
     fake=_fake,
     check=_check,
     providers=(Provider(name="reference", load=lambda: reference.paged_attention),),

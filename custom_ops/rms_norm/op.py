@@ -26,9 +26,7 @@ def _fake(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def check_norm(op: str, x: Tensor, weight: Tensor) -> None:
     """Refuse a weight that does not fit x's last dimension and dtype."""
     if weight.shape != x.shape[-1:]:
-        raise ShapeError(
-            f"{op}: weight is {list(weight.shape)}; wanted {list(x.shape[-1:])} as x is {list(x.shape)}"
-        )
+        raise ShapeError(f"{op}: weight is {list(weight.shape)}, x {list(x.shape)}; wanted x's last size")
     if weight.dtype != x.dtype:
         raise ShapeError(f"{op}: weight is {weight.dtype}; wanted x's {x.dtype}")
 

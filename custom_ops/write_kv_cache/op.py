@@ -16,7 +16,7 @@ def write_kv_cache(
     value_cache: Tensor,  # like key_cache
     slot_mapping: Tensor,  # [num_tokens] int32: block * block_size + offset, or -1 for a padding row
 ) -> None:
-    """cache[slot // block_size, slot % block_size] = row for keys and values; rows with slot -1 are skipped."""
+    """cache[slot // block_size, slot % block_size] = row for keys and values; slot -1 is skipped."""
     torch.ops.lamina.write_kv_cache.default(key, value, key_cache, value_cache, slot_mapping)
 
 
@@ -25,11 +25,8 @@ def _fake(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, sl
 
 
 def _check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    if (
-        key.shape != value.shape
-        or key.shape[1:] != key_cache.shape[2:]
-        or key_cache.shape != value_cache.shape
-    ):
+    equal = key.shape == value.shape and key_cache.shape == value_cache.shape
+    if not equal or key_cache.dim() != 4 or key.shape[1:] != key_cache.shape[2:]:
         got = f"key is {list(key.shape)}, value {list(value.shape)}"
         raise ShapeError(
             f"write_kv_cache: {got}, caches {list(key_cache.shape)}, {list(value_cache.shape)};"
@@ -44,7 +41,8 @@ def _check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, s
 
 
 define_op(
-    "write_kv_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping) -> ()",
+    "write_kv_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping)"
+    " -> ()",
     fake=_fake,
     check=_check,
     providers=(Provider(name="reference", load=lambda: reference.write_kv_cache),),
