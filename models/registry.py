@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class ParameterSpec:
     """One weight as the model wants it, and the checkpoint tensors that fill it.
 
-    `sources` are laid one below the other along dimension 0, `rows` of each (empty: equal shares). A parameter
-    with `tied_to` is that other parameter under a second name; its sources may be absent from the file.
+    `sources` are laid one below the other along dimension 0, `rows` of each (empty: equally many). A
+    parameter with `tied_to` is that other one under a second name; its sources may be absent from the file.
     """
 
     shape: tuple[int, ...]

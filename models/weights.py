@@ -101,7 +101,7 @@ def fake_weights(
     fake_mode: FakeTensorMode,
     rope_rows: int | None = None,
 ) -> dict[str, Tensor]:
-    """The same names, shapes and dtypes without memory, and the rope tables (max_position_embeddings rows)."""
+    """The same names, shapes and dtypes without memory, and rope tables (max_position_embeddings rows)."""
     specs = definition.parameters(config)
     rope_shape = (rope_rows or config.max_position_embeddings, config.head_dim // 2)
     rope_dtype = torch.float64 if dtype == torch.float64 else torch.float32
