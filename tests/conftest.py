@@ -57,7 +57,7 @@ def _has_gpu() -> bool:
 
 @pytest.fixture(scope="session")
 def make_tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """make_tiny_folder(**config) -> the folder of a random fp32 TINY model, the same for the same settings."""
+    """make_tiny_folder(**config) -> folder of a random fp32 TINY model, the same for the same settings."""
     made: dict[str, Path] = {}
 
     def make(*, seed: int = 0, **overrides: Any) -> Path:

@@ -1,0 +1,135 @@
+"""`lamina generate`: continue prompts; the text alone goes to standard output."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options
+from .interrupt import StopOnInterrupt
+
+if TYPE_CHECKING:
+    from ..runtime.outputs import RequestOutput
+    from ..runtime.request import SamplingParams
+    from ..runtime.runtime import Runtime
+
+Prompts = Annotated[list[str], typer.Argument(metavar="PROMPT", help="Prompts; - reads standard input.")]
+Chat = Annotated[
+    bool, typer.Option("--chat/--raw", help="Put each prompt through the chat template, or not.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")]
+
+
+def generate(
+    prompts: Prompts,
+    model: options.Model,
+    chat: Chat = False,
+    as_json: Json = False,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    compile: options.Compile = True,
+    numerics: options.Numerics = "fast",
+    max_model_len: options.MaxModelLen = None,
+    cache_dir: options.CacheDir = None,
+) -> None:
+    """Continue each prompt; the text goes to standard output, progress and figures to standard error."""
+    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    params = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed)
+    runtime_options = options.RuntimeOptions(
+        model=model,
+        dtype=dtype,
+        device=device,
+        compile=compile,
+        numerics=numerics,
+        max_model_len=max_model_len,
+        cache_dir=cache_dir,
+    )
+    with runtime_options.open() as runtime:
+        inputs = [_templated(runtime, text) for text in texts] if chat else texts
+        if as_json:
+            _print_json(runtime, texts, inputs, params)
+        elif len(inputs) == 1:
+            _print_stream(runtime, inputs[0], params)
+        else:
+            _print_texts(runtime, inputs, params)
+
+
+def _templated(runtime: "Runtime", text: str) -> list[int]:
+    return runtime.apply_chat_template([{"role": "user", "content": text}])
+
+
+def _print_stream(runtime: "Runtime", prompt: str | list[int], params: "SamplingParams") -> None:
+    """Each piece of text as soon as it is known; Ctrl-C ends the request and the program with code 130."""
+    num_tokens, start = 0, time.perf_counter()
+    with StopOnInterrupt() as interrupt:
+        deltas = runtime.stream(prompt, params)
+        for delta in deltas:
+            num_tokens += len(delta.token_ids)
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+            if interrupt.requested:
+                deltas.close()
+                break
+    sys.stdout.write("\n")
+    _print_figures(runtime, num_tokens, time.perf_counter() - start)
+    if interrupt.requested:
+        raise typer.Exit(130)
+
+
+def _print_texts(runtime: "Runtime", prompts: list[Any], params: "SamplingParams") -> None:
+    outputs, seconds = _generate(runtime, prompts, params)
+    for output in outputs:
+        print(output.text)
+    _print_figures(runtime, _num_tokens(outputs), seconds)
+
+
+def _print_json(runtime: "Runtime", texts: list[str], prompts: list[Any], params: "SamplingParams") -> None:
+    outputs, seconds = _generate(runtime, prompts, params)
+    rows = [
+        {
+            "prompt": text,
+            "text": output.text,
+            "token_ids": list(output.outputs[0].token_ids),
+            "finish_reason": output.outputs[0].finish_reason,
+        }
+        for text, output in zip(texts, outputs, strict=True)
+    ]
+    document = {"outputs": rows, "tokens": _num_tokens(outputs), "seconds": seconds, "stats": runtime.stats()}
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def _generate(
+    runtime: "Runtime", prompts: list[Any], params: "SamplingParams"
+) -> tuple[list["RequestOutput"], float]:
+    start = time.perf_counter()
+    return runtime.generate(prompts, params), time.perf_counter() - start
+
+
+def _num_tokens(outputs: list["RequestOutput"]) -> int:
+    return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+
+def _print_figures(runtime: "Runtime", num_tokens: int, seconds: float) -> None:
+    rate = f"{num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.1f} tokens/s)"
+    typer.echo(f"{rate}; {'; '.join(_startup(runtime.stats()))}", err=True)
+
+
+def _startup(stats: dict[str, Any]) -> Iterator[str]:
+    """What was compiled or loaded before the first token."""
+    pieces = stats["compile"]
+    if pieces["compiled"]:
+        yield f"compiled {pieces['compiled']} pieces in {pieces['seconds']:.1f} s"
+    if pieces["loaded"]:
+        yield f"loaded {pieces['loaded']} compiled pieces"
+    if not pieces["pieces"]:
+        yield "not compiled"
+    yield f"ready after {sum(stats['startup'].values()):.1f} s"

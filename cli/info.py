@@ -1,0 +1,94 @@
+"""`lamina info`: what this machine offers and where things are kept."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..common import env
+
+LIBRARIES = ("lamina", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
+
+
+def info(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+    """Show the machine, its compiler and cards, the versions, and the cache folder."""
+    facts = describe_machine()
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        table.add_row(name, _as_text(value))
+    Console(highlight=False).print(table)
+
+
+def describe_machine() -> dict[str, Any]:
+    """Facts about this machine by name, as plain data."""
+    import torch
+
+    page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    root = env.cache_root()
+    return {
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "memory_gib": round(page * pages / 2**30, 1),
+        "cards": _cards(),
+        "compiler": _compiler(),
+        "python": platform.python_version(),
+        "python_headers": Path(sysconfig.get_path("include"), "Python.h").exists(),
+        "versions": {name: version(name) for name in LIBRARIES},
+        "cache_dir": str(root),
+        "cache_mib": round(_folder_bytes(root) / 2**20, 1),
+    }
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number}" for name, number in value.items())
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _cards() -> list[str]:
+    import torch
+
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [f"{card.name} ({card.total_memory / 2**30:.0f} GiB)" for card in properties]
+
+
+def _compiler() -> str | None:
+    """The first line with which the machine's C++ compiler names itself."""
+    names = [env.cxx_compiler(), "c++", "g++", "clang++"]
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if found is None:
+        return None
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    return said.partition("\n")[0] or found
+
+
+def _folder_bytes(folder: Path) -> int:
+    paths = folder.rglob("*") if folder.is_dir() else ()
+    return sum(path.stat().st_size for path in paths if path.is_file())

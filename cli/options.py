@@ -1,0 +1,74 @@
+"""Options that several commands share, and what is made of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..runtime.request import SamplingParams
+    from ..runtime.runtime import Runtime
+
+Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, a .gguf file or a hub id.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Tokens to write at most; else until the model ends.")]
+Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
+TopK = Annotated[int | None, typer.Option(help="Choose among the k likeliest tokens.")]
+TopP = Annotated[float | None, typer.Option(help="Choose among the likeliest tokens that sum to p.")]
+MinP = Annotated[float | None, typer.Option(help="Drop tokens less likely than p times the likeliest.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
+Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Compile = Annotated[
+    bool, typer.Option("--compile/--no-compile", help="Compile the model, or run it eagerly.")
+]
+Numerics = Annotated[str, typer.Option(help="fast, or exact: compiled equals eager bit for bit.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Longest sequence; else what the model allows.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Where compiled code and converted models are kept.")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeOptions:
+    """How to open a runtime, as asked for on the command line."""
+
+    model: str
+    dtype: str
+    device: str
+    compile: bool
+    numerics: str
+    max_model_len: int | None
+    cache_dir: Path | None
+
+    def open(self) -> "Runtime":
+        """The runtime, with its progress on standard error."""
+        from .progress import loading_progress
+
+        with loading_progress() as progress:
+            from ..runtime.runtime import Runtime
+
+            return Runtime.from_pretrained(
+                self.model,
+                dtype=self.dtype,
+                device=self.device,
+                max_model_len=self.max_model_len,
+                compile=self.compile,
+                numerics=self.numerics,
+                cache_dir=self.cache_dir,
+                progress=progress,
+            )
+
+
+def sampling_params(
+    max_tokens: int | None,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    seed: int | None,
+) -> "SamplingParams":
+    """Checked before anything is loaded, so that a typing error costs no time."""
+    from ..runtime.request import SamplingParams
+
+    return SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+    )

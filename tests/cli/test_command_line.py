@@ -1,0 +1,84 @@
+"""The command line from outside: what it prints where, and with which exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lamina.cli.info import info
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"}
+
+
+def lamina(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lamina", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRONMENT, check=False, cwd="/", **options
+    )
+
+
+@pytest.mark.parametrize("arguments", [(), ("generate",), ("chat",), ("info",)])
+def test_help_is_given(arguments):
+    result = lamina(*arguments, "--help")
+    assert result.returncode == 0
+    assert "Usage: lamina" in result.stdout
+
+
+def test_help_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys; sys.argv = ['lamina', 'generate', '--help']\n"
+        "from lamina.cli import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=ENVIRONMENT, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_info_names_the_machine_and_the_cache(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "lamina", "info", "--json"],
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, "LAMINA_CACHE_DIR": str(tmp_path)},
+        check=True,
+    )
+    facts = json.loads(result.stdout)
+    assert facts["cache_dir"] == str(tmp_path)
+    assert facts["versions"]["torch"]
+    assert facts["cores"] >= 1
+
+
+def test_info_is_a_table_without_json(capsys):
+    info()
+    rows = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert {"cpu", "isa", "versions", "cache_dir"} <= rows
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("generate", "hello"), "--model"),
+        (("generate", "--model", "somewhere"), "PROMPT"),
+        (("generate", "--model", "somewhere", "--max-tokens", "many", "hello"), "--max-tokens"),
+        (("generate", "--model", "somewhere", "--frobnicate", "hello"), "--frobnicate"),
+        (("frobnicate",), "frobnicate"),
+    ],
+)
+def test_wrong_usage_is_named_and_ends_with_2(arguments, said):
+    result = lamina(*arguments)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert not result.stdout
+
+
+@pytest.mark.parametrize("option, value", [("--top-p", "7"), ("--temperature", "-1"), ("--max-tokens", "-1")])
+def test_impossible_sampling_is_refused_before_loading(option, value):
+    result = lamina("generate", "--model", "/no/such/model", option, value, "hello")
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"lamina: {option[2:].replace('-', '_')} is {value}")
+    assert "Traceback" not in result.stderr
