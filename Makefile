@@ -59,7 +59,7 @@ bench: $(STAMP) $(MODEL)
 	$(BIN)/python benchmarks/cpu.py --model $(MODEL) $(ARGS)
 
 wheel-test: $(STAMP)
-	$(BIN)/python tests/packaging/wheel_test.py
+	$(BIN)/python tests/packaging/check_wheel.py
 
 cuda:
 	@if [ -z "$(CUDA_KERNELS)" ]; then echo "csrc/ holds no CUDA kernels: nothing to build"; \

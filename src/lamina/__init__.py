@@ -1,1 +1,68 @@
 """Lamina: a torch.compile-centred runtime for LLaMA-family language models."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .common.errors import (
+    ClosedError,
+    CompileError,
+    ConfigError,
+    KernelBuildError,
+    LaminaError,
+    LoadError,
+    NotWarmError,
+    OutOfBlocksError,
+    RequestError,
+    ShapeError,
+    StoreError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from .compiler.config import CompileConfig
+    from .runtime.outputs import CompletionOutput, RequestOutput, StreamDelta
+    from .runtime.request import SamplingParams
+    from .runtime.runtime import Runtime
+
+__version__ = "0.1.0"
+__all__ = [
+    "Runtime",
+    "SamplingParams",
+    "CompileConfig",
+    "RequestOutput",
+    "CompletionOutput",
+    "StreamDelta",
+    "LaminaError",
+    "ConfigError",
+    "RequestError",
+    "ShapeError",
+    "LoadError",
+    "UnsupportedError",
+    "OutOfBlocksError",
+    "CompileError",
+    "NotWarmError",
+    "KernelBuildError",
+    "StoreError",
+    "ClosedError",
+]
+
+# Imported when first asked for: `import lamina` stays free of torch, and `lamina --help` answers at once.
+_HOMES = {
+    "Runtime": ".runtime.runtime",
+    "SamplingParams": ".runtime.request",
+    "CompileConfig": ".compiler.config",
+    "RequestOutput": ".runtime.outputs",
+    "CompletionOutput": ".runtime.outputs",
+    "StreamDelta": ".runtime.outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,85 @@
+"""Build the wheel from a clean copy, compare its files with the tree, install it alone, use it from /."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = Path("src") / "lamina"
+SHIPPED = {".py", ".typed", ".cu", ".cuh", ".cpp", ".h"}
+SMOKE_TEST = Path(__file__).resolve().parent / "smoke.py"
+
+
+def copy_tree(target: Path) -> None:
+    """What git knows or would add, links kept as links: no build/ or egg-info of an earlier build."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        if os.path.lexists(ROOT / name):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+
+
+def build_wheel(tree: Path, target: Path) -> Path:
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, tree]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (wheel,) = target.glob("*.whl")
+    return wheel
+
+
+def compare(wheel: Path, tree: Path) -> int:
+    """The number of files the wheel and the tree have in common, which must be all of them."""
+    package = tree / PACKAGE
+    files = (Path(folder, name) for folder, _, names in os.walk(package, followlinks=True) for name in names)
+    wanted = {str(path.relative_to(package.parent)) for path in files if path.suffix in SHIPPED}
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    if wanted != found:
+        sys.exit(
+            f"wheel and tree differ: missing {sorted(wanted - found)}, unexpected {sorted(found - wanted)}"
+        )
+    return len(found)
+
+
+def install(wheel: Path, venv: Path) -> Path:
+    """A venv's Python that has the wheel, and sees what this Python has installed save Lamina itself."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    python = venv / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
+    site = venv / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    # A .pth inside a folder that a .pth names is not followed, so the editable install stays unseen.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def smoke(python: Path, home: Path) -> None:
+    """From / and with an empty home, so that nothing of the checkout can help."""
+    environment = {"PATH": f"{python.parent}:{os.defpath}", "HOME": str(home)}
+    for command in ([python.parent / "lamina", "info"], [python, SMOKE_TEST, python.parent.parent]):
+        subprocess.run(command, cwd="/", env=environment, check=True)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tree = folder / "tree"
+        copy_tree(tree)
+        wheel = build_wheel(tree, folder / "dist")
+        print(f"{wheel.name} holds the tree's {compare(wheel, tree)} files")
+        smoke(install(wheel, folder / "venv"), folder)
+    print("the wheel works by itself")
+
+
+if __name__ == "__main__":
+    main()
