@@ -1,0 +1,1 @@
+"""Capture, split, fingerprint, passes, code generation, store and plan; knows no model and no scheduler."""

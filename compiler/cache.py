@@ -1,0 +1,101 @@
+"""Keys of plans and their records in the store; what differs when nothing fits."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..common.logging import get_logger
+from ..common.store import Store
+from .inductor import load_piece
+from .plan import ParameterTable, Plan, Step
+
+logger = get_logger("compiler")
+PLANS = "plans"
+
+
+def plan_key(factors: Mapping[str, Any]) -> str:
+    """The name of a plan: everything that a trace of the model and its compiled pieces depend on."""
+    return hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """One hash over the text of files, whatever their folders."""
+    digest = hashlib.sha256()
+    for path in sorted(paths, key=lambda path: (path.name, str(path))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def describe_parameters(parameters: ParameterTable) -> dict[str, str]:
+    """The parameter table as text, for keys and records."""
+    return {name: f"{list(shape)} {dtype}" for name, (shape, dtype) in parameters.items()}
+
+
+def save_plan(plan: Plan, factors: Mapping[str, Any], guards: list[dict[str, str]], store: Store) -> None:
+    """Store the plan's steps and the keys of its pieces under the hash of its factors."""
+    record = {
+        "factors": dict(factors),
+        "steps": [asdict(step) for step in plan.steps],
+        "pieces": [piece.artifact.key for piece in plan.pieces],
+        "result": plan.result,
+        "parameters": {name: [list(shape), str(dtype)] for name, (shape, dtype) in plan.parameters.items()},
+        "guards": guards,
+    }
+    digest = store.put(json.dumps(record, sort_keys=True).encode())
+    store.write_ref(PLANS, plan_key(factors), {"record": digest, "factors": summary(factors)})
+
+
+def load_plan(factors: Mapping[str, Any], store: Store) -> tuple[Plan, list[dict[str, str]]] | None:
+    """The stored plan of these factors with its guard ledger, or None where any part of it is missing."""
+    reference = store.read_ref(PLANS, plan_key(factors))
+    if reference is None:
+        return None
+    try:
+        record = json.loads(store.get(reference["record"]))
+        pieces = [load_piece(key, store) for key in record["pieces"]]
+        steps = tuple(
+            Step(
+                piece=step["piece"],
+                layer=step["layer"],
+                inputs=tuple(step["inputs"]),
+                outputs=tuple(step["outputs"]),
+            )
+            for step in record["steps"]
+        )
+    except Exception as error:  # noqa: BLE001 whatever is wrong with a cache entry, it is made again
+        logger.warning("a cached plan could not be used and will be made again: %s", error)
+        return None
+    loaded = tuple(piece for piece in pieces if piece is not None)
+    if len(loaded) != len(pieces):
+        return None
+    parameters = {
+        name: (tuple(shape), getattr(torch, dtype.removeprefix("torch.")))
+        for name, (shape, dtype) in record["parameters"].items()
+    }
+    plan = Plan(steps=steps, pieces=loaded, parameters=parameters, result=record["result"])
+    return plan, record["guards"]
+
+
+def summary(factors: Mapping[str, Any]) -> dict[str, str]:
+    """Each factor as a short text or hash, to compare entries by."""
+    texts = {name: json.dumps(value, sort_keys=True) for name, value in factors.items()}
+    return {
+        name: text if len(text) <= 200 else hashlib.sha256(text.encode()).hexdigest()[:16]
+        for name, text in texts.items()
+    }
+
+
+def explain_miss(factors: Mapping[str, Any], store: Store) -> str:
+    """Which factors differ from the nearest stored plan."""
+    wanted = summary(factors)
+    entries = [reference["factors"] for reference in store.refs(PLANS).values() if "factors" in reference]
+    if not entries:
+        return "the cache holds no plan yet"
+    differing = [[name for name in wanted if entry.get(name) != wanted[name]] for entry in entries]
+    nearest = min(differing, key=len)
+    return f"the nearest of {len(entries)} cached plans differs in {', '.join(nearest) or 'nothing: a part of it was lost'}"

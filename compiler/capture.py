@@ -1,0 +1,136 @@
+"""One TorchDynamo trace of a model, without its weights, for every number of tokens."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from ..common.errors import CompileError
+from ..custom_ops import attention_site
+from . import torch_compat
+from .config import MAX_NUM_TOKENS, TOKENS_HINT
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+Forward = Callable[[Mapping[str, Tensor], Tensor, Tensor, Attend], Tensor]
+
+TOKEN_IDS, POSITIONS, NUM_TOKENS = "token_ids", "positions", "num_tokens"
+
+# What becomes of each kind of guard Dynamo writes. A kind that is not listed fails the capture.
+DISPOSITIONS = {
+    "checked again when weights bind": {"TENSOR_MATCH"},
+    "covered by the hash of the traced sources": {
+        "BUILTIN_MATCH",
+        "CLASS_MATCH",
+        "CLOSURE_MATCH",
+        "FUNCTION_MATCH",
+        "MODULE_MATCH",
+    },
+    "covered by the plan key": {
+        "BOOL_MATCH",
+        "CONSTANT_MATCH",
+        "DICT_CONTAINS",
+        "DICT_KEYS_MATCH",
+        "DICT_NOT_CONTAINS",
+        "EQUALS_MATCH",
+        "HASATTR",
+        "ID_MATCH",
+        "MAPPING_KEYS_CHECK",
+        "NONE_MATCH",
+        "NOT_PRESENT_IN_GENERIC_DICT",
+        "SEQUENCE_LENGTH",
+        "TUPLE_ITERATOR_LEN",
+        "TYPE_MATCH",
+    },
+    "set by the runtime around every call": {
+        "AUTOGRAD_SAVED_TENSORS_HOOKS",
+        "DEFAULT_DEVICE",
+        "DETERMINISTIC_ALGORITHMS",
+        "FSDP_TRAINING_STATE",
+        "GLOBAL_STATE",
+        "GRAD_MODE",
+        "TORCH_FUNCTION_STATE",
+    },
+    "empty, as asserted after code generation": {"SHAPE_ENV"},
+    "true of any inputs that bind": {"DUPLICATE_INPUT"},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guard:
+    """One assumption of the trace and why it cannot break silently."""
+
+    kind: str
+    subject: str
+    disposition: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Captured:
+    """The whole model as one torch-level FX graph; `inputs` names what each placeholder stands for."""
+
+    graph: fx.GraphModule
+    inputs: Mapping[str, str]  # placeholder name -> weight name, token_ids, positions or num_tokens
+    guards: tuple[Guard, ...]
+    seconds: float
+
+
+def capture(forward: Forward, weights: Mapping[str, Tensor], device: torch.device) -> Captured:
+    """The graph of forward(weights, token_ids, positions, attend) for any number of tokens up to MAX_NUM_TOKENS.
+
+    weights may be fake tensors. Raises CompileError where the trace breaks, where a guard is of a kind that
+    nothing covers, or where the token dimension was specialised.
+    """
+    started = time.perf_counter()
+
+    def trace(weights: Mapping[str, Tensor], token_ids: Tensor, positions: Tensor) -> Tensor:
+        torch_compat.bound_tokens(token_ids, MAX_NUM_TOKENS)
+        return forward(weights, token_ids, positions, _mark_attention)
+
+    token_ids, positions = (torch.zeros(7, dtype=torch.int32, device=device) for _ in range(2))
+    traced = torch_compat.trace_once(trace, dict(weights), token_ids, positions, TOKENS_HINT)
+    names = {id(tensor): name for name, tensor in weights.items()}
+    names |= {id(token_ids): TOKEN_IDS, id(positions): POSITIONS}
+    inputs = {node.name: _input_name(node, value, names) for node, value in traced.inputs}
+    drop_size_assertions(traced.graph)
+    return Captured(
+        graph=traced.graph,
+        inputs=inputs,
+        guards=tuple(_classify(kind, subject, text) for kind, subject, text in traced.guards),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _mark_attention(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    attention_site(q, k, v, out, layer)
+
+
+def _input_name(node: fx.Node, value: object, names: Mapping[int, str]) -> str:
+    if isinstance(value, torch.SymInt) or (isinstance(value, int) and not isinstance(value, bool)):
+        return NUM_TOKENS
+    name = names.get(id(value))
+    if name is None:
+        raise CompileError(
+            f"capture found a tensor that is neither a weight nor an input: {node.name} ({node.meta.get('example_value')}); "
+            "a model's forward must take every tensor from its weights"
+        )
+    return name
+
+
+def _classify(kind: str, subject: str, text: str) -> Guard:
+    for disposition, kinds in DISPOSITIONS.items():
+        if kind in kinds:
+            return Guard(kind=kind, subject=subject, disposition=disposition)
+    raise CompileError(f"capture met a guard that nothing covers: {kind} on {subject or 'the process'}: {text}")
+
+
+def drop_size_assertions(module: fx.GraphModule) -> None:
+    """Remove the asserts on the token dimension: the plan checks its inputs itself, once a call."""
+    graph = module.graph
+    for node in reversed(list(graph.nodes)):
+        is_assertion = node.op == "call_function" and torch_compat.is_size_assertion(node.target)
+        is_scalar = torch_compat.is_scalar(node.meta.get("example_value"))
+        if is_assertion or (node.op in ("call_function", "call_method") and is_scalar and not node.users):
+            graph.erase_node(node)
+    module.recompile()

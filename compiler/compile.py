@@ -1,0 +1,176 @@
+"""capture → split → fingerprint → passes → inductor → store → plan, or the plan straight from the store."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..common.errors import NotWarmError
+from ..common.logging import get_logger
+from ..common.store import Store
+from . import cache, torch_compat
+from .capture import Captured, Forward, capture
+from .config import MAX_NUM_TOKENS, TOKENS_HINT, CompileConfig, Numerics
+from .fingerprint import canonical_text, group_equal
+from .inductor import Piece, compile_piece
+from .passes import pipeline
+from .plan import ParameterTable, Plan, steps_of
+from .split import split
+
+logger = get_logger("compiler")
+Progress = Callable[[str, float, str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """What the compiler is handed: a callable, the table of its weights, and what the trace depends on."""
+
+    forward: Forward
+    parameters: ParameterTable
+    key: Mapping[str, Any]
+    sources: tuple[Path, ...]
+    device: torch.device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """A plan and how it came about."""
+
+    plan: Plan
+    guards: tuple[Mapping[str, str], ...]
+    num_compiled: int
+    num_loaded: int
+    seconds: Mapping[str, float]  # of the stages that ran: capture, compile or load
+    miss: str | None
+
+    @property
+    def num_pieces(self) -> int:
+        return sum(step.piece is not None for step in self.plan.steps)
+
+
+def compile_program(
+    program: Program,
+    config: CompileConfig,
+    numerics: Numerics,
+    store: Store,
+    *,
+    require_warm: bool = False,
+    progress: Progress | None = None,
+) -> Compiled:
+    """The program's plan; compiled under a lock, so that of many processes starting at once only one does.
+
+    Raises NotWarmError where require_warm and the store lacks the plan, CompileError where a stage fails.
+    """
+    passes = pipeline.select(config.passes, numerics)
+    factors = plan_factors(program, passes, numerics)
+    loaded = _load(factors, store)
+    if loaded is not None:
+        return loaded
+    miss = cache.explain_miss(factors, store)
+    if require_warm:
+        raise NotWarmError(f"the cache {store.root} has no plan for this model and these settings: {miss}")
+    with store.lock("compile"):
+        loaded = _load(factors, store)
+        return loaded or _compile(program, passes, numerics, factors, store, miss, progress or _say_nothing)
+
+
+def plan_factors(program: Program, passes: tuple[pipeline.Pass, ...], numerics: Numerics) -> dict[str, Any]:
+    """Everything a plan depends on; no path, host, environment or model name among it."""
+    own = [path for path in Path(__file__).resolve().parent.rglob("*.py")]
+    return {
+        "model": dict(program.key),
+        "parameters": cache.describe_parameters(program.parameters),
+        "sources": cache.hash_files([*program.sources, *own]),
+        "passes": list(pipeline.describe(passes)),
+        "numerics": numerics,
+        "tokens": [TOKENS_HINT, MAX_NUM_TOKENS],
+        "settings": torch_compat.SETTINGS,
+        "toolchain": torch_compat.toolchain(program.device),
+    }
+
+
+def _say_nothing(stage: str, fraction: float, detail: str) -> None:
+    return None
+
+
+def _load(factors: Mapping[str, Any], store: Store) -> Compiled | None:
+    started = time.perf_counter()
+    found = cache.load_plan(factors, store)
+    if found is None:
+        return None
+    plan, guards = found
+    return Compiled(
+        plan=plan,
+        guards=tuple(guards),
+        num_compiled=0,
+        num_loaded=len(plan.pieces),
+        seconds={"load": time.perf_counter() - started},
+        miss=None,
+    )
+
+
+def _compile(
+    program: Program,
+    passes: tuple[pipeline.Pass, ...],
+    numerics: Numerics,
+    factors: Mapping[str, Any],
+    store: Store,
+    miss: str,
+    progress: Progress,
+) -> Compiled:
+    logger.info("compiling: %s", miss)
+    progress("capture", 0.0, "tracing the model")
+    captured = _capture(program)
+    started = time.perf_counter()
+    model = split(captured.graph, captured.inputs)
+    graphs = [piece.graph for piece in model.pieces]
+    first = group_equal(canonical_text(graph.graph) for graph in graphs)
+    unique = sorted(set(first))
+    toolchain = {"toolchain": factors["toolchain"], "numerics": numerics}
+    pieces: list[Piece] = []
+    for count, index in enumerate(unique):
+        progress("compile", count / len(unique), f"piece {count + 1} of {len(unique)}")
+        pieces.append(compile_piece(graphs[index], passes, store, program.device, toolchain))
+    plan = Plan(
+        steps=steps_of(model, [unique.index(index) for index in first]),
+        pieces=tuple(pieces),
+        parameters=_used_parameters(program.parameters, model_inputs(captured)),
+        result=model.result,
+    )
+    guards = [asdict(guard) for guard in captured.guards]
+    cache.save_plan(plan, factors, guards, store)
+    num_compiled = sum(piece.was_compiled for piece in pieces)
+    return Compiled(
+        plan=plan,
+        guards=tuple(guards),
+        num_compiled=num_compiled,
+        num_loaded=len(pieces) - num_compiled,
+        seconds={"capture": captured.seconds, "compile": time.perf_counter() - started},
+        miss=miss,
+    )
+
+
+def _capture(program: Program) -> Captured:
+    weights = torch_compat.fake_tensors(program.parameters, program.device)
+    return capture(program.forward, weights, program.device)
+
+
+def model_inputs(captured: Captured) -> set[str]:
+    """The names of the weights and inputs that the captured graph reads."""
+    return set(captured.inputs.values())
+
+
+def _used_parameters(parameters: ParameterTable, used: set[str]) -> ParameterTable:
+    return {name: entry for name, entry in parameters.items() if name in used}
+
+
+def piece_graphs(program: Program) -> list[fx.Graph]:
+    """The unique pieces of a program as captured, in order; for tests and explanations."""
+    captured = _capture(program)
+    graphs = [piece.graph.graph for piece in split(captured.graph, captured.inputs).pieces]
+    first = group_equal(canonical_text(graph) for graph in graphs)
+    return [graphs[index] for index in sorted(set(first))]

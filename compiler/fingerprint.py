@@ -1,0 +1,74 @@
+"""Canonical text of a graph: equal text means equal computation, whatever its names and weights."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from ..common.errors import CompileError
+from . import torch_compat
+
+_SYMBOL = re.compile(r"\b[us]\d+\b")
+
+
+def canonical_text(graph: fx.Graph) -> str:
+    """One line a node: number, target by module and name, arguments, shape, strides and dtype of the result."""
+    numbers = {node: f"%{number}" for number, node in enumerate(graph.nodes)}
+    lines = []
+    for node in graph.nodes:
+        arguments = ", ".join(_argument(value, numbers) for value in node.args)
+        keywords = "".join(f", {key}={_argument(value, numbers)}" for key, value in sorted(node.kwargs.items()))
+        target = "" if node.op in ("placeholder", "output") else _target(node)
+        lines.append(f"{numbers[node]} = {node.op} {target}({arguments}{keywords}){_describe(node)}")
+    return _one_symbol("\n".join(lines))
+
+
+def fingerprint(text: str) -> str:
+    """A short name for a canonical text; texts, not names, decide equality."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def group_equal(texts: Iterable[str]) -> list[int]:
+    """For each text the index of the first one equal to it."""
+    first: dict[str, int] = {}
+    return [first.setdefault(text, index) for index, text in enumerate(texts)]
+
+
+def _target(node: fx.Node) -> str:
+    """Never repr: it holds addresses, which differ from process to process."""
+    return str(node.target) if isinstance(node.target, str) else torch_compat.qualified_name(node.target)
+
+
+def _argument(value: object, numbers: dict[fx.Node, str]) -> str:
+    if isinstance(value, fx.Node):
+        return numbers[value]
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_argument(item, numbers) for item in value) + ")"
+    if isinstance(value, slice):
+        return f"slice{_argument((value.start, value.stop, value.step), numbers)}"
+    if isinstance(value, torch.Tensor):
+        raise CompileError("a tensor constant stands in the graph; a model must take every tensor from its weights")
+    if callable(value) and not isinstance(value, type(torch.float32)):
+        return torch_compat.qualified_name(value)
+    return str(value) if isinstance(value, (torch.dtype, torch.device, torch.SymInt)) else repr(value)
+
+
+def _describe(node: fx.Node) -> str:
+    value = node.meta.get("val", node.meta.get("example_value"))
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    described = [
+        f"{item.dtype}{list(item.shape)}{list(item.stride())}@{item.device.type}"
+        for item in values
+        if isinstance(item, torch.Tensor)
+    ]
+    return " : " + " ".join(described).replace("torch.", "") if described else ""
+
+
+def _one_symbol(text: str) -> str:
+    """Every piece has one symbolic size, T; two would mean that the trace was specialised or split badly."""
+    symbols = sorted(set(_SYMBOL.findall(text)))
+    if len(symbols) > 1:
+        raise CompileError(f"a piece has the symbolic sizes {symbols}; wanted one, the number of tokens")
+    return _SYMBOL.sub("T", text)

@@ -1,0 +1,106 @@
+"""One piece through AOT, the passes and Inductor, to an artifact of source, kernels and JSON."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..common.errors import StoreError
+from ..common.store import Store
+from . import torch_compat
+from .fingerprint import canonical_text
+from .passes import pipeline
+from .passes.graph import Pass
+from .wrapper import load_source
+
+PIECES = "pieces"  # the kind of the store's names for artifacts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Artifact:
+    """A compiled piece as it lies in the store: digests of its source and kernels, and what the passes did."""
+
+    key: str
+    source: str
+    kernels: Mapping[str, str]
+    graph_before: str
+    graph_after: str
+    reports: tuple[Mapping[str, Any], ...]
+    device: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """An artifact made callable: a list of tensors in, a tuple of tensors out; the list is emptied."""
+
+    artifact: Artifact
+    call: Callable[[list[Any]], tuple[Any, ...]]
+    was_compiled: bool
+
+
+def compile_piece(
+    module: fx.GraphModule, passes: Sequence[Pass], store: Store, device: torch.device, factors: Mapping[str, Any]
+) -> Piece:
+    """The piece from the store where its rewritten graph is known, else compiled and stored."""
+    started = time.perf_counter()
+    found: dict[str, Any] = {}
+
+    def rewrite(graph: fx.Graph) -> fx.Graph:
+        rewritten = pipeline.rewrite(graph, passes)
+        found["before"], found["after"] = canonical_text(graph), canonical_text(rewritten.graph)
+        found["reports"] = tuple(asdict(report) for report in rewritten.reports)
+        found["key"] = piece_key(found["after"], factors)
+        found["known"] = load_piece(found["key"], store)
+        if found["known"] is not None:
+            raise torch_compat.AlreadyKnown
+        return rewritten.graph
+
+    kernel_folder = store.root / "inductor"
+    source = torch_compat.generate(module, rewrite, kernel_folder)
+    if source is None:
+        known: Piece = found["known"]
+        return known
+    source = normalise(source)
+    namespace = torch_compat.run_source(source, f"lamina_piece_{found['key'][:16]}", kernel_folder)
+    kernels = torch_compat.native_kernels(namespace)
+    artifact = Artifact(
+        key=found["key"],
+        source=store.put(source.encode()),
+        kernels={name: store.put(path.read_bytes()) for name, path in sorted(kernels.items())},
+        graph_before=store.put(found["before"].encode()),
+        graph_after=store.put(found["after"].encode()),
+        reports=found["reports"],
+        device=device.type,
+        seconds=round(time.perf_counter() - started, 3),
+    )
+    store.write_ref(PIECES, artifact.key, asdict(artifact))
+    return Piece(artifact=artifact, call=namespace["call"], was_compiled=True)
+
+
+def load_piece(key: str, store: Store) -> Piece | None:
+    """The stored piece of this key, or None where it or a part of it is missing or damaged."""
+    record = store.read_ref(PIECES, key)
+    if record is None:
+        return None
+    try:
+        artifact = Artifact(**(record | {"reports": tuple(record["reports"])}))
+        return Piece(artifact=artifact, call=load_source(artifact.source, artifact.kernels, store), was_compiled=False)
+    except (StoreError, TypeError, KeyError):
+        return None
+
+
+def piece_key(text: str, factors: Mapping[str, Any]) -> str:
+    """The name of a piece: its rewritten graph, the settings of code generation, the toolchain."""
+    facts = {"graph": text, "settings": torch_compat.SETTINGS, **factors}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def normalise(source: str) -> str:
+    """The source without the counter that Inductor writes on its first line."""
+    return "".join(line for line in source.splitlines(keepends=True) if not line.startswith("# AOT ID"))

@@ -1,0 +1,88 @@
+"""One spelling for each thing: no conversion to the same dtype, no repeated pure call, no dead call."""
+
+import torch
+from torch import fx
+
+from .. import torch_compat
+from .graph import Pass, PassReport, copy_graph, dtype_of, erase_dead, is_mutating, shape_of
+
+CONVERT = torch.ops.prims.convert_element_type.default
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten.expand.default)
+
+
+def run(graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
+    graph = copy_graph(graph)
+    matches = _drop_idle_calls(graph) + _merge_repeated_calls(graph) + erase_dead(graph)
+    return graph, PassReport(name=CANONICALISE.name, num_matches=matches)
+
+
+def _drop_idle_calls(graph: fx.Graph) -> int:
+    dropped = 0
+    for node in list(graph.nodes):
+        if node.op == "call_function" and _is_idle(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+            dropped += 1
+    return dropped
+
+
+def _is_idle(node: fx.Node) -> bool:
+    """A conversion to the dtype it has, or a view as the shape and strides it has, inside the graph."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node):
+        return False
+    if node.target is CONVERT:
+        return dtype_of(source) is not None and dtype_of(source) == dtype_of(node)
+    # An input returned as an output would alias it; a view of an input is kept for that reason.
+    is_view = node.target in VIEWS and source.op == "call_function"
+    return is_view and torch_compat.same_layout(source.meta.get("val"), node.meta.get("val"))
+
+
+def _merge_repeated_calls(graph: fx.Graph) -> int:
+    """Equal pure calls on equal arguments become one; a fresh buffer is never merged, since each is written."""
+    merged = 0
+    first: dict[object, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or is_mutating(node) or not node.all_input_nodes or torch_compat.is_random(node.target):
+            continue
+        key = _key(node)
+        if key is None or _makes_buffer(node):
+            continue
+        original = first.setdefault(key, node)
+        if original is not node:
+            node.replace_all_uses_with(original)
+            graph.erase_node(node)
+            merged += 1
+    return merged
+
+
+def _makes_buffer(node: fx.Node) -> bool:
+    name = torch_compat.op_name(node.target)
+    return name.startswith("aten::") and any(word in name for word in ("empty", "zeros", "ones", "full", "clone"))
+
+
+def _key(node: fx.Node) -> object | None:
+    try:
+        key = (node.target, _freeze(node.args), _freeze(node.kwargs), dtype_of(node), str(shape_of(node)))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _freeze(value: object) -> object:
+    """Hashable, and apart where Python calls 1, 1.0 and True equal."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_freeze(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((key, _freeze(item)) for key, item in sorted(value.items()))
+    return (type(value), value)
+
+
+CANONICALISE = Pass(
+    name="canonicalise",
+    version=1,
+    reason="later passes meet each formula in one spelling, and equal pieces read equally",
+    contract="bitwise equal",
+    run=run,
+)

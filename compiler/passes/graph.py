@@ -1,0 +1,84 @@
+"""What a pass is, and the few things every pass does to a graph."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import torch_compat
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassReport:
+    """What one pass did to one graph: sites rewritten, and sites left alone with the reason."""
+
+    name: str
+    num_matches: int
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """A named rewrite. `run` changes nothing it is given; `contract` says what may differ in the result.
+
+    A new version is a new cache key: raise it whenever the rewritten graph can differ.
+    """
+
+    name: str
+    version: int
+    reason: str
+    contract: str
+    run: Callable[[fx.Graph], tuple[fx.Graph, PassReport]]
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """The same nodes in a graph of their own, meta included."""
+    copies: dict[fx.Node, fx.Node] = {}
+    copy = fx.Graph()
+    for node in graph.nodes:
+        copies[node] = copy.node_copy(node, copies.__getitem__)
+    return copy
+
+
+def emit(graph: fx.Graph, before: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+    """A new call in front of a node, with the shape and dtype that it will have."""
+    with graph.inserting_before(before):
+        node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = torch_compat.fake_result(target, args, kwargs)
+    return node
+
+
+def replace(old: fx.Node, new: fx.Node) -> None:
+    """Let every user of one node use another in its place; the old one is left to erase_dead."""
+    new.meta.setdefault("stack_trace", old.meta.get("stack_trace"))
+    old.replace_all_uses_with(new)
+
+
+def erase_dead(graph: fx.Graph) -> int:
+    """Remove calls that nobody uses and that change nothing; how many."""
+    dead = 0
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and not is_mutating(node):
+            graph.erase_node(node)
+            dead += 1
+    return dead
+
+
+def is_mutating(node: fx.Node) -> bool:
+    """Whether a call writes into one of its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def dtype_of(node: fx.Node) -> torch.dtype | None:
+    """The dtype of a node's tensor, or None where it is not one."""
+    value = node.meta.get("val")
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def shape_of(node: fx.Node) -> Sequence[Any]:
+    """The shape of a node's tensor, symbols included; () where it is not one."""
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()

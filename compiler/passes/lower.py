@@ -1,0 +1,57 @@
+"""Named ops back to the formula that Inductor fuses, where Inductor is their provider."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...custom_ops.add_rms_norm.reference import add_rms_norm
+from ...custom_ops.rms_norm.reference import rms_norm
+from ...custom_ops.silu_and_mul.reference import silu_and_mul
+from .. import torch_compat
+from .graph import Pass, PassReport, copy_graph, erase_dead
+
+FORMULAS: dict[Any, Callable[..., Any]] = {
+    torch.ops.lamina.add_rms_norm.default: add_rms_norm,
+    torch.ops.lamina.rms_norm.default: rms_norm,
+    torch.ops.lamina.silu_and_mul.default: silu_and_mul,
+}
+
+
+def run(graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
+    graph = copy_graph(graph)
+    sites = [node for node in graph.nodes if node.op == "call_function" and node.target in FORMULAS]
+    for node in sites:
+        _inline(graph, node, FORMULAS[node.target])
+    erase_dead(graph)
+    return graph, PassReport(name=LOWER.name, num_matches=len(sites))
+
+
+def _inline(graph: fx.Graph, site: fx.Node, formula: Callable[..., Any]) -> None:
+    """Put the formula's own ATen graph in the place of one call."""
+    tensors = [argument for argument in site.args if isinstance(argument, fx.Node)]
+    numbers = [argument for argument in site.args if not isinstance(argument, fx.Node)]
+    traced = torch_compat.trace_formula(lambda *values: formula(*values, *numbers), [node.meta["val"] for node in tensors])
+    copies = dict(zip(traced.find_nodes(op="placeholder"), tensors, strict=True))
+    with graph.inserting_before(site):
+        for node in traced.nodes:
+            if node.op == "call_function":
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+                copies[node].meta.setdefault("stack_trace", site.meta.get("stack_trace"))
+    results = traced.output_node().args[0]
+    if isinstance(results, fx.Node):
+        site.replace_all_uses_with(copies[results])
+        return
+    for user in list(site.users):
+        user.replace_all_uses_with(copies[results[user.args[1]]])
+        graph.erase_node(user)
+
+
+LOWER = Pass(
+    name="lower",
+    version=1,
+    reason="on this device Inductor's fused kernels win over a call: the neighbours join the same loop",
+    contract="bitwise equal to the formula run eagerly, but for the order of the sum inside the mean",
+    run=run,
+)

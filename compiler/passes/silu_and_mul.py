@@ -1,0 +1,88 @@
+"""SiLU of one half times the other half, recognised in ATen and named as one op."""
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from .graph import Pass, PassReport, copy_graph, dtype_of, emit, erase_dead, replace, shape_of
+from .match import Any_, Call, Match, find
+
+ATEN = torch.ops.aten
+CONVERT = (torch.ops.prims.convert_element_type.default,)
+MUL = (ATEN.mul.Tensor,)
+
+
+def _silu(gate: Any) -> Call:
+    denominator = Call((ATEN.add.Tensor,), (Call((ATEN.exp.default,), (Call((ATEN.neg.default,), (gate,)),)), 1))
+    return Call((ATEN.div.Tensor,), (gate, denominator))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, fx.Node)
+
+
+GATE, UP = Any_("gate", _is_tensor), Any_("up", _is_tensor)
+PATTERNS = (
+    Call(MUL, (Call(CONVERT, (_silu(Call(CONVERT, (GATE, torch.float32))), Any_("rounded_to"))), UP), commutes=True),
+    Call(MUL, (_silu(GATE), UP), commutes=True),
+)
+
+
+def run(graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
+    graph = copy_graph(graph)
+    matches, skipped = 0, []
+    for node in graph.find_nodes(op="call_function", target=ATEN.mul.Tensor):
+        match = next((match for pattern in PATTERNS if (match := find(pattern, node))), None)
+        if match is None:
+            continue
+        reason = _obstacle(match)
+        if reason:
+            skipped.append(f"{node.name}: {reason}")
+            continue
+        whole = match.bound["gate"].args[0].args[0]
+        replace(node, emit(graph, node, torch.ops.lamina.silu_and_mul.default, whole))
+        matches += 1
+    erase_dead(graph)
+    return graph, PassReport(name=SILU_AND_MUL.name, num_matches=matches, skipped=tuple(skipped))
+
+
+def _obstacle(match: Match) -> str | None:
+    gate, up, result = match.bound["gate"], match.bound["up"], match.root
+    if not _are_halves(gate, up):
+        return "gate and up are not the two halves of one tensor's last dimension"
+    dtypes = {dtype_of(node) for node in (gate, up, result)}
+    if len(dtypes) != 1:
+        return f"mixed dtypes {sorted(str(dtype) for dtype in dtypes)}"
+    if match.bound.get("rounded_to", dtype_of(result)) != dtype_of(result):
+        return "rounds to another dtype than it returns"
+    if dtype_of(result) in (torch.bfloat16, torch.float16) and "rounded_to" not in match.bound:
+        return "computes in a narrow dtype, the op in float32"
+    return None
+
+
+def _are_halves(gate: fx.Node, up: fx.Node) -> bool:
+    if gate.target is not operator.getitem or up.target is not operator.getitem:
+        return False
+    if gate.args[0] is not up.args[0] or (gate.args[1], up.args[1]) != (0, 1):
+        return False
+    split = gate.args[0]
+    if not isinstance(split, fx.Node) or split.target not in (ATEN.split.Tensor, ATEN.split_with_sizes.default):
+        return False
+    whole = split.args[0]
+    dim = split.args[2] if len(split.args) > 2 else 0
+    rank = len(shape_of(whole)) if isinstance(whole, fx.Node) else 0
+    if rank == 0 or dim not in (-1, rank - 1):
+        return False
+    sizes = {str(shape_of(half)[-1]) for half in (gate, up)}
+    return len(sizes) == 1 and str(shape_of(whole)[-1]) == str(2 * shape_of(gate)[-1])
+
+
+SILU_AND_MUL = Pass(
+    name="silu_and_mul",
+    version=1,
+    reason="one site with one provider between the two matrix products of the MLP",
+    contract="bitwise equal to the formula run eagerly: SiLU in float32, rounded, then the product, rounded",
+    run=run,
+)

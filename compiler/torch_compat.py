@@ -1,0 +1,313 @@
+"""The only file that touches private names of torch; torch 2.11 to 2.14."""
+
+import contextlib
+import importlib.machinery
+import importlib.util
+import inspect
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..common.errors import CompileError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """What Dynamo found: the graph, each placeholder with the value given for it, the guards."""
+
+    graph: fx.GraphModule
+    inputs: tuple[tuple[fx.Node, object], ...]
+    guards: tuple[tuple[str, str, str], ...]  # kind, subject, text with source line
+
+
+def bound_tokens(token_ids: Tensor, limit: int) -> None:
+    """Tell the tracer the largest size of dim 0, so that generated indices fit 32 bits."""
+    torch._check(token_ids.shape[0] <= limit)
+
+
+def mark_tokens(tensor: Tensor, hint: int) -> None:
+    """Give dim 0 one symbol that is never specialised, not even to 0 or 1."""
+    mark = torch._dynamo.decorators.mark_unbacked
+    offered = inspect.signature(mark).parameters
+    wished = {"shape_id": "num_tokens", "hint_override": hint}
+    mark(tensor, 0, **{name: value for name, value in wished.items() if name in offered})
+
+
+def trace_once(
+    function: Callable[..., Tensor], weights: dict[str, Tensor], token_ids: Tensor, positions: Tensor, hint: int
+) -> Trace:
+    """One full Dynamo trace; CompileError with Dynamo's own words where it breaks."""
+    import torch._dynamo
+
+    found: dict[str, Any] = {"guards": []}
+
+    def keep_graph(module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        placeholders = module.graph.find_nodes(op="placeholder")
+        found.update(graph=module, inputs=tuple(zip(placeholders, inputs, strict=True)))
+        results = tuple(node.meta["example_value"] for node in module.graph.output_node().args[0])
+        return lambda *_: results
+
+    def keep_guards(guards: Any) -> list[bool]:
+        found["guards"] += [_describe(guard) for guard in guards]
+        return [True] * len(guards)
+
+    for tensor in (token_ids, positions):
+        mark_tokens(tensor, hint)
+    compiled = torch.compile(
+        function, backend=keep_graph, fullgraph=True, dynamic=False, options={"guard_filter_fn": keep_guards}
+    )
+    try:
+        with torch.no_grad():
+            compiled(weights, token_ids, positions)
+    except Exception as error:
+        raise CompileError(f"TorchDynamo could not capture the model in one graph: {error}") from error
+    finally:
+        torch._dynamo.reset()
+    return Trace(graph=found["graph"], inputs=found["inputs"], guards=tuple(found["guards"]))
+
+
+def _describe(guard: Any) -> tuple[str, str, str]:
+    return str(guard.guard_type), str(guard.name), repr(guard.value)[:200]
+
+
+def is_size_assertion(target: object) -> bool:
+    """Whether an FX target asserts something of a size and computes nothing."""
+    return target in (torch.ops.aten._assert_scalar.default, torch._check)
+
+
+def is_scalar(value: object) -> bool:
+    """Whether an FX node's value is a size or a comparison of sizes."""
+    return isinstance(value, (int, float, bool, torch.SymInt, torch.SymBool, torch.SymFloat))
+
+
+def op_name(target: object) -> str:
+    """namespace::name of a torch.library op or packet, "" for anything else."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.name().split(".")[0]
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return str(target._qualified_op_name)
+    return ""
+
+
+def qualified_name(target: Any) -> str:
+    """module.qualname of a function, or namespace::name.overload of an op: the same in every process."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.name()
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return str(target._qualified_op_name)
+    return f"{getattr(target, '__module__', None) or ''}.{getattr(target, '__qualname__', target.__name__)}"
+
+
+def fake_result(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call would return, by running it on the fake tensors of its arguments."""
+    from torch._subclasses.fake_tensor import FakeTensorMode, FakeTensor
+
+    values, keywords = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
+    tensors = [value for value in torch.utils._pytree.tree_leaves((values, keywords)) if isinstance(value, FakeTensor)]
+    with tensors[0].fake_mode if tensors else FakeTensorMode():
+        return target(*values, **keywords)
+
+
+def trace_formula(formula: Callable[..., Any], values: list[Any]) -> fx.Graph:
+    """The ATen graph of a function on fake tensors, decomposed as Inductor decomposes."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with values[0].fake_mode, torch.no_grad():
+        traced = make_fx(formula, decomposition_table=select_decomp_table())(*values)
+    return traced.graph
+
+
+def same_layout(left: object, right: object) -> bool:
+    """Whether two fake tensors have one shape, strides and offset; symbols are compared by their text."""
+    if not isinstance(left, Tensor) or not isinstance(right, Tensor):
+        return False
+    return all(
+        str(first) == str(second)
+        for first, second in ((left.shape, right.shape), (left.stride(), right.stride()), (left.storage_offset(), right.storage_offset()))
+    )
+
+
+def is_random(target: object) -> bool:
+    """Whether an op's result differs from call to call."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+# Inductor settings that change the code; they are part of every piece's key.
+SETTINGS: dict[str, Any] = {
+    "benchmark_harness": False,
+    "deterministic": True,  # no reduction is re-tuned by timing
+    "emulate_precision_casts": True,  # rounds to the model's dtype wherever eager does
+    "fx_graph_cache": False,  # a hit there would skip our passes; our store replaces it
+}
+
+
+class AlreadyKnown(Exception):
+    """Raised by a rewrite that recognises its graph: no code need be generated."""
+
+
+def generate(module: fx.GraphModule, rewrite: Callable[[fx.Graph], fx.Graph], kernel_folder: Path) -> str | None:
+    """Inductor's source for a piece after `rewrite` of its ATen graph; None where that raised AlreadyKnown."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import compile_fx, config
+
+    found: dict[str, Any] = {}
+
+    def compile_rewritten(inner: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        try:
+            inner.graph = rewrite(inner.graph)
+        except AlreadyKnown:
+            return _never_called
+        inner.recompile()
+        found["code"] = compile_fx.compile_fx_inner(inner, inputs, **options)
+        return found["code"]
+
+    inputs = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
+    mode = torch._guards.detect_fake_mode(inputs)
+    context = torch._guards.TracingContext(mode)
+    with (
+        _kernel_folder(kernel_folder),
+        _no_child_processes(),
+        torch.no_grad(),
+        torch._guards.tracing(context),
+        functorch_config.patch(enable_autograd_cache=False),
+        config.patch(SETTINGS),
+    ):
+        compile_fx.compile_fx(module, inputs, inner_compile=compile_rewritten)
+    _require_unspecialised(mode)
+    if not found:
+        return None
+    if found["code"].constants:
+        raise CompileError(f"generated code holds tensors {sorted(found['code'].constants)}; a piece must have none")
+    return str(found["code"].source_code)
+
+
+def _never_called(*_: Any) -> Any:
+    raise AssertionError("the stand-in for a piece that the store already holds was called")
+
+
+def _require_unspecialised(mode: Any) -> None:
+    guards = [str(guard.expr) for guard in mode.shape_env.guards] if mode is not None else []
+    if guards:
+        raise CompileError(f"code generation specialised the number of tokens: {guards}")
+
+
+@contextlib.contextmanager
+def _kernel_folder(folder: Path) -> Iterator[None]:
+    """Where Inductor puts what it builds; the process environment is left as it was."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _no_child_processes() -> Iterator[None]:
+    """Builds run in threads: a hidden worker process breaks scripts without a main guard and outlives close()."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    original = AsyncCompile.__dict__["use_process_pool"]
+    AsyncCompile.use_process_pool = classmethod(lambda cls: False)
+    try:
+        yield
+    finally:
+        AsyncCompile.use_process_pool = original
+
+
+def run_source(source: str, name: str, kernel_folder: Path) -> dict[str, Any]:
+    """The namespace of a generated source, run as Inductor would; builds the kernels it does not find."""
+    namespace: dict[str, Any] = {"__name__": name}
+    with _kernel_folder(kernel_folder), _no_child_processes():
+        exec(compile(source, name, "exec"), namespace)
+    return namespace
+
+
+def native_kernels(namespace: dict[str, Any]) -> dict[str, Path]:
+    """Each C++ kernel of a generated source by name, with the shared library that holds it."""
+    found = {}
+    for name, value in namespace.items():
+        path = getattr(getattr(value, "__self__", None), "__file__", None)
+        if path and path.endswith(".so"):
+            found[name] = Path(path)
+    return found
+
+
+def load_native_kernel(path: Path, name: str) -> Callable[..., None]:
+    """The kernel in a shared library that Inductor built, without importing Inductor."""
+    from torch._C._dynamo import guards
+
+    key = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
+    before = os.environ.get(key)
+    os.environ[key] = str(guards._torchinductor_pyobject_tensor_data_ptr)
+    try:
+        loader = importlib.machinery.ExtensionFileLoader(f"{name}.kernel", str(path))
+        spec = importlib.util.spec_from_loader(loader.name, loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    finally:
+        os.environ.pop(key)
+        if before is not None:
+            os.environ[key] = before
+    kernel: Callable[..., None] = module.kernel
+    return kernel
+
+
+def wrapper_names() -> dict[str, Any]:
+    """What the generated wrapper code of a CPU piece calls, without importing Inductor."""
+    from torch._C._dynamo import guards
+
+    return {
+        "torch": torch,
+        "device": torch.device,
+        "empty_strided": torch.empty_strided,
+        "assert_size_stride": guards.assert_size_stride,
+        "assert_size_stride_grouped": getattr(guards, "assert_size_stride_grouped", None),
+        "assert_alignment": guards.assert_alignment,
+        "empty_strided_cpu": guards._empty_strided_cpu,
+        "reinterpret_tensor": guards._reinterpret_tensor,
+        "aten": torch.ops.aten,
+        "inf": math.inf,
+        "nan": math.nan,
+    }
+
+
+def toolchain(device: torch.device) -> dict[str, str]:
+    """What generated code depends on beside its graph: torch, the compiler, the instruction set, threads or the card."""
+    stamp = {"torch": f"{torch.__version__} {torch.version.git_version}", "python": sys.implementation.cache_tag or ""}
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return stamp | {"cuda": str(torch.version.cuda), "sm": f"{major}{minor}", "triton": _triton_version()}
+    return stamp | {"isa": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads())}
+
+
+def _triton_version() -> str:
+    import triton
+
+    return str(triton.__version__)
+
+
+def fake_tensors(
+    parameters: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
+) -> dict[str, Tensor]:
+    """Tensors with a shape and no memory, to trace a model before its weights are read."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        return {
+            name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in parameters.items()
+        }
