@@ -114,7 +114,7 @@ def _attention(
 ) -> Tensor:
     heads, kv_heads = config.num_heads, config.num_kv_heads
     qkv = ops.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, config.head_dim)
-    query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    query, key, value = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
     query, key = ops.rotary_embedding(query, key, *rotation)
     out = query.new_empty(query.shape)
     attend(index, query, key, value, out)

@@ -74,6 +74,12 @@ def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
     return torch.where(wavelengths < original / high, frequencies, slowed)
 
 
+def llama3_divisors(rope: RopeConfig, dim: int) -> Tensor:
+    """By how much llama3 scaling slows every pair [D/2]."""
+    frequencies = _default(rope.theta, dim)
+    return frequencies / _llama3(rope, frequencies)
+
+
 def _yarn(rope: RopeConfig, dim: int) -> Tensor:
     """A ramp over dimensions from the trained frequencies to the slowed ones."""
     powers, factor = _powers(rope.theta, dim), _given(rope.factor)
