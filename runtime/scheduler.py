@@ -127,17 +127,17 @@ class Scheduler:
     def finish(self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """End a live request and give back its blocks: now, or after the step that may still write them."""
         request = self._requests[request_id]
-        queue = self._running if request.status is RequestStatus.RUNNING else self._waiting
-        del queue[request_id]
+        runs = request.status is RequestStatus.RUNNING
+        del (self._running if runs else self._waiting)[request_id]
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.stop_reason = stop_reason
         request.times.finished = time.monotonic()
         self.num_finished += 1
-        if self._in_flight is None:
-            self._release(request)
-        else:
+        if runs and self._in_flight is not None:
             self._ended_in_flight.append(request)
+        else:
+            self._release(request)
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None where there is nothing to do; update or discard the one before it first."""
@@ -198,8 +198,7 @@ class Scheduler:
         )
         ended = self._ended_in_flight
         assert self._requests.keys() == {r.request_id for r in (*live, *ended)}, "a request was lost or kept"
-        holders = [*self._running.values(), *(r for r in ended if r.num_computed_tokens)]
-        self._kv_cache.check({r.request_id: r.num_computed_tokens for r in holders})
+        self._kv_cache.check({r.request_id: r.num_computed_tokens for r in (*self._running.values(), *ended)})
 
     def _advance_running(self, step: _Step) -> bool:
         """Plan the running requests; False where the cache is too full for all, let alone for more."""
