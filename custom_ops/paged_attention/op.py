@@ -6,7 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import reference
+from . import _cpu, reference
 
 
 def paged_attention(
@@ -106,5 +106,5 @@ define_op(
     " -> ()",
     fake=_fake,
     check=_check,
-    providers=(Provider(name="reference", load=lambda: reference.paged_attention),),
+    providers=(_cpu.PROVIDER, Provider(name="reference", load=lambda: reference.paged_attention)),
 )

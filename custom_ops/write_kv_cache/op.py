@@ -41,8 +41,8 @@ def _check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, s
 
 
 define_op(
-    "write_kv_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping)"
-    " -> ()",
+    "write_kv_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache,"
+    " Tensor slot_mapping) -> ()",
     fake=_fake,
     check=_check,
     providers=(Provider(name="reference", load=lambda: reference.write_kv_cache),),

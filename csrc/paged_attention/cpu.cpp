@@ -1,0 +1,150 @@
+// The C entry points of paged attention, and how its work is spread over threads.
+#include <vector>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "kernel.h"
+
+namespace lamina {
+namespace {
+
+constexpr int kMaxRowsInParts = 16;             // a tile of few rows may be attended split by split
+constexpr double kMinParallelWork = 3e5;        // multiply-adds below which waking threads costs more than it saves
+constexpr int kUnitsPerThread = 4;              // so that unequal units even out
+
+struct Job {
+  Tile tile;
+  int first_split, last_split;
+  int64_t parts;  // where its partial results start, one a (kv head, split); -1: it is finished in one go
+  int splits() const { return last_split - first_split; }
+};
+
+struct Unit {
+  int job, kv_head, split;  // split -1: all
+};
+
+// The first sequence whose lengths or blocks do not fit the cache, or -1.
+template <typename T>
+int64_t find_invalid(const Attention<T>& a, int64_t num_tokens, int64_t num_blocks, int64_t max_blocks) {
+  for (int64_t seq = 0; seq < a.num_seqs; seq++) {
+    int64_t length = a.seq_lens[seq], start = a.query_start_loc[seq], end = a.query_start_loc[seq + 1];
+    if (length == 0) continue;
+    if (length < 0 || start < 0 || end < start || end > num_tokens || end - start > length) return seq;
+    int64_t used = (length + a.block_size - 1) / a.block_size;
+    int64_t first = a.window < 0 ? 0 : std::max<int64_t>(0, length - (end - start) - a.window + 1) / a.block_size;
+    if (used > max_blocks) return seq;
+    for (int64_t i = first; i < used; i++) {
+      int64_t block = a.block_tables[seq * a.block_tables_stride + i];
+      if (block < 0 || block >= num_blocks) return seq;
+    }
+  }
+  return -1;
+}
+
+template <typename T>
+class Plan {
+ public:
+  std::vector<Job> jobs;
+  std::vector<Unit> units;
+  int64_t num_parts_floats = 0;
+  double work = 0;
+
+  void make(const Attention<T>& a, int threads) {
+    jobs.clear(), units.clear(), num_parts_floats = 0, work = 0;
+    for (int seq = 0; seq < a.num_seqs; seq++)
+      if (a.seq_lens[seq] > 0) add_sequence(a, seq);
+    double share = work / (static_cast<double>(threads) * kUnitsPerThread);
+    for (size_t i = 0; i < jobs.size(); i++) add_units(a, static_cast<int>(i), threads > 1 ? share : work);
+  }
+
+ private:
+  void add_sequence(const Attention<T>& a, int seq) {
+    int rows = a.query_len(seq) * a.group();
+    int64_t past = a.seq_lens[seq] - a.query_len(seq);
+    for (int first = 0; first < rows; first += kTileRows) {
+      Tile tile{seq, first, std::min(kTileRows, rows - first)};
+      int64_t oldest = a.window < 0 ? 0 : std::max<int64_t>(0, past + first / a.group() - a.window + 1);
+      int64_t end = past + (first + tile.rows - 1) / a.group() + 1;
+      jobs.push_back({tile, static_cast<int>(oldest / kSplitKeys), static_cast<int>((end + kSplitKeys - 1) / kSplitKeys), -1});
+      work += 2.0 * tile.rows * (end - oldest) * a.head_dim * a.num_kv_heads;
+    }
+  }
+
+  void add_units(const Attention<T>& a, int index, double share) {
+    Job& job = jobs[index];
+    double cost = 2.0 * job.tile.rows * job.splits() * kSplitKeys * a.head_dim;
+    bool whole = job.splits() == 1 || job.tile.rows > kMaxRowsInParts || cost <= share;
+    if (!whole) {
+      job.parts = num_parts_floats;
+      num_parts_floats += Partial::size(job.tile.rows, a.padded_dim()) * job.splits() * a.num_kv_heads;
+    }
+    for (int split = job.first_split; split < (whole ? job.first_split + 1 : job.last_split); split++)
+      for (int head = 0; head < a.num_kv_heads; head++) units.push_back({index, head, whole ? -1 : split});
+  }
+};
+
+template <typename T>
+void run(const Attention<T>& a, int threads) {
+  thread_local Plan<T> plan;
+  thread_local Buffer parts_buffer;
+  plan.make(a, threads);
+  float* parts = parts_buffer.reserve(plan.num_parts_floats);
+  const std::vector<Job>& jobs = plan.jobs;
+  const std::vector<Unit>& units = plan.units;
+  const int num_units = static_cast<int>(units.size()), num_jobs = static_cast<int>(jobs.size());
+  const int kv_heads = static_cast<int>(a.num_kv_heads);
+  // One thread or all: a team of another size would end and start threads.
+  [[maybe_unused]] const bool parallel = threads > 1 && num_units > 1 && plan.work > kMinParallelWork;
+#pragma omp parallel num_threads(threads) if (parallel)
+  {
+    thread_local Buffer panels;
+    Worker<T> worker(a, panels);
+#pragma omp for schedule(dynamic, 1)
+    for (int i = 0; i < num_units; i++) {
+      const Unit& unit = units[i];
+      const Job& job = jobs[unit.job];
+      if (unit.split < 0) {
+        worker.finish(job.tile, unit.kv_head, job.first_split, job.last_split);
+        continue;
+      }
+      size_t size = Partial::size(job.tile.rows, a.padded_dim());
+      float* part = parts + job.parts + size * (unit.kv_head * job.splits() + unit.split - job.first_split);
+      worker.attend_split(job.tile, unit.kv_head, unit.split, Partial(part, job.tile.rows, a.padded_dim()));
+    }
+#pragma omp for schedule(static)
+    for (int i = 0; i < num_jobs * kv_heads; i++) {
+      const Job& job = jobs[i / kv_heads];
+      if (job.parts < 0) continue;
+      size_t size = Partial::size(job.tile.rows, a.padded_dim()) * job.splits();
+      worker.finish_parts(job.tile, i % kv_heads, parts + job.parts + size * (i % kv_heads), job.splits());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lamina
+
+// Strides count elements. Returns -1, or the index of a sequence whose lengths or blocks do not fit.
+#define LAMINA_PAGED_ATTENTION(name, T)                                                                                \
+  extern "C" int64_t name(                                                                                             \
+      T* out, int64_t out_token, int64_t out_head, const T* query, int64_t query_token, int64_t query_head,            \
+      const T* key_cache, int64_t key_block, int64_t key_token, int64_t key_head, const T* value_cache,                \
+      int64_t value_block, int64_t value_token, int64_t value_head, const int32_t* block_tables,                       \
+      int64_t block_tables_stride, int64_t max_blocks, const int32_t* seq_lens, const int32_t* query_start_loc,        \
+      int64_t num_tokens, int64_t num_seqs, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,                 \
+      int64_t num_blocks, int64_t block_size, double scale, int64_t window, double soft_cap, int64_t threads) {        \
+    lamina::Attention<T> attention{out, query, key_cache, value_cache, block_tables, seq_lens, query_start_loc,        \
+                                   {0, out_token, out_head}, {0, query_token, query_head},                             \
+                                   {key_block, key_token, key_head}, {value_block, value_token, value_head},           \
+                                   block_tables_stride, num_seqs, num_heads, num_kv_heads, head_dim, block_size,       \
+                                   static_cast<float>(scale), window, static_cast<float>(soft_cap)};                   \
+    int64_t invalid = lamina::find_invalid(attention, num_tokens, num_blocks, max_blocks);                             \
+    if (invalid < 0) lamina::run(attention, static_cast<int>(threads));                                                \
+    return invalid;                                                                                                    \
+  }
+
+LAMINA_PAGED_ATTENTION(paged_attention_float32, float)
+LAMINA_PAGED_ATTENTION(paged_attention_bfloat16, lamina::BFloat16)
+LAMINA_PAGED_ATTENTION(paged_attention_float16, lamina::Float16)

@@ -1,0 +1,260 @@
+// Causal attention over a paged key-value cache, on raw pointers.
+//
+// The rows of a tile are the queries that share one key-value head: a group of query heads times some tokens. For each
+// tile of keys, keys are packed transposed and values as rows, both as floats, so that scores and outputs are two
+// small matrix products and K and V are read once for all rows. Softmax is online within a split of kSplitKeys keys;
+// splits start at fixed positions and are merged in order. So a row's bits depend on its own sequence alone: not
+// on its neighbours, on how a prompt is chunked, or on the number of threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "buffer.h"
+#include "gemm.h"
+#include "vector.h"
+
+namespace lamina {
+
+constexpr int kTileRows = 64;
+constexpr int kTileKeys = 64;
+constexpr int kSplitKeys = 256;
+
+struct Strides {
+  int64_t outer, token, head;  // outer: of a block; 0 where there are none
+};
+
+template <typename T>
+struct Attention {
+  T* out;
+  const T *query, *key_cache, *value_cache;
+  const int32_t *block_tables, *seq_lens, *query_start_loc;
+  Strides out_strides, query_strides, key_strides, value_strides;
+  int64_t block_tables_stride;
+  int64_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
+  float scale;
+  int64_t window;  // < 0: none
+  float soft_cap;  // 0: none
+
+  int group() const { return static_cast<int>(num_heads / num_kv_heads); }
+  int padded_dim() const { return static_cast<int>((head_dim + kLanes - 1) / kLanes * kLanes); }
+  int query_len(int seq) const { return query_start_loc[seq + 1] - query_start_loc[seq]; }
+};
+
+// Some rows of one sequence: row r is query head r % group of token r / group.
+struct Tile {
+  int seq, first_row, rows;
+};
+
+// The unnormalised result of some keys for some rows.
+struct Partial {
+  float *out, *max, *sum;  // [rows][padded_dim], [rows], [rows]
+
+  static size_t size(int rows, int padded_dim) { return (static_cast<size_t>(rows) * (padded_dim + 2) + 15) / 16 * 16; }
+  Partial(float* memory, int rows, int padded_dim)
+      : out(memory), max(memory + static_cast<size_t>(rows) * padded_dim), sum(max + rows) {}
+
+  void clear(int rows, int padded_dim) {
+    std::fill(out, out + static_cast<size_t>(rows) * padded_dim, 0.0f);
+    std::fill(max, max + rows, -kInfinity);
+    std::fill(sum, sum + rows, 0.0f);
+  }
+};
+
+// What to subtract from scores in the exponent: their maximum, or 0 where no key has been seen.
+inline float exponent_base(float max) { return max == -kInfinity ? 0.0f : max; }
+
+inline float exp2_scalar(float x) { return exp2(broadcast(x))[0]; }
+
+inline void merge(Partial& total, const Partial& part, int rows, int padded_dim) {
+  for (int r = 0; r < rows; r++) {
+    float max = std::max(total.max[r], part.max[r]);
+    float keep = exp2_scalar(total.max[r] - exponent_base(max));
+    float add = exp2_scalar(part.max[r] - exponent_base(max));
+    float *to = total.out + r * padded_dim, *from = part.out + r * padded_dim;
+    for (int d = 0; d < padded_dim; d += kLanes) store(to + d, load(to + d) * keep + load(from + d) * add);
+    total.sum[r] = total.sum[r] * keep + part.sum[r] * add;
+    total.max[r] = max;
+  }
+}
+
+template <typename T>
+class Worker {
+ public:
+  Worker(const Attention<T>& attention, Buffer& buffer)
+      : attention_(attention), group_(attention.group()), dim_(static_cast<int>(attention.head_dim)),
+        padded_dim_(attention.padded_dim()) {
+    size_t panel = static_cast<size_t>(kTileKeys) * padded_dim_, rows = static_cast<size_t>(kTileRows) * padded_dim_;
+    size_t partial = Partial::size(kTileRows, padded_dim_);
+    float* memory = buffer.reserve(2 * panel + rows + kTileRows * kTileKeys + 2 * partial);
+    keys_ = memory;
+    values_ = keys_ + panel;
+    query_ = values_ + panel;
+    scores_ = query_ + rows;
+    total_ = scores_ + kTileRows * kTileKeys;
+    part_ = total_ + partial;
+  }
+
+  // All splits of a tile, written to `out`.
+  void finish(const Tile& tile, int kv_head, int first_split, int last_split) {
+    Partial total(total_, tile.rows, padded_dim_), part(part_, tile.rows, padded_dim_);
+    total.clear(tile.rows, padded_dim_);
+    load_query(tile, kv_head);
+    for (int split = first_split; split < last_split; split++) {
+      attend(tile, kv_head, split, part);
+      merge(total, part, tile.rows, padded_dim_);
+    }
+    write(tile, kv_head, total);
+  }
+
+  // One split of a tile, left in `part`.
+  void attend_split(const Tile& tile, int kv_head, int split, Partial part) {
+    load_query(tile, kv_head);
+    attend(tile, kv_head, split, part);
+  }
+
+  // Splits that were attended one by one, written to `out`.
+  void finish_parts(const Tile& tile, int kv_head, float* parts, int count) {
+    Partial total(total_, tile.rows, padded_dim_);
+    total.clear(tile.rows, padded_dim_);
+    size_t size = Partial::size(tile.rows, padded_dim_);
+    for (int i = 0; i < count; i++) merge(total, Partial(parts + i * size, tile.rows, padded_dim_), tile.rows, padded_dim_);
+    write(tile, kv_head, total);
+  }
+
+ private:
+  int64_t position(const Tile& tile, int row) const {
+    int64_t past = attention_.seq_lens[tile.seq] - attention_.query_len(tile.seq);
+    return past + (tile.first_row + row) / group_;
+  }
+
+  int64_t oldest(int64_t position) const {
+    return attention_.window < 0 ? 0 : std::max<int64_t>(0, position - attention_.window + 1);
+  }
+
+  template <typename Pointer>
+  Pointer row_of(Pointer base, const Strides& strides, const Tile& tile, int kv_head, int row) const {
+    int64_t token = attention_.query_start_loc[tile.seq] + (tile.first_row + row) / group_;
+    int64_t head = static_cast<int64_t>(kv_head) * group_ + (tile.first_row + row) % group_;
+    return base + token * strides.token + head * strides.head;
+  }
+
+  // Scores come out of the product in units of log2, or divided by the soft cap where there is one.
+  void load_query(const Tile& tile, int kv_head) {
+    const float kLog2E = 1.44269504f;
+    Vec factor = broadcast(attention_.soft_cap > 0 ? attention_.scale / attention_.soft_cap : attention_.scale * kLog2E);
+    for (int r = 0; r < tile.rows; r++) {
+      const T* from = row_of(attention_.query, attention_.query_strides, tile, kv_head, r);
+      for (int d = 0; d < dim_; d += kLanes) store(query_ + r * padded_dim_ + d, load_some(from + d, dim_ - d) * factor);
+    }
+  }
+
+  void attend(const Tile& tile, int kv_head, int split, Partial& part) {
+    part.clear(tile.rows, padded_dim_);
+    int64_t start = static_cast<int64_t>(split) * kSplitKeys;
+    int64_t first = std::max(start, oldest(position(tile, 0)));
+    int64_t last = std::min<int64_t>(start + kSplitKeys, position(tile, tile.rows - 1) + 1);
+    for (int64_t base = first / kTileKeys * kTileKeys; base < last; base += kTileKeys) {
+      int from = static_cast<int>(std::max<int64_t>(first - base, 0));
+      int to = static_cast<int>(std::min<int64_t>(last - base, kTileKeys));
+      int vectors = (to + kLanes - 1) / kLanes;
+      locate(tile.seq, kv_head, base, from, to);
+      pack_keys(from, to);
+      pack_values(from, to);
+      gemm<false>(tile.rows, vectors, dim_, query_, padded_dim_, keys_, kTileKeys, scores_, kTileKeys);
+      for (int r = 0; r < tile.rows; r++) softmax(tile, r, base, vectors, part);
+      gemm<true>(tile.rows, padded_dim_ / kLanes, to - from, scores_ + from, kTileKeys, values_, padded_dim_, part.out,
+                 padded_dim_);
+    }
+  }
+
+  // Where the rows of keys base + from .. base + to lie.
+  void locate(int seq, int kv_head, int64_t base, int from, int to) {
+    const int32_t* table = attention_.block_tables + seq * attention_.block_tables_stride;
+    const Strides &key = attention_.key_strides, &value = attention_.value_strides;
+    int64_t slot = (base + from) / attention_.block_size, offset = (base + from) % attention_.block_size;
+    for (int j = from; j < to; j++) {
+      int64_t block = table[slot];
+      key_rows_[j] = attention_.key_cache + block * key.outer + offset * key.token + kv_head * key.head;
+      value_rows_[j] = attention_.value_cache + block * value.outer + offset * value.token + kv_head * value.head;
+      if (++offset == attention_.block_size) offset = 0, slot++;
+    }
+  }
+
+  // keys_[d][j]; lanes outside [from, to) hold anything, their scores are masked.
+  void pack_keys(int from, int to) {
+    for (int group = from / kLanes * kLanes; group < to; group += kLanes)
+      for (int d = 0; d < dim_; d += kLanes) {
+        Vec rows[kLanes];
+        for (int i = 0; i < kLanes; i++) {
+          int j = group + i;
+          rows[i] = j >= from && j < to ? load_some(key_rows_[j] + d, dim_ - d) : Vec{};
+        }
+        transpose(rows);
+        for (int i = 0; i < kLanes; i++) store(keys_ + (d + i) * kTileKeys + group, rows[i]);
+      }
+  }
+
+  void pack_values(int from, int to) {
+    for (int j = from; j < to; j++)
+      for (int d = 0; d < dim_; d += kLanes)
+        store(values_ + (j - from) * padded_dim_ + d, load_some(value_rows_[j] + d, dim_ - d));
+  }
+
+  // Scores of a row become weights; its sum and what it has gathered so far move to the new maximum.
+  void softmax(const Tile& tile, int row, int64_t base, int vectors, Partial& part) {
+    float* scores = scores_ + row * kTileKeys;
+    int64_t newest = position(tile, row);
+    int begin = static_cast<int>(std::min<int64_t>(std::max<int64_t>(oldest(newest) - base, 0), kTileKeys));
+    int end = static_cast<int>(std::min<int64_t>(std::max<int64_t>(newest + 1 - base, 0), kTileKeys));
+    Vec highest = broadcast(-kInfinity);
+    for (int v = 0; v < vectors; v++) {
+      Vec x = mask(cap(load(scores + v * kLanes)), v * kLanes, begin, end);
+      store(scores + v * kLanes, x);
+      highest = max(highest, x);
+    }
+    float new_max = std::max(part.max[row], reduce(highest, [](Vec a, Vec b) { return max(a, b); }));
+    float shift = exponent_base(new_max);
+    Vec sum = Vec{};
+    for (int v = 0; v < vectors; v++) {
+      Vec weight = exp2(load(scores + v * kLanes) - shift);
+      store(scores + v * kLanes, weight);
+      sum += weight;
+    }
+    float keep = exp2_scalar(part.max[row] - shift);
+    part.sum[row] = part.sum[row] * keep + reduce(sum, [](Vec a, Vec b) { return a + b; });
+    if (new_max != part.max[row]) rescale(part.out + row * padded_dim_, keep);
+    part.max[row] = new_max;
+  }
+
+  Vec cap(Vec x) const {
+    const float kLog2E = 1.44269504f;
+    return attention_.soft_cap > 0 ? tanh(x) * (attention_.soft_cap * kLog2E) : x;
+  }
+
+  // Lanes hold keys lane, lane + 1, ...; those outside [begin, end) get no weight.
+  static Vec mask(Vec x, int lane, int begin, int end) {
+    IntVec key = lane_ids() + lane;
+    return (key >= begin) & (key < end) ? x : broadcast(-kInfinity);
+  }
+
+  void rescale(float* out, float factor) {
+    for (int d = 0; d < padded_dim_; d += kLanes) store(out + d, load(out + d) * factor);
+  }
+
+  void write(const Tile& tile, int kv_head, const Partial& total) {
+    for (int r = 0; r < tile.rows; r++) {
+      T* to = row_of(attention_.out, attention_.out_strides, tile, kv_head, r);
+      float factor = 1.0f / total.sum[r];
+      for (int d = 0; d < dim_; d += kLanes)
+        store_some(to + d, load(total.out + r * padded_dim_ + d) * factor, dim_ - d);
+    }
+  }
+
+  const Attention<T>& attention_;
+  const int group_, dim_, padded_dim_;
+  const T *key_rows_[kTileKeys], *value_rows_[kTileKeys];
+  float *keys_, *values_, *query_, *scores_, *total_, *part_;
+};
+
+}  // namespace lamina

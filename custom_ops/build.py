@@ -1,0 +1,132 @@
+"""Native kernels: csrc/<op>/cpu.cpp compiled once by the machine's C++ compiler, kept in the store."""
+
+import ctypes
+import hashlib
+import json
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..common import env
+from ..common.errors import KernelBuildError, StoreError
+from ..common.logging import get_logger
+from ..common.store import Store
+
+logger = get_logger("custom_ops")
+
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
+COMPILERS = ("c++", "g++", "clang++")
+OPENMP = "-fopenmp"
+KIND = "kernels"
+
+
+def load_kernel(op: str) -> ctypes.CDLL:
+    """The shared library of csrc/<op>/cpu.cpp, built on first use on this machine."""
+    path = build_kernel(op, CSRC, Store())
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelBuildError(f"the kernel of {op} was built but cannot be loaded: {error}") from error
+
+
+def build_kernel(op: str, csrc: Path, store: Store) -> Path:
+    """Where the built library lies; many processes at once compile it only once."""
+    compiler = find_compiler()
+    key = _key(op, csrc, compiler)
+    built = _find(store, key)
+    if built is None:
+        with store.lock(f"{KIND}-{key}"):
+            built = _find(store, key) or _build(op, csrc, store, key, compiler)
+    return built
+
+
+def find_compiler() -> list[str]:
+    """The command of CXX, or of the first compiler on PATH."""
+    chosen = env.cxx_compiler()
+    commands = [shlex.split(chosen)] if chosen else [[name] for name in COMPILERS]
+    for command in commands:
+        if command and shutil.which(command[0]):
+            return command
+    wanted = (
+        f"CXX is {chosen!r}, which is not there" if chosen else f"none of {', '.join(COMPILERS)} is on PATH"
+    )
+    raise KernelBuildError(f"no C++ compiler: {wanted}; install g++ or set CXX")
+
+
+def _flags() -> list[str]:
+    native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    return ["-std=c++17", "-O3", native, OPENMP, "-fPIC", "-shared"]
+
+
+def _key(op: str, csrc: Path, compiler: Sequence[str]) -> str:
+    """Everything the binary depends on: sources, flags, compiler and instruction set; no path and no host."""
+    sources = sorted([*(csrc / op).iterdir(), *(csrc / "include").iterdir()])
+    texts = [[path.name, path.read_text()] for path in sources]
+    version = _run([*compiler, "--version"]).stdout
+    factors = [op, texts, _flags(), version, platform.system(), platform.machine(), _instruction_set()]
+    return hashlib.sha256(json.dumps(factors).encode()).hexdigest()[:32]
+
+
+def _instruction_set() -> str:
+    """What -march=native looks at: the CPU's model and feature flags."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("flags", "Features", "model", "model name", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.partition("\t")[0].strip() in wanted))
+
+
+def _find(store: Store, key: str) -> Path | None:
+    ref = store.read_ref(KIND, key)
+    if ref is None:
+        return None
+    try:
+        return store.path(ref["object"])
+    except StoreError:  # the store has said so and put the object aside
+        return None
+
+
+def _build(op: str, csrc: Path, store: Store, key: str, compiler: Sequence[str]) -> Path:
+    logger.info("compiling the kernel of %s with %s, once on this machine", op, compiler[0])
+    with store.temporary_folder() as folder:
+        target = folder / f"{op}.so"
+        command = [
+            *compiler,
+            *_flags(),
+            f"-I{csrc / 'include'}",
+            str(csrc / op / "cpu.cpp"),
+            "-o",
+            str(target),
+        ]
+        result = _run(command)
+        if result.returncode and not _has_openmp(compiler, folder):
+            logger.warning("%s has no OpenMP: the kernel of %s runs on one thread", compiler[0], op)
+            result = _run([word for word in command if word != OPENMP])
+        if result.returncode:
+            raise KernelBuildError(f"the kernel of {op} did not compile: {_first_error(result.stderr)}")
+        digest = store.put(target.read_bytes())
+    store.write_ref(KIND, key, {"object": digest, "op": op, "compiler": compiler[0]})
+    return store.path(digest)
+
+
+def _has_openmp(compiler: Sequence[str], folder: Path) -> bool:
+    source = folder / "probe.cpp"
+    source.write_text("#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n")
+    command = [*compiler, OPENMP, "-fPIC", "-shared", str(source), "-o", str(folder / "probe.so")]
+    return _run(command).returncode == 0
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise KernelBuildError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
+
+
+def _first_error(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next((line for line in lines if "error:" in line), lines[-1] if lines else "no message")
