@@ -76,7 +76,8 @@ def _content_hash(path: Path) -> str:
 def _write_configs(file: GGUFFile, folder: Path, dtype: torch.dtype) -> None:
     config = checkpoint_config(file, dtype)
     ModelConfig.from_dict(config, origin=str(file.path))
-    generation = {name: config[name] for name in ("bos_token_id", "eos_token_id") if config[name] is not None}
+    config = {name: value for name, value in config.items() if value is not None}
+    generation = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 

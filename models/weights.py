@@ -137,7 +137,7 @@ def _locate(folder: Path) -> dict[Path, list[str]]:
     index = folder / INDEX_NAME
     if not index.exists():
         if not (folder / SINGLE_NAME).exists():
-            raise LoadError(f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; {_other_weights(folder)}")
+            raise LoadError(f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; {other_weights(folder)}")
         return {folder / SINGLE_NAME: _names(folder / SINGLE_NAME)}
     placed = read_json(index).get("weight_map")
     if not isinstance(placed, dict) or not all(
@@ -160,7 +160,8 @@ def _locate(folder: Path) -> dict[Path, list[str]]:
     return files
 
 
-def _other_weights(folder: Path) -> str:
+def other_weights(folder: Path) -> str:
+    """What to do about a folder without safetensors, going by what else it holds."""
     found = sorted(path.name for pattern in ("*.bin", "*.pth", "*.gguf") for path in folder.glob(pattern))
     if any(name.endswith(".gguf") for name in found):
         return f"pass the GGUF file itself ({found[-1]})"
