@@ -198,12 +198,10 @@ class InputBatch:
         return params.top_k if 0 < params.top_k < self.vocab_size else 0
 
     def _banned(self, sampled: Sequence[ScheduledRequest]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Ids no row can have are left out: a tokenizer may know more ids than the model has."""
-        return tuple(
-            (row, tuple(id_ for id_ in r.banned_token_ids if id_ < self.vocab_size))
-            for row, r in enumerate(sampled)
-            if r.banned_token_ids
-        )
+        """The ids each row must not sample, less those the model has not: its tokenizer may know more."""
+        rows = ((row, r.banned_token_ids) for row, r in enumerate(sampled) if r.banned_token_ids)
+        known = ((row, tuple(id_ for id_ in ids if id_ < self.vocab_size)) for row, ids in rows)
+        return tuple((row, ids) for row, ids in known if ids)
 
 
 class _Field:
