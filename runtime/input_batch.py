@@ -84,7 +84,8 @@ class InputBatch:
         self._min_p = _Field(torch.float32, device, max_num_seqs)
         self._seeds = _Field(torch.int64, device, max_num_seqs)
         self._sample_positions = _Field(torch.int64, device, max_num_seqs)
-        self._tables: list[tuple[int, ...]] = [()] * max_num_seqs  # what each row of block_tables holds
+        self._tables: list[tuple[int, ...]] = [()] * max_num_seqs  # what each row of block_tables holds,
+        self._table_ids: list[str] = []  # and for whom the first rows were written
         self._params: list[SamplingParams] = []  # what the sampling rows hold
         self._any_random = False
         self._any_filter = False
@@ -106,6 +107,7 @@ class InputBatch:
         counts = np.fromiter((len(r.token_ids) for r in plan.requests), np.int64, num_seqs)
         computed = np.fromiter((r.num_computed_tokens for r in plan.requests), np.int64, num_seqs)
         assert counts.sum() == num_tokens, (counts, num_tokens)
+        self._move_tables([r.request_id for r in plan.requests])
         self._write_tables([r.block_ids for r in plan.requests], padded_seqs)
         self._write_lengths(counts, computed, padded_seqs)
         self._write_tokens(plan.requests, counts, computed, padded_tokens)
@@ -133,13 +135,23 @@ class InputBatch:
             any_filter=self._any_filter,
         )
 
+    def _move_tables(self, request_ids: list[str]) -> None:
+        """Bring rows along with the requests that moved; a new request gets any row, to be overwritten."""
+        if request_ids != self._table_ids:
+            row_of = {request_id: row for row, request_id in enumerate(self._table_ids)}
+            sources = [row_of.get(request_id, 0) for request_id in request_ids]
+            self._block_tables.array[: len(sources)] = self._block_tables.array[sources]
+            self._tables[: len(sources)] = [self._tables[row] for row in sources]
+            self._table_ids = request_ids
+
     def _write_tables(self, tables: Sequence[tuple[int, ...]], padded_seqs: int) -> None:
-        """One row a sequence, rewritten only where it changes: in most steps few tables do."""
+        """Rewrite each row where it changed: in most steps, few tables do, and they only grew."""
         rows = self._block_tables.array
         for row, table in enumerate(chain(tables, [()] * (padded_seqs - len(tables)))):
             held = self._tables[row]
             if held is not table:
-                rows[row, : len(table)] = table
+                kept = len(held) if table[: len(held)] == held else 0
+                rows[row, kept : len(table)] = table[kept:]
                 rows[row, len(table) : len(held)] = NULL_BLOCK
                 self._tables[row] = table
 

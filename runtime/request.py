@@ -151,10 +151,10 @@ class Request:
     def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
         """The tokens at positions start to stop - 1, be they prompt or output."""
         num_prompt = len(self.prompt_token_ids)
-        if stop <= num_prompt:
-            return self.prompt_token_ids[start:stop]
-        outputs = self.output_token_ids[max(start - num_prompt, 0) : stop - num_prompt]
-        return self.prompt_token_ids[start:] + tuple(outputs)
+        if start >= num_prompt:
+            return tuple(self.output_token_ids[start - num_prompt : stop - num_prompt])
+        prompt = self.prompt_token_ids[start:stop]
+        return prompt if stop <= num_prompt else prompt + tuple(self.output_token_ids[: stop - num_prompt])
 
 
 def stopping_token_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:

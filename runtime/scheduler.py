@@ -229,17 +229,12 @@ class Scheduler:
         count = min(end - start, step.budget, self.config.prefill_chunk or step.budget)
         assert count > 0, f"{request.request_id} was admitted but cannot advance"
         samples = start + count == end
+        token_ids = request.token_ids(start, start + count)
+        block_ids = self._kv_cache.block_ids(request.request_id)
+        banned = request.banned_token_ids if samples else ()
         step.budget -= count
         step.requests.append(
-            ScheduledRequest(
-                request_id=request.request_id,
-                token_ids=request.token_ids(start, start + count),
-                num_computed_tokens=start,
-                block_ids=self._kv_cache.block_ids(request.request_id),
-                samples=samples,
-                params=request.params,
-                banned_token_ids=request.banned_token_ids if samples else (),
-            )
+            ScheduledRequest(request.request_id, token_ids, start, block_ids, samples, request.params, banned)
         )
 
     def _make_room(self, request: Request, step: _Step) -> bool:
