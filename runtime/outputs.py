@@ -1,0 +1,55 @@
+"""What callers get back: whole answers, and the pieces of a streamed one."""
+
+from dataclasses import dataclass
+
+from .request import FinishReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestTimes:
+    """When a request was queued, got its first token and ended, by time.monotonic()."""
+
+    queued: float
+    first_token: float | None
+    finished: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionOutput:
+    """One answer; the text is empty where it was not asked for or the model has no tokenizer."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = (
+        None  # the token id or string that ended it, None for an EOS or the length
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestOutput:
+    """A prompt with its answers."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    times: RequestTimes
+    num_cached_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        """The text of the first answer."""
+        return self.outputs[0].text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamDelta:
+    """What one step added to one answer; the last delta of an answer alone has a finish_reason."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None

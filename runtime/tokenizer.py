@@ -1,0 +1,137 @@
+"""Text to token ids and back, chat templates included, over a transformers tokenizer that is imported only when used."""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..common.errors import LoadError, RequestError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
+
+
+class Tokenizer:
+    """One tokenizer, never changed: what it does to a text depends on that text alone."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.bos_token_id: int | None = backend.bos_token_id
+        self.eos_token_ids: tuple[int, ...] = () if backend.eos_token_id is None else (backend.eos_token_id,)
+        vocabulary = backend.get_vocab()
+        self.size: int = max(vocabulary.values(), default=-1) + 1
+        self.special_tokens: dict[int, str] = {
+            token_id: token.content
+            for token_id, token in backend.added_tokens_decoder.items()
+            if token.special
+        }
+        names = (f"<0x{byte:02X}>" for byte in range(256))  # how SentencePiece spells single bytes
+        self.byte_token_ids: frozenset[int] = frozenset(
+            vocabulary[name] for name in names if name in vocabulary
+        )
+
+    def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Token ids of a text.
+
+        By default the tokenizer's own special tokens are added, except to a text that already begins with the
+        BOS string, as every rendered chat template does: that one has all it needs.
+        """
+        if not isinstance(text, str):
+            raise RequestError(f"a prompt is a {type(text).__name__}; wanted a string or a list of token ids")
+        if add_special_tokens is None:
+            bos = self._backend.bos_token
+            add_special_tokens = not (bos and text.startswith(bos))
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        except UnicodeError as error:
+            raise RequestError(f"a prompt is no valid Unicode: {error}; remove lone surrogates") from error
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; spaces are left as the model wrote them, unknown ids have no text."""
+        text: str = self._backend.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation as the model's own template writes it."""
+        from jinja2.exceptions import TemplateError
+
+        _check_messages(messages)
+        if not self._backend.chat_template:
+            raise RequestError(
+                "this model's tokenizer has no chat template; add chat_template.jinja to its folder, "
+                "or use generate() with a prompt of your own"
+            )
+        try:
+            ids: list[int] = self._backend.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                add_generation_prompt=add_generation_prompt,
+                tokenize=True,
+                return_dict=False,
+            )
+        except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise RequestError(f"the chat template refuses these messages: {error}") from error
+        return ids
+
+
+def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:
+    """The folder's tokenizer, or None where it has none; an override is another folder or a tokenizer object.
+
+    A tokenizer object stays the caller's: a copy of it is used.
+    """
+    if override is not None and not isinstance(override, (str, Path)):
+        return Tokenizer(copy.deepcopy(override))
+    if override is not None:
+        folder = Path(override).expanduser()
+        if not _has_tokenizer(folder):
+            raise LoadError(
+                f"tokenizer is {str(override)!r}, but there is none of {', '.join(TOKENIZER_FILES)}"
+            )
+    return Tokenizer(_load_backend(folder)) if _has_tokenizer(folder) else None
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def _load_backend(folder: Path) -> Any:
+    try:
+        if (folder / "tokenizer.json").is_file():
+            # This file says everything, and importing only its class takes half as long as AutoTokenizer.
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises nothing more precise
+        raise LoadError(f"{_damaged_file(folder)} cannot be read as a tokenizer: {error}") from error
+
+
+def _damaged_file(folder: Path) -> Path:
+    """The first file that is no JSON, else the one that holds the tokenizer."""
+    for path in (folder / name for name in JSON_FILES):
+        try:
+            if path.is_file():
+                json.loads(path.read_bytes())
+        except ValueError:
+            return path
+    return next(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    wanted = "wanted a list of at least one {'role': ..., 'content': ...}"
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError(f"messages is {messages!r:.80}; {wanted}")
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise RequestError(f"a message is {message!r:.80}; {wanted}")
