@@ -24,7 +24,7 @@ def resolve_source(
     dtype: torch.dtype = torch.bfloat16,
     progress: Progress | None = None,
 ) -> Path:
-    """The folder that holds the model, with config and weights; `dtype` is what a GGUF file is converted to."""
+    """The folder with the model's config and weights; `dtype` is what a GGUF file is converted to."""
     path = Path(name).expanduser()
     if path.is_dir():
         return _checked(path)
@@ -61,7 +61,7 @@ def _download(name: str, revision: str | None, token: str | None) -> Path:
         raise LoadError(
             f"{name} is gated: ask for access on its page, then give token= or set HF_TOKEN"
         ) from error
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         wanted = name if revision is None else f"{name} at revision {revision}"
         raise LoadError(
             f"neither a folder nor the hub has {wanted}; a private one needs token= or HF_TOKEN"

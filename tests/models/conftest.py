@@ -1,0 +1,78 @@
+"""A model run on plain dense attention, and checkpoints with one thing changed."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lamina.custom_ops.paged_attention.reference import dense_attention
+from lamina.models.config import read_model_config
+from lamina.models.layers import FAST_OPS, Ops
+from lamina.models.registry import find_model
+from lamina.models.rope import rope_tables
+from lamina.models.weights import load_weights
+
+
+def _logits(
+    folder: Path, token_ids: Sequence[int], *, dtype: torch.dtype = torch.float32, ops: Ops = FAST_OPS
+) -> Tensor:
+    config = read_model_config(folder)
+    model = find_model(config.architecture)
+    weights = load_weights(model, config, folder, dtype=dtype, device="cpu")
+    weights["rope_cos"], weights["rope_sin"] = rope_tables(
+        config, max_model_len=len(token_ids), dtype=dtype, device="cpu"
+    )
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
+        out.copy_(dense_attention(query, key, value, config.head_dim**-0.5))
+
+    ids, positions = (
+        torch.tensor(token_ids, dtype=torch.int32),
+        torch.arange(len(token_ids), dtype=torch.int32),
+    )
+    with torch.inference_mode():
+        return model.logits(config, weights, model.forward(config, weights, ids, positions, attend, ops), ops)
+
+
+@pytest.fixture(scope="session")
+def logits_of() -> Callable[..., Tensor]:
+    """logits_of(folder, token_ids, dtype=, ops=) -> our logits [T, vocab] with dense attention."""
+    return _logits
+
+
+@pytest.fixture(scope="session")
+def reference_logits(tiny_reference: Callable[[Path], Any]) -> Callable[[Path, Sequence[int]], Tensor]:
+    """reference_logits(folder, token_ids) -> transformers' logits [T, vocab] in fp32."""
+
+    def run(folder: Path, token_ids: Sequence[int]) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = tiny_reference(folder)(torch.tensor([token_ids])).logits[0]
+            return logits
+
+    return run
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[..., Path]:
+    """changed(folder, config={…}, tensors={name: tensor, or None to drop it}) -> changed copy."""
+
+    def change(
+        folder: Path, *, config: dict[str, Any] | None = None, tensors: dict[str, Tensor | None] | None = None
+    ) -> Path:
+        copy = tmp_path / "changed"
+        shutil.copytree(folder, copy)
+        if config is not None:
+            path = copy / "config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | config))
+        if tensors is not None:
+            held = load_file(copy / "model.safetensors") | tensors
+            save_file({name: t for name, t in held.items() if t is not None}, copy / "model.safetensors")
+        return copy
+
+    return change
