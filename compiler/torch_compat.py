@@ -311,3 +311,9 @@ def fake_tensors(
         return {
             name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in parameters.items()
         }
+
+
+def cpu_has_bfloat16_units() -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware (AVX-512 BF16 or AMX)."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, bool)() for probe in probes)

@@ -139,6 +139,12 @@ class Scheduler:
         else:
             self._release(request)
 
+    def restate(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
+        """Give an ended request a better reason, found in the text of its last token."""
+        assert request.status is RequestStatus.FINISHED, f"{request.request_id} is live"
+        request.finish_reason = reason
+        request.stop_reason = stop_reason
+
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None where there is nothing to do; update or discard the one before it first."""
         assert self._in_flight is None, "a step is in flight"

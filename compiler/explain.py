@@ -1,0 +1,29 @@
+"""What was compiled, in words: pieces, passes, kernels, guards."""
+
+from collections import Counter
+
+from .compile import Compiled
+
+
+def explain_text(compiled: Compiled) -> str:
+    """One paragraph a unique piece, then the guards by what became of them."""
+    uses = Counter(step.piece for step in compiled.plan.steps if step.piece is not None)
+    lines = [
+        f"{compiled.num_pieces} pieces, {len(compiled.plan.pieces)} of them unique; "
+        f"{compiled.num_compiled} compiled, {compiled.num_loaded} loaded"
+    ]
+    if compiled.miss:
+        lines.append(f"compiled because {compiled.miss}")
+    lines += [f"{stage}: {seconds:.2f} s" for stage, seconds in compiled.seconds.items()]
+    for number, piece in enumerate(compiled.plan.pieces):
+        artifact = piece.artifact
+        origin = "compiled" if piece.was_compiled else "loaded"
+        lines.append(f"\npiece {number}, used {uses[number]} times, {origin}, key {artifact.key[:16]}")
+        for report in artifact.reports:
+            lines.append(f"  pass {report['name']}: {report['num_matches']} sites")
+            lines += [f"    left alone: {reason}" for reason in report["skipped"]]
+        lines += [f"  kernel {name}" for name in artifact.kernels]
+    kinds = Counter(guard["disposition"] for guard in compiled.guards)
+    lines.append("\nguards of the trace:")
+    lines += [f"  {count} {disposition}" for disposition, count in sorted(kinds.items())]
+    return "\n".join(lines)

@@ -1,0 +1,93 @@
+"""`attend` in serving: writes a layer's keys and values into the paged cache, then attends over it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..common.errors import UnsupportedError
+from ..custom_ops import registry
+from .input_batch import BatchView
+
+NO_WINDOW = -1
+NO_SOFT_CAP = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionBackend:
+    """One provider of both cache ops, with the reason it was taken."""
+
+    name: str
+    reason: str
+    write_kv_cache: Callable[..., Any]
+    paged_attention: Callable[..., Any]
+
+
+def select_backend(name: str, *, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+    """The named backend, or the first that runs here for "auto"; UnsupportedError says why one cannot."""
+    known = registry.providers("paged_attention")
+    if name != "auto" and name not in known:
+        raise UnsupportedError(f"attention is {name!r}; wanted auto, {', '.join(known)}")
+    attention = registry.select("paged_attention", device=device, dtype=dtype, provider=name)
+    writes = registry.providers("write_kv_cache")
+    write = registry.select(
+        "write_kv_cache", device=device, dtype=dtype, provider=name if name in writes else "auto"
+    )
+    return AttentionBackend(
+        name=attention.name, reason=attention.reason, write_kv_cache=write.call, paged_attention=attention.call
+    )
+
+
+class PagedAttention:
+    """attend(layer, q, k, v, out) for the step that was begun last."""
+
+    def __init__(
+        self, backend: AttentionBackend, caches: Sequence[tuple[Tensor, Tensor]], scale: float
+    ) -> None:
+        self._backend = backend
+        self._caches = caches  # per layer: keys, values [num_blocks, block_size, num_kv_heads, head_dim]
+        self._scale = scale
+        self._batch: BatchView | None = None
+
+    def begin(self, batch: BatchView) -> None:
+        """Attend over the block tables of this step from now on."""
+        self._batch = batch
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        batch = self._batch
+        assert batch is not None, "attend before begin"
+        key_cache, value_cache = self._caches[layer]
+        self._backend.write_kv_cache(k, v, key_cache, value_cache, batch.slot_mapping)
+        self._backend.paged_attention(
+            out,
+            q,
+            key_cache,
+            value_cache,
+            batch.block_tables,
+            batch.seq_lens,
+            batch.query_start_loc,
+            batch.max_query_len,
+            self._scale,
+            NO_WINDOW,
+            NO_SOFT_CAP,
+        )
+
+
+def allocate_caches(
+    *,
+    num_layers: int,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of every layer; memory that no request reaches is never touched."""
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    return [
+        (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+        for _ in range(num_layers)
+    ]

@@ -1,0 +1,168 @@
+"""Every setting of a runtime, checked when given, and the same with nothing left to choose."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..common.errors import ConfigError, UnsupportedError
+from ..common.logging import get_logger, log_once
+from ..compiler.config import MAX_NUM_TOKENS, NUMERICS, CompileConfig, Numerics
+from ..models.config import ModelConfig
+from . import memory
+
+logger = get_logger("runtime")
+
+Progress = Callable[[str, float, str], None]  # stage, fraction done, detail
+LoadFormat = Literal["auto", "dummy"]
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_BATCHED_TOKENS = 2048
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeConfig:
+    """What the caller of Runtime.from_pretrained asked for; "auto" and None are settled by resolve."""
+
+    model: str | Path
+    revision: str | None = None
+    token: str | None = None
+    tokenizer: Any = None
+    dtype: str | torch.dtype = "auto"
+    device: str | torch.device = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    prefill_chunk: int | None = None
+    block_size: int | None = None
+    num_kv_blocks: int | None = None
+    memory_fraction: float = 0.9
+    compile: bool | CompileConfig = True
+    numerics: Numerics = "fast"
+    attention: str = "auto"
+    cache_dir: str | Path | None = None
+    require_warm: bool = False
+    load_format: LoadFormat = "auto"
+    generation_defaults: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, lowest in (
+            ("max_model_len", 2),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("prefill_chunk", 1),
+            ("block_size", 1),
+            ("num_kv_blocks", 2),
+        ):
+            _check_count(name, getattr(self, name), lowest)
+        if not 0 < self.memory_fraction <= 1:
+            raise ConfigError(f"memory_fraction is {self.memory_fraction}; wanted above 0, at most 1")
+        _check_choice("numerics", self.numerics, NUMERICS)
+        _check_choice("load_format", self.load_format, ("auto", "dummy"))
+        if not isinstance(self.compile, (bool, CompileConfig)):
+            raise ConfigError(f"compile is {self.compile!r}; wanted True, False or a CompileConfig")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ConfigError(f"seed is {self.seed!r}; wanted an integer")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens > MAX_NUM_TOKENS:
+            got = f"max_num_batched_tokens is {self.max_num_batched_tokens}"
+            raise ConfigError(f"{got}; wanted at most {MAX_NUM_TOKENS}, the bound of compiled pieces")
+
+    @property
+    def compile_config(self) -> CompileConfig | None:
+        """The compiler's settings, None for eager."""
+        if isinstance(self.compile, CompileConfig):
+            return self.compile
+        return CompileConfig() if self.compile else None
+
+
+def _check_count(name: str, value: object, lowest: int) -> None:
+    if value is None and name != "max_num_seqs":
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+        raise ConfigError(f"{name} is {value!r}; wanted an integer, at least {lowest}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; wanted {' or '.join(choices)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """The settings that a running engine has."""
+
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk: int | None
+    block_size: int
+    num_kv_blocks: int
+
+
+def resolve_device(asked: str | torch.device) -> torch.device:
+    """The device to run on; "auto" is the first card if there is one."""
+    if asked == "auto":
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        log_once(logger, logging.INFO, f"device: {device.type}")
+        return device
+    try:
+        device = torch.device(asked)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {asked!r}; wanted auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {asked!r}; wanted auto, cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError("device is 'cuda', but torch sees no card; use device='cpu' or install a CUDA build")
+    return device
+
+
+def resolve_dtype(asked: str | torch.dtype, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype of weights and cache; "auto" is the checkpoint's where the device computes in it at speed."""
+    if asked == "auto":
+        dtype = checkpoint
+        if device.type == "cpu" and checkpoint in (torch.float16, torch.bfloat16):
+            fast = checkpoint == torch.bfloat16 and memory.cpu_multiplies_bfloat16()
+            dtype = torch.bfloat16 if fast else torch.float32
+        if dtype != checkpoint:
+            log_once(logger, logging.INFO, f"dtype: {dtype}, since this CPU is slow in {checkpoint}")
+        return dtype
+    dtype_or_none = DTYPES.get(str(asked).removeprefix("torch."))
+    if dtype_or_none is None:
+        raise ConfigError(f"dtype is {asked!r}; wanted auto or one of {', '.join(DTYPES)}")
+    return dtype_or_none
+
+
+def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Resolved:
+    """The settings of the engine, sized for this model and this machine."""
+    max_model_len = config.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings and model.rope.rope_type == "default":
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but the model was trained for {model.max_position_embeddings} "
+            "positions and its rope is not scaled; lower it"
+        )
+    resolved = Resolved(
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+        prefill_chunk=config.prefill_chunk,
+        block_size=config.block_size or DEFAULT_BLOCK_SIZE,
+        num_kv_blocks=config.num_kv_blocks or 0,
+    )
+    if not resolved.num_kv_blocks:
+        blocks = memory.num_kv_blocks(resolved, model, config.memory_fraction)
+        resolved = dataclasses.replace(resolved, num_kv_blocks=blocks)
+    return resolved

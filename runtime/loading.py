@@ -1,0 +1,255 @@
+"""From a model's name to an engine that is ready: weights and tokenizer are read while the compiler works."""
+
+import inspect
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import custom_ops
+from ..common.errors import LoadError
+from ..common.store import Store
+from ..compiler.compile import Compiled, Program, compile_program
+from ..compiler.plan import ParameterTable
+from ..models import layers, rope
+from ..models.config import GenerationDefaults, ModelConfig, read_generation_config, read_model_config
+from ..models.layers import EXACT_OPS, FAST_OPS, Ops
+from ..models.registry import ModelDefinition, find_model
+from ..models.source import resolve_source
+from ..models.weights import dummy_weights, load_weights
+from .attention import AttentionBackend, PagedAttention, allocate_caches, select_backend
+from .block_pool import BlockPool
+from .config import Progress, Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
+from .engine import Engine
+from .input_batch import InputBatch
+from .kv_cache import KVCacheManager
+from .model_runner import ModelRunner
+from .scheduler import Scheduler, SchedulerConfig
+from .tokenizer import Tokenizer, load_tokenizer
+
+# Fields of a model's config that say nothing about the graph of its forward beyond the shapes of its weights.
+NOT_TRACED = {"bos_token_id", "eos_token_ids", "dtype", "max_position_embeddings", "rope"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """Everything a runtime holds."""
+
+    engine: Engine
+    kv_cache: KVCacheManager
+    tokenizer: Tokenizer | None
+    model: ModelConfig
+    resolved: Resolved
+    defaults: GenerationDefaults
+    eos_token_ids: frozenset[int]
+    attention: AttentionBackend
+    compiled: Compiled | None
+    weights: dict[str, Tensor]
+    startup: dict[str, float]
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds of each stage of the start, as the caller waited for them: they add up to the whole."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, stage: str) -> None:
+        """Book the time since the last lap to a stage."""
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+
+def load(config: RuntimeConfig, progress: Progress) -> Loaded:
+    """Load and compile a model; every failure is a LaminaError, and nothing is left running after it."""
+    watch = Stopwatch()
+    store = Store(config.cache_dir)
+    device = resolve_device(config.device)
+    folder = _find_folder(config, store, device, progress)
+    model, definition, defaults = _read_configs(folder, config)
+    resolved = resolve(config, model, resolve_dtype(config.dtype, model.dtype, device), device)
+    attention = select_backend(config.attention, device=device, dtype=resolved.dtype)
+    watch.lap("config")
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        weights_read = pool.submit(_weights, folder, model, definition, config, resolved, progress)
+        tokenizer_read = pool.submit(load_tokenizer, folder, override=config.tokenizer)
+        compiled = _compile(folder, model, definition, config, resolved, store, progress)
+        if compiled is not None:
+            for stage, seconds in compiled.seconds.items():
+                watch.seconds[stage] = seconds
+            watch.lap("compile")
+            watch.seconds["compile"] -= sum(s for stage, s in compiled.seconds.items() if stage != "compile")
+        weights = weights_read.result()
+        watch.lap("weights")
+        tokenizer = tokenizer_read.result()
+        watch.lap("tokenizer")
+    kv_cache = KVCacheManager(BlockPool(resolved.num_kv_blocks), resolved.block_size)
+    engine = _engine(config, model, definition, resolved, attention, compiled, weights, tokenizer, kv_cache)
+    watch.lap("kv_cache")
+    eos = {*model.eos_token_ids, *read_generation_config(folder).eos_token_ids}
+    return Loaded(
+        engine=engine,
+        kv_cache=kv_cache,
+        tokenizer=tokenizer,
+        model=model,
+        resolved=resolved,
+        defaults=defaults,
+        eos_token_ids=frozenset(eos | set(tokenizer.eos_token_ids if tokenizer else ())),
+        attention=attention,
+        compiled=compiled,
+        weights=weights,
+        startup=watch.seconds,
+    )
+
+
+def _find_folder(config: RuntimeConfig, store: Store, device: torch.device, progress: Progress) -> Path:
+    """The checkpoint's folder; dummy weights need no more of it than config.json."""
+    progress("config", 0.0, str(config.model))
+    folder = Path(config.model).expanduser()
+    if config.load_format == "dummy" and folder.is_dir():
+        return folder
+    dtype = resolve_dtype(config.dtype, torch.bfloat16, device)
+    return resolve_source(
+        config.model,
+        store=store,
+        revision=config.revision,
+        token=config.token,
+        dtype=dtype,
+        progress=progress,
+    )
+
+
+def _read_configs(folder: Path, config: RuntimeConfig) -> tuple[ModelConfig, ModelDefinition, GenerationDefaults]:
+    model = read_model_config(folder)
+    defaults = read_generation_config(folder) if config.generation_defaults else GenerationDefaults()
+    return model, find_model(model.architecture), defaults
+
+
+def _ops(config: RuntimeConfig) -> Ops:
+    return EXACT_OPS if config.numerics == "exact" else FAST_OPS
+
+
+def _weights(
+    folder: Path,
+    model: ModelConfig,
+    definition: ModelDefinition,
+    config: RuntimeConfig,
+    resolved: Resolved,
+    progress: Progress,
+) -> dict[str, Tensor]:
+    """The weights and the rope tables."""
+    dtype, device = resolved.dtype, resolved.device
+    try:
+        if config.load_format == "dummy":
+            weights = dummy_weights(definition, model, dtype=dtype, device=device, seed=config.seed)
+        else:
+            weights = load_weights(definition, model, folder, dtype=dtype, device=device, progress=progress)
+    except torch.OutOfMemoryError as error:
+        raise LoadError(f"the weights of {folder} do not fit on {device}: {error}; use a smaller dtype") from error
+    tables = rope.rope_tables(model, max_model_len=resolved.max_model_len, dtype=dtype, device=device)
+    return weights | dict(zip(("rope_cos", "rope_sin"), tables, strict=True))
+
+
+def parameter_table(model: ModelConfig, definition: ModelDefinition, resolved: Resolved) -> ParameterTable:
+    """Shape and dtype of every tensor that the forward may read."""
+    table = {name: (spec.shape, resolved.dtype) for name, spec in definition.parameters(model).items()}
+    rows = rope.table_rows(model, resolved.max_model_len)
+    wide = torch.float64 if resolved.dtype == torch.float64 else torch.float32
+    return table | {name: ((rows, model.head_dim // 2), wide) for name in ("rope_cos", "rope_sin")}
+
+
+def _compile(
+    folder: Path,
+    model: ModelConfig,
+    definition: ModelDefinition,
+    config: RuntimeConfig,
+    resolved: Resolved,
+    store: Store,
+    progress: Progress,
+) -> Compiled | None:
+    """The plan, None where the caller wants the model to run eagerly."""
+    if config.compile_config is None:
+        return None
+    ops = _ops(config)
+
+    def forward(weights: Mapping[str, Tensor], token_ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
+        return definition.forward(model, weights, token_ids, positions, attend, ops)
+
+    program = Program(
+        forward=forward,
+        parameters=parameter_table(model, definition, resolved),
+        key={name: value for name, value in asdict(model).items() if name not in NOT_TRACED},
+        sources=traced_sources(definition),
+        device=resolved.device,
+    )
+    return compile_program(
+        program,
+        config.compile_config,
+        config.numerics,
+        store,
+        require_warm=config.require_warm,
+        progress=progress,
+    )
+
+
+def traced_sources(definition: ModelDefinition) -> tuple[Path, ...]:
+    """The files that a trace of this model reads: its own, the layers, the ops."""
+    own = inspect.getsourcefile(inspect.unwrap(definition.forward))  # type: ignore[arg-type]
+    ops = sorted(Path(custom_ops.__file__ or "").parent.rglob("*.py"))
+    return (*([Path(own)] if own else []), Path(layers.__file__), *ops)
+
+
+def _engine(
+    config: RuntimeConfig,
+    model: ModelConfig,
+    definition: ModelDefinition,
+    resolved: Resolved,
+    attention: AttentionBackend,
+    compiled: Compiled | None,
+    weights: dict[str, Tensor],
+    tokenizer: Tokenizer | None,
+    kv_cache: KVCacheManager,
+) -> Engine:
+    ops = _ops(config)
+
+    def eager(token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
+        return definition.forward(model, weights, token_ids, positions, attend, ops)
+
+    forward = eager if compiled is None else compiled.plan.bind(weights, resolved.device)
+    caches = allocate_caches(
+        num_layers=model.num_layers,
+        num_blocks=resolved.num_kv_blocks,
+        block_size=resolved.block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=resolved.dtype,
+        device=resolved.device,
+    )
+    runner = ModelRunner(
+        forward=forward,
+        logits=lambda hidden: definition.logits(model, weights, hidden, ops),
+        attention=PagedAttention(attention, caches, model.head_dim**-0.5),
+        arena=InputBatch(
+            max_num_seqs=resolved.max_num_seqs,
+            max_num_tokens=resolved.max_num_batched_tokens,
+            max_blocks_per_seq=-(-resolved.max_model_len // resolved.block_size),
+            block_size=resolved.block_size,
+            vocab_size=model.vocab_size,
+            device=resolved.device,
+        ),
+        num_valid_ids=min(model.vocab_size, tokenizer.size) if tokenizer else model.vocab_size,
+    )
+    limits = SchedulerConfig(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        prefill_chunk=resolved.prefill_chunk,
+    )
+    return Engine(Scheduler(limits, kv_cache), runner)

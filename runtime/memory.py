@@ -1,0 +1,71 @@
+"""How much memory there is, and how many blocks of KV cache fit into it."""
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..common.errors import ConfigError
+from ..compiler.torch_compat import cpu_has_bfloat16_units
+from ..models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from .config import Resolved
+
+# A laptop is shared with everything else its owner runs, so the cache never takes more than this unasked.
+CPU_CACHE_BYTES = 4 << 30
+
+
+def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block: keys and values of every layer."""
+    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+
+
+def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: float) -> int:
+    """Blocks for the longest requests the engine may hold at once, or as many as memory allows.
+
+    ConfigError, with both figures, where not even one block beside the null block fits.
+    """
+    per_block = block_bytes(model, resolved.block_size, resolved.dtype)
+    per_request = -(-resolved.max_model_len // resolved.block_size)
+    wanted = resolved.max_num_seqs * per_request + 1
+    available = available_bytes(resolved.device)
+    budget = int(available * memory_fraction) - weight_bytes(model, resolved.dtype)
+    if resolved.device.type == "cpu":
+        budget = min(budget, CPU_CACHE_BYTES)
+    blocks = min(wanted, budget // per_block)
+    if blocks < 2:
+        raise ConfigError(
+            f"{available / 2**30:.1f} GiB are available, the weights take "
+            f"{weight_bytes(model, resolved.dtype) / 2**30:.1f} GiB and a block of KV cache {per_block / 2**20:.1f} MiB: "
+            "raise memory_fraction, use a smaller dtype, or free memory"
+        )
+    return blocks
+
+
+def weight_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of the weights, to the accuracy that sizing needs."""
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    per_layer = model.hidden_size * (heads + 3 * model.intermediate_size)
+    embeddings = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
+    return (model.num_layers * per_layer + embeddings) * dtype.itemsize
+
+
+def available_bytes(device: torch.device) -> int:
+    """Bytes that could be allocated now without pushing anything out."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+@functools.cache
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for products of bfloat16; without them they are emulated, slowly."""
+    return cpu_has_bfloat16_units()

@@ -1,0 +1,206 @@
+"""What a user holds: a model ready to generate, stream and chat."""
+
+import itertools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Self
+
+from ..common.errors import ClosedError, RequestError
+from ..compiler.explain import explain_text
+from .config import Progress, RuntimeConfig
+from .detokenizer import IncrementalDetokenizer
+from .engine import Generation
+from .loading import Loaded, load
+from .outputs import RequestOutput, StreamDelta
+from .request import Request, SamplingParams, check_prompt, stopping_token_ids, total_tokens
+from .stats import collect_stats
+from .tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams] | None
+SEED_STEP = 0x9E3779B97F4A7C15  # odd and without a pattern, so that unseeded requests draw apart
+
+
+class Runtime:
+    """A loaded model; leaving the `with` block, or close(), gives everything back."""
+
+    def __init__(self, config: RuntimeConfig, progress: Progress | None = None) -> None:
+        self.config = config
+        self._loaded: Loaded | None = load(config, progress or _say_nothing)
+        self._ids = itertools.count()
+        self._lock = threading.RLock()
+
+    @classmethod
+    def from_pretrained(cls, model: Any, *, progress: Progress | None = None, **settings: Any) -> Self:
+        """A runtime for a folder of safetensors, a .gguf file or a hub id.
+
+        settings: the fields of RuntimeConfig. progress(stage, fraction, detail) is called while loading.
+        Raises ConfigError for a setting that cannot be honoured, LoadError for files that cannot be read,
+        UnsupportedError for a model or backend that does not run here, CompileError where compiling fails.
+        """
+        return cls(RuntimeConfig(model=model, **settings), progress)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None
+    ) -> list[RequestOutput]:
+        """The answer to each prompt, in order; all are checked before the first is started."""
+        many = _as_list(prompts)
+        generations = [
+            self._prepare(prompt, own) for prompt, own in zip(many, _one_each(params, len(many)), strict=True)
+        ]
+        self._start(generations)
+        try:
+            while not all(generation.is_finished for generation in generations):
+                self._step()
+        finally:
+            self._abandon(generations)
+        return [generation.output() for generation in generations]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamDelta]:
+        """The answer to one prompt as it is written; closing the iterator aborts the request."""
+        generation = self._prepare(prompt, params)
+        self._start([generation])
+        return self._stream(generation)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> RequestOutput:
+        """The answer to a conversation, [{"role": …, "content": …}, …], through the model's chat template."""
+        return self.generate([self.apply_chat_template(messages)], params)[0]
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> Iterator[StreamDelta]:
+        """chat(), as it is written."""
+        return self.stream(self.apply_chat_template(messages), params)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The token ids of a conversation, ready for an answer."""
+        return self._tokenizer("a chat").apply_chat_template(messages)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and settings, under names that stay."""
+        with self._lock:
+            return collect_stats(self._open)
+
+    def explain(self) -> str:
+        """What was compiled: each unique piece, what the passes did to it, and its kernels."""
+        compiled = self._open.compiled
+        return "the model runs eagerly: nothing was compiled" if compiled is None else explain_text(compiled)
+
+    def close(self) -> None:
+        """Abort what is running and give back memory; a second call does nothing."""
+        with self._lock:
+            if self._loaded is not None:
+                self._loaded.engine.close()
+            self._loaded = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _open(self) -> Loaded:
+        if self._loaded is None:
+            raise ClosedError("this runtime was closed; make a new one with Runtime.from_pretrained")
+        return self._loaded
+
+    def _tokenizer(self, purpose: str) -> Tokenizer:
+        tokenizer = self._open.tokenizer
+        if tokenizer is None:
+            raise RequestError(f"{purpose} needs a tokenizer, and the model's folder has none; give token ids or tokenizer=")
+        return tokenizer
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams | None) -> Generation:
+        """A request that is checked and has all it needs; nothing is queued yet."""
+        loaded = self._open
+        if params is not None and not isinstance(params, SamplingParams):
+            raise RequestError(f"params is {params!r:.80}; wanted a SamplingParams")
+        ids = self._tokenizer("a text prompt").encode(prompt) if isinstance(prompt, str) else prompt
+        checked = check_prompt(
+            ids,
+            vocab_size=loaded.model.vocab_size,
+            max_model_len=loaded.resolved.max_model_len,
+            capacity_tokens=loaded.kv_cache.capacity_tokens,
+        )
+        number = next(self._ids)
+        seed = (self.config.seed + (number + 1) * SEED_STEP) % 2**63
+        resolved = (params or SamplingParams()).resolve(loaded.defaults, seed=seed)
+        request = Request(
+            request_id=str(number),
+            prompt_token_ids=checked,
+            params=resolved,
+            stop_token_ids=stopping_token_ids(resolved, loaded.eos_token_ids),
+            max_total_tokens=total_tokens(len(checked), resolved, loaded.resolved.max_model_len),
+        )
+        text = prompt if isinstance(prompt, str) else None
+        return Generation(request=request, prompt=text, detokenizer=self._detokenizer(resolved))
+
+    def _detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer | None:
+        wanted = params.detokenize if params.detokenize is not None else self._open.tokenizer is not None
+        if not wanted:
+            if params.stop:
+                raise RequestError(f"stop is {params.stop!r}, but without text there is nothing to look for it in; use stop_token_ids")
+            return None
+        return IncrementalDetokenizer(
+            self._tokenizer("detokenize=True"),
+            stop=tuple(params.stop or ()),
+            min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+        )
+
+    def _start(self, generations: Sequence[Generation]) -> None:
+        with self._lock:
+            for generation in generations:
+                self._open.engine.add(generation)
+
+    def _step(self) -> None:
+        with self._lock:
+            self._open.engine.step()
+
+    def _abandon(self, generations: Sequence[Generation]) -> None:
+        """Abort what has not finished, after an error or an interrupt; finished ones are left alone."""
+        with self._lock:
+            for generation in generations:
+                if self._loaded is not None and not generation.is_finished:
+                    self._loaded.engine.abort(generation.request.request_id)
+
+    def _stream(self, generation: Generation) -> Iterator[StreamDelta]:
+        try:
+            while True:
+                while generation.deltas:
+                    yield generation.deltas.popleft()
+                if generation.is_finished:
+                    return
+                self._step()
+        finally:
+            self._abandon([generation])
+
+
+def _say_nothing(stage: str, fraction: float, detail: str) -> None:
+    return None
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a list of integers is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise RequestError(f"prompts is {prompts!r:.80}; wanted text, token ids, or a list of either")
+    if not prompts:
+        raise RequestError("prompts is empty; wanted at least one prompt")
+    if all(isinstance(item, (str, Sequence)) for item in prompts):
+        return list(prompts)  # type: ignore[arg-type]
+    return [prompts]  # type: ignore[list-item]
+
+
+def _one_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, Sequence) or len(params) != count:
+        raise RequestError(f"params is {params!r:.80}; wanted one SamplingParams, or a list with one for each of {count} prompts")
+    return params

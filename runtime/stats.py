@@ -1,0 +1,57 @@
+"""The figures of a running engine, under names that stay."""
+
+from typing import Any
+
+from ..compiler.compile import Compiled
+from .loading import Loaded
+
+
+def collect_stats(loaded: Loaded) -> dict[str, Any]:
+    """Counts of blocks, requests and pieces, seconds of the start, and the settings in force."""
+    scheduler, pool = loaded.engine.scheduler, loaded.kv_cache.pool
+    return {
+        "blocks": {"total": pool.num_usable, "free": pool.num_free, "cached": 0, "used": pool.num_used},
+        "requests": {
+            "waiting": scheduler.num_waiting,
+            "running": scheduler.num_running,
+            "finished": scheduler.num_finished,
+        },
+        "preemptions": scheduler.num_preemptions,
+        "prefix_cache": {"queried_tokens": 0, "hit_tokens": 0},
+        "compile": _compile_stats(loaded.compiled),
+        "cuda_graphs": {"sizes": [], "replays": 0, "eager_steps": 0, "padded_tokens": 0, "bytes": 0},
+        "startup": loaded.startup | {"first_token": loaded.engine.first_token_seconds},
+        "resolved": _resolved_stats(loaded),
+    }
+
+
+def _compile_stats(compiled: Compiled | None) -> dict[str, Any]:
+    """A bound plan has no way back to the compiler, so nothing is compiled after the start."""
+    if compiled is None:
+        return {"pieces": 0, "unique_pieces": 0, "compiled": 0, "loaded": 0, "recompiles": 0, "seconds": 0.0}
+    return {
+        "pieces": compiled.num_pieces,
+        "unique_pieces": len(compiled.plan.pieces),
+        "compiled": compiled.num_compiled,
+        "loaded": compiled.num_loaded,
+        "recompiles": 0,
+        "seconds": sum(compiled.seconds.values()),
+    }
+
+
+def _resolved_stats(loaded: Loaded) -> dict[str, Any]:
+    resolved, defaults = loaded.resolved, loaded.defaults
+    return {
+        "eos_token_ids": sorted(loaded.eos_token_ids),
+        "sampling_defaults": {
+            name: getattr(defaults, name) for name in ("temperature", "top_k", "top_p", "min_p")
+        },
+        "rope": loaded.model.rope.rope_type,
+        "max_model_len": resolved.max_model_len,
+        "max_num_seqs": resolved.max_num_seqs,
+        "max_num_batched_tokens": resolved.max_num_batched_tokens,
+        "block_size": resolved.block_size,
+        "dtype": str(resolved.dtype).removeprefix("torch."),
+        "attention": loaded.attention.name,
+        "device": str(resolved.device),
+    }
