@@ -8,7 +8,7 @@ import typer
 
 from ..common.errors import RequestError
 from . import options
-from .interrupt import StopOnInterrupt
+from .streaming import print_stream
 
 if TYPE_CHECKING:
     from ..runtime.request import SamplingParams
@@ -83,22 +83,8 @@ class Conversation:
     def _turn(self, text: str) -> None:
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
-            answer = self._answer(messages)
+            answer = print_stream(self.runtime.stream_chat(messages, self.params)).text
         except RequestError as error:  # such as a conversation too long for the model
             typer.echo(f"lamina: {error}", err=True)
         else:
             self.messages = [*messages, {"role": "assistant", "content": answer}]
-
-    def _answer(self, messages: list[dict[str, str]]) -> str:
-        pieces = []
-        with StopOnInterrupt() as interrupt:
-            deltas = self.runtime.stream_chat(messages, self.params)
-            for delta in deltas:
-                pieces.append(delta.text)
-                sys.stdout.write(delta.text)
-                sys.stdout.flush()
-                if interrupt.requested:
-                    deltas.close()
-                    break
-        sys.stdout.write("\n")
-        return "".join(pieces)

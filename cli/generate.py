@@ -3,13 +3,12 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import options
-from .interrupt import StopOnInterrupt
+from .streaming import print_stream
 
 if TYPE_CHECKING:
     from ..runtime.outputs import RequestOutput
@@ -68,20 +67,10 @@ def _templated(runtime: "Runtime", text: str) -> list[int]:
 
 
 def _print_stream(runtime: "Runtime", prompt: str | list[int], params: "SamplingParams") -> None:
-    """Each piece of text as soon as it is known; Ctrl-C ends the request and the program with code 130."""
-    num_tokens, start = 0, time.perf_counter()
-    with StopOnInterrupt() as interrupt:
-        deltas = runtime.stream(prompt, params)
-        for delta in deltas:
-            num_tokens += len(delta.token_ids)
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
-            if interrupt.requested:
-                deltas.close()
-                break
-    sys.stdout.write("\n")
-    _print_figures(runtime, num_tokens, time.perf_counter() - start)
-    if interrupt.requested:
+    start = time.perf_counter()
+    streamed = print_stream(runtime.stream(prompt, params))
+    _print_figures(runtime, streamed.num_tokens, time.perf_counter() - start)
+    if streamed.interrupted:
         raise typer.Exit(130)
 
 
@@ -120,16 +109,12 @@ def _num_tokens(outputs: list["RequestOutput"]) -> int:
 
 def _print_figures(runtime: "Runtime", num_tokens: int, seconds: float) -> None:
     rate = f"{num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.1f} tokens/s)"
-    typer.echo(f"{rate}; {'; '.join(_startup(runtime.stats()))}", err=True)
+    typer.echo(f"{rate}; {_compiled(runtime.stats()['compile'])}", err=True)
 
 
-def _startup(stats: dict[str, Any]) -> Iterator[str]:
-    """What was compiled or loaded before the first token."""
-    pieces = stats["compile"]
-    if pieces["compiled"]:
-        yield f"compiled {pieces['compiled']} pieces in {pieces['seconds']:.1f} s"
-    if pieces["loaded"]:
-        yield f"loaded {pieces['loaded']} compiled pieces"
+def _compiled(pieces: dict[str, Any]) -> str:
+    """How the code came about that ran."""
     if not pieces["pieces"]:
-        yield "not compiled"
-    yield f"ready after {sum(stats['startup'].values()):.1f} s"
+        return "not compiled"
+    how = "compiled" if pieces["compiled"] else "loaded"
+    return f"{pieces['unique_pieces']} pieces {how} in {pieces['seconds']:.2f} s"
