@@ -1,7 +1,7 @@
-"""Token ids to text piece by piece: never taken back, never past a stop string, equal in the end to decoding at once."""
+"""Token ids to text, piece by piece: never taken back, in the end equal to decoding everything at once."""
 
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
@@ -21,12 +21,12 @@ class Decoder(Protocol):
 class IncrementalDetokenizer:
     """The text of one answer as it grows.
 
-    Three stretches of text follow each other: what was given out, what is certain but may be the beginning of a
-    stop string, and what later tokens may still change. The last exists while bytes of a character are missing
-    and, with SentencePiece's byte tokens, until another token comes: one bad byte spoils a whole run of them.
+    Three stretches of text follow each other: what was given out, what is certain but may be the beginning of
+    a stop string, and what later tokens may still change. The last exists while bytes of a character are
+    missing and, with SentencePiece's byte tokens, until another token comes: one bad byte spoils a whole run.
 
-    A stop string is found in the token that completes it, but not within the first min_tokens tokens. Of several
-    the first to be complete counts, then the first to begin.
+    A stop string is found in the token that completes it, but not within the first min_tokens tokens. Of
+    several the first to be complete counts, then the first to begin.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class IncrementalDetokenizer:
         certain = self._held + self._window.append(token_id)
         visible = certain + self._window.uncertain
         if may_stop:
-            found = _first_stop(self._stop, visible, len(commonprefix((self._visible, visible))))
+            found = _first_stop(self._stop, visible, _num_equal(self._visible, visible))
             if found is not None:
                 return self._end(visible[: found[0]], found[1])
         cut = len(certain) - _num_held_back(self._stop, certain)
@@ -89,10 +89,10 @@ class IncrementalDetokenizer:
 
 
 class _Window:
-    """The last few tokens, decoded together: their context decides about spaces and characters in several tokens.
+    """The last few tokens, decoded together: spaces and split characters depend on a token's context.
 
-    The first of them only serve as that context: a tokenizer may strip the space that begins a text, so a window
-    must begin with a token that has text of its own to lose it from.
+    The first of them serve only as that context: a tokenizer may strip the space that begins a text, so a
+    window must begin with a token that has text of its own to lose it from.
     """
 
     def __init__(self, tokenizer: Decoder, skip_special_tokens: bool) -> None:
@@ -141,6 +141,11 @@ def _first_stop(stop: Sequence[str], text: str, seen: int) -> tuple[int, str] | 
     starts = ((text.find(string, max(0, seen - len(string) + 1)), string) for string in stop)
     found = [(start + len(string), start, string) for start, string in starts if start >= 0]
     return min(found)[1:] if found else None
+
+
+def _num_equal(old: str, new: str) -> int:
+    """How many characters from the start the two have in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
 
 
 def _num_held_back(stop: Sequence[str], text: str) -> int:

@@ -1,4 +1,4 @@
-"""Turns logits into token ids: argmax, or a draw by counter-based noise after temperature, top-k, top-p, min-p."""
+"""Logits to token ids: argmax, or a draw by counter-based noise after temperature, top-k, top-p and min-p."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 # A draw is a race of exponentials (the Gumbel-max trick without its second logarithm): token i finishes at
-# E_i / p_i with E_i ~ Exp(1), and the first to finish is a draw from p. E_i is a hash of (seed, position, i), so a
-# row's draw knows nothing of its batch. Over the whole vocabulary the race is run twice, between chunks by their
-# mass and then within the winner, so that a few hundred numbers are hashed and not all of them.
+# E_i / p_i with E_i ~ Exp(1), and the first to finish is a draw from p. E_i is a hash of (seed, position, i),
+# so a row's draw knows nothing of its batch. Over the whole vocabulary the race is run twice, between chunks
+# by their mass and then within the winner, so that a few hundred numbers are hashed and not all of them.
 
 CHUNK = 256  # tokens raced against each other in one chunk of the vocabulary
 FINE_CHUNK = 64  # tokens in a chunk when the best few of a row are looked for
@@ -35,8 +35,14 @@ class SamplingRows(NamedTuple):
 
     def select(self, index: Tensor | slice) -> "SamplingRows":
         """The same for some of the rows."""
-        tensors = (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, self.positions)
-        return SamplingRows(*(tensor[index] for tensor in tensors), self.any_random, self.any_filter)
+        return self._replace(
+            temperature=self.temperature[index],
+            top_k=self.top_k[index],
+            top_p=self.top_p[index],
+            min_p=self.min_p[index],
+            seeds=self.seeds[index],
+            positions=self.positions[index],
+        )
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -58,7 +64,7 @@ def argmax(values: Tensor) -> Tensor:
     """Index of the largest entry of each row, the lowest among equals, int32 [n]."""
     if values.device.type != "cpu" or values.shape[1] <= CHUNK:
         return values.argmax(dim=-1).to(torch.int32)
-    # On CPU amax is vectorised and argmax is not: look for the index only in the chunk that holds the maximum.
+    # On CPU amax is vectorised and argmax is not: look for the index only in the chunk with the maximum.
     chunks = _chunked(values, CHUNK)
     winner = chunks.amax(dim=-1).argmax(dim=-1)
     within = _pick_chunk(chunks, winner).argmax(dim=-1)
@@ -143,7 +149,7 @@ def _chunk_masses(race: _Race, *, with_min_p: bool) -> Tensor:
         odds = block.odds(_chunked(block.logits, CHUNK).flatten(1))
         if with_min_p:
             odds.masked_fill_(odds < _column(block.rows.min_p), 0.0)
-        masses.append(odds.unflatten(1, (-1, CHUNK)).sum(dim=-1))
+        masses.append(_chunked(odds, CHUNK).sum(dim=-1))
     return torch.cat(masses)
 
 
@@ -198,7 +204,7 @@ def _best(race: _Race, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _smallest(gaps: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Sorted, with indices, by selection on unique integer keys: topk alone leaves the order of equals open."""
+    """Sorted, with indices, by selection on unique integer keys: topk leaves the order of equals open."""
     index = torch.arange(gaps.shape[1], device=gaps.device)
     keys = (gaps.view(torch.int32).long() << 32) | index  # floats that are not negative sort like their bits
     found = keys.topk(count, dim=-1, largest=False, sorted=True).values & 0xFFFFFFFF
@@ -232,7 +238,7 @@ def _chunked(values: Tensor, width: int) -> Tensor:
     """[n, length] as [n, chunks, width], the last chunk filled up with -inf."""
     missing = -values.shape[1] % width
     padded = pad(values, (0, missing), value=float("-inf")) if missing else values
-    return padded.unflatten(1, (-1, width))
+    return padded.view(padded.shape[0], padded.shape[1] // width, width)
 
 
 def _pick_chunk(chunks: Tensor, winner: Tensor) -> Tensor:

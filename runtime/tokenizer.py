@@ -1,4 +1,4 @@
-"""Text to token ids and back, chat templates included, over a transformers tokenizer that is imported only when used."""
+"""Text to token ids and back, chat templates included, over a lazily imported transformers tokenizer."""
 
 import copy
 import json
