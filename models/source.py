@@ -26,7 +26,7 @@ def resolve_source(
 ) -> Path:
     """The folder with the model's config and weights; `dtype` is what a GGUF file is converted to."""
     path = Path(name).expanduser()
-    if path.is_dir():
+    if str(name) and path.is_dir():  # an empty name would be the current folder
         return _checked(path)
     if path.is_file():
         if path.suffix.lower() != ".gguf":

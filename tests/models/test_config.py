@@ -38,7 +38,7 @@ def test_what_transformers_writes_is_read(tmp_path: Path) -> None:
     config = read_model_config(tmp_path)
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 32)
     assert (config.rms_norm_eps, config.max_position_embeddings) == (1e-5, 512)
-    assert config.attention_bias and config.mlp_bias and config.tie_word_embeddings
+    assert (config.attention_bias, config.mlp_bias, config.tie_word_embeddings) == (True, True, True)
     assert (config.dtype, config.bos_token_id, config.eos_token_ids) == (torch.bfloat16, 1, (2, 7))
 
 
