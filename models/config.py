@@ -102,6 +102,16 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; wanted an integer >= 1")
         if self.hidden_act != "silu":
             raise UnsupportedError(f"hidden_act is {self.hidden_act!r}; supported is 'silu'")
         if self.num_heads % self.num_kv_heads:

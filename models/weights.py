@@ -3,14 +3,13 @@
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..common.errors import LoadError
 from ..common.logging import get_logger
@@ -27,7 +26,7 @@ SINGLE_NAME = "model.safetensors"
 # Buffers of old checkpoints that follow from the config.
 DERIVED_TENSORS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 # The pages of a mapped file count as our memory until it is closed, so it is opened anew after this much.
-MAPPED_BYTES = 1 << 29
+MAPPED_BYTES = 1 << 26
 
 
 class Slot(NamedTuple):
@@ -98,10 +97,10 @@ def fake_weights(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    fake_mode: FakeTensorMode,
+    fake_mode: AbstractContextManager[Any],
     rope_rows: int | None = None,
 ) -> dict[str, Tensor]:
-    """The same names, shapes and dtypes without memory, and rope tables (max_position_embeddings rows)."""
+    """The same names, shapes and dtypes as fake tensors, and rope tables (max_position_embeddings rows)."""
     specs = definition.parameters(config)
     rope_shape = (rope_rows or config.max_position_embeddings, config.head_dim // 2)
     rope_dtype = torch.float64 if dtype == torch.float64 else torch.float32
