@@ -247,6 +247,7 @@ def test_the_tokenizer_comes_along(
         writer.add_token_list(sorted(model["vocab"], key=model["vocab"].get))
         writer.add_token_types([control[i >= 4] for i in range(len(model["vocab"]))])
         writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+        writer.add_add_bos_token(True)
         writer.add_chat_template(original.chat_template)
 
     from transformers import AutoTokenizer
@@ -257,5 +258,6 @@ def test_the_tokenizer_comes_along(
     text = "hello world, the thé 東"
     expected = original.encode(text, add_special_tokens=False)
     assert converted.encode(text, add_special_tokens=False) == expected
+    assert converted.encode(text) == original.encode(text) == [1, *expected]
     assert (converted.bos_token_id, converted.eos_token_id) == (1, 2)
     assert converted.chat_template == original.chat_template
