@@ -17,7 +17,8 @@ from .logging import get_logger
 
 logger = get_logger("store")
 
-# Layout: objects/<2 hex>/<62 hex> · refs/<kind>/<key>.json · folders/<kind>/<key>/ · quarantine/ · locks/ · temporary/
+# Layout: objects/<2 hex>/<62 hex> · refs/<kind>/<key>.json · folders/<kind>/<key>/
+#         quarantine/ · locks/ · temporary/
 
 
 class Store:
@@ -31,7 +32,9 @@ class Store:
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise StoreError(f"cache folder {self.root} cannot be made: {error}; set LAMINA_CACHE_DIR") from error
+            raise StoreError(
+                f"cache folder {self.root} cannot be made: {error}; set LAMINA_CACHE_DIR"
+            ) from error
 
     def put(self, data: bytes) -> str:
         """The sha256 under which these bytes now lie in the store."""

@@ -67,7 +67,7 @@ def load_plan(factors: Mapping[str, Any], store: Store) -> tuple[Plan, list[dict
             )
             for step in record["steps"]
         )
-    except Exception as error:  # noqa: BLE001 whatever is wrong with a cache entry, it is made again
+    except Exception as error:
         logger.warning("a cached plan could not be used and will be made again: %s", error)
         return None
     loaded = tuple(piece for piece in pieces if piece is not None)
@@ -98,4 +98,5 @@ def explain_miss(factors: Mapping[str, Any], store: Store) -> str:
         return "the cache holds no plan yet"
     differing = [[name for name in wanted if entry.get(name) != wanted[name]] for entry in entries]
     nearest = min(differing, key=len)
-    return f"the nearest of {len(entries)} cached plans differs in {', '.join(nearest) or 'nothing: a part of it was lost'}"
+    difference = ", ".join(nearest) or "nothing: a part of it was lost"
+    return f"the nearest of {len(entries)} cached plans differs in {difference}"

@@ -77,7 +77,7 @@ class Captured:
 
 
 def capture(forward: Forward, weights: Mapping[str, Tensor], device: torch.device) -> Captured:
-    """The graph of forward(weights, token_ids, positions, attend) for any number of tokens up to MAX_NUM_TOKENS.
+    """The graph of forward(weights, token_ids, positions, attend) for 1 to MAX_NUM_TOKENS tokens.
 
     weights may be fake tensors. Raises CompileError where the trace breaks, where a guard is of a kind that
     nothing covers, or where the token dimension was specialised.
@@ -112,8 +112,8 @@ def _input_name(node: fx.Node, value: object, names: Mapping[int, str]) -> str:
     name = names.get(id(value))
     if name is None:
         raise CompileError(
-            f"capture found a tensor that is neither a weight nor an input: {node.name} ({node.meta.get('example_value')}); "
-            "a model's forward must take every tensor from its weights"
+            f"capture found a tensor that is neither a weight nor an input: {node.name} "
+            f"({node.meta.get('example_value')}); a model's forward must take every tensor from its weights"
         )
     return name
 
@@ -122,7 +122,9 @@ def _classify(kind: str, subject: str, text: str) -> Guard:
     for disposition, kinds in DISPOSITIONS.items():
         if kind in kinds:
             return Guard(kind=kind, subject=subject, disposition=disposition)
-    raise CompileError(f"capture met a guard that nothing covers: {kind} on {subject or 'the process'}: {text}")
+    raise CompileError(
+        f"capture met a guard that nothing covers: {kind} on {subject or 'the process'}: {text}"
+    )
 
 
 def drop_size_assertions(module: fx.GraphModule) -> None:

@@ -18,6 +18,7 @@ from .config import MAX_NUM_TOKENS, TOKENS_HINT, CompileConfig, Numerics
 from .fingerprint import canonical_text, group_equal
 from .inductor import Piece, compile_piece
 from .passes import pipeline
+from .passes.graph import Pass
 from .plan import ParameterTable, Plan, steps_of
 from .split import split
 
@@ -78,9 +79,9 @@ def compile_program(
         return loaded or _compile(program, passes, numerics, factors, store, miss, progress or _say_nothing)
 
 
-def plan_factors(program: Program, passes: tuple[pipeline.Pass, ...], numerics: Numerics) -> dict[str, Any]:
+def plan_factors(program: Program, passes: tuple[Pass, ...], numerics: Numerics) -> dict[str, Any]:
     """Everything a plan depends on; no path, host, environment or model name among it."""
-    own = [path for path in Path(__file__).resolve().parent.rglob("*.py")]
+    own = Path(__file__).resolve().parent.rglob("*.py")
     return {
         "model": dict(program.key),
         "parameters": cache.describe_parameters(program.parameters),
@@ -115,7 +116,7 @@ def _load(factors: Mapping[str, Any], store: Store) -> Compiled | None:
 
 def _compile(
     program: Program,
-    passes: tuple[pipeline.Pass, ...],
+    passes: tuple[Pass, ...],
     numerics: Numerics,
     factors: Mapping[str, Any],
     store: Store,

@@ -8,21 +8,19 @@ from ..common.errors import ConfigError
 Numerics = Literal["fast", "exact"]
 NUMERICS: tuple[Numerics, ...] = ("fast", "exact")
 
-# The token dimension of every captured graph: a hint for the code generator's choices, and the largest step.
+# The token dimension of every captured graph: a hint for the code generator, and the largest step.
 TOKENS_HINT = 64
 MAX_NUM_TOKENS = 8192
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompileConfig:
-    """Which passes run, and whether a compile after start-up is an error.
+    """Which passes run.
 
     passes: names out of compiler.passes.pipeline in any order (they run in the pipeline's order); None means all.
-    strict: a piece compiled after the runtime is ready raises CompileError.
     """
 
     passes: tuple[str, ...] | None = None
-    strict: bool = False
 
     def __post_init__(self) -> None:
         from .passes.pipeline import PASS_NAMES

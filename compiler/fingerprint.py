@@ -14,12 +14,14 @@ _SYMBOL = re.compile(r"\b[us]\d+\b")
 
 
 def canonical_text(graph: fx.Graph) -> str:
-    """One line a node: number, target by module and name, arguments, shape, strides and dtype of the result."""
+    """One line a node: number, target by module and name, arguments, layout and dtype of the result."""
     numbers = {node: f"%{number}" for number, node in enumerate(graph.nodes)}
     lines = []
     for node in graph.nodes:
         arguments = ", ".join(_argument(value, numbers) for value in node.args)
-        keywords = "".join(f", {key}={_argument(value, numbers)}" for key, value in sorted(node.kwargs.items()))
+        keywords = "".join(
+            f", {key}={_argument(value, numbers)}" for key, value in sorted(node.kwargs.items())
+        )
         target = "" if node.op in ("placeholder", "output") else _target(node)
         lines.append(f"{numbers[node]} = {node.op} {target}({arguments}{keywords}){_describe(node)}")
     return _one_symbol("\n".join(lines))
@@ -49,7 +51,9 @@ def _argument(value: object, numbers: dict[fx.Node, str]) -> str:
     if isinstance(value, slice):
         return f"slice{_argument((value.start, value.stop, value.step), numbers)}"
     if isinstance(value, torch.Tensor):
-        raise CompileError("a tensor constant stands in the graph; a model must take every tensor from its weights")
+        raise CompileError(
+            "a tensor constant stands in the graph; a model must take every tensor from its weights"
+        )
     if callable(value) and not isinstance(value, type(torch.float32)):
         return torch_compat.qualified_name(value)
     return str(value) if isinstance(value, (torch.dtype, torch.device, torch.SymInt)) else repr(value)

@@ -23,7 +23,7 @@ PIECES = "pieces"  # the kind of the store's names for artifacts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Artifact:
-    """A compiled piece as it lies in the store: digests of its source and kernels, and what the passes did."""
+    """A compiled piece as it lies in the store: digests of source and kernels, and what the passes did."""
 
     key: str
     source: str
@@ -45,7 +45,11 @@ class Piece:
 
 
 def compile_piece(
-    module: fx.GraphModule, passes: Sequence[Pass], store: Store, device: torch.device, factors: Mapping[str, Any]
+    module: fx.GraphModule,
+    passes: Sequence[Pass],
+    store: Store,
+    device: torch.device,
+    factors: Mapping[str, Any],
 ) -> Piece:
     """The piece from the store where its rewritten graph is known, else compiled and stored."""
     started = time.perf_counter()
@@ -90,7 +94,9 @@ def load_piece(key: str, store: Store) -> Piece | None:
         return None
     try:
         artifact = Artifact(**(record | {"reports": tuple(record["reports"])}))
-        return Piece(artifact=artifact, call=load_source(artifact.source, artifact.kernels, store), was_compiled=False)
+        return Piece(
+            artifact=artifact, call=load_source(artifact.source, artifact.kernels, store), was_compiled=False
+        )
     except (StoreError, TypeError, KeyError):
         return None
 

@@ -92,7 +92,9 @@ def _is_tuple(node: fx.Node) -> bool:
 def _attention_call(node: fx.Node, names: Mapping[fx.Node, str]) -> AttentionCall:
     *tensors, layer = node.args
     if len(tensors) != 4 or not isinstance(layer, int):
-        raise CompileError(f"attention marker with arguments {node.args}; wanted query, key, value, out, layer")
+        raise CompileError(
+            f"attention marker with arguments {node.args}; wanted query, key, value, out, layer"
+        )
     query, key, value, out = (names[tensor] for tensor in tensors if isinstance(tensor, fx.Node))
     return AttentionCall(layer=layer, tensors=(query, key, value, out))
 
@@ -122,5 +124,7 @@ def _extract(members: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Nod
     module = fx.GraphModule(torch.nn.Module(), graph)
     for node in outputs:
         if not isinstance(node.meta.get("example_value"), torch.Tensor):
-            raise CompileError(f"{node.name} ({node.meta.get('example_value')}) would cross a cut; only tensors may")
+            raise CompileError(
+                f"{node.name} ({node.meta.get('example_value')}) would cross a cut; only tensors may"
+            )
     return module

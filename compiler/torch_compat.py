@@ -29,7 +29,8 @@ class Trace:
 
 def bound_tokens(token_ids: Tensor, limit: int) -> None:
     """Tell the tracer the largest size of dim 0, so that generated indices fit 32 bits."""
-    torch._check(token_ids.shape[0] <= limit)
+    check: Any = torch._check
+    check(token_ids.shape[0] <= limit)
 
 
 def mark_tokens(tensor: Tensor, hint: int) -> None:
@@ -41,7 +42,11 @@ def mark_tokens(tensor: Tensor, hint: int) -> None:
 
 
 def trace_once(
-    function: Callable[..., Tensor], weights: dict[str, Tensor], token_ids: Tensor, positions: Tensor, hint: int
+    function: Callable[..., Tensor],
+    weights: dict[str, Tensor],
+    token_ids: Tensor,
+    positions: Tensor,
+    hint: int,
 ) -> Trace:
     """One full Dynamo trace; CompileError with Dynamo's own words where it breaks."""
     import torch._dynamo
@@ -51,7 +56,8 @@ def trace_once(
     def keep_graph(module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         placeholders = module.graph.find_nodes(op="placeholder")
         found.update(graph=module, inputs=tuple(zip(placeholders, inputs, strict=True)))
-        results = tuple(node.meta["example_value"] for node in module.graph.output_node().args[0])
+        outputs: Any = module.graph.output_node().args[0]
+        results = tuple(node.meta["example_value"] for node in outputs)
         return lambda *_: results
 
     def keep_guards(guards: Any) -> list[bool]:
@@ -87,10 +93,13 @@ def is_scalar(value: object) -> bool:
     return isinstance(value, (int, float, bool, torch.SymInt, torch.SymBool, torch.SymFloat))
 
 
+_overload_name: Any = torch._ops.OpOverload.name  # torch leaves it without types
+
+
 def op_name(target: object) -> str:
     """namespace::name of a torch.library op or packet, "" for anything else."""
     if isinstance(target, torch._ops.OpOverload):
-        return target.name().split(".")[0]
+        return str(_overload_name(target)).split(".")[0]
     if isinstance(target, torch._ops.OpOverloadPacket):
         return str(target._qualified_op_name)
     return ""
@@ -99,7 +108,7 @@ def op_name(target: object) -> str:
 def qualified_name(target: Any) -> str:
     """module.qualname of a function, or namespace::name.overload of an op: the same in every process."""
     if isinstance(target, torch._ops.OpOverload):
-        return target.name()
+        return str(_overload_name(target))
     if isinstance(target, torch._ops.OpOverloadPacket):
         return str(target._qualified_op_name)
     return f"{getattr(target, '__module__', None) or ''}.{getattr(target, '__qualname__', target.__name__)}"
@@ -107,10 +116,14 @@ def qualified_name(target: Any) -> str:
 
 def fake_result(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a call would return, by running it on the fake tensors of its arguments."""
-    from torch._subclasses.fake_tensor import FakeTensorMode, FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     values, keywords = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
-    tensors = [value for value in torch.utils._pytree.tree_leaves((values, keywords)) if isinstance(value, FakeTensor)]
+    tensors = [
+        value
+        for value in torch.utils._pytree.tree_leaves((values, keywords))
+        if isinstance(value, FakeTensor)
+    ]
     with tensors[0].fake_mode if tensors else FakeTensorMode():
         return target(*values, **keywords)
 
@@ -131,7 +144,11 @@ def same_layout(left: object, right: object) -> bool:
         return False
     return all(
         str(first) == str(second)
-        for first, second in ((left.shape, right.shape), (left.stride(), right.stride()), (left.storage_offset(), right.storage_offset()))
+        for first, second in (
+            (left.shape, right.shape),
+            (left.stride(), right.stride()),
+            (left.storage_offset(), right.storage_offset()),
+        )
     )
 
 
@@ -153,8 +170,10 @@ class AlreadyKnown(Exception):
     """Raised by a rewrite that recognises its graph: no code need be generated."""
 
 
-def generate(module: fx.GraphModule, rewrite: Callable[[fx.Graph], fx.Graph], kernel_folder: Path) -> str | None:
-    """Inductor's source for a piece after `rewrite` of its ATen graph; None where that raised AlreadyKnown."""
+def generate(
+    module: fx.GraphModule, rewrite: Callable[[fx.Graph], fx.Graph], kernel_folder: Path
+) -> str | None:
+    """Inductor's source for a piece with its ATen graph rewritten; None where that raised AlreadyKnown."""
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx, config
 
@@ -185,7 +204,9 @@ def generate(module: fx.GraphModule, rewrite: Callable[[fx.Graph], fx.Graph], ke
     if not found:
         return None
     if found["code"].constants:
-        raise CompileError(f"generated code holds tensors {sorted(found['code'].constants)}; a piece must have none")
+        raise CompileError(
+            f"generated code holds tensors {sorted(found['code'].constants)}; a piece must have none"
+        )
     return str(found["code"].source_code)
 
 
@@ -216,9 +237,10 @@ def _kernel_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_child_processes() -> Iterator[None]:
-    """Builds run in threads: a hidden worker process breaks scripts without a main guard and outlives close()."""
-    from torch._inductor.async_compile import AsyncCompile
+    """Builds run in threads: a hidden worker breaks scripts without a main guard and outlives close()."""
+    from torch._inductor import async_compile
 
+    AsyncCompile: Any = async_compile.AsyncCompile
     original = AsyncCompile.__dict__["use_process_pool"]
     AsyncCompile.use_process_pool = classmethod(lambda cls: False)
     try:
@@ -247,7 +269,7 @@ def native_kernels(namespace: dict[str, Any]) -> dict[str, Path]:
 
 def load_native_kernel(path: Path, name: str) -> Callable[..., None]:
     """The kernel in a shared library that Inductor built, without importing Inductor."""
-    from torch._C._dynamo import guards
+    guards: Any = torch._C._dynamo.guards
 
     key = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
     before = os.environ.get(key)
@@ -268,7 +290,7 @@ def load_native_kernel(path: Path, name: str) -> Callable[..., None]:
 
 def wrapper_names() -> dict[str, Any]:
     """What the generated wrapper code of a CPU piece calls, without importing Inductor."""
-    from torch._C._dynamo import guards
+    guards: Any = torch._C._dynamo.guards
 
     return {
         "torch": torch,
@@ -286,8 +308,11 @@ def wrapper_names() -> dict[str, Any]:
 
 
 def toolchain(device: torch.device) -> dict[str, str]:
-    """What generated code depends on beside its graph: torch, the compiler, the instruction set, threads or the card."""
-    stamp = {"torch": f"{torch.__version__} {torch.version.git_version}", "python": sys.implementation.cache_tag or ""}
+    """What code depends on beside its graph: torch, Python, instruction set and threads, or the card."""
+    stamp = {
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "python": sys.implementation.cache_tag or "",
+    }
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return stamp | {"cuda": str(torch.version.cuda), "sm": f"{major}{minor}", "triton": _triton_version()}
@@ -295,7 +320,7 @@ def toolchain(device: torch.device) -> dict[str, str]:
 
 
 def _triton_version() -> str:
-    import triton
+    import triton  # type: ignore[import-not-found]  # comes with CUDA builds of torch only
 
     return str(triton.__version__)
 
@@ -309,7 +334,8 @@ def fake_tensors(
 
     with FakeTensorMode(shape_env=ShapeEnv()):
         return {
-            name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in parameters.items()
+            name: torch.empty(shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in parameters.items()
         }
 
 

@@ -22,7 +22,9 @@ class ExternKernels:
     baddbmm = staticmethod(torch.baddbmm)
 
 
-def load_source(source_digest: str, kernel_digests: Mapping[str, str], store: Store) -> Callable[[list[Any]], Any]:
+def load_source(
+    source_digest: str, kernel_digests: Mapping[str, str], store: Store
+) -> Callable[[list[Any]], Any]:
     """The `call` of a stored source, its kernels taken from the store.
 
     Importing Inductor takes seconds that a warm start does not have: only the wrapper function is taken from
@@ -36,10 +38,14 @@ def load_source(source_digest: str, kernel_digests: Mapping[str, str], store: St
     missing = _names_used(wrapper) - set(known) - set(paths) if wrapper else {"call"}
     if wrapper is None or missing or not _externs_known(wrapper):
         logger.info("source %s uses %s; loading it through Inductor", source_digest[:16], sorted(missing))
-        whole = torch_compat.run_source(source, f"lamina_source_{source_digest[:16]}", store.root / "inductor")
+        whole = torch_compat.run_source(
+            source, f"lamina_source_{source_digest[:16]}", store.root / "inductor"
+        )
         call: Callable[[list[Any]], Any] = whole["call"]
         return call
-    kernels = {name: torch_compat.load_native_kernel(path, f"lamina_{path.name}") for name, path in paths.items()}
+    kernels = {
+        name: torch_compat.load_native_kernel(path, f"lamina_{path.name}") for name, path in paths.items()
+    }
     namespace: dict[str, Any] = known | kernels
     module = ast.Module(body=[wrapper], type_ignores=[])
     exec(compile(module, f"lamina_source_{source_digest[:16]}", "exec"), namespace)
@@ -61,7 +67,8 @@ def _find_wrapper(tree: ast.Module) -> ast.ClassDef | ast.FunctionDef | None:
 
 def _names_used(wrapper: ast.AST) -> set[str]:
     """Names that must come from outside: read, and never written or bound as an argument."""
-    read, written = set(), set()
+    read: set[str] = set()
+    written: set[str] = set()
     for node in ast.walk(wrapper):
         if isinstance(node, ast.Name):
             (read if isinstance(node.ctx, ast.Load) else written).add(node.id)
@@ -74,6 +81,8 @@ def _externs_known(wrapper: ast.AST) -> bool:
     used = {
         node.attr
         for node in ast.walk(wrapper)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "extern_kernels"
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "extern_kernels"
     }
     return all(hasattr(ExternKernels, name) for name in used)

@@ -36,7 +36,10 @@ def select_backend(name: str, *, device: torch.device, dtype: torch.dtype) -> At
         "write_kv_cache", device=device, dtype=dtype, provider=name if name in writes else "auto"
     )
     return AttentionBackend(
-        name=attention.name, reason=attention.reason, write_kv_cache=write.call, paged_attention=attention.call
+        name=attention.name,
+        reason=attention.reason,
+        write_kv_cache=write.call,
+        paged_attention=attention.call,
     )
 
 

@@ -124,7 +124,9 @@ def resolve_device(asked: str | torch.device) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device is {asked!r}; wanted auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError("device is 'cuda', but torch sees no card; use device='cpu' or install a CUDA build")
+        raise UnsupportedError(
+            "device is 'cuda', but torch sees no card; use device='cpu' or install a CUDA build"
+        )
     return device
 
 
@@ -149,8 +151,8 @@ def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, devic
     max_model_len = config.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings and model.rope.rope_type == "default":
         raise ConfigError(
-            f"max_model_len is {max_model_len}, but the model was trained for {model.max_position_embeddings} "
-            "positions and its rope is not scaled; lower it"
+            f"max_model_len is {max_model_len}, but the model was trained for "
+            f"{model.max_position_embeddings} positions and its rope is not scaled; lower it"
         )
     resolved = Resolved(
         dtype=dtype,

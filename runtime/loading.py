@@ -66,6 +66,13 @@ class Stopwatch:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
 
+    def split(self, stage: str, parts: Mapping[str, float]) -> None:
+        """Book parts of a stage under their own names."""
+        for part, seconds in parts.items():
+            if part != stage:
+                self.seconds[part] = seconds
+                self.seconds[stage] -= seconds
+
 
 def load(config: RuntimeConfig, progress: Progress) -> Loaded:
     """Load and compile a model; every failure is a LaminaError, and nothing is left running after it."""
@@ -81,11 +88,8 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
         weights_read = pool.submit(_weights, folder, model, definition, config, resolved, progress)
         tokenizer_read = pool.submit(load_tokenizer, folder, override=config.tokenizer)
         compiled = _compile(folder, model, definition, config, resolved, store, progress)
-        if compiled is not None:
-            for stage, seconds in compiled.seconds.items():
-                watch.seconds[stage] = seconds
-            watch.lap("compile")
-            watch.seconds["compile"] -= sum(s for stage, s in compiled.seconds.items() if stage != "compile")
+        watch.lap("compile")
+        watch.split("compile", compiled.seconds if compiled else {})
         weights = weights_read.result()
         watch.lap("weights")
         tokenizer = tokenizer_read.result()
@@ -126,7 +130,9 @@ def _find_folder(config: RuntimeConfig, store: Store, device: torch.device, prog
     )
 
 
-def _read_configs(folder: Path, config: RuntimeConfig) -> tuple[ModelConfig, ModelDefinition, GenerationDefaults]:
+def _read_configs(
+    folder: Path, config: RuntimeConfig
+) -> tuple[ModelConfig, ModelDefinition, GenerationDefaults]:
     model = read_model_config(folder)
     defaults = read_generation_config(folder) if config.generation_defaults else GenerationDefaults()
     return model, find_model(model.architecture), defaults
@@ -152,7 +158,9 @@ def _weights(
         else:
             weights = load_weights(definition, model, folder, dtype=dtype, device=device, progress=progress)
     except torch.OutOfMemoryError as error:
-        raise LoadError(f"the weights of {folder} do not fit on {device}: {error}; use a smaller dtype") from error
+        raise LoadError(
+            f"the weights of {folder} do not fit on {device}: {error}; use a smaller dtype"
+        ) from error
     tables = rope.rope_tables(model, max_model_len=resolved.max_model_len, dtype=dtype, device=device)
     return weights | dict(zip(("rope_cos", "rope_sin"), tables, strict=True))
 
@@ -162,7 +170,7 @@ def parameter_table(model: ModelConfig, definition: ModelDefinition, resolved: R
     table = {name: (spec.shape, resolved.dtype) for name, spec in definition.parameters(model).items()}
     rows = rope.table_rows(model, resolved.max_model_len)
     wide = torch.float64 if resolved.dtype == torch.float64 else torch.float32
-    return table | {name: ((rows, model.head_dim // 2), wide) for name in ("rope_cos", "rope_sin")}
+    return table | dict.fromkeys(("rope_cos", "rope_sin"), ((rows, model.head_dim // 2), wide))
 
 
 def _compile(
@@ -201,7 +209,7 @@ def _compile(
 
 def traced_sources(definition: ModelDefinition) -> tuple[Path, ...]:
     """The files that a trace of this model reads: its own, the layers, the ops."""
-    own = inspect.getsourcefile(inspect.unwrap(definition.forward))  # type: ignore[arg-type]
+    own = inspect.getsourcefile(inspect.unwrap(definition.forward))
     ops = sorted(Path(custom_ops.__file__ or "").parent.rglob("*.py"))
     return (*([Path(own)] if own else []), Path(layers.__file__), *ops)
 

@@ -3,7 +3,6 @@
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Self
 
 from ..common.errors import ClosedError, RequestError
@@ -41,9 +40,7 @@ class Runtime:
         """
         return cls(RuntimeConfig(model=model, **settings), progress)
 
-    def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None
-    ) -> list[RequestOutput]:
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[RequestOutput]:
         """The answer to each prompt, in order; all are checked before the first is started."""
         many = _as_list(prompts)
         generations = [
@@ -111,7 +108,9 @@ class Runtime:
     def _tokenizer(self, purpose: str) -> Tokenizer:
         tokenizer = self._open.tokenizer
         if tokenizer is None:
-            raise RequestError(f"{purpose} needs a tokenizer, and the model's folder has none; give token ids or tokenizer=")
+            raise RequestError(
+                f"{purpose} needs a tokenizer, and the model's folder has none; give token ids or tokenizer="
+            )
         return tokenizer
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None) -> Generation:
@@ -143,7 +142,9 @@ class Runtime:
         wanted = params.detokenize if params.detokenize is not None else self._open.tokenizer is not None
         if not wanted:
             if params.stop:
-                raise RequestError(f"stop is {params.stop!r}, but without text there is nothing to look for it in; use stop_token_ids")
+                raise RequestError(
+                    f"stop is {params.stop!r}, but there is no text to look for it in; use stop_token_ids"
+                )
             return None
         return IncrementalDetokenizer(
             self._tokenizer("detokenize=True"),
@@ -202,5 +203,7 @@ def _one_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence) or len(params) != count:
-        raise RequestError(f"params is {params!r:.80}; wanted one SamplingParams, or a list with one for each of {count} prompts")
+        raise RequestError(
+            f"params is {params!r:.80}; wanted one SamplingParams, or a list of {count}, one for each prompt"
+        )
     return params

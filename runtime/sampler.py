@@ -18,6 +18,8 @@ FIRST_CANDIDATES = 64  # most nuclei are smaller; a row whose nucleus is larger 
 MORE_CANDIDATES = 16  # times as many
 ROWS_IN_CACHE = 4  # on CPU, rows of the vocabulary worked on at a time
 
+Index = Tensor | slice
+
 
 class SamplingRows(NamedTuple):
     """What to sample with: one entry a row of the logits, and what the caller knows of all of them."""
@@ -33,7 +35,7 @@ class SamplingRows(NamedTuple):
     banned: Sequence[tuple[int, Sequence[int]]] = ()  # (row, token ids never to be chosen there)
     num_valid_ids: int | None = None  # ids from here on are padding of the vocabulary
 
-    def select(self, index: Tensor | slice) -> "SamplingRows":
+    def select(self, index: Index) -> "SamplingRows":
         """The same for some of the rows."""
         return self._replace(
             temperature=self.temperature[index],
@@ -54,10 +56,11 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     logits = _without_banned(logits[:, : rows.num_valid_ids], rows.banned)
     if not rows.any_random:
         return argmax(logits)
-    is_random = rows.temperature > 0
-    if logits.device.type == "cpu" and bool(is_random.all()):
-        return _draw(logits, rows)
-    return _replace(argmax(logits), is_random, lambda index: _draw(logits[index], rows.select(index)))
+    return _by_row(
+        rows.temperature > 0,
+        lambda index: _draw(logits[index], rows.select(index)),
+        lambda index: argmax(logits[index]),
+    )
 
 
 def argmax(values: Tensor) -> Tensor:
@@ -74,7 +77,7 @@ def argmax(values: Tensor) -> Tensor:
 def exponential_noise(keys: Tensor, counters: Tensor) -> Tensor:
     """Exp(1) numbers, float32: one for each key (row) of row_keys and each int32 counter of that row.
 
-    Integer operations up to the last step, hence the same on every device. Values lie in (2**-33, 17).
+    Integer operations up to the last step, hence the same on every device. Values lie between 2**-33 and 17.
     """
     bits = (counters * -1640531527) ^ keys[:, :1]
     bits *= keys[:, 1:] | 1
@@ -108,7 +111,7 @@ class _Race(NamedTuple):
     keys: Tensor  # [n, 2] int32
     rows: SamplingRows
 
-    def select(self, index: Tensor | slice) -> "_Race":
+    def select(self, index: Index) -> "_Race":
         return _Race(self.logits[index], self.largest[index], self.keys[index], self.rows.select(index))
 
     def gaps(self, logits: Tensor) -> Tensor:
@@ -124,9 +127,9 @@ def _draw(logits: Tensor, rows: SamplingRows) -> Tensor:
     if not rows.any_filter:
         return _race_all(race)
     is_cut = ((rows.top_k > 0) & (rows.top_k < logits.shape[1])) | (rows.top_p < 1)
-    if logits.device.type == "cpu" and bool(is_cut.all()):
-        return _race_cut(race)
-    return _replace(_race_all(race), is_cut, lambda index: _race_cut(race.select(index)))
+    return _by_row(
+        is_cut, lambda index: _race_cut(race.select(index)), lambda index: _race_all(race.select(index))
+    )
 
 
 def _race_all(race: _Race) -> Tensor:
@@ -179,7 +182,9 @@ def _race_best(race: _Race, top_k: Tensor, count: int) -> tuple[Tensor, Tensor]:
     rank = torch.arange(count, dtype=torch.int32, device=gaps.device)
     in_top_k = rank < _column(top_k)
     odds = torch.where(in_top_k, gaps.double().neg_().exp_(), 0.0)
-    mass = _replace(odds.sum(dim=-1), top_k >= vocab, lambda index: _mass(race.select(index)))
+    mass = _by_row(
+        top_k < vocab, lambda index: odds[index].sum(dim=-1), lambda index: _mass(race.select(index))
+    )
     before = odds.cumsum(dim=-1) - odds
     in_nucleus = (before < _column(rows.top_p * mass)) | (_column(rows.top_p) >= 1) | (rank == 0)
     kept = in_top_k & in_nucleus & (odds >= _column(rows.min_p))
@@ -224,14 +229,18 @@ def _without_banned(logits: Tensor, banned: Sequence[tuple[int, Sequence[int]]])
     return logits
 
 
-def _replace(values: Tensor, mask: Tensor, compute: Callable[[Tensor | slice], Tensor]) -> Tensor:
-    """The values, with what compute gives for the rows of the mask."""
-    if values.device.type != "cpu":  # without waiting for the device: compute every row
-        return torch.where(mask, compute(slice(None)), values)
-    index = mask.nonzero().flatten()
-    if len(index):
-        values[index] = compute(index)
-    return values
+def _by_row(
+    mask: Tensor, where_true: Callable[[Index], Tensor], where_false: Callable[[Index], Tensor]
+) -> Tensor:
+    """One value a row: where_true(index) for the rows of the mask, where_false(index) for the others."""
+    everything = slice(None)
+    if mask.device.type != "cpu":  # without waiting for the device: compute both for every row
+        return torch.where(mask, where_true(everything), where_false(everything))
+    yes, no = mask.nonzero().flatten(), (~mask).nonzero().flatten()
+    if len(yes) == 0 or len(no) == 0:
+        return where_true(everything) if len(yes) else where_false(everything)
+    first, second = where_true(yes), where_false(no)
+    return first.new_empty(len(mask)).index_copy_(0, yes, first).index_copy_(0, no, second)
 
 
 def _chunked(values: Tensor, width: int) -> Tensor:

@@ -74,9 +74,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
         self.config = config
         self._kv_cache = kv_cache
-        self._requests: dict[
-            str, Request
-        ] = {}  # all that hold anything: waiting, running, or ended in flight
+        self._requests: dict[str, Request] = {}  # those waiting, running, or ended in flight
         self._waiting: OrderedDict[str, Request] = OrderedDict()  # both in order of arrival,
         self._running: dict[str, Request] = {}  # every running one before every waiting one
         self._in_flight: SchedulerOutput | None = None
@@ -101,15 +99,11 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request; it may grow as far as the context and the whole cache allow."""
         if request.request_id in self._requests:
-            raise RequestError(
-                f"request_id {request.request_id!r} is in use; wanted one that no live request has"
-            )
+            raise RequestError(f"request_id {request.request_id!r} is in use; wanted one that is not")
         capacity = self._kv_cache.capacity_tokens
         num_prompt = len(request.prompt_token_ids)
         limit = min(self.config.max_model_len - 1, capacity)
-        assert 0 < num_prompt <= limit, (
-            f"{num_prompt} prompt tokens, 1 to {limit} fit: check_prompt comes first"
-        )
+        assert 0 < num_prompt <= limit, f"{num_prompt} prompt tokens where 1 to {limit} fit"
         # The last token is only ever read, so it may come when the cache is full.
         request.max_total_tokens = min(request.max_total_tokens, self.config.max_model_len, capacity + 1)
         request.arrival = self._num_arrivals
@@ -187,24 +181,18 @@ class Scheduler:
 
     def check(self) -> None:
         """Every invariant of the queues, the tables and the pool; for tests, between steps."""
-        live = [*self._running.values(), *self._waiting.values()]
-        assert [r.arrival for r in live] == sorted(r.arrival for r in live), "someone overtook"
-        assert all(r.status is RequestStatus.RUNNING for r in self._running.values())
-        assert all(
-            r.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for r in self._waiting.values()
-        )
-        assert all(r.num_computed_tokens == 0 for r in self._waiting.values()), (
-            "a waiting request has nothing cached"
-        )
-        assert all(r.num_computed_tokens < r.num_tokens for r in live), (
-            "every live request has something to compute"
-        )
-        assert all(r.num_tokens < r.max_total_tokens for r in live), (
-            "a live request has room for one more token"
-        )
-        ended = self._ended_in_flight
-        assert self._requests.keys() == {r.request_id for r in (*live, *ended)}, "a request was lost or kept"
-        self._kv_cache.check({r.request_id: r.num_computed_tokens for r in (*self._running.values(), *ended)})
+        running, waiting, ended = [*self._running.values()], [*self._waiting.values()], self._ended_in_flight
+        arrivals = [request.arrival for request in (*running, *waiting)]
+        assert arrivals == sorted(arrivals), "someone overtook"
+        for request in running:
+            assert request.status is RequestStatus.RUNNING, request
+            assert request.num_computed_tokens < request.num_tokens < request.max_total_tokens, request
+        for request in waiting:
+            assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), request
+            assert request.num_computed_tokens == 0, request
+        known = {request.request_id for request in (*running, *waiting, *ended)}
+        assert self._requests.keys() == known, "a request was lost or kept"
+        self._kv_cache.check({r.request_id: r.num_computed_tokens for r in (*running, *ended)})
 
     def _advance_running(self, step: _Step) -> bool:
         """Plan the running requests; False where the cache is too full for all, let alone for more."""

@@ -76,7 +76,9 @@ def _obstacle(match: Match) -> str | None:
     dtypes = {dtype_of(node) for node in (*tensors, weight, result)}
     if len(dtypes) != 1:
         return f"mixed dtypes {sorted(str(dtype) for dtype in dtypes)}"
-    if any(bound.get(name, dtype_of(result)) != dtype_of(result) for name in ("rounded_to", "sum_rounded_to")):
+    if any(
+        bound.get(name, dtype_of(result)) != dtype_of(result) for name in ("rounded_to", "sum_rounded_to")
+    ):
         return "rounds to another dtype than it returns"
     if dtype_of(result) in (torch.bfloat16, torch.float16) and "rounded_to" not in bound:
         return "computes in a narrow dtype, the op in float32"
@@ -116,7 +118,7 @@ ADD_RMS_NORM = Pass(
     name="add_rms_norm",
     version=1,
     reason="one site with one provider, and the sum is written once for the norm and the next residual",
-    contract="bitwise equal to the formula run eagerly: the sum, the unit vector and the result are rounded where it rounds",
+    contract="bitwise equal to the formula run eagerly: sum, unit vector and result are rounded as there",
     run=run_add_rms_norm,
 )
 RMS_NORM = Pass(

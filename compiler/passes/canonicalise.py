@@ -39,11 +39,16 @@ def _is_idle(node: fx.Node) -> bool:
 
 
 def _merge_repeated_calls(graph: fx.Graph) -> int:
-    """Equal pure calls on equal arguments become one; a fresh buffer is never merged, since each is written."""
+    """Equal pure calls on equal arguments become one; fresh buffers stay apart, since each is written."""
     merged = 0
     first: dict[object, fx.Node] = {}
     for node in list(graph.nodes):
-        if node.op != "call_function" or is_mutating(node) or not node.all_input_nodes or torch_compat.is_random(node.target):
+        if (
+            node.op != "call_function"
+            or is_mutating(node)
+            or not node.all_input_nodes
+            or torch_compat.is_random(node.target)
+        ):
             continue
         key = _key(node)
         if key is None or _makes_buffer(node):
@@ -58,7 +63,9 @@ def _merge_repeated_calls(graph: fx.Graph) -> int:
 
 def _makes_buffer(node: fx.Node) -> bool:
     name = torch_compat.op_name(node.target)
-    return name.startswith("aten::") and any(word in name for word in ("empty", "zeros", "ones", "full", "clone"))
+    return name.startswith("aten::") and any(
+        word in name for word in ("empty", "zeros", "ones", "full", "clone")
+    )
 
 
 def _key(node: fx.Node) -> object | None:

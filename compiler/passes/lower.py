@@ -32,14 +32,16 @@ def _inline(graph: fx.Graph, site: fx.Node, formula: Callable[..., Any]) -> None
     """Put the formula's own ATen graph in the place of one call."""
     tensors = [argument for argument in site.args if isinstance(argument, fx.Node)]
     numbers = [argument for argument in site.args if not isinstance(argument, fx.Node)]
-    traced = torch_compat.trace_formula(lambda *values: formula(*values, *numbers), [node.meta["val"] for node in tensors])
+    traced = torch_compat.trace_formula(
+        lambda *values: formula(*values, *numbers), [node.meta["val"] for node in tensors]
+    )
     copies = dict(zip(traced.find_nodes(op="placeholder"), tensors, strict=True))
     with graph.inserting_before(site):
         for node in traced.nodes:
             if node.op == "call_function":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
                 copies[node].meta.setdefault("stack_trace", site.meta.get("stack_trace"))
-    results = traced.output_node().args[0]
+    results: Any = traced.output_node().args[0]
     if isinstance(results, fx.Node):
         site.replace_all_uses_with(copies[results])
         return

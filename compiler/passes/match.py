@@ -47,7 +47,9 @@ def find(pattern: Call, node: fx.Node) -> Match | None:
     return None
 
 
-def _match(pattern: Any, value: Any, bound: Binding, inside: frozenset[fx.Node]) -> list[tuple[Binding, frozenset[fx.Node]]]:
+def _match(
+    pattern: Any, value: Any, bound: Binding, inside: frozenset[fx.Node]
+) -> list[tuple[Binding, frozenset[fx.Node]]]:
     """Every way in which a value fits; more than one only where operands commute."""
     if isinstance(pattern, Any_):
         return _match_any(pattern, value, bound, inside)
@@ -66,14 +68,20 @@ def _match(pattern: Any, value: Any, bound: Binding, inside: frozenset[fx.Node])
     return found
 
 
-def _match_any(pattern: Any_, value: Any, bound: Binding, inside: frozenset[fx.Node]) -> list[tuple[Binding, frozenset[fx.Node]]]:
+def _match_any(
+    pattern: Any_, value: Any, bound: Binding, inside: frozenset[fx.Node]
+) -> list[tuple[Binding, frozenset[fx.Node]]]:
     if pattern.name in bound:
-        same = bound[pattern.name] is value or (not isinstance(value, fx.Node) and bound[pattern.name] == value)
+        same = bound[pattern.name] is value or (
+            not isinstance(value, fx.Node) and bound[pattern.name] == value
+        )
         return [(bound, inside)] if same else []
     return [(bound | {pattern.name: value}, inside)] if pattern.accepts(value) else []
 
 
-def _match_args(patterns: Sequence[Any], args: Sequence[Any], bound: Binding, inside: frozenset[fx.Node]) -> list[Any]:
+def _match_args(
+    patterns: Sequence[Any], args: Sequence[Any], bound: Binding, inside: frozenset[fx.Node]
+) -> list[Any]:
     if len(patterns) != len(args):
         return []
     states = [(bound, inside)]

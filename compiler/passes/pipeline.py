@@ -34,7 +34,9 @@ class Rewritten:
 def select(names: Sequence[str] | None, numerics: str) -> tuple[Pass, ...]:
     """The passes to run; in exact mode the model's own ops stay opaque, so nothing is lowered."""
     chosen = PASS_NAMES if names is None else tuple(names)
-    return tuple(step for step in PIPELINE if step.name in chosen and (numerics == "fast" or step is not LOWER))
+    return tuple(
+        step for step in PIPELINE if step.name in chosen and (numerics == "fast" or step is not LOWER)
+    )
 
 
 def rewrite(graph: fx.Graph, passes: Sequence[Pass]) -> Rewritten:

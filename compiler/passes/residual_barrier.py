@@ -52,7 +52,7 @@ def _obstacle(node: fx.Node) -> str | None:
 RESIDUAL_BARRIER = Pass(
     name="residual_barrier",
     version=1,
-    reason="else the code generator folds the sum into the product by rules that differ by device and torch version",
+    reason="else the sum is folded into the product by rules that differ by device and torch version",
     contract="bitwise equal: a sum of two narrow floats in float32, rounded once, is their narrow sum",
     run=run,
 )

@@ -15,7 +15,9 @@ MUL = (ATEN.mul.Tensor,)
 
 
 def _silu(gate: Any) -> Call:
-    denominator = Call((ATEN.add.Tensor,), (Call((ATEN.exp.default,), (Call((ATEN.neg.default,), (gate,)),)), 1))
+    denominator = Call(
+        (ATEN.add.Tensor,), (Call((ATEN.exp.default,), (Call((ATEN.neg.default,), (gate,)),)), 1)
+    )
     return Call((ATEN.div.Tensor,), (gate, denominator))
 
 
@@ -25,7 +27,11 @@ def _is_tensor(value: Any) -> bool:
 
 GATE, UP = Any_("gate", _is_tensor), Any_("up", _is_tensor)
 PATTERNS = (
-    Call(MUL, (Call(CONVERT, (_silu(Call(CONVERT, (GATE, torch.float32))), Any_("rounded_to"))), UP), commutes=True),
+    Call(
+        MUL,
+        (Call(CONVERT, (_silu(Call(CONVERT, (GATE, torch.float32))), Any_("rounded_to"))), UP),
+        commutes=True,
+    ),
     Call(MUL, (_silu(GATE), UP), commutes=True),
 )
 
@@ -63,14 +69,18 @@ def _obstacle(match: Match) -> str | None:
 
 
 def _are_halves(gate: fx.Node, up: fx.Node) -> bool:
+    """Whether both are items 0 and 1 of one split of the last dimension into two equal parts."""
     if gate.target is not operator.getitem or up.target is not operator.getitem:
         return False
     if gate.args[0] is not up.args[0] or (gate.args[1], up.args[1]) != (0, 1):
         return False
     split = gate.args[0]
-    if not isinstance(split, fx.Node) or split.target not in (ATEN.split.Tensor, ATEN.split_with_sizes.default):
+    if not isinstance(split, fx.Node) or split.target not in (
+        ATEN.split.Tensor,
+        ATEN.split_with_sizes.default,
+    ):
         return False
-    whole = split.args[0]
+    whole: Any = split.args[0]
     dim = split.args[2] if len(split.args) > 2 else 0
     rank = len(shape_of(whole)) if isinstance(whole, fx.Node) else 0
     if rank == 0 or dim not in (-1, rank - 1):
