@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#if defined(__F16C__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -52,7 +52,7 @@ inline To bit_cast(const From& from) {
   return to;
 }
 
-inline Vec broadcast(float x) { return Vec{} + x; }
+inline Vec broadcast(float x) { return x - Vec{}; }  // not +, which would have to turn -0 into 0
 
 inline Vec load(const float* from) {
   Vec x;
@@ -61,9 +61,15 @@ inline Vec load(const float* from) {
 }
 
 inline Vec load(const BFloat16* from) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))), 16);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 16);
+#else
   HalfBits bits;
   std::memcpy(&bits, from, sizeof(bits));
   return bit_cast<Vec>(__builtin_convertvector(bits, BitVec) << 16);
+#endif
 }
 
 inline void store(float* to, Vec x) { std::memcpy(to, &x, sizeof(x)); }
@@ -106,6 +112,27 @@ inline Vec load_some(const T* from, int64_t count) {
   T padded[kLanes] = {};
   std::memcpy(padded, from, count * sizeof(T));
   return load(padded);
+}
+
+// Elements 2l and 2l + 1 are in lane l of one vector, as they lie in memory; split turns them into two of floats.
+template <typename Half>
+inline Vec load_pairs(const Half* from, int64_t count) {
+  static_assert(sizeof(Half) == 2, "two elements a lane");
+  Vec pairs = {};
+  std::memcpy(&pairs, from, (count >= 2 * kLanes ? 2 * kLanes : count) * sizeof(Half));
+  return pairs;
+}
+
+inline void split(const BFloat16*, Vec pairs, Vec& even, Vec& odd) {
+  even = bit_cast<Vec>(bit_cast<BitVec>(pairs) << 16);
+  odd = bit_cast<Vec>(bit_cast<BitVec>(pairs) & 0xffff0000u);
+}
+
+inline void split(const Float16*, Vec pairs, Vec& even, Vec& odd) {
+  BitVec bits = bit_cast<BitVec>(pairs);
+  HalfBits low = __builtin_convertvector(bits & 0xffffu, HalfBits), high = __builtin_convertvector(bits >> 16, HalfBits);
+  even = load(reinterpret_cast<const Float16*>(&low));
+  odd = load(reinterpret_cast<const Float16*>(&high));
 }
 
 template <typename T>

@@ -144,6 +144,7 @@ class Worker {
     const float kLog2E = 1.44269504f;
     Vec factor = broadcast(attention_.soft_cap > 0 ? attention_.scale / attention_.soft_cap : attention_.scale * kLog2E);
     for (int r = 0; r < tile.rows; r++) {
+      positions_[r] = position(tile, r);
       const T* from = row_of(attention_.query, attention_.query_strides, tile, kv_head, r);
       for (int d = 0; d < dim_; d += kLanes) store(query_ + r * padded_dim_ + d, load_some(from + d, dim_ - d) * factor);
     }
@@ -152,8 +153,8 @@ class Worker {
   void attend(const Tile& tile, int kv_head, int split, Partial& part) {
     part.clear(tile.rows, padded_dim_);
     int64_t start = static_cast<int64_t>(split) * kSplitKeys;
-    int64_t first = std::max(start, oldest(position(tile, 0)));
-    int64_t last = std::min<int64_t>(start + kSplitKeys, position(tile, tile.rows - 1) + 1);
+    int64_t first = std::max(start, oldest(positions_[0]));
+    int64_t last = std::min<int64_t>(start + kSplitKeys, positions_[tile.rows - 1] + 1);
     for (int64_t base = first / kTileKeys * kTileKeys; base < last; base += kTileKeys) {
       int from = static_cast<int>(std::max<int64_t>(first - base, 0));
       int to = static_cast<int>(std::min<int64_t>(last - base, kTileKeys));
@@ -162,49 +163,79 @@ class Worker {
       pack_keys(from, to);
       pack_values(from, to);
       gemm<false>(tile.rows, vectors, dim_, query_, padded_dim_, keys_, kTileKeys, scores_, kTileKeys);
-      for (int r = 0; r < tile.rows; r++) softmax(tile, r, base, vectors, part);
+      for (int r = 0; r < tile.rows; r++) softmax(r, base, vectors, part);
       gemm<true>(tile.rows, padded_dim_ / kLanes, to - from, scores_ + from, kTileKeys, values_, padded_dim_, part.out,
                  padded_dim_);
     }
   }
 
-  // Where the rows of keys base + from .. base + to lie.
+  // Where the rows of keys base + from .. base + to lie. Lanes around them get a row that may be read: their scores
+  // are masked.
   void locate(int seq, int kv_head, int64_t base, int from, int to) {
     const int32_t* table = attention_.block_tables + seq * attention_.block_tables_stride;
-    const Strides &key = attention_.key_strides, &value = attention_.value_strides;
-    int64_t slot = (base + from) / attention_.block_size, offset = (base + from) % attention_.block_size;
-    for (int j = from; j < to; j++) {
-      int64_t block = table[slot];
-      key_rows_[j] = attention_.key_cache + block * key.outer + offset * key.token + kv_head * key.head;
-      value_rows_[j] = attention_.value_cache + block * value.outer + offset * value.token + kv_head * value.head;
-      if (++offset == attention_.block_size) offset = 0, slot++;
+    const Strides key = attention_.key_strides, value = attention_.value_strides;
+    const T* keys = attention_.key_cache + kv_head * key.head;
+    const T* values = attention_.value_cache + kv_head * value.head;
+    const int64_t block_size = attention_.block_size;
+    int64_t slot = (base + from) / block_size, offset = (base + from) % block_size;
+    for (int j = from; j < to; slot++, offset = 0) {
+      const T* key_row = keys + table[slot] * key.outer + offset * key.token;
+      const T* value_row = values + table[slot] * value.outer + offset * value.token;
+      for (int end = static_cast<int>(std::min<int64_t>(to, j + block_size - offset)); j < end; j++) {
+        key_rows_[j] = key_row, value_rows_[j] = value_row;
+        key_row += key.token, value_row += value.token;
+      }
+    }
+    std::fill(key_rows_ + from / kLanes * kLanes, key_rows_ + from, key_rows_[from]);
+    std::fill(key_rows_ + to, key_rows_ + (to + kLanes - 1) / kLanes * kLanes, key_rows_[from]);
+  }
+
+  // keys_[d][j]
+  void pack_keys(int from, int to) {
+    for (int group = from / kLanes * kLanes; group < to; group += kLanes) {
+      int d = 0;
+      for (; d + kPackedDims <= dim_; d += kPackedDims) pack_block(key_rows_ + group, d, kPackedDims, keys_ + group);
+      if (d < dim_) pack_block(key_rows_ + group, d, dim_ - d, keys_ + group);
     }
   }
 
-  // keys_[d][j]; lanes outside [from, to) hold anything, their scores are masked.
-  void pack_keys(int from, int to) {
-    for (int group = from / kLanes * kLanes; group < to; group += kLanes)
-      for (int d = 0; d < dim_; d += kLanes) {
-        Vec rows[kLanes];
-        for (int i = 0; i < kLanes; i++) {
-          int j = group + i;
-          rows[i] = j >= from && j < to ? load_some(key_rows_[j] + d, dim_ - d) : Vec{};
-        }
-        transpose(rows);
-        for (int i = 0; i < kLanes; i++) store(keys_ + (d + i) * kTileKeys + group, rows[i]);
+  static constexpr int kPackedDims = kLanes * 4 / sizeof(T);  // what one vector of a row holds
+
+  static inline __attribute__((always_inline)) void pack_block(const T* const* rows, int d, int count, float* to) {
+    Vec block[kLanes];
+    to += d * kTileKeys;
+    if constexpr (sizeof(T) == 4) {
+      for (int i = 0; i < kLanes; i++) block[i] = load_some(rows[i] + d, count);
+      transpose(block);
+      for (int i = 0; i < kLanes; i++) store(to + i * kTileKeys, block[i]);
+    } else {
+      for (int i = 0; i < kLanes; i++) block[i] = load_pairs(rows[i] + d, count);
+      transpose(block);
+      for (int i = 0; i < kLanes; i++) {
+        Vec even, odd;
+        split(rows[0], block[i], even, odd);
+        store(to + 2 * i * kTileKeys, even);
+        if (2 * i + 1 < count) store(to + (2 * i + 1) * kTileKeys, odd);
+        if (2 * i + 2 >= count) break;
       }
+    }
   }
 
   void pack_values(int from, int to) {
-    for (int j = from; j < to; j++)
-      for (int d = 0; d < dim_; d += kLanes)
-        store(values_ + (j - from) * padded_dim_ + d, load_some(value_rows_[j] + d, dim_ - d));
+    const int dim = dim_, padded_dim = padded_dim_;
+    float* packed = values_;
+    for (int j = from; j < to; j++, packed += padded_dim) {
+      const T* row = value_rows_[j];
+      int d = 0;
+      for (; d + kLanes <= dim; d += kLanes) store(packed + d, load(row + d));
+      if (d < dim) store(packed + d, load_some(row + d, dim - d));
+    }
   }
 
   // Scores of a row become weights; its sum and what it has gathered so far move to the new maximum.
-  void softmax(const Tile& tile, int row, int64_t base, int vectors, Partial& part) {
+  void softmax(int row, int64_t base, int vectors, Partial& part) {
     float* scores = scores_ + row * kTileKeys;
-    int64_t newest = position(tile, row);
+    int64_t newest = positions_[row];
     int begin = static_cast<int>(std::min<int64_t>(std::max<int64_t>(oldest(newest) - base, 0), kTileKeys));
     int end = static_cast<int>(std::min<int64_t>(std::max<int64_t>(newest + 1 - base, 0), kTileKeys));
     Vec highest = broadcast(-kInfinity);
@@ -254,6 +285,7 @@ class Worker {
   const Attention<T>& attention_;
   const int group_, dim_, padded_dim_;
   const T *key_rows_[kTileKeys], *value_rows_[kTileKeys];
+  int64_t positions_[kTileRows];
   float *keys_, *values_, *query_, *scores_, *total_, *part_;
 };
 
