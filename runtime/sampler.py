@@ -90,7 +90,7 @@ def exponential_noise(keys: Tensor, counters: Tensor) -> Tensor:
 
 def row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
     """Two int32 words for every (seed, position), each bit of which depends on each bit of both."""
-    mixed = _mix(_mix(seeds) + positions * -7046029254386353131)
+    mixed = _mix(_mix(seeds - 7046029254386353131) + positions * -7046029254386353131)
     return mixed.unsqueeze(-1).view(torch.int32)
 
 
