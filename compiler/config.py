@@ -17,7 +17,7 @@ MAX_NUM_TOKENS = 8192
 class CompileConfig:
     """Which passes run.
 
-    passes: names out of compiler.passes.pipeline in any order (they run in the pipeline's order); None means all.
+    passes: names out of compiler.passes.pipeline, which run in the order of the pipeline; None means all.
     """
 
     passes: tuple[str, ...] | None = None

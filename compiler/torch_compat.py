@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,15 @@ class Trace:
     graph: fx.GraphModule
     inputs: tuple[tuple[fx.Node, object], ...]
     guards: tuple[tuple[str, str, str], ...]  # kind, subject, text with source line
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Torch warns of its own old names while it imports and compiles; a user can do nothing about them."""
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)
+        yield
 
 
 def bound_tokens(token_ids: Tensor, limit: int) -> None:
@@ -49,7 +59,8 @@ def trace_once(
     hint: int,
 ) -> Trace:
     """One full Dynamo trace; CompileError with Dynamo's own words where it breaks."""
-    import torch._dynamo
+    with quiet():
+        import torch._dynamo
 
     found: dict[str, Any] = {"guards": []}
 
@@ -70,7 +81,7 @@ def trace_once(
         function, backend=keep_graph, fullgraph=True, dynamic=False, options={"guard_filter_fn": keep_guards}
     )
     try:
-        with torch.no_grad():
+        with torch.no_grad(), quiet():
             compiled(weights, token_ids, positions)
     except Exception as error:
         raise CompileError(f"TorchDynamo could not capture the model in one graph: {error}") from error
@@ -174,8 +185,9 @@ def generate(
     module: fx.GraphModule, rewrite: Callable[[fx.Graph], fx.Graph], kernel_folder: Path
 ) -> str | None:
     """Inductor's source for a piece with its ATen graph rewritten; None where that raised AlreadyKnown."""
-    from torch._functorch import config as functorch_config
-    from torch._inductor import compile_fx, config
+    with quiet():
+        from torch._functorch import config as functorch_config
+        from torch._inductor import compile_fx, config
 
     found: dict[str, Any] = {}
 
@@ -192,6 +204,7 @@ def generate(
     mode = torch._guards.detect_fake_mode(inputs)
     context = torch._guards.TracingContext(mode)
     with (
+        quiet(),
         _kernel_folder(kernel_folder),
         _no_child_processes(),
         torch.no_grad(),
@@ -252,7 +265,7 @@ def _no_child_processes() -> Iterator[None]:
 def run_source(source: str, name: str, kernel_folder: Path) -> dict[str, Any]:
     """The namespace of a generated source, run as Inductor would; builds the kernels it does not find."""
     namespace: dict[str, Any] = {"__name__": name}
-    with _kernel_folder(kernel_folder), _no_child_processes():
+    with quiet(), _kernel_folder(kernel_folder), _no_child_processes():
         exec(compile(source, name, "exec"), namespace)
     return namespace
 
