@@ -48,7 +48,7 @@ LAYER_MODULES = {
 
 def convert_gguf(path: Path, store: Store, *, dtype: torch.dtype, progress: Progress | None = None) -> Path:
     """The folder with this file's config, weights (in `dtype`) and tokenizer; made at the first call."""
-    key = f"{_content_hash(path)}-v{CONVERTER_VERSION}-{str(dtype).removeprefix('torch.')}"
+    key = f"{_content_hash(path, store)}-v{CONVERTER_VERSION}-{str(dtype).removeprefix('torch.')}"
     with store.lock(f"{FOLDER_KIND}-{key}"):
         folder = store.folder(FOLDER_KIND, key)
         if folder is None:
@@ -62,14 +62,26 @@ def convert_gguf(path: Path, store: Store, *, dtype: torch.dtype, progress: Prog
     return folder
 
 
-def _content_hash(path: Path) -> str:
-    digest = xxhash.xxh3_128()
+def _content_hash(path: Path, store: Store) -> str:
+    """The hash of a file's content, remembered for as long as the file is not touched."""
     try:
-        with open(path, "rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
+        stat = path.stat()
+        identity = f"{path.resolve()} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+        key = xxhash.xxh3_128_hexdigest(identity)
+        known = store.read_ref("gguf", key)
+        if known is None:
+            known = _hash(path)
+            store.write_ref("gguf", key, known)
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error}") from error
+    return str(known)
+
+
+def _hash(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
     return str(digest.hexdigest())
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..common.errors import LoadError, UnsupportedError
+from .fields import Fields
 
 # GGUF's value types by number; 8 is a string, 9 an array.
 SCALARS = {
@@ -53,9 +54,9 @@ def read_gguf(path: Path) -> GGUFFile:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             cursor = _Cursor(mapped)
             metadata, infos = _header(cursor, path)
-    except (struct.error, UnicodeDecodeError, ValueError, KeyError, OverflowError) as error:
+    except (struct.error, ValueError, KeyError, OverflowError, RecursionError) as error:
         raise LoadError(f"{path} is no GGUF file, or damaged: {error!r}; download it again") from error
-    alignment = metadata.get("general.alignment", 32)
+    alignment = Fields(metadata, str(path)).integer("general.alignment", 32)
     start = -(-cursor.offset // alignment) * alignment
     data = np.memmap(path, dtype=np.uint8, mode="r")
     tensors = {name: _tensor(path, name, data[start:], *info) for name, info in infos.items()}
@@ -126,8 +127,11 @@ def _tensor(
             f"{name} in {path} has GGML type {quantization}, which the gguf package does not know"
         )
     block_elements, block_bytes = sizes[quantization]
-    num_rows, columns = (shape[0], shape[1]) if len(shape) == 2 else (1, shape[0])
-    row_bytes = columns // block_elements * block_bytes
+    if len(shape) not in (1, 2) or shape[-1] % block_elements:
+        raise UnsupportedError(
+            f"{name} in {path} is {list(shape)}; wanted rows of {block_elements} n numbers"
+        )
+    num_rows, row_bytes = (shape[0] if len(shape) == 2 else 1), shape[-1] // block_elements * block_bytes
     content = data[offset : offset + num_rows * row_bytes]
     if len(content) != num_rows * row_bytes:
         raise LoadError(f"{path} is cut short: {name} lies beyond its end; download it again")

@@ -1,5 +1,6 @@
 """GGUF files against the checkpoints they were made from."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,13 +10,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lamina.common.errors import LoadError, UnsupportedError
+from lamina.common.errors import LaminaError, LoadError, UnsupportedError
 from lamina.common.store import Store
 from lamina.models.config import read_generation_config, read_model_config
-from lamina.models.gguf import LAYER_MODULES, MODULES, convert_gguf
+from lamina.models.gguf import LAYER_MODULES, MODULES, checkpoint_config, convert_gguf
 from lamina.models.gguf_file import read_gguf
 
 Run = Callable[..., Tensor]
@@ -199,6 +202,17 @@ def test_a_file_is_converted_once_for_each_dtype(tiny_folder: Path, tmp_path: Pa
     assert read_model_config(half).dtype == torch.bfloat16
 
 
+def test_a_file_written_anew_is_converted_anew(
+    make_tiny_folder: Callable[..., Path], tmp_path: Path, store: Store, logits_of: Run
+) -> None:
+    folders = []
+    for source in (make_tiny_folder(seed=1), make_tiny_folder(seed=2)):
+        path = write_gguf(tmp_path / "tiny.gguf", source)
+        folders.append(convert_gguf(path, store, dtype=torch.float32))
+        assert torch.equal(logits_of(folders[-1], PROMPT), logits_of(source, PROMPT))
+    assert folders[0] != folders[1]
+
+
 def test_a_failed_conversion_leaves_no_folder(tiny_folder: Path, tmp_path: Path, store: Store) -> None:
     extra = {"blk.0.attn_magic.weight": np.ones(8, dtype=np.float32)}
     path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, extra=extra)
@@ -225,6 +239,19 @@ def test_a_file_cut_short_is_named(tiny_folder: Path, tmp_path: Path, kept: int)
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(LoadError, match=r"tiny\.gguf is"):
         read_gguf(path)
+
+
+@given(changes=st.dictionaries(st.integers(0, 1500), st.integers(0, 255), min_size=1, max_size=3))
+def test_a_damaged_header_raises_our_errors_alone(
+    tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, changes: dict[int, int]
+) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "tiny.gguf"
+    content = bytearray(write_gguf(path, tiny_folder).read_bytes())
+    for place, value in changes.items():
+        content[place] = value
+    path.write_bytes(content)
+    with contextlib.suppress(LaminaError):
+        checkpoint_config(read_gguf(path), torch.float32)
 
 
 def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Loading, inventing and faking weights."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -105,6 +108,20 @@ def test_a_file_cut_short_is_named(tiny_folder: Path, changed: Change, kept: int
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(LoadError, match=r"model\.safetensors is damaged or cut short"):
         load(path.parent)
+
+
+@given(changes=st.dictionaries(st.integers(0, 2000), st.integers(0, 255), min_size=1, max_size=3))
+def test_a_damaged_header_raises_our_errors_alone(
+    tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, changes: dict[int, int]
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    shutil.copytree(tiny_folder, folder, dirs_exist_ok=True)
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    for place, value in changes.items():
+        content[place] = value
+    (folder / "model.safetensors").write_bytes(content)
+    with contextlib.suppress(LoadError):
+        load(folder)
 
 
 def test_a_tensor_without_a_place_is_named(tiny_folder: Path, changed: Change) -> None:
