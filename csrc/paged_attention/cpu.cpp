@@ -126,25 +126,60 @@ void run(const Attention<T>& a, int threads) {
 }  // namespace
 }  // namespace lamina
 
-// Strides count elements. Returns -1, or the index of a sequence whose lengths or blocks do not fit.
-#define LAMINA_PAGED_ATTENTION(name, T)                                                                                \
-  extern "C" int64_t name(                                                                                             \
-      T* out, int64_t out_token, int64_t out_head, const T* query, int64_t query_token, int64_t query_head,            \
-      const T* key_cache, int64_t key_block, int64_t key_token, int64_t key_head, const T* value_cache,                \
-      int64_t value_block, int64_t value_token, int64_t value_head, const int32_t* block_tables,                       \
-      int64_t block_tables_stride, int64_t max_blocks, const int32_t* seq_lens, const int32_t* query_start_loc,        \
-      int64_t num_tokens, int64_t num_seqs, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,                 \
-      int64_t num_blocks, int64_t block_size, double scale, int64_t window, double soft_cap, int64_t threads) {        \
-    lamina::Attention<T> attention{out, query, key_cache, value_cache, block_tables, seq_lens, query_start_loc,        \
-                                   {0, out_token, out_head}, {0, query_token, query_head},                             \
-                                   {key_block, key_token, key_head}, {value_block, value_token, value_head},           \
-                                   block_tables_stride, num_seqs, num_heads, num_kv_heads, head_dim, block_size,       \
-                                   static_cast<float>(scale), window, static_cast<float>(soft_cap)};                   \
-    int64_t invalid = lamina::find_invalid(attention, num_tokens, num_blocks, max_blocks);                             \
-    if (invalid < 0) lamina::run(attention, static_cast<int>(threads));                                                \
-    return invalid;                                                                                                    \
-  }
+// As the caller packs them: 8 bytes each, strides in elements.
+struct PagedAttentionArguments {
+  void* out;
+  int64_t out_token, out_head;
+  const void* query;
+  int64_t query_token, query_head;
+  const void* key_cache;
+  int64_t key_block, key_token, key_head;
+  const void* value_cache;
+  int64_t value_block, value_token, value_head;
+  const int32_t* block_tables;
+  int64_t block_tables_stride, max_blocks;
+  const int32_t *seq_lens, *query_start_loc;
+  int64_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim, num_blocks, block_size, window, threads;
+  double scale, soft_cap;
+};
 
-LAMINA_PAGED_ATTENTION(paged_attention_float32, float)
-LAMINA_PAGED_ATTENTION(paged_attention_bfloat16, lamina::BFloat16)
-LAMINA_PAGED_ATTENTION(paged_attention_float16, lamina::Float16)
+namespace {
+
+// -1, or the index of a sequence whose lengths or blocks do not fit; then nothing has been written.
+template <typename T>
+int64_t paged_attention(const PagedAttentionArguments& p) {
+  lamina::Attention<T> attention{
+      static_cast<T*>(p.out),
+      static_cast<const T*>(p.query),
+      static_cast<const T*>(p.key_cache),
+      static_cast<const T*>(p.value_cache),
+      p.block_tables,
+      p.seq_lens,
+      p.query_start_loc,
+      {0, p.out_token, p.out_head},
+      {0, p.query_token, p.query_head},
+      {p.key_block, p.key_token, p.key_head},
+      {p.value_block, p.value_token, p.value_head},
+      p.block_tables_stride,
+      p.num_seqs,
+      p.num_heads,
+      p.num_kv_heads,
+      p.head_dim,
+      p.block_size,
+      static_cast<float>(p.scale),
+      p.window,
+      static_cast<float>(p.soft_cap),
+  };
+  int64_t invalid = lamina::find_invalid(attention, p.num_tokens, p.num_blocks, p.max_blocks);
+  if (invalid < 0) lamina::run(attention, static_cast<int>(p.threads));
+  return invalid;
+}
+
+}  // namespace
+
+extern "C" {
+int64_t paged_attention_arguments_size() { return sizeof(PagedAttentionArguments); }
+int64_t paged_attention_float32(const PagedAttentionArguments* p) { return paged_attention<float>(*p); }
+int64_t paged_attention_bfloat16(const PagedAttentionArguments* p) { return paged_attention<lamina::BFloat16>(*p); }
+int64_t paged_attention_float16(const PagedAttentionArguments* p) { return paged_attention<lamina::Float16>(*p); }
+}

@@ -154,12 +154,13 @@ class Worker {
     part.clear(tile.rows, padded_dim_);
     int64_t start = static_cast<int64_t>(split) * kSplitKeys;
     int64_t first = std::max(start, oldest(positions_[0]));
-    int64_t last = std::min<int64_t>(start + kSplitKeys, positions_[tile.rows - 1] + 1);
+    int64_t newest = positions_[tile.rows - 1] + 1, last = std::min<int64_t>(start + kSplitKeys, newest);
     for (int64_t base = first / kTileKeys * kTileKeys; base < last; base += kTileKeys) {
       int from = static_cast<int>(std::max<int64_t>(first - base, 0));
       int to = static_cast<int>(std::min<int64_t>(last - base, kTileKeys));
       int vectors = (to + kLanes - 1) / kLanes;
       locate(tile.seq, kv_head, base, from, to);
+      prefetch(tile.seq, kv_head, base + kTileKeys, static_cast<int>(std::min<int64_t>(newest - base - kTileKeys, kTileKeys)));
       pack_keys(from, to);
       pack_values(from, to);
       gemm<false>(tile.rows, vectors, dim_, query_, padded_dim_, keys_, kTileKeys, scores_, kTileKeys);
@@ -169,25 +170,41 @@ class Worker {
     }
   }
 
-  // Where the rows of keys base + from .. base + to lie. Lanes around them get a row that may be read: their scores
-  // are masked.
-  void locate(int seq, int kv_head, int64_t base, int from, int to) {
+  // visit(j, key_row, value_row) for the keys base + from .. base + to
+  template <typename Visit>
+  void each_row(int seq, int kv_head, int64_t base, int from, int to, Visit visit) const {
     const int32_t* table = attention_.block_tables + seq * attention_.block_tables_stride;
     const Strides key = attention_.key_strides, value = attention_.value_strides;
-    const T* keys = attention_.key_cache + kv_head * key.head;
-    const T* values = attention_.value_cache + kv_head * value.head;
     const int64_t block_size = attention_.block_size;
     int64_t slot = (base + from) / block_size, offset = (base + from) % block_size;
     for (int j = from; j < to; slot++, offset = 0) {
-      const T* key_row = keys + table[slot] * key.outer + offset * key.token;
-      const T* value_row = values + table[slot] * value.outer + offset * value.token;
+      const T* keys = attention_.key_cache + table[slot] * key.outer + offset * key.token + kv_head * key.head;
+      const T* values = attention_.value_cache + table[slot] * value.outer + offset * value.token + kv_head * value.head;
       for (int end = static_cast<int>(std::min<int64_t>(to, j + block_size - offset)); j < end; j++) {
-        key_rows_[j] = key_row, value_rows_[j] = value_row;
-        key_row += key.token, value_row += value.token;
+        visit(j, keys, values);
+        keys += key.token, values += value.token;
       }
     }
+  }
+
+  // Lanes around the keys get a row that may be read: their scores are masked.
+  void locate(int seq, int kv_head, int64_t base, int from, int to) {
+    each_row(seq, kv_head, base, from, to, [this](int j, const T* key, const T* value) {
+      key_rows_[j] = key, value_rows_[j] = value;
+    });
     std::fill(key_rows_ + from / kLanes * kLanes, key_rows_ + from, key_rows_[from]);
     std::fill(key_rows_ + to, key_rows_ + (to + kLanes - 1) / kLanes * kLanes, key_rows_[from]);
+  }
+
+  // Blocks lie anywhere, so the hardware does not see the next tile coming.
+  void prefetch(int seq, int kv_head, int64_t base, int to) const {
+    const size_t bytes = dim_ * sizeof(T);
+    each_row(seq, kv_head, base, 0, to, [bytes](int, const T* key, const T* value) {
+      for (size_t at = 0; at < bytes; at += 64) {
+        __builtin_prefetch(reinterpret_cast<const char*>(key) + at, 0, 2);
+        __builtin_prefetch(reinterpret_cast<const char*>(value) + at, 0, 2);
+      }
+    });
   }
 
   // keys_[d][j]

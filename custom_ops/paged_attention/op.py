@@ -85,19 +85,21 @@ def _check(
     if window == 0 or window < -1 or soft_cap < 0:
         got = f"window is {window}, soft_cap {soft_cap}"
         raise ShapeError(f"paged_attention: {got}; wanted a window of -1 or >= 1, a soft_cap >= 0")
+    if not out.stride()[2] == query.stride()[2] == key_cache.stride()[3] == value_cache.stride()[3] == 1:
+        raise ShapeError("paged_attention: wanted the last dimension of out, query and caches contiguous")
     _check_metadata(block_tables, seq_lens, query_start_loc)
 
 
 def _check_metadata(block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> None:
-    num_seqs = seq_lens.shape[0]
-    dtypes = block_tables.dtype, seq_lens.dtype, query_start_loc.dtype
-    if dtypes != (torch.int32,) * 3:
-        got = f"block_tables, seq_lens, query_start_loc are {', '.join(map(str, dtypes))}"
-        raise ShapeError(f"paged_attention: {got}; wanted int32")
-    shapes = tuple(block_tables.shape[:1]), tuple(query_start_loc.shape)
-    if shapes != ((num_seqs,), (num_seqs + 1,)) or block_tables.dim() != 2:
-        got = f"block_tables {list(block_tables.shape)}, query_start_loc {list(query_start_loc.shape)}"
-        raise ShapeError(f"paged_attention: {got}; wanted [{num_seqs}, max_blocks] and [{num_seqs + 1}]")
+    if not block_tables.dtype == seq_lens.dtype == query_start_loc.dtype == torch.int32:
+        got = ", ".join(str(x.dtype) for x in (block_tables, seq_lens, query_start_loc))
+        raise ShapeError(f"paged_attention: block_tables, seq_lens, query_start_loc are {got}; wanted int32")
+    tables, lens, starts = block_tables.shape, seq_lens.shape, query_start_loc.shape
+    if len(tables) != 2 or lens != tables[:1] or starts != (tables[0] + 1,):
+        got = f"block_tables is {list(tables)}, seq_lens {list(lens)}, query_start_loc {list(starts)}"
+        raise ShapeError(f"paged_attention: {got}; wanted [S, max_blocks], [S] and [S + 1]")
+    if not block_tables.stride()[1] == seq_lens.stride()[0] == query_start_loc.stride()[0] == 1:
+        raise ShapeError("paged_attention: wanted block_tables, seq_lens and query_start_loc contiguous")
 
 
 define_op(

@@ -6,7 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import reference
+from . import _cpu, reference
 
 
 def write_kv_cache(
@@ -38,6 +38,10 @@ def _check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, s
     if not key.dtype == value.dtype == key_cache.dtype == value_cache.dtype:
         got = f"key is {key.dtype}, value {value.dtype}, caches {key_cache.dtype}, {value_cache.dtype}"
         raise ShapeError(f"write_kv_cache: {got}; wanted one dtype")
+    if not key.stride()[2] == value.stride()[2] == key_cache.stride()[3] == value_cache.stride()[3] == 1:
+        raise ShapeError("write_kv_cache: wanted the last dimension of key, value and caches contiguous")
+    if slot_mapping.stride()[0] != 1:
+        raise ShapeError("write_kv_cache: wanted slot_mapping contiguous")
 
 
 define_op(
@@ -45,5 +49,5 @@ define_op(
     " Tensor slot_mapping) -> ()",
     fake=_fake,
     check=_check,
-    providers=(Provider(name="reference", load=lambda: reference.write_kv_cache),),
+    providers=(_cpu.PROVIDER, Provider(name="reference", load=lambda: reference.write_kv_cache)),
 )

@@ -1,0 +1,43 @@
+// What every CUDA launcher shares: dtype codes, grid arithmetic, the error as a number and as text.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace lamina {
+
+// Calls function with a value of the type that the code stands for; custom_ops/cuda.py has the same codes.
+template <typename Function>
+inline int with_dtype(int code, const Function& function) {
+  switch (code) {
+    case 0:
+      return function(float{});
+    case 1:
+      return function(__nv_bfloat16{});
+    case 2:
+      return function(__half{});
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+inline int launch_error() { return static_cast<int>(cudaGetLastError()); }
+
+// Threads of a block as columns of a head times heads: each thread keeps its column from head to head, and the
+// passes over the heads are equally full.
+inline dim3 heads_block(int64_t columns, int64_t heads, int64_t max_threads) {
+  const int64_t x = smaller(columns, max_threads);
+  const int64_t passes = ceil_div(heads, max_threads / x);
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_div(heads, passes)));
+}
+
+}  // namespace lamina
+
+extern "C" const char* lamina_error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
