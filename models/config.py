@@ -191,7 +191,7 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
     return GenerationDefaults(
         eos_token_ids=fields.token_ids("eos_token_id"),
         temperature=fields.number("temperature", None),
-        top_k=fields.integer("top_k", None, minimum=0),
+        top_k=fields.integer("top_k", None, minimum=-1),
         top_p=fields.number("top_p", None),
         min_p=fields.number("min_p", None),
     )
@@ -232,25 +232,16 @@ def _rope_config(fields: Fields, max_position_embeddings: int) -> RopeConfig:
     rope = Fields(
         scaling or parameters, f"{fields.origin}: {'rope_scaling' if scaling else 'rope_parameters'}"
     )
-    theta = Fields({**parameters, **fields.values, **rope.values}, fields.origin).number(
-        "rope_theta", 10000.0, positive=True
-    )
+    theta_places = (rope, fields, Fields(parameters, fields.origin))
+    theta_place = next((place for place in theta_places if "rope_theta" in place), fields)
     rope_type = _rope_type(rope)
     _refuse_unsupported(rope)
-    original = None
-    if rope_type in ("llama3", "yarn"):
-        original = fields.integer("original_max_position_embeddings", None) or rope.integer(
-            "original_max_position_embeddings", max_position_embeddings
-        )
-    elif rope_type == "dynamic":
-        original = max_position_embeddings
-    implied_factor = (
-        max(max_position_embeddings / original, 1.0) if original and rope_type == "yarn" else None
-    )
+    original = _original_length(fields, rope, rope_type, max_position_embeddings)
+    factor = max(max_position_embeddings / original, 1.0) if original and rope_type == "yarn" else None
     return RopeConfig(
         rope_type=rope_type,
-        theta=theta,
-        factor=None if rope_type == "default" else rope.number("factor", implied_factor, minimum=1),
+        theta=theta_place.number("rope_theta", 10000.0, positive=True),
+        factor=None if rope_type == "default" else rope.number("factor", factor, minimum=1),
         low_freq_factor=rope.number("low_freq_factor", None) if rope_type == "llama3" else None,
         high_freq_factor=rope.number("high_freq_factor", None) if rope_type == "llama3" else None,
         original_max_position_embeddings=original,
@@ -261,6 +252,20 @@ def _rope_config(fields: Fields, max_position_embeddings: int) -> RopeConfig:
         mscale_all_dim=rope.number("mscale_all_dim", None),
         truncate=rope.boolean("truncate", True),
     )
+
+
+def _original_length(
+    fields: Fields, rope: Fields, rope_type: str, max_position_embeddings: int
+) -> int | None:
+    """The context a model was trained on before its rope was scaled, found where transformers finds it."""
+    if rope_type == "dynamic":
+        return max_position_embeddings
+    if rope_type not in ("llama3", "yarn"):
+        return None
+    name = "original_max_position_embeddings"
+    place = fields if name in fields else rope
+    original: int = place.integer(name, max_position_embeddings)
+    return original
 
 
 def _rope_type(rope: Fields) -> str:

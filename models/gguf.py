@@ -67,7 +67,7 @@ def _content_hash(path: Path, store: Store) -> str:
     try:
         stat = path.stat()
         identity = f"{path.resolve()} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
-        key = xxhash.xxh3_128_hexdigest(identity)
+        key = xxhash.xxh3_128_hexdigest(identity.encode())
         known = store.read_ref("gguf", key)
         if known is None:
             known = _hash(path)

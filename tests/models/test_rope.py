@@ -122,6 +122,22 @@ def test_both_places_of_rope_settings_mean_the_same() -> None:
     assert old == ours({**scaling, "rope_theta": 5e5})
 
 
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"rope_theta": 5e5},
+        {"rope_parameters": {"rope_theta": 5e5}},
+        {"rope_parameters": {"rope_theta": 5e5}, "rope_theta": None},
+        {"rope_parameters": {"rope_theta": None}, "rope_theta": 5e5},
+        {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"rope_type": "default"}},
+        {"rope_parameters": {"rope_theta": 5e5}, "rope_theta": 1e4},
+    ],
+    ids=str,
+)
+def test_theta_is_found_wherever_it_is(places: dict[str, Any]) -> None:
+    assert ModelConfig.from_dict({**SIZES, **places}).rope.theta == 5e5
+
+
 def test_rope_scaling_that_is_null_is_the_default_rope() -> None:
     assert ModelConfig.from_dict({**SIZES, "rope_theta": 5e5, "rope_scaling": None}).rope == RopeConfig(
         theta=5e5
