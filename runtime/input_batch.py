@@ -97,12 +97,8 @@ class InputBatch:
         num_tokens, num_seqs = plan.num_tokens, len(plan.requests)
         padded_tokens = num_tokens if padded_tokens is None else padded_tokens
         padded_seqs = num_seqs if padded_seqs is None else padded_seqs
-        assert num_tokens <= padded_tokens <= self.max_num_tokens, (
-            num_tokens,
-            padded_tokens,
-            self.max_num_tokens,
-        )
-        assert num_seqs <= padded_seqs <= self.max_num_seqs, (num_seqs, padded_seqs, self.max_num_seqs)
+        assert num_tokens <= padded_tokens <= self.max_num_tokens, f"{num_tokens} tokens in {padded_tokens}"
+        assert num_seqs <= padded_seqs <= self.max_num_seqs, f"{num_seqs} sequences in {padded_seqs}"
 
         counts = np.fromiter((len(r.token_ids) for r in plan.requests), np.int64, num_seqs)
         computed = np.fromiter((r.num_computed_tokens for r in plan.requests), np.int64, num_seqs)
@@ -169,10 +165,8 @@ class InputBatch:
         num_tokens = int(counts.sum())
         token_ids = np.fromiter(chain.from_iterable(r.token_ids for r in requests), np.int32, num_tokens)
         rows = np.repeat(np.arange(len(counts)), counts)
-        first_positions = computed - (
-            np.cumsum(counts) - counts
-        )  # of a sequence whose first token were token 0
-        positions = np.arange(num_tokens) + first_positions[rows]
+        starts = np.cumsum(counts) - counts
+        positions = np.arange(num_tokens) + (computed - starts)[rows]
         block_ids = self._block_tables.array[rows, positions // self.block_size]
         self._token_ids.fill(token_ids, padded_tokens, padding=0)
         self._positions.fill(positions, padded_tokens, padding=0)

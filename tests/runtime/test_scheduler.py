@@ -354,18 +354,20 @@ def test_two_requests_in_a_cache_for_one_get_the_tokens_of_a_large_cache():
 
 def test_the_youngest_keeps_its_blocks_while_nobody_older_needs_them():
     server = Server(blocks=4)
-    server.add("old", prompt(5), max_tokens=3)  # ends with the two blocks it began with
-    young = server.add("young", prompt(7), max_tokens=9)
-    server.drain()
+    server.add("old", prompt(4), max_tokens=5)  # fills its second block, the last one free, and ends
+    young = server.add("young", prompt(6), max_tokens=9)
+    plans = server.drain()
+    assert [len(plan.requests) for plan in plans[:6]] == [2, 2, 2, 1, 1, 1]
+    assert [plan.requests[0].request_id for plan in plans[3:6]] == ["old", "old", "young"]
     assert young.num_preemptions == 0
     assert young.output_token_ids == server.alone(young)[0]
 
 
 def test_nobody_is_admitted_while_the_running_have_no_block_to_grow_into():
-    server = Server(blocks=5)
+    server = Server(blocks=6)
     server.add("a", prompt(8), max_tokens=9)
     server.step()
-    server.add("b", prompt(12), max_tokens=1)  # would fit, but leave a without its next block
+    server.add("b", prompt(12), max_tokens=1)  # three blocks of the three that are free once a has its third
     plan = server.step()
     assert [part.request_id for part in plan.requests] == ["a"]
     server.drain()
@@ -488,6 +490,13 @@ def test_until_min_tokens_the_ids_that_stop_are_banned_and_the_next_token_may_st
     assert request.output_token_ids == [3] * 5 + [7]
 
 
+def test_until_min_tokens_not_even_a_banned_id_stops():
+    server = Server(blocks=8, eos=(7,), next_token=lambda prefix, banned: 7)
+    request = server.add("a", prompt(3), min_tokens=5)
+    server.drain()
+    assert request.output_token_ids == [7] * 6
+
+
 def test_a_stop_on_the_last_allowed_token_is_a_stop():
     server = Server(blocks=8, eos=(7,), next_token=lambda prefix, banned: 7)
     request = server.add("a", prompt(3), max_tokens=1)
@@ -495,12 +504,27 @@ def test_a_stop_on_the_last_allowed_token_is_a_stop():
     assert request.finish_reason == "stop"
 
 
+def test_an_ended_request_may_be_given_a_better_reason_and_a_live_one_not():
+    server = Server(blocks=8)
+    request = server.add("a", prompt(3), max_tokens=1)
+    with pytest.raises(AssertionError, match="a is live"):
+        server.scheduler.restate(request, "stop", "text")
+    server.drain()
+    assert request.finish_reason == "length"
+    server.scheduler.restate(request, "stop", "text")
+    assert (request.finish_reason, request.stop_reason) == ("stop", "text")
+    assert server.scheduler.num_finished == 1
+
+
 def test_times_are_in_order_and_survive_preemption():
     server = Server(blocks=10)
     requests = [server.add(name, prompt(5), max_tokens=24) for name in "ab"]
+    server.step()
+    first = [(request.times.first_scheduled, request.times.first_token) for request in requests]
     server.drain()
-    for request in requests:
-        times = request.times
+    assert server.scheduler.num_preemptions
+    assert first == [(request.times.first_scheduled, request.times.first_token) for request in requests]
+    for times in (request.times for request in requests):
         assert times.queued <= times.first_scheduled <= times.first_token <= times.finished
 
 
