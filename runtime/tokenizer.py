@@ -43,9 +43,10 @@ class Tokenizer:
             bos = self._backend.bos_token
             add_special_tokens = not (bos and text.startswith(bos))
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
-        except UnicodeError as error:
+            text.encode()
+        except UnicodeEncodeError as error:
             raise RequestError(f"a prompt is no valid Unicode: {error}; remove lone surrogates") from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -62,8 +63,6 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Token ids of a conversation as the model's own template writes it."""
-        from jinja2.exceptions import TemplateError
-
         _check_messages(messages)
         if not self._backend.chat_template:
             raise RequestError(
@@ -71,16 +70,15 @@ class Tokenizer:
                 "or use generate() with a prompt of your own"
             )
         try:
-            ids: list[int] = self._backend.apply_chat_template(
+            text = self._backend.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 add_generation_prompt=add_generation_prompt,
-                tokenize=True,
-                return_dict=False,
+                tokenize=False,
             )
-        except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
+        except Exception as error:  # a template is the model author's program: anything may come out of it
             raise RequestError(f"the chat template refuses these messages: {error}") from error
-        return ids
+        return self.encode(text, add_special_tokens=False)
 
 
 def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:
@@ -112,17 +110,17 @@ def _load_backend(folder: Path) -> Any:
             return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises nothing more precise
         raise LoadError(f"{_damaged_file(folder)} cannot be read as a tokenizer: {error}") from error
 
 
 def _damaged_file(folder: Path) -> Path:
-    """The first file that is no JSON, else the one that holds the tokenizer."""
-    for path in (folder / name for name in JSON_FILES):
+    """The first file that is no JSON object, else the one that holds the tokenizer."""
+    for path in (folder / name for name in JSON_FILES if (folder / name).is_file()):
         try:
-            if path.is_file():
-                json.loads(path.read_bytes())
+            if not isinstance(json.loads(path.read_bytes()), dict):
+                return path
         except ValueError:
             return path
     return next(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
