@@ -14,7 +14,6 @@ STAMP := .venv/torch-$(shell echo '$(TORCH)' | cksum | cut -d' ' -f1)
 MODEL := cache_dir/models/SmolLM2-135M-Instruct.Q4_1.gguf
 LIBRARY := cli common compiler custom_ops models runtime
 KERNELS = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
-CUDA_KERNELS = $(shell find csrc -name '*.cu')
 QUESTION ?= What is the capital of France, and what is it known for?
 
 .PHONY: install demo check format test prove bench wheel-test cuda clean
@@ -62,11 +61,9 @@ bench: $(STAMP) $(MODEL)
 wheel-test: $(STAMP)
 	$(BIN)/python tests/packaging/check_wheel.py
 
-cuda:
-	@if [ -z "$(CUDA_KERNELS)" ]; then echo "csrc/ holds no CUDA kernels: nothing to build"; \
-	elif ! command -v nvcc >/dev/null; then echo "nvcc is not on PATH: the CUDA kernels were not built"; \
-	else for source in $(CUDA_KERNELS); do \
-		echo "nvcc $$source"; nvcc -O3 -std=c++17 -Icsrc/include -c $$source -o /dev/null || exit 1; done; fi
+cuda: $(STAMP)
+	@if ! command -v nvcc >/dev/null; then echo "nvcc is not on PATH: the CUDA kernels were not built"; \
+	else $(BIN)/python -m lamina.custom_ops.build_cuda $(ARGS); fi
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

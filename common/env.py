@@ -33,6 +33,11 @@ def cxx_compiler() -> str | None:
     return os.environ.get("CXX") or None
 
 
+def cuda_home() -> str | None:
+    """CUDA_HOME, the folder of the CUDA toolkit to use, or None to look for one."""
+    return os.environ.get("CUDA_HOME") or None
+
+
 def hub_token() -> str | None:
     """HF_TOKEN, the access token for model hubs."""
     return os.environ.get("HF_TOKEN") or None

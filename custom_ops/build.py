@@ -7,7 +7,7 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..common import env
@@ -35,12 +35,34 @@ def load_kernel(op: str) -> ctypes.CDLL:
 def build_kernel(op: str, csrc: Path, store: Store) -> Path:
     """Where the built library lies; many processes at once compile it only once."""
     compiler = find_compiler()
-    key = _key(op, csrc, compiler)
+    return find_or_build(store, _key(op, csrc, compiler), lambda key: _build(op, csrc, store, key, compiler))
+
+
+def find_or_build(store: Store, key: str, build: Callable[[str], Path]) -> Path:
+    """The library kept under a key, built now if there is none; other processes wait for it."""
     built = _find(store, key)
     if built is None:
         with store.lock(f"{KIND}-{key}"):
-            built = _find(store, key) or _build(op, csrc, store, key, compiler)
+            built = _find(store, key) or build(key)
     return built
+
+
+def read_sources(op: str, csrc: Path, suffixes: tuple[str, ...]) -> list[list[str]]:
+    """Name and text of every source with one of the suffixes that the kernel of an op may include."""
+    paths = sorted([*(csrc / op).iterdir(), *(csrc / "include").iterdir()])
+    return [[path.name, path.read_text()] for path in paths if path.suffix in suffixes]
+
+
+def hash_factors(*factors: object) -> str:
+    """The key of everything that a binary depends on."""
+    return hashlib.sha256(json.dumps(factors).encode()).hexdigest()[:32]
+
+
+def keep(store: Store, key: str, target: Path, **facts: str) -> Path:
+    """Put a built library into the store under its key."""
+    digest = store.put(target.read_bytes())
+    store.write_ref(KIND, key, {"object": digest, **facts})
+    return store.path(digest)
 
 
 def find_compiler() -> list[str]:
@@ -63,11 +85,10 @@ def _flags() -> list[str]:
 
 def _key(op: str, csrc: Path, compiler: Sequence[str]) -> str:
     """Everything the binary depends on: sources, flags, compiler and instruction set; no path and no host."""
-    sources = sorted([*(csrc / op).iterdir(), *(csrc / "include").iterdir()])
-    texts = [[path.name, path.read_text()] for path in sources]
-    version = _run([*compiler, "--version"]).stdout
-    factors = [op, texts, _flags(), version, platform.system(), platform.machine(), _instruction_set()]
-    return hashlib.sha256(json.dumps(factors).encode()).hexdigest()[:32]
+    texts = read_sources(op, csrc, (".cpp", ".h"))
+    version = run_tool([*compiler, "--version"]).stdout
+    machine = platform.system(), platform.machine(), _instruction_set()
+    return hash_factors(op, texts, _flags(), version, machine)
 
 
 def _instruction_set() -> str:
@@ -102,31 +123,31 @@ def _build(op: str, csrc: Path, store: Store, key: str, compiler: Sequence[str])
             "-o",
             str(target),
         ]
-        result = _run(command)
+        result = run_tool(command)
         if result.returncode and not _has_openmp(compiler, folder):
             logger.warning("%s has no OpenMP: the kernel of %s runs on one thread", compiler[0], op)
-            result = _run([word for word in command if word != OPENMP])
+            result = run_tool([word for word in command if word != OPENMP])
         if result.returncode:
-            raise KernelBuildError(f"the kernel of {op} did not compile: {_first_error(result.stderr)}")
-        digest = store.put(target.read_bytes())
-    store.write_ref(KIND, key, {"object": digest, "op": op, "compiler": compiler[0]})
-    return store.path(digest)
+            raise KernelBuildError(f"the kernel of {op} did not compile: {first_error(result.stderr)}")
+        return keep(store, key, target, op=op, compiler=compiler[0])
 
 
 def _has_openmp(compiler: Sequence[str], folder: Path) -> bool:
     source = folder / "probe.cpp"
     source.write_text("#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n")
     command = [*compiler, OPENMP, "-fPIC", "-shared", str(source), "-o", str(folder / "probe.so")]
-    return _run(command).returncode == 0
+    return run_tool(command).returncode == 0
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The finished process of a compiler, with its output as text."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise KernelBuildError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
+        raise KernelBuildError(f"the compiler {command[0]} cannot be run: {error}") from error
 
 
-def _first_error(output: str) -> str:
+def first_error(output: str) -> str:
+    """The first line of a compiler's output that is an error."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if "error:" in line), lines[-1] if lines else "no message")

@@ -1,0 +1,86 @@
+"""CUDA kernels: csrc/<op>/cuda.cu compiled once by nvcc alone for the card at hand, kept in the store."""
+
+import argparse
+import ctypes
+import functools
+import shutil
+import time
+from pathlib import Path
+
+import torch
+
+from ..common import env
+from ..common.errors import KernelBuildError
+from ..common.store import Store
+from .build import CSRC, find_or_build, first_error, hash_factors, keep, logger, read_sources, run_tool
+
+FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-Xcompiler=-fPIC", "-shared")
+ARCHITECTURES = ("sm_80", "sm_90", "sm_120")  # what `make cuda` proves to compile
+TOOLKIT = Path("/usr/local/cuda")
+
+
+@functools.cache
+def load_cuda_kernel(op: str) -> ctypes.CDLL:
+    """The shared library of csrc/<op>/cuda.cu, built on first use for the current device."""
+    path = build_cuda(op, device_architecture(), CSRC, Store())
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelBuildError(f"the CUDA kernel of {op} was built but cannot be loaded: {error}") from error
+
+
+def device_architecture() -> str:
+    """nvcc's name of the current device's architecture."""
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def build_cuda(op: str, architecture: str, csrc: Path, store: Store) -> Path:
+    """Where the built library lies; many processes at once compile it only once."""
+    nvcc = find_nvcc()
+    version = run_tool([nvcc, "--version"]).stdout
+    texts = read_sources(op, csrc, (".cu", ".cuh"))
+    key = hash_factors(op, texts, FLAGS, architecture, version)
+    return find_or_build(store, key, lambda key: _build(op, architecture, csrc, store, key, nvcc))
+
+
+def find_nvcc() -> str:
+    """nvcc of CUDA_HOME, of PATH, or of /usr/local/cuda, the first there is."""
+    chosen = env.cuda_home()
+    if chosen and not shutil.which(f"{chosen}/bin/nvcc"):
+        raise KernelBuildError(f"CUDA_HOME is {chosen!r}, which has no bin/nvcc; correct or unset it")
+    nvcc = shutil.which(f"{chosen}/bin/nvcc" if chosen else "nvcc") or shutil.which(TOOLKIT / "bin" / "nvcc")
+    if nvcc is None:
+        raise KernelBuildError(f"no nvcc on PATH or in {TOOLKIT}; install the CUDA toolkit or set CUDA_HOME")
+    return nvcc
+
+
+def _build(op: str, architecture: str, csrc: Path, store: Store, key: str, nvcc: str) -> Path:
+    logger.info("compiling the CUDA kernel of %s for %s, once on this machine", op, architecture)
+    with store.temporary_folder() as folder:
+        target = folder / f"{op}.so"
+        source, include = csrc / op / "cuda.cu", csrc / "include"
+        command = [nvcc, *FLAGS, f"-arch={architecture}", f"-I{include}", str(source), "-o", str(target)]
+        result = run_tool(command)
+        if result.returncode:
+            output = result.stderr + result.stdout
+            raise KernelBuildError(f"the CUDA kernel of {op} did not compile: {first_error(output)}")
+        return keep(store, key, target, op=op, architecture=architecture)
+
+
+def main() -> None:
+    """Compile every CUDA kernel, or those named, for each architecture; no card is needed."""
+    known = sorted(path.parent.name for path in CSRC.glob("*/cuda.cu"))
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("ops", nargs="*", metavar="OP", help=f"one of {', '.join(known)}; default: all")
+    parser.add_argument("--arch", nargs="+", default=ARCHITECTURES, help="default: %(default)s")
+    options = parser.parse_args()
+    for op in options.ops or known:
+        for architecture in options.arch:
+            start = time.monotonic()
+            build_cuda(op, architecture, CSRC, Store())
+            print(f"{op} {architecture}: {time.monotonic() - start:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
