@@ -1,0 +1,105 @@
+"""Paged attention inputs in which everything that must not be read is poison."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+POISON_BLOCK = 2**30  # an index that no kernel may follow
+
+
+class PagedCase(NamedTuple):
+    """The arguments of lamina::paged_attention, in order."""
+
+    out: Tensor
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
+    max_query_len: int
+    scale: float
+    window: int
+    soft_cap: float
+
+    def to(self, dtype: torch.dtype) -> "PagedCase":
+        """The same values in another dtype, with an output of their own."""
+        floats = {name: getattr(self, name).to(dtype) for name in ("query", "key_cache", "value_cache")}
+        return self._replace(out=torch.full(self.out.shape, torch.nan, dtype=dtype), **floats)
+
+    def alone(self, sequence: int) -> "PagedCase":
+        """One sequence of the batch, on the same caches."""
+        first, last = self.query_start_loc[sequence : sequence + 2].tolist()
+        return self._replace(
+            out=torch.full_like(self.out[first:last], torch.nan),
+            query=self.query[first:last],
+            block_tables=self.block_tables[sequence : sequence + 1],
+            seq_lens=self.seq_lens[sequence : sequence + 1],
+            query_start_loc=int32([0, last - first]),
+            max_query_len=last - first,
+        )
+
+
+def int32(values: Sequence[int]) -> Tensor:
+    """An int32 tensor."""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _make_case(
+    seq_lens: Sequence[int],
+    query_lens: Sequence[int],
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 16,
+    block_size: int = 4,
+    dtype: torch.dtype = torch.float32,
+    window: int = -1,
+    soft_cap: float = 0.0,
+    seed: int = 0,
+) -> PagedCase:
+    generator = torch.Generator().manual_seed(seed)
+    starts = [0, *itertools.accumulate(query_lens)]
+    used = [-(-length // block_size) for length in seq_lens]
+    num_blocks = sum(used) + 2
+    free = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
+    # query is a slice of a wider row, values lie in wider rows than keys: strides differ in every way
+    wide_query = torch.full((starts[-1], num_heads + 2, head_dim), torch.nan, dtype=dtype)
+    query = wide_query[:, 1 : num_heads + 1]
+    query.copy_(torch.randn(query.shape, generator=generator) * 2)
+    key_cache = torch.full((num_blocks, block_size, num_kv_heads, head_dim), torch.nan, dtype=dtype)
+    value_cache = torch.full((num_blocks, block_size, num_kv_heads + 1, head_dim + 3), torch.nan, dtype=dtype)
+    value_cache = value_cache[:, :, :num_kv_heads, :head_dim]
+    tables = torch.full((len(seq_lens), max(used, default=0) + 2), POISON_BLOCK, dtype=torch.int32)
+    for row, (length, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
+        oldest = 0 if window < 0 else max(0, length - query_len - window + 1)
+        for index in range(oldest // block_size, used[row]):
+            block = tables[row, index] = free.pop()
+            filled = slice(max(0, oldest - index * block_size), min(block_size, length - index * block_size))
+            for cache in (key_cache, value_cache):
+                rows = cache[block, filled]
+                rows.copy_(torch.randn(rows.shape, generator=generator))
+    out = torch.full((starts[-1], num_heads * 2, head_dim), torch.nan, dtype=dtype)[:, ::2]
+    return PagedCase(
+        out=out,
+        query=query,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        block_tables=tables,
+        seq_lens=int32(seq_lens),
+        query_start_loc=int32(starts),
+        max_query_len=max(query_lens, default=0),
+        scale=head_dim**-0.5,
+        window=window,
+        soft_cap=soft_cap,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_paged_case() -> Callable[..., PagedCase]:
+    """make_paged_case(seq_lens, query_lens, **shape) -> arguments with NaN in all that must not be read."""
+    return _make_case

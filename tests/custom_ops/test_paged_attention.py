@@ -1,0 +1,219 @@
+"""lamina::paged_attention: the kernel against the formula, and what a row may depend on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.common.errors import ShapeError
+from lamina.custom_ops import paged_attention
+from lamina.custom_ops.paged_attention import reference
+from lamina.custom_ops.registry import select
+
+MakeCase = Callable[..., Any]
+
+CPU = torch.device("cpu")
+
+
+def kernel(case: Any) -> torch.Tensor:
+    """What the C++ kernel writes."""
+    select("paged_attention", device=CPU, dtype=case.query.dtype, provider="cpu").call(*case)
+    return case.out
+
+
+def formula(case: Any, dtype: torch.dtype) -> torch.Tensor:
+    """What the reference writes, computed in the given dtype."""
+    case = case.to(dtype)
+    reference.paged_attention(*case)
+    return case.out
+
+
+@st.composite
+def batches(draw: st.DrawFn, *, max_len: int = 90) -> dict[str, Any]:
+    """Mixed batches of decode, chunked and full prefill, and padding, over every kind of shape."""
+    kv_heads = draw(st.sampled_from([1, 2, 3]))
+    lens = draw(st.lists(st.integers(0, max_len), min_size=1, max_size=4))
+    kinds = draw(
+        st.lists(st.sampled_from(["decode", "chunk", "full"]), min_size=len(lens), max_size=len(lens))
+    )
+    queries = {"decode": lambda n: min(n, 1), "chunk": lambda n: (n + 1) // 2, "full": lambda n: n}
+    return {
+        "seq_lens": lens,
+        "query_lens": [queries[kind](length) for kind, length in zip(kinds, lens, strict=True)],
+        "num_heads": kv_heads * draw(st.sampled_from([1, 2, 3, 4, 7, 16])),
+        "num_kv_heads": kv_heads,
+        "head_dim": draw(st.sampled_from([16, 20, 64, 80, 96, 128, 256])),
+        "block_size": draw(st.sampled_from([4, 7, 16, 64, 256])),
+        "window": draw(st.sampled_from([-1, -1, 1, 5, 64, 1000])),
+        "soft_cap": draw(st.sampled_from([0.0, 0.0, 2.0, 30.0])),
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+@given(batches(), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+def test_kernel_errs_no_more_than_twice_the_plain_formula(
+    make_paged_case: MakeCase, assert_close_to_reference: Callable[..., None], batch: Any, dtype: torch.dtype
+) -> None:
+    case = make_paged_case(**batch, dtype=dtype)
+    if case.query.shape[0] == 0:
+        return
+    exact = formula(case, torch.float64)
+    naive = formula(case, dtype)
+    assert_close_to_reference(kernel(case), exact, naive, floor=4e-6)
+
+
+@pytest.mark.parametrize("length", [255, 256, 257, 511, 512, 513, 1100])
+def test_long_contexts_are_joined_from_their_splits(
+    make_paged_case: MakeCase, assert_close_to_reference: Callable[..., None], length: int
+) -> None:
+    case = make_paged_case([length, length], [1, min(length, 40)], num_heads=6, block_size=16)
+    exact = formula(case, torch.float64)
+    assert_close_to_reference(kernel(case), exact, formula(case, torch.float32), floor=4e-6)
+
+
+@given(batches())
+def test_formula_is_what_torch_calls_attention(make_paged_case: MakeCase, batch: Any) -> None:
+    case = make_paged_case(**batch | {"soft_cap": 0.0}, dtype=torch.float64)
+    ours = formula(case, torch.float64)
+    for sequence, length in enumerate(case.seq_lens.tolist()):
+        first, last = case.query_start_loc[sequence : sequence + 2].tolist()
+        keys, values = gathered(case, sequence)
+        position = torch.arange(length - (last - first), length)[:, None]
+        visible = torch.arange(length) <= position
+        if case.window > 0:
+            visible &= torch.arange(length) > position - case.window
+        query = case.query[first:last].transpose(0, 1)
+        expected = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=visible, scale=case.scale, enable_gqa=True
+        )
+        torch.testing.assert_close(ours[first:last], expected.transpose(0, 1))
+
+
+def gathered(case: Any, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a sequence, [kv_heads, length, head_dim], zero where nothing may be read."""
+    length, block_size = int(case.seq_lens[sequence]), case.key_cache.shape[1]
+    blocks = case.block_tables[sequence, : -(-length // block_size)].long()
+    blocks = torch.where(blocks < case.key_cache.shape[0], blocks, 0)
+    rows = (cache[blocks].flatten(0, 1)[:length] for cache in (case.key_cache, case.value_cache))
+    keys, values = (x.nan_to_num(0.0).transpose(0, 1) for x in rows)
+    return keys, values
+
+
+@given(batches(max_len=300))
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(make_paged_case: MakeCase, batch: Any) -> None:
+    case = make_paged_case(**batch)
+    together = kernel(case)
+    for sequence, length in enumerate(batch["seq_lens"]):
+        first, last = case.query_start_loc[sequence : sequence + 2].tolist()
+        if length:
+            assert torch.equal(kernel(case.alone(sequence)), together[first:last])
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 64, 256, 299])
+@pytest.mark.parametrize("window", [-1, 70])
+def test_a_row_has_the_same_bits_however_its_prompt_is_chunked(
+    make_paged_case: MakeCase, chunk: int, window: int
+) -> None:
+    whole = make_paged_case([300], [300], num_heads=6, block_size=16, window=window)
+    expected = kernel(whole)
+    for start in range(0, 300, chunk):
+        end = min(start + chunk, 300)
+        part = whole._replace(
+            out=torch.empty_like(whole.out[start:end]),
+            query=whole.query[start:end],
+            seq_lens=torch.tensor([end], dtype=torch.int32),
+            query_start_loc=torch.tensor([0, end - start], dtype=torch.int32),
+        )
+        assert torch.equal(kernel(part), expected[start:end])
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(make_paged_case: MakeCase) -> None:
+    case = make_paged_case([2000, 1, 700], [1, 1, 300], num_heads=8, head_dim=64, block_size=16)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(kernel(case._replace(out=torch.empty_like(case.out))))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("provider", ["cpu", "reference"])
+def test_padding_rows_and_rows_beyond_the_batch_keep_what_they_held(
+    make_paged_case: MakeCase, provider: str
+) -> None:
+    case = make_paged_case([5, 0, 0], [1, 1, 0])
+    longer = torch.full((6, *case.out.shape[1:]), 7.0)
+    query = torch.cat([case.query, torch.full_like(longer[2:], torch.nan)])
+    select("paged_attention", device=CPU, dtype=torch.float32, provider=provider).call(
+        *case._replace(out=longer, query=query)
+    )
+    assert longer[0].isfinite().all()
+    assert (longer[1:] == 7.0).all()
+
+
+def test_nan_of_one_sequence_stays_there(make_paged_case: MakeCase) -> None:
+    case = make_paged_case([9, 9], [1, 4])
+    case.value_cache[case.block_tables[0, 0].long()] = torch.nan
+    out = kernel(case)
+    assert out[0].isnan().all()
+    assert out[1:].isfinite().all()
+
+
+def test_an_empty_batch_is_no_work(make_paged_case: MakeCase) -> None:
+    assert kernel(make_paged_case([], [])).shape[0] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seq_lens": [9, 3], "query_lens": [1, 5]},
+        {"seq_lens": [9, 3], "block": 1000},
+        {"seq_lens": [9, 3], "block": -1},
+        {"seq_lens": [9, 100]},
+        {"seq_lens": [9, -4]},
+    ],
+)
+def test_lengths_and_blocks_that_do_not_fit_are_refused_and_nothing_is_written(
+    make_paged_case: MakeCase, change: dict[str, Any]
+) -> None:
+    case = make_paged_case([9, 5], change.get("query_lens", [1, 1]))
+    case = case._replace(seq_lens=torch.tensor(change["seq_lens"], dtype=torch.int32))
+    if "block" in change:
+        case.block_tables[1, 0] = change["block"]
+    with pytest.raises(ShapeError, match="sequence 1 has seq_len"):
+        kernel(case)
+    assert case.out.isnan().all()
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"window": 0}, "window is 0"),
+        ({"soft_cap": -1.0}, "soft_cap -1"),
+        ({"seq_lens": torch.tensor([5, 5])}, "wanted int32"),
+        ({"query": torch.zeros(2, 3, 16)}, "query \\[2, 3, 16\\]"),
+        ({"key_cache": torch.zeros(4, 4, 3, 16)}, "value_cache is"),
+        ({"key_cache": torch.zeros(4, 4, 2, 16, dtype=torch.float16)}, "wanted one dtype|value_cache is"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(make_paged_case: MakeCase, change: Any, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        paged_attention(*make_paged_case([5, 5], [1, 1])._replace(**change))
+
+
+def test_float64_is_served_by_the_formula_and_the_reason_is_said(make_paged_case: MakeCase) -> None:
+    chosen = select("paged_attention", device=CPU, dtype=torch.float64)
+    assert (chosen.name, chosen.reason) == ("reference", "cpu does not take torch.float64")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_opcheck(make_paged_case: MakeCase, dtype: torch.dtype) -> None:
+    case = make_paged_case([5, 9, 0], [1, 4, 1], dtype=dtype)
+    torch.library.opcheck(torch.ops.lamina.paged_attention.default, tuple(case.to(dtype)))
