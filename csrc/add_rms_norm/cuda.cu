@@ -1,21 +1,33 @@
-// C interface of the CUDA kernel of add_rms_norm.
+// The C entry point of add_rms_norm on CUDA.
 #include "kernel.cuh"
 
-extern "C" int lamina_add_rms_norm(const void* x, const void* residual, const void* weight, void* out, void* total,
-                                   int64_t rows, int64_t hidden, int64_t x_stride, int64_t residual_stride, double eps,
-                                   int dtype, void* stream) {
-  return lamina::with_dtype(dtype, [&](auto zero) {
+// As the caller packs them: 8 bytes each, strides in elements.
+struct AddRmsNormArguments {
+  const void *x, *residual, *weight;
+  void *out, *total;
+  int64_t rows, hidden, x_stride, residual_stride;
+  double eps;
+  int64_t dtype;
+  cudaStream_t stream;
+};
+
+extern "C" {
+int64_t add_rms_norm_arguments_size() { return sizeof(AddRmsNormArguments); }
+
+int add_rms_norm(const AddRmsNormArguments* p) {
+  return lamina::with_dtype(p->dtype, [&](auto zero) {
     using T = decltype(zero);
-    const lamina::RowNorm<T> norm{static_cast<const T*>(x),
-                                  static_cast<const T*>(residual),
-                                  static_cast<const T*>(weight),
-                                  static_cast<T*>(out),
-                                  static_cast<T*>(total),
-                                  rows,
-                                  hidden,
-                                  x_stride,
-                                  residual_stride,
-                                  static_cast<float>(eps)};
-    return lamina::add_rms_norm(norm, static_cast<cudaStream_t>(stream));
+    const lamina::RowNorm<T> norm{static_cast<const T*>(p->x),
+                                  static_cast<const T*>(p->residual),
+                                  static_cast<const T*>(p->weight),
+                                  static_cast<T*>(p->out),
+                                  static_cast<T*>(p->total),
+                                  p->rows,
+                                  p->hidden,
+                                  p->x_stride,
+                                  p->residual_stride,
+                                  static_cast<float>(p->eps)};
+    return lamina::add_rms_norm(norm, p->stream);
   });
+}
 }

@@ -11,7 +11,7 @@ namespace lamina {
 
 // Calls function with a value of the type that the code stands for; custom_ops/cuda.py has the same codes.
 template <typename Function>
-inline int with_dtype(int code, const Function& function) {
+inline int with_dtype(int64_t code, const Function& function) {
   switch (code) {
     case 0:
       return function(float{});
@@ -23,6 +23,27 @@ inline int with_dtype(int code, const Function& function) {
       return cudaErrorInvalidValue;
   }
 }
+
+// Calls function with a value of the widest type in which the data can be moved: 16 bytes where every pointer and
+// every one of the sizes or'ed together allows it, else one element.
+template <typename Function, typename... Pointers>
+inline int with_unit(int64_t element_size, int64_t sizes, const Function& function, const Pointers*... pointers) {
+  if (((sizes | ... | reinterpret_cast<int64_t>(pointers)) % 16) == 0) return function(uint4{});
+  switch (element_size) {
+    case 1:
+      return function(uint8_t{});
+    case 2:
+      return function(uint16_t{});
+    case 4:
+      return function(uint32_t{});
+    case 8:
+      return function(uint64_t{});
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+inline int narrow(int64_t x) { return static_cast<int>(x); }
 
 inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 

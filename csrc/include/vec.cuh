@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace lamina {
 
@@ -16,7 +17,7 @@ constexpr int kVecWidth = kVecBytes / static_cast<int>(sizeof(T));
 
 namespace detail {
 
-template <int kBytes>
+template <size_t kBytes>
 struct Raw;
 template <>
 struct Raw<2> {
@@ -37,7 +38,7 @@ struct Raw<16> {
 template <typename T, int kWidth>
 struct Vec {
   union {
-    typename detail::Raw<kWidth * static_cast<int>(sizeof(T))>::Type raw;
+    typename detail::Raw<sizeof(T) * kWidth>::Type raw;
     T elements[kWidth];
   };
   __device__ Vec() {}
@@ -52,7 +53,8 @@ __device__ __forceinline__ Vec<T, kWidth> load(const T* from) {
 
 template <typename T, int kWidth>
 __device__ __forceinline__ void store(T* to, const Vec<T, kWidth>& vec) {
-  *reinterpret_cast<decltype(vec.raw)*>(to) = vec.raw;
+  // by name: left to itself, the compiler takes a vector that was made in pieces apart again
+  __stwb(reinterpret_cast<std::remove_const_t<decltype(vec.raw)>*>(to), vec.raw);
 }
 
 __device__ __forceinline__ float to_float(float x) { return x; }

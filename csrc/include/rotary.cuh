@@ -1,0 +1,45 @@
+// Rotation of a head by the angles of its position: the first half's elements pair with the second half's.
+#pragma once
+
+#include "kv_cache.cuh"
+#include "launch.cuh"
+#include "vec.cuh"
+
+namespace lamina {
+
+// Products and sums are rounded one by one, as the formula does it, so no fused multiply-add.
+template <typename T, int kWidth>
+__device__ __forceinline__ void rotate(Vec<T, kWidth>& first, Vec<T, kWidth>& second, const float (&cos)[kWidth],
+                                       const float (&sin)[kWidth]) {
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    const float x1 = to_float(first.elements[i]), x2 = to_float(second.elements[i]);
+    first.elements[i] = from_float<T>(__fsub_rn(__fmul_rn(x1, cos[i]), __fmul_rn(x2, sin[i])));
+    second.elements[i] = from_float<T>(__fadd_rn(__fmul_rn(x2, cos[i]), __fmul_rn(x1, sin[i])));
+  }
+}
+
+// Both halves of a head at one column, moved and, where kRotate, rotated on the way.
+template <bool kRotate, typename T, int kWidth>
+__device__ __forceinline__ void move_pair(const T* from, T* to, int half, const float (&cos)[kWidth],
+                                          const float (&sin)[kWidth]) {
+  Vec<T, kWidth> first = load<kWidth>(from), second = load<kWidth>(from + half);
+  if (kRotate) rotate(first, second, cos, sin);
+  store(to, first);
+  store(to + half, second);
+}
+
+template <int kWidth>
+__device__ __forceinline__ void load_floats(float (&to)[kWidth], const float* from) {
+  constexpr int kStep = kWidth < 4 ? 1 : 4;
+#pragma unroll
+  for (int i = 0; i < kWidth; i += kStep) {
+    const Vec<float, kStep> vec = load<kStep>(from + i);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) to[i + j] = vec.elements[j];
+  }
+}
+
+constexpr int kRotaryThreads = 512;
+
+}  // namespace lamina
