@@ -207,6 +207,7 @@ def generate(
         quiet(),
         _kernel_folder(kernel_folder),
         _no_child_processes(),
+        _hinted_sizes_count(),
         torch.no_grad(),
         torch._guards.tracing(context),
         functorch_config.patch(enable_autograd_cache=False),
@@ -260,6 +261,34 @@ def _no_child_processes() -> Iterator[None]:
         yield
     finally:
         AsyncCompile.use_process_pool = original
+
+
+@contextlib.contextmanager
+def _hinted_sizes_count() -> Iterator[None]:
+    """Where torch takes an unbacked size for nothing shared, even a hinted one, fusion on CUDA would end."""
+    from torch._inductor import graph, sizevars
+
+    if hasattr(sizevars.SizeVarAllocator, "all_unbacked_explicitly_hinted"):
+        yield
+        return
+    GraphLowering: Any = graph.GraphLowering
+    original = GraphLowering.get_dep_size_hint
+    GraphLowering.get_dep_size_hint = _dependency_size
+    try:
+        yield
+    finally:
+        GraphLowering.get_dep_size_hint = original
+
+
+def _dependency_size(graph: Any, dependency: Any, count_bytes: bool = True) -> int:
+    """The hinted size of a dependency; every symbol of our graphs has a hint."""
+    sizes: dict[Any, int] = graph.dep_size_hint_cache
+    key = (dependency, count_bytes)
+    if key not in sizes:
+        sizes[key] = 0
+        with contextlib.suppress(KeyError):  # a dependency on what is no buffer of the graph
+            sizes[key] = dependency.numbytes_hint() if count_bytes else dependency.numel_hint()
+    return sizes[key]
 
 
 def run_source(source: str, name: str, kernel_folder: Path) -> dict[str, Any]:
