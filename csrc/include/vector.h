@@ -130,7 +130,8 @@ inline void split(const BFloat16*, Vec pairs, Vec& even, Vec& odd) {
 
 inline void split(const Float16*, Vec pairs, Vec& even, Vec& odd) {
   BitVec bits = bit_cast<BitVec>(pairs);
-  HalfBits low = __builtin_convertvector(bits & 0xffffu, HalfBits), high = __builtin_convertvector(bits >> 16, HalfBits);
+  HalfBits low = __builtin_convertvector(bits & 0xffffu, HalfBits),
+           high = __builtin_convertvector(bits >> 16, HalfBits);
   even = load(reinterpret_cast<const Float16*>(&low));
   odd = load(reinterpret_cast<const Float16*>(&high));
 }

@@ -10,9 +10,9 @@
 namespace lamina {
 namespace {
 
-constexpr int kMaxRowsInParts = 16;             // a tile of few rows may be attended split by split
-constexpr double kMinParallelWork = 3e5;        // multiply-adds below which waking threads costs more than it saves
-constexpr int kUnitsPerThread = 4;              // so that unequal units even out
+constexpr int kMaxRowsInParts = 16;       // a tile of few rows may be attended split by split
+constexpr double kMinParallelWork = 3e5;  // multiply-adds below which waking threads costs more than it saves
+constexpr int kUnitsPerThread = 4;        // so that unequal units even out
 
 struct Job {
   Tile tile;
@@ -67,7 +67,8 @@ class Plan {
       Tile tile{seq, first, std::min(kTileRows, rows - first)};
       int64_t oldest = a.window < 0 ? 0 : std::max<int64_t>(0, past + first / a.group() - a.window + 1);
       int64_t end = past + (first + tile.rows - 1) / a.group() + 1;
-      jobs.push_back({tile, static_cast<int>(oldest / kSplitKeys), static_cast<int>((end + kSplitKeys - 1) / kSplitKeys), -1});
+      jobs.push_back(
+          {tile, static_cast<int>(oldest / kSplitKeys), static_cast<int>((end + kSplitKeys - 1) / kSplitKeys), -1});
       work += 2.0 * tile.rows * (end - oldest) * a.head_dim * a.num_kv_heads;
     }
   }

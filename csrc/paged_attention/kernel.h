@@ -82,7 +82,9 @@ template <typename T>
 class Worker {
  public:
   Worker(const Attention<T>& attention, Buffer& buffer)
-      : attention_(attention), group_(attention.group()), dim_(static_cast<int>(attention.head_dim)),
+      : attention_(attention),
+        group_(attention.group()),
+        dim_(static_cast<int>(attention.head_dim)),
         padded_dim_(attention.padded_dim()) {
     size_t panel = static_cast<size_t>(kTileKeys) * padded_dim_, rows = static_cast<size_t>(kTileRows) * padded_dim_;
     size_t partial = Partial::size(kTileRows, padded_dim_);
@@ -118,7 +120,8 @@ class Worker {
     Partial total(total_, tile.rows, padded_dim_);
     total.clear(tile.rows, padded_dim_);
     size_t size = Partial::size(tile.rows, padded_dim_);
-    for (int i = 0; i < count; i++) merge(total, Partial(parts + i * size, tile.rows, padded_dim_), tile.rows, padded_dim_);
+    for (int i = 0; i < count; i++)
+      merge(total, Partial(parts + i * size, tile.rows, padded_dim_), tile.rows, padded_dim_);
     write(tile, kv_head, total);
   }
 
@@ -142,11 +145,13 @@ class Worker {
   // Scores come out of the product in units of log2, or divided by the soft cap where there is one.
   void load_query(const Tile& tile, int kv_head) {
     const float kLog2E = 1.44269504f;
-    Vec factor = broadcast(attention_.soft_cap > 0 ? attention_.scale / attention_.soft_cap : attention_.scale * kLog2E);
+    Vec factor =
+        broadcast(attention_.soft_cap > 0 ? attention_.scale / attention_.soft_cap : attention_.scale * kLog2E);
     for (int r = 0; r < tile.rows; r++) {
       positions_[r] = position(tile, r);
       const T* from = row_of(attention_.query, attention_.query_strides, tile, kv_head, r);
-      for (int d = 0; d < dim_; d += kLanes) store(query_ + r * padded_dim_ + d, load_some(from + d, dim_ - d) * factor);
+      for (int d = 0; d < dim_; d += kLanes)
+        store(query_ + r * padded_dim_ + d, load_some(from + d, dim_ - d) * factor);
     }
   }
 
@@ -160,7 +165,8 @@ class Worker {
       int to = static_cast<int>(std::min<int64_t>(last - base, kTileKeys));
       int vectors = (to + kLanes - 1) / kLanes;
       locate(tile.seq, kv_head, base, from, to);
-      prefetch(tile.seq, kv_head, base + kTileKeys, static_cast<int>(std::min<int64_t>(newest - base - kTileKeys, kTileKeys)));
+      prefetch(tile.seq, kv_head, base + kTileKeys,
+               static_cast<int>(std::min<int64_t>(newest - base - kTileKeys, kTileKeys)));
       pack_keys(from, to);
       pack_values(from, to);
       gemm<false>(tile.rows, vectors, dim_, query_, padded_dim_, keys_, kTileKeys, scores_, kTileKeys);
@@ -179,7 +185,8 @@ class Worker {
     int64_t slot = (base + from) / block_size, offset = (base + from) % block_size;
     for (int j = from; j < to; slot++, offset = 0) {
       const T* keys = attention_.key_cache + table[slot] * key.outer + offset * key.token + kv_head * key.head;
-      const T* values = attention_.value_cache + table[slot] * value.outer + offset * value.token + kv_head * value.head;
+      const T* values =
+          attention_.value_cache + table[slot] * value.outer + offset * value.token + kv_head * value.head;
       for (int end = static_cast<int>(std::min<int64_t>(to, j + block_size - offset)); j < end; j++) {
         visit(j, keys, values);
         keys += key.token, values += value.token;
@@ -189,9 +196,8 @@ class Worker {
 
   // Lanes around the keys get a row that may be read: their scores are masked.
   void locate(int seq, int kv_head, int64_t base, int from, int to) {
-    each_row(seq, kv_head, base, from, to, [this](int j, const T* key, const T* value) {
-      key_rows_[j] = key, value_rows_[j] = value;
-    });
+    each_row(seq, kv_head, base, from, to,
+             [this](int j, const T* key, const T* value) { key_rows_[j] = key, value_rows_[j] = value; });
     std::fill(key_rows_ + from / kLanes * kLanes, key_rows_ + from, key_rows_[from]);
     std::fill(key_rows_ + to, key_rows_ + (to + kLanes - 1) / kLanes * kLanes, key_rows_[from]);
   }

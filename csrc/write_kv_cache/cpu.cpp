@@ -21,14 +21,31 @@ constexpr int64_t kMinParallelBytes = 1 << 20;
 
 void write(const WriteKvCacheArguments& p) {
   const int64_t size = p.element_size, bytes = p.head_dim * size;
-  const lamina::CacheWrite key{p.key, p.key_cache, p.slot_mapping, p.key_token * size, p.key_head * size,
-                               p.key_cache_block * size, p.key_cache_token * size, p.key_cache_head * size,
-                               p.block_size, p.num_kv_heads, bytes};
-  const lamina::CacheWrite value{p.value, p.value_cache, p.slot_mapping, p.value_token * size, p.value_head * size,
-                                 p.value_cache_block * size, p.value_cache_token * size, p.value_cache_head * size,
-                                 p.block_size, p.num_kv_heads, bytes};
+  const lamina::CacheWrite key{p.key,
+                               p.key_cache,
+                               p.slot_mapping,
+                               p.key_token * size,
+                               p.key_head * size,
+                               p.key_cache_block * size,
+                               p.key_cache_token * size,
+                               p.key_cache_head * size,
+                               p.block_size,
+                               p.num_kv_heads,
+                               bytes};
+  const lamina::CacheWrite value{p.value,
+                                 p.value_cache,
+                                 p.slot_mapping,
+                                 p.value_token * size,
+                                 p.value_head * size,
+                                 p.value_cache_block * size,
+                                 p.value_cache_token * size,
+                                 p.value_cache_head * size,
+                                 p.block_size,
+                                 p.num_kv_heads,
+                                 bytes};
+  [[maybe_unused]] const int threads = static_cast<int>(p.threads);
   [[maybe_unused]] const bool parallel = 2 * p.num_tokens * p.num_kv_heads * bytes > kMinParallelBytes;
-#pragma omp parallel for num_threads(static_cast <int>(p.threads)) if (parallel)
+#pragma omp parallel for num_threads(threads) if (parallel)
   for (int64_t token = 0; token < p.num_tokens; token++) {
     key.write(token);
     value.write(token);

@@ -1,0 +1,22 @@
+"""lamina::add_rms_norm."""
+
+import pytest
+import torch
+
+from lamina.common.errors import ShapeError
+from lamina.custom_ops import add_rms_norm, rms_norm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_it_is_the_rounded_sum_and_its_norm(dtype: torch.dtype) -> None:
+    x, residual = ((torch.randn(5, 32) * 3).to(dtype) for _ in range(2))
+    weight = torch.randn(32).to(dtype)
+    normed, total = add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, rms_norm(total, weight, 1e-5))
+    torch.library.opcheck(torch.ops.lamina.add_rms_norm.default, (x, residual, weight, 1e-5))
+
+
+def test_a_residual_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ShapeError, match=r"residual is \[3, 9\]"):
+        add_rms_norm(torch.zeros(3, 8), torch.zeros(3, 9), torch.zeros(8), 1e-5)

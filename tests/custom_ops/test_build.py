@@ -1,0 +1,154 @@
+"""Kernels are compiled once, safely, and say what is wrong when they do not compile."""
+
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lamina.common.errors import KernelBuildError
+from lamina.common.store import Store
+from lamina.custom_ops.build import build_kernel, find_compiler
+
+SOURCE = '#include "shared.h"\nextern "C" int answer() { return ANSWER; }\n'
+BUILD = """
+import sys, logging
+from pathlib import Path
+logging.basicConfig(level=logging.INFO)
+from lamina.common.store import Store
+from lamina.custom_ops.build import build_kernel
+build_kernel("op", Path(sys.argv[1]), Store(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def csrc(tmp_path: Path) -> Path:
+    """A csrc/ with one small op."""
+    folder = tmp_path / "csrc"
+    (folder / "op").mkdir(parents=True)
+    (folder / "include").mkdir()
+    (folder / "op" / "cpu.cpp").write_text(SOURCE)
+    (folder / "include" / "shared.h").write_text("#define ANSWER 42\n")
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store(tmp_path / "store")
+
+
+def answer(library: Path) -> int:
+    return int(ctypes.CDLL(str(library)).answer())
+
+
+def test_a_kernel_is_built_once_and_found_again(
+    csrc: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build_kernel("op", csrc, store)
+    assert answer(built) == 42
+    monkeypatch.setattr("lamina.custom_ops.build._build", lambda *args: pytest.fail("built twice"))
+    assert build_kernel("op", csrc, store) == built
+
+
+def test_a_changed_header_is_another_kernel(csrc: Path, store: Store) -> None:
+    build_kernel("op", csrc, store)
+    (csrc / "include" / "shared.h").write_text("#define ANSWER 43\n")
+    assert answer(build_kernel("op", csrc, store)) == 43
+
+
+def test_a_damaged_library_is_built_again(csrc: Path, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("lamina").propagate = True
+    path = build_kernel("op", csrc, store)
+    path.write_bytes(path.read_bytes()[:100])
+    with caplog.at_level(logging.WARNING):
+        assert answer(build_kernel("op", csrc, store)) == 42
+    assert sum("damaged" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_four_processes_at_once_compile_once(csrc: Path, store: Store) -> None:
+    command = [sys.executable, "-c", BUILD, str(csrc), str(store.root)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "LAMINA_LOG_LEVEL": "INFO"}
+    processes = [
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(4)
+    ]
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, errors
+    assert sum(error.count("compiling the kernel of op") for error in errors) == 1
+    assert answer(build_kernel("op", csrc, store)) == 42
+    assert not list((store.root / "temporary").iterdir())
+
+
+def test_a_compile_error_shows_the_first_error_line(csrc: Path, store: Store) -> None:
+    (csrc / "op" / "cpu.cpp").write_text(
+        "int f() { return undeclared_name; }\nint g() { return other_name; }\n"
+    )
+    with pytest.raises(KernelBuildError) as raised:
+        build_kernel("op", csrc, store)
+    assert "cpu.cpp:1:" in str(raised.value)
+    assert "undeclared_name" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_compiler_without_openmp_builds_for_one_thread_and_says_so(
+    csrc: Path,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    real, wrapper = find_compiler()[0], tmp_path / "c++"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        'case " $* " in *" -fopenmp "*) echo "error: unsupported option -fopenmp" >&2; exit 1;; esac\n'
+        f'exec {real} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    logging.getLogger("lamina").propagate = True
+    with caplog.at_level(logging.WARNING):
+        assert answer(build_kernel("op", csrc, store)) == 42
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{wrapper} has no OpenMP: the kernel of op runs on one thread"
+    ]
+
+
+@pytest.mark.parametrize("variable,value", [("CXX", "/nowhere/c++"), ("PATH", "/nowhere")])
+def test_no_compiler_is_said_with_the_remedy(
+    csrc: Path, store: Store, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(KernelBuildError, match="install g\\+\\+ or set CXX"):
+        build_kernel("op", csrc, store)
+
+
+def test_without_a_compiler_auto_runs_the_formula_and_an_explicit_kernel_raises(tmp_path: Path) -> None:
+    program = """
+import torch
+from lamina.common.errors import KernelBuildError
+from lamina.custom_ops import paged_attention
+from lamina.custom_ops.registry import select
+i = lambda *values: torch.tensor(values, dtype=torch.int32)
+q, cache = torch.ones(2, 2, 4), torch.ones(2, 4, 2, 4)
+out = torch.zeros_like(q)
+for _ in range(3):
+    paged_attention(out, q, cache, cache, i(1)[None], i(2), i(0, 2), 2, 0.5, -1, 0.0)
+assert torch.equal(out, q)
+try:
+    select("paged_attention", device=torch.device("cpu"), dtype=torch.float32, provider="cpu")
+except KernelBuildError as error:
+    print(error)
+"""
+    environment = os.environ | {"CXX": "/nowhere/c++", "LAMINA_CACHE_DIR": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    assert "CXX is '/nowhere/c++'" in result.stdout
+    said = [line for line in result.stderr.splitlines() if "paged_attention" in line]
+    assert len(said) == 1
+    assert "reference (no C++ compiler" in said[0]

@@ -1,0 +1,72 @@
+"""An op is one folder name used for its code, its kernel and its tests; this walk keeps it so."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+from lamina import custom_ops
+from lamina.custom_ops import registry
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+OPS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/op.py"))
+KERNELS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/_cpu.py"))
+MARKERS = {"attention_site"}  # nothing to compute
+
+every_op = pytest.mark.parametrize("op", OPS)
+
+
+def test_every_folder_is_an_op_and_is_exported() -> None:
+    folders = {path.name for path in (ROOT / "custom_ops").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert folders == set(OPS) == set(custom_ops.__all__)
+
+
+@every_op
+def test_its_public_function_is_documented_and_has_the_schemas_arguments(op: str) -> None:
+    function = getattr(custom_ops, op)
+    schema = getattr(torch.ops.lamina, op).default._schema
+    assert function.__doc__
+    assert list(inspect.signature(function).parameters) == [argument.name for argument in schema.arguments]
+
+
+@every_op
+def test_its_formula_has_its_name_and_its_arguments(op: str) -> None:
+    if op in MARKERS:
+        return
+    formula = getattr(importlib.import_module(f"lamina.custom_ops.{op}.reference"), op)
+    public = inspect.signature(getattr(custom_ops, op))
+    assert list(inspect.signature(formula).parameters) == list(public.parameters)
+    assert formula.__doc__
+    assert registry.providers(op)[-1] == "reference"
+
+
+@every_op
+def test_it_has_a_test_file_that_runs_opcheck(op: str) -> None:
+    text = (ROOT / "tests" / "custom_ops" / f"test_{op}.py").read_text()
+    assert op in MARKERS or f"opcheck(torch.ops.lamina.{op}.default" in text
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_its_kernel_has_an_algorithm_free_of_torch_an_entry_point_and_a_benchmark(op: str) -> None:
+    for name in ("kernel.h", "cpu.cpp"):
+        assert "torch" not in (ROOT / "csrc" / op / name).read_text()
+    assert "cpu" in registry.providers(op)
+    assert (ROOT / "benchmarks" / "ops" / f"{op}.py").exists()
+
+
+def test_every_cpp_kernel_belongs_to_an_op() -> None:
+    assert sorted(path.parent.name for path in (ROOT / "csrc").glob("*/cpu.cpp")) == KERNELS
+
+
+@every_op
+def test_only_declared_arguments_are_written(op: str) -> None:
+    schema = getattr(torch.ops.lamina, op).default._schema
+    written = {x.name for x in schema.arguments if x.alias_info is not None and x.alias_info.is_write}
+    expected = {
+        "attention_site": {"out"},
+        "paged_attention": {"out"},
+        "write_kv_cache": {"key_cache", "value_cache"},
+    }
+    assert written == expected.get(op, set())

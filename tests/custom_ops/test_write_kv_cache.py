@@ -1,0 +1,91 @@
+"""lamina::write_kv_cache: only the named slots change."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.common.errors import ShapeError
+from lamina.custom_ops import write_kv_cache
+from lamina.custom_ops.registry import select
+from lamina.custom_ops.write_kv_cache import reference
+
+BOTH = pytest.mark.parametrize("provider", ["cpu", "reference"])
+
+
+def caches(num_blocks: int = 3, block_size: int = 4, heads: int = 2, dim: int = 8) -> list[torch.Tensor]:
+    return [torch.full((num_blocks, block_size, heads, dim), 7.0) for _ in range(2)]
+
+
+def rows(count: int, heads: int = 2, dim: int = 8) -> torch.Tensor:
+    return torch.randn(count, heads, dim)
+
+
+def slots(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@BOTH
+def test_padding_slots_change_nothing(provider: str) -> None:
+    key_cache, value_cache = caches()
+    key, value = rows(3), rows(3)
+    write = select("write_kv_cache", device=torch.device("cpu"), dtype=key.dtype, provider=provider).call
+    write(key, value, key_cache, value_cache, slots(3, -1, -1))
+    for row, cache in ((key[0], key_cache), (value[0], value_cache)):
+        assert torch.equal(cache.flatten(0, 1)[3], row)
+        assert (cache.flatten(0, 1)[[0, 1, 2, *range(4, 12)]] == 7.0).all()
+
+
+def test_the_meta_implementation_changes_nothing() -> None:
+    meta = [x.to("meta") for x in (rows(3), rows(3), *caches(), slots(3, -1, -1))]
+    assert write_kv_cache(*meta) is None
+
+
+@given(
+    st.lists(
+        st.integers(-1, 11), min_size=0, max_size=9, unique_by=lambda slot: slot if slot >= 0 else object()
+    ),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8]),
+    st.booleans(),
+)
+def test_kernel_writes_what_the_formula_writes(mapping: list[int], dtype: torch.dtype, views: bool) -> None:
+    key, value = ((rows(len(mapping), 4, 8) * 50).to(dtype) for _ in range(2))
+    written = [caches(heads=4) for _ in range(2)]
+    written = [[cache.to(dtype) for cache in pair] for pair in written]
+    if views:  # every second head of rows and of caches, values in rows of their own
+        key, value = key[:, ::2], torch.cat([value, value], dim=1)[:, 1:3]
+        written = [[cache[:, :, ::2] for cache in pair] for pair in written]
+    else:
+        key, value = key[:, :2].contiguous(), value[:, :2].contiguous()
+        written = [[cache[:, :, :2] for cache in pair] for pair in written]
+    write_kv_cache(key, value, *written[0], slots(*mapping))
+    reference.write_kv_cache(key, value, *written[1], slots(*mapping))
+    for ours, expected in zip(*written, strict=True):
+        assert torch.equal(ours, expected)
+
+
+def test_a_slot_beyond_the_cache_is_refused_and_nothing_is_written() -> None:
+    key_cache, value_cache = caches()
+    with pytest.raises(ShapeError, match=r"slot_mapping\[1\] is 12; wanted less than 12"):
+        write_kv_cache(rows(2), rows(2), key_cache, value_cache, slots(0, 12))
+    assert (key_cache == 7.0).all()
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ((rows(2), rows(3), *caches(), slots(0, 1)), "key is"),
+        ((rows(2), rows(2), *caches(dim=16), slots(0, 1)), "caches"),
+        ((rows(2), rows(2), *caches(), slots(0)), r"wanted \[2\] int32"),
+        ((rows(2), rows(2), *caches(), slots(0, 1).long()), r"wanted \[2\] int32"),
+        ((rows(2).half(), rows(2), *caches(), slots(0, 1)), "one dtype"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(arguments: tuple[torch.Tensor, ...], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        write_kv_cache(*arguments)
+
+
+def test_opcheck() -> None:
+    arguments = (rows(3), rows(3), *caches(), slots(3, -1, 0))
+    torch.library.opcheck(torch.ops.lamina.write_kv_cache.default, arguments)
