@@ -1,9 +1,9 @@
-"""A model's weights: read from safetensors straight into the fused tensors it uses, invented, or fake."""
+"""A model's weights: read from safetensors straight into the fused tensors it uses, or invented."""
 
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,26 +88,6 @@ def dummy_weights(
             weight.fill_(1.0)
         else:
             weight.normal_(0.0, 0.02, generator=generator)
-    return _with_ties(specs, weights)
-
-
-def fake_weights(
-    definition: ModelDefinition,
-    config: ModelConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    fake_mode: AbstractContextManager[Any],
-    rope_rows: int | None = None,
-) -> dict[str, Tensor]:
-    """The same names, shapes and dtypes as fake tensors, and rope tables (max_position_embeddings rows)."""
-    specs = definition.parameters(config)
-    rope_shape = (rope_rows or config.max_position_embeddings, config.head_dim // 2)
-    rope_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    with fake_mode:
-        weights = {name: _empty(spec, dtype, device) for name, spec in specs.items() if not spec.tied_to}
-        for name in ("rope_cos", "rope_sin"):
-            weights[name] = torch.empty(rope_shape, dtype=rope_dtype, device=device)
     return _with_ties(specs, weights)
 
 

@@ -1,0 +1,151 @@
+"""The scheduler, its tables and its arena, driven by a model whose next token hashes all tokens before it.
+
+The model sees only the arena: it stores (position, token) in the slot it is given and reads the whole prefix
+back through the block table, so that a wrong id, position, slot, table or length shows as a wrong token.
+"""
+
+import random
+import zlib
+
+import pytest
+import torch
+
+from lamina.runtime.block_pool import BlockPool
+from lamina.runtime.input_batch import InputBatch
+from lamina.runtime.kv_cache import KVCacheManager
+from lamina.runtime.request import Request, SamplingParams, check_prompt, stopping_token_ids, total_tokens
+from lamina.runtime.scheduler import Scheduler, SchedulerConfig
+
+VOCAB = 11
+
+
+def hashed(prefix, banned=()):
+    """A token that depends on every token before it, and on their order."""
+    allowed = [token for token in range(VOCAB) if token not in banned]
+    return allowed[zlib.crc32(bytes(prefix)) % len(allowed)]
+
+
+class PagedModel:
+    """The part of a model that paging can get wrong."""
+
+    def __init__(self, block_size, next_token):
+        self.block_size = block_size
+        self.next_token = next_token
+        self.slots = {}
+
+    def run(self, view):
+        self._store(view)
+        prefixes = {row: self._prefix(view, row) for row in range(view.num_seqs)}
+        ends = {end - 1: row for row, end in enumerate(view.query_start_loc.tolist()[1 : view.num_seqs + 1])}
+        sampled = [prefixes[ends[row]] for row in view.logits_rows.tolist()]
+        assert view.sample_positions.tolist() == [len(prefix) for prefix in sampled]
+        banned = dict(view.banned)
+        return [self.next_token(prefix, banned.get(row, ())) for row, prefix in enumerate(sampled)]
+
+    def _store(self, view):
+        tokens = [
+            *zip(view.token_ids.tolist(), view.positions.tolist(), view.slot_mapping.tolist(), strict=True)
+        ]
+        for token, position, slot in tokens[: view.num_tokens]:
+            assert slot >= self.block_size, "a real token goes to a real block, and never to the null block"
+            self.slots[slot] = (position, token)
+        assert all(token == (0, 0, -1) for token in tokens[view.num_tokens :])
+        assert view.seq_lens[view.num_seqs :].tolist() == [0] * (len(view.seq_lens) - view.num_seqs)
+
+    def _prefix(self, view, row):
+        size, table = self.block_size, view.block_tables[row].tolist()
+        stored = [self.slots[table[p // size] * size + p % size] for p in range(int(view.seq_lens[row]))]
+        assert [position for position, _ in stored] == list(range(len(stored))), (
+            "these slots hold other positions"
+        )
+        return tuple(token for _, token in stored)
+
+
+class Server:
+    """Everything an engine has but the engine."""
+
+    def __init__(
+        self, *, blocks, block_size=4, seqs=4, budget=64, context=128, chunk=None, eos=(), next_token=hashed
+    ):
+        self.pool = BlockPool(blocks + 1)  # one is the null block
+        self.kv_cache = KVCacheManager(self.pool, block_size)
+        self.config = SchedulerConfig(
+            max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=context, prefill_chunk=chunk
+        )
+        self.scheduler = Scheduler(self.config, self.kv_cache)
+        self.arena = InputBatch(
+            max_num_seqs=seqs,
+            max_num_tokens=budget,
+            max_blocks_per_seq=blocks,
+            block_size=block_size,
+            vocab_size=VOCAB,
+            device=torch.device("cpu"),
+        )
+        self.eos = eos
+        self.model = PagedModel(block_size, next_token)
+        self.requests = {}
+
+    def add(self, name, length, seed=0, **params):
+        """Queue a request with a random prompt of that many tokens, the same for the same seed."""
+        prompt = check_prompt(
+            random.Random(seed).choices(range(VOCAB), k=length),
+            vocab_size=VOCAB,
+            max_model_len=self.config.max_model_len,
+            capacity_tokens=self.kv_cache.capacity_tokens,
+        )
+        params = SamplingParams(**params).resolve(None, seed=0)
+        request = Request(
+            request_id=name,
+            prompt_token_ids=prompt,
+            params=params,
+            stop_token_ids=stopping_token_ids(params, self.eos),
+            max_total_tokens=total_tokens(len(prompt), params, self.config.max_model_len),
+        )
+        self.scheduler.add(request)
+        self.requests[name] = request
+        return request
+
+    def begin(self):
+        plan = self.scheduler.schedule()
+        self.scheduler.check()
+        if plan is None:
+            return None, []
+        view = self.arena.write(plan, self.config.max_num_batched_tokens, self.config.max_num_seqs)
+        return plan, self.model.run(view)
+
+    def step(self):
+        plan, sampled = self.begin()
+        if plan is not None:
+            self.scheduler.update(plan, sampled)
+            self.scheduler.check()
+        return plan
+
+    def drain(self, limit=5000):
+        plans = []
+        while self.scheduler.has_work:
+            plans.append(self.step())
+            assert len(plans) < limit, "nothing ends"
+        assert self.pool.num_used == 0
+        return plans
+
+    def alone(self, request):
+        """The tokens this request gets where nobody else exists and nothing is ever short but the context."""
+        capacity = self.kv_cache.capacity_tokens
+        limit = min(
+            total_tokens(len(request.prompt_token_ids), request.params, self.config.max_model_len),
+            capacity + 1,
+        )
+        output, stops, least = [], request.stop_token_ids, request.params.min_tokens
+        while True:
+            prefix = (*request.prompt_token_ids, *output)
+            output.append(self.model.next_token(prefix, stops if len(output) < least else ()))
+            if len(output) > least and output[-1] in stops:
+                return output, "stop"
+            if len(prefix) + 1 >= limit:
+                return output, "length"
+
+
+@pytest.fixture(scope="session")
+def make_server():
+    """make_server(blocks=..., ...) -> everything an engine has but the engine, with the hashing model."""
+    return Server

@@ -1,0 +1,156 @@
+"""Any sequence of events leaves the scheduler's books right and gives each request its own tokens."""
+
+from functools import partial
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from lamina.common.errors import RequestError
+from lamina.runtime.request import RequestStatus
+
+TOKENS = st.integers(0, 10)  # the vocabulary of the simulated model
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any sequence of adds, steps, failed steps, aborts and stops, under any limits."""
+
+    def __init__(self, make_server):
+        super().__init__()
+        self.make_server = make_server
+
+    @initialize(
+        blocks=st.integers(1, 8),
+        block_size=st.integers(1, 4),
+        seqs=st.integers(1, 4),
+        budget=st.integers(1, 12),
+        context=st.integers(2, 30),
+        chunk=st.none() | st.integers(1, 5),
+        eos=st.sets(TOKENS, max_size=1),
+    )
+    def start(self, eos, **limits):
+        self.server = self.make_server(eos=tuple(eos), **limits)
+        self.scheduler = self.server.scheduler
+        self.ended_early = set()
+
+    @rule(
+        length=st.integers(1, 16),
+        seed=st.integers(0, 5),
+        max_tokens=st.none() | st.integers(1, 20),
+        min_tokens=st.integers(0, 4),
+        stop_token_ids=st.lists(TOKENS, max_size=2),
+        ignore_eos=st.booleans(),
+    )
+    def add(self, length, seed, max_tokens, min_tokens, stop_token_ids, ignore_eos):
+        limit = min(self.server.config.max_model_len - 1, self.server.kv_cache.capacity_tokens)
+        arguments = {"max_tokens": max_tokens, "stop_token_ids": stop_token_ids, "ignore_eos": ignore_eos}
+        arguments["min_tokens"] = min(min_tokens, max_tokens or min_tokens)
+        if length > limit:
+            with pytest.raises(RequestError):
+                self.server.add("too long", length, seed, **arguments)
+        else:
+            self.server.add(f"r{len(self.server.requests)}", length, seed, **arguments)
+
+    @rule()
+    def step(self):
+        self.advance(lambda plan, sampled: self.scheduler.update(plan, sampled))
+
+    @rule()
+    def fail_a_step(self):
+        if (plan := self.server.begin()[0]) is not None:
+            self.scheduler.discard(plan)
+
+    @rule(data=st.data())
+    def abort_while_a_step_runs(self, data):
+        plan, sampled = self.server.begin()
+        victim = self.end(data, lambda name: self.scheduler.abort(name))
+        self.scheduler.check()
+        if plan is not None:
+            received = self.scheduler.update(plan, sampled)
+            assert victim not in {request.request_id for request in received}
+
+    @rule(data=st.data())
+    def abort(self, data):
+        assert not self.scheduler.abort("unknown")
+        victim = self.end(data, lambda name: self.scheduler.abort(name))
+        assert victim is None or not self.scheduler.abort(victim), "twice is a no-op"
+
+    @rule(data=st.data())
+    def stop(self, data):
+        """What an engine does when it finds a stop string."""
+        self.end(data, lambda name: self.scheduler.finish(name, "stop", "text"))
+
+    def end(self, data, how):
+        live = [r.request_id for r in self.server.requests.values() if r.status is not RequestStatus.FINISHED]
+        if not live:
+            return None
+        name = data.draw(st.sampled_from(live))
+        how(name)
+        self.ended_early.add(name)
+        return name
+
+    def advance(self, update):
+        live = [r for r in self.server.requests.values() if r.status is not RequestStatus.FINISHED]
+        progress = {r.request_id: (len(r.output_token_ids), r.num_computed_tokens) for r in live}
+        plan, sampled = self.server.begin()
+        assert (plan is None) == (not live)
+        if plan is None:
+            return
+        self.check_plan(plan)
+        received = update(plan, sampled)
+        assert len(received) == len(sampled)
+        oldest = live[0]
+        now = (len(oldest.output_token_ids), oldest.num_computed_tokens)
+        assert now > progress[oldest.request_id], "the oldest request did not advance"
+
+    def check_plan(self, plan):
+        config, planned = self.server.config, {r.request_id for r in plan.requests}
+        assert (
+            0
+            < plan.num_tokens
+            == sum(len(r.token_ids) for r in plan.requests)
+            <= config.max_num_batched_tokens
+        )
+        assert len(planned) == len(plan.requests) <= config.max_num_seqs
+        assert all(len(r.token_ids) <= (config.prefill_chunk or plan.num_tokens) for r in plan.requests)
+        running = [r for r in self.server.requests.values() if r.status is RequestStatus.RUNNING]
+        idle = [r for r in running if r.request_id not in planned]
+        assert idle in ([], running[-1:]), "only the youngest may sit out, for want of a block"
+        assert not planned & set(plan.preempted_ids)
+
+    @invariant()
+    def everything_adds_up(self):
+        if not hasattr(self, "server"):
+            return
+        self.scheduler.check()
+        pool = self.server.pool
+        assert pool.num_free + pool.num_used == pool.num_usable
+        statuses = [r.status for r in self.server.requests.values()]
+        assert self.scheduler.num_finished == statuses.count(RequestStatus.FINISHED)
+        assert self.scheduler.num_running == statuses.count(RequestStatus.RUNNING)
+        assert self.scheduler.num_preemptions == sum(r.num_preemptions for r in self.server.requests.values())
+
+    def teardown(self):
+        if not hasattr(self, "server"):
+            return
+        self.server.drain()
+        for request in self.server.requests.values():
+            tokens, reason = self.server.alone(request)
+            count = len(request.output_token_ids)
+            assert request.output_token_ids == tokens[:count], "not the tokens it gets alone"
+            if request.request_id not in self.ended_early:
+                assert (count, request.finish_reason) == (len(tokens), reason)
+        assert not self.scheduler.num_running
+        assert not self.scheduler.num_waiting
+
+
+def test_any_sequence_of_events_gives_each_request_its_own_tokens(make_server):
+    limits = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    run_state_machine_as_test(partial(SchedulerMachine, make_server), settings=limits)
