@@ -62,8 +62,9 @@ wheel-test: $(STAMP)
 	$(BIN)/python tests/packaging/check_wheel.py
 
 cuda: $(STAMP)
-	@if ! command -v nvcc >/dev/null; then echo "nvcc is not on PATH: the CUDA kernels were not built"; \
-	else $(BIN)/python -m lamina.custom_ops.build_cuda $(ARGS); fi
+	@if command -v nvcc || command -v /usr/local/cuda/bin/nvcc || command -v "$$CUDA_HOME/bin/nvcc"; then \
+		$(BIN)/python -m lamina.custom_ops.build_cuda $(ARGS); \
+	else echo "no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda: the CUDA kernels were not compiled"; fi
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sysconfig
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ..common import env
+from ..common.errors import KernelBuildError
 
 LIBRARIES = ("lamina", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
 
@@ -80,13 +80,15 @@ def _cards() -> list[str]:
 
 
 def _compiler() -> str | None:
-    """The first line with which the machine's C++ compiler names itself."""
-    names = [env.cxx_compiler(), "c++", "g++", "clang++"]
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found is None:
+    """The first line with which the C++ compiler that kernels are built with names itself."""
+    from ..custom_ops.build import find_compiler
+
+    try:
+        command = find_compiler()
+    except KernelBuildError:
         return None
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    return said.partition("\n")[0] or found
+    said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+    return said.partition("\n")[0]
 
 
 def _folder_bytes(folder: Path) -> int:
