@@ -13,7 +13,7 @@ MARKS = ("<!-- table of benchmarks/results/cpu.json -->", "<!-- end of table -->
 
 def render(document: dict[str, Any]) -> str:
     """Markdown: a row a workload, a column a contender, median (min to max) tokens a second."""
-    contenders = list(dict.fromkeys(row["contender"] for row in document["results"]))
+    contenders = sorted({row["contender"] for row in document["results"]})
     workloads = sorted({row["workload"] for row in document["results"]}, key=_natural)
     cells = {
         (row["workload"], row["contender"]): f"{row['median']:g} ({row['min']:g} to {row['max']:g})"
