@@ -15,16 +15,21 @@ MAX_NUM_TOKENS = 8192
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompileConfig:
-    """Which passes run.
+    """Which passes run, and whether steps are recorded.
 
     passes: names out of compiler.passes.pipeline, which run in the order of the pipeline; None means all.
+    cuda_graphs: "auto" records on a card, "off" never, "on" everywhere: on a CPU the recorded code runs again on
+        the same padded, static tensors, a way to look for faults of padding and not to be fast.
     """
 
     passes: tuple[str, ...] | None = None
+    cuda_graphs: Literal["auto", "on", "off"] = "auto"
 
     def __post_init__(self) -> None:
         from .passes.pipeline import PASS_NAMES
 
+        if self.cuda_graphs not in ("auto", "on", "off"):
+            raise ConfigError(f"cuda_graphs is {self.cuda_graphs!r}; wanted auto, on or off")
         unknown = sorted(set(self.passes or ()) - set(PASS_NAMES))
         if unknown:
             raise ConfigError(f"passes names {unknown}; wanted names out of {list(PASS_NAMES)}")

@@ -14,6 +14,8 @@ from .inductor import Piece
 from .split import AttentionCall, SplitModel
 
 ParameterTable = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+PieceCall = Callable[[list[Any]], Sequence[Any]]
+RunPiece = Callable[[PieceCall, list[Any]], Sequence[Any]]
 ALIGNMENT = 16  # bytes; generated kernels of some torch versions load vectors without checking
 
 
@@ -72,7 +74,7 @@ def steps_of(model: SplitModel, piece_of: Sequence[int]) -> tuple[Step, ...]:
 class _SlotStep:
     """A step with its values as places in a list; `done` are those that nobody reads afterwards."""
 
-    call: Callable[[list[Any]], Sequence[Any]] | None
+    call: PieceCall | None
     layer: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -90,8 +92,13 @@ class BoundPlan:
         self._result = slots[plan.result]
         self._steps = _slot_steps(plan, slots, kept={slots[plan.result]})
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states [T, H] of T tokens [T] int32 at positions [T] int32."""
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, attend: Attend, run_piece: RunPiece | None = None
+    ) -> Tensor:
+        """Hidden states [T, H] of T tokens [T] int32 at positions [T] int32.
+
+        run_piece(call, arguments) is used for each piece in place of calling it, to record it.
+        """
         num_tokens = token_ids.shape[0]
         if token_ids.shape != positions.shape or not 0 < num_tokens <= MAX_NUM_TOKENS:
             got = f"{list(token_ids.shape)} token ids, {list(positions.shape)} positions"
@@ -103,7 +110,8 @@ class BoundPlan:
             if step.call is None:
                 attend(step.layer, *arguments)
             else:
-                for slot, value in zip(step.outputs, step.call(arguments), strict=True):
+                results = run_piece(step.call, arguments) if run_piece else step.call(arguments)
+                for slot, value in zip(step.outputs, results, strict=True):
                     values[slot] = value
             for slot in step.done:
                 values[slot] = None

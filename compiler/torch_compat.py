@@ -385,3 +385,12 @@ def cpu_has_bfloat16_units() -> bool:
     """Whether the CPU multiplies bfloat16 in hardware (AVX-512 BF16 or AMX)."""
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, probe, bool)() for probe in probes)
+
+
+def weak_view(tensor: Tensor) -> Tensor:
+    """The same memory under a tensor that does not keep it: valid as long as its graph pool is."""
+    storage = torch._C._construct_storage_from_data_pointer(
+        tensor.untyped_storage().data_ptr(), tensor.device, tensor.untyped_storage().nbytes()
+    )
+    view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -22,10 +22,10 @@ NO_SLOT = -1  # where a padding token's keys and values go: nowhere
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchView:
-    """One step in the arena: tokens and sequences with their padding, sampling rows without.
+    """One step in the arena: tokens, sequences and sampling rows, each with its padding.
 
     Shapes: token_ids, positions, slot_mapping [padded_tokens]; block_tables [padded_seqs, max_blocks];
-    seq_lens [padded_seqs]; query_start_loc [padded_seqs + 1]; the rest [num_samples], in the plan's order.
+    seq_lens [padded_seqs]; query_start_loc [padded_seqs + 1]; the rest [padded_samples], in the plan's order.
     """
 
     num_tokens: int
@@ -67,6 +67,7 @@ class InputBatch:
         vocab_size: int,
         device: torch.device,
     ) -> None:
+        self.device = device
         self.max_num_seqs = max_num_seqs
         self.max_num_tokens = max_num_tokens
         self.block_size = block_size
@@ -91,7 +92,11 @@ class InputBatch:
         self._any_filter = False
 
     def write(
-        self, plan: SchedulerOutput, padded_tokens: int | None = None, padded_seqs: int | None = None
+        self,
+        plan: SchedulerOutput,
+        padded_tokens: int | None = None,
+        padded_seqs: int | None = None,
+        padded_samples: int | None = None,
     ) -> BatchView:
         """Put a step into the arena, padded to these sizes, and return where it lies."""
         num_tokens, num_seqs = plan.num_tokens, len(plan.requests)
@@ -108,6 +113,8 @@ class InputBatch:
         self._write_lengths(counts, computed, padded_seqs)
         self._write_tokens(plan.requests, counts, computed, padded_tokens)
         sampled = self._write_sampling(plan.requests, counts, computed)
+        num_rows = len(sampled) if padded_samples is None else padded_samples
+        assert len(sampled) <= num_rows <= self.max_num_seqs, f"{len(sampled)} samples in {num_rows}"
         return BatchView(
             num_tokens=num_tokens,
             num_seqs=num_seqs,
@@ -119,13 +126,13 @@ class InputBatch:
             block_tables=self._block_tables.send(padded_seqs),
             seq_lens=self._seq_lens.send(padded_seqs),
             query_start_loc=self._query_start_loc.send(padded_seqs + 1),
-            logits_rows=self._logits_rows.send(padded_seqs)[: len(sampled)],
-            temperature=self._temperature.send(padded_seqs)[: len(sampled)],
-            top_k=self._top_k.send(padded_seqs)[: len(sampled)],
-            top_p=self._top_p.send(padded_seqs)[: len(sampled)],
-            min_p=self._min_p.send(padded_seqs)[: len(sampled)],
-            seeds=self._seeds.send(padded_seqs)[: len(sampled)],
-            sample_positions=self._sample_positions.send(padded_seqs)[: len(sampled)],
+            logits_rows=self._logits_rows.send(num_rows),
+            temperature=self._temperature.send(num_rows),
+            top_k=self._top_k.send(num_rows),
+            top_p=self._top_p.send(num_rows),
+            min_p=self._min_p.send(num_rows),
+            seeds=self._seeds.send(num_rows),
+            sample_positions=self._sample_positions.send(num_rows),
             banned=self._banned(sampled),
             any_random=self._any_random,
             any_filter=self._any_filter,

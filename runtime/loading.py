@@ -22,14 +22,10 @@ from ..models.layers import EXACT_OPS, FAST_OPS, Ops
 from ..models.registry import ModelDefinition, find_model
 from ..models.source import resolve_source
 from ..models.weights import dummy_weights, load_weights
-from .attention import AttentionBackend, PagedAttention, allocate_caches, select_backend
-from .block_pool import BlockPool
+from .assembly import Assembled, Parts, assemble
+from .attention import select_backend
 from .config import Progress, Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
 from .engine import Engine
-from .input_batch import InputBatch
-from .kv_cache import KVCacheManager
-from .model_runner import ModelRunner
-from .scheduler import Scheduler, SchedulerConfig
 from .tokenizer import Tokenizer, load_tokenizer
 
 # Fields of a model's config that say nothing about the graph of its forward beyond the shapes of its weights.
@@ -40,17 +36,20 @@ NOT_TRACED = {"bos_token_id", "eos_token_ids", "dtype", "max_position_embeddings
 class Loaded:
     """Everything a runtime holds."""
 
-    engine: Engine
-    kv_cache: KVCacheManager
+    assembled: Assembled
+    parts: Parts
     tokenizer: Tokenizer | None
-    model: ModelConfig
-    resolved: Resolved
     defaults: GenerationDefaults
     eos_token_ids: frozenset[int]
-    attention: AttentionBackend
-    compiled: Compiled | None
-    weights: dict[str, Tensor]
     startup: dict[str, float]
+
+    @property
+    def engine(self) -> Engine:
+        return self.assembled.engine
+
+    @property
+    def resolved(self) -> Resolved:
+        return self.assembled.resolved
 
 
 @dataclass(slots=True)
@@ -94,21 +93,26 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
         watch.lap("weights")
         tokenizer = tokenizer_read.result()
         watch.lap("tokenizer")
-    kv_cache = KVCacheManager(BlockPool(resolved.num_kv_blocks), resolved.block_size)
-    engine = _engine(config, model, definition, resolved, attention, compiled, weights, tokenizer, kv_cache)
-    watch.lap("kv_cache")
-    eos = {*model.eos_token_ids, *read_generation_config(folder).eos_token_ids}
-    return Loaded(
-        engine=engine,
-        kv_cache=kv_cache,
-        tokenizer=tokenizer,
+    parts = Parts(
+        config=config,
         model=model,
+        definition=definition,
         resolved=resolved,
-        defaults=defaults,
-        eos_token_ids=frozenset(eos | set(tokenizer.eos_token_ids if tokenizer else ())),
         attention=attention,
         compiled=compiled,
         weights=weights,
+        ops=_ops(config),
+        num_valid_ids=min(model.vocab_size, tokenizer.size) if tokenizer else model.vocab_size,
+    )
+    assembled = assemble(parts, progress)
+    watch.lap("graphs" if assembled.graphs else "kv_cache")
+    eos = {*model.eos_token_ids, *read_generation_config(folder).eos_token_ids}
+    return Loaded(
+        assembled=assembled,
+        parts=parts,
+        tokenizer=tokenizer,
+        defaults=defaults,
+        eos_token_ids=frozenset(eos | set(tokenizer.eos_token_ids if tokenizer else ())),
         startup=watch.seconds,
     )
 
@@ -212,52 +216,3 @@ def traced_sources(definition: ModelDefinition) -> tuple[Path, ...]:
     own = inspect.getsourcefile(inspect.unwrap(definition.forward))
     ops = sorted(Path(custom_ops.__file__ or "").parent.rglob("*.py"))
     return (*([Path(own)] if own else []), Path(layers.__file__), *ops)
-
-
-def _engine(
-    config: RuntimeConfig,
-    model: ModelConfig,
-    definition: ModelDefinition,
-    resolved: Resolved,
-    attention: AttentionBackend,
-    compiled: Compiled | None,
-    weights: dict[str, Tensor],
-    tokenizer: Tokenizer | None,
-    kv_cache: KVCacheManager,
-) -> Engine:
-    ops = _ops(config)
-
-    def eager(token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
-        return definition.forward(model, weights, token_ids, positions, attend, ops)
-
-    forward = eager if compiled is None else compiled.plan.bind(weights, resolved.device)
-    caches = allocate_caches(
-        num_layers=model.num_layers,
-        num_blocks=resolved.num_kv_blocks,
-        block_size=resolved.block_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=resolved.dtype,
-        device=resolved.device,
-    )
-    runner = ModelRunner(
-        forward=forward,
-        logits=lambda hidden: definition.logits(model, weights, hidden, ops),
-        attention=PagedAttention(attention, caches, model.head_dim**-0.5),
-        arena=InputBatch(
-            max_num_seqs=resolved.max_num_seqs,
-            max_num_tokens=resolved.max_num_batched_tokens,
-            max_blocks_per_seq=-(-resolved.max_model_len // resolved.block_size),
-            block_size=resolved.block_size,
-            vocab_size=model.vocab_size,
-            device=resolved.device,
-        ),
-        num_valid_ids=min(model.vocab_size, tokenizer.size) if tokenizer else model.vocab_size,
-    )
-    limits = SchedulerConfig(
-        max_num_seqs=resolved.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
-        max_model_len=resolved.max_model_len,
-        prefill_chunk=resolved.prefill_chunk,
-    )
-    return Engine(Scheduler(limits, kv_cache), runner)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # A laptop is shared with everything else its owner runs, so the cache never takes more than this unasked.
 CPU_CACHE_BYTES = 4 << 30
+# What recordings of all sizes have been seen to take, with room to spare; the ledger says what they took.
+GRAPH_BYTES = 1 << 30
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -41,6 +43,28 @@ def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: flo
             f"{available / 2**30:.1f} GiB are available, the weights take "
             f"{weight_bytes(model, resolved.dtype) / 2**30:.1f} GiB and a block of KV cache "
             f"{per_block / 2**20:.1f} MiB: raise memory_fraction, use a smaller dtype, or free memory"
+        )
+    return blocks
+
+
+def blocks_left(
+    resolved: "Resolved", model: ModelConfig, memory_fraction: float, activation_bytes: int
+) -> int:
+    """Blocks for what is free on the card once the weights lie there and a step has been tried.
+
+    ConfigError, with the figures, where not even one block beside the null block fits.
+    """
+    free, total = torch.cuda.mem_get_info(resolved.device)
+    per_block = block_bytes(model, resolved.block_size, resolved.dtype)
+    kept = int(total * (1 - memory_fraction)) + activation_bytes + GRAPH_BYTES
+    wanted = resolved.max_num_seqs * -(-resolved.max_model_len // resolved.block_size) + 1
+    blocks = min(wanted, (free - kept) // per_block)
+    if blocks < 2:
+        raise ConfigError(
+            f"{free / 2**30:.1f} GiB are free beside the weights; a step takes "
+            f"{activation_bytes / 2**30:.1f} GiB, memory_fraction {memory_fraction} keeps "
+            f"{total * (1 - memory_fraction) / 2**30:.1f} GiB, and a block of KV cache takes "
+            f"{per_block / 2**20:.1f} MiB: raise memory_fraction or lower max_num_batched_tokens"
         )
     return blocks
 

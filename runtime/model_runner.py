@@ -1,10 +1,14 @@
 """Runs one scheduled step on the device: the arena, the forward, the logits of the last rows, the sampler."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..compiler.cuda_graphs import CudaGraphs
+from ..compiler.plan import BoundPlan
 from .attention import PagedAttention
 from .input_batch import BatchView, InputBatch
 from .sampler import SamplingRows, sample
@@ -12,16 +16,38 @@ from .scheduler import SchedulerOutput
 
 Forward = Callable[[Tensor, Tensor, PagedAttention], Tensor]  # token_ids [T], positions [T] -> hidden [T, H]
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
+EMPTY_PLAN = SchedulerOutput(step=0, requests=(), num_tokens=0)
+NUM_STAGED = 2  # steps whose tokens may be on their way to the host at once
+
+
+class Decode(NamedTuple):
+    """A recording of a whole step of `size` requests with one token each, sampling included."""
+
+    size: int
+    any_random: bool
+    any_filter: bool
+
+
+class Mixed(NamedTuple):
+    """A recording of the pieces for `size` tokens of any requests."""
+
+    size: int
+
+
+SAMPLING_VARIANTS = ((False, False), (True, False), (True, True))
 
 
 class StepHandle:
     """A step that was launched; its tokens are read when they are needed."""
 
-    def __init__(self, sampled: Tensor | None) -> None:
+    def __init__(self, sampled: Tensor | None, arrived: torch.cuda.Event | None = None) -> None:
         self._sampled = sampled
+        self._arrived = arrived
 
     def token_ids(self) -> list[int]:
         """The sampled ids in the plan's order, waiting for the device where it is still at work."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
         return [] if self._sampled is None else [int(token) for token in self._sampled.tolist()]
 
 
@@ -36,23 +62,123 @@ class ModelRunner:
         attention: PagedAttention,
         arena: InputBatch,
         num_valid_ids: int,
+        graphs: CudaGraphs | None = None,
     ) -> None:
         self._forward = forward
         self._logits = logits
         self._attention = attention
         self._arena = arena
         self._num_valid_ids = num_valid_ids
+        self._graphs = graphs
+        self._decode_sizes: tuple[int, ...] = ()
+        self._mixed_sizes: tuple[int, ...] = ()
+        self._num_eager_steps = 0
+        self._staged = [torch.empty(0, dtype=torch.int32)] * NUM_STAGED
+        self._num_steps = 0
+        if arena.device.type == "cuda":
+            self._staged = [
+                torch.empty(arena.max_num_seqs, dtype=torch.int32, pin_memory=True) for _ in self._staged
+            ]
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> StepHandle:
         """Launch one step and return at once with the means to read its tokens."""
-        batch = self._arena.write(plan)
+        is_decode = all(len(r.token_ids) == 1 and r.samples for r in plan.requests)
+        is_banned = any(r.banned_token_ids for r in plan.requests)  # a list on the host: never recorded
+        if is_decode and not is_banned and (size := _fitting(self._decode_sizes, plan.num_tokens)):
+            return self._handle(self._replay_decode(plan, size))
+        if size := _fitting(self._mixed_sizes, plan.num_tokens):
+            batch = self._arena.write(plan, padded_tokens=size)
+            self._attention.begin(batch)
+            return self._handle(self._sample(batch, self._replay_mixed(batch, size)))
+        self._num_eager_steps += 1
+        return self._handle(self._run(self._arena.write(plan)))
+
+    @torch.inference_mode()
+    def record(
+        self, decode_sizes: Sequence[int], mixed_sizes: Sequence[int], on_recorded: Callable[[float], None]
+    ) -> None:
+        """Record every size, the largest first, so that smaller ones fit into its memory."""
+        graphs = self._graphs
+        assert graphs is not None, "no graphs to record into"
+        mixed = tuple(sorted(mixed_sizes if isinstance(self._forward, BoundPlan) else ()))
+        keys: list[Decode | Mixed] = [Mixed(size) for size in mixed[::-1]]
+        keys += [
+            Decode(size, *variant) for size in sorted(decode_sizes)[::-1] for variant in SAMPLING_VARIANTS
+        ]
+        for count, key in enumerate(keys):
+            self._record(graphs, key)
+            on_recorded((count + 1) / len(keys))
+        self._decode_sizes, self._mixed_sizes = tuple(sorted(decode_sizes)), mixed
+
+    def profile(self, num_tokens: int, num_seqs: int) -> None:
+        """Run the largest step there can be on padding, to see what memory it takes beside the cache."""
+        with torch.inference_mode():
+            self._run(self._arena.write(EMPTY_PLAN, num_tokens, num_seqs, num_seqs))
+
+    @property
+    def num_eager_steps(self) -> int:
+        """Steps that no recording served."""
+        return self._num_eager_steps
+
+    def _record(self, graphs: CudaGraphs, key: Decode | Mixed) -> None:
+        """Run once, so that modules and workspaces are loaded, then record."""
+        if isinstance(key, Mixed):
+            batch = self._arena.write(EMPTY_PLAN, key.size, 1)
+            self._attention.begin(batch)
+            plan = self._forward
+            assert isinstance(plan, BoundPlan)
+            plan(batch.token_ids, batch.positions, self._attention)
+            graphs.record_pieces(key, plan, batch.token_ids, batch.positions, self._attention)
+            return
+        padding = self._arena.write(EMPTY_PLAN, key.size, key.size, key.size)
+        batch = dataclasses.replace(
+            padding, max_query_len=1, any_random=key.any_random, any_filter=key.any_filter
+        )
+        self._run(batch)
+        graphs.record(key, lambda: self._run(batch), _reads(batch))
+
+    def _replay_decode(self, plan: SchedulerOutput, size: int) -> Tensor | None:
+        assert self._graphs is not None
+        batch = self._arena.write(plan, size, size, size)
+        key = Decode(size, batch.any_random, batch.any_filter)
+        padded = size - plan.num_tokens
+        sampled: Tensor = self._graphs.replay(
+            key, _reads(batch), num_tokens=plan.num_tokens, num_padded=padded
+        )
+        return sampled[: plan.num_tokens]
+
+    def _replay_mixed(self, batch: BatchView, size: int) -> Tensor:
+        assert self._graphs is not None
+        hidden: Tensor = self._graphs.replay(
+            Mixed(size),
+            (batch.token_ids, batch.positions),
+            num_tokens=batch.num_tokens,
+            num_padded=size - batch.num_tokens,
+        )
+        return hidden
+
+    def _run(self, batch: BatchView) -> Tensor | None:
+        """The step without a recording, or while it is recorded."""
         self._attention.begin(batch)
-        hidden = self._forward(batch.token_ids, batch.positions, self._attention)
-        if batch.num_samples == 0:
-            return StepHandle(None)
+        return self._sample(batch, self._forward(batch.token_ids, batch.positions, self._attention))
+
+    def _sample(self, batch: BatchView, hidden: Tensor) -> Tensor | None:
+        if batch.logits_rows.shape[0] == 0:
+            return None
         logits = self._logits(hidden.index_select(0, batch.logits_rows))
-        return StepHandle(sample(logits, self._sampling_rows(batch)))
+        return sample(logits, self._sampling_rows(batch))
+
+    def _handle(self, sampled: Tensor | None) -> StepHandle:
+        """Start the tokens on their way to the host: the next replay overwrites where they are."""
+        self._num_steps += 1
+        if sampled is None or sampled.device.type != "cuda":
+            return StepHandle(sampled)
+        staged = self._staged[self._num_steps % NUM_STAGED][: sampled.shape[0]]
+        staged.copy_(sampled, non_blocking=True)
+        arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return StepHandle(staged, arrived)
 
     def _sampling_rows(self, batch: BatchView) -> SamplingRows:
         return SamplingRows(
@@ -67,3 +193,24 @@ class ModelRunner:
             banned=batch.banned,
             num_valid_ids=self._num_valid_ids,
         )
+
+
+def _fitting(sizes: Sequence[int], wanted: int) -> int | None:
+    """The smallest recorded size that holds so many, None where there is none."""
+    return next((size for size in sizes if size >= wanted), None)
+
+
+def _reads(batch: BatchView) -> tuple[Tensor, ...]:
+    """What a recorded decode step reads from the arena."""
+    return (
+        batch.token_ids,
+        batch.positions,
+        batch.slot_mapping,
+        batch.block_tables,
+        batch.seq_lens,
+        batch.query_start_loc,
+        batch.logits_rows,
+        batch.temperature,
+        batch.seeds,
+        batch.sample_positions,
+    )

@@ -83,7 +83,7 @@ class Runtime:
 
     def explain(self) -> str:
         """What was compiled: each unique piece, what the passes did to it, and its kernels."""
-        compiled = self._open.compiled
+        compiled = self._open.parts.compiled
         return "the model runs eagerly: nothing was compiled" if compiled is None else explain_text(compiled)
 
     def close(self) -> None:
@@ -121,9 +121,9 @@ class Runtime:
         ids = self._tokenizer("a text prompt").encode(prompt) if isinstance(prompt, str) else prompt
         checked = check_prompt(
             ids,
-            vocab_size=loaded.model.vocab_size,
+            vocab_size=loaded.parts.model.vocab_size,
             max_model_len=loaded.resolved.max_model_len,
-            capacity_tokens=loaded.kv_cache.capacity_tokens,
+            capacity_tokens=loaded.assembled.kv_cache.capacity_tokens,
         )
         number = next(self._ids)
         seed = (self.config.seed + (number + 1) * SEED_STEP) % 2**63

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -13,9 +14,7 @@ from torch.nn.functional import pad
 # by their mass and then within the winner, so that a few hundred numbers are hashed and not all of them.
 
 CHUNK = 256  # tokens raced against each other in one chunk of the vocabulary
-FINE_CHUNK = 64  # tokens in a chunk when the best few of a row are looked for
-FIRST_CANDIDATES = 64  # most nuclei are smaller; a row whose nucleus is larger is looked at again
-MORE_CANDIDATES = 16  # times as many
+CANDIDATES = 4096  # likeliest tokens looked at first for the end of a nucleus
 ROWS_IN_CACHE = 4  # on CPU, rows of the vocabulary worked on at a time
 
 Index = Tensor | slice
@@ -68,7 +67,7 @@ def argmax(values: Tensor) -> Tensor:
     if values.device.type != "cpu" or values.shape[1] <= CHUNK:
         return values.argmax(dim=-1).to(torch.int32)
     # On CPU amax is vectorised and argmax is not: look for the index only in the chunk with the maximum.
-    chunks = _chunked(values, CHUNK)
+    chunks = _chunked(values)
     winner = chunks.amax(dim=-1).argmax(dim=-1)
     within = _pick_chunk(chunks, winner).argmax(dim=-1)
     return (winner * CHUNK + within).to(torch.int32)
@@ -108,112 +107,125 @@ class _Race(NamedTuple):
 
     logits: Tensor  # [n, vocab]
     largest: Tensor  # [n, 1] float32
-    keys: Tensor  # [n, 2] int32
     rows: SamplingRows
 
     def select(self, index: Index) -> "_Race":
-        return _Race(self.logits[index], self.largest[index], self.keys[index], self.rows.select(index))
+        return _Race(self.logits[index], self.largest[index], self.rows.select(index))
 
     def gaps(self, logits: Tensor) -> Tensor:
         return (self.largest - logits.float()).div_(_column(self.rows.temperature))
 
-    def odds(self, logits: Tensor) -> Tensor:
-        return self.gaps(logits).neg_().exp_()
+
+class _Cut(NamedTuple):
+    """The last token that the filters keep, in the order of gaps and, among equals, of ids."""
+
+    gap: Tensor  # [n] float32
+    token: Tensor  # [n] int32
+
+    def apply(self, odds: Tensor, gaps: Tensor, ids: Tensor) -> Tensor:
+        """The odds, in place, with 0 for the tokens beyond."""
+        below = torch.nextafter(self.gap, self.gap.new_tensor(-1.0))
+        limit = torch.where(ids > _column(self.token), _column(below), _column(self.gap))
+        return odds.masked_fill_(gaps > limit, 0.0)
 
 
 def _draw(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """A draw for each row, first of a chunk of the vocabulary and then of a token in it."""
     largest = logits.amax(dim=-1, keepdim=True).float().clamp_(min=torch.finfo(torch.float32).min)
-    race = _Race(logits, largest, row_keys(rows.seeds, rows.positions), rows)
-    if not rows.any_filter:
-        return _race_all(race)
-    is_cut = ((rows.top_k > 0) & (rows.top_k < logits.shape[1])) | (rows.top_p < 1)
-    return _by_row(
-        is_cut, lambda index: _race_cut(race.select(index)), lambda index: _race_all(race.select(index))
-    )
+    race = _Race(logits, largest, rows)
+    masses, cut = _survey(race)
+    keys = row_keys(rows.seeds, rows.positions)
+    chunks = torch.arange(masses.shape[1], dtype=torch.int32, device=logits.device)
+    chunk = _first_to_finish(masses, keys, -1 - chunks)  # negative: no token has this counter
+    ids = _column(chunk * CHUNK) + torch.arange(CHUNK, dtype=torch.int32, device=logits.device)
+    gaps = race.gaps(_pick_chunk(_chunked(logits), chunk))
+    return chunk * CHUNK + _first_to_finish(cut.apply(gaps.neg().exp_(), gaps, ids), keys, ids)
 
 
-def _race_all(race: _Race) -> Tensor:
-    """A draw from the whole vocabulary, without those below min_p."""
-    masses = _chunk_masses(race, with_min_p=race.rows.any_filter)
-    counters = torch.arange(masses.shape[1], dtype=torch.int32, device=masses.device)
-    winner = _first_to_finish(masses, race.keys, -1 - counters)  # negative: no token has this counter
-    odds = race.odds(_pick_chunk(_chunked(race.logits, CHUNK), winner))
-    odds = odds.masked_fill_(odds < _column(race.rows.min_p), 0.0)
-    ids = _column(winner * CHUNK) + torch.arange(CHUNK, dtype=torch.int32, device=masses.device)
-    return winner * CHUNK + _first_to_finish(odds, race.keys, ids)
-
-
-def _chunk_masses(race: _Race, *, with_min_p: bool) -> Tensor:
-    """The summed odds of each chunk of the vocabulary, float32 [n, chunks]."""
+def _survey(race: _Race) -> tuple[Tensor, _Cut]:
+    """The summed odds of each chunk after the filters, float32 [n, chunks], and where the filters end."""
     num_rows = race.logits.shape[0]
     step = ROWS_IN_CACHE if race.logits.device.type == "cpu" else num_rows
-    masses = []
-    for block in (race.select(slice(start, start + step)) for start in range(0, num_rows, step)):
-        odds = block.odds(_chunked(block.logits, CHUNK).flatten(1))
-        if with_min_p:
-            odds.masked_fill_(odds < _column(block.rows.min_p), 0.0)
-        masses.append(_chunked(odds, CHUNK).sum(dim=-1))
-    return torch.cat(masses)
+    blocks = [_survey_block(race.select(slice(i, i + step))) for i in range(0, num_rows, step)]
+    masses, gaps, tokens = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+    return masses, _Cut(gaps, tokens)
 
 
-def _mass(race: _Race) -> Tensor:
-    return _chunk_masses(race, with_min_p=False).double().sum(dim=-1)
+def _survey_block(race: _Race) -> tuple[Tensor, Tensor, Tensor]:
+    gaps = race.gaps(_chunked(race.logits).flatten(1))
+    odds = gaps.neg().exp_()
+    cut = _find_cut(gaps, odds, race.rows)
+    if race.rows.any_filter:
+        cut.apply(odds, gaps, torch.arange(gaps.shape[1], dtype=torch.int32, device=gaps.device))
+    return _chunked(odds).sum(dim=-1), cut.gap, cut.token
 
 
-def _race_cut(race: _Race) -> Tensor:
-    """A draw from the rows' likeliest tokens, as many as top_k and top_p leave."""
-    vocab = race.logits.shape[1]
-    top_k = torch.where(race.rows.top_k > 0, race.rows.top_k, vocab)
-    if race.logits.device.type != "cpu":
-        return _race_best(race, top_k, vocab)[0]
-    count = max(FIRST_CANDIDATES, int(torch.where(top_k < vocab, top_k, 0).max()))
-    chosen, done = _race_best(race, top_k, min(count, vocab))
-    while not bool(done.all()):
-        count *= MORE_CANDIDATES
-        left = (~done).nonzero().flatten()
-        chosen[left], done[left] = _race_best(race.select(left), top_k[left], min(count, vocab))
-    return chosen
+def _find_cut(gaps: Tensor, odds: Tensor, rows: SamplingRows) -> _Cut:
+    """The nearest of the ends that top-k, top-p and min-p set."""
+    gap = -rows.min_p.log()
+    token = torch.full_like(rows.top_k, gaps.shape[1])
+    is_ranked = ((rows.top_k > 0) & (rows.top_k < gaps.shape[1])) | (rows.top_p < 1)
+    if rows.any_filter and (gaps.device.type != "cpu" or bool(is_ranked.any())):
+        last = _find_last(gaps, _chunked(odds).sum(dim=-1).double().sum(dim=-1), rows, is_ranked)
+        is_nearer = is_ranked & (last.gap <= gap)
+        gap, token = torch.where(is_nearer, last.gap, gap), torch.where(is_nearer, last.token, token)
+    return _Cut(gap, token)
 
 
-def _race_best(race: _Race, top_k: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """A draw from the `count` likeliest tokens after all filters, and whether the filters kept only such."""
-    gaps, ids = _best(race, count)
-    rows, vocab = race.rows, race.logits.shape[1]
-    rank = torch.arange(count, dtype=torch.int32, device=gaps.device)
-    in_top_k = rank < _column(top_k)
-    odds = torch.where(in_top_k, gaps.double().neg_().exp_(), 0.0)
-    mass = _by_row(
-        top_k < vocab, lambda index: odds[index].sum(dim=-1), lambda index: _mass(race.select(index))
+def _find_last(gaps: Tensor, mass: Tensor, rows: SamplingRows, is_ranked: Tensor) -> _Cut:
+    """The last token that top-k and top-p keep; any token for rows that are not ranked."""
+    vocab = gaps.shape[1]
+    top_k = torch.where(rows.top_k > 0, rows.top_k, vocab).clamp_(max=vocab).long()
+    top_k = torch.where(is_ranked, top_k, 1)
+    count = vocab
+    if gaps.device.type == "cpu":  # most rows end early: rank only their likeliest tokens
+        count = min(vocab, int(torch.where(top_k < vocab, top_k, CANDIDATES).max()))
+    while True:
+        nearest = _nearest(gaps, count)
+        num_kept = _num_kept(nearest, mass, top_k, rows.top_p)
+        if count == vocab or bool((num_kept <= count).all()):
+            return _last_of(gaps, nearest, num_kept.clamp_(max=count))
+        count = min(vocab, 8 * count)
+
+
+def _num_kept(nearest: Tensor, mass: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """How many tokens top-k and top-p keep; more than there are in `nearest` where these do not suffice."""
+    sums = nearest.double().neg_().exp_().cumsum(dim=-1)
+    has_all = top_k <= nearest.shape[1]
+    mass = torch.where(
+        has_all, sums.gather(1, _column(top_k.clamp(max=nearest.shape[1]) - 1)).squeeze(1), mass
     )
-    before = odds.cumsum(dim=-1) - odds
-    in_nucleus = (before < _column(rows.top_p * mass)) | (_column(rows.top_p) >= 1) | (rank == 0)
-    kept = in_top_k & in_nucleus & (odds >= _column(rows.min_p))
-    winner = _first_to_finish(torch.where(kept, odds, 0.0).float(), race.keys, ids.to(torch.int32))
-    chosen = ids.gather(1, _column(winner).long()).squeeze(1).to(torch.int32)
-    return chosen, ~kept[:, -1] | (top_k <= count) | (count == vocab)
+    nucleus = (sums < _column(top_p * mass)).sum(dim=-1) + 1
+    return torch.minimum(top_k, torch.where(top_p < 1, nucleus, top_k))
 
 
-def _best(race: _Race, count: int) -> tuple[Tensor, Tensor]:
-    """Gaps and ids of the `count` likeliest tokens of each row in order, the lowest id first among equals."""
-    vocab = race.logits.shape[1]
-    if count == vocab:
-        return race.gaps(race.logits).sort(dim=-1, stable=True)
-    if count * FINE_CHUNK * 2 > vocab:
-        return _smallest(race.gaps(race.logits), count)
-    # The best tokens lie in the chunks that hold the best maxima, so most of the row need not be ranked.
-    chunks = _chunked(race.logits, FINE_CHUNK)
-    nearest = _smallest(race.gaps(chunks.amax(dim=-1)), count)[1].sort(dim=-1).values
-    candidates = chunks.gather(1, nearest.unsqueeze(-1).expand(-1, -1, FINE_CHUNK)).flatten(1)
-    gaps, found = _smallest(race.gaps(candidates), count)
-    return gaps, nearest.gather(1, found // FINE_CHUNK) * FINE_CHUNK + found % FINE_CHUNK
+def _last_of(gaps: Tensor, nearest: Tensor, num_kept: Tensor) -> _Cut:
+    """The last of the num_kept tokens nearest to the top; of equals the lowest ids are kept."""
+    gap = nearest.gather(1, _column(num_kept - 1))
+    num_equals_kept = num_kept - (nearest < gap).sum(dim=-1)
+    following = nearest.gather(1, _column(num_kept.clamp(max=nearest.shape[1] - 1)))
+    splits_equals = (following <= gap).squeeze(1)  # also where it is the last of `nearest`: more may follow
+
+    def nth_equal(index: Index) -> Tensor:
+        equals = (gaps[index] == gap[index]).cumsum(dim=-1, dtype=torch.int32)
+        return (equals < _column(num_equals_kept[index])).sum(dim=-1, dtype=torch.int32)
+
+    def every_equal(index: Index) -> Tensor:
+        return torch.full_like(num_kept[index], gaps.shape[1], dtype=torch.int32)
+
+    return _Cut(gap.squeeze(1), _by_row(splits_equals, nth_equal, every_equal))
 
 
-def _smallest(gaps: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Sorted, with indices, by selection on unique integer keys: topk leaves the order of equals open."""
-    index = torch.arange(gaps.shape[1], device=gaps.device)
-    keys = (gaps.view(torch.int32).long() << 32) | index  # floats that are not negative sort like their bits
-    found = keys.topk(count, dim=-1, largest=False, sorted=True).values & 0xFFFFFFFF
-    return gaps.gather(1, found), found
+def _nearest(gaps: Tensor, count: int) -> Tensor:
+    """The `count` smallest gaps of each row in order."""
+    if gaps.device.type != "cpu":
+        return gaps.sort(dim=-1).values[:, :count]
+    bits = gaps.numpy().view(
+        np.int32
+    )  # floats that are not negative sort like their bits, and numpy sorts faster
+    found = np.partition(bits, count - 1, axis=-1)[:, :count] if count < bits.shape[1] else bits.copy()
+    found.sort(axis=-1)
+    return torch.from_numpy(found).view(torch.float32)
 
 
 def _first_to_finish(odds: Tensor, keys: Tensor, counters: Tensor) -> Tensor:
@@ -243,15 +255,15 @@ def _by_row(
     return first.new_empty(len(mask)).index_copy_(0, yes, first).index_copy_(0, no, second)
 
 
-def _chunked(values: Tensor, width: int) -> Tensor:
-    """[n, length] as [n, chunks, width], the last chunk filled up with -inf."""
-    missing = -values.shape[1] % width
+def _chunked(values: Tensor) -> Tensor:
+    """[n, length] as [n, chunks, CHUNK], the last chunk filled up with -inf."""
+    missing = -values.shape[1] % CHUNK
     padded = pad(values, (0, missing), value=float("-inf")) if missing else values
-    return padded.view(padded.shape[0], padded.shape[1] // width, width)
+    return padded.view(padded.shape[0], padded.shape[1] // CHUNK, CHUNK)
 
 
 def _pick_chunk(chunks: Tensor, winner: Tensor) -> Tensor:
-    """The winning chunk of each row, [n, width]."""
+    """The winning chunk of each row, [n, CHUNK]."""
     index = winner.long().view(-1, 1, 1).expand(-1, 1, chunks.shape[2])
     return chunks.gather(1, index).squeeze(1)
 

@@ -3,12 +3,13 @@
 from typing import Any
 
 from ..compiler.compile import Compiled
+from .assembly import Assembled
 from .loading import Loaded
 
 
 def collect_stats(loaded: Loaded) -> dict[str, Any]:
     """Counts of blocks, requests and pieces, seconds of the start, and the settings in force."""
-    scheduler, pool = loaded.engine.scheduler, loaded.kv_cache.pool
+    scheduler, pool = loaded.engine.scheduler, loaded.assembled.kv_cache.pool
     return {
         "blocks": {"total": pool.num_usable, "free": pool.num_free, "cached": 0, "used": pool.num_used},
         "requests": {
@@ -18,8 +19,8 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
         },
         "preemptions": scheduler.num_preemptions,
         "prefix_cache": {"queried_tokens": 0, "hit_tokens": 0},
-        "compile": _compile_stats(loaded.compiled),
-        "cuda_graphs": {"sizes": [], "replays": 0, "eager_steps": 0, "padded_tokens": 0, "bytes": 0},
+        "compile": _compile_stats(loaded.parts.compiled),
+        "cuda_graphs": _graph_stats(loaded.assembled),
         "startup": loaded.startup | {"first_token": loaded.engine.first_token_seconds},
         "resolved": _resolved_stats(loaded),
     }
@@ -39,6 +40,19 @@ def _compile_stats(compiled: Compiled | None) -> dict[str, Any]:
     }
 
 
+def _graph_stats(assembled: Assembled) -> dict[str, Any]:
+    ledger = assembled.graphs.ledger() if assembled.graphs else ()
+    return {
+        "sizes": [[type(record.key).__name__.lower(), *record.key] for record in ledger],
+        "replays": sum(record.num_replays for record in ledger),
+        "eager_steps": assembled.runner.num_eager_steps,
+        "tokens": sum(record.num_tokens for record in ledger),
+        "padded_tokens": sum(record.num_padded_tokens for record in ledger),
+        "bytes": sum(record.bytes for record in ledger),
+        "milliseconds": sum(record.milliseconds for record in ledger),
+    }
+
+
 def _resolved_stats(loaded: Loaded) -> dict[str, Any]:
     resolved, defaults = loaded.resolved, loaded.defaults
     return {
@@ -46,12 +60,12 @@ def _resolved_stats(loaded: Loaded) -> dict[str, Any]:
         "sampling_defaults": {
             name: getattr(defaults, name) for name in ("temperature", "top_k", "top_p", "min_p")
         },
-        "rope": loaded.model.rope.rope_type,
+        "rope": loaded.parts.model.rope.rope_type,
         "max_model_len": resolved.max_model_len,
         "max_num_seqs": resolved.max_num_seqs,
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "block_size": resolved.block_size,
         "dtype": str(resolved.dtype).removeprefix("torch."),
-        "attention": loaded.attention.name,
+        "attention": loaded.parts.attention.name,
         "device": str(resolved.device),
     }

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .graph import Pass, PassReport, copy_graph, dtype_of, emit, erase_dead, replace, shape_of
+from .graph import Pass, PassReport, copy_graph, dtype_of, emit, erase_dead, is_row_major, replace, shape_of
 from .match import Any_, Call, Match, find
 
 ATEN = torch.ops.aten
@@ -82,8 +82,12 @@ def _obstacle(match: Match) -> str | None:
         return "rounds to another dtype than it returns"
     if dtype_of(result) in (torch.bfloat16, torch.float16) and "rounded_to" not in bound:
         return "computes in a narrow dtype, the op in float32"
+    if dtype_of(result) == torch.float64 and bound.keys() & {"rounded_to", "sum_rounded_to"}:
+        return "computes in float32, the op in float64"
     if len({str(shape_of(node)) for node in (*tensors, result)}) != 1:
         return "operands of different shapes"
+    if not all(is_row_major(node) for node in (result, bound.get("sum", result))):
+        return "laid out otherwise than row by row, as the op's results are"
     last = len(shape_of(source)) - 1
     if list(bound["dims"]) not in ([-1], [last]):
         return f"reduces over {list(bound['dims'])}, not over the last dimension"

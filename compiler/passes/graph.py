@@ -82,3 +82,17 @@ def shape_of(node: fx.Node) -> Sequence[Any]:
     """The shape of a node's tensor, symbols included; () where it is not one."""
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def is_row_major(node: fx.Node) -> bool:
+    """Whether a node's tensor lies as our ops lay out theirs: dense, the last dimension innermost."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return False
+    stride: Any = 1
+    for size, given in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        is_single = isinstance(size, int) and size == 1  # a symbol must not be compared: that would guard
+        if str(given) != str(stride) and not is_single:
+            return False
+        stride = stride * size
+    return True

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .graph import Pass, PassReport, copy_graph, dtype_of, emit, erase_dead, replace, shape_of
+from .graph import Pass, PassReport, copy_graph, dtype_of, emit, erase_dead, is_row_major, replace, shape_of
 from .match import Any_, Call, Match, find
 
 ATEN = torch.ops.aten
@@ -65,6 +65,10 @@ def _obstacle(match: Match) -> str | None:
         return "rounds to another dtype than it returns"
     if dtype_of(result) in (torch.bfloat16, torch.float16) and "rounded_to" not in match.bound:
         return "computes in a narrow dtype, the op in float32"
+    if dtype_of(result) == torch.float64 and "rounded_to" in match.bound:
+        return "computes in float32, the op in float64"
+    if not is_row_major(result):
+        return "laid out otherwise than row by row, as the op's result is"
     return None
 
 

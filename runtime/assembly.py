@@ -1,0 +1,151 @@
+"""The engine put together from a bound model: the cache sized, the arena, the runner and its recordings."""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..compiler.compile import Compiled
+from ..compiler.cuda_graphs import CudaGraphs
+from ..models.config import ModelConfig
+from ..models.layers import Ops
+from ..models.registry import ModelDefinition
+from . import memory
+from .attention import AttentionBackend, PagedAttention, allocate_caches
+from .block_pool import BlockPool
+from .config import Progress, Resolved, RuntimeConfig
+from .engine import Engine
+from .input_batch import InputBatch
+from .kv_cache import KVCacheManager
+from .model_runner import Forward, ModelRunner
+from .scheduler import Scheduler, SchedulerConfig
+
+DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
+MIXED_SIZES = (16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What loading brought together."""
+
+    config: RuntimeConfig
+    model: ModelConfig
+    definition: ModelDefinition
+    resolved: Resolved
+    attention: AttentionBackend
+    compiled: Compiled | None
+    weights: dict[str, Tensor]
+    ops: Ops
+    num_valid_ids: int  # ids from here on are padding of the vocabulary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assembled:
+    """An engine with what its statistics are read from."""
+
+    engine: Engine
+    kv_cache: KVCacheManager
+    runner: ModelRunner
+    graphs: CudaGraphs | None
+    resolved: Resolved
+
+
+def assemble(parts: Parts, progress: Progress) -> Assembled:
+    """The engine; on a card the cache takes what a trial run of the largest step leaves."""
+    resolved = parts.resolved
+    if resolved.device.type == "cuda" and parts.config.num_kv_blocks is None:
+        blocks = _blocks_left(parts)
+        resolved = dataclasses.replace(resolved, num_kv_blocks=blocks)
+    graphs = CudaGraphs(resolved.device) if _wants_graphs(parts.config, resolved.device) else None
+    runner = _runner(parts, resolved, graphs)
+    if graphs is not None:
+        decode, mixed = graph_sizes(resolved)
+        runner.record(decode, mixed, lambda done: progress("graphs", done, ""))
+    kv_cache = KVCacheManager(BlockPool(resolved.num_kv_blocks), resolved.block_size)
+    limits = SchedulerConfig(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        prefill_chunk=resolved.prefill_chunk,
+    )
+    engine = Engine(Scheduler(limits, kv_cache), runner)
+    return Assembled(engine=engine, kv_cache=kv_cache, runner=runner, graphs=graphs, resolved=resolved)
+
+
+def graph_sizes(resolved: Resolved) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes to record: of decode steps in requests, of mixed steps in tokens."""
+    most_seqs = min(resolved.max_num_seqs, resolved.max_num_batched_tokens)
+    decode = {size for size in DECODE_SIZES if size < most_seqs} | {min(most_seqs, DECODE_SIZES[-1])}
+    mixed = tuple(size for size in MIXED_SIZES if size <= resolved.max_num_batched_tokens)
+    return tuple(sorted(decode)), mixed
+
+
+def _wants_graphs(config: RuntimeConfig, device: torch.device) -> bool:
+    compile_config = config.compile_config
+    if compile_config is None or compile_config.cuda_graphs == "off":
+        return False
+    return compile_config.cuda_graphs == "on" or device.type == "cuda"
+
+
+def _blocks_left(parts: Parts) -> int:
+    """Blocks that fit beside the weights, the largest step and the recordings, by a trial of that step."""
+    resolved = parts.resolved
+    trial = _runner(parts, dataclasses.replace(resolved, num_kv_blocks=2), None)
+    torch.cuda.reset_peak_memory_stats(resolved.device)
+    before = torch.cuda.memory_allocated(resolved.device)
+    trial.profile(
+        resolved.max_num_batched_tokens, min(resolved.max_num_seqs, resolved.max_num_batched_tokens)
+    )
+    torch.cuda.synchronize(resolved.device)
+    activations = torch.cuda.max_memory_allocated(resolved.device) - before
+    del trial
+    torch.cuda.empty_cache()
+    return memory.blocks_left(resolved, parts.model, parts.config.memory_fraction, activations)
+
+
+def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> ModelRunner:
+    model, definition = parts.model, parts.definition
+    caches = allocate_caches(
+        num_layers=model.num_layers,
+        num_blocks=resolved.num_kv_blocks,
+        block_size=resolved.block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=resolved.dtype,
+        device=resolved.device,
+    )
+    arena = InputBatch(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_tokens=resolved.max_num_batched_tokens,
+        max_blocks_per_seq=-(-resolved.max_model_len // resolved.block_size),
+        block_size=resolved.block_size,
+        vocab_size=model.vocab_size,
+        device=resolved.device,
+    )
+    return ModelRunner(
+        forward=_forward(parts),
+        logits=partial(_logits, definition, model, parts.weights, parts.ops),
+        attention=PagedAttention(parts.attention, caches, model.head_dim**-0.5),
+        arena=arena,
+        num_valid_ids=parts.num_valid_ids,
+        graphs=graphs,
+    )
+
+
+def _forward(parts: Parts) -> Forward:
+    """The compiled plan on its weights, or the model as it is written."""
+    if parts.compiled is not None:
+        return parts.compiled.plan.bind(parts.weights, parts.resolved.device)
+
+    def eager(token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
+        return parts.definition.forward(parts.model, parts.weights, token_ids, positions, attend, parts.ops)
+
+    return eager
+
+
+def _logits(
+    definition: ModelDefinition, model: ModelConfig, weights: dict[str, Tensor], ops: Ops, hidden: Tensor
+) -> Tensor:
+    return definition.logits(model, weights, hidden, ops)
