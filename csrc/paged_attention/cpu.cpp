@@ -130,25 +130,30 @@ void run(const Attention<T>& a, int threads) {
 // As the caller packs them: 8 bytes each, strides in elements.
 struct PagedAttentionArguments {
   void* out;
-  int64_t out_token, out_head;
+  int64_t out_token, out_head, out_dim;
   const void* query;
-  int64_t query_token, query_head;
+  int64_t query_token, query_head, query_dim;
   const void* key_cache;
-  int64_t key_block, key_token, key_head;
+  int64_t key_block, key_token, key_head, key_dim;
   const void* value_cache;
-  int64_t value_block, value_token, value_head;
+  int64_t value_block, value_token, value_head, value_dim;
   const int32_t* block_tables;
-  int64_t block_tables_stride, max_blocks;
+  int64_t block_tables_row, block_tables_column;
   const int32_t *seq_lens, *query_start_loc;
-  int64_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim, num_blocks, block_size, window, threads;
+  int64_t num_tokens, num_heads, head_dim, num_blocks, block_size, num_kv_heads, cache_head_dim;
+  int64_t num_seqs, max_blocks, window, threads;
   double scale, soft_cap;
 };
 
 namespace {
 
-// -1, or the index of a sequence whose lengths or blocks do not fit; then nothing has been written.
+constexpr int64_t kDone = -1, kNotContiguous = -2;
+
+// kDone, kNotContiguous, or the index of a sequence whose lengths or blocks do not fit; then nothing is written.
 template <typename T>
 int64_t paged_attention(const PagedAttentionArguments& p) {
+  for (int64_t stride : {p.out_dim, p.query_dim, p.key_dim, p.value_dim, p.block_tables_column})
+    if (stride != 1) return kNotContiguous;
   lamina::Attention<T> attention{
       static_cast<T*>(p.out),
       static_cast<const T*>(p.query),
@@ -161,7 +166,7 @@ int64_t paged_attention(const PagedAttentionArguments& p) {
       {0, p.query_token, p.query_head},
       {p.key_block, p.key_token, p.key_head},
       {p.value_block, p.value_token, p.value_head},
-      p.block_tables_stride,
+      p.block_tables_row,
       p.num_seqs,
       p.num_heads,
       p.num_kv_heads,
@@ -172,8 +177,9 @@ int64_t paged_attention(const PagedAttentionArguments& p) {
       static_cast<float>(p.soft_cap),
   };
   int64_t invalid = lamina::find_invalid(attention, p.num_tokens, p.num_blocks, p.max_blocks);
-  if (invalid < 0) lamina::run(attention, static_cast<int>(p.threads));
-  return invalid;
+  if (invalid >= 0) return invalid;
+  lamina::run(attention, static_cast<int>(p.threads));
+  return kDone;
 }
 
 }  // namespace

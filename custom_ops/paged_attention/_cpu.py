@@ -14,7 +14,9 @@ from ..registry import Provider
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 # struct PagedAttentionArguments; one packed argument costs a tenth of thirty converted by ctypes
-_ARGUMENTS = struct.Struct("28q2d")
+_ARGUMENTS = struct.Struct("35q2d")
+
+_NOT_CONTIGUOUS = -2
 
 
 def load() -> Callable[..., None]:
@@ -38,23 +40,24 @@ def load() -> Callable[..., None]:
         window: int,
         soft_cap: float,
     ) -> None:
-        num_tokens, num_heads, head_dim = query.shape
-        num_blocks, block_size, num_kv_heads, _ = key_cache.shape
-        num_seqs, max_blocks = block_tables.shape
         arguments = _ARGUMENTS.pack(
-            *(out.data_ptr(), *out.stride()[:2]),
-            *(query.data_ptr(), *query.stride()[:2]),
-            *(key_cache.data_ptr(), *key_cache.stride()[:3]),
-            *(value_cache.data_ptr(), *value_cache.stride()[:3]),
-            *(block_tables.data_ptr(), block_tables.stride()[0], max_blocks),
+            *(out.data_ptr(), *out.stride()),
+            *(query.data_ptr(), *query.stride()),
+            *(key_cache.data_ptr(), *key_cache.stride()),
+            *(value_cache.data_ptr(), *value_cache.stride()),
+            *(block_tables.data_ptr(), *block_tables.stride()),
             *(seq_lens.data_ptr(), query_start_loc.data_ptr()),
-            *(num_tokens, num_seqs, num_heads, num_kv_heads, head_dim),
-            *(num_blocks, block_size, window, torch.get_num_threads()),
+            *query.shape,
+            *key_cache.shape,
+            *block_tables.shape,
+            *(window, torch.get_num_threads()),
             *(scale, soft_cap),
         )
-        invalid = entries[query.dtype](arguments)
-        if invalid >= 0:
-            raise ShapeError(_describe(invalid, key_cache, block_tables, seq_lens, query_start_loc))
+        result = entries[query.dtype](arguments)
+        if result == _NOT_CONTIGUOUS:
+            raise ShapeError("paged_attention: wanted tensors whose last dimension is contiguous")
+        if result >= 0:
+            raise ShapeError(_describe(result, key_cache, block_tables, seq_lens, query_start_loc))
 
     return paged_attention
 

@@ -85,8 +85,6 @@ def _check(
     if window == 0 or window < -1 or soft_cap < 0:
         got = f"window is {window}, soft_cap {soft_cap}"
         raise ShapeError(f"paged_attention: {got}; wanted a window of -1 or >= 1, a soft_cap >= 0")
-    if not out.stride()[2] == query.stride()[2] == key_cache.stride()[3] == value_cache.stride()[3] == 1:
-        raise ShapeError("paged_attention: wanted the last dimension of out, query and caches contiguous")
     _check_metadata(block_tables, seq_lens, query_start_loc)
 
 
@@ -98,8 +96,8 @@ def _check_metadata(block_tables: Tensor, seq_lens: Tensor, query_start_loc: Ten
     if len(tables) != 2 or lens != tables[:1] or starts != (tables[0] + 1,):
         got = f"block_tables is {list(tables)}, seq_lens {list(lens)}, query_start_loc {list(starts)}"
         raise ShapeError(f"paged_attention: {got}; wanted [S, max_blocks], [S] and [S + 1]")
-    if not block_tables.stride()[1] == seq_lens.stride()[0] == query_start_loc.stride()[0] == 1:
-        raise ShapeError("paged_attention: wanted block_tables, seq_lens and query_start_loc contiguous")
+    if not (seq_lens.is_contiguous() and query_start_loc.is_contiguous()):
+        raise ShapeError("paged_attention: wanted seq_lens and query_start_loc contiguous")
 
 
 define_op(

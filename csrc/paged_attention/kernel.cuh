@@ -1,0 +1,170 @@
+// Causal attention over a paged key-value cache, on raw pointers.
+//
+// The rows of a block are the queries that share one key-value head: a group of query heads times some tokens, so
+// that keys and values are read once for all of them. A block streams its keys through shared memory by background
+// copies, in one of two ways:
+//   few rows (decoding):  each warp streams its own tiles of sixteen keys against the same rows, in step with no other
+//                         warp; what the warps found is merged at the end;
+//   many rows (prefill):  all warps share each tile of keys, each for rows of its own.
+// With few blocks, a sequence's keys are split among several; each leaves its unnormalised rows in a workspace, and the
+// last to arrive merges them in order. The splits follow from a sequence's own length and the launch's
+// constants alone, so a row's bits do not depend on its neighbours, and a captured launch holds as lengths grow.
+#pragma once
+
+#include "stream.cuh"
+#include "warp_rows.cuh"
+
+namespace lamina {
+
+// The unnormalised result of some keys for four dimensions of one row, merged in the order of the calls.
+struct Merged {
+  float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
+  float max = -INFINITY, sum = 0.0f;
+
+  __device__ __forceinline__ void add(const float4& part, const float2& stats) {
+    const float top = fmaxf(max, stats.x), base = top == -INFINITY ? 0.0f : top;
+    const float keep = exp2_fast(max - base), weight = exp2_fast(stats.x - base);
+    out = {out.x * keep + part.x * weight, out.y * keep + part.y * weight, out.z * keep + part.z * weight,
+           out.w * keep + part.w * weight};
+    sum = sum * keep + stats.y * weight;
+    max = top;
+  }
+};
+
+__device__ __forceinline__ void store_four(float* to, float4 x) { *reinterpret_cast<float4*>(to) = x; }
+
+template <typename T>
+__device__ __forceinline__ void store_four(T* to, float4 x) {
+  *reinterpret_cast<uint2*>(to) = uint2{pack(x.x, x.y, T{}), pack(x.z, x.w, T{})};
+}
+
+template <typename T>
+__device__ __forceinline__ void write_out(const PagedAttention<T>& a, const Work& work, int r, int d,
+                                          const Merged& merged) {
+  const int row = work.first_row + r;
+  T* to = a.out + (work.start + row / a.group) * a.out_token + (work.kv_head * a.group + row % a.group) * a.out_head;
+  const float factor = 1.0f / merged.sum;
+  const float4 x = merged.out;
+  store_four(to + d, float4{x.x * factor, x.y * factor, x.z * factor, x.w * factor});
+}
+
+// Calls visit(row, dimension) for every fourth dimension of every row of the block, spread over its threads.
+template <typename S, typename Visit>
+__device__ __forceinline__ void each_four(int rows, int head_dim, const Visit& visit) {
+  constexpr int kFours = S::kDim / 4;
+  for (int index = static_cast<int>(threadIdx.x); index < rows * kFours; index += S::kThreads) {
+    const int d = index % kFours * 4;
+    if (d < head_dim) visit(index / kFours, d);
+  }
+}
+
+// One split's rows in the workspace: [kRows][kDim] sums, then each row's maximum and weight.
+template <typename S>
+struct Partial {
+  float* sums;
+  __device__ __forceinline__ Partial(float* partials, const Work& work, int split)
+      : sums(partials + (static_cast<int64_t>(work.unit) * gridDim.y + split) * S::kPartialFloats) {}
+  __device__ __forceinline__ float4& sum(int r, int d) const {
+    return *reinterpret_cast<float4*>(sums + r * S::kDim + d);
+  }
+  __device__ __forceinline__ float2& stats(int r) const {
+    return reinterpret_cast<float2*>(sums + S::kRows * S::kDim)[r];
+  }
+};
+
+// Merges what the teams of this block left in shared memory; to `out`, or to the workspace if other blocks have more.
+template <typename S>
+__device__ __forceinline__ void merge_teams(const PagedAttention<typename S::T>& a, const Work& work,
+                                            const float* results, const float2* stats) {
+  each_four<S>(work.rows, a.head_dim, [&](int r, int d) {
+    Merged merged;
+#pragma unroll
+    for (int team = 0; team < S::kTeams; ++team) {
+      const int row = team * S::kRows + r;
+      merged.add(*reinterpret_cast<const float4*>(results + row * S::kResultPitch + d), stats[row]);
+    }
+    if (work.num_splits == 1) return write_out(a, work, r, d, merged);
+    const Partial<S> partial(a.partials, work, work.split);
+    partial.sum(r, d) = merged.out;
+    if (d == 0) partial.stats(r) = float2{merged.max, merged.sum};
+  });
+}
+
+// Whether this block is the last of its unit's splits to arrive, and so sees what all others left.
+__device__ __forceinline__ bool arrive_last(int32_t* arrivals, const Work& work) {
+  __syncthreads();  // all of the block's rows are written before its arrival counts
+  int last = 0;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(arrivals + work.unit, 1) == work.num_splits - 1;
+    if (last) arrivals[work.unit] = 0;
+    __threadfence();
+  }
+  return __syncthreads_or(last);
+}
+
+template <typename S>
+__device__ __forceinline__ void merge_splits(const PagedAttention<typename S::T>& a, const Work& work) {
+  each_four<S>(work.rows, a.head_dim, [&](int r, int d) {
+    Merged merged;
+#pragma unroll 8
+    for (int split = 0; split < work.num_splits; ++split) {
+      const Partial<S> partial(a.partials, work, split);
+      merged.add(partial.sum(r, d), partial.stats(r));
+    }
+    write_out(a, work, r, d, merged);
+  });
+}
+
+template <typename S>
+__device__ __forceinline__ void team_barrier() {
+  if constexpr (S::kTeamWarps == 1)
+    __syncwarp();
+  else
+    __syncthreads();
+}
+
+// Streams this block's keys past its rows, then leaves the rows in shared memory.
+template <typename S>
+__device__ __forceinline__ void attend_keys(const PagedAttention<typename S::T>& a, const Work& work, uint4* memory,
+                                            float* results, float2* stats) {
+  using T = typename S::T;
+  Stream<S> stream(a, work, reinterpret_cast<T*>(memory));
+  const int num_tiles = stream.num_tiles();
+  stream.look_up(0);
+#pragma unroll
+  for (int stage = 0; stage < S::kStages; ++stage) {
+    if (stage < num_tiles) stream.start(stage);
+    commit_copies();
+    stream.look_up(stage + 1);
+  }
+  WarpRows<S> rows(a, work);
+  rows.load_queries(reinterpret_cast<T*>(reinterpret_cast<char*>(memory) + S::kStages * S::kStageBytes));
+  for (int tile = 0, stage = 0; tile < num_tiles; ++tile, stage = stage + 1 == S::kStages ? 0 : stage + 1) {
+    wait_for_copies<S::kStages - 1>();
+    team_barrier<S>();
+    rows.attend(stream.keys(stage), stream.values(stage), stream.first_key(tile));
+    team_barrier<S>();  // the stage may be filled again
+    if (tile + S::kStages < num_tiles) stream.start(stage);
+    commit_copies();  // an empty group at the end keeps the count of groups
+    stream.look_up(tile + S::kStages + 1);
+  }
+  __syncthreads();  // results take the place of the stages
+  rows.leave(results, stats);
+  __syncthreads();
+}
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, S::kMinBlocks)
+    paged_attention_kernel(const __grid_constant__ PagedAttention<typename S::T> a) {
+  extern __shared__ uint4 memory[];
+  Work work;
+  if (!find_work<S>(a, work)) return;
+  float* results = reinterpret_cast<float*>(memory);
+  float2* stats = reinterpret_cast<float2*>(results + S::kWarps * S::kWarpRows * S::kResultPitch);
+  attend_keys<S>(a, work, memory, results, stats);
+  merge_teams<S>(a, work, results, stats);
+  if (work.num_splits > 1 && arrive_last(a.arrivals, work)) merge_splits<S>(a, work);
+}
+
+}  // namespace lamina

@@ -1,0 +1,128 @@
+// What a launch is given, the constants of its kernel, and which part of the work a block does.
+#pragma once
+
+#include "launch.cuh"
+#include "products.cuh"
+
+namespace lamina {
+
+constexpr int kPipelineBytes = 72 * 1024;  // three blocks on an H100, one on the smallest card
+constexpr int kMaxStages = 3;
+
+struct Strides {
+  uint32_t block, token, head;  // in units of 16 bytes
+};
+
+template <typename T>
+struct PagedAttention {
+  T* out;
+  const T* query;
+  const uint4 *key_cache, *value_cache;
+  const int32_t *block_tables, *seq_lens, *query_start_loc;
+  float* partials;    // [units][splits] of Shape::kPartialFloats
+  int32_t* arrivals;  // [units], zeros before and after
+  int64_t out_token, out_head, query_token, query_head, block_tables_stride;
+  Strides key_strides, value_strides;
+  int num_seqs, num_tiles, num_kv_heads, group, head_dim, block_size;
+  int window;       // < 0: none
+  float scale;      // scores become those of base 2: scale * dot, or where capped, cap * tanh(scale * dot)
+  float cap;        // 0: none
+  int fill_splits;  // as many as fill the card, of at least min_split_keys keys
+  int min_split_keys, max_split_keys;
+  int min_rows, max_rows;  // sequences with rows outside (min_rows, max_rows] are another launch's
+};
+
+// The constants of one kernel. Kind 0: 8 rows, 1: 16 rows, 2: many rows.
+template <typename Element, int dim, int kind>
+struct Shape {
+  using T = Element;
+  static constexpr bool kMany = kind == 2;
+  static constexpr int kDim = dim;
+  static constexpr int kTiles = !kMany ? kind + 1 : sizeof(T) == 4 ? 2 : dim <= 64 ? 4 : dim <= 128 ? 3 : 1;
+  using Arithmetic = Products<T, kDim, kTiles>;
+  static constexpr int kPitch = Arithmetic::kPitch;
+  static constexpr int kRowBytes = kPitch * static_cast<int>(sizeof(T));
+  static constexpr int kWarps = kRowBytes <= 272 || (kMany && sizeof(T) == 2) ? 4 : 2;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kTeamWarps = kMany ? kWarps : 1;  // that share a stream of keys
+  static constexpr int kTeams = kWarps / kTeamWarps;
+  static constexpr int kTileKeys = 16 * kTeamWarps;
+  static constexpr int kWarpRows = 8 * kTiles;
+  static constexpr int kRows = kWarpRows * kTeamWarps;
+  static constexpr int kStageBytes = 2 * 16 * kWarps * kRowBytes;
+  static constexpr int kStages = kPipelineBytes / kStageBytes < kMaxStages ? kPipelineBytes / kStageBytes : kMaxStages;
+  static constexpr int kQueryBytes = Arithmetic::kQueryElements * static_cast<int>(sizeof(T));
+  static constexpr int kResultPitch = kDim + 4;
+  static constexpr int kResultBytes = kWarps * kWarpRows * (kResultPitch + 2) * 4;
+  static constexpr int kWorkBytes = kStages * kStageBytes + kWarps * kQueryBytes;
+  static constexpr int kSharedBytes = kWorkBytes > kResultBytes ? kWorkBytes : kResultBytes;
+  static constexpr int kPartialFloats = kRows * (kDim + 2);
+  static constexpr int kMinBlocks = kMany ? 2 : dim <= 64 ? 4 : 3;
+  static_assert(kStages >= 1, "one stage of keys and values must fit");
+};
+
+// What one block does.
+struct Work {
+  int seq, kv_head;
+  int unit;             // all splits of the same rows
+  int first_row, rows;  // row r is head r % group of the sequence's token r / group
+  int start, past;      // the sequence's first query: its row of `query`, its position
+  int begin, end;       // keys
+  int split, num_splits;
+};
+
+// Tiles are numbered so that a sequence's first one follows from what lies before it; some numbers stay unused.
+__device__ __forceinline__ int first_tile(const int32_t* query_start_loc, int seq, int group, int rows) {
+  return query_start_loc[seq] * group / rows + seq;
+}
+
+__device__ __forceinline__ int find_sequence(const int32_t* query_start_loc, int num_seqs, int group, int rows,
+                                             int tile) {
+  int count = 0;
+  for (int base = 0; base < num_seqs; base += 32) {
+    const int seq = base + lane_id();
+    const bool begun = seq < num_seqs && first_tile(query_start_loc, seq, group, rows) <= tile;
+    count += __popc(__ballot_sync(kAllLanes, begun));
+  }
+  return count - 1;
+}
+
+__device__ __forceinline__ int div_up(int count, int size) { return (count + size - 1) / size; }
+
+// Splits the keys [begin, end) of a unit; false where this block has no part of them.
+template <typename S>
+__device__ __forceinline__ bool take_split(const PagedAttention<typename S::T>& a, Work& work) {
+  constexpr int kSpan = S::kTileKeys * S::kTeams;
+  const int keys = work.end - work.begin;
+  const int filling = min(a.fill_splits, div_up(keys, a.min_split_keys));
+  const int wanted = min(static_cast<int>(gridDim.y), max(filling, div_up(keys, a.max_split_keys)));
+  const int share = div_up(div_up(keys, wanted), kSpan) * kSpan;
+  work.num_splits = div_up(keys, share);
+  work.split = static_cast<int>(blockIdx.y);
+  work.begin += work.split * share;
+  work.end = min(work.end, work.begin + share);
+  return work.split < work.num_splits;
+}
+
+template <typename S>
+__device__ __forceinline__ bool find_work(const PagedAttention<typename S::T>& a, Work& work) {
+  const int position = static_cast<int>(blockIdx.x) / a.num_kv_heads;
+  const int tile = S::kMany ? a.num_tiles - 1 - position : position;  // a prompt's last tiles see the most keys
+  work.unit = static_cast<int>(blockIdx.x);
+  work.kv_head = work.unit % a.num_kv_heads;
+  work.seq = S::kMany ? find_sequence(a.query_start_loc, a.num_seqs, a.group, S::kRows, tile) : tile;
+  work.start = a.query_start_loc[work.seq];
+  const int seq_len = a.seq_lens[work.seq];
+  const int query_len = a.query_start_loc[work.seq + 1] - work.start;
+  const int rows = query_len * a.group;
+  work.first_row = S::kMany ? (tile - first_tile(a.query_start_loc, work.seq, a.group, S::kRows)) * S::kRows : 0;
+  work.rows = min(S::kRows, rows - work.first_row);
+  if (seq_len == 0 || work.rows <= 0 || rows <= a.min_rows || rows > a.max_rows) return false;
+  work.past = seq_len - query_len;
+  const int first = work.past + work.first_row / a.group;
+  work.begin = a.window < 0 ? 0 : max(0, first - a.window + 1);
+  work.end = work.past + (work.first_row + work.rows - 1) / a.group + 1;
+  return take_split<S>(a, work);
+}
+
+}  // namespace lamina

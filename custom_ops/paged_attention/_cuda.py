@@ -1,0 +1,163 @@
+"""The CUDA kernels of lamina::paged_attention."""
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...common.errors import ShapeError, UnsupportedError
+from ..build_cuda import load_cuda_kernel
+from ..registry import Provider
+from ._plan import KernelShape, plan
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+MAX_HEAD_DIM = 256
+MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
+
+# struct PagedAttentionArguments; one packed argument costs a tenth of thirty converted by ctypes
+_ARGUMENTS = struct.Struct("33q2d")
+
+
+def load() -> Callable[..., None]:
+    """The kernels behind the op's signature."""
+    library = _library()
+
+    def paged_attention(
+        out: Tensor,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        max_query_len: int,
+        scale: float,
+        window: int,
+        soft_cap: float,
+    ) -> None:
+        num_tokens, num_heads, head_dim = query.shape
+        block_size, num_kv_heads = key_cache.shape[1:3]
+        device, dtype = query.device, query.dtype
+        _check(out, query, key_cache, value_cache)
+        launches = plan(
+            _shapes(device, dtype, head_dim),
+            group=num_heads // num_kv_heads,
+            num_tokens=num_tokens,
+            num_seqs=seq_lens.shape[0],
+            num_kv_heads=num_kv_heads,
+            max_query_len=max_query_len,
+            capacity=block_tables.shape[1] * block_size,
+        )
+        tensors = (
+            *(out.data_ptr(), *out.stride()[:2]),
+            *(query.data_ptr(), *query.stride()[:2]),
+            *(key_cache.data_ptr(), *key_cache.stride()[:3]),
+            *(value_cache.data_ptr(), *value_cache.stride()[:3]),
+            *(
+                block_tables.data_ptr(),
+                block_tables.stride(0),
+                seq_lens.data_ptr(),
+                query_start_loc.data_ptr(),
+            ),
+            *(seq_lens.shape[0], num_heads, num_kv_heads, head_dim, block_size, window),
+        )
+        stream = torch.cuda.current_stream(device).cuda_stream
+        for launch in launches:
+            workspace = _workspace(device, launch.workspace_floats, launch.num_units)
+            arguments = _ARGUMENTS.pack(*tensors, *workspace, *launch[1:8], scale, soft_cap)
+            with torch.cuda.device(device):
+                _raise(library.lamina_paged_attention(arguments, DTYPES[dtype], launch.kernel, stream))
+
+    return paged_attention
+
+
+@functools.cache
+def _library() -> Any:
+    library = load_cuda_kernel("paged_attention")
+    assert library.lamina_paged_attention_arguments_size() == _ARGUMENTS.size
+    library.lamina_paged_attention.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    library.lamina_error_string.restype = ctypes.c_char_p
+    return library
+
+
+@functools.cache
+def _shapes(device: torch.device, dtype: torch.dtype, head_dim: int) -> Callable[[int], KernelShape]:
+    """shape_of(kernel) on a device; one function for equal arguments, so that plans can be remembered."""
+
+    @functools.cache
+    def shape_of(kernel: int) -> KernelShape:
+        figures = [ctypes.c_int64() for _ in KernelShape._fields]
+        references = [ctypes.byref(figure) for figure in figures]
+        shape = _library().lamina_paged_attention_shape
+        with torch.cuda.device(device):
+            _raise(shape(DTYPES[dtype], kernel, ctypes.c_int64(head_dim), *references))
+        return KernelShape(*(figure.value for figure in figures))
+
+    return shape_of
+
+
+def _raise(error: int) -> None:
+    if error:
+        text = _library().lamina_error_string(error).decode()
+        raise RuntimeError(f"paged_attention: CUDA error {error}, {text}")
+
+
+def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    head_dim, size = query.shape[2], query.element_size()
+    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+        wanted = f"a multiple of 8 up to {MAX_HEAD_DIM}"
+        raise UnsupportedError(f"paged_attention on cuda: head_dim is {head_dim}; wanted {wanted}")
+    for name, tensor in (
+        ("out", out),
+        ("query", query),
+        ("key_cache", key_cache),
+        ("value_cache", value_cache),
+    ):
+        strides = tensor.stride()
+        # or'ed together, the lowest bits show whether each is a multiple
+        bits = tensor.data_ptr() | functools.reduce(int.__or__, strides[:-1]) * size
+        if bits % 16 or strides[-1] != 1:
+            got = f"{name} starts at {tensor.data_ptr():#x} with strides {strides}"
+            raise ShapeError(
+                f"paged_attention on cuda: {got}; wanted rows that start at multiples of 16 bytes"
+            )
+    if max(cache.shape[0] * cache.stride(0) for cache in (key_cache, value_cache)) * size > MAX_CACHE_BYTES:
+        raise UnsupportedError(f"paged_attention on cuda: a cache spans more than {MAX_CACHE_BYTES} bytes")
+
+
+def _workspace(device: torch.device, floats: int, units: int) -> tuple[int, int]:
+    """Addresses of floats, and of zeros that each launch leaves as zeros; (0, 0) where nothing is split."""
+    if not floats:
+        return 0, 0
+    return _partials(device, _round_up(floats)).data_ptr(), _arrivals(device, _round_up(units)).data_ptr()
+
+
+def _round_up(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+# Never freed, since captured graphs hold the addresses; shared by all calls, which one stream must order.
+@functools.cache
+def _partials(device: torch.device, size: int) -> Tensor:
+    _refuse_capture()
+    return torch.empty(size, dtype=torch.float32, device=device)
+
+
+@functools.cache
+def _arrivals(device: torch.device, size: int) -> Tensor:
+    _refuse_capture()
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
+def _refuse_capture() -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "paged_attention has no workspace of this size yet; run once before the capture"
+        )
+
+
+PROVIDER = Provider(name="cuda", load=load, devices=frozenset({"cuda"}), dtypes=frozenset(DTYPES))

@@ -1,0 +1,94 @@
+"""How a call of paged attention becomes launches of its CUDA kernels."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+FEW_ROWS = (8, 16)  # query rows of one key-value head that kernels 0 and 1 hold; kernel 2 takes any number
+MANY = len(FEW_ROWS)
+MIN_SPLIT_KEYS = (128, 128, 512)  # of each kernel; fewer keys do not pay for merging
+MAX_SPLIT_KEYS = 4096  # more keys are split even where the card is full, so that none lags behind
+IDLE_BLOCKS = 8  # launched to no purpose at most, in cards full, for the sake of long sequences
+NO_LIMIT = 2**31 - 1
+
+
+class KernelShape(NamedTuple):
+    """What one kernel is like on the device at hand."""
+
+    rows: int  # query rows of one key-value head that a block holds
+    blocks: int  # that the device runs at once
+    partial_floats: int  # that a split leaves in the workspace
+
+
+class Launch(NamedTuple):
+    """One launch: a kernel, how far it splits keys, and which sequences are its own."""
+
+    kernel: int
+    num_tiles: int
+    num_splits: int
+    fill_splits: int
+    min_split_keys: int
+    max_split_keys: int
+    min_rows: int  # sequences with at most so many query rows a key-value head are left alone
+    max_rows: int  # and so are those with more
+    workspace_floats: int
+    num_units: int
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(
+    shape_of: Callable[[int], KernelShape],
+    *,
+    group: int,
+    num_tokens: int,
+    num_seqs: int,
+    num_kv_heads: int,
+    max_query_len: int,
+    capacity: int,  # keys that a sequence's row of the block table has room for
+) -> tuple[Launch, ...]:
+    """The launches of a call; they depend on its shapes alone, so that a captured call stays right."""
+    if num_tokens == 0 or num_seqs == 0:
+        return ()
+
+    def launch(kernel: int, min_rows: int, max_rows: int) -> Launch:
+        shape = shape_of(kernel)
+        num_tiles = num_seqs if kernel < MANY else num_tokens * group // shape.rows + num_seqs
+        units = num_tiles * num_kv_heads
+        fill, splits = _num_splits(shape.blocks, units, capacity, kernel)
+        return Launch(
+            kernel=kernel,
+            num_tiles=num_tiles,
+            num_splits=splits,
+            fill_splits=fill,
+            min_split_keys=MIN_SPLIT_KEYS[kernel],
+            max_split_keys=MAX_SPLIT_KEYS if kernel < MANY else NO_LIMIT,
+            min_rows=min_rows,
+            max_rows=max_rows,
+            workspace_floats=units * splits * shape.partial_floats if splits > 1 else 0,
+            num_units=units,
+        )
+
+    few = _smallest_kernel(max_query_len * group)
+    if few != MANY:
+        return (launch(few, 0, NO_LIMIT),)
+    few = _smallest_kernel(group)
+    if few == MANY or num_seqs == 1:
+        return (launch(MANY, 0, NO_LIMIT),)
+    return launch(MANY, FEW_ROWS[few], NO_LIMIT), launch(few, 0, FEW_ROWS[few])
+
+
+def _smallest_kernel(rows: int) -> int:
+    return next((kernel for kernel, limit in enumerate(FEW_ROWS) if rows <= limit), MANY)
+
+
+def _num_splits(blocks: int, units: int, capacity: int, kernel: int) -> tuple[int, int]:
+    """Splits that fill the device, and splits of the longest possible sequence."""
+    fill = min(max(1, blocks // units), _div_up(capacity, MIN_SPLIT_KEYS[kernel]))
+    if kernel == MANY:
+        return fill, fill
+    longest = min(_div_up(capacity, MAX_SPLIT_KEYS), max(1, IDLE_BLOCKS * blocks // units))
+    return fill, max(fill, longest)
+
+
+def _div_up(count: int, size: int) -> int:
+    return -(-count // size)
