@@ -1,18 +1,20 @@
 // The C entry point of write_kv_cache.
+#include <initializer_list>
+
 #include "kernel.h"
 
 // As the caller packs them: 8 bytes each, strides in elements.
 struct WriteKvCacheArguments {
   const char* key;
-  int64_t key_token, key_head;
+  int64_t key_token, key_head, key_dim;
   const char* value;
-  int64_t value_token, value_head;
+  int64_t value_token, value_head, value_dim;
   char* key_cache;
-  int64_t key_cache_block, key_cache_token, key_cache_head;
+  int64_t key_cache_block, key_cache_token, key_cache_head, key_cache_dim;
   char* value_cache;
-  int64_t value_cache_block, value_cache_token, value_cache_head;
+  int64_t value_cache_block, value_cache_token, value_cache_head, value_cache_dim;
   const int32_t* slot_mapping;
-  int64_t num_tokens, num_kv_heads, head_dim, num_blocks, block_size, element_size, threads;
+  int64_t num_tokens, num_blocks, block_size, num_kv_heads, head_dim, element_size, threads;
 };
 
 namespace {
@@ -57,8 +59,11 @@ void write(const WriteKvCacheArguments& p) {
 extern "C" {
 int64_t write_kv_cache_arguments_size() { return sizeof(WriteKvCacheArguments); }
 
-// -1, or the index of a token whose slot is beyond the cache; then nothing has been written.
+// -1 when done, -2 where a last dimension is not contiguous, or the index of a token whose slot is beyond the cache;
+// then nothing is written.
 int64_t write_kv_cache(const WriteKvCacheArguments* p) {
+  for (int64_t stride : {p->key_dim, p->value_dim, p->key_cache_dim, p->value_cache_dim})
+    if (stride != 1) return -2;
   const int64_t num_slots = p->num_blocks * p->block_size;
   for (int64_t token = 0; token < p->num_tokens; token++)
     if (p->slot_mapping[token] >= num_slots) return token;

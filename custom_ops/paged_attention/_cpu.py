@@ -14,7 +14,7 @@ from ..registry import Provider
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 # struct PagedAttentionArguments; one packed argument costs a tenth of thirty converted by ctypes
-_ARGUMENTS = struct.Struct("35q2d")
+_ARGUMENTS = struct.Struct("34q2d")
 
 _NOT_CONTIGUOUS = -2
 

@@ -11,7 +11,9 @@ from ...common.errors import ShapeError
 from ..build import load_kernel
 from ..registry import Provider
 
-_ARGUMENTS = struct.Struct("22q")  # struct WriteKvCacheArguments
+_ARGUMENTS = struct.Struct("26q")  # struct WriteKvCacheArguments
+
+_NOT_CONTIGUOUS = -2
 
 
 def load() -> Callable[..., None]:
@@ -24,20 +26,21 @@ def load() -> Callable[..., None]:
     def write_kv_cache(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
         arguments = _ARGUMENTS.pack(
-            *(key.data_ptr(), *key.stride()[:2]),
-            *(value.data_ptr(), *value.stride()[:2]),
-            *(key_cache.data_ptr(), *key_cache.stride()[:3]),
-            *(value_cache.data_ptr(), *value_cache.stride()[:3]),
-            *(slot_mapping.data_ptr(), len(slot_mapping)),
-            *(num_kv_heads, head_dim, num_blocks, block_size),
+            *(key.data_ptr(), *key.stride()),
+            *(value.data_ptr(), *value.stride()),
+            *(key_cache.data_ptr(), *key_cache.stride()),
+            *(value_cache.data_ptr(), *value_cache.stride()),
+            *(slot_mapping.data_ptr(), *slot_mapping.shape),
+            *key_cache.shape,
             *(key.element_size(), torch.get_num_threads()),
         )
-        beyond = entry(arguments)
-        if beyond >= 0:
-            got = f"slot_mapping[{beyond}] is {slot_mapping[beyond].item()}"
-            raise ShapeError(f"write_kv_cache: {got}; wanted less than {num_blocks * block_size}")
+        result = entry(arguments)
+        if result == _NOT_CONTIGUOUS:
+            raise ShapeError("write_kv_cache: wanted tensors whose last dimension is contiguous")
+        if result >= 0:
+            got = f"slot_mapping[{result}] is {slot_mapping[result].item()}"
+            raise ShapeError(f"write_kv_cache: {got}; wanted less than {key_cache[..., 0, 0].numel()}")
 
     return write_kv_cache
 

@@ -6,7 +6,8 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import _cpu, reference
+from ..triton_provider import triton_provider
+from . import _cpu, _cuda, reference
 
 
 def write_kv_cache(
@@ -24,24 +25,29 @@ def _fake(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, sl
     return None
 
 
-def _check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+def check_write(
+    op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Refuse rows, caches and slots that do not fit each other."""
     equal = key.shape == value.shape and key_cache.shape == value_cache.shape
     if not equal or key_cache.dim() != 4 or key.shape[1:] != key_cache.shape[2:]:
         got = f"key is {list(key.shape)}, value {list(value.shape)}"
         raise ShapeError(
-            f"write_kv_cache: {got}, caches {list(key_cache.shape)}, {list(value_cache.shape)};"
+            f"{op}: {got}, caches {list(key_cache.shape)}, {list(value_cache.shape)};"
             " wanted [T, kv_heads, D] twice and [blocks, block_size, kv_heads, D] twice"
         )
     if slot_mapping.dtype != torch.int32 or slot_mapping.shape != key.shape[:1]:
         got = f"slot_mapping is {list(slot_mapping.shape)} {slot_mapping.dtype}"
-        raise ShapeError(f"write_kv_cache: {got}; wanted [{key.shape[0]}] int32")
+        raise ShapeError(f"{op}: {got}; wanted [{key.shape[0]}] int32")
     if not key.dtype == value.dtype == key_cache.dtype == value_cache.dtype:
         got = f"key is {key.dtype}, value {value.dtype}, caches {key_cache.dtype}, {value_cache.dtype}"
-        raise ShapeError(f"write_kv_cache: {got}; wanted one dtype")
-    if not key.stride()[2] == value.stride()[2] == key_cache.stride()[3] == value_cache.stride()[3] == 1:
-        raise ShapeError("write_kv_cache: wanted the last dimension of key, value and caches contiguous")
-    if slot_mapping.stride()[0] != 1:
-        raise ShapeError("write_kv_cache: wanted slot_mapping contiguous")
+        raise ShapeError(f"{op}: {got}; wanted one dtype")
+    if not slot_mapping.is_contiguous():
+        raise ShapeError(f"{op}: wanted slot_mapping contiguous")
+
+
+def _check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    check_write("write_kv_cache", key, value, key_cache, value_cache, slot_mapping)
 
 
 define_op(
@@ -49,5 +55,10 @@ define_op(
     " Tensor slot_mapping) -> ()",
     fake=_fake,
     check=_check,
-    providers=(_cpu.PROVIDER, Provider(name="reference", load=lambda: reference.write_kv_cache)),
+    providers=(
+        _cuda.PROVIDER,
+        triton_provider("write_kv_cache"),
+        _cpu.PROVIDER,
+        Provider(name="reference", load=lambda: reference.write_kv_cache),
+    ),
 )

@@ -208,6 +208,16 @@ def test_arguments_that_do_not_fit_are_named(make_paged_case: MakeCase, change: 
         paged_attention(*make_paged_case([5, 5], [1, 1])._replace(**change))
 
 
+@pytest.mark.parametrize("name", ["out", "query", "key_cache", "value_cache", "block_tables"])
+def test_the_kernel_refuses_a_last_dimension_that_is_not_contiguous(
+    make_paged_case: MakeCase, name: str
+) -> None:
+    case = make_paged_case([5, 5], [1, 1])
+    spread = torch.stack([getattr(case, name)] * 2, dim=-1)[..., 0]
+    with pytest.raises(ShapeError, match="last dimension is contiguous"):
+        kernel(case._replace(**{name: spread}))
+
+
 def test_float64_is_served_by_the_formula_and_the_reason_is_said(make_paged_case: MakeCase) -> None:
     chosen = select("paged_attention", device=CPU, dtype=torch.float64)
     assert (chosen.name, chosen.reason) == ("reference", "cpu does not take torch.float64")
