@@ -10,6 +10,7 @@ LaminaError
 ├── CompileError                    capture, a pass or code generation failed
 │   └── NotWarmError                something would have to be compiled where only loading is allowed
 ├── KernelBuildError                a native kernel did not build
+├── KernelLaunchError               a device refused to start a kernel
 ├── StoreError                      an object of the store is missing or damaged
 └── ClosedError                     use of a runtime after close()
 """
@@ -53,6 +54,10 @@ class NotWarmError(CompileError):
 
 class KernelBuildError(LaminaError):
     """A native kernel did not build."""
+
+
+class KernelLaunchError(LaminaError):
+    """A device refused to start a kernel, or reports an earlier fault."""
 
 
 class StoreError(LaminaError):

@@ -2,9 +2,11 @@
 
 from .add_rms_norm.op import add_rms_norm
 from .attention_site.op import attention_site
+from .copy_blocks.op import copy_blocks
 from .linear.op import linear
 from .paged_attention.op import paged_attention
 from .rms_norm.op import rms_norm
+from .rotary_and_write_kv_cache.op import rotary_and_write_kv_cache
 from .rotary_embedding.op import rotary_embedding
 from .silu_and_mul.op import silu_and_mul
 from .write_kv_cache.op import write_kv_cache
@@ -12,9 +14,11 @@ from .write_kv_cache.op import write_kv_cache
 __all__ = [
     "add_rms_norm",
     "attention_site",
+    "copy_blocks",
     "linear",
     "paged_attention",
     "rms_norm",
+    "rotary_and_write_kv_cache",
     "rotary_embedding",
     "silu_and_mul",
     "write_kv_cache",

@@ -11,12 +11,17 @@ namespace lamina {
 template <typename T, int kWidth>
 __device__ __forceinline__ void rotate(Vec<T, kWidth>& first, Vec<T, kWidth>& second, const float (&cos)[kWidth],
                                        const float (&sin)[kWidth]) {
+  float x1[kWidth], x2[kWidth];
+  to_floats(x1, first);
+  to_floats(x2, second);
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    const float x1 = to_float(first.elements[i]), x2 = to_float(second.elements[i]);
-    first.elements[i] = from_float<T>(__fsub_rn(__fmul_rn(x1, cos[i]), __fmul_rn(x2, sin[i])));
-    second.elements[i] = from_float<T>(__fadd_rn(__fmul_rn(x2, cos[i]), __fmul_rn(x1, sin[i])));
+    const float rotated = __fsub_rn(__fmul_rn(x1[i], cos[i]), __fmul_rn(x2[i], sin[i]));
+    x2[i] = __fadd_rn(__fmul_rn(x2[i], cos[i]), __fmul_rn(x1[i], sin[i]));
+    x1[i] = rotated;
   }
+  first = from_floats<T>(x1);
+  second = from_floats<T>(x2);
 }
 
 // Both halves of a head at one column, moved and, where kRotate, rotated on the way.
@@ -31,12 +36,13 @@ __device__ __forceinline__ void move_pair(const T* from, T* to, int half, const 
 
 template <int kWidth>
 __device__ __forceinline__ void load_floats(float (&to)[kWidth], const float* from) {
-  constexpr int kStep = kWidth < 4 ? 1 : 4;
+  constexpr int kStep = kWidth == 1 ? 1 : kVecWidth<float>;
 #pragma unroll
   for (int i = 0; i < kWidth; i += kStep) {
-    const Vec<float, kStep> vec = load<kStep>(from + i);
+    float part[kStep];
+    to_floats(part, load<kStep>(from + i));
 #pragma unroll
-    for (int j = 0; j < kStep; ++j) to[i + j] = vec.elements[j];
+    for (int j = 0; j < kStep; ++j) to[i + j] = part[j];
   }
 }
 

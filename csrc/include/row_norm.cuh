@@ -6,7 +6,7 @@
 
 namespace lamina {
 
-constexpr int kWarp = 32;
+constexpr int kWarp = 32, kThreads = 256, kMaxThreads = 512;  // threads a row: wanted, at most
 
 template <typename T>
 struct RowNorm {
@@ -19,7 +19,7 @@ struct RowNorm {
   float eps;
 };
 
-// The sum over all threads of a block of at most 1024, the same bits in every thread.
+// The sum over all threads of a block of whole warps, the same bits in every thread.
 __device__ __forceinline__ float block_sum(float value) {
   __shared__ float partial[kWarp];
   for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
@@ -38,33 +38,40 @@ __device__ __forceinline__ float inverse_rms(const RowNorm<T>& norm, float sum_o
 
 // The unit vector is rounded before it meets the weight, as the formula has it.
 template <typename T, int kWidth>
-__device__ __forceinline__ void scale(Vec<T, kWidth>& row, const Vec<T, kWidth>& weight, float factor) {
+__device__ __forceinline__ Vec<T, kWidth> scale(const Vec<T, kWidth>& row, const Vec<T, kWidth>& weight, float factor) {
+  float values[kWidth], weights[kWidth];
+  to_floats(values, row);
+  to_floats(weights, weight);
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    const float unit = round_to<T>(to_float(row.elements[i]) * factor);
-    row.elements[i] = from_float<T>(unit * to_float(weight.elements[i]));
-  }
+  for (int i = 0; i < kWidth; ++i) values[i] *= factor;
+  round_to<T>(values);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) values[i] *= weights[i];
+  return from_floats<T>(values);
 }
 
 template <typename T, int kWidth>
-__device__ __forceinline__ void add(Vec<T, kWidth>& row, const Vec<T, kWidth>& residual) {
+__device__ __forceinline__ Vec<T, kWidth> add(const Vec<T, kWidth>& row, const Vec<T, kWidth>& residual) {
+  float values[kWidth], others[kWidth];
+  to_floats(values, row);
+  to_floats(others, residual);
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    row.elements[i] = from_float<T>(to_float(row.elements[i]) + to_float(residual.elements[i]));
-  }
+  for (int i = 0; i < kWidth; ++i) values[i] += others[i];
+  return from_floats<T>(values);
 }
 
 template <typename T, int kWidth>
 __device__ __forceinline__ float sum_of_squares(const Vec<T, kWidth>& row) {
-  float sum = 0.0f;
+  float values[kWidth], sum = 0.0f;
+  to_floats(values, row);
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) sum += to_float(row.elements[i]) * to_float(row.elements[i]);
+  for (int i = 0; i < kWidth; ++i) sum += values[i] * values[i];
   return sum;
 }
 
 // One block a row, which is read once and stays in registers: kVecs vectors a thread, blockDim.x apart.
 template <typename T, int kVecs, bool kAdd>
-__global__ void __launch_bounds__(512) norm_rows_in_registers(RowNorm<T> norm) {
+__global__ void __launch_bounds__(kMaxThreads) norm_rows_in_registers(RowNorm<T> norm) {
   constexpr int kWidth = kVecWidth<T>;
   const int64_t row = blockIdx.x;
   const int vecs = static_cast<int>(norm.hidden / kWidth);
@@ -83,7 +90,7 @@ __global__ void __launch_bounds__(512) norm_rows_in_registers(RowNorm<T> norm) {
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec >= vecs) continue;
     if (kAdd) {
-      add(values[i], residual[i]);
+      values[i] = add(values[i], residual[i]);
       store(norm.total + row * norm.hidden + vec * kWidth, values[i]);
     }
     sum += sum_of_squares(values[i]);
@@ -93,21 +100,21 @@ __global__ void __launch_bounds__(512) norm_rows_in_registers(RowNorm<T> norm) {
   for (int i = 0; i < kVecs; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec >= vecs) continue;
-    scale(values[i], weight[i], factor);
-    store(norm.out + row * norm.hidden + vec * kWidth, values[i]);
+    keep_packed(values[i]);
+    store(norm.out + row * norm.hidden + vec * kWidth, scale(values[i], weight[i], factor));
   }
 }
 
 // Any size and any alignment: one element at a time, read twice; each thread reads back only what it wrote.
 template <typename T, bool kAdd>
-__global__ void __launch_bounds__(512) norm_rows_by_element(RowNorm<T> norm) {
+__global__ void __launch_bounds__(kMaxThreads) norm_rows_by_element(RowNorm<T> norm) {
   const int64_t row = blockIdx.x;
   const T* x = norm.x + row * norm.x_stride;
   float sum = 0.0f;
   for (int64_t i = threadIdx.x; i < norm.hidden; i += blockDim.x) {
     Vec<T, 1> value = load<1>(x + i);
     if (kAdd) {
-      add(value, load<1>(norm.residual + row * norm.residual_stride + i));
+      value = add(value, load<1>(norm.residual + row * norm.residual_stride + i));
       store(norm.total + row * norm.hidden + i, value);
     }
     sum += sum_of_squares(value);
@@ -115,14 +122,9 @@ __global__ void __launch_bounds__(512) norm_rows_by_element(RowNorm<T> norm) {
   const float factor = inverse_rms(norm, block_sum(sum));
   const T* kept = kAdd ? norm.total + row * norm.hidden : x;
   for (int64_t i = threadIdx.x; i < norm.hidden; i += blockDim.x) {
-    Vec<T, 1> value = load<1>(kept + i);
-    scale(value, load<1>(norm.weight + i), factor);
-    store(norm.out + row * norm.hidden + i, value);
+    store(norm.out + row * norm.hidden + i, scale(load<1>(kept + i), load<1>(norm.weight + i), factor));
   }
 }
-
-// Few rows want all threads at once; many rows want more bytes in flight from each.
-inline int64_t norm_threads(int64_t rows) { return rows < 512 ? 512 : 256; }
 
 template <typename T, bool kAdd>
 int launch_norm(const RowNorm<T>& norm, cudaStream_t stream) {
@@ -130,20 +132,19 @@ int launch_norm(const RowNorm<T>& norm, cudaStream_t stream) {
   const auto rows = static_cast<unsigned>(norm.rows);
   const bool even = aligned(norm.x, norm.residual, norm.weight, norm.out, norm.total) &&
                     whole_vecs<T>(norm.hidden, norm.x_stride, norm.residual_stride);
-  const int64_t vecs = norm.hidden / kVecWidth<T>, wanted = ceil_div(vecs, norm_threads(norm.rows));
-  const auto threads = [&](int64_t vecs_each) {
-    return static_cast<unsigned>(ceil_div(ceil_div(vecs, vecs_each), kWarp) * kWarp);
+  // by the row's size alone: a row's bits must not depend on how many others there are
+  const int64_t vecs = norm.hidden / kVecWidth<T>, vecs_each = ceil_div(vecs, kThreads);
+  const auto threads = [&](int64_t each) {
+    return static_cast<unsigned>(ceil_div(ceil_div(vecs, each), kWarp) * kWarp);
   };
-  if (!even || threads(8) > 512) {
-    norm_rows_by_element<T, kAdd><<<rows, 512, 0, stream>>>(norm);
-  } else if (wanted <= 1) {
+  if (!even || threads(4) > kMaxThreads) {
+    norm_rows_by_element<T, kAdd><<<rows, kMaxThreads, 0, stream>>>(norm);
+  } else if (vecs_each <= 1) {
     norm_rows_in_registers<T, 1, kAdd><<<rows, threads(1), 0, stream>>>(norm);
-  } else if (wanted <= 2) {
+  } else if (vecs_each <= 2) {
     norm_rows_in_registers<T, 2, kAdd><<<rows, threads(2), 0, stream>>>(norm);
-  } else if (wanted <= 4) {
-    norm_rows_in_registers<T, 4, kAdd><<<rows, threads(4), 0, stream>>>(norm);
   } else {
-    norm_rows_in_registers<T, 8, kAdd><<<rows, threads(8), 0, stream>>>(norm);
+    norm_rows_in_registers<T, 4, kAdd><<<rows, threads(4), 0, stream>>>(norm);
   }
   return launch_error();
 }

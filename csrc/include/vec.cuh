@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <type_traits>
 
 namespace lamina {
 
@@ -15,74 +14,99 @@ constexpr int kVecBytes = 16;
 template <typename T>
 constexpr int kVecWidth = kVecBytes / static_cast<int>(sizeof(T));
 
-namespace detail {
-
-template <size_t kBytes>
-struct Raw;
-template <>
-struct Raw<2> {
-  using Type = uint16_t;
-};
-template <>
-struct Raw<4> {
-  using Type = uint32_t;
-};
-template <>
-struct Raw<16> {
-  using Type = uint4;
-};
-
-}  // namespace detail
-
-// kWidth neighbours as they lie in memory; aligned to their own size, so that they move at once.
+// kWidth neighbours as they lie in memory: the full 16 bytes, or one element.
 template <typename T, int kWidth>
 struct Vec {
-  union {
-    typename detail::Raw<sizeof(T) * kWidth>::Type raw;
-    T elements[kWidth];
-  };
-  __device__ Vec() {}
+  static_assert(sizeof(T) * kWidth == kVecBytes, "16 bytes or one element");
+  uint4 raw;
+};
+template <typename T>
+struct Vec<T, 1> {
+  T raw;
 };
 
 template <int kWidth, typename T>
 __device__ __forceinline__ Vec<T, kWidth> load(const T* from) {
-  Vec<T, kWidth> vec;
-  vec.raw = *reinterpret_cast<const decltype(vec.raw)*>(from);
-  return vec;
+  return {*reinterpret_cast<const decltype(Vec<T, kWidth>::raw)*>(from)};
+}
+
+__device__ __forceinline__ void store_raw(void* to, const uint4& raw) {
+  // in PTX: left to itself, the compiler stores a vector that was made in pieces in pieces
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(raw.x), "r"(raw.y), "r"(raw.z), "r"(raw.w)
+               : "memory");
+}
+
+template <typename Raw>
+__device__ __forceinline__ void store_raw(void* to, const Raw& raw) {
+  *static_cast<Raw*>(to) = raw;
 }
 
 template <typename T, int kWidth>
 __device__ __forceinline__ void store(T* to, const Vec<T, kWidth>& vec) {
-  // by name: left to itself, the compiler takes a vector that was made in pieces apart again
-  __stwb(reinterpret_cast<std::remove_const_t<decltype(vec.raw)>*>(to), vec.raw);
+  store_raw(to, vec.raw);
 }
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+// The compiler loses what it knows of these values, so that it keeps the 16 bytes and not the floats made of them.
+template <typename T, int kWidth>
+__device__ __forceinline__ void keep_packed(Vec<T, kWidth>& vec) {
+  asm volatile("" : "+r"(vec.raw.x), "+r"(vec.raw.y), "+r"(vec.raw.z), "+r"(vec.raw.w));
+}
 
-// Rounds to the nearest, ties to even, as torch does.
+// Two at a time, which is what conversions of 16-bit types take. Rounding is to the nearest, ties to even, as torch's.
 template <typename T>
-__device__ __forceinline__ T from_float(float x);
+struct Pair;
 template <>
-__device__ __forceinline__ float from_float<float>(float x) {
-  return x;
-}
+struct Pair<__nv_bfloat16> {
+  __nv_bfloat162 both;
+  __device__ __forceinline__ float2 unpack() const { return __bfloat1622float2(both); }
+  __device__ __forceinline__ void pack(float x, float y) { both = __floats2bfloat162_rn(x, y); }
+};
 template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
-  return __float2bfloat16_rn(x);
-}
+struct Pair<__half> {
+  __half2 both;
+  __device__ __forceinline__ float2 unpack() const { return __half22float2(both); }
+  __device__ __forceinline__ void pack(float x, float y) { both = __floats2half2_rn(x, y); }
+};
 template <>
-__device__ __forceinline__ __half from_float<__half>(float x) {
-  return __float2half_rn(x);
+struct Pair<float> {  // the halves of 8 bytes are what they are
+  float2 both;
+  __device__ __forceinline__ float2 unpack() const { return both; }
+  __device__ __forceinline__ void pack(float x, float y) { both = {x, y}; }
+};
+
+template <typename T, int kWidth>
+__device__ __forceinline__ void to_floats(float (&to)[kWidth], const Vec<T, kWidth>& vec) {
+  if constexpr (kWidth == 1) {
+    to[0] = static_cast<float>(vec.raw);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) {
+      const float2 both = reinterpret_cast<const Pair<T>*>(&vec.raw)[i / 2].unpack();
+      to[i] = both.x;
+      to[i + 1] = both.y;
+    }
+  }
 }
 
-template <typename T>
-__device__ __forceinline__ float round_to(float x) {
-  return to_float(from_float<T>(x));
+template <typename T, int kWidth>
+__device__ __forceinline__ Vec<T, kWidth> from_floats(const float (&from)[kWidth]) {
+  Vec<T, kWidth> vec;
+  if constexpr (kWidth == 1) {
+    vec.raw = static_cast<T>(from[0]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) reinterpret_cast<Pair<T>*>(&vec.raw)[i / 2].pack(from[i], from[i + 1]);
+  }
+  return vec;
 }
 
-// Whether every pointer and every stride (in elements) lets a vector of the full width be moved at once.
+// The values that are left after a trip through T.
+template <typename T, int kWidth>
+__device__ __forceinline__ void round_to(float (&values)[kWidth]) {
+  to_floats(values, from_floats<T>(values));
+}
+
+// Whether every pointer, and every count or stride in elements, allows vectors of the full width.
 template <typename... Pointers>
 inline bool aligned(Pointers... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % kVecBytes == 0) && ...);

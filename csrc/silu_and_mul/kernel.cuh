@@ -8,11 +8,23 @@ namespace lamina {
 
 constexpr int kSiluThreads = 256;
 
+// Two units in the last place of a float, which a 16-bit type does not see, buy a third of the instructions.
 template <typename T>
-__device__ __forceinline__ T silu_and_mul_element(T gate, T up) {
-  const float x = to_float(gate);
-  const float silu = round_to<T>(x / (1.0f + expf(-x)));
-  return from_float<T>(silu * to_float(up));
+__device__ __forceinline__ float divide(float x, float y) {
+  return sizeof(T) == sizeof(float) ? x / y : __fdividef(x, y);
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ Vec<T, kWidth> silu_and_mul(const Vec<T, kWidth>& gate, const Vec<T, kWidth>& up) {
+  float values[kWidth], factors[kWidth];
+  to_floats(values, gate);
+  to_floats(factors, up);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) values[i] = divide<T>(values[i], 1.0f + expf(-values[i]));
+  round_to<T>(values);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) values[i] *= factors[i];
+  return from_floats<T>(values);
 }
 
 // One vector a thread; a row takes `chunks` blocks.
@@ -24,11 +36,8 @@ __global__ void __launch_bounds__(kSiluThreads)
   const int64_t column = (static_cast<int64_t>(blockIdx.x % chunks) * kSiluThreads + threadIdx.x) * kWidth;
   if (column >= intermediate) return;
   const T* from = gate_up + row * stride + column;
-  Vec<T, kWidth> gate = load<kWidth>(from);
-  const Vec<T, kWidth> up = load<kWidth>(from + intermediate);
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) gate.elements[i] = silu_and_mul_element(gate.elements[i], up.elements[i]);
-  store(out + row * intermediate + column, gate);
+  const Vec<T, kWidth> gate = load<kWidth>(from), up = load<kWidth>(from + intermediate);
+  store(out + row * intermediate + column, silu_and_mul(gate, up));
 }
 
 template <typename T, int kWidth>

@@ -7,7 +7,8 @@ from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
 from ..rms_norm.op import check_norm
-from . import reference
+from ..triton_provider import triton_provider
+from . import _cuda, reference
 
 
 def add_rms_norm(
@@ -36,5 +37,9 @@ define_op(
     "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
     fake=_fake,
     check=_check,
-    providers=(Provider(name="reference", load=lambda: reference.add_rms_norm),),
+    providers=(
+        _cuda.PROVIDER,
+        triton_provider("add_rms_norm", dtypes=_cuda.PROVIDER.dtypes),
+        Provider(name="reference", load=lambda: reference.add_rms_norm),
+    ),
 )

@@ -6,7 +6,8 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import reference
+from ..triton_provider import triton_provider
+from . import _cuda, reference
 
 
 def rms_norm(
@@ -39,5 +40,9 @@ define_op(
     "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
     fake=_fake,
     check=_check,
-    providers=(Provider(name="reference", load=lambda: reference.rms_norm),),
+    providers=(
+        _cuda.PROVIDER,
+        triton_provider("rms_norm", dtypes=_cuda.PROVIDER.dtypes),
+        Provider(name="reference", load=lambda: reference.rms_norm),
+    ),
 )

@@ -1,0 +1,32 @@
+"""The CUDA kernel of lamina::add_rms_norm."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
+from ..layout import as_rows, num_rows
+from ..registry import Provider
+
+
+def load() -> Callable[..., tuple[Tensor, Tensor]]:
+    """The kernel behind the op's signature."""
+    kernel = CudaKernel("add_rms_norm", "9qdq")  # struct AddRmsNormArguments
+
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        out, total = x.new_empty(x.shape), x.new_empty(x.shape)
+        x, x_stride = as_rows(x)
+        residual, residual_stride = as_rows(residual)
+        weight = weight.contiguous()
+        kernel(
+            x.device,
+            *(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr()),
+            *(num_rows(x), x.shape[-1], x_stride, residual_stride),
+            *(eps, DTYPES[x.dtype]),
+        )
+        return out, total
+
+    return add_rms_norm
+
+
+PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

@@ -1,0 +1,1 @@
+"""lamina::rotary_and_write_kv_cache."""

@@ -1,0 +1,68 @@
+"""lamina::rotary_and_write_kv_cache, rotary positions and the store into the paged cache in one pass."""
+
+import torch
+from torch import Tensor
+
+from ..library import define_op
+from ..registry import Provider
+from ..rotary_embedding.op import check_rotary
+from ..triton_provider import triton_provider
+from ..write_kv_cache.op import check_write
+from . import _cuda, reference
+
+
+def rotary_and_write_kv_cache(
+    query: Tensor,  # [num_tokens, num_heads, head_dim], any strides
+    key: Tensor,  # [num_tokens, num_kv_heads, head_dim], any strides
+    value: Tensor,  # like key
+    cos: Tensor,  # [num_tokens, head_dim / 2], float32 (float64 for float64)
+    sin: Tensor,  # like cos
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    value_cache: Tensor,  # like key_cache
+    slot_mapping: Tensor,  # [num_tokens] int32: block * block_size + offset, or -1 for a padding row
+) -> Tensor:
+    """The rotated query; the rotated key and the value go to their slots of the cache, -1 is skipped."""
+    result: Tensor = torch.ops.lamina.rotary_and_write_kv_cache.default(
+        query, key, value, cos, sin, key_cache, value_cache, slot_mapping
+    )
+    return result
+
+
+def _fake(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+def _check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    check_rotary("rotary_and_write_kv_cache", query, key, cos, sin)
+    check_write("rotary_and_write_kv_cache", key, value, key_cache, value_cache, slot_mapping)
+
+
+define_op(
+    "rotary_and_write_kv_cache(Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin,"
+    " Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping) -> Tensor",
+    fake=_fake,
+    check=_check,
+    providers=(
+        _cuda.PROVIDER,
+        triton_provider("rotary_and_write_kv_cache", dtypes=_cuda.PROVIDER.dtypes),
+        Provider(name="reference", load=lambda: reference.rotary_and_write_kv_cache),
+    ),
+)

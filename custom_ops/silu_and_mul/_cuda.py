@@ -1,0 +1,30 @@
+"""The CUDA kernel of lamina::silu_and_mul."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
+from ..layout import as_rows, num_rows
+from ..registry import Provider
+
+
+def load() -> Callable[..., Tensor]:
+    """The kernel behind the op's signature."""
+    kernel = CudaKernel("silu_and_mul", "6q")  # struct SiluAndMulArguments
+
+    def silu_and_mul(gate_up: Tensor) -> Tensor:
+        intermediate = gate_up.shape[-1] // 2
+        out = gate_up.new_empty((*gate_up.shape[:-1], intermediate))
+        gate_up, stride = as_rows(gate_up)
+        kernel(
+            gate_up.device,
+            *(gate_up.data_ptr(), out.data_ptr()),
+            *(num_rows(gate_up), intermediate, stride, DTYPES[gate_up.dtype]),
+        )
+        return out
+
+    return silu_and_mul
+
+
+PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

@@ -1,0 +1,35 @@
+"""The CUDA kernel of lamina::write_kv_cache."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ..cuda_kernel import DEVICES, CudaKernel
+from ..layout import check_dense_heads, with_dense_heads
+from ..registry import Provider
+
+
+def load() -> Callable[..., None]:
+    """The kernel behind the op's signature."""
+    kernel = CudaKernel("write_kv_cache", "20q")  # struct WriteKvCacheArguments
+
+    def write_kv_cache(
+        key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        key, value = with_dense_heads(key), with_dense_heads(value)
+        check_dense_heads("write_kv_cache", key_cache, value_cache)
+        num_tokens, num_kv_heads, head_dim = key.shape
+        kernel(
+            key.device,
+            *(key.data_ptr(), *key.stride()[:2]),
+            *(value.data_ptr(), *value.stride()[:2]),
+            *(key_cache.data_ptr(), *key_cache.stride()[:3]),
+            *(value_cache.data_ptr(), *value_cache.stride()[:3]),
+            *(slot_mapping.data_ptr(), num_tokens, num_kv_heads, head_dim),
+            *(key_cache.shape[1], key.element_size()),
+        )
+
+    return write_kv_cache
+
+
+PROVIDER = Provider(name="cuda", load=load, devices=DEVICES)

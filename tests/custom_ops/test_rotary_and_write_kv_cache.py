@@ -1,0 +1,51 @@
+"""lamina::rotary_and_write_kv_cache: what the two ops do one after the other."""
+
+import pytest
+import torch
+
+from lamina.common.errors import ShapeError
+from lamina.custom_ops import rotary_and_write_kv_cache, rotary_embedding, write_kv_cache
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def make_arguments(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    qkv = torch.randn(5, 8, 16).to(dtype)
+    angles = torch.rand(5, 8, dtype=torch.float64 if dtype == torch.float64 else torch.float32) * 100
+    keys, values = (torch.full((3, 4, 2, 16), 7.0, dtype=dtype) for _ in range(2))
+    return {
+        **{"query": qkv[:, :4], "key": qkv[:, 4:6], "value": qkv[:, 6:]},
+        **{"cos": angles.cos(), "sin": angles.sin()},
+        **{"key_cache": keys, "value_cache": values},
+        "slot_mapping": torch.tensor([3, -1, 11, 0, -1], dtype=torch.int32),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_it_equals_rotary_embedding_followed_by_write_kv_cache(dtype: torch.dtype) -> None:
+    arguments = make_arguments(dtype)
+    key_cache, value_cache = arguments["key_cache"].clone(), arguments["value_cache"].clone()
+    query, key = rotary_embedding(*(arguments[name] for name in ("query", "key", "cos", "sin")))
+    write_kv_cache(key, arguments["value"], key_cache, value_cache, arguments["slot_mapping"])
+    assert torch.equal(rotary_and_write_kv_cache(**arguments), query)
+    assert torch.equal(arguments["key_cache"], key_cache)
+    assert torch.equal(arguments["value_cache"], value_cache)
+    assert (key_cache.flatten(0, 1)[1:3] == 7.0).all()
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"cos": torch.zeros(5, 16)}, r"rotary_and_write_kv_cache: cos is \[5, 16\]"),
+        ({"value": torch.zeros(5, 3, 16)}, r"rotary_and_write_kv_cache: key is .*, value is \[5, 3, 16\]"),
+        ({"slot_mapping": torch.zeros(4, dtype=torch.int32)}, r"wanted \[5\] int32"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        rotary_and_write_kv_cache(**make_arguments() | change)
+
+
+def test_opcheck() -> None:
+    arguments = tuple(make_arguments().values())
+    torch.library.opcheck(torch.ops.lamina.rotary_and_write_kv_cache.default, arguments)
