@@ -192,8 +192,8 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
         eos_token_ids=fields.token_ids("eos_token_id"),
         temperature=fields.number("temperature", None),
         top_k=fields.integer("top_k", None, minimum=-1),
-        top_p=fields.number("top_p", None),
-        min_p=fields.number("min_p", None),
+        top_p=fields.number("top_p", None, positive=True, maximum=1),
+        min_p=fields.number("min_p", None, maximum=1),
     )
 
 

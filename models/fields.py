@@ -44,15 +44,22 @@ class Fields:
         return value
 
     def number(
-        self, name: str, default: Any = _REQUIRED, *, minimum: float = 0.0, positive: bool = False
+        self,
+        name: str,
+        default: Any = _REQUIRED,
+        *,
+        minimum: float = 0.0,
+        maximum: float = math.inf,
+        positive: bool = False,
     ) -> Any:
-        """A finite number of at least `minimum` (above zero where `positive`), as float."""
+        """A finite number from `minimum` (above zero where `positive`) to `maximum`, as float."""
         value = self._value(name, default)
         if value is default:
             return value
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or value < minimum or (positive and value <= 0):
-            raise self.error(name, value, "a number > 0" if positive else f"a number >= {minimum:g}")
+        if not is_number or not minimum <= value <= maximum or (positive and value <= 0):
+            wanted = "a number > 0" if positive else f"a number >= {minimum:g}"
+            raise self.error(name, value, wanted if maximum == math.inf else f"{wanted}, <= {maximum:g}")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:

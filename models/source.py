@@ -36,7 +36,8 @@ def resolve_source(
         return convert_gguf(path, store, dtype=dtype, progress=progress)
     if not HUB_ID.fullmatch(str(name)) or path.suffix.lower() == ".gguf":
         raise LoadError(
-            f"{name} does not exist; wanted a model folder, a .gguf file or a hub id such as owner/name"
+            f"{str(name)!r} does not exist; wanted a model folder, a .gguf file or a hub id "
+            "such as owner/name"
         )
     if progress is not None:
         progress("download", 0.0, str(name))

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -24,6 +25,20 @@ DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
     "float64": torch.float64,
+}
+FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "model": ((str, Path), "a folder, a .gguf file or a hub id"),
+    "revision": ((str, NoneType), "a string or None"),
+    "token": ((str, NoneType), "a string or None"),
+    "dtype": ((str, torch.dtype), f"auto or one of {', '.join(DTYPES)}"),
+    "device": ((str, torch.device), "auto, cpu or cuda"),
+    "memory_fraction": ((float, int), "above 0, at most 1"),
+    "compile": ((bool, CompileConfig), "True, False or a CompileConfig"),
+    "attention": ((str,), "auto or the name of a provider"),
+    "cache_dir": ((str, Path, NoneType), "a folder or None"),
+    "require_warm": ((bool,), "True or False"),
+    "generation_defaults": ((bool,), "True or False"),
+    "seed": ((int,), "an integer"),
 }
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_BATCHED_TOKENS = 2048
@@ -65,14 +80,12 @@ class RuntimeConfig:
             ("num_kv_blocks", 2),
         ):
             _check_count(name, getattr(self, name), lowest)
+        for name, (types, wanted) in FIELD_TYPES.items():
+            _check_type(name, getattr(self, name), types, wanted)
         if not 0 < self.memory_fraction <= 1:
             raise ConfigError(f"memory_fraction is {self.memory_fraction}; wanted above 0, at most 1")
         _check_choice("numerics", self.numerics, NUMERICS)
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
-        if not isinstance(self.compile, (bool, CompileConfig)):
-            raise ConfigError(f"compile is {self.compile!r}; wanted True, False or a CompileConfig")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ConfigError(f"seed is {self.seed!r}; wanted an integer")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens > MAX_NUM_TOKENS:
             got = f"max_num_batched_tokens is {self.max_num_batched_tokens}"
             raise ConfigError(f"{got}; wanted at most {MAX_NUM_TOKENS}, the bound of compiled pieces")
@@ -90,6 +103,11 @@ def _check_count(name: str, value: object, lowest: int) -> None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
         raise ConfigError(f"{name} is {value!r}; wanted an integer, at least {lowest}")
+
+
+def _check_type(name: str, value: object, types: tuple[type, ...], wanted: str) -> None:
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise ConfigError(f"{name} is {value!r}; wanted {wanted}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -154,17 +172,19 @@ def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, devic
             f"max_model_len is {max_model_len}, but the model was trained for "
             f"{model.max_position_embeddings} positions and its rope is not scaled; lower it"
         )
+    max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
     resolved = Resolved(
         dtype=dtype,
         device=device,
         max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+        max_num_seqs=min(config.max_num_seqs, max_num_batched_tokens),  # each takes a token of a step
+        max_num_batched_tokens=max_num_batched_tokens,
         prefill_chunk=config.prefill_chunk,
         block_size=config.block_size or DEFAULT_BLOCK_SIZE,
         num_kv_blocks=config.num_kv_blocks or 0,
     )
-    if not resolved.num_kv_blocks:
-        blocks = memory.num_kv_blocks(resolved, model, config.memory_fraction)
-        resolved = dataclasses.replace(resolved, num_kv_blocks=blocks)
-    return resolved
+    if resolved.num_kv_blocks:
+        memory.check_fit(resolved, model)
+        return resolved
+    blocks = memory.num_kv_blocks(resolved, model, config.memory_fraction)
+    return dataclasses.replace(resolved, num_kv_blocks=blocks)

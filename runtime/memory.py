@@ -47,6 +47,18 @@ def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: flo
     return blocks
 
 
+def check_fit(resolved: "Resolved", model: ModelConfig) -> None:
+    """ConfigError, with both figures, where the cache that was asked for cannot be had."""
+    per_block = block_bytes(model, resolved.block_size, resolved.dtype)
+    available = available_bytes(resolved.device)
+    if resolved.num_kv_blocks * per_block > available:
+        raise ConfigError(
+            f"num_kv_blocks is {resolved.num_kv_blocks}, a KV cache of "
+            f"{resolved.num_kv_blocks * per_block / 2**30:.1f} GiB where {available / 2**30:.1f} GiB are "
+            f"available; wanted at most {available // per_block}"
+        )
+
+
 def blocks_left(
     resolved: "Resolved", model: ModelConfig, memory_fraction: float, activation_bytes: int
 ) -> int:

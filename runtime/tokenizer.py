@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import LoadError, RequestError
+from ..common.errors import ConfigError, LoadError, RequestError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
@@ -87,6 +87,8 @@ def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:
     A tokenizer object stays the caller's: a copy of it is used.
     """
     if override is not None and not isinstance(override, (str, Path)):
+        if not hasattr(override, "added_tokens_decoder"):
+            raise ConfigError(f"tokenizer is {override!r:.80}; wanted a folder or a transformers tokenizer")
         return Tokenizer(copy.deepcopy(override))
     if override is not None:
         folder = Path(override).expanduser()
