@@ -40,6 +40,4 @@ class CudaKernel:
                 error = self._entry(arguments)
         if error:
             text = self._describe(error).decode()
-            raise KernelLaunchError(
-                f"{self._op}: CUDA error {error}: {text}; an earlier kernel may have caused it"
-            )
+            raise KernelLaunchError(f"{self._op}: {text} (CUDA error {error}), perhaps of an earlier kernel")

@@ -31,7 +31,7 @@ def test_targets_equal_their_sources_and_nothing_else_changes(
     written = caches(dtype)
     before = [cache.clone() for cache in written]
     copy_blocks(*written, mapping(*pairs))
-    sources = dict((target, source) for source, target in pairs)
+    sources = {target: source for source, target in pairs}
     for cache, old in zip(written, before, strict=True):
         for block in range(NUM_BLOCKS):
             assert torch.equal(cache[block], old[sources.get(block, block)])

@@ -14,9 +14,13 @@ def make_arguments(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor
     angles = torch.rand(5, 8, dtype=torch.float64 if dtype == torch.float64 else torch.float32) * 100
     keys, values = (torch.full((3, 4, 2, 16), 7.0, dtype=dtype) for _ in range(2))
     return {
-        **{"query": qkv[:, :4], "key": qkv[:, 4:6], "value": qkv[:, 6:]},
-        **{"cos": angles.cos(), "sin": angles.sin()},
-        **{"key_cache": keys, "value_cache": values},
+        "query": qkv[:, :4],
+        "key": qkv[:, 4:6],
+        "value": qkv[:, 6:],
+        "cos": angles.cos(),
+        "sin": angles.sin(),
+        "key_cache": keys,
+        "value_cache": values,
         "slot_mapping": torch.tensor([3, -1, 11, 0, -1], dtype=torch.int32),
     }
 
@@ -37,7 +41,7 @@ def test_it_equals_rotary_embedding_followed_by_write_kv_cache(dtype: torch.dtyp
     "change,message",
     [
         ({"cos": torch.zeros(5, 16)}, r"rotary_and_write_kv_cache: cos is \[5, 16\]"),
-        ({"value": torch.zeros(5, 3, 16)}, r"rotary_and_write_kv_cache: key is .*, value is \[5, 3, 16\]"),
+        ({"value": torch.zeros(5, 3, 16)}, r"rotary_and_write_kv_cache: key is .*, value \[5, 3, 16\]"),
         ({"slot_mapping": torch.zeros(4, dtype=torch.int32)}, r"wanted \[5\] int32"),
     ],
 )
