@@ -18,7 +18,7 @@ class CompileConfig:
     """Which passes run, and whether steps are recorded.
 
     passes: names out of compiler.passes.pipeline, which run in the order of the pipeline; None means all.
-    cuda_graphs: "auto" records on a card, "off" never, "on" everywhere: on a CPU the recorded code runs again on
+    cuda_graphs: "auto" records on a card, "off" never, "on" everywhere: a CPU runs the recorded code again on
         the same padded, static tensors, a way to look for faults of padding and not to be fast.
     """
 

@@ -22,12 +22,14 @@ from ..models.layers import EXACT_OPS, FAST_OPS, Ops
 from ..models.registry import ModelDefinition, find_model
 from ..models.source import resolve_source
 from ..models.weights import dummy_weights, load_weights
+from . import IMPORT_STARTED
 from .assembly import Assembled, Parts, assemble
 from .attention import select_backend
 from .config import Progress, Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
 from .engine import Engine
 from .tokenizer import Tokenizer, load_tokenizer
 
+IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
 # Fields of a model's config that say nothing about the graph of its forward beyond the shapes of its weights.
 NOT_TRACED = {"bos_token_id", "eos_token_ids", "dtype", "max_position_embeddings", "rope"}
 
@@ -113,7 +115,7 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
         tokenizer=tokenizer,
         defaults=defaults,
         eos_token_ids=frozenset(eos | set(tokenizer.eos_token_ids if tokenizer else ())),
-        startup=watch.seconds,
+        startup={"imports": IMPORT_SECONDS} | watch.seconds,
     )
 
 
