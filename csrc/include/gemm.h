@@ -1,45 +1,58 @@
-// A small matrix product on packed float panels, blocked in registers.
+// A small matrix product of float panels, blocked in registers.
 #pragma once
 
 #include "vector.h"
 
 namespace lamina {
 
-// c[rows][cols] (+)= a[rows][depth] @ b[depth][cols]; cols are vectors. Every element of c is one chain of
-// multiply-adds over depth, so its bits do not depend on how the product is blocked.
-template <bool accumulate, int rows, int cols>
-inline void gemm_block(int depth, const float* a, int lda, const float* b, int ldb, float* c, int ldc) {
-  Vec sum[rows][cols];
+// The right operand: row k as a pointer to elements that `load` turns into floats.
+struct Panel {
+  const float* data;
+  int stride;
+  const float* row(int k) const { return data + k * stride; }
+};
+
+template <typename T>
+struct ScatteredRows {
+  const T* const* rows;
+  const T* row(int k) const { return rows[k]; }
+};
+
+// c[rows][columns] (+)= a[rows][depth] @ b[depth][columns], for `columns` vectors from element `column` on. Every
+// element of c is one chain of multiply-adds over depth, so its bits do not depend on how the product is blocked.
+template <bool accumulate, int rows, int columns, typename Right>
+inline void gemm_block(int column, int depth, const float* a, int lda, const Right& b, float* c, int ldc) {
+  Vec sum[rows][columns];
   for (int r = 0; r < rows; r++)
-    for (int v = 0; v < cols; v++) sum[r][v] = accumulate ? load(c + r * ldc + v * kLanes) : Vec{};
+    for (int v = 0; v < columns; v++) sum[r][v] = accumulate ? load(c + r * ldc + column + v * kLanes) : Vec{};
   for (int k = 0; k < depth; k++) {
-    Vec right[cols];
-    for (int v = 0; v < cols; v++) right[v] = load(b + k * ldb + v * kLanes);
+    Vec right[columns];
+    for (int v = 0; v < columns; v++) right[v] = load(b.row(k) + column + v * kLanes);
     for (int r = 0; r < rows; r++) {
       Vec left = broadcast(a[r * lda + k]);
-      for (int v = 0; v < cols; v++) sum[r][v] += left * right[v];
+      for (int v = 0; v < columns; v++) sum[r][v] += left * right[v];
     }
   }
   for (int r = 0; r < rows; r++)
-    for (int v = 0; v < cols; v++) store(c + r * ldc + v * kLanes, sum[r][v]);
+    for (int v = 0; v < columns; v++) store(c + r * ldc + column + v * kLanes, sum[r][v]);
 }
 
 constexpr int kBlockRows = 6;
-constexpr int kBlockCols = kRegisters == 32 ? 4 : 2;
+constexpr int kBlockColumns = kRegisters == 32 ? 4 : 2;
 
-template <bool accumulate, int cols, int rows = kBlockRows>
-inline void gemm_rows(int count, int depth, const float* a, int lda, const float* b, int ldb, float* c, int ldc) {
+template <bool accumulate, int columns, int rows = kBlockRows, typename Right>
+inline void gemm_rows(int count, int column, int depth, const float* a, int lda, const Right& b, float* c, int ldc) {
   for (; count >= rows; count -= rows, a += rows * lda, c += rows * ldc)
-    gemm_block<accumulate, rows, cols>(depth, a, lda, b, ldb, c, ldc);
-  if constexpr (rows > 1) gemm_rows<accumulate, cols, rows - 1>(count, depth, a, lda, b, ldb, c, ldc);
+    gemm_block<accumulate, rows, columns>(column, depth, a, lda, b, c, ldc);
+  if constexpr (rows > 1) gemm_rows<accumulate, columns, rows - 1>(count, column, depth, a, lda, b, c, ldc);
 }
 
-template <bool accumulate, int cols = kBlockCols>
-inline void gemm(int rows, int vectors, int depth, const float* a, int lda, const float* b, int ldb, float* c,
-                 int ldc) {
-  for (; vectors >= cols; vectors -= cols, b += cols * kLanes, c += cols * kLanes)
-    gemm_rows<accumulate, cols>(rows, depth, a, lda, b, ldb, c, ldc);
-  if constexpr (cols > 1) gemm<accumulate, cols - 1>(rows, vectors, depth, a, lda, b, ldb, c, ldc);
+template <bool accumulate, int columns = kBlockColumns, typename Right>
+inline void gemm(int rows, int vectors, int depth, const float* a, int lda, const Right& b, float* c, int ldc,
+                 int column = 0) {
+  for (; vectors >= columns; vectors -= columns, column += columns * kLanes)
+    gemm_rows<accumulate, columns>(rows, column, depth, a, lda, b, c, ldc);
+  if constexpr (columns > 1) gemm<accumulate, columns - 1>(rows, vectors, depth, a, lda, b, c, ldc, column);
 }
 
 }  // namespace lamina

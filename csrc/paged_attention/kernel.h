@@ -1,7 +1,7 @@
 // Causal attention over a paged key-value cache, on raw pointers.
 //
 // The rows of a tile are the queries that share one key-value head: a group of query heads times some tokens. For each
-// tile of keys, keys are packed transposed and values as rows, both as floats, so that scores and outputs are two
+// tile of keys, keys are packed transposed and values are rows, both as floats, so that scores and outputs are two
 // small matrix products and K and V are read once for all rows. Softmax is online within a split of kSplitKeys keys;
 // splits start at fixed positions and are merged in order. So a row's bits depend on its own sequence alone: not
 // on its neighbours, on how a prompt is chunked, or on the number of threads.
@@ -159,26 +159,34 @@ class Worker {
     part.clear(tile.rows, padded_dim_);
     int64_t start = static_cast<int64_t>(split) * kSplitKeys;
     int64_t first = std::max(start, oldest(positions_[0]));
-    int64_t newest = positions_[tile.rows - 1] + 1, last = std::min<int64_t>(start + kSplitKeys, newest);
+    int64_t last = std::min<int64_t>(start + kSplitKeys, positions_[tile.rows - 1] + 1);
     for (int64_t base = first / kTileKeys * kTileKeys; base < last; base += kTileKeys) {
       int from = static_cast<int>(std::max<int64_t>(first - base, 0));
       int to = static_cast<int>(std::min<int64_t>(last - base, kTileKeys));
       int vectors = (to + kLanes - 1) / kLanes;
       locate(tile.seq, kv_head, base, from, to);
-      prefetch(tile.seq, kv_head, base + kTileKeys,
-               static_cast<int>(std::min<int64_t>(newest - base - kTileKeys, kTileKeys)));
       pack_keys(from, to);
-      pack_values(from, to);
-      gemm<false>(tile.rows, vectors, dim_, query_, padded_dim_, keys_, kTileKeys, scores_, kTileKeys);
+      gemm<false>(tile.rows, vectors, dim_, query_, padded_dim_, Panel{keys_, kTileKeys}, scores_, kTileKeys);
       for (int r = 0; r < tile.rows; r++) softmax(r, base, vectors, part);
-      gemm<true>(tile.rows, padded_dim_ / kLanes, to - from, scores_ + from, kTileKeys, values_, padded_dim_, part.out,
-                 padded_dim_);
+      gather(tile.rows, from, to, part.out);
     }
   }
 
-  // visit(j, key_row, value_row) for the keys base + from .. base + to
-  template <typename Visit>
-  void each_row(int seq, int kv_head, int64_t base, int from, int to, Visit visit) const {
+  // out += weights @ values. What few rows read once is not worth a copy.
+  void gather(int rows, int from, int to, float* out) {
+    const int vectors = padded_dim_ / kLanes, count = to - from;
+    const float* weights = scores_ + from;
+    if (rows <= kBlockRows && dim_ == padded_dim_) {
+      gemm<true>(rows, vectors, count, weights, kTileKeys, ScatteredRows<T>{value_rows_ + from}, out, padded_dim_);
+    } else {
+      pack_values(from, to);
+      gemm<true>(rows, vectors, count, weights, kTileKeys, Panel{values_, padded_dim_}, out, padded_dim_);
+    }
+  }
+
+  // Where the rows of keys base + from .. base + to lie. Lanes around them get a row that may be read: their scores
+  // are masked.
+  void locate(int seq, int kv_head, int64_t base, int from, int to) {
     const int32_t* table = attention_.block_tables + seq * attention_.block_tables_stride;
     const Strides key = attention_.key_strides, value = attention_.value_strides;
     const int64_t block_size = attention_.block_size;
@@ -188,29 +196,12 @@ class Worker {
       const T* values =
           attention_.value_cache + table[slot] * value.outer + offset * value.token + kv_head * value.head;
       for (int end = static_cast<int>(std::min<int64_t>(to, j + block_size - offset)); j < end; j++) {
-        visit(j, keys, values);
+        key_rows_[j] = keys, value_rows_[j] = values;
         keys += key.token, values += value.token;
       }
     }
-  }
-
-  // Lanes around the keys get a row that may be read: their scores are masked.
-  void locate(int seq, int kv_head, int64_t base, int from, int to) {
-    each_row(seq, kv_head, base, from, to,
-             [this](int j, const T* key, const T* value) { key_rows_[j] = key, value_rows_[j] = value; });
     std::fill(key_rows_ + from / kLanes * kLanes, key_rows_ + from, key_rows_[from]);
     std::fill(key_rows_ + to, key_rows_ + (to + kLanes - 1) / kLanes * kLanes, key_rows_[from]);
-  }
-
-  // Blocks lie anywhere, so the hardware does not see the next tile coming.
-  void prefetch(int seq, int kv_head, int64_t base, int to) const {
-    const size_t bytes = dim_ * sizeof(T);
-    each_row(seq, kv_head, base, 0, to, [bytes](int, const T* key, const T* value) {
-      for (size_t at = 0; at < bytes; at += 64) {
-        __builtin_prefetch(reinterpret_cast<const char*>(key) + at, 0, 2);
-        __builtin_prefetch(reinterpret_cast<const char*>(value) + at, 0, 2);
-      }
-    });
   }
 
   // keys_[d][j]
