@@ -1,7 +1,7 @@
 // The C interface of paged attention on CUDA.
 #include "kernel.cuh"
 
-// Strides count elements; every pointer and stride is a multiple of 16 bytes.
+// As the caller packs them: 8 bytes each. Strides count elements; rows start at multiples of 16 bytes.
 struct PagedAttentionArguments {
   int64_t out, out_token, out_head;
   int64_t query, query_token, query_head;
@@ -12,6 +12,7 @@ struct PagedAttentionArguments {
   int64_t partials, arrivals;
   int64_t num_tiles, num_splits, fill_splits, min_split_keys, max_split_keys, min_rows, max_rows;
   double scale, soft_cap;
+  int64_t dtype, kind, stream;
 };
 
 namespace lamina {
@@ -52,7 +53,7 @@ cudaError_t prepare() {
 }
 
 template <typename S>
-PagedAttention<typename S::T> unpack(const PagedAttentionArguments& from) {
+PagedAttention<typename S::T> unpack(const PagedAttentionArguments& p) {
   using T = typename S::T;
   constexpr int64_t kUnit = 16 / static_cast<int64_t>(sizeof(T));
   constexpr double kLog2E = 1.4426950408889634;
@@ -60,44 +61,46 @@ PagedAttention<typename S::T> unpack(const PagedAttentionArguments& from) {
     return Strides{static_cast<uint32_t>(block / kUnit), static_cast<uint32_t>(token / kUnit),
                    static_cast<uint32_t>(head / kUnit)};
   };
-  const bool capped = from.soft_cap > 0;
+  const bool capped = p.soft_cap > 0;
   PagedAttention<T> a;
-  a.out = reinterpret_cast<T*>(from.out);
-  a.query = reinterpret_cast<const T*>(from.query);
-  a.key_cache = reinterpret_cast<const uint4*>(from.key_cache);
-  a.value_cache = reinterpret_cast<const uint4*>(from.value_cache);
-  a.block_tables = reinterpret_cast<const int32_t*>(from.block_tables);
-  a.seq_lens = reinterpret_cast<const int32_t*>(from.seq_lens);
-  a.query_start_loc = reinterpret_cast<const int32_t*>(from.query_start_loc);
-  a.partials = reinterpret_cast<float*>(from.partials);
-  a.arrivals = reinterpret_cast<int32_t*>(from.arrivals);
-  a.out_token = from.out_token, a.out_head = from.out_head;
-  a.query_token = from.query_token, a.query_head = from.query_head;
-  a.block_tables_stride = from.block_tables_stride;
-  a.key_strides = strides(from.key_block, from.key_token, from.key_head);
-  a.value_strides = strides(from.value_block, from.value_token, from.value_head);
-  a.num_seqs = static_cast<int>(from.num_seqs), a.num_tiles = static_cast<int>(from.num_tiles);
-  a.num_kv_heads = static_cast<int>(from.num_kv_heads);
-  a.group = static_cast<int>(from.num_heads / from.num_kv_heads);
-  a.head_dim = static_cast<int>(from.head_dim), a.block_size = static_cast<int>(from.block_size);
-  a.window = static_cast<int>(from.window);
-  a.scale = static_cast<float>(capped ? from.scale / from.soft_cap : from.scale * kLog2E);
-  a.cap = static_cast<float>(from.soft_cap * kLog2E);
-  a.fill_splits = static_cast<int>(from.fill_splits);
-  a.min_split_keys = static_cast<int>(from.min_split_keys), a.max_split_keys = static_cast<int>(from.max_split_keys);
-  a.min_rows = static_cast<int>(from.min_rows), a.max_rows = static_cast<int>(from.max_rows);
+  a.out = reinterpret_cast<T*>(p.out);
+  a.query = reinterpret_cast<const T*>(p.query);
+  a.key_cache = reinterpret_cast<const uint4*>(p.key_cache);
+  a.value_cache = reinterpret_cast<const uint4*>(p.value_cache);
+  a.block_tables = reinterpret_cast<const int32_t*>(p.block_tables);
+  a.seq_lens = reinterpret_cast<const int32_t*>(p.seq_lens);
+  a.query_start_loc = reinterpret_cast<const int32_t*>(p.query_start_loc);
+  a.partials = reinterpret_cast<float*>(p.partials);
+  a.arrivals = reinterpret_cast<int32_t*>(p.arrivals);
+  a.out_token = p.out_token, a.out_head = p.out_head;
+  a.query_token = p.query_token, a.query_head = p.query_head;
+  a.block_tables_stride = p.block_tables_stride;
+  a.key_strides = strides(p.key_block, p.key_token, p.key_head);
+  a.value_strides = strides(p.value_block, p.value_token, p.value_head);
+  a.num_seqs = static_cast<int>(p.num_seqs), a.num_tiles = static_cast<int>(p.num_tiles);
+  a.num_kv_heads = static_cast<int>(p.num_kv_heads);
+  a.group = static_cast<int>(p.num_heads / p.num_kv_heads);
+  a.head_dim = static_cast<int>(p.head_dim), a.block_size = static_cast<int>(p.block_size);
+  a.window = static_cast<int>(p.window);
+  a.scale = static_cast<float>(capped ? p.scale / p.soft_cap : p.scale * kLog2E);
+  a.cap = static_cast<float>(p.soft_cap * kLog2E);
+  a.fill_splits = static_cast<int>(p.fill_splits);
+  a.min_split_keys = static_cast<int>(p.min_split_keys), a.max_split_keys = static_cast<int>(p.max_split_keys);
+  a.min_rows = static_cast<int>(p.min_rows), a.max_rows = static_cast<int>(p.max_rows);
   return a;
 }
 
 }  // namespace
 }  // namespace lamina
 
-extern "C" int64_t lamina_paged_attention_arguments_size() { return sizeof(PagedAttentionArguments); }
+extern "C" {
 
-// What a launch of this kind looks like on the current device: query rows a block, blocks that the device holds at
-// once, floats that a split leaves in the workspace.
-extern "C" int lamina_paged_attention_shape(int dtype, int kind, int64_t head_dim, int64_t* rows, int64_t* blocks,
-                                            int64_t* partial_floats) {
+int64_t paged_attention_arguments_size() { return sizeof(PagedAttentionArguments); }
+
+// What a launch of this kind is like on the current device: query rows a block, blocks that the device holds at once,
+// floats that a split leaves in the workspace.
+int paged_attention_shape(int dtype, int kind, int64_t head_dim, int64_t* rows, int64_t* blocks,
+                          int64_t* partial_floats) {
   return lamina::with_shape(dtype, kind, head_dim, [&](auto shape) -> int {
     using S = decltype(shape);
     int device = 0, processors = 0, blocks_each = 0;
@@ -114,14 +117,17 @@ extern "C" int lamina_paged_attention_shape(int dtype, int kind, int64_t head_di
   });
 }
 
-extern "C" int lamina_paged_attention(const PagedAttentionArguments* arguments, int dtype, int kind, void* stream) {
-  return lamina::with_shape(dtype, kind, arguments->head_dim, [&](auto shape) -> int {
+int paged_attention(const PagedAttentionArguments* p) {
+  return lamina::with_shape(static_cast<int>(p->dtype), static_cast<int>(p->kind), p->head_dim, [&](auto shape) -> int {
     using S = decltype(shape);
-    const auto a = lamina::unpack<S>(*arguments);
+    const auto a = lamina::unpack<S>(*p);
     const cudaError_t error = lamina::prepare<S>();
     if (error != cudaSuccess) return error;
-    const dim3 grid(static_cast<unsigned>(a.num_tiles * a.num_kv_heads), static_cast<unsigned>(arguments->num_splits));
-    lamina::paged_attention_kernel<S><<<grid, S::kThreads, S::kSharedBytes, static_cast<cudaStream_t>(stream)>>>(a);
+    const dim3 grid(static_cast<unsigned>(a.num_tiles * a.num_kv_heads), static_cast<unsigned>(p->num_splits));
+    const auto stream = reinterpret_cast<cudaStream_t>(p->stream);
+    lamina::paged_attention_kernel<S><<<grid, S::kThreads, S::kSharedBytes, stream>>>(a);
     return lamina::launch_error();
   });
 }
+
+}  // extern "C"

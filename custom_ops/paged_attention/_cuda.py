@@ -2,29 +2,24 @@
 
 import ctypes
 import functools
-import struct
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...common.errors import ShapeError, UnsupportedError
+from ...common.errors import KernelLaunchError, ShapeError, UnsupportedError
 from ..build_cuda import load_cuda_kernel
+from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
 from ..registry import Provider
 from ._plan import KernelShape, plan
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAX_HEAD_DIM = 256
 MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
-
-# struct PagedAttentionArguments; one packed argument costs a tenth of thirty converted by ctypes
-_ARGUMENTS = struct.Struct("33q2d")
 
 
 def load() -> Callable[..., None]:
     """The kernels behind the op's signature."""
-    library = _library()
+    kernel = CudaKernel("paged_attention", "33q2d2q")  # struct PagedAttentionArguments
 
     def paged_attention(
         out: Tensor,
@@ -42,7 +37,7 @@ def load() -> Callable[..., None]:
         num_tokens, num_heads, head_dim = query.shape
         block_size, num_kv_heads = key_cache.shape[1:3]
         device, dtype = query.device, query.dtype
-        _check(out, query, key_cache, value_cache)
+        _check(out, query, key_cache, value_cache, block_tables)
         launches = plan(
             _shapes(device, dtype, head_dim),
             group=num_heads // num_kv_heads,
@@ -57,31 +52,16 @@ def load() -> Callable[..., None]:
             *(query.data_ptr(), *query.stride()[:2]),
             *(key_cache.data_ptr(), *key_cache.stride()[:3]),
             *(value_cache.data_ptr(), *value_cache.stride()[:3]),
-            *(
-                block_tables.data_ptr(),
-                block_tables.stride(0),
-                seq_lens.data_ptr(),
-                query_start_loc.data_ptr(),
-            ),
+            *(block_tables.data_ptr(), block_tables.stride(0)),
+            *(seq_lens.data_ptr(), query_start_loc.data_ptr()),
             *(seq_lens.shape[0], num_heads, num_kv_heads, head_dim, block_size, window),
         )
-        stream = torch.cuda.current_stream(device).cuda_stream
         for launch in launches:
             workspace = _workspace(device, launch.workspace_floats, launch.num_units)
-            arguments = _ARGUMENTS.pack(*tensors, *workspace, *launch[1:8], scale, soft_cap)
-            with torch.cuda.device(device):
-                _raise(library.lamina_paged_attention(arguments, DTYPES[dtype], launch.kernel, stream))
+            constants = scale, soft_cap, DTYPES[dtype], launch.kernel
+            kernel(device, *tensors, *workspace, *launch.limits, *constants)
 
     return paged_attention
-
-
-@functools.cache
-def _library() -> Any:
-    library = load_cuda_kernel("paged_attention")
-    assert library.lamina_paged_attention_arguments_size() == _ARGUMENTS.size
-    library.lamina_paged_attention.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-    library.lamina_error_string.restype = ctypes.c_char_p
-    return library
 
 
 @functools.cache
@@ -92,21 +72,19 @@ def _shapes(device: torch.device, dtype: torch.dtype, head_dim: int) -> Callable
     def shape_of(kernel: int) -> KernelShape:
         figures = [ctypes.c_int64() for _ in KernelShape._fields]
         references = [ctypes.byref(figure) for figure in figures]
-        shape = _library().lamina_paged_attention_shape
         with torch.cuda.device(device):
-            _raise(shape(DTYPES[dtype], kernel, ctypes.c_int64(head_dim), *references))
+            ask = load_cuda_kernel("paged_attention").paged_attention_shape
+            error = ask(DTYPES[dtype], kernel, ctypes.c_int64(head_dim), *references)
+        if error:
+            raise KernelLaunchError(
+                f"paged_attention: kernel {kernel} cannot run on {device}: CUDA error {error}"
+            )
         return KernelShape(*(figure.value for figure in figures))
 
     return shape_of
 
 
-def _raise(error: int) -> None:
-    if error:
-        text = _library().lamina_error_string(error).decode()
-        raise RuntimeError(f"paged_attention: CUDA error {error}, {text}")
-
-
-def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, tables: Tensor) -> None:
     head_dim, size = query.shape[2], query.element_size()
     if head_dim % 8 or head_dim > MAX_HEAD_DIM:
         wanted = f"a multiple of 8 up to {MAX_HEAD_DIM}"
@@ -125,6 +103,10 @@ def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor) -
             raise ShapeError(
                 f"paged_attention on cuda: {got}; wanted rows that start at multiples of 16 bytes"
             )
+    if tables.stride(1) != 1:
+        raise ShapeError(
+            f"paged_attention on cuda: block_tables has strides {tables.stride()}; wanted (…, 1)"
+        )
     if max(cache.shape[0] * cache.stride(0) for cache in (key_cache, value_cache)) * size > MAX_CACHE_BYTES:
         raise UnsupportedError(f"paged_attention on cuda: a cache spans more than {MAX_CACHE_BYTES} bytes")
 
@@ -160,4 +142,4 @@ def _refuse_capture() -> None:
         )
 
 
-PROVIDER = Provider(name="cuda", load=load, devices=frozenset({"cuda"}), dtypes=frozenset(DTYPES))
+PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

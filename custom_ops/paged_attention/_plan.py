@@ -20,10 +20,9 @@ class KernelShape(NamedTuple):
     partial_floats: int  # that a split leaves in the workspace
 
 
-class Launch(NamedTuple):
-    """One launch: a kernel, how far it splits keys, and which sequences are its own."""
+class Limits(NamedTuple):
+    """How far a launch splits keys and which sequences are its own, in the order that kernels take them."""
 
-    kernel: int
     num_tiles: int
     num_splits: int
     fill_splits: int
@@ -31,8 +30,15 @@ class Launch(NamedTuple):
     max_split_keys: int
     min_rows: int  # sequences with at most so many query rows a key-value head are left alone
     max_rows: int  # and so are those with more
-    workspace_floats: int
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel, and the workspace that it needs."""
+
+    kernel: int
+    limits: Limits
     num_units: int
+    workspace_floats: int
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,8 +61,7 @@ def plan(
         num_tiles = num_seqs if kernel < MANY else num_tokens * group // shape.rows + num_seqs
         units = num_tiles * num_kv_heads
         fill, splits = _num_splits(shape.blocks, units, capacity, kernel)
-        return Launch(
-            kernel=kernel,
+        limits = Limits(
             num_tiles=num_tiles,
             num_splits=splits,
             fill_splits=fill,
@@ -64,9 +69,9 @@ def plan(
             max_split_keys=MAX_SPLIT_KEYS if kernel < MANY else NO_LIMIT,
             min_rows=min_rows,
             max_rows=max_rows,
-            workspace_floats=units * splits * shape.partial_floats if splits > 1 else 0,
-            num_units=units,
         )
+        floats = units * splits * shape.partial_floats if splits > 1 else 0
+        return Launch(kernel=kernel, limits=limits, num_units=units, workspace_floats=floats)
 
     few = _smallest_kernel(max_query_len * group)
     if few != MANY:

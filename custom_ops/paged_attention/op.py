@@ -6,7 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import _cpu, reference
+from . import _cpu, _cuda, reference
 
 
 def paged_attention(
@@ -106,5 +106,9 @@ define_op(
     " -> ()",
     fake=_fake,
     check=_check,
-    providers=(_cpu.PROVIDER, Provider(name="reference", load=lambda: reference.paged_attention)),
+    providers=(
+        _cuda.PROVIDER,
+        _cpu.PROVIDER,
+        Provider(name="reference", load=lambda: reference.paged_attention),
+    ),
 )
