@@ -17,8 +17,12 @@ class BlockPool:
                 f"num_blocks is {num_blocks}; wanted at least 2, as block {NULL_BLOCK} is reserved"
             )
         self.num_blocks = num_blocks
-        self._free = deque(range(NULL_BLOCK + 1, num_blocks))
-        self._references = [0] * num_blocks
+        self.clear()
+
+    def clear(self) -> None:
+        """Every block is free, whoever held it."""
+        self._free = deque(range(NULL_BLOCK + 1, self.num_blocks))
+        self._references = [0] * self.num_blocks
 
     @property
     def num_free(self) -> int:

@@ -72,29 +72,42 @@ class Engine:
     def step(self) -> None:
         """Launch a step if there is one, then take in the oldest that was launched.
 
-        A step that fails is undone: its requests stand where they stood, and the error goes to the caller.
+        A step that fails at the model is undone: its requests stand where they stood. An interrupt that hits
+        the books instead may leave them half written, so it ends every request. Either goes to the caller.
         """
-        plan = self.scheduler.schedule()
-        if plan is not None:
-            try:
+        at_model: SchedulerOutput | None = None
+        try:
+            plan = self.scheduler.schedule()
+            if plan is not None:
+                at_model = plan
                 self._pending.append((plan, self._model_runner.execute(plan)))
-            except BaseException:
-                self.scheduler.discard(plan)
-                raise
-        if self._pending and (plan is None or len(self._pending) >= DEPTH):
-            self._take_in(*self._pending.popleft())
+                at_model = None
+            if self._pending and (plan is None or len(self._pending) >= DEPTH):
+                at_model, handle = self._pending.popleft()
+                oldest, token_ids, at_model = at_model, handle.token_ids(), None
+                self._take_in(oldest, token_ids)
+        except BaseException:
+            self._pending.clear()
+            if at_model is not None:
+                self.scheduler.discard(at_model)
+            else:
+                self._end_all()
+            raise
 
     def close(self) -> None:
         """Abort every live request."""
         for request_id in list(self._generations):
             self.abort(request_id)
 
-    def _take_in(self, plan: SchedulerOutput, handle: StepHandle) -> None:
-        try:
-            token_ids = handle.token_ids()
-        except BaseException:
-            self.scheduler.discard(plan)
-            raise
+    def _end_all(self) -> None:
+        """Abort every request without trusting the books."""
+        self.scheduler.end_all()
+        for generation in self._generations.values():
+            self.scheduler.restate(generation.request, "abort", None)  # its last tokens may have no text
+            _emit(generation, "", ())
+        self._generations.clear()
+
+    def _take_in(self, plan: SchedulerOutput, token_ids: list[int]) -> None:
         for request in self.scheduler.update(plan, token_ids):
             if self.first_token_seconds is None and request.times.first_token and request.times.queued:
                 self.first_token_seconds = request.times.first_token - request.times.queued

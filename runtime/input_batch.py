@@ -85,9 +85,14 @@ class InputBatch:
         self._min_p = _Field(torch.float32, device, max_num_seqs)
         self._seeds = _Field(torch.int64, device, max_num_seqs)
         self._sample_positions = _Field(torch.int64, device, max_num_seqs)
-        self._tables: list[tuple[int, ...]] = [()] * max_num_seqs  # what each row of block_tables holds,
+        self._forget()
+
+    def _forget(self) -> None:
+        """Take nothing for granted of what the arena holds."""
+        self._block_tables.array[:] = NULL_BLOCK
+        self._tables: list[tuple[int, ...]] = [()] * self.max_num_seqs  # what each row of it holds,
         self._table_ids: list[str] = []  # and for whom the first rows were written
-        self._params: list[SamplingParams] = []  # what the sampling rows hold
+        self._params: list[SamplingParams] | None = None  # what the sampling rows hold
         self._any_random = False
         self._any_filter = False
 
@@ -99,6 +104,19 @@ class InputBatch:
         padded_samples: int | None = None,
     ) -> BatchView:
         """Put a step into the arena, padded to these sizes, and return where it lies."""
+        try:
+            return self._write(plan, padded_tokens, padded_seqs, padded_samples)
+        except BaseException:  # an interrupt may come between a row and the note of what it holds
+            self._forget()
+            raise
+
+    def _write(
+        self,
+        plan: SchedulerOutput,
+        padded_tokens: int | None,
+        padded_seqs: int | None,
+        padded_samples: int | None,
+    ) -> BatchView:
         num_tokens, num_seqs = plan.num_tokens, len(plan.requests)
         padded_tokens = num_tokens if padded_tokens is None else padded_tokens
         padded_seqs = num_seqs if padded_seqs is None else padded_seqs

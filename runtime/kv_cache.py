@@ -47,6 +47,11 @@ class KVCacheManager:
         """Give back every block of a request, its last first; nothing to do for one that has none."""
         self.pool.free(reversed(self._tables.pop(request_id, ())))
 
+    def clear(self) -> None:
+        """No request has a table, and every block is free."""
+        self._tables.clear()
+        self.pool.clear()
+
     def check(self, lengths: Mapping[str, int]) -> None:
         """Exactly these requests have tables, each long enough, and the pool counts the same references."""
         self.pool.check()

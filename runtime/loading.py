@@ -32,6 +32,7 @@ from .tokenizer import Tokenizer, load_tokenizer
 IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
 # Fields of a model's config that say nothing about the graph of its forward beyond the shapes of its weights.
 NOT_TRACED = {"bos_token_id", "eos_token_ids", "dtype", "max_position_embeddings", "rope"}
+STAGES = ("config", "weights", "tokenizer", "capture", "compile", "load", "kv_cache", "graphs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +59,13 @@ class Loaded:
 class Stopwatch:
     """Seconds of each stage of the start, as the caller waited for them: they add up to the whole."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     _last: float = field(default_factory=time.perf_counter)
 
     def lap(self, stage: str) -> None:
         """Book the time since the last lap to a stage."""
         now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self.seconds[stage] += now - self._last
         self._last = now
 
     def split(self, stage: str, parts: Mapping[str, float]) -> None:

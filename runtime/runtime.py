@@ -1,7 +1,9 @@
 """What a user holds: a model ready to generate, stream and chat."""
 
+import contextlib
 import itertools
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -29,6 +31,8 @@ class Runtime:
         self._loaded: Loaded | None = load(config, progress or _say_nothing)
         self._ids = itertools.count()
         self._lock = threading.RLock()
+        self._is_held = False
+        self._abandoned: deque[Generation] = deque()
 
     @classmethod
     def from_pretrained(cls, model: Any, *, progress: Progress | None = None, **settings: Any) -> Self:
@@ -42,12 +46,9 @@ class Runtime:
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[RequestOutput]:
         """The answer to each prompt, in order; all are checked before the first is started."""
-        many = _as_list(prompts)
-        generations = [
-            self._prepare(prompt, own) for prompt, own in zip(many, _one_each(params, len(many)), strict=True)
-        ]
-        self._start(generations)
+        generations = self._prepare_all(_as_list(prompts), params)
         try:
+            self._start(generations)
             while not all(generation.is_finished for generation in generations):
                 self._step()
         finally:
@@ -55,10 +56,12 @@ class Runtime:
         return [generation.output() for generation in generations]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamDelta]:
-        """The answer to one prompt as it is written; closing the iterator aborts the request."""
-        generation = self._prepare(prompt, params)
-        self._start([generation])
-        return self._stream(generation)
+        """The answer to one prompt as it is written.
+
+        The prompt is checked now and queued when the first piece is asked for; closing the iterator, or
+        dropping it, aborts the request.
+        """
+        return self._stream(self._prepare(prompt, params))
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
@@ -78,8 +81,8 @@ class Runtime:
 
     def stats(self) -> dict[str, Any]:
         """Counters and settings, under names that stay."""
-        with self._lock:
-            return collect_stats(self._open)
+        with self._held() as loaded:
+            return collect_stats(loaded)
 
     def explain(self) -> str:
         """What was compiled: each unique piece, what the passes did to it, and its kernels."""
@@ -112,6 +115,17 @@ class Runtime:
                 f"{purpose} needs a tokenizer, and the model's folder has none; give token ids or tokenizer="
             )
         return tokenizer
+
+    def _prepare_all(self, prompts: Sequence[Prompt], params: Params) -> list[Generation]:
+        generations = []
+        for index, (prompt, own) in enumerate(zip(prompts, _one_each(params, len(prompts)), strict=True)):
+            try:
+                generations.append(self._prepare(prompt, own))
+            except RequestError as error:
+                if len(prompts) == 1:
+                    raise
+                raise RequestError(f"prompts[{index}]: {error}") from error
+        return generations
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None) -> Generation:
         """A request that is checked and has all it needs; nothing is queued yet."""
@@ -155,23 +169,49 @@ class Runtime:
         )
 
     def _start(self, generations: Sequence[Generation]) -> None:
-        with self._lock:
+        with self._held() as loaded:
             for generation in generations:
-                self._open.engine.add(generation)
+                loaded.engine.add(generation)
 
     def _step(self) -> None:
-        with self._lock:
-            self._open.engine.step()
+        with self._held() as loaded:
+            loaded.engine.step()
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[Loaded]:
+        """What is loaded, for one thread at a time; then whatever was abandoned meanwhile is aborted."""
+        try:
+            with self._lock:
+                self._is_held = True
+                try:
+                    yield self._open
+                finally:
+                    self._is_held = False
+        finally:
+            self._abort_abandoned()
 
     def _abandon(self, generations: Sequence[Generation]) -> None:
-        """Abort what has not finished, after an error or an interrupt; finished ones are left alone."""
-        with self._lock:
-            for generation in generations:
-                if self._loaded is not None and not generation.is_finished:
-                    self._loaded.engine.abort(generation.request.request_id)
+        """Abort what has not finished, after an error, an interrupt, or when a stream is dropped.
+
+        The garbage collector drops a stream at any moment, be it in the middle of a step on the same thread:
+        whoever holds the engine then aborts it afterwards.
+        """
+        self._abandoned.extend(generation for generation in generations if not generation.is_finished)
+        self._abort_abandoned()
+
+    def _abort_abandoned(self) -> None:
+        while self._abandoned and not self._is_held and self._lock.acquire(blocking=False):
+            try:
+                while self._abandoned:
+                    if self._loaded is not None:
+                        self._loaded.engine.abort(self._abandoned[0].request.request_id)
+                    self._abandoned.popleft()
+            finally:
+                self._lock.release()
 
     def _stream(self, generation: Generation) -> Iterator[StreamDelta]:
         try:
+            self._start([generation])
             while True:
                 while generation.deltas:
                     yield generation.deltas.popleft()

@@ -179,6 +179,19 @@ class Scheduler:
         """Treat a step that failed as never begun: its requests stand where they stood, to retry or abort."""
         self._land(plan)
 
+    def end_all(self) -> None:
+        """Abort every request and open the books anew, whatever state an error left them in."""
+        for request in self._requests.values():
+            if request.status is not RequestStatus.FINISHED:
+                request.status = RequestStatus.FINISHED
+                request.finish_reason = "abort"
+                request.times.finished = time.monotonic()
+                self.num_finished += 1
+        for book in (self._requests, self._waiting, self._running, self._ended_in_flight):
+            book.clear()
+        self._in_flight = None
+        self._kv_cache.clear()
+
     def check(self) -> None:
         """Every invariant of the queues, the tables and the pool; for tests, between steps."""
         running, waiting, ended = [*self._running.values()], [*self._waiting.values()], self._ended_in_flight

@@ -149,7 +149,16 @@ def test_no_generation_config_means_no_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "field, value", [("temperature", -1), ("top_k", 0.5), ("top_p", "1"), ("eos_token_id", "x")]
+    "field, value",
+    [
+        ("temperature", -1),
+        ("top_k", 0.5),
+        ("top_p", "1"),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("min_p", 2),
+        ("eos_token_id", "x"),
+    ],
 )
 def test_a_bad_generation_default_is_named(tmp_path: Path, field: str, value: Any) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({field: value}))
