@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -39,7 +40,10 @@ def race(contenders: Mapping[str, Call], rounds: int) -> dict[str, dict[str, flo
             start = time.perf_counter()
             call()
             times[name].append((time.perf_counter() - start) * 1e6)
-    return {name: {"best": min(all_), "median": statistics.median(all_)} for name, all_ in times.items()}
+    return {
+        name: {"best": round(min(all_), 1), "median": round(statistics.median(all_), 1)}
+        for name, all_ in times.items()
+    }
 
 
 def report(op: str, options: argparse.Namespace, cases: list[dict[str, Any]]) -> None:
