@@ -25,9 +25,13 @@ class Provider:
     devices: frozenset[str] | None = None  # device types; None: all
     dtypes: frozenset[torch.dtype] | None = None  # None: all
 
+    def runs_on(self, device_type: str) -> bool:
+        """Whether it is made for this type of device."""
+        return self.devices is None or device_type in self.devices
+
     def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why this provider cannot serve the device and dtype, or None if it can."""
-        if self.devices is not None and device.type not in self.devices:
+        if not self.runs_on(device.type):
             return f"{self.name} does not run on {device.type}"
         if self.dtypes is not None and dtype not in self.dtypes:
             return f"{self.name} does not take {dtype}"
@@ -86,7 +90,8 @@ def _find(op: str) -> _Op:
 def _select_auto(op: str, device_type: str, dtype: torch.dtype) -> Selected:
     obstacles: list[str] = []
     level = logging.INFO
-    for name, provider in _find(op).providers.items():
+    candidates = {name: x for name, x in _find(op).providers.items() if x.runs_on(device_type)}
+    for name, provider in candidates.items():
         obstacle = provider.obstacle(torch.device(device_type), dtype)
         if obstacle is None:
             try:
@@ -98,7 +103,8 @@ def _select_auto(op: str, device_type: str, dtype: torch.dtype) -> Selected:
             log_once(logger, level, f"{op} on {device_type} {dtype}: {name} ({reason})")
             return Selected(name=name, call=call, reason=reason)
         obstacles.append(obstacle)
-    raise UnsupportedError(f"{op} on {device_type} {dtype}: {'; '.join(obstacles)}")
+    why = "; ".join(obstacles) or f"none of {', '.join(providers(op))} runs on {device_type}"
+    raise UnsupportedError(f"{op} on {device_type} {dtype}: {why}")
 
 
 @functools.cache

@@ -58,6 +58,9 @@ def report(op: str, options: argparse.Namespace, cases: list[dict[str, Any]]) ->
     if options.output is not None:
         facts = {
             "op": op,
+            "load": round(
+                os.getloadavg()[0], 1
+            ),  # of the whole machine; far above threads, trust ratios only
             "torch": torch.__version__,
             "machine": platform.machine(),
             "threads": options.threads,
