@@ -1,0 +1,84 @@
+"""How calls of paged attention become launches: every sequence once, and splits that hold as lengths grow."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.custom_ops.paged_attention._plan import FEW_ROWS, MANY, MAX_SPLIT_KEYS, KernelShape, plan
+
+H100 = {0: KernelShape(8, 396, 1040), 1: KernelShape(16, 396, 2080), MANY: KernelShape(96, 264, 12480)}
+CALL = {
+    "group": 4,
+    "num_tokens": 1,
+    "num_seqs": 1,
+    "num_kv_heads": 8,
+    "max_query_len": 1,
+    "capacity": 32768,
+}
+
+
+def launches(**call: Any) -> Any:
+    return plan(H100.__getitem__, **CALL | call)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> dict[str, Any]:
+    """A batch with its longest query, of any size."""
+    query_lens = draw(st.lists(st.integers(1, 300), min_size=1, max_size=40))
+    return {
+        "group": draw(st.integers(1, 20)),
+        "num_tokens": sum(query_lens),
+        "num_seqs": len(query_lens),
+        "num_kv_heads": draw(st.sampled_from([1, 2, 8])),
+        "max_query_len": draw(st.integers(max(query_lens), 400)),
+        "capacity": draw(st.integers(1, 200_000)),
+    }
+
+
+@given(calls(), st.integers(1, 300))
+def test_each_sequence_belongs_to_one_launch(call: dict[str, Any], query_len: int) -> None:
+    rows = min(query_len, call["max_query_len"]) * call["group"]
+    owners = [each for each in launches(**call) if each.limits.min_rows < rows <= each.limits.max_rows]
+    assert len(owners) == 1
+    assert owners[0].kernel == MANY or rows <= FEW_ROWS[owners[0].kernel]
+
+
+@given(calls())
+def test_a_launch_has_room_for_all_its_tiles_and_partial_results(call: dict[str, Any]) -> None:
+    for launch in launches(**call):
+        shape, limits = H100[launch.kernel], launch.limits
+        assert launch.num_units == limits.num_tiles * call["num_kv_heads"]
+        if launch.kernel == MANY:
+            assert limits.num_tiles >= call["num_tokens"] * call["group"] // shape.rows + call["num_seqs"]
+        else:
+            assert limits.num_tiles == call["num_seqs"]
+        wanted = launch.num_units * limits.num_splits * shape.partial_floats
+        assert launch.workspace_floats == (wanted if limits.num_splits > 1 else 0)
+        assert 1 <= limits.fill_splits <= limits.num_splits
+
+
+def test_one_sequence_is_split_over_the_whole_card() -> None:
+    (launch,) = launches()
+    assert launch.limits.fill_splits * 8 == 392
+
+
+def test_many_sequences_are_split_only_for_the_longest_among_them() -> None:
+    (launch,) = launches(num_seqs=64, num_tokens=64)
+    assert launch.limits.fill_splits == 1
+    assert launch.limits.num_splits == min(32768 // MAX_SPLIT_KEYS, 8 * 396 // 512)
+
+
+def test_a_short_capacity_is_not_split() -> None:
+    (launch,) = launches(capacity=128)
+    assert (launch.limits.num_splits, launch.workspace_floats) == (1, 0)
+
+
+def test_a_mixed_batch_takes_two_launches_and_one_prompt_takes_one() -> None:
+    mixed = launches(num_seqs=9, num_tokens=520, max_query_len=512)
+    assert [launch.kernel for launch in mixed] == [MANY, 0]
+    assert [launch.kernel for launch in launches(num_tokens=512, max_query_len=512)] == [MANY]
+
+
+def test_an_empty_batch_takes_no_launch() -> None:
+    assert launches(num_seqs=0, num_tokens=0) == launches(num_tokens=0) == ()

@@ -1,0 +1,299 @@
+"""The CUDA kernels of lamina::paged_attention against the formula in float64, amid poison."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lamina.common.errors import ShapeError, UnsupportedError
+from lamina.custom_ops import paged_attention
+from lamina.custom_ops.paged_attention import reference
+from lamina.custom_ops.registry import select
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+POISON_BLOCK = 2**30  # an index that no kernel may follow
+CANARY = 7.0
+
+
+class Case(NamedTuple):
+    """The arguments of lamina::paged_attention, in order."""
+
+    out: Tensor
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
+    max_query_len: int
+    scale: float
+    window: int
+    soft_cap: float
+
+
+def make_case(
+    seq_lens: Sequence[int],
+    query_lens: Sequence[int],
+    *,
+    num_heads: int = 8,
+    num_kv_heads: int = 2,
+    head_dim: int = 128,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    window: int = -1,
+    soft_cap: float = 0.0,
+    capacity: int = 0,
+    extra_tokens: int = 0,
+    seed: int = 0,
+) -> Case:
+    """Random inputs in wider rows than needed; NaN in all that must not be read or must be written."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    starts = [0, *itertools.accumulate(query_lens)]
+    used = [-(-length // block_size) for length in seq_lens]
+    width = max(-(-capacity // block_size), max(used, default=0) + 2)
+    order = torch.randperm(sum(used) + 1, generator=generator, device=DEVICE).int()[: sum(used)] + 1
+    tables = torch.full((len(seq_lens), width), POISON_BLOCK, dtype=torch.int32, device=DEVICE)
+    keys, values = (
+        torch.full((sum(used) + 2, block_size, num_kv_heads + extra, head_dim + 8), torch.nan, device=DEVICE)
+        for extra in (0, 1)
+    )
+    keys, values = keys.to(dtype)[..., :head_dim], values.to(dtype)[:, :, :num_kv_heads, :head_dim]
+    for row, blocks in enumerate(order.split(used)):
+        length = seq_lens[row]
+        oldest = 0 if window < 0 else max(0, length - query_lens[row] - window + 1)
+        tables[row, oldest // block_size : used[row]] = blocks[oldest // block_size :]
+        position = torch.arange(used[row] * block_size, device=DEVICE)
+        readable = ((position >= oldest) & (position < length)).view(-1, block_size, 1, 1)
+        for cache in (keys, values):
+            fresh = torch.randn(used[row], *cache.shape[1:], generator=generator, device=DEVICE).to(dtype)
+            cache[blocks.long()] = torch.where(readable, fresh, torch.nan)
+    num_tokens = starts[-1] + extra_tokens
+    query = torch.full((num_tokens, num_heads + 1, head_dim), torch.nan, dtype=dtype, device=DEVICE)
+    query = query[:, 1:]
+    query[: starts[-1]] = torch.randn(starts[-1], *query.shape[1:], generator=generator, device=DEVICE) * 2
+    return Case(
+        out=torch.full((num_tokens, 2 * num_heads, head_dim), CANARY, dtype=dtype, device=DEVICE)[:, ::2],
+        query=query,
+        key_cache=keys,
+        value_cache=values,
+        block_tables=tables,
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=DEVICE),
+        query_start_loc=torch.tensor(starts, dtype=torch.int32, device=DEVICE),
+        max_query_len=max(query_lens, default=0),
+        scale=head_dim**-0.5,
+        window=window,
+        soft_cap=soft_cap,
+    )
+
+
+def run(case: Case) -> Tensor:
+    """What the kernels write over poison."""
+    case.out.fill_(torch.nan)
+    select("paged_attention", device=DEVICE, dtype=case.query.dtype, provider="cuda").call(*case)
+    return case.out.clone()
+
+
+def exact(case: Case) -> Tensor:
+    """The formula in float64."""
+    wide = {name: getattr(case, name).double() for name in ("query", "key_cache", "value_cache")}
+    out = torch.full(case.out.shape, torch.nan, dtype=torch.float64, device=DEVICE)
+    reference.paged_attention(*case._replace(out=out, **wide))
+    return out
+
+
+def naive(case: Case) -> Tensor:
+    """Matrix product, softmax, matrix product, each rounded to the inputs' dtype."""
+    out = torch.full_like(case.out, torch.nan)
+    group, starts = case.query.shape[1] // case.key_cache.shape[2], case.query_start_loc.tolist()
+    for row, length in enumerate(case.seq_lens.tolist()):
+        first, last = starts[row : row + 2]
+        if not length or first == last:
+            continue
+        position = torch.arange(length - (last - first), length, device=DEVICE)[:, None]
+        oldest = int(position[0]) - case.window + 1 if case.window >= 0 else 0
+        start = max(0, oldest) // case.key_cache.shape[1] * case.key_cache.shape[1]
+        blocks = case.block_tables[row, start // case.key_cache.shape[1] :][
+            : -(-length // case.key_cache.shape[1])
+        ]
+        blocks = blocks[blocks < POISON_BLOCK].long()
+        keys, values = (
+            cache[blocks]
+            .flatten(0, 1)[: length - start]
+            .nan_to_num(0)
+            .repeat_interleave(group, 1)
+            .transpose(0, 1)
+            for cache in (case.key_cache, case.value_cache)
+        )
+        scores = (case.query[first:last].transpose(0, 1) @ keys.transpose(1, 2)) * case.scale
+        if case.soft_cap > 0:
+            scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
+        key = torch.arange(start, length, device=DEVICE)
+        visible = (key <= position) & ((key > position - case.window) | (case.window < 0))
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        out[first:last] = (weights @ values).transpose(0, 1)
+    return out
+
+
+Check = Callable[..., None]
+
+
+@pytest.fixture(scope="session")
+def check(assert_close_to_reference: Check) -> Callable[[Case], Tensor]:
+    """check(case) -> the kernels' output, which errs at most twice as much as the naive version."""
+
+    def compare(case: Case) -> Tensor:
+        out, expected = run(case), exact(case)
+        written = expected.isfinite()
+        assert torch.equal(out.isfinite(), written), "rows written or left alone wrongly, or poison was read"
+        if written.any():
+            assert_close_to_reference(out[written], expected[written], naive(case)[written], floor=4e-6)
+        return out
+
+    return compare
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, Any]:
+    """Mixed batches of decode, a few tokens, chunked and full prefill, and padding, of every shape."""
+    kv_heads = draw(st.sampled_from([1, 2, 3, 8]))
+    lens = draw(st.lists(st.integers(0, draw(st.sampled_from([40, 300, 1200]))), min_size=1, max_size=6))
+    kinds = {
+        "decode": lambda n: min(n, 1),
+        "few": lambda n: min(n, 5),
+        "chunk": lambda n: (n + 1) // 2,
+        "full": lambda n: n,
+    }
+    chosen = st.sampled_from(["decode", "decode", "few", "chunk", "full"])
+    return {
+        "seq_lens": lens,
+        "query_lens": [kinds[draw(chosen)](length) for length in lens],
+        "num_heads": kv_heads * draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 12, 16, 20])),
+        "num_kv_heads": kv_heads,
+        "head_dim": draw(st.sampled_from([16, 32, 64, 72, 80, 96, 128, 200, 256])),
+        "block_size": draw(st.sampled_from([4, 8, 16, 24, 32, 64, 128, 256])),
+        "window": draw(st.sampled_from([-1, -1, 1, 5, 64, 1000])),
+        "soft_cap": draw(st.sampled_from([0.0, 0.0, 2.0, 30.0])),
+        "seed": draw(st.integers(0, 2**31)),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=120, derandomize=False)
+@given(batch=batches())
+def test_any_batch_errs_no_more_than_twice_the_plain_version(
+    check: Callable[[Case], Tensor], dtype: torch.dtype, batch: dict[str, Any]
+) -> None:
+    check(make_case(**batch, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16])
+def test_every_kernel_in_decode_and_in_prefill(
+    check: Callable[[Case], Tensor], dtype: torch.dtype, head_dim: int, group: int
+) -> None:
+    shape = {"num_heads": 2 * group, "num_kv_heads": 2, "head_dim": head_dim, "dtype": dtype}
+    check(make_case([1, 700, 0, 64, 1029], [1, 1, 1, 1, 1], **shape))
+    check(make_case([300, 777], [300, 200], **shape))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lens", [(40000,), (127, 128, 129, 16384), (5000,) * 3])
+def test_long_contexts_are_joined_from_their_splits(
+    check: Callable[[Case], Tensor], dtype: torch.dtype, lens: tuple[int, ...]
+) -> None:
+    check(make_case(lens, [1] * len(lens), num_heads=32, num_kv_heads=8, dtype=dtype))
+    check(
+        make_case(lens, [1] * len(lens), num_heads=9, num_kv_heads=3, head_dim=64, dtype=dtype, window=3000)
+    )
+
+
+def test_a_chunk_over_a_long_prefix_is_joined_from_its_splits(check: Callable[[Case], Tensor]) -> None:
+    check(make_case([20000], [37], num_heads=32, num_kv_heads=8))
+    check(make_case([9000, 4000], [64, 1], num_heads=6, num_kv_heads=2, head_dim=64))
+
+
+def test_a_full_card_of_ragged_sequences(check: Callable[[Case], Tensor]) -> None:
+    lens = torch.randint(0, 1500, (256,)).tolist()
+    check(make_case(lens, [1] * 256, num_heads=32, num_kv_heads=8, capacity=32768))
+
+
+@pytest.mark.parametrize("query_len", [1, 4, 300])
+def test_padding_rows_and_rows_beyond_the_batch_keep_what_they_held(query_len: int) -> None:
+    case = make_case([400, 0, 0], [query_len, 1, 0], extra_tokens=3)
+    paged_attention(*case)
+    assert case.out[:query_len].isfinite().all()
+    assert (case.out[query_len:] == CANARY).all()
+
+
+def test_heads_beside_the_output_are_left_alone() -> None:
+    case = make_case([400, 30], [1, 30])
+    whole = torch.full((31, 24, 128), CANARY, dtype=torch.bfloat16, device=DEVICE)
+    paged_attention(*case._replace(out=whole[:, 8:16]))
+    assert whole[:, 8:16].isfinite().all()
+    assert (whole[:, :8] == CANARY).all()
+    assert (whole[:, 16:] == CANARY).all()
+
+
+@pytest.mark.parametrize("lens,query_lens", [([900, 5000, 77], [1, 1, 1]), ([900, 700, 5000], [3, 500, 1])])
+def test_a_row_has_the_same_bits_whatever_its_neighbours(lens: list[int], query_lens: list[int]) -> None:
+    case = make_case(lens, query_lens, capacity=6000)
+    expected, changed = run(case), case._replace(seq_lens=case.seq_lens.clone(), out=case.out.clone())
+    changed.seq_lens[1:] = torch.tensor([0, 60], device=DEVICE)
+    rows = slice(0, query_lens[0])
+    assert torch.equal(run(changed)[rows], expected[rows])
+
+
+@pytest.mark.parametrize("query_lens", [[1, 1], [1, 400]])
+def test_repeated_runs_have_the_same_bits(query_lens: list[int]) -> None:
+    case = make_case([30000, 900], query_lens, num_heads=32, num_kv_heads=8)
+    expected = run(case)
+    assert all(torch.equal(run(case), expected) for _ in range(50))
+
+
+@pytest.mark.parametrize("head_dim,num_heads", [(128, 32), (64, 24), (256, 8)])
+def test_a_captured_call_honours_grown_lengths_moved_blocks_and_a_smaller_batch(
+    check: Callable[[Case], Tensor], head_dim: int, num_heads: int
+) -> None:
+    shape = {"num_heads": num_heads, "num_kv_heads": 8, "head_dim": head_dim, "capacity": 20100}
+    static = make_case([20000, 3, 500, 0], [1, 1, 1, 1], **shape)
+    run(static)  # makes the workspace
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_attention(*static)
+    for seed, lens in enumerate(
+        [[20000, 3, 500, 0], [1, 129, 15000, 400], [17, 0, 0, 0], [4000, 4000, 4001, 5000]]
+    ):
+        fresh = make_case(lens, [1] * 4, **shape, seed=seed + 1)
+        blocks = fresh.key_cache.shape[0]
+        for name in ("query", "block_tables", "seq_lens", "query_start_loc"):
+            getattr(static, name).copy_(getattr(fresh, name))
+        assert blocks <= static.key_cache.shape[0]
+        static.key_cache[:blocks], static.value_cache[:blocks] = fresh.key_cache, fresh.value_cache
+        static.out.fill_(torch.nan)
+        graph.replay()
+        expected = check(fresh)
+        assert torch.equal(static.out.isnan(), expected.isnan())
+        assert torch.equal(static.out.nan_to_num(), expected.nan_to_num())
+
+
+def test_rows_that_do_not_start_at_multiples_of_16_bytes_are_refused() -> None:
+    case = make_case([5], [1])
+    odd = torch.zeros(1, 8, 129, dtype=torch.bfloat16, device=DEVICE)[..., 1:]
+    with pytest.raises(ShapeError, match="query starts at"):
+        select("paged_attention", device=DEVICE, dtype=torch.bfloat16, provider="cuda").call(
+            *case._replace(query=odd)
+        )
+
+
+def test_head_dims_that_no_kernel_has_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="head_dim is 264"):
+        run(make_case([5], [1], head_dim=264))
