@@ -1,7 +1,8 @@
 """capture → split → fingerprint → passes → inductor → store → plan, or the plan straight from the store."""
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..common.errors import NotWarmError
+from ..common.errors import CompileError, LaminaError, NotWarmError
 from ..common.logging import get_logger
 from ..common.store import Store
 from . import cache, torch_compat
@@ -135,7 +136,8 @@ def _compile(
     pieces: list[Piece] = []
     for count, index in enumerate(unique):
         progress("compile", count / len(unique), f"piece {count + 1} of {len(unique)}")
-        pieces.append(compile_piece(graphs[index], passes, store, program.device, toolchain))
+        with _explained(f"piece {count + 1} of {len(unique)}"):
+            pieces.append(compile_piece(graphs[index], passes, store, program.device, toolchain))
     plan = Plan(
         steps=steps_of(model, [unique.index(index) for index in first]),
         pieces=tuple(pieces),
@@ -153,6 +155,21 @@ def _compile(
         seconds={"capture": captured.seconds, "compile": time.perf_counter() - started},
         miss=miss,
     )
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Whatever stops code generation, from a missing compiler to a broken one, as a CompileError."""
+    try:
+        yield
+    except LaminaError:
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        first = next((line.strip() for line in lines if "error:" in line), lines[0])
+        raise CompileError(
+            f"{name} of the model could not be compiled: {first}; with compile=False it runs as it is"
+        ) from error
 
 
 def _capture(program: Program) -> Captured:

@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,11 +131,8 @@ def fake_result(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     values, keywords = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
-    tensors = [
-        value
-        for value in torch.utils._pytree.tree_leaves((values, keywords))
-        if isinstance(value, FakeTensor)
-    ]
+    leaves = torch.utils._pytree.tree_leaves((values, keywords))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
     with tensors[0].fake_mode if tensors else FakeTensorMode():
         return target(*values, **keywords)
 
@@ -153,14 +151,8 @@ def same_layout(left: object, right: object) -> bool:
     """Whether two fake tensors have one shape, strides and offset; symbols are compared by their text."""
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         return False
-    return all(
-        str(first) == str(second)
-        for first, second in (
-            (left.shape, right.shape),
-            (left.stride(), right.stride()),
-            (left.storage_offset(), right.storage_offset()),
-        )
-    )
+    first, second = ((t.shape, t.stride(), t.storage_offset()) for t in (left, right))
+    return list(map(str, first)) == list(map(str, second))
 
 
 def is_random(target: object) -> bool:
@@ -175,6 +167,10 @@ SETTINGS: dict[str, Any] = {
     "emulate_precision_casts": True,  # rounds to the model's dtype wherever eager does
     "fx_graph_cache": False,  # a hit there would skip our passes; our store replaces it
 }
+
+
+# How a kernel that Inductor built learns where a tensor keeps its address.
+DATA_POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 
 
 class AlreadyKnown(Exception):
@@ -205,7 +201,7 @@ def generate(
     context = torch._guards.TracingContext(mode)
     with (
         quiet(),
-        _kernel_folder(kernel_folder),
+        _environment(TORCHINDUCTOR_CACHE_DIR=str(kernel_folder)),
         _no_child_processes(),
         _hinted_sizes_count(),
         torch.no_grad(),
@@ -235,11 +231,10 @@ def _require_unspecialised(mode: Any) -> None:
 
 
 @contextlib.contextmanager
-def _kernel_folder(folder: Path) -> Iterator[None]:
-    """Where Inductor puts what it builds; the process environment is left as it was."""
-    names = ("TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+def _environment(**values: str) -> Iterator[None]:
+    """Variables for a while; the process environment is left as it was, whatever Inductor puts there."""
+    before = {name: os.environ.get(name) for name in (*values, DATA_POINTER)}
+    os.environ.update(values)
     try:
         yield
     finally:
@@ -251,16 +246,33 @@ def _kernel_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_child_processes() -> Iterator[None]:
-    """Builds run in threads: a hidden worker breaks scripts without a main guard and outlives close()."""
+    """Builds run in threads, which end here: a hidden worker breaks scripts without a main guard."""
     from torch._inductor import async_compile
 
-    AsyncCompile: Any = async_compile.AsyncCompile
-    original = AsyncCompile.__dict__["use_process_pool"]
-    AsyncCompile.use_process_pool = classmethod(lambda cls: False)
+    compiler: Any = async_compile
+    with (
+        ThreadPoolExecutor(compiler.get_compile_threads()) as pool,
+        _replaced(
+            compiler.AsyncCompile,
+            use_process_pool=classmethod(lambda cls: False),
+            pool=staticmethod(lambda: pool),
+        ),
+        _replaced(compiler.tqdm, monitor_interval=0),  # else a thread watches over bars nobody sees
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: type, **replacements: Any) -> Iterator[None]:
+    """A class with other attributes for a while."""
+    before = {name: owner.__dict__[name] for name in replacements if name in owner.__dict__}
+    for name, value in replacements.items():
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        AsyncCompile.use_process_pool = original
+        for name in replacements:
+            setattr(owner, name, before[name]) if name in before else delattr(owner, name)
 
 
 @contextlib.contextmanager
@@ -271,13 +283,8 @@ def _hinted_sizes_count() -> Iterator[None]:
     if hasattr(sizevars.SizeVarAllocator, "all_unbacked_explicitly_hinted"):
         yield
         return
-    GraphLowering: Any = graph.GraphLowering
-    original = GraphLowering.get_dep_size_hint
-    GraphLowering.get_dep_size_hint = _dependency_size
-    try:
+    with _replaced(graph.GraphLowering, get_dep_size_hint=_dependency_size):
         yield
-    finally:
-        GraphLowering.get_dep_size_hint = original
 
 
 def _dependency_size(graph: Any, dependency: Any, count_bytes: bool = True) -> int:
@@ -294,7 +301,7 @@ def _dependency_size(graph: Any, dependency: Any, count_bytes: bool = True) -> i
 def run_source(source: str, name: str, kernel_folder: Path) -> dict[str, Any]:
     """The namespace of a generated source, run as Inductor would; builds the kernels it does not find."""
     namespace: dict[str, Any] = {"__name__": name}
-    with quiet(), _kernel_folder(kernel_folder), _no_child_processes():
+    with quiet(), _environment(TORCHINDUCTOR_CACHE_DIR=str(kernel_folder)), _no_child_processes():
         exec(compile(source, name, "exec"), namespace)
     return namespace
 
@@ -313,19 +320,12 @@ def load_native_kernel(path: Path, name: str) -> Callable[..., None]:
     """The kernel in a shared library that Inductor built, without importing Inductor."""
     guards: Any = torch._C._dynamo.guards
 
-    key = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
-    before = os.environ.get(key)
-    os.environ[key] = str(guards._torchinductor_pyobject_tensor_data_ptr)
-    try:
+    with _environment(**{DATA_POINTER: str(guards._torchinductor_pyobject_tensor_data_ptr)}):
         loader = importlib.machinery.ExtensionFileLoader(f"{name}.kernel", str(path))
         spec = importlib.util.spec_from_loader(loader.name, loader)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
-    finally:
-        os.environ.pop(key)
-        if before is not None:
-            os.environ[key] = before
     kernel: Callable[..., None] = module.kernel
     return kernel
 
