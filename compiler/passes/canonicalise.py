@@ -4,7 +4,7 @@ import torch
 from torch import fx
 
 from .. import torch_compat
-from .graph import Pass, PassReport, copy_graph, dtype_of, erase_dead, is_mutating, shape_of
+from .graph import Pass, PassReport, copy_graph, dtype_of, erase_dead, is_mutating, is_view, shape_of
 
 CONVERT = torch.ops.prims.convert_element_type.default
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten.expand.default)
@@ -12,14 +12,27 @@ VIEWS = (torch.ops.aten.view.default, torch.ops.aten.expand.default)
 
 def run(graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
     graph = copy_graph(graph)
-    matches = _drop_idle_calls(graph) + _merge_repeated_calls(graph) + erase_dead(graph)
+    shown = _shown(graph)
+    matches = _drop_idle_calls(graph, shown) + _merge_repeated_calls(graph, shown) + erase_dead(graph)
     return graph, PassReport(name=CANONICALISE.name, num_matches=matches)
 
 
-def _drop_idle_calls(graph: fx.Graph) -> int:
+def _shown(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes whose memory the caller gets, outputs and what they view; none may come to share it."""
+    shown: set[fx.Node] = set()
+    waiting = list(graph.output_node().all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in shown:
+            shown.add(node)
+            waiting += node.all_input_nodes if is_view(node) else []
+    return shown
+
+
+def _drop_idle_calls(graph: fx.Graph, shown: set[fx.Node]) -> int:
     dropped = 0
     for node in list(graph.nodes):
-        if node.op == "call_function" and _is_idle(node):
+        if node.op == "call_function" and _is_idle(node) and (is_view(node) or node not in shown):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
             dropped += 1
@@ -38,7 +51,7 @@ def _is_idle(node: fx.Node) -> bool:
     return is_view and torch_compat.same_layout(source.meta.get("val"), node.meta.get("val"))
 
 
-def _merge_repeated_calls(graph: fx.Graph) -> int:
+def _merge_repeated_calls(graph: fx.Graph, shown: set[fx.Node]) -> int:
     """Equal pure calls on equal arguments become one; fresh buffers stay apart, since each is written."""
     merged = 0
     first: dict[object, fx.Node] = {}
@@ -54,7 +67,8 @@ def _merge_repeated_calls(graph: fx.Graph) -> int:
         if key is None or _makes_buffer(node):
             continue
         original = first.setdefault(key, node)
-        if original is not node:
+        if original is not node and (is_view(node) or not {node, original} <= shown):
+            shown |= {original} if node in shown else set()
             node.replace_all_uses_with(original)
             graph.erase_node(node)
             merged += 1

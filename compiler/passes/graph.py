@@ -1,5 +1,6 @@
 """What a pass is, and the few things every pass does to a graph."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,13 @@ def is_mutating(node: fx.Node) -> bool:
     """Whether a call writes into one of its arguments."""
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a call's result is, or may be, memory of its argument."""
+    schema = getattr(node.target, "_schema", None)
+    aliases = schema is not None and any(result.alias_info is not None for result in schema.returns)
+    return aliases or node.target in (operator.getitem, torch.ops.aten._unsafe_view.default)
 
 
 def dtype_of(node: fx.Node) -> torch.dtype | None:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from ...common.errors import CompileError
 from .add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from .canonicalise import CANONICALISE
-from .graph import Pass, PassReport
+from .graph import Pass, PassReport, is_mutating
 from .lower import LOWER
 from .residual_barrier import RESIDUAL_BARRIER
 from .silu_and_mul import SILU_AND_MUL
@@ -40,7 +41,16 @@ def select(names: Sequence[str] | None, numerics: str) -> tuple[Pass, ...]:
 
 
 def rewrite(graph: fx.Graph, passes: Sequence[Pass]) -> Rewritten:
-    """Run the passes one after another; the given graph stays as it is."""
+    """Run the passes one after another; the given graph stays as it is.
+
+    Raises CompileError where the graph writes into a tensor: a pass moves and merges what must not change.
+    """
+    for node in graph.nodes:
+        if is_mutating(node):
+            raise CompileError(
+                f"{node.name} ({node.target}) writes into a tensor; between attention calls a model's "
+                f"forward must only compute\n{node.meta.get('stack_trace') or ''}"
+            )
     reports = []
     for step in passes:
         graph, report = step.run(graph)

@@ -1,0 +1,110 @@
+"""What must hold of a pass and the graph it was given; one function a claim."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from lamina.compiler.fingerprint import canonical_text
+from lamina.compiler.passes.graph import Pass, PassReport, is_mutating
+from lamina.compiler.passes.lower import LOWER
+
+from .programs import Traced, run
+
+SILU_AND_MUL = torch.ops.lamina.silu_and_mul.default
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def apply(step: Pass, graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
+    """A pass's result, after making sure that it left its argument alone."""
+    before = canonical_text(graph), [(node, dict(node.meta)) for node in graph.nodes]
+    after, report = step.run(graph)
+    assert before == (canonical_text(graph), [(node, dict(node.meta)) for node in graph.nodes])
+    assert after is not graph
+    return after, report
+
+
+def check_well_formed(traced: Traced, before: fx.Graph, after: fx.Graph) -> None:
+    """FX finds nothing wrong, nothing is dead or mutates, and meta says of every tensor what it will be."""
+    after.lint()
+    calls = [node for node in after.nodes if node.op == "call_function"]
+    assert all("val" in node.meta for node in calls)
+    assert not [node for node in calls if is_mutating(node)]
+    num_dead = sum(not node.users for node in before.nodes if node.op == "call_function")
+    assert sum(not node.users for node in calls) <= num_dead
+    _MetaCheck(after, num_tokens=7).run(*traced.values(7))
+
+
+class _MetaCheck(fx.Interpreter):
+    """Runs a graph and compares each tensor with what its node's meta promised."""
+
+    def __init__(self, graph: fx.Graph, num_tokens: int) -> None:
+        super().__init__(fx.GraphModule(torch.nn.Module(), graph))
+        self.num_tokens = num_tokens
+
+    def run_node(self, node: fx.Node) -> Any:
+        result, promised = super().run_node(node), node.meta.get("val")
+        if isinstance(result, Tensor):
+            assert result.dtype == promised.dtype, node.format_node()
+            assert list(result.shape) == self.sizes(promised.shape), node.format_node()
+            assert list(result.stride()) == self.sizes(promised.stride()), node.format_node()
+        return result
+
+    def sizes(self, symbolic: Any) -> list[int]:
+        return [size if isinstance(size, int) else self._evaluate(size.node.expr) for size in symbolic]
+
+    def _evaluate(self, expression: Any) -> int:
+        return int(expression.subs(dict.fromkeys(expression.free_symbols, self.num_tokens)))
+
+
+def check_values(traced: Traced, after: fx.Graph) -> None:
+    """The program's bits for every number of tokens, the named ops standing for their formulas in ATen."""
+    lowered, _ = LOWER.run(after)
+    for num_tokens, expected in traced.expected.items():
+        got = run(lowered, traced.values(num_tokens))
+        for left, right in zip(expected, got, strict=True):
+            assert_same_bits(left, right)
+
+
+def check_values_of_ops(traced: Traced, after: fx.Graph) -> None:
+    """The program's bits with the named ops run; but torch's eager SiLU has an exponential of its own."""
+    got = run(after, traced.values(7))
+    is_exact = not after.find_nodes(op="call_function", target=SILU_AND_MUL)
+    for left, right in zip(traced.expected[7], got, strict=True):
+        if is_exact:
+            assert_same_bits(left, right)
+        else:
+            torch.testing.assert_close(right, left, equal_nan=True)
+
+
+def assert_same_bits(left: Tensor, right: Tensor) -> None:
+    """NaN equals NaN; zeros differ by their sign."""
+    assert (left.dtype, left.shape) == (right.dtype, right.shape)
+    bits = BITS[left.element_size()]
+    same = (left.contiguous().view(bits) == right.contiguous().view(bits)) | (left.isnan() & right.isnan())
+    assert same.all(), f"{int((~same).sum())} of {same.numel()} values differ: {left[~same]} {right[~same]}"
+
+
+def check_memory(traced: Traced, after: fx.Graph) -> None:
+    """Outputs keep their order, strides, and which of them share memory with each other or with an input."""
+    assert _memory(traced, traced.graph) == _memory(traced, after)
+
+
+def _memory(traced: Traced, graph: fx.Graph) -> tuple[Any, Any]:
+    values = traced.values(7)
+    outputs = run(graph, values)
+    addresses = [tensor.untyped_storage().data_ptr() for tensor in (*values, *outputs)]
+    sharing = [addresses.index(address) for address in addresses]
+    return sharing, [(tensor.shape, tensor.stride(), tensor.storage_offset()) for tensor in outputs]
+
+
+def check_idempotent(step: Pass, after: fx.Graph) -> None:
+    """Run again, a pass finds nothing and changes nothing."""
+    again, report = step.run(after)
+    assert report.num_matches == 0
+    assert canonical_text(again) == canonical_text(after)
+
+
+def check_report(before: fx.Graph, after: fx.Graph, report: PassReport) -> None:
+    """The text, and with it every key, changes if and only if the pass reports that it changed something."""
+    assert (canonical_text(before) != canonical_text(after)) == (report.num_matches > 0)

@@ -1,0 +1,154 @@
+"""Random programs of fragments, traced as Inductor would see them, for any number of tokens."""
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from lamina.compiler import torch_compat
+
+from . import fragments, gates
+from .fragments import State, Step
+
+Inputs = tuple[tuple[tuple[int | None, ...], torch.dtype], ...]
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+TOKEN_COUNTS = (0, 1, 2, 7)
+PLAIN = {body.__name__: body for body in (*fragments.PLAIN, *gates.PLAIN)}
+ODD = {body.__name__: body for body in (*fragments.ODD, *gates.ODD)}
+BODIES = PLAIN | ODD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """Fragments one after another on x and a residual, both [T, hidden]."""
+
+    steps: tuple[Step, ...]
+    dtype: torch.dtype
+    hidden: int
+    intermediate: int
+    scale: float  # of x and the residual: eps shows where it is small
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A program's graph, its inputs by size (None for the number of tokens) and dtype, the sites planted."""
+
+    program: Program
+    graph: fx.Graph
+    inputs: Inputs
+    sites: Counter[str]
+
+    def values(self, num_tokens: int) -> list[Tensor]:
+        """Random inputs, the same at every call."""
+        generator = torch.Generator().manual_seed(self.program.seed)
+        values = []
+        for sizes, dtype in self.inputs:
+            scale = self.program.scale if None in sizes else 1.0
+            values.append(
+                (scale * torch.randn(_shape(sizes, num_tokens), generator=generator, dtype=torch.float64)).to(
+                    dtype
+                )
+            )
+        return values
+
+    @functools.cached_property
+    def expected(self) -> dict[int, list[Tensor]]:
+        """What the graph makes of its inputs, by number of tokens."""
+        return {num_tokens: run(self.graph, self.values(num_tokens)) for num_tokens in TOKEN_COUNTS}
+
+
+def run(graph: fx.Graph, values: list[Tensor]) -> list[Tensor]:
+    """What a graph makes of values, node by node and eagerly."""
+    with torch.no_grad():
+        return list(fx.Interpreter(fx.GraphModule(torch.nn.Module(), graph)).run(*values))
+
+
+@functools.lru_cache(maxsize=256)
+def trace(program: Program) -> Traced:
+    """The program in ATen, decomposed, with an unbacked number of tokens."""
+    inputs = _find_inputs(program)
+    shape_env = ShapeEnv()
+    with FakeTensorMode(shape_env=shape_env), shape_env.ignore_fresh_unbacked_symbols():
+        num_tokens = shape_env.create_unbacked_symint()
+        values = [torch.empty(_shape(sizes, num_tokens), dtype=dtype) for sizes, dtype in inputs]
+    sites: Counter[str] = Counter()
+    graph = torch_compat.trace_formula(lambda *given: _replay(program, given, sites), values)
+    return Traced(program=program, graph=graph, inputs=inputs, sites=sites)
+
+
+def _shape(sizes: tuple[int | None, ...], num_tokens: Any) -> list[Any]:
+    return [num_tokens if size is None else size for size in sizes]
+
+
+def _find_inputs(program: Program) -> Inputs:
+    """x, the residual, and the weights that the fragments ask for, in their order."""
+    rows: tuple[int | None, ...] = (None, program.hidden)
+    inputs: list[tuple[tuple[int | None, ...], torch.dtype]] = [(rows, program.dtype)] * 2
+
+    def weight(*shape: int, dtype: torch.dtype = program.dtype) -> Tensor:
+        inputs.append((shape, dtype))
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    x, residual = (torch.empty(2, program.hidden, dtype=program.dtype, device="meta") for _ in range(2))
+    _call(program, x, residual, weight)
+    return tuple(inputs)
+
+
+def _replay(program: Program, given: tuple[Tensor, ...], sites: Counter[str]) -> tuple[Tensor, ...]:
+    """The program's results; the sites planted are counted on the way."""
+    x, residual, *weights = given
+    remaining = iter(weights)
+    state = _call(program, x, residual, lambda *shape, dtype=None: next(remaining))
+    sites.update(
+        residual_barrier=state.barriers,
+        add_rms_norm=state.sum_norms,
+        rms_norm=state.norms,
+        silu_and_mul=state.gates,
+    )
+    return (state.x, state.residual, *state.extras)
+
+
+def _call(program: Program, x: Tensor, residual: Tensor, weight: Callable[..., Tensor]) -> State:
+    state = State(
+        x=x,
+        residual=residual,
+        weight=weight,
+        dtype=program.dtype,
+        hidden=program.hidden,
+        intermediate=program.intermediate,
+    )
+    for step in program.steps:
+        BODIES[step.kind](state, step)
+    return state
+
+
+@st.composite
+def programs(draw: st.DrawFn, kinds: tuple[str, ...] | None = None, max_steps: int = 3) -> Program:
+    """Any program; with kinds, one of these fragments only. Without, plain ones are as likely as odd ones."""
+    if kinds is None:
+        kind = st.one_of(st.sampled_from(sorted(PLAIN)), st.sampled_from(sorted(ODD)))
+    else:
+        kind = st.sampled_from(kinds)
+    step = st.builds(
+        Step,
+        kind=kind,
+        eps=st.sampled_from((1e-5, 1e-6, 1e-2, 0.5, 1)),
+        swapped=st.booleans(),
+        squared=st.booleans(),
+    )
+    return Program(
+        steps=tuple(draw(st.lists(step, min_size=1, max_size=max_steps))),
+        dtype=draw(st.sampled_from(DTYPES)),
+        hidden=draw(st.sampled_from((2, 8, 10, 64))),
+        intermediate=draw(st.sampled_from((1, 3, 16))),
+        scale=draw(st.sampled_from((1.0, 1e-3, 30.0))),
+        seed=draw(st.integers(0, 2**16)),
+    )
