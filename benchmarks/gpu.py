@@ -1,4 +1,4 @@
-"""The whole runtime on one card: decode, time to first token, mixed traffic and start-up, beside the floor."""
+"""The whole runtime on one card: decode, first token, mixed traffic and start-up, beside the floor."""
 
 import argparse
 import json

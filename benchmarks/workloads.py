@@ -1,4 +1,4 @@
-"""The GPU workloads: LLaMA shapes with random weights, and seeded token ids, the same for every engine measured."""
+"""The GPU workloads: LLaMA shapes, random weights and seeded token ids, the same for every engine."""
 
 import json
 import random
@@ -63,7 +63,7 @@ def prompts(count: int, length: int, seed: int) -> list[list[int]]:
 def mixed(
     count: int = 256, seed: int = 0, low: int = 100, high: int = 1024
 ) -> tuple[list[list[int]], list[int]]:
-    """Prompts of low to high tokens and an output length for each: offline throughput as others publish it."""
+    """Prompts of low to high tokens with an output length each: offline throughput as others publish it."""
     source = random.Random(seed)
     inputs = [
         [source.randrange(1000, 120000) for _ in range(source.randint(low, high))] for _ in range(count)
