@@ -132,9 +132,9 @@ def add_bias(state: State, step: Step) -> None:
 
 
 def add_in_other_dtype(state: State, step: Step) -> None:
-    """Of narrow floats in float32 this is their narrow sum, and in float64 their sum."""
-    total = _sum(step, state.x, state.residual.to(state.other_dtype)).to(state.dtype)
-    state.set(total, "other" if state.dtype == torch.float32 else "sum")
+    """One operand is widened and the other promoted, which no pass takes for a sum of two alike."""
+    total = _sum(step, state.x, state.residual.to(state.other_dtype))
+    state.set(total.to(state.dtype))
 
 
 # Norms as they are.
