@@ -3,18 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from .filters import CHUNK, Filtered, keep, keep_all
 
 # A draw is a race of exponentials (the Gumbel-max trick without its second logarithm): token i finishes at
 # E_i / p_i with E_i ~ Exp(1), and the first to finish is a draw from p. E_i is a hash of (seed, position, i),
 # so a row's draw knows nothing of its batch. Over the whole vocabulary the race is run twice, between chunks
 # by their mass and then within the winner, so that a few hundred numbers are hashed and not all of them.
 
-CHUNK = 256  # tokens raced against each other in one chunk of the vocabulary
-CANDIDATES = 4096  # likeliest tokens looked at first for the end of a nucleus
 ROWS_IN_CACHE = 4  # on CPU, rows of the vocabulary worked on at a time
 
 Index = Tensor | slice
@@ -99,133 +98,34 @@ def _mix(words: Tensor) -> Tensor:
     return words ^ (words >> 31 & 0x1FFFFFFFF)
 
 
-class _Race(NamedTuple):
-    """The rows that draw: p is proportional to exp(-gap), gap = (largest logit - logit) / temperature.
-
-    No gap is negative, so no temperature overflows and the likeliest token has odds of exactly 1.
-    """
-
-    logits: Tensor  # [n, vocab]
-    largest: Tensor  # [n, 1] float32
-    rows: SamplingRows
-
-    def select(self, index: Index) -> "_Race":
-        return _Race(self.logits[index], self.largest[index], self.rows.select(index))
-
-    def gaps(self, logits: Tensor) -> Tensor:
-        return (self.largest - logits.float()).div_(_column(self.rows.temperature))
-
-
-class _Cut(NamedTuple):
-    """The last token that the filters keep, in the order of gaps and, among equals, of ids."""
-
-    gap: Tensor  # [n] float32
-    token: Tensor  # [n] int32
-
-    def apply(self, odds: Tensor, gaps: Tensor, ids: Tensor) -> Tensor:
-        """The odds, in place, with 0 for the tokens beyond."""
-        below = torch.nextafter(self.gap, self.gap.new_tensor(-1.0))
-        limit = torch.where(ids > _column(self.token), _column(below), _column(self.gap))
-        return odds.masked_fill_(gaps > limit, 0.0)
-
-
 def _draw(logits: Tensor, rows: SamplingRows) -> Tensor:
     """A draw for each row, first of a chunk of the vocabulary and then of a token in it."""
-    largest = logits.amax(dim=-1, keepdim=True).float().clamp_(min=torch.finfo(torch.float32).min)
-    race = _Race(logits, largest, rows)
-    masses, cut = _survey(race)
+    chunks = _chunked(logits)
+    largest = logits.amax(dim=-1).float().clamp_(min=torch.finfo(torch.float32).min)
+    kept = _filter(chunks.flatten(1), largest, rows)
     keys = row_keys(rows.seeds, rows.positions)
-    chunks = torch.arange(masses.shape[1], dtype=torch.int32, device=logits.device)
-    chunk = _first_to_finish(masses, keys, -1 - chunks)  # negative: no token has this counter
+    counters = torch.arange(chunks.shape[1], dtype=torch.int32, device=logits.device)
+    chunk = _first_to_finish(kept.masses, keys, -1 - counters)  # negative: no token has this counter
     ids = _column(chunk * CHUNK) + torch.arange(CHUNK, dtype=torch.int32, device=logits.device)
-    gaps = race.gaps(_pick_chunk(_chunked(logits), chunk))
-    return chunk * CHUNK + _first_to_finish(cut.apply(gaps.neg().exp_(), gaps, ids), keys, ids)
+    gaps = _gaps(_pick_chunk(chunks, chunk), largest, rows.temperature)
+    return chunk * CHUNK + _first_to_finish(kept.apply(gaps.neg().exp_(), gaps, ids), keys, ids)
 
 
-def _survey(race: _Race) -> tuple[Tensor, _Cut]:
-    """The summed odds of each chunk after the filters, float32 [n, chunks], and where the filters end."""
-    num_rows = race.logits.shape[0]
-    step = ROWS_IN_CACHE if race.logits.device.type == "cpu" else num_rows
-    blocks = [_survey_block(race.select(slice(i, i + step))) for i in range(0, num_rows, step)]
-    masses, gaps, tokens = (torch.cat(parts) for parts in zip(*blocks, strict=True))
-    return masses, _Cut(gaps, tokens)
+def _gaps(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
+    """(largest logit - logit) / temperature: never negative, so no temperature overflows."""
+    return (_column(largest) - logits.float()).div_(_column(temperature))
 
 
-def _survey_block(race: _Race) -> tuple[Tensor, Tensor, Tensor]:
-    gaps = race.gaps(_chunked(race.logits).flatten(1))
-    odds = gaps.neg().exp_()
-    cut = _find_cut(gaps, odds, race.rows)
-    if race.rows.any_filter:
-        cut.apply(odds, gaps, torch.arange(gaps.shape[1], dtype=torch.int32, device=gaps.device))
-    return _chunked(odds).sum(dim=-1), cut.gap, cut.token
-
-
-def _find_cut(gaps: Tensor, odds: Tensor, rows: SamplingRows) -> _Cut:
-    """The nearest of the ends that top-k, top-p and min-p set."""
-    gap = -rows.min_p.log()
-    token = torch.full_like(rows.top_k, gaps.shape[1])
-    is_ranked = ((rows.top_k > 0) & (rows.top_k < gaps.shape[1])) | (rows.top_p < 1)
-    if rows.any_filter and (gaps.device.type != "cpu" or bool(is_ranked.any())):
-        last = _find_last(gaps, _chunked(odds).sum(dim=-1).double().sum(dim=-1), rows, is_ranked)
-        is_nearer = is_ranked & (last.gap <= gap)
-        gap, token = torch.where(is_nearer, last.gap, gap), torch.where(is_nearer, last.token, token)
-    return _Cut(gap, token)
-
-
-def _find_last(gaps: Tensor, mass: Tensor, rows: SamplingRows, is_ranked: Tensor) -> _Cut:
-    """The last token that top-k and top-p keep; any token for rows that are not ranked."""
-    vocab = gaps.shape[1]
-    top_k = torch.where(rows.top_k > 0, rows.top_k, vocab).clamp_(max=vocab).long()
-    top_k = torch.where(is_ranked, top_k, 1)
-    count = vocab
-    if gaps.device.type == "cpu":  # most rows end early: rank only their likeliest tokens
-        count = min(vocab, int(torch.where(top_k < vocab, top_k, CANDIDATES).max()))
-    while True:
-        nearest = _nearest(gaps, count)
-        num_kept = _num_kept(nearest, mass, top_k, rows.top_p)
-        if count == vocab or bool((num_kept <= count).all()):
-            return _last_of(gaps, nearest, num_kept.clamp_(max=count))
-        count = min(vocab, 8 * count)
-
-
-def _num_kept(nearest: Tensor, mass: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """How many tokens top-k and top-p keep; more than there are in `nearest` where these do not suffice."""
-    sums = nearest.double().neg_().exp_().cumsum(dim=-1)
-    has_all = top_k <= nearest.shape[1]
-    mass = torch.where(
-        has_all, sums.gather(1, _column(top_k.clamp(max=nearest.shape[1]) - 1)).squeeze(1), mass
-    )
-    nucleus = (sums < _column(top_p * mass)).sum(dim=-1) + 1
-    return torch.minimum(top_k, torch.where(top_p < 1, nucleus, top_k))
-
-
-def _last_of(gaps: Tensor, nearest: Tensor, num_kept: Tensor) -> _Cut:
-    """The last of the num_kept tokens nearest to the top; of equals the lowest ids are kept."""
-    gap = nearest.gather(1, _column(num_kept - 1))
-    num_equals_kept = num_kept - (nearest < gap).sum(dim=-1)
-    following = nearest.gather(1, _column(num_kept.clamp(max=nearest.shape[1] - 1)))
-    splits_equals = (following <= gap).squeeze(1)  # also where it is the last of `nearest`: more may follow
-
-    def nth_equal(index: Index) -> Tensor:
-        equals = (gaps[index] == gap[index]).cumsum(dim=-1, dtype=torch.int32)
-        return (equals < _column(num_equals_kept[index])).sum(dim=-1, dtype=torch.int32)
-
-    def every_equal(index: Index) -> Tensor:
-        return torch.full_like(num_kept[index], gaps.shape[1], dtype=torch.int32)
-
-    return _Cut(gap.squeeze(1), _by_row(splits_equals, nth_equal, every_equal))
-
-
-def _nearest(gaps: Tensor, count: int) -> Tensor:
-    """The `count` smallest gaps of each row in order."""
-    if gaps.device.type != "cpu":
-        return gaps.sort(dim=-1).values[:, :count]
-    bits = gaps.numpy().view(
-        np.int32
-    )  # floats that are not negative sort like their bits, and numpy sorts faster
-    found = np.partition(bits, count - 1, axis=-1)[:, :count] if count < bits.shape[1] else bits.copy()
-    found.sort(axis=-1)
-    return torch.from_numpy(found).view(torch.float32)
+def _filter(logits: Tensor, largest: Tensor, rows: SamplingRows) -> Filtered:
+    """What the filters leave of each row."""
+    num_rows = len(logits)
+    step = ROWS_IN_CACHE if logits.device.type == "cpu" else num_rows
+    blocks = []
+    for block in (slice(start, start + step) for start in range(0, num_rows, step)):
+        gaps = _gaps(logits[block], largest[block], rows.temperature[block])
+        filters = (rows.top_k[block], rows.top_p[block], rows.min_p[block])
+        blocks.append(keep(gaps, *filters) if rows.any_filter else keep_all(gaps))
+    return Filtered(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
 
 
 def _first_to_finish(odds: Tensor, keys: Tensor, counters: Tensor) -> Tensor:

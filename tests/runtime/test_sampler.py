@@ -171,19 +171,24 @@ def test_every_draw_is_a_token_that_the_filters_keep(
 
 
 @given(
-    settings=settings_strategy.filter(lambda settings: settings["top_p"] < 1),
+    settings=settings_strategy,
     vocab=st.sampled_from([256, 700, 9000]),
     scale=st.sampled_from([0.01, 1.0, 5.0]),
     seed=st.integers(0, 1000),
 )
-def test_a_filtered_draw_is_the_first_of_the_kept_tokens_to_finish(
+def test_a_draw_is_the_first_chunk_to_finish_and_then_its_first_token(
     settings: dict[str, Any], vocab: int, scale: float, seed: int
 ) -> None:
     logits = random_logits(vocab, scale, seed)
     drawn = draw_many(logits, 64, **settings)
     keys = row_keys(torch.zeros(64, dtype=torch.int64), torch.arange(64))
-    noise = exponential_noise(keys, torch.arange(vocab, dtype=torch.int32)).double()
-    assert drawn.tolist() == (filtered(logits, **settings) / noise).argmax(-1).tolist()
+    odds = torch.nn.functional.pad(filtered(logits, **settings), (0, -vocab % 256)).view(-1, 256)
+    chunk_noise = exponential_noise(keys, -1 - torch.arange(len(odds), dtype=torch.int32))
+    chunk = (odds.sum(-1) / chunk_noise.double()).argmax(-1)
+    token_noise = exponential_noise(keys, torch.arange(odds.numel(), dtype=torch.int32))
+    token_noise = token_noise.view(64, -1, 256)[torch.arange(64), chunk]
+    expected = chunk * 256 + (odds[chunk] / token_noise.double()).argmax(-1)
+    assert drawn.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -307,6 +312,16 @@ def test_sampling_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     sample(torch.zeros(4, 300), rows(4, top_p=torch.tensor([1.0, 0.5, 0.5, 1.0])))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("vocab", [200, 1000])
+def test_off_the_cpu_nothing_waits_for_values(vocab: int) -> None:
+    settings = rows(4, temperature=torch.tensor([0.0, 1.0, 1.0, 1.0]), top_k=3, num_valid_ids=190)
+    there = settings._replace(**{name: getattr(settings, name).to("meta") for name in COLUMNS})
+    ids = sample(
+        torch.empty(4, vocab, dtype=torch.bfloat16, device="meta"), there
+    )  # meta tensors have no values
+    assert (ids.shape, ids.dtype) == ((4,), torch.int32)
 
 
 @pytest.mark.gpu
