@@ -6,6 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
+from ..triton_provider import triton_provider
 from . import _cpu, _cuda, reference
 
 
@@ -108,6 +109,7 @@ define_op(
     check=_check,
     providers=(
         _cuda.PROVIDER,
+        triton_provider("paged_attention", dtypes=_cuda.PROVIDER.dtypes),
         _cpu.PROVIDER,
         Provider(name="reference", load=lambda: reference.paged_attention),
     ),

@@ -13,6 +13,7 @@ from lamina.custom_ops import registry
 ROOT = Path(__file__).resolve().parent.parent.parent
 OPS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/op.py"))
 KERNELS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/_cpu.py"))
+CUDA_KERNELS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/_cuda.py"))
 MARKERS = {"attention_site"}  # nothing to compute
 
 every_op = pytest.mark.parametrize("op", OPS)
@@ -60,13 +61,28 @@ def test_every_cpp_kernel_belongs_to_an_op() -> None:
     assert sorted(path.parent.name for path in (ROOT / "csrc").glob("*/cpu.cpp")) == KERNELS
 
 
+@pytest.mark.parametrize("op", CUDA_KERNELS)
+def test_its_cuda_kernel_is_free_of_torch_and_has_a_twin_in_triton(op: str) -> None:
+    for path in (ROOT / "csrc" / op).glob("*.cu*"):
+        assert "torch/" not in path.read_text()
+    assert (ROOT / "csrc" / op / "kernel.cuh").exists()
+    assert (ROOT / "custom_ops" / op / "_triton.py").exists()
+    assert registry.providers(op)[:2] == ("cuda", "triton")
+
+
+def test_every_cuda_kernel_belongs_to_an_op() -> None:
+    assert sorted(path.parent.name for path in (ROOT / "csrc").glob("*/cuda.cu")) == CUDA_KERNELS
+
+
 @every_op
 def test_only_declared_arguments_are_written(op: str) -> None:
     schema = getattr(torch.ops.lamina, op).default._schema
     written = {x.name for x in schema.arguments if x.alias_info is not None and x.alias_info.is_write}
     expected = {
         "attention_site": {"out"},
+        "copy_blocks": {"key_cache", "value_cache"},
         "paged_attention": {"out"},
+        "rotary_and_write_kv_cache": {"key_cache", "value_cache"},
         "write_kv_cache": {"key_cache", "value_cache"},
     }
     assert written == expected.get(op, set())
