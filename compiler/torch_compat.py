@@ -311,7 +311,7 @@ def native_kernels(namespace: dict[str, Any]) -> dict[str, Path]:
     found = {}
     for name, value in namespace.items():
         path = getattr(getattr(value, "__self__", None), "__file__", None)
-        if path and path.endswith(".so"):
+        if path and path.endswith(".so") and getattr(value, "__name__", "") == "kernel":
             found[name] = Path(path)
     return found
 

@@ -25,7 +25,7 @@ class Filtered(NamedTuple):
 
     def apply(self, odds: Tensor, gaps: Tensor, ids: Tensor) -> Tensor:
         """The odds, in place, with 0 for the tokens after the last."""
-        below = torch.nextafter(self.gap, self.gap.new_tensor(-1.0))
+        below = torch.nextafter(self.gap, torch.full_like(self.gap, -1.0))
         is_later = ids > self.token.unsqueeze(-1)
         limit = torch.where(is_later, below.unsqueeze(-1), self.gap.unsqueeze(-1))
         return odds.masked_fill_(gaps > limit, 0.0)

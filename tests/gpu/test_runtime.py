@@ -1,0 +1,147 @@
+"""The whole runtime on a card: the same tokens as transformers, recorded or not, alone or batched."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lamina import CompileConfig, Runtime, SamplingParams
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+PROMPTS = [[3 + (7 * row + 3 * column) % 300 for column in range(4 + 5 * row)] for row in range(11)]
+GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, top_k=50, top_p=0.95, seed=11, max_tokens=40, ignore_eos=True)
+NEAR_TIE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def open_runtime(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Runtime]:
+    """open_runtime(**settings): float32 on the card, compiled once for the module."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def make(cuda_graphs: Any = "auto", **settings: Any) -> Runtime:
+        chosen: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 16, "max_num_batched_tokens": 64}
+        chosen |= {"compile": CompileConfig(cuda_graphs=cuda_graphs)}
+        return Runtime.from_pretrained(tiny_folder, device="cuda", cache_dir=cache, **chosen | settings)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def recorded(open_runtime: Callable[..., Runtime]) -> Iterator[Runtime]:
+    with open_runtime() as runtime:
+        yield runtime
+
+
+def _tokens(runtime: Runtime, prompts: list[list[int]], params: SamplingParams) -> list[tuple[int, ...]]:
+    return [output.outputs[0].token_ids for output in runtime.generate(prompts, params)]
+
+
+@pytest.fixture(scope="module")
+def alone(recorded: Runtime) -> list[tuple[int, ...]]:
+    return [_tokens(recorded, [prompt], GREEDY)[0] for prompt in PROMPTS]
+
+
+def test_greedy_tokens_are_those_of_transformers_on_the_card(
+    tiny_folder: Path, tiny_reference: Callable[[Path], Any], alone: list[tuple[int, ...]]
+) -> None:
+    model = tiny_reference(tiny_folder).to("cuda")
+    try:
+        for prompt, got in zip(PROMPTS, alone, strict=True):
+            output = model.generate(
+                torch.tensor([prompt], device="cuda"),
+                do_sample=False,
+                max_new_tokens=40,
+                min_new_tokens=40,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+            wanted = output.sequences[0, len(prompt) :].tolist()
+            leads = [float(pair[0] - pair[1]) for pair in (row[0].topk(2).values for row in output.logits)]
+            differing = next(
+                (i for i, pair in enumerate(zip(got, wanted, strict=True)) if len(set(pair)) > 1), None
+            )
+            assert differing is None or leads[differing] < NEAR_TIE, f"token {differing} of {prompt}"
+    finally:
+        model.to("cpu")
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 7, 9, 11])
+def test_a_batch_between_recorded_sizes_gives_the_tokens_of_each_alone(
+    recorded: Runtime, alone: list[tuple[int, ...]], count: int
+) -> None:
+    assert _tokens(recorded, PROMPTS[:count], GREEDY) == alone[:count]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_recorded_and_not_recorded_steps_give_the_same_tokens(
+    open_runtime: Callable[..., Runtime], recorded: Runtime, params: SamplingParams
+) -> None:
+    with_graphs = _tokens(recorded, PROMPTS, params)
+    assert recorded.stats()["cuda_graphs"]["replays"] > 0
+    with open_runtime(cuda_graphs="off") as plain:
+        assert _tokens(plain, PROMPTS, params) == with_graphs
+        assert plain.stats()["cuda_graphs"]["replays"] == 0
+
+
+def test_eager_and_compiled_give_the_same_tokens(
+    open_runtime: Callable[..., Runtime], alone: list[tuple[int, ...]]
+) -> None:
+    with open_runtime(compile=False) as eager:
+        assert _tokens(eager, PROMPTS, GREEDY) == alone
+
+
+@pytest.mark.parametrize("attention", ["cuda", "triton", "reference"])
+def test_every_attention_backend_gives_the_same_tokens(
+    open_runtime: Callable[..., Runtime], alone: list[tuple[int, ...]], attention: str
+) -> None:
+    with open_runtime(attention=attention, cuda_graphs="off", block_size=16) as runtime:
+        assert _tokens(runtime, PROMPTS[:6], GREEDY) == alone[:6]
+
+
+def test_blocks_that_move_and_batches_that_shrink_are_honoured_by_replays(
+    open_runtime: Callable[..., Runtime], alone: list[tuple[int, ...]]
+) -> None:
+    """A cache so small that requests are preempted: tables change between two replays of one recording."""
+    with open_runtime(num_kv_blocks=17, block_size=16) as runtime:
+        assert _tokens(runtime, PROMPTS, GREEDY) == alone
+        stats = runtime.stats()
+        assert stats["preemptions"] > 0
+        assert stats["cuda_graphs"]["padded_tokens"] > 0
+        assert stats["blocks"]["free"] == stats["blocks"]["total"]
+
+
+def test_padding_rows_write_nothing_into_the_cache(open_runtime: Callable[..., Runtime]) -> None:
+    with open_runtime(num_kv_blocks=9) as runtime:
+        caches = runtime._open.engine._model_runner._attention._caches  # where a stray write would show
+        for keys, values in caches:
+            keys.fill_(7.0)
+            values.fill_(7.0)
+        _tokens(runtime, PROMPTS[:3], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+        for keys, values in caches:
+            assert bool((keys[0] == 7.0).all() and (values[0] == 7.0).all()), "the null block was written"
+            assert bool((keys[-1] == 7.0).all()), "a block that no request owned was written"
+
+
+def test_min_tokens_is_honoured_between_recorded_steps(recorded: Runtime) -> None:
+    params = SamplingParams(temperature=1.0, seed=5, min_tokens=12, max_tokens=20)
+    (output,) = recorded.generate([PROMPTS[0]], params)
+    assert len(output.outputs[0].token_ids) >= 12
+
+
+def test_memory_comes_back_after_close(open_runtime: Callable[..., Runtime]) -> None:
+    def used() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    open_runtime().close()
+    before = used()
+    for _ in range(3):
+        with open_runtime() as runtime:
+            _tokens(runtime, PROMPTS[:2], GREEDY)
+    assert used() - before < 64 << 20
