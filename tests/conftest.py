@@ -101,6 +101,12 @@ def tiny_text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder for cache_dir=, so that tests which compile the same thing compile it once."""
+    return tmp_path_factory.mktemp("compile-cache")
+
+
+@pytest.fixture(scope="session")
 def tiny_reference() -> Callable[[Path], Any]:
     """tiny_reference(folder) -> transformers' own eager fp32 model, the oracle."""
 

@@ -1,22 +1,23 @@
-"""The scheduler, its tables and its arena, driven by a model whose next token hashes all tokens before it.
+"""Models to test with: one that hashes what paging shows it, one whose answers are given, and TINY."""
 
-The model sees only the arena: it stores (position, token) in the slot it is given and reads the whole prefix
-back through the block table, so that a wrong id, position, slot, table or length shows as a wrong token.
-"""
-
+import contextlib
+import json
 import random
 import zlib
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from lamina import ClosedError, Runtime
+from lamina.models.registry import ModelDefinition, ParameterSpec, register_model
 from lamina.runtime.block_pool import BlockPool
 from lamina.runtime.input_batch import InputBatch
 from lamina.runtime.kv_cache import KVCacheManager
 from lamina.runtime.request import Request, SamplingParams, check_prompt, stopping_token_ids, total_tokens
 from lamina.runtime.scheduler import Scheduler, SchedulerConfig
 
-VOCAB = 11
+VOCAB = 11  # of the hashing model
 
 
 def hashed(prefix, banned=()):
@@ -26,7 +27,11 @@ def hashed(prefix, banned=()):
 
 
 class PagedModel:
-    """The part of a model that paging can get wrong."""
+    """The part of a model that paging can get wrong: the next token hashes all tokens before it.
+
+    It sees only the arena: it stores (position, token) in the slot it is given and reads the whole prefix
+    back through the block table, so that a wrong id, position, slot, table or length shows as a wrong token.
+    """
 
     def __init__(self, block_size, next_token):
         self.block_size = block_size
@@ -149,3 +154,92 @@ class Server:
 def make_server():
     """make_server(blocks=..., ...) -> everything an engine has but the engine, with the hashing model."""
     return Server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """TINY gains nothing from threads, and on a busy machine they wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def open_runtime(tiny_folder):
+    """open_runtime(folder=TINY, **settings) -> eager Runtime; the test must leave nothing running in it."""
+    opened = []
+
+    def make(folder=tiny_folder, **settings):
+        opened.append(Runtime.from_pretrained(folder, **{"compile": False} | settings))
+        return opened[-1]
+
+    yield make
+    for runtime in opened:
+        with contextlib.suppress(ClosedError):
+            assert_idle(runtime)
+        runtime.close()
+
+
+def assert_idle(runtime):
+    """No request is live and every block is free."""
+    stats = runtime.stats()
+    assert stats["blocks"]["free"] == stats["blocks"]["total"], stats["blocks"]
+    assert stats["requests"]["running"] == stats["requests"]["waiting"] == 0, stats["requests"]
+
+
+@pytest.fixture(scope="session")
+def is_idle():
+    """is_idle(runtime) asserts that no request is live and every block is free."""
+    return assert_idle
+
+
+SCRIPTED = ModelDefinition(
+    parameters=lambda config: {
+        "script": ParameterSpec(
+            shape=(config.max_position_embeddings, config.vocab_size), sources=("script",)
+        )
+    },
+    forward=lambda config, weights, token_ids, positions, attend, ops: weights["script"][positions],
+    logits=lambda config, weights, hidden, ops: hidden,
+)
+
+
+@pytest.fixture
+def scripted(tiny_folder, tmp_path, open_runtime):
+    """scripted(tokens or logits, files={name: JSON}, **settings) -> Runtime whose answers are given.
+
+    The token after position p has the logits of row p, and the last row's from there on: after a prompt of
+    one token the answer is the script. There is no attention, so requests cannot touch each other.
+    """
+    register_model("ScriptedForCausalLM", SCRIPTED)
+    config = json.loads((tiny_folder / "config.json").read_text())
+    config["architectures"] = ["ScriptedForCausalLM"]
+
+    def make(script, *, files=None, **settings):
+        folder = tmp_path / f"scripted-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        contents = {"config.json": {}} | (files or {})
+        contents["config.json"] = config | contents["config.json"]
+        for name, value in contents.items():
+            (folder / name).write_text(json.dumps(value))
+        rows = torch.tensor(script)
+        if rows.dim() == 1:
+            rows = torch.nn.functional.one_hot(rows, config["vocab_size"]) * 20.0
+        missing = config["max_position_embeddings"] - len(rows)
+        save_file({"script": torch.cat([rows, rows[-1:].expand(missing, -1)])}, folder / "model.safetensors")
+        return open_runtime(folder, **settings)
+
+    return make
+
+
+@pytest.fixture
+def worded(bbpe_tokenizer):
+    """worded(*texts) -> the byte-level tokenizer with these texts as tokens, and their ids."""
+
+    def make(*texts):
+        tokenizer = bbpe_tokenizer()
+        tokenizer.add_tokens(list(texts))
+        return tokenizer, tokenizer.convert_tokens_to_ids(list(texts))
+
+    return make
