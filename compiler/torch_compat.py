@@ -87,7 +87,8 @@ def trace_once(
     except Exception as error:
         raise CompileError(f"TorchDynamo could not capture the model in one graph: {error}") from error
     finally:
-        torch._dynamo.reset()
+        with quiet():
+            torch._dynamo.reset()
     return Trace(graph=found["graph"], inputs=found["inputs"], guards=tuple(found["guards"]))
 
 
