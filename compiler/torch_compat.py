@@ -31,10 +31,9 @@ class Trace:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Torch warns of its own old names while it imports and compiles; a user can do nothing about them."""
+    """Torch warns of its own names and defaults while it imports and compiles; no user chose them."""
     with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning):
-            warnings.simplefilter("ignore", category)
+        warnings.simplefilter("ignore")
         yield
 
 
