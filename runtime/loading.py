@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import custom_ops
 from ..common.errors import LoadError
+from ..common.logging import get_logger
 from ..common.store import Store
 from ..compiler.compile import Compiled, Program, compile_program
 from ..compiler.plan import ParameterTable
@@ -32,6 +33,7 @@ from .tokenizer import Tokenizer, load_tokenizer
 IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
 # Fields of a model's config that say nothing about the graph of its forward beyond the shapes of its weights.
 NOT_TRACED = {"bos_token_id", "eos_token_ids", "dtype", "max_position_embeddings", "rope"}
+logger = get_logger("runtime")
 STAGES = ("config", "weights", "tokenizer", "capture", "compile", "load", "kv_cache", "graphs")
 
 
@@ -89,7 +91,14 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
     with ThreadPoolExecutor(max_workers=2) as pool:
         weights_read = pool.submit(_weights, folder, model, definition, config, resolved, progress)
         tokenizer_read = pool.submit(load_tokenizer, folder, override=config.tokenizer)
-        compiled = _compile(folder, model, definition, config, resolved, store, progress)
+
+        def report(stage: str, fraction: float, detail: str) -> None:
+            for read in (weights_read, tokenizer_read):
+                if read.done():
+                    read.result()  # what is damaged is said before the long work of compiling
+            progress(stage, fraction, detail)
+
+        compiled = _compile(folder, model, definition, config, resolved, store, report)
         watch.lap("compile")
         watch.split("compile", compiled.seconds if compiled else {})
         weights = weights_read.result()
@@ -110,12 +119,14 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
     assembled = assemble(parts, progress)
     watch.lap("graphs" if assembled.graphs else "kv_cache")
     eos = {*model.eos_token_ids, *read_generation_config(folder).eos_token_ids}
+    eos |= set(tokenizer.eos_token_ids if tokenizer else ())
+    logger.info("eos token ids: %s; sampling defaults of the model: %s", sorted(eos), _described(defaults))
     return Loaded(
         assembled=assembled,
         parts=parts,
         tokenizer=tokenizer,
         defaults=defaults,
-        eos_token_ids=frozenset(eos | set(tokenizer.eos_token_ids if tokenizer else ())),
+        eos_token_ids=frozenset(eos),
         startup={"imports": IMPORT_SECONDS} | watch.seconds,
     )
 
@@ -143,6 +154,11 @@ def _read_configs(
     model = read_model_config(folder)
     defaults = read_generation_config(folder) if config.generation_defaults else GenerationDefaults()
     return model, find_model(model.architecture), defaults
+
+
+def _described(defaults: GenerationDefaults) -> str:
+    values = ((name, getattr(defaults, name)) for name in ("temperature", "top_k", "top_p", "min_p"))
+    return ", ".join(f"{name} {value}" for name, value in values if value is not None) or "none"
 
 
 def _ops(config: RuntimeConfig) -> Ops:
