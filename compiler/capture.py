@@ -1,5 +1,6 @@
 """One TorchDynamo trace of a model, without its weights, for every number of tokens."""
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from ..common.errors import CompileError
 from ..custom_ops import attention_site
 from . import torch_compat
 from .config import MAX_NUM_TOKENS, TOKENS_HINT
+from .fingerprint import describe, source_line, symbols
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 Forward = Callable[[Mapping[str, Tensor], Tensor, Tensor, Attend], Tensor]
@@ -57,6 +59,9 @@ DISPOSITIONS = {
 }
 
 
+CHECKED_BY_PLAN = re.compile(rf"True|u\d+ >= 0|u\d+ <= {MAX_NUM_TOKENS}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
     """One assumption of the trace and why it cannot break silently."""
@@ -94,6 +99,7 @@ def capture(forward: Forward, weights: Mapping[str, Tensor], device: torch.devic
     names |= {id(token_ids): TOKEN_IDS, id(positions): POSITIONS}
     inputs = {node.name: _input_name(node, value, names) for node, value in traced.inputs}
     drop_size_assertions(traced.graph)
+    _require_one_size(traced.graph, inputs)
     return Captured(
         graph=traced.graph,
         inputs=inputs,
@@ -107,7 +113,12 @@ def _mark_attention(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) ->
 
 
 def _input_name(node: fx.Node, value: object, names: Mapping[int, str]) -> str:
-    if isinstance(value, torch.SymInt) or (isinstance(value, int) and not isinstance(value, bool)):
+    if torch_compat.is_scalar(value):
+        size = str(node.meta["example_value"])
+        if size.isdecimal():
+            raise CompileError(
+                f"a line of the model's forward works for exactly {size} tokens; wanted any number"
+            )
         return NUM_TOKENS
     name = names.get(id(value))
     if name is None:
@@ -128,11 +139,38 @@ def _classify(kind: str, subject: str, text: str) -> Guard:
 
 
 def drop_size_assertions(module: fx.GraphModule) -> None:
-    """Remove the asserts on the token dimension: the plan checks its inputs itself, once a call."""
+    """Remove the asserts on the token dimension: the plan checks its inputs itself, once a call.
+
+    Raises CompileError for one that the plan does not check, since the model would be run where it is wrong.
+    """
     graph = module.graph
     for node in reversed(list(graph.nodes)):
         is_assertion = node.op == "call_function" and torch_compat.is_size_assertion(node.target)
+        if is_assertion and not CHECKED_BY_PLAN.fullmatch(_condition(node)):
+            raise CompileError(
+                f"the model runs only for numbers of tokens with {_condition(node)}; "
+                f"wanted 1 to {MAX_NUM_TOKENS}{source_line(node)}"
+            )
         is_scalar = torch_compat.is_scalar(node.meta.get("example_value"))
         if is_assertion or (node.op in ("call_function", "call_method") and is_scalar and not node.users):
             graph.erase_node(node)
     module.recompile()
+
+
+def _condition(assertion: fx.Node) -> str:
+    """What an assertion asserts, by the symbols of its sizes."""
+    asserted = assertion.args[0]
+    return str(asserted.meta.get("example_value") if isinstance(asserted, fx.Node) else asserted)
+
+
+def _require_one_size(module: fx.GraphModule, inputs: Mapping[str, str]) -> None:
+    """Refuse a size or number that depends on the values of tensors; only the number of tokens may vary."""
+    known = {
+        symbol for node in module.graph.find_nodes(op="placeholder") for symbol in symbols(describe(node))
+    }
+    for node in module.graph.nodes:
+        if node.name not in inputs and symbols(describe(node)) - known:
+            raise CompileError(
+                f"{node.name}{describe(node)} depends on the values of tensors; wanted the same computation "
+                f"for all values{source_line(node)}"
+            )

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import fx
@@ -10,7 +11,7 @@ from torch import fx
 from ..common.errors import CompileError
 from . import torch_compat
 
-_SYMBOL = re.compile(r"\b[us]\d+\b")
+_SYMBOL = re.compile(r"\b(?:[us]|zu?f)\d+\b")
 
 
 def canonical_text(graph: fx.Graph) -> str:
@@ -23,7 +24,7 @@ def canonical_text(graph: fx.Graph) -> str:
             f", {key}={_argument(value, numbers)}" for key, value in sorted(node.kwargs.items())
         )
         target = "" if node.op in ("placeholder", "output") else _target(node)
-        lines.append(f"{numbers[node]} = {node.op} {target}({arguments}{keywords}){_describe(node)}")
+        lines.append(f"{numbers[node]} = {node.op} {target}({arguments}{keywords}){describe(node)}")
     return _one_symbol("\n".join(lines))
 
 
@@ -59,20 +60,36 @@ def _argument(value: object, numbers: dict[fx.Node, str]) -> str:
     return str(value) if isinstance(value, (torch.dtype, torch.device, torch.SymInt)) else repr(value)
 
 
-def _describe(node: fx.Node) -> str:
+def describe(node: fx.Node) -> str:
+    """Dtype, shape, strides and device of a node's tensors, or the size that it stands for."""
     value = node.meta.get("val", node.meta.get("example_value"))
     values = value if isinstance(value, (tuple, list)) else (value,)
     described = [
         f"{item.dtype}{list(item.shape)}{list(item.stride())}@{item.device.type}"
-        for item in values
         if isinstance(item, torch.Tensor)
+        else str(item)
+        for item in values
+        if isinstance(item, torch.Tensor) or torch_compat.is_scalar(item)
     ]
     return " : " + " ".join(described).replace("torch.", "") if described else ""
 
 
+def symbols(text: str) -> set[str]:
+    """The symbolic sizes and numbers that a text names."""
+    return set(_SYMBOL.findall(text))
+
+
+def source_line(node: fx.Node) -> str:
+    """Where the model's code asked for a node, as the end of a message; "" where that is not known."""
+    frames = (node.meta.get("stack_trace") or "").split("  File ")
+    own = str(Path(__file__).parent)
+    return "" if own in frames[-1] or len(frames) == 1 else "\n  File " + frames[-1].rstrip()
+
+
 def _one_symbol(text: str) -> str:
-    """Every piece has one symbolic size, T; two would mean that the trace was specialised or split badly."""
-    symbols = sorted(set(_SYMBOL.findall(text)))
-    if len(symbols) > 1:
-        raise CompileError(f"a piece has the symbolic sizes {symbols}; wanted one, the number of tokens")
+    """Every piece has one symbolic size, T; two would mean that the trace was split badly."""
+    if len(symbols(text)) > 1:
+        raise CompileError(
+            f"a piece has the symbolic sizes {sorted(symbols(text))}; wanted one, the number of tokens"
+        )
     return _SYMBOL.sub("T", text)

@@ -48,7 +48,7 @@ def split(module: fx.GraphModule, input_names: Mapping[str, str]) -> SplitModel:
     owner = _assign_pieces(nodes)
     names = {node: input_names.get(node.name, f"%{node.name}") for node in module.graph.nodes}
     calls: list[PieceCall | AttentionCall] = []
-    for index in range(max(owner.values()) + 1):
+    for index in range(max(owner.values(), default=-1) + 1):
         members = [node for node in nodes if owner[node] == index]
         if is_attention(members[0]):
             calls.append(_attention_call(members[0], names))
@@ -56,7 +56,7 @@ def split(module: fx.GraphModule, input_names: Mapping[str, str]) -> SplitModel:
             calls.append(_piece_call(members, names))
     (results,) = module.graph.output_node().args
     if not isinstance(results, (tuple, list)) or len(results) != 1 or not isinstance(results[0], fx.Node):
-        raise CompileError(f"a model's forward must return one tensor; the captured graph returns {results}")
+        raise CompileError(f"a model's forward must compute one tensor; the captured graph returns {results}")
     return SplitModel(calls=tuple(calls), result=names[results[0]])
 
 

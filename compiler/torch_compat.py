@@ -82,12 +82,14 @@ def trace_once(
     )
     try:
         with torch.no_grad(), quiet():
-            compiled(weights, token_ids, positions)
+            returned = compiled(weights, token_ids, positions)
     except Exception as error:
         raise CompileError(f"TorchDynamo could not capture the model in one graph: {error}") from error
     finally:
         with quiet():
             torch._dynamo.reset()
+    if not isinstance(returned, Tensor):
+        raise CompileError(f"a model's forward returned {type(returned).__name__}; wanted one tensor")
     return Trace(graph=found["graph"], inputs=found["inputs"], guards=tuple(found["guards"]))
 
 
@@ -357,14 +359,10 @@ def toolchain(device: torch.device) -> dict[str, str]:
     }
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        return stamp | {"cuda": str(torch.version.cuda), "sm": f"{major}{minor}", "triton": _triton_version()}
+        triton = importlib.import_module("triton")  # comes with CUDA builds of torch only
+        card = {"cuda": str(torch.version.cuda), "sm": f"{major}{minor}", "triton": str(triton.__version__)}
+        return stamp | card
     return stamp | {"isa": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads())}
-
-
-def _triton_version() -> str:
-    import triton  # type: ignore[import-not-found]  # comes with CUDA builds of torch only
-
-    return str(triton.__version__)
 
 
 def fake_tensors(

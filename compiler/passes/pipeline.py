@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from ...common.errors import CompileError
+from ..fingerprint import source_line
 from .add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from .canonicalise import CANONICALISE
 from .graph import Pass, PassReport, is_mutating
@@ -43,13 +44,19 @@ def select(names: Sequence[str] | None, numerics: str) -> tuple[Pass, ...]:
 def rewrite(graph: fx.Graph, passes: Sequence[Pass]) -> Rewritten:
     """Run the passes one after another; the given graph stays as it is.
 
-    Raises CompileError where the graph writes into a tensor: a pass moves and merges what must not change.
+    Raises CompileError for what no piece may hold: a write, over which nothing could be moved or merged, and
+    a tensor that is not an input, which no generated source could hold.
     """
     for node in graph.nodes:
         if is_mutating(node):
             raise CompileError(
                 f"{node.name} ({node.target}) writes into a tensor; between attention calls a model's "
-                f"forward must only compute\n{node.meta.get('stack_trace') or ''}"
+                f"forward must only compute{source_line(node)}"
+            )
+        if node.op == "get_attr":
+            raise CompileError(
+                f"the tensor {node.target} is made by the model's own code; a model must take every tensor "
+                f"from its weights{''.join(source_line(user) for user in node.users)}"
             )
     reports = []
     for step in passes:

@@ -1,0 +1,79 @@
+"""A small LLaMA as the compiler is handed it, with its weights and its eager result."""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lamina.compiler.compile import Program
+from lamina.custom_ops.paged_attention.reference import dense_attention
+from lamina.models import llama
+from lamina.models.config import ModelConfig
+from lamina.models.layers import EXACT_OPS, FAST_OPS, Ops
+from lamina.models.llama import LLAMA
+from lamina.models.rope import rope_tables
+from lamina.models.weights import dummy_weights
+
+CPU = torch.device("cpu")
+SIZES = {
+    "architecture": "LlamaForCausalLM",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 256,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny:
+    """A model without a checkpoint: its program for the compiler, and itself to compare with."""
+
+    config: ModelConfig
+    ops: Ops
+    program: Program
+    weights: dict[str, Tensor]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
+        out.copy_(dense_attention(query, key, value, self.config.head_dim**-0.5))
+
+    def tokens(self, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """Ids and positions of a sequence, the same at every call."""
+        generator = torch.Generator().manual_seed(num_tokens)
+        ids = torch.randint(self.config.vocab_size, (num_tokens,), generator=generator, dtype=torch.int32)
+        return ids, torch.arange(num_tokens, dtype=torch.int32)
+
+    def eager(self, num_tokens: int) -> Tensor:
+        with torch.no_grad():
+            ids, positions = self.tokens(num_tokens)
+            return LLAMA.forward(self.config, self.weights, ids, positions, self.attend, self.ops)
+
+
+def make_tiny(*, dtype: torch.dtype = torch.float32, exact: bool = False, **sizes: Any) -> Tiny:
+    """A TINY model with some sizes changed."""
+    config = ModelConfig(**SIZES | sizes)
+    ops = EXACT_OPS if exact else FAST_OPS
+    weights = dummy_weights(LLAMA, config, dtype=dtype, device=CPU, seed=0)
+    cos, sin = rope_tables(config, max_model_len=256, dtype=dtype, device=CPU)
+    weights |= {"rope_cos": cos, "rope_sin": sin}
+    program = Program(
+        forward=partial(_forward, config, ops),
+        parameters={name: (tuple(weight.shape), weight.dtype) for name, weight in weights.items()},
+        key={name: value for name, value in asdict(config).items() if name not in ("dtype", "rope")},
+        sources=(Path(llama.__file__),),
+        device=CPU,
+    )
+    return Tiny(config=config, ops=ops, program=program, weights=weights)
+
+
+def _forward(
+    config: ModelConfig, ops: Ops, weights: Any, ids: Tensor, positions: Tensor, attend: Any
+) -> Tensor:
+    return LLAMA.forward(config, weights, ids, positions, attend, ops)
