@@ -182,11 +182,11 @@ class Runtime:
         """What is loaded, for one thread at a time; then whatever was abandoned meanwhile is aborted."""
         try:
             with self._lock:
-                self._is_held = True
+                before, self._is_held = self._is_held, True
                 try:
                     yield self._open
                 finally:
-                    self._is_held = False
+                    self._is_held = before
         finally:
             self._abort_abandoned()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import random
 import zlib
 
@@ -192,6 +193,14 @@ def assert_idle(runtime):
 def is_idle():
     """is_idle(runtime) asserts that no request is live and every block is free."""
     return assert_idle
+
+
+@pytest.fixture
+def said(monkeypatch, caplog):
+    """said() -> what Lamina has logged in this test, from INFO up."""
+    monkeypatch.setattr(logging.getLogger("lamina"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="lamina")
+    return lambda: caplog.messages
 
 
 SCRIPTED = ModelDefinition(
