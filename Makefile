@@ -63,7 +63,7 @@ wheel-test: $(STAMP)
 
 cuda: $(STAMP)
 	@if command -v nvcc || command -v /usr/local/cuda/bin/nvcc || command -v "$$CUDA_HOME/bin/nvcc"; then \
-		$(BIN)/python -m lamina.custom_ops.build_cuda $(ARGS); \
+		$(BIN)/python -m lamina.custom_ops $(ARGS); \
 	else echo "no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda: the CUDA kernels were not compiled"; fi
 
 clean:

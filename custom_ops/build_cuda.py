@@ -1,10 +1,8 @@
 """CUDA kernels: csrc/<op>/cuda.cu compiled once by nvcc alone for the card at hand, kept in the store."""
 
-import argparse
 import ctypes
 import functools
 import shutil
-import time
 from pathlib import Path
 
 import torch
@@ -15,7 +13,6 @@ from ..common.store import Store
 from .build import CSRC, find_or_build, first_error, hash_factors, keep, logger, read_sources, run_tool
 
 FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-Xcompiler=-fPIC", "-shared")
-ARCHITECTURES = ("sm_80", "sm_90", "sm_120")  # what `make cuda` proves to compile
 TOOLKIT = Path("/usr/local/cuda")
 
 
@@ -66,21 +63,3 @@ def _build(op: str, architecture: str, csrc: Path, store: Store, key: str, nvcc:
             output = result.stderr + result.stdout
             raise KernelBuildError(f"the CUDA kernel of {op} did not compile: {first_error(output)}")
         return keep(store, key, target, op=op, architecture=architecture)
-
-
-def main() -> None:
-    """Compile every CUDA kernel, or those named, for each architecture; no card is needed."""
-    known = sorted(path.parent.name for path in CSRC.glob("*/cuda.cu"))
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("ops", nargs="*", metavar="OP", help=f"one of {', '.join(known)}; default: all")
-    parser.add_argument("--arch", nargs="+", default=ARCHITECTURES, help="default: %(default)s")
-    options = parser.parse_args()
-    for op in options.ops or known:
-        for architecture in options.arch:
-            start = time.monotonic()
-            build_cuda(op, architecture, CSRC, Store())
-            print(f"{op} {architecture}: {time.monotonic() - start:.1f} s", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -98,7 +98,7 @@ extern "C" {
 int64_t paged_attention_arguments_size() { return sizeof(PagedAttentionArguments); }
 
 // What a launch of this kind is like on the current device: query rows a block, blocks that the device holds at once,
-// floats that a split leaves in the workspace.
+// floats that a split leaves in the workspace. To be asked once before the first launch, which it makes possible.
 int paged_attention_shape(int dtype, int kind, int64_t head_dim, int64_t* rows, int64_t* blocks,
                           int64_t* partial_floats) {
   return lamina::with_shape(dtype, kind, head_dim, [&](auto shape) -> int {
@@ -121,8 +121,6 @@ int paged_attention(const PagedAttentionArguments* p) {
   return lamina::with_shape(static_cast<int>(p->dtype), static_cast<int>(p->kind), p->head_dim, [&](auto shape) -> int {
     using S = decltype(shape);
     const auto a = lamina::unpack<S>(*p);
-    const cudaError_t error = lamina::prepare<S>();
-    if (error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(a.num_tiles * a.num_kv_heads), static_cast<unsigned>(p->num_splits));
     const auto stream = reinterpret_cast<cudaStream_t>(p->stream);
     lamina::paged_attention_kernel<S><<<grid, S::kThreads, S::kSharedBytes, stream>>>(a);

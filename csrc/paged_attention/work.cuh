@@ -58,6 +58,7 @@ struct Shape {
   static constexpr int kSharedBytes = kWorkBytes > kResultBytes ? kWorkBytes : kResultBytes;
   static constexpr int kPartialFloats = kRows * (kDim + 2);
   static constexpr int kMinBlocks = kMany ? 2 : dim <= 64 ? 4 : 3;
+  static_assert(kSharedBytes <= 99 * 1024, "the smallest cards have no more");
   static_assert(kStages >= 1, "one stage of keys and values must fit");
 };
 

@@ -1,0 +1,28 @@
+"""python -m lamina.custom_ops [OP …]: compile the CUDA kernels ahead of use; no card is needed."""
+
+import argparse
+import time
+
+from ..common.store import Store
+from .build import CSRC
+from .build_cuda import build_cuda
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+
+
+def main() -> None:
+    """Compile every CUDA kernel, or those named, for each architecture; no card is needed."""
+    known = sorted(path.parent.name for path in CSRC.glob("*/cuda.cu"))
+    parser = argparse.ArgumentParser(prog="python -m lamina.custom_ops", description=main.__doc__)
+    parser.add_argument("ops", nargs="*", metavar="OP", help=f"one of {', '.join(known)}; default: all")
+    parser.add_argument("--arch", nargs="+", default=ARCHITECTURES, help="default: %(default)s")
+    options = parser.parse_args()
+    for op in options.ops or known:
+        for architecture in options.arch:
+            start = time.monotonic()
+            build_cuda(op, architecture, CSRC, Store())
+            print(f"{op} {architecture}: {time.monotonic() - start:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

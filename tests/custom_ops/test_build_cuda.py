@@ -1,0 +1,91 @@
+"""CUDA kernels are compiled once a card, by the nvcc asked for; here a stand-in compiles them as C++."""
+
+import ctypes
+import stat
+from pathlib import Path
+
+import pytest
+
+from lamina.common.errors import KernelBuildError
+from lamina.common.store import Store
+from lamina.custom_ops import build_cuda as module
+from lamina.custom_ops.build_cuda import build_cuda, find_nvcc
+
+NVCC = """#!/bin/sh
+if [ "$1" = --version ]; then echo "a stand-in for nvcc"; exit; fi
+echo "$@" >> "$0.log"
+for word; do case $word in -I*) include=$word;; *.cu) source=$word;; *.so) target=$word;; esac; done
+c++ -x c++ -fPIC -shared "$include" "$source" -o "$target"
+"""
+
+
+@pytest.fixture
+def csrc(tmp_path: Path) -> Path:
+    """A csrc/ with one small op."""
+    folder = tmp_path / "csrc"
+    (folder / "op").mkdir(parents=True)
+    (folder / "include").mkdir()
+    (folder / "op" / "cuda.cu").write_text(
+        '#include "shared.cuh"\nextern "C" int answer() { return ANSWER; }\n'
+    )
+    (folder / "include" / "shared.cuh").write_text("#define ANSWER 42\n")
+    return folder
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler in CUDA_HOME, which notes each of its runs in nvcc.log."""
+    path = tmp_path / "toolkit" / "bin" / "nvcc"
+    path.parent.mkdir(parents=True)
+    path.write_text(NVCC)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store(tmp_path / "store")
+
+
+def runs(nvcc: Path) -> list[str]:
+    return Path(f"{nvcc}.log").read_text().splitlines()
+
+
+def test_a_kernel_is_built_once_for_each_architecture(csrc: Path, store: Store, nvcc: Path) -> None:
+    built = [build_cuda("op", arch, csrc, store) for arch in ("sm_80", "sm_90", "sm_80", "sm_90")]
+    assert ctypes.CDLL(str(built[0])).answer() == 42
+    assert [line.count(arch) for line, arch in zip(runs(nvcc), ("sm_80", "sm_90"), strict=True)] == [1, 1]
+
+
+def test_a_changed_header_is_another_kernel_and_a_changed_cpu_source_is_not(
+    csrc: Path, store: Store, nvcc: Path
+) -> None:
+    build_cuda("op", "sm_90", csrc, store)
+    (csrc / "op" / "cpu.cpp").write_text("// none of nvcc's business\n")
+    build_cuda("op", "sm_90", csrc, store)
+    assert len(runs(nvcc)) == 1
+    (csrc / "include" / "shared.cuh").write_text("#define ANSWER 43\n")
+    assert ctypes.CDLL(str(build_cuda("op", "sm_90", csrc, store))).answer() == 43
+
+
+def test_a_failure_shows_the_first_error(csrc: Path, store: Store, nvcc: Path) -> None:
+    (csrc / "op" / "cuda.cu").write_text("int first = unknown_one;\nint second = unknown_two;\n")
+    with pytest.raises(KernelBuildError, match=r"CUDA kernel of op did not compile: .*unknown_one") as caught:
+        build_cuda("op", "sm_90", csrc, store)
+    assert "unknown_two" not in str(caught.value)
+
+
+def test_a_toolkit_without_nvcc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(KernelBuildError, match="has no bin/nvcc; correct or unset it"):
+        find_nvcc()
+
+
+def test_a_machine_without_nvcc_is_told_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(module, "TOOLKIT", tmp_path)
+    with pytest.raises(KernelBuildError, match="install the CUDA toolkit or set CUDA_HOME"):
+        find_nvcc()
