@@ -106,17 +106,22 @@ class BoundPlan:
         values = self._values.copy()
         values[:3] = token_ids, positions, num_tokens
         for step in self._steps:
-            arguments = [values[slot] for slot in step.inputs]
-            if step.call is None:
-                attend(step.layer, *arguments)
-            else:
-                results = run_piece(step.call, arguments) if run_piece else step.call(arguments)
-                for slot, value in zip(step.outputs, results, strict=True):
-                    values[slot] = value
-            for slot in step.done:
-                values[slot] = None
+            _advance(step, values, attend, run_piece)
         result: Tensor = values[self._result]
         return result
+
+
+def _advance(step: _SlotStep, values: list[Any], attend: Attend, run_piece: RunPiece | None) -> None:
+    """One step; what it reads for the last time is let go first, so that a piece frees it while it runs."""
+    arguments = [values[slot] for slot in step.inputs]
+    for slot in step.done:
+        values[slot] = None
+    if step.call is None:
+        attend(step.layer, *arguments)
+        return
+    results = run_piece(step.call, arguments) if run_piece else step.call(arguments)
+    for slot, value in zip(step.outputs, results, strict=True):
+        values[slot] = value
 
 
 def _slot_steps(plan: Plan, slots: Mapping[str, int], kept: set[int]) -> tuple[_SlotStep, ...]:

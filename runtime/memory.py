@@ -42,7 +42,7 @@ def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: flo
         raise ConfigError(
             f"{available / 2**30:.1f} GiB are available, the weights take "
             f"{weight_bytes(model, resolved.dtype) / 2**30:.1f} GiB and a block of KV cache "
-            f"{per_block / 2**20:.1f} MiB: raise memory_fraction, use a smaller dtype, or free memory"
+            f"{per_block / 2**20:.1f} MiB: raise memory_fraction, lower block_size, or use a smaller dtype"
         )
     return blocks
 

@@ -61,7 +61,7 @@ class Runtime:
         The prompt is checked now and queued when the first piece is asked for; closing the iterator, or
         dropping it, aborts the request.
         """
-        return self._stream(self._prepare(prompt, params))
+        return self._stream(self._prepare(_checked_kind(prompt), params))
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
@@ -230,13 +230,18 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many: a list of integers is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise RequestError(f"prompts is {prompts!r:.80}; wanted text, token ids, or a list of either")
-    if not prompts:
+    if not _checked_kind(prompts):
         raise RequestError("prompts is empty; wanted at least one prompt")
     if all(isinstance(item, (str, Sequence)) for item in prompts):
         return list(prompts)  # type: ignore[arg-type]
     return [prompts]  # type: ignore[list-item]
+
+
+def _checked_kind(prompts: Any) -> Any:
+    """What was given, if it is of a kind that can be a prompt or many."""
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise RequestError(f"prompts is {prompts!r:.80}; wanted text, token ids, or a list of either")
+    return prompts
 
 
 def _one_each(params: Params, count: int) -> Sequence[SamplingParams | None]:

@@ -1,6 +1,8 @@
 // Keys and values: heads of the tokens of one step, and the paged cache that is addressed by slot.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 namespace lamina {

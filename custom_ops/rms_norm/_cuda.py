@@ -16,9 +16,10 @@ def load() -> Callable[..., Tensor]:
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = x.new_empty(x.shape)
         x, x_stride = as_rows(x)
+        weight = weight.contiguous()
         kernel(
             x.device,
-            *(x.data_ptr(), weight.contiguous().data_ptr(), out.data_ptr()),
+            *(x.data_ptr(), weight.data_ptr(), out.data_ptr()),
             *(num_rows(x), x.shape[-1], x_stride),
             *(eps, DTYPES[x.dtype]),
         )
