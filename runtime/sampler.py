@@ -78,12 +78,16 @@ def exponential_noise(keys: Tensor, counters: Tensor) -> Tensor:
     Integer operations up to the last step, hence the same on every device. Values lie between 2**-33 and 17.
     """
     bits = (counters * -1640531527) ^ keys[:, :1]
-    bits *= keys[:, 1:] | 1
-    bits ^= bits >> 15
-    bits *= 739982445
-    bits ^= bits >> 16  # the shift keeps the sign, so this clears it: 31 bits are left
+    bits = _stir(bits, 16, -2048144789) + keys[:, 1:]
+    bits = _stir(_stir(bits, 13, -1028477387), 16, 2146121005)
+    bits = (bits ^ bits >> 15) & 0x7FFFFFFF
     uniform = bits.float().mul_(2**-31 * (1 - 2**-24)).add_(2**-33)
     return uniform.neg_().log1p_().neg_()
+
+
+def _stir(bits: Tensor, shift: int, factor: int) -> Tensor:
+    """A bijection of int32 words that lets high bits reach low ones, then low bits high ones."""
+    return (bits ^ (bits >> shift & (1 << 32 - shift) - 1)) * factor
 
 
 def row_keys(seeds: Tensor, positions: Tensor) -> Tensor:

@@ -386,6 +386,23 @@ def test_small_noise_which_decides_races_has_the_right_frequency() -> None:
     assert noise.max() < 17
 
 
+@pytest.mark.parametrize("ids", [(0, 256, 512, 1, 257), (3, 17, 300, 411, 590), (0, 1, 2, 3, 4)], ids=str)
+@pytest.mark.parametrize("axis", ["positions", "seeds"])
+def test_the_two_stages_of_a_race_are_independent_of_each_other(ids: tuple[int, ...], axis: str) -> None:
+    runs, draws, odds = 250, 4000, torch.tensor([0.4, 0.25, 0.15, 0.12, 0.08])
+    steps = torch.arange(runs * draws)
+    zeros = torch.zeros_like(steps)
+    keys = row_keys(steps, zeros) if axis == "seeds" else row_keys(zeros, steps)
+    chunk = torch.tensor(ids) // 256
+    masses = torch.zeros(3).index_add_(0, chunk, odds)
+    winner = (masses / exponential_noise(keys, torch.tensor([-1, -2, -3], dtype=torch.int32))).argmax(-1)
+    scores = odds / exponential_noise(keys, torch.tensor(ids, dtype=torch.int32))
+    drawn = scores.masked_fill_(chunk != winner.unsqueeze(-1), -1.0).argmax(-1).view(runs, draws)
+    counts = torch.nn.functional.one_hot(drawn, 5).sum(1).double()
+    statistic = ((counts - odds * draws) ** 2 / (odds * draws)).sum(-1)  # chi-square, 4 degrees of freedom
+    assert abs(statistic.mean().item() - 4) < 4 * math.sqrt(8 / runs)
+
+
 def test_seed_and_position_zero_give_ordinary_noise() -> None:
     noise = exponential_noise(
         row_keys(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)),
