@@ -1,4 +1,4 @@
-"""The noise behind draws: uniform, and independent along seeds, positions, token ids and the stages of a race."""
+"""The noise behind draws: uniform, independent along seeds, positions, ids and the stages of a race."""
 
 import math
 
