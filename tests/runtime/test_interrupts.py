@@ -1,0 +1,190 @@
+"""Ctrl-C at any line, and errors at any depth of a step: what was asked ends, and the engine goes on."""
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lamina
+from lamina import Runtime, SamplingParams
+from lamina.runtime.model_runner import ModelRunner, StepHandle
+
+ENGINE = str(Path(lamina.__file__).parent / "runtime")
+PROMPTS = [[5], [7, 8, 9], [11] * 6]
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+# A cache so small that requests wait and are preempted, so that an interrupt may hit that, too.
+SMALL = {"block_size": 2, "num_kv_blocks": 10, "max_num_batched_tokens": 5, "compile": False}
+
+
+def interrupt_at_line(count):
+    """A trace function that presses Ctrl-C at the count-th line of the runtime's own code from now on."""
+    left = [count]
+
+    def trace(frame, event, argument):
+        if not frame.f_code.co_filename.startswith(ENGINE):
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+def tokens(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def runtime(tiny_text_folder):
+    with Runtime.from_pretrained(tiny_text_folder, **SMALL) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def right(runtime):
+    return tokens(runtime.generate(PROMPTS, GREEDY))
+
+
+@pytest.fixture(scope="module")
+def num_lines(runtime):
+    """Lines of the runtime's code that the three prompts take."""
+    lines = [0]
+
+    def count(frame, event, argument):
+        lines[0] += event == "line" and frame.f_code.co_filename.startswith(ENGINE)
+        return count if frame.f_code.co_filename.startswith(ENGINE) else None
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        runtime.generate(PROMPTS, GREEDY)
+    finally:
+        sys.settrace(before)
+    return lines[0]
+
+
+@given(place=st.floats(0, 1), is_streamed=st.booleans())
+def test_an_interrupt_at_any_line_frees_every_block_and_changes_no_later_answer(
+    runtime, right, num_lines, is_idle, place, is_streamed
+):
+    """Another stream is under way: it goes on with its own tokens, or says that it was aborted."""
+    bystander = runtime.stream([13], GREEDY)
+    received = [next(bystander)]
+    before = sys.gettrace()
+    sys.settrace(interrupt_at_line(1 + int(place * num_lines)))
+    try:
+        if is_streamed:
+            list(runtime.stream(PROMPTS[1], GREEDY))
+        else:
+            runtime.generate(PROMPTS, GREEDY)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    received += bystander
+    whole = tokens(runtime.generate([[13]], GREEDY))[0]
+    got = tuple(token for delta in received for token in delta.token_ids)
+    assert got == whole[: len(got)]
+    assert received[-1].finish_reason == ("length" if got == whole else "abort")
+    is_idle(runtime)
+    runtime._loaded.engine.scheduler.check()
+    assert tokens(runtime.generate(PROMPTS, GREEDY)) == right
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])
+@pytest.mark.parametrize("where", [(ModelRunner, "execute"), (StepHandle, "token_ids")])
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_a_step_that_fails_at_the_model_ends_the_call_and_leaves_others_where_they_stood(
+    runtime, right, is_idle, monkeypatch, error, where, step
+):
+    owner, name = where
+    original, calls = getattr(owner, name), []
+
+    def fail_once(*arguments):
+        calls.append(None)
+        if len(calls) == step:
+            raise error("once")
+        return original(*arguments)
+
+    bystander = runtime.stream(PROMPTS[0], GREEDY)
+    received = [next(bystander)]
+    monkeypatch.setattr(owner, name, fail_once)
+    with pytest.raises(error, match="once"):
+        runtime.generate(PROMPTS[1:], GREEDY)
+    received += bystander
+    assert tuple(token for delta in received for token in delta.token_ids) == right[0]
+    is_idle(runtime)
+    assert tokens(runtime.generate(PROMPTS, GREEDY)) == right
+
+
+def test_a_model_that_always_fails_fails_each_caller_and_nobody_hangs(runtime, right, is_idle, monkeypatch):
+    def fail(self, plan):
+        raise RuntimeError("always")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "execute", fail)
+        errors = []
+
+        def ask():
+            try:
+                runtime.generate(PROMPTS, GREEDY)
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert errors == ["always"] * 3
+    is_idle(runtime)
+    assert tokens(runtime.generate(PROMPTS, GREEDY)) == right
+
+
+def test_threads_that_generate_at_once_get_their_own_tokens(runtime, right, is_idle):
+    answers, streams = {}, {}
+
+    def generate(number):
+        answers[number] = [tokens(runtime.generate(PROMPTS, GREEDY)) for _ in range(3)]
+
+    def stream(number):
+        streams[number] = [list(runtime.stream(prompt, GREEDY)) for prompt in PROMPTS]
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n, ask in enumerate([generate, stream] * 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert list(answers.values()) == [[right] * 3] * 2
+    for received in streams.values():
+        assert [tuple(t for delta in deltas for t in delta.token_ids) for deltas in received] == right
+    is_idle(runtime)
+
+
+def test_closing_while_others_generate_ends_them_with_an_answer_or_a_clear_error(tiny_folder):
+    endings = []
+    runtime = Runtime.from_pretrained(tiny_folder, compile=False)
+    started = threading.Barrier(3)
+
+    def ask():
+        started.wait()
+        try:
+            output = runtime.generate([[5]], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+            endings.append(output[0].outputs[0].finish_reason)
+        except lamina.ClosedError:
+            endings.append("closed")
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    runtime.close()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert set(endings) <= {"abort", "closed", "length"}
+    assert len(endings) == 2
