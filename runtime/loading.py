@@ -31,6 +31,8 @@ from .engine import Engine
 from .tokenizer import Tokenizer, load_tokenizer
 
 IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
+# Of an op, what a trace goes through; its kernels and their selection are not part of a piece.
+TRACED_OP_FILES = ("op.py", "reference.py", "precision.py")
 # Fields of a model's config that say nothing about the graph of its forward beyond the shapes of its weights.
 NOT_TRACED = {"bos_token_id", "eos_token_ids", "dtype", "max_position_embeddings", "rope"}
 logger = get_logger("runtime")
@@ -233,5 +235,6 @@ def _compile(
 def traced_sources(definition: ModelDefinition) -> tuple[Path, ...]:
     """The files that a trace of this model reads: its own, the layers, the ops."""
     own = inspect.getsourcefile(inspect.unwrap(definition.forward))
-    ops = sorted(Path(custom_ops.__file__ or "").parent.rglob("*.py"))
+    folder = Path(custom_ops.__file__ or "").parent
+    ops = [path for name in TRACED_OP_FILES for path in sorted(folder.rglob(name))]
     return (*([Path(own)] if own else []), Path(layers.__file__), *ops)
