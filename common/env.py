@@ -1,4 +1,4 @@
-"""Every environment variable Lamina reads, and nothing else reads any."""
+"""Every environment variable Lamina reads or sets, and nothing else touches any."""
 
 import os
 from pathlib import Path
@@ -41,3 +41,9 @@ def cuda_home() -> str | None:
 def hub_token() -> str | None:
     """HF_TOKEN, the access token for model hubs."""
     return os.environ.get("HF_TOKEN") or None
+
+
+def keep_flash_attention_kernels(folder: Path) -> None:
+    """Have flash-attn-4, which reads this at import, keep what it compiles; a user's own choice wins."""
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))

@@ -18,7 +18,7 @@ from .logging import get_logger
 logger = get_logger("store")
 
 # Layout: objects/<2 hex>/<62 hex> · refs/<kind>/<key>.json · folders/<kind>/<key>/
-#         quarantine/ · locks/ · temporary/
+#         outside/<name>/ · quarantine/ · locks/ · temporary/
 
 
 class Store:
@@ -99,6 +99,12 @@ class Store:
             target.parent.mkdir(parents=True, exist_ok=True)
             if not target.exists():
                 os.replace(content, target)
+
+    def outside_folder(self, name: str) -> Path:
+        """A folder for what other software names, locks and checks by rules of its own."""
+        path = self.root / "outside" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
 
     @contextlib.contextmanager
     def temporary_folder(self) -> Iterator[Path]:

@@ -98,6 +98,8 @@ def _select_auto(op: str, device_type: str, dtype: torch.dtype) -> Selected:
                 call = _load(op, name)
             except KernelBuildError as error:
                 obstacle, level = str(error), logging.WARNING
+            except UnsupportedError as error:  # an optional package that is not there
+                obstacle = str(error)
         if obstacle is None:
             reason = "; ".join(obstacles) or "first choice"
             log_once(logger, level, f"{op} on {device_type} {dtype}: {name} ({reason})")

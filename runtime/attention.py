@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..common.errors import UnsupportedError
 from ..custom_ops import registry
+from ..custom_ops.paged_attention.phases import select_by_phase
 from .input_batch import BatchView
 
 NO_WINDOW = -1
@@ -17,7 +18,7 @@ NO_SOFT_CAP = 0.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionBackend:
-    """One provider of both cache ops, with the reason it was taken."""
+    """Providers of both cache ops, with the reason they were taken."""
 
     name: str
     reason: str
@@ -25,12 +26,14 @@ class AttentionBackend:
     paged_attention: Callable[..., Any]
 
 
-def select_backend(name: str, *, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    """The named backend, or the first that runs here for "auto"; UnsupportedError says why one cannot."""
+def select_backend(
+    name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+) -> AttentionBackend:
+    """The named backend, or for "auto" what serves decode and prefill here; UnsupportedError says why not."""
     known = registry.providers("paged_attention")
     if name != "auto" and name not in known:
         raise UnsupportedError(f"attention is {name!r}; wanted auto, {', '.join(known)}")
-    attention = registry.select("paged_attention", device=device, dtype=dtype, provider=name)
+    attention = select_by_phase(name, device=device, dtype=dtype, head_dim=head_dim, block_size=block_size)
     writes = registry.providers("write_kv_cache")
     write = registry.select(
         "write_kv_cache", device=device, dtype=dtype, provider=name if name in writes else "auto"

@@ -88,7 +88,13 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
     folder = _find_folder(config, store, device, progress)
     model, definition, defaults = _read_configs(folder, config)
     resolved = resolve(config, model, resolve_dtype(config.dtype, model.dtype, device), device)
-    attention = select_backend(config.attention, device=device, dtype=resolved.dtype)
+    attention = select_backend(
+        config.attention,
+        device=device,
+        dtype=resolved.dtype,
+        head_dim=model.head_dim,
+        block_size=resolved.block_size,
+    )
     watch.lap("config")
     with ThreadPoolExecutor(max_workers=2) as pool:
         weights_read = pool.submit(_weights, folder, model, definition, config, resolved, progress)

@@ -113,8 +113,9 @@ class ModelRunner:
 
     def profile(self, num_tokens: int, num_seqs: int) -> None:
         """Run the largest step there can be on padding, to see what memory it takes beside the cache."""
+        padding = self._arena.write(EMPTY_PLAN, num_tokens, num_seqs, num_seqs)
         with torch.inference_mode():
-            self._run(self._arena.write(EMPTY_PLAN, num_tokens, num_seqs, num_seqs))
+            self._run(dataclasses.replace(padding, max_query_len=num_tokens))  # loads prefill's kernels too
 
     @property
     def num_eager_steps(self) -> int:
@@ -124,7 +125,8 @@ class ModelRunner:
     def _record(self, graphs: CudaGraphs, key: Decode | Mixed) -> None:
         """Run once, so that modules and workspaces are loaded, then record."""
         if isinstance(key, Mixed):
-            batch = self._arena.write(EMPTY_PLAN, key.size, 1)
+            padding = self._arena.write(EMPTY_PLAN, key.size, 1)
+            batch = dataclasses.replace(padding, max_query_len=key.size)
             self._attention.begin(batch)
             plan = self._forward
             assert isinstance(plan, BoundPlan)

@@ -89,6 +89,18 @@ def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, t
     if head_dim % 8 or head_dim > MAX_HEAD_DIM:
         wanted = f"a multiple of 8 up to {MAX_HEAD_DIM}"
         raise UnsupportedError(f"paged_attention on cuda: head_dim is {head_dim}; wanted {wanted}")
+    check_rows(out, query, key_cache, value_cache)
+    if tables.stride(1) != 1:
+        raise ShapeError(
+            f"paged_attention on cuda: block_tables has strides {tables.stride()}; wanted (…, 1)"
+        )
+    if max(cache.shape[0] * cache.stride(0) for cache in (key_cache, value_cache)) * size > MAX_CACHE_BYTES:
+        raise UnsupportedError(f"paged_attention on cuda: a cache spans more than {MAX_CACHE_BYTES} bytes")
+
+
+def check_rows(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    """Refuse rows that no kernel can load in units of 16 bytes."""
+    size = query.element_size()
     for name, tensor in (
         ("out", out),
         ("query", query),
@@ -103,12 +115,6 @@ def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, t
             raise ShapeError(
                 f"paged_attention on cuda: {got}; wanted rows that start at multiples of 16 bytes"
             )
-    if tables.stride(1) != 1:
-        raise ShapeError(
-            f"paged_attention on cuda: block_tables has strides {tables.stride()}; wanted (…, 1)"
-        )
-    if max(cache.shape[0] * cache.stride(0) for cache in (key_cache, value_cache)) * size > MAX_CACHE_BYTES:
-        raise UnsupportedError(f"paged_attention on cuda: a cache spans more than {MAX_CACHE_BYTES} bytes")
 
 
 def _workspace(device: torch.device, floats: int, units: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
 from ..triton_provider import triton_provider
-from . import _cpu, _cuda, reference
+from . import _cpu, _cuda, _flash_attn, reference
 
 
 def paged_attention(
@@ -110,6 +110,7 @@ define_op(
     providers=(
         _cuda.PROVIDER,
         triton_provider("paged_attention", dtypes=_cuda.PROVIDER.dtypes),
+        _flash_attn.PROVIDER,
         _cpu.PROVIDER,
         Provider(name="reference", load=lambda: reference.paged_attention),
     ),

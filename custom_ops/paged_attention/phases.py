@@ -1,0 +1,75 @@
+"""Which provider of paged attention serves decode and which serves prefill, by what was measured."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...common.errors import UnsupportedError
+from ...common.logging import get_logger, log_once
+from .. import registry
+from ..registry import Call, Selected
+from . import _flash_attn
+
+logger = get_logger("custom_ops")
+
+FLASH = _flash_attn.PROVIDER
+# docs/attention_backends.md has the figures behind both rules.
+LONGEST_DECODE = 16  # queries a sequence; a step with more in any of them is prefill
+MAX_QUERY_LEN = 7  # where the op's arguments hold how many there are
+
+FindFlash = Callable[[torch.device, int, int], _flash_attn.Choice]
+
+
+def select_by_phase(
+    name: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    op: str = "paged_attention",
+    find_flash: FindFlash = _flash_attn.choose,
+) -> Selected:
+    """The named provider for every step; with "auto", one for decode and perhaps another for prefill."""
+    selected = registry.select(op, device=device, dtype=dtype, provider=name)
+    if selected.name == FLASH.name:
+        choice = find_flash(device, head_dim, block_size)
+        if choice.version is None:
+            raise UnsupportedError(f"{op}: {choice.reason}")
+        return selected
+    if name != "auto" or device.type != "cuda":
+        return selected
+    faster, why = _flash_in_prefill(device, dtype, head_dim, block_size, find_flash)
+    if faster:
+        flash = registry.select(op, device=device, dtype=dtype, provider=FLASH.name)
+        served_by, call = f"{selected.name}+{flash.name}", _by_length(selected.call, flash.call)
+        reason = f"{selected.name} in decode ({selected.reason}), {flash.name} in prefill ({why})"
+    else:
+        served_by, call = selected.name, selected.call
+        reason = f"{selected.name} in decode ({selected.reason}) and in prefill ({why})"
+    log_once(logger, logging.INFO, f"attention on {device.type} {dtype}: {reason}")
+    return Selected(name=served_by, call=call, reason=reason)
+
+
+def _flash_in_prefill(
+    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int, find_flash: FindFlash
+) -> tuple[bool, str]:
+    """Whether FlashAttention serves prefill, and why."""
+    obstacle = FLASH.obstacle(device, dtype)
+    if obstacle is not None:
+        return False, obstacle
+    version, _, reason = find_flash(device, head_dim, block_size)
+    if version is None:
+        return False, reason
+    if not version.beats_ours:
+        return False, f"{version.name} was not measured to be faster"
+    return True, f"{version.name} is faster there"
+
+
+def _by_length(decode: Call, prefill: Call) -> Call:
+    def paged_attention(*args: Any) -> Any:
+        return (decode if args[MAX_QUERY_LEN] <= LONGEST_DECODE else prefill)(*args)
+
+    return paged_attention
