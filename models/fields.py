@@ -20,7 +20,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise LoadError(f"{path} cannot be read as JSON: {error}; download it again") from error
     if not isinstance(value, dict):
-        raise LoadError(f"{path} holds {type(value).__name__}, wanted a JSON object")
+        raise LoadError(f"{path} holds {type(value).__name__}, wanted a JSON object; download it again")
     return value
 
 

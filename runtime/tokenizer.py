@@ -114,7 +114,10 @@ def _load_backend(folder: Path) -> Any:
 
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises nothing more precise
-        raise LoadError(f"{_damaged_file(folder)} cannot be read as a tokenizer: {error}") from error
+        raise LoadError(
+            f"{_damaged_file(folder)} cannot be read as a tokenizer: {error}; download it again, or name "
+            "another one with tokenizer="
+        ) from error
 
 
 def _damaged_file(folder: Path) -> Path:
