@@ -1,4 +1,4 @@
-"""lamina::paged_attention on one card, in CUDA graphs, beside Triton, SDPA and flash-attention 4."""
+"""lamina::paged_attention on one card, in CUDA graphs, beside FlashAttention, SDPA and the naive way."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lamina.custom_ops.registry import select
 
@@ -127,31 +128,23 @@ def sdpa(inputs: Inputs) -> Callable[[], Any]:
     return lambda: F.scaled_dot_product_attention(query, keys, values, is_causal=causal, enable_gqa=True)
 
 
-def flash_attention(inputs: Inputs) -> Callable[[], Any]:
-    """flash-attention 4, over the same pages."""
-    from flash_attn.cute import flash_attn_varlen_func
+def naive(inputs: Inputs) -> Callable[[], Any]:
+    """The same by a matrix product, a softmax and a matrix product."""
+    attend = sdpa(inputs)
 
-    shape = inputs.shape
-    _, query, key_cache, value_cache, tables, seq_lens, starts, max_query_len, scale, *_ = inputs.arguments
-    return lambda: flash_attn_varlen_func(
-        query,
-        key_cache,
-        value_cache,
-        cu_seqlens_q=starts,
-        max_seqlen_q=max_query_len,
-        max_seqlen_k=max(shape.context),
-        seqused_k=seq_lens,
-        page_table=tables[:, : -(-max(shape.context) // shape.block_size)].contiguous(),
-        softmax_scale=scale,
-        causal=True,
-    )
+    def call() -> Any:
+        with sdpa_kernel(SDPBackend.MATH):
+            return attend()
+
+    return call
 
 
 CONTENDERS: dict[str, Contender] = {
     "cuda": ours("cuda"),
     "triton": ours("triton"),
+    "flash_attn": ours("flash_attn"),
     "SDPA, dense": sdpa,
-    "flash-attn 4": flash_attention,
+    "naive, dense": naive,
 }
 
 
