@@ -52,7 +52,7 @@ def _is_idle(node: fx.Node) -> bool:
 
 
 def _merge_repeated_calls(graph: fx.Graph, shown: set[fx.Node]) -> int:
-    """Equal pure calls on equal arguments become one; fresh buffers stay apart, since each is written."""
+    """Equal pure calls on equal arguments become one; two that the caller is shown stay apart."""
     merged = 0
     first: dict[object, fx.Node] = {}
     for node in list(graph.nodes):
@@ -64,7 +64,7 @@ def _merge_repeated_calls(graph: fx.Graph, shown: set[fx.Node]) -> int:
         ):
             continue
         key = _key(node)
-        if key is None or _makes_buffer(node):
+        if key is None:
             continue
         original = first.setdefault(key, node)
         if original is not node and (is_view(node) or not {node, original} <= shown):
@@ -73,13 +73,6 @@ def _merge_repeated_calls(graph: fx.Graph, shown: set[fx.Node]) -> int:
             graph.erase_node(node)
             merged += 1
     return merged
-
-
-def _makes_buffer(node: fx.Node) -> bool:
-    name = torch_compat.op_name(node.target)
-    return name.startswith("aten::") and any(
-        word in name for word in ("empty", "zeros", "ones", "full", "clone")
-    )
 
 
 def _key(node: fx.Node) -> object | None:

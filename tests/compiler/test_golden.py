@@ -1,0 +1,89 @@
+"""What the passes make of LLaMA's three pieces, op by op, as pieces.txt holds it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lamina.compiler import torch_compat
+from lamina.compiler.capture import capture
+from lamina.compiler.fingerprint import canonical_text, group_equal
+from lamina.compiler.passes import pipeline
+from lamina.compiler.split import split
+
+from . import checks
+from .tiny import CPU, make_tiny
+
+GOLDEN = Path(__file__).parent / "pieces.txt"
+PLACES = ("first", "middle", "last")
+
+
+def aten_pieces(folder, **changes):
+    """The unique pieces of a TINY model as Inductor is given them, before any pass; no code is generated."""
+    program = make_tiny(**changes).program
+    captured = capture(program.forward, torch_compat.fake_tensors(program.parameters, CPU), CPU)
+    modules = [piece.graph for piece in split(captured.graph, captured.inputs).pieces]
+    first = group_equal(canonical_text(module.graph) for module in modules)
+    found = []
+
+    def stop(graph):
+        found.append(graph)
+        raise torch_compat.AlreadyKnown
+
+    for index in sorted(set(first)):
+        assert torch_compat.generate(modules[index], stop, folder) is None
+    return dict(zip(PLACES, found, strict=True))
+
+
+def op_list(graph):
+    return "".join(f"  {node.target}\n" for node in graph.nodes if node.op == "call_function" and is_op(node))
+
+
+def is_op(node):
+    """Items of a tuple are no ops, and torch versions ask for sizes in different places."""
+    return torch_compat.op_name(node.target) not in ("", "aten::sym_size")
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    return aten_pieces(tmp_path_factory.mktemp("inductor"), dtype=torch.bfloat16, num_layers=3)
+
+
+def test_pieces_are_what_the_file_says(pieces):
+    """Changed on purpose: raise the version of the pass, and put the printed text into the file."""
+    written = ""
+    for place, graph in pieces.items():
+        named = pipeline.rewrite(graph, pipeline.select(None, "exact")).graph
+        lowered = pipeline.rewrite(graph, pipeline.select(None, "fast")).graph
+        written += f"{place}, ops named\n{op_list(named)}{place}, ops lowered\n{op_list(lowered)}"
+    print(written)
+    assert written == GOLDEN.read_text()
+
+
+def test_every_norm_sum_and_gate_of_the_model_is_a_site(pieces):
+    reports = {place: pipeline.rewrite(graph, pipeline.PIPELINE).reports for place, graph in pieces.items()}
+    found = {
+        place: {report.name: report.num_matches for report in reports if report.name != "canonicalise"}
+        for place, reports in reports.items()
+    }
+    silent = {"residual_barrier": 0}  # add_rms_norm's formula widens its sum itself
+    full = silent | {"add_rms_norm": 2, "rms_norm": 0, "silu_and_mul": 1, "lower": 3}
+    assert found["first"] == silent | {"add_rms_norm": 0, "rms_norm": 1, "silu_and_mul": 0, "lower": 1}
+    assert found["middle"] == full
+    assert found["last"] == full
+    assert not [report.skipped for place in reports.values() for report in place if report.skipped]
+
+
+def test_a_model_in_float32_has_the_same_sites_and_nothing_to_keep_apart(tmp_path):
+    for place, graph in aten_pieces(tmp_path, num_layers=2).items():
+        for step in pipeline.PIPELINE:
+            graph, report = checks.apply(step, graph)
+            checks.check_idempotent(step, graph)
+            if report.name == "lower":
+                assert report.num_matches == (1 if place == "first" else 3)
+
+
+def test_in_exact_mode_no_pass_finds_anything_to_name(tmp_path):
+    for graph in aten_pieces(tmp_path, dtype=torch.bfloat16, exact=True, num_layers=2).values():
+        reports = pipeline.rewrite(graph, pipeline.select(None, "exact")).reports
+        assert not [report for report in reports if report.num_matches and report.name != "canonicalise"]
