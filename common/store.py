@@ -29,6 +29,7 @@ class Store:
 
     def __init__(self, root: Path | str | None = None) -> None:
         self.root = Path(root).expanduser().resolve() if root is not None else env.cache_root()
+        self._told: set[str] = set()
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -39,6 +40,7 @@ class Store:
     def put(self, data: bytes) -> str:
         """The sha256 under which these bytes now lie in the store."""
         digest = hashlib.sha256(data).hexdigest()
+        self._told.discard(digest)
         target = self._object_path(digest)
         if not self._is_intact(target, digest):
             self._write(target, data)
@@ -50,11 +52,19 @@ class Store:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise StoreError(f"object {digest[:16]} is missing from {self.root}: {error}") from error
+            raise self._lost(digest, f"missing ({error})") from error
         if hashlib.sha256(data).hexdigest() != digest:
             self._quarantine(path)
-            raise StoreError(f"object {digest[:16]} of {self.root} was damaged; moved to quarantine/")
+            raise self._lost(digest, "damaged, and now in quarantine/")
         return data
+
+    def _lost(self, digest: str, how: str) -> StoreError:
+        """The error for an object; told once until it is put again, however often it is asked for."""
+        message = f"object {digest[:16]} of the cache {self.root} is {how}"
+        if digest not in self._told:
+            self._told.add(digest)
+            logger.warning("%s; what needs it will be made again", message)
+        return StoreError(message)
 
     def path(self, digest: str) -> Path:
         """Where an object lies, checked now; for what must be opened by path, such as shared libraries."""
@@ -74,6 +84,7 @@ class Store:
             return None
         except (ValueError, OSError):
             self._quarantine(path)
+            logger.warning("cache file %s was damaged; what it names will be made again", path)
             return None
 
     def refs(self, kind: str) -> dict[str, Any]:
@@ -150,4 +161,3 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):
             os.replace(path, folder / f"{path.parent.name}-{path.name}")
-        logger.warning("damaged cache file %s moved to %s; it will be made again", path.name, folder)

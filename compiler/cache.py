@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from ..common.errors import StoreError
 from ..common.logging import get_logger
 from ..common.store import Store
-from .inductor import load_piece
+from .inductor import Piece, load_piece
 from .plan import ParameterTable, Plan, Step
 
 logger = get_logger("compiler")
@@ -58,27 +59,30 @@ def load_plan(factors: Mapping[str, Any], store: Store) -> tuple[Plan, list[dict
     try:
         record = json.loads(store.get(reference["record"]))
         pieces = [load_piece(key, store) for key in record["pieces"]]
-        steps = tuple(
-            Step(
-                piece=step["piece"],
-                layer=step["layer"],
-                inputs=tuple(step["inputs"]),
-                outputs=tuple(step["outputs"]),
-            )
-            for step in record["steps"]
-        )
+        loaded = tuple(piece for piece in pieces if piece is not None)
+        return (_read_plan(record, loaded), record["guards"]) if len(loaded) == len(pieces) else None
+    except StoreError:  # the store has told
+        return None
     except Exception as error:
-        logger.warning("a cached plan could not be used and will be made again: %s", error)
+        logger.warning("a cached plan could not be used and will be made again: %r", error)
         return None
-    loaded = tuple(piece for piece in pieces if piece is not None)
-    if len(loaded) != len(pieces):
-        return None
+
+
+def _read_plan(record: Mapping[str, Any], pieces: tuple[Piece, ...]) -> Plan:
+    steps = tuple(
+        Step(
+            piece=step["piece"],
+            layer=step["layer"],
+            inputs=tuple(step["inputs"]),
+            outputs=tuple(step["outputs"]),
+        )
+        for step in record["steps"]
+    )
     parameters = {
         name: (tuple(shape), getattr(torch, dtype.removeprefix("torch.")))
         for name, (shape, dtype) in record["parameters"].items()
     }
-    plan = Plan(steps=steps, pieces=loaded, parameters=parameters, result=record["result"])
-    return plan, record["guards"]
+    return Plan(steps=steps, pieces=pieces, parameters=parameters, result=record["result"])
 
 
 def summary(factors: Mapping[str, Any]) -> dict[str, str]:
