@@ -31,7 +31,7 @@ class Runtime:
         self._loaded: Loaded | None = load(config, progress or _say_nothing)
         self._ids = itertools.count()
         self._lock = threading.RLock()
-        self._is_held = False
+        self._step_lock = threading.Lock()  # tells the thread that holds _lock whether it is in a step
         self._abandoned: deque[Generation] = deque()
 
     @classmethod
@@ -174,7 +174,7 @@ class Runtime:
                 loaded.engine.add(generation)
 
     def _step(self) -> None:
-        with self._held() as loaded:
+        with self._held() as loaded, self._step_lock:
             loaded.engine.step()
 
     @contextlib.contextmanager
@@ -182,11 +182,7 @@ class Runtime:
         """What is loaded, for one thread at a time; then whatever was abandoned meanwhile is aborted."""
         try:
             with self._lock:
-                before, self._is_held = self._is_held, True
-                try:
-                    yield self._open
-                finally:
-                    self._is_held = before
+                yield self._open
         finally:
             self._abort_abandoned()
 
@@ -200,7 +196,7 @@ class Runtime:
         self._abort_abandoned()
 
     def _abort_abandoned(self) -> None:
-        while self._abandoned and not self._is_held and self._lock.acquire(blocking=False):
+        while self._abandoned and not self._step_lock.locked() and self._lock.acquire(blocking=False):
             try:
                 while self._abandoned:
                     if self._loaded is not None:
