@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import fx
 
 from ..common.errors import CompileError, LaminaError, NotWarmError
 from ..common.logging import get_logger
+from ..common.progress import Progress, say_nothing
 from ..common.store import Store
 from . import cache, torch_compat
 from .capture import Captured, Forward, capture
@@ -21,10 +22,9 @@ from .inductor import Piece, compile_piece
 from .passes import pipeline
 from .passes.graph import Pass
 from .plan import ParameterTable, Plan, steps_of
-from .split import split
+from .split import SplitModel, split
 
 logger = get_logger("compiler")
-Progress = Callable[[str, float, str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ def compile_program(
     store: Store,
     *,
     require_warm: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = say_nothing,
 ) -> Compiled:
     """The program's plan; compiled under a lock, so that of many processes starting at once only one does.
 
@@ -77,7 +77,7 @@ def compile_program(
         raise NotWarmError(f"the cache {store.root} has no plan for this model and these settings: {miss}")
     with store.lock("compile"):
         loaded = _load(factors, store)
-        return loaded or _compile(program, passes, numerics, factors, store, miss, progress or _say_nothing)
+        return loaded or _compile(program, passes, numerics, factors, store, miss, progress)
 
 
 def plan_factors(program: Program, passes: tuple[Pass, ...], numerics: Numerics) -> dict[str, Any]:
@@ -93,10 +93,6 @@ def plan_factors(program: Program, passes: tuple[Pass, ...], numerics: Numerics)
         "settings": torch_compat.SETTINGS,
         "toolchain": torch_compat.toolchain(program.device),
     }
-
-
-def _say_nothing(stage: str, fraction: float, detail: str) -> None:
-    return None
 
 
 def _load(factors: Mapping[str, Any], store: Store) -> Compiled | None:
@@ -129,19 +125,18 @@ def _compile(
     captured = _capture(program)
     started = time.perf_counter()
     model = split(captured.graph, captured.inputs)
-    graphs = [piece.graph for piece in model.pieces]
-    first = group_equal(canonical_text(graph.graph) for graph in graphs)
+    first = _first_equal(model)
     unique = sorted(set(first))
     toolchain = {"toolchain": factors["toolchain"], "numerics": numerics}
     pieces: list[Piece] = []
     for count, index in enumerate(unique):
         progress("compile", count / len(unique), f"piece {count + 1} of {len(unique)}")
         with _explained(f"piece {count + 1} of {len(unique)}"):
-            pieces.append(compile_piece(graphs[index], passes, store, program.device, toolchain))
+            pieces.append(compile_piece(model.pieces[index].graph, passes, store, program.device, toolchain))
     plan = Plan(
         steps=steps_of(model, [unique.index(index) for index in first]),
         pieces=tuple(pieces),
-        parameters=_used_parameters(program.parameters, model_inputs(captured)),
+        parameters=_used_parameters(program.parameters, captured),
         result=model.result,
     )
     guards = [asdict(guard) for guard in captured.guards]
@@ -177,18 +172,19 @@ def _capture(program: Program) -> Captured:
     return capture(program.forward, weights, program.device)
 
 
-def model_inputs(captured: Captured) -> set[str]:
-    """The names of the weights and inputs that the captured graph reads."""
-    return set(captured.inputs.values())
+def _first_equal(model: SplitModel) -> list[int]:
+    """For each piece the index of the first one that computes the same."""
+    return group_equal(canonical_text(piece.graph.graph) for piece in model.pieces)
 
 
-def _used_parameters(parameters: ParameterTable, used: set[str]) -> ParameterTable:
+def _used_parameters(parameters: ParameterTable, captured: Captured) -> ParameterTable:
+    """The weights that the captured graph reads."""
+    used = set(captured.inputs.values())
     return {name: entry for name, entry in parameters.items() if name in used}
 
 
 def piece_graphs(program: Program) -> list[fx.Graph]:
     """The unique pieces of a program as captured, in order; for tests and explanations."""
     captured = _capture(program)
-    graphs = [piece.graph.graph for piece in split(captured.graph, captured.inputs).pieces]
-    first = group_equal(canonical_text(graph) for graph in graphs)
-    return [graphs[index] for index in sorted(set(first))]
+    model = split(captured.graph, captured.inputs)
+    return [model.pieces[index].graph.graph for index in sorted(set(_first_equal(model)))]

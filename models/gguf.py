@@ -14,12 +14,13 @@ import xxhash
 from torch import Tensor
 
 from ..common.errors import LoadError, UnsupportedError
+from ..common.progress import Progress
 from ..common.store import Store
 from .config import ModelConfig, RopeConfig
 from .fields import Fields
 from .gguf_file import GGUFFile, GGUFTensor, read_gguf
 from .rope import llama3_divisors
-from .weights import SINGLE_NAME, Progress
+from .weights import SINGLE_NAME
 
 CONVERTER_VERSION = 1
 FOLDER_KIND = "checkpoints"

@@ -7,9 +7,10 @@ import torch
 
 from ..common import env
 from ..common.errors import LoadError
+from ..common.progress import Progress
 from ..common.store import Store
 from .gguf import convert_gguf
-from .weights import INDEX_NAME, SINGLE_NAME, Progress, other_weights
+from .weights import INDEX_NAME, SINGLE_NAME, other_weights
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")

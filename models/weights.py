@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +13,12 @@ from torch import Tensor
 
 from ..common.errors import LoadError
 from ..common.logging import get_logger
+from ..common.progress import Progress
 from .config import ModelConfig
 from .fields import read_json
 from .registry import ModelDefinition, ParameterSpec
 
 logger = get_logger("models.weights")
-
-Progress = Callable[[str, float, str], None]  # (stage, fraction done from 0 to 1, detail)
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..common.progress import Progress
 from ..compiler.compile import Compiled
 from ..compiler.cuda_graphs import CudaGraphs
 from ..models.config import ModelConfig
@@ -15,7 +16,7 @@ from ..models.registry import ModelDefinition
 from . import memory
 from .attention import AttentionBackend, PagedAttention, allocate_caches
 from .block_pool import BlockPool
-from .config import Progress, Resolved, RuntimeConfig
+from .config import Resolved, RuntimeConfig
 from .engine import Engine
 from .input_batch import InputBatch
 from .kv_cache import KVCacheManager

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -18,7 +17,6 @@ from . import memory
 
 logger = get_logger("runtime")
 
-Progress = Callable[[str, float, str], None]  # stage, fraction done, detail
 LoadFormat = Literal["auto", "dummy"]
 DTYPES = {
     "bfloat16": torch.bfloat16,

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import custom_ops
 from ..common.errors import LoadError
 from ..common.logging import get_logger
+from ..common.progress import Progress
 from ..common.store import Store
 from ..compiler.compile import Compiled, Program, compile_program
 from ..compiler.plan import ParameterTable
@@ -26,7 +27,7 @@ from ..models.weights import dummy_weights, load_weights
 from . import IMPORT_STARTED
 from .assembly import Assembled, Parts, assemble
 from .attention import select_backend
-from .config import Progress, Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
+from .config import Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
 from .engine import Engine
 from .tokenizer import Tokenizer, load_tokenizer
 
@@ -126,7 +127,7 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
     )
     assembled = assemble(parts, progress)
     watch.lap("graphs" if assembled.graphs else "kv_cache")
-    eos = {*model.eos_token_ids, *read_generation_config(folder).eos_token_ids}
+    eos = {*model.eos_token_ids, *defaults.eos_token_ids}
     eos |= set(tokenizer.eos_token_ids if tokenizer else ())
     logger.info("eos token ids: %s; sampling defaults of the model: %s", sorted(eos), _described(defaults))
     return Loaded(
@@ -160,7 +161,9 @@ def _read_configs(
     folder: Path, config: RuntimeConfig
 ) -> tuple[ModelConfig, ModelDefinition, GenerationDefaults]:
     model = read_model_config(folder)
-    defaults = read_generation_config(folder) if config.generation_defaults else GenerationDefaults()
+    defaults = read_generation_config(folder)
+    if not config.generation_defaults:  # how to sample is the caller's choice, where the model ends is not
+        defaults = GenerationDefaults(eos_token_ids=defaults.eos_token_ids)
     return model, find_model(model.architecture), defaults
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from ..common.errors import ClosedError, RequestError
+from ..common.progress import Progress, say_nothing
 from ..compiler.explain import explain_text
-from .config import Progress, RuntimeConfig
+from .config import RuntimeConfig
 from .detokenizer import IncrementalDetokenizer
 from .engine import Generation
 from .loading import Loaded, load
@@ -28,7 +29,7 @@ class Runtime:
 
     def __init__(self, config: RuntimeConfig, progress: Progress | None = None) -> None:
         self.config = config
-        self._loaded: Loaded | None = load(config, progress or _say_nothing)
+        self._loaded: Loaded | None = load(config, progress or say_nothing)
         self._ids = itertools.count()
         self._lock = threading.RLock()
         self._step_lock = threading.Lock()  # tells the thread that holds _lock whether it is in a step
@@ -216,10 +217,6 @@ class Runtime:
                 self._step()
         finally:
             self._abandon([generation])
-
-
-def _say_nothing(stage: str, fraction: float, detail: str) -> None:
-    return None
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

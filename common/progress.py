@@ -1,0 +1,9 @@
+"""How long work tells how far it is."""
+
+from collections.abc import Callable
+
+Progress = Callable[[str, float, str], None]  # stage, fraction done from 0 to 1, detail
+
+
+def say_nothing(stage: str, fraction: float, detail: str) -> None:
+    """The Progress of a caller who does not want to know."""
