@@ -1,6 +1,7 @@
 """The ops: one folder each, with its schema, its formula and its kernels."""
 
 from .add_rms_norm.op import add_rms_norm
+from .add_rms_norm_linear.op import add_rms_norm_linear
 from .attention_site.op import attention_site
 from .copy_blocks.op import copy_blocks
 from .linear.op import linear
@@ -13,6 +14,7 @@ from .write_kv_cache.op import write_kv_cache
 
 __all__ = [
     "add_rms_norm",
+    "add_rms_norm_linear",
     "attention_site",
     "copy_blocks",
     "linear",

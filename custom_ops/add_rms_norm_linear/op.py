@@ -1,0 +1,81 @@
+"""lamina::add_rms_norm_linear, a residual sum, its norm and the projection behind it in one step."""
+
+import torch
+from torch import Tensor
+
+from ...common.errors import ShapeError
+from ..library import define_op
+from ..registry import Provider
+from . import _composed, reference
+
+
+def add_rms_norm_linear(
+    x: Tensor,  # [num_tokens, hidden]
+    residual: Tensor,  # like x
+    norm_weight: Tensor,  # [hidden]
+    eps: float,
+    weight: Tensor,  # [out_features, hidden]; with silu_and_mul the gate's rows, then as many of up
+    bias: Tensor | None,  # [out_features]
+    silu_and_mul: bool,
+) -> tuple[Tensor, Tensor]:
+    """(linear(n, weight, bias), s) with n, s = add_rms_norm(x, residual, norm_weight, eps).
+
+    With silu_and_mul the first is silu_and_mul of that product, [num_tokens, out_features / 2]. Whatever is
+    rounded by those ops one after another is rounded here: s, n, the product, silu of the gate.
+    """
+    result: tuple[Tensor, Tensor] = torch.ops.lamina.add_rms_norm_linear.default(
+        x, residual, norm_weight, eps, weight, bias, silu_and_mul
+    )
+    return result
+
+
+def _fake(
+    x: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu_and_mul: bool,
+) -> tuple[Tensor, Tensor]:
+    rows = weight.shape[0] // 2 if silu_and_mul else weight.shape[0]
+    return x.new_empty((x.shape[0], rows)), x.new_empty(x.shape)
+
+
+def _check(
+    x: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu_and_mul: bool,
+) -> None:
+    if x.dim() != 2 or weight.dim() != 2 or weight.shape[1:] != x.shape[1:]:
+        got = f"x is {list(x.shape)}, weight {list(weight.shape)}"
+        raise ShapeError(f"add_rms_norm_linear: {got}; wanted [T, hidden] and [out, hidden]")
+    if residual.shape != x.shape or norm_weight.shape != x.shape[1:]:
+        got = f"residual is {list(residual.shape)}, norm_weight {list(norm_weight.shape)}"
+        raise ShapeError(f"add_rms_norm_linear: {got}; wanted {list(x.shape)} and [{x.shape[1]}]")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(f"add_rms_norm_linear: bias is {list(bias.shape)}; wanted [{weight.shape[0]}]")
+    if silu_and_mul and weight.shape[0] % 2:
+        raise ShapeError(
+            f"add_rms_norm_linear: weight is {list(weight.shape)}; wanted as many rows of gate as up"
+        )
+    others = (residual, norm_weight, weight) if bias is None else (residual, norm_weight, weight, bias)
+    if any(other.dtype != x.dtype for other in others):
+        got = ", ".join(str(other.dtype) for other in others)
+        raise ShapeError(f"add_rms_norm_linear: residual, weights and bias are {got}; wanted x's {x.dtype}")
+
+
+define_op(
+    "add_rms_norm_linear(Tensor x, Tensor residual, Tensor norm_weight, float eps, Tensor weight,"
+    " Tensor? bias, bool silu_and_mul) -> (Tensor, Tensor)",
+    fake=_fake,
+    check=_check,
+    providers=(
+        _composed.PROVIDER,
+        Provider(name="reference", load=lambda: reference.add_rms_norm_linear),
+    ),
+)

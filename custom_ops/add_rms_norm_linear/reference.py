@@ -1,0 +1,22 @@
+"""The formula of lamina::add_rms_norm_linear."""
+
+from torch import Tensor
+
+from ..add_rms_norm.reference import add_rms_norm
+from ..linear.reference import linear
+from ..silu_and_mul import reference as gate
+
+
+def add_rms_norm_linear(
+    x: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu_and_mul: bool,
+) -> tuple[Tensor, Tensor]:
+    """add_rms_norm, then linear of the norm, then silu_and_mul of the product where it is asked for."""
+    normed, total = add_rms_norm(x, residual, norm_weight, eps)
+    out = linear(normed, weight, bias)
+    return gate.silu_and_mul(out) if silu_and_mul else out, total
