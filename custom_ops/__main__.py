@@ -7,7 +7,7 @@ from ..common.store import Store
 from .build import CSRC
 from .build_cuda import build_cuda
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_120")
 
 
 def main() -> None:

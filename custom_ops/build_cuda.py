@@ -27,9 +27,9 @@ def load_cuda_kernel(op: str) -> ctypes.CDLL:
 
 
 def device_architecture() -> str:
-    """nvcc's name of the current device's architecture."""
+    """nvcc's name of the current device's architecture, with all its instructions where kernels use them."""
     major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
+    return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
 
 
 def build_cuda(op: str, architecture: str, csrc: Path, store: Store) -> Path:
@@ -57,7 +57,8 @@ def _build(op: str, architecture: str, csrc: Path, store: Store, key: str, nvcc:
     with store.temporary_folder() as folder:
         target = folder / f"{op}.so"
         source, include = csrc / op / "cuda.cu", csrc / "include"
-        command = [nvcc, *FLAGS, f"-arch={architecture}", f"-I{include}", str(source), "-o", str(target)]
+        generate = f"-gencode=arch={architecture.replace('sm', 'compute')},code={architecture}"
+        command = [nvcc, *FLAGS, generate, f"-I{include}", str(source), "-o", str(target)]
         result = run_tool(command)
         if result.returncode:
             output = result.stderr + result.stdout
