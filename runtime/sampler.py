@@ -20,7 +20,13 @@ Index = Tensor | slice
 
 
 class SamplingRows(NamedTuple):
-    """What to sample with: one entry a row of the logits, and what the caller knows of all of them."""
+    """What to sample with: one entry a row of the logits, and what the caller knows of all of them.
+
+    Calling convention: `sample(logits, rows, out)`, where everything but num_valid_ids is a tensor of the
+    arena and out int32 [n] may be one too, written in place. What a row uses is read from its entries on the
+    device, so one recording serves greedy, random, filtered and banned rows in any mixture; any_random,
+    any_filter and the list `banned` are for callers that do not yet give `banned_ids`, and will go.
+    """
 
     temperature: Tensor  # [n] float32, 0: greedy
     top_k: Tensor  # [n] int32, below 1: off
@@ -32,6 +38,7 @@ class SamplingRows(NamedTuple):
     any_filter: bool = True  # False promises that no top_k, top_p or min_p is on
     banned: Sequence[tuple[int, Sequence[int]]] = ()  # (row, token ids never to be chosen there)
     num_valid_ids: int | None = None  # ids from here on are padding of the vocabulary
+    banned_ids: Tensor | None = None  # [n, K] int32, any K: token ids never to be chosen there, -1: none
 
     def select(self, index: Index) -> "SamplingRows":
         """The same for some of the rows."""
@@ -42,16 +49,24 @@ class SamplingRows(NamedTuple):
             min_p=self.min_p[index],
             seeds=self.seeds[index],
             positions=self.positions[index],
+            banned_ids=None if self.banned_ids is None else self.banned_ids[index],
         )
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """The chosen token id of every row, int32 [n], from logits [n, vocab] of any float type.
+def sample(logits: Tensor, rows: SamplingRows, out: Tensor | None = None) -> Tensor:
+    """The chosen token id of every row, int32 [n] (out, where given), from logits [n, vocab] of any float.
 
     Greedy rows take the largest logit, the lowest id among equals. Random rows are filtered in the order
     temperature, top-k, top-p (the fewest tokens with at least that mass), min-p (relative to the likeliest).
     """
+    chosen = _sample(logits, rows)
+    return chosen if out is None else out.copy_(chosen)
+
+
+def _sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     logits = _without_banned(logits[:, : rows.num_valid_ids], rows.banned)
+    if rows.banned_ids is not None:
+        logits = _without_banned_ids(logits, rows.banned_ids)
     if not rows.any_random:
         return argmax(logits)
     return _by_row(
@@ -143,6 +158,15 @@ def _without_banned(logits: Tensor, banned: Sequence[tuple[int, Sequence[int]]])
     for row, ids in banned:
         logits[row, [token for token in ids if token < logits.shape[1]]] = float("-inf")
     return logits
+
+
+def _without_banned_ids(logits: Tensor, banned_ids: Tensor) -> Tensor:
+    if logits.device.type == "cpu" and not (banned_ids >= 0).any():
+        return logits
+    index = banned_ids.long()
+    outside = (index < 0) | (index >= logits.shape[1])
+    widened = pad(logits, (0, 1))  # a column for what is no id
+    return widened.scatter_(1, index.masked_fill(outside, logits.shape[1]), float("-inf"))[:, :-1]
 
 
 def _by_row(
