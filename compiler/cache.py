@@ -44,6 +44,7 @@ def save_plan(plan: Plan, factors: Mapping[str, Any], guards: list[dict[str, str
         "steps": [asdict(step) for step in plan.steps],
         "pieces": [piece.artifact.key for piece in plan.pieces],
         "result": plan.result,
+        "reports": list(plan.reports),
         "parameters": {name: [list(shape), str(dtype)] for name, (shape, dtype) in plan.parameters.items()},
         "guards": guards,
     }
@@ -82,7 +83,13 @@ def _read_plan(record: Mapping[str, Any], pieces: tuple[Piece, ...]) -> Plan:
         name: (tuple(shape), getattr(torch, dtype.removeprefix("torch.")))
         for name, (shape, dtype) in record["parameters"].items()
     }
-    return Plan(steps=steps, pieces=pieces, parameters=parameters, result=record["result"])
+    return Plan(
+        steps=steps,
+        pieces=pieces,
+        parameters=parameters,
+        result=record["result"],
+        reports=tuple(record["reports"]),
+    )
 
 
 def summary(factors: Mapping[str, Any]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from . import torch_compat
 from .config import MAX_NUM_TOKENS, TOKENS_HINT
 from .fingerprint import describe, source_line, symbols
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+Attend = Callable[..., None]  # (layer, query, key, value, out), and cos, sin where it is to rotate
 Forward = Callable[[Mapping[str, Tensor], Tensor, Tensor, Attend], Tensor]
 
 TOKEN_IDS, POSITIONS, NUM_TOKENS = "token_ids", "positions", "num_tokens"

@@ -20,7 +20,7 @@ from .config import MAX_NUM_TOKENS, TOKENS_HINT, CompileConfig, Numerics
 from .fingerprint import canonical_text, group_equal
 from .inductor import Piece, compile_piece
 from .passes import pipeline
-from .passes.graph import Pass
+from .passes.graph import Pass, PassReport
 from .plan import ParameterTable, Plan, steps_of
 from .split import SplitModel, split
 
@@ -124,7 +124,7 @@ def _compile(
     progress("capture", 0.0, "tracing the model")
     captured = _capture(program)
     started = time.perf_counter()
-    model = split(captured.graph, captured.inputs)
+    model, reports = _cut(captured, passes)
     first = _first_equal(model)
     unique = sorted(set(first))
     toolchain = {"toolchain": factors["toolchain"], "numerics": numerics}
@@ -138,6 +138,7 @@ def _compile(
         pieces=tuple(pieces),
         parameters=_used_parameters(program.parameters, captured),
         result=model.result,
+        reports=tuple(asdict(report) for report in reports),
     )
     guards = [asdict(guard) for guard in captured.guards]
     cache.save_plan(plan, factors, guards, store)
@@ -172,6 +173,12 @@ def _capture(program: Program) -> Captured:
     return capture(program.forward, weights, program.device)
 
 
+def _cut(captured: Captured, passes: tuple[Pass, ...]) -> tuple[SplitModel, tuple[PassReport, ...]]:
+    """The captured graph, after the passes over the whole of it, in pieces."""
+    rewritten = pipeline.rewrite_model(captured.graph.graph, passes)
+    return split(fx.GraphModule(captured.graph, rewritten.graph), captured.inputs), rewritten.reports
+
+
 def _first_equal(model: SplitModel) -> list[int]:
     """For each piece the index of the first one that computes the same."""
     return group_equal(canonical_text(piece.graph.graph) for piece in model.pieces)
@@ -185,6 +192,5 @@ def _used_parameters(parameters: ParameterTable, captured: Captured) -> Paramete
 
 def piece_graphs(program: Program) -> list[fx.Graph]:
     """The unique pieces of a program as captured, in order; for tests and explanations."""
-    captured = _capture(program)
-    model = split(captured.graph, captured.inputs)
+    model, _ = _cut(_capture(program), ())
     return [model.pieces[index].graph.graph for index in sorted(set(_first_equal(model)))]

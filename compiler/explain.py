@@ -1,6 +1,8 @@
 """What was compiled, in words: pieces, passes, kernels, guards."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .compile import Compiled
 
@@ -15,15 +17,25 @@ def explain_text(compiled: Compiled) -> str:
     if compiled.miss:
         lines.append(f"compiled because {compiled.miss}")
     lines += [f"{stage}: {seconds:.2f} s" for stage, seconds in compiled.seconds.items()]
+    lines += ["\nthe whole model"] if compiled.plan.reports else []
+    lines += _report_lines(compiled.plan.reports)
     for number, piece in enumerate(compiled.plan.pieces):
         artifact = piece.artifact
         origin = "compiled" if piece.was_compiled else "loaded"
         lines.append(f"\npiece {number}, used {uses[number]} times, {origin}, key {artifact.key[:16]}")
-        for report in artifact.reports:
-            lines.append(f"  pass {report['name']}: {report['num_matches']} sites")
-            lines += [f"    left alone: {reason}" for reason in report["skipped"]]
+        lines += _report_lines(artifact.reports)
         lines += [f"  kernel {name}" for name in artifact.kernels]
     kinds = Counter(guard["disposition"] for guard in compiled.guards)
     lines.append("\nguards of the trace:")
     lines += [f"  {count} {disposition}" for disposition, count in sorted(kinds.items())]
     return "\n".join(lines)
+
+
+def _report_lines(reports: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each pass did, with the reasons it gave."""
+    lines = []
+    for report in reports:
+        lines.append(f"  pass {report['name']}: {report['num_matches']} sites")
+        lines += [f"    taken: {reason}" for reason in report["chosen"]]
+        lines += [f"    left alone: {reason}" for reason in report["skipped"]]
+    return lines

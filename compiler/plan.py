@@ -37,6 +37,7 @@ class Plan:
     pieces: tuple[Piece, ...]
     parameters: ParameterTable
     result: str
+    reports: tuple[Mapping[str, Any], ...] = ()  # of the passes over the whole model
 
     def bind(self, weights: Mapping[str, Tensor], device: torch.device) -> "BoundPlan":
         """The plan on real weights; ShapeError where one is not what the capture assumed."""

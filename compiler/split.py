@@ -24,10 +24,10 @@ class PieceCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCall:
-    """attend(layer, query, key, value, out), by the names of the values."""
+    """attend(layer, query, key, value, out) or with cos, sin behind them, by the names of the values."""
 
     layer: int
-    tensors: tuple[str, str, str, str]
+    tensors: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,13 +90,13 @@ def _is_tuple(node: fx.Node) -> bool:
 
 
 def _attention_call(node: fx.Node, names: Mapping[fx.Node, str]) -> AttentionCall:
-    *tensors, layer = node.args
-    if len(tensors) != 4 or not isinstance(layer, int):
+    layer = node.args[4] if len(node.args) > 4 else None
+    tensors = [value for value in (*node.args[:4], *node.args[5:]) if isinstance(value, fx.Node)]
+    if len(tensors) not in (4, 6) or not isinstance(layer, int):
         raise CompileError(
-            f"attention marker with arguments {node.args}; wanted query, key, value, out, layer"
+            f"attention marker with arguments {node.args}; wanted query, key, value, out, layer, cos, sin"
         )
-    query, key, value, out = (names[tensor] for tensor in tensors if isinstance(tensor, fx.Node))
-    return AttentionCall(layer=layer, tensors=(query, key, value, out))
+    return AttentionCall(layer=layer, tensors=tuple(names[tensor] for tensor in tensors))
 
 
 def _piece_call(members: list[fx.Node], names: Mapping[fx.Node, str]) -> PieceCall:

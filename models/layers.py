@@ -9,7 +9,6 @@ from torch import Tensor
 from .. import custom_ops
 from ..custom_ops.add_rms_norm.reference import add_rms_norm
 from ..custom_ops.rms_norm.reference import rms_norm
-from ..custom_ops.rotary_embedding.reference import rotary_embedding
 from ..custom_ops.silu_and_mul.reference import silu_and_mul
 
 # (layer, query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D], out [T, Hq, D] to be written in place)
@@ -32,13 +31,13 @@ class Ops(NamedTuple):
     rotary_embedding: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-# What Inductor sees through and fuses.
+# What Inductor sees through and fuses; the rotation is named, since it may move into attention.
 FAST_OPS = Ops(
     linear=F.linear,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     silu_and_mul=silu_and_mul,
-    rotary_embedding=rotary_embedding,
+    rotary_embedding=custom_ops.rotary_embedding,
 )
 
 # Each rounds where its formula says, compiled or not, so both give the same bits.

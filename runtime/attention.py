@@ -18,11 +18,12 @@ NO_SOFT_CAP = 0.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionBackend:
-    """Providers of both cache ops, with the reason they were taken."""
+    """Providers of the cache ops, with the reason they were taken."""
 
     name: str
     reason: str
     write_kv_cache: Callable[..., Any]
+    rotary_and_write_kv_cache: Callable[..., Any]
     paged_attention: Callable[..., Any]
 
 
@@ -34,20 +35,22 @@ def select_backend(
     if name != "auto" and name not in known:
         raise UnsupportedError(f"attention is {name!r}; wanted auto, {', '.join(known)}")
     attention = select_by_phase(name, device=device, dtype=dtype, head_dim=head_dim, block_size=block_size)
-    writes = registry.providers("write_kv_cache")
-    write = registry.select(
-        "write_kv_cache", device=device, dtype=dtype, provider=name if name in writes else "auto"
-    )
+
+    def write(op: str) -> Callable[..., Any]:
+        provider = name if name in registry.providers(op) else "auto"
+        return registry.select(op, device=device, dtype=dtype, provider=provider).call
+
     return AttentionBackend(
         name=attention.name,
         reason=attention.reason,
-        write_kv_cache=write.call,
+        write_kv_cache=write("write_kv_cache"),
+        rotary_and_write_kv_cache=write("rotary_and_write_kv_cache"),
         paged_attention=attention.call,
     )
 
 
 class PagedAttention:
-    """attend(layer, q, k, v, out) for the step that was begun last."""
+    """attend(layer, q, k, v, out, cos, sin) for the step begun last; without angles q and k are rotated."""
 
     def __init__(
         self, backend: AttentionBackend, caches: Sequence[tuple[Tensor, Tensor]], scale: float
@@ -61,11 +64,25 @@ class PagedAttention:
         """Attend over the block tables of this step from now on."""
         self._batch = batch
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+    ) -> None:
         batch = self._batch
         assert batch is not None, "attend before begin"
         key_cache, value_cache = self._caches[layer]
-        self._backend.write_kv_cache(k, v, key_cache, value_cache, batch.slot_mapping)
+        if cos is None:
+            self._backend.write_kv_cache(k, v, key_cache, value_cache, batch.slot_mapping)
+        else:
+            q = self._backend.rotary_and_write_kv_cache(
+                q, k, v, cos, sin, key_cache, value_cache, batch.slot_mapping
+            )
         self._backend.paged_attention(
             out,
             q,

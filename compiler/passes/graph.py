@@ -3,12 +3,13 @@
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
 from .. import torch_compat
+from ..config import Numerics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,13 +19,15 @@ class PassReport:
     name: str
     num_matches: int
     skipped: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()  # sites given to an op's own kernels, where there was a choice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
     """A named rewrite. `run` changes nothing it is given; `contract` says what may differ in the result.
 
-    A new version is a new cache key: raise it whenever the rewritten graph can differ.
+    A new version is a new cache key: raise it whenever the rewritten graph can differ. A pass over the whole
+    model runs on the captured graph before it is cut at attention, every other one on the ATen of a piece.
     """
 
     name: str
@@ -32,6 +35,8 @@ class Pass:
     reason: str
     contract: str
     run: Callable[[fx.Graph], tuple[fx.Graph, PassReport]]
+    scope: Literal["model", "piece"] = "piece"
+    numerics: tuple[Numerics, ...] = ("fast", "exact")  # the modes that allow what the contract says
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:

@@ -16,12 +16,22 @@ def attention_site(
     v: Tensor,  # like k, its strides may differ
     out: Tensor,  # like q, written in place
     layer: int,
+    cos: Tensor | None = None,  # [num_tokens, head_dim / 2]: q and k are still to be rotated by these angles
+    sin: Tensor | None = None,  # like cos
 ) -> None:
     """Stands for attention of one layer while a model is captured; it computes nothing and cannot be run."""
-    torch.ops.lamina.attention_site.default(q, k, v, out, layer)
+    torch.ops.lamina.attention_site.default(q, k, v, out, layer, cos, sin)
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, out: Tensor, layer: int) -> None:
+def _fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    layer: int,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+) -> None:
     return None
 
 
@@ -35,7 +45,8 @@ def _refuse(device_type: str) -> Callable[..., NoReturn]:
 
 
 declare_op(
-    "attention_site(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer) -> ()",
+    "attention_site(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer,"
+    " Tensor? cos=None, Tensor? sin=None) -> ()",
     fake=_fake,
     implement=_refuse,
 )

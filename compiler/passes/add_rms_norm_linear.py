@@ -1,0 +1,86 @@
+"""A residual sum, its norm, the product behind it and the gate behind that, named as one op."""
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from .graph import Pass, PassReport, copy_graph, emit, erase_dead, replace, shape_of
+from .providers import Choose, choose
+
+OPS = torch.ops.lamina
+NAME = "add_rms_norm_linear"
+
+
+def run(graph: fx.Graph, choose: Choose = choose) -> tuple[fx.Graph, PassReport]:
+    graph = copy_graph(graph)
+    chosen, skipped = [], []
+    for product in graph.find_nodes(op="call_function", target=OPS.linear.default):
+        norm = _norm_behind(product)
+        if norm is None:
+            continue
+        reason = _obstacle(norm, product)
+        choice = choose(NAME, product.meta["val"].device, product.meta["val"].dtype)
+        if reason or not choice.is_op:
+            skipped.append(f"{product.name}: {reason or choice.reason}")
+            continue
+        chosen.append(f"{product.name}: {choice.reason}")
+        _write(graph, norm, product)
+    erase_dead(graph)
+    return graph, PassReport(name=NAME, num_matches=len(chosen), skipped=tuple(skipped), chosen=tuple(chosen))
+
+
+def _norm_behind(product: fx.Node) -> fx.Node | None:
+    """The add_rms_norm whose normed result a product takes."""
+    normed: Any = product.args[0]
+    if normed.target is not operator.getitem or normed.args[1] != 0:
+        return None
+    norm: fx.Node = normed.args[0]
+    return norm if norm.target is OPS.add_rms_norm.default else None
+
+
+def _obstacle(norm: fx.Node, product: fx.Node) -> str | None:
+    normed: Any = product.args[0]
+    items = [user.args[1] for user in norm.users]
+    if len(normed.users) != 1 or items.count(0) != 1:
+        return "others read the norm too"
+    if len(shape_of(normed)) != 2:
+        return f"a norm of {len(shape_of(normed))} dimensions"
+    late = [node.name for node in product.all_input_nodes if node is not normed and node.op != "placeholder"]
+    return f"{', '.join(late)} may be computed after the sum" if late else None
+
+
+def _gate_behind(product: fx.Node) -> fx.Node | None:
+    """The silu_and_mul that alone takes a product."""
+    user, *others = product.users
+    return user if not others and user.target is OPS.silu_and_mul.default else None
+
+
+def _write(graph: fx.Graph, norm: fx.Node, product: fx.Node) -> None:
+    _, weight, bias = (*product.args, None)[:3]
+    gate = _gate_behind(product)
+    both = emit(graph, norm, OPS.add_rms_norm_linear.default, *norm.args, weight, bias, gate is not None)
+    out, total = (emit(graph, norm, operator.getitem, both, item) for item in (0, 1))
+    replace(gate or product, out)
+    for item in list(norm.users):
+        if item.args[1] == 1:
+            replace(item, total)
+
+
+def add_rms_norm_linear_pass(choose: Choose) -> Pass:
+    """The pass with another choice of who serves a site."""
+    choosing: Callable[[fx.Graph], tuple[fx.Graph, PassReport]] = partial(run, choose=choose)
+    return Pass(
+        name=NAME,
+        version=1,
+        reason="at few tokens a launch for the norm and one for the gate cost as much as reading a weight",
+        contract="bitwise equal to the three ops one after another, given the same product",
+        run=choosing,
+        numerics=("fast",),
+    )
+
+
+ADD_RMS_NORM_LINEAR = add_rms_norm_linear_pass(choose)
