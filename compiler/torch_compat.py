@@ -1,4 +1,4 @@
-"""The only file that touches private names of torch; torch 2.11 to 2.14."""
+"""The private names of torch that are used, for torch 2.11 to 2.14; torch_fixes.py alone touches more."""
 
 import contextlib
 import importlib.machinery
@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, fx
 
 from ..common.errors import CompileError
+from . import torch_fixes
+from .torch_fixes import replaced
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +207,7 @@ def generate(
         quiet(),
         _environment(TORCHINDUCTOR_CACHE_DIR=str(kernel_folder)),
         _no_child_processes(),
-        _hinted_sizes_count(),
+        torch_fixes.in_force(),
         torch.no_grad(),
         torch._guards.tracing(context),
         functorch_config.patch(enable_autograd_cache=False),
@@ -254,50 +256,14 @@ def _no_child_processes() -> Iterator[None]:
     compiler: Any = async_compile
     with (
         ThreadPoolExecutor(compiler.get_compile_threads()) as pool,
-        _replaced(
+        replaced(
             compiler.AsyncCompile,
             use_process_pool=classmethod(lambda cls: False),
             pool=staticmethod(lambda: pool),
         ),
-        _replaced(compiler.tqdm, monitor_interval=0),  # else a thread watches over bars nobody sees
+        replaced(compiler.tqdm, monitor_interval=0),  # else a thread watches over bars nobody sees
     ):
         yield
-
-
-@contextlib.contextmanager
-def _replaced(owner: type, **replacements: Any) -> Iterator[None]:
-    """A class with other attributes for a while."""
-    before = {name: owner.__dict__[name] for name in replacements if name in owner.__dict__}
-    for name, value in replacements.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name in replacements:
-            setattr(owner, name, before[name]) if name in before else delattr(owner, name)
-
-
-@contextlib.contextmanager
-def _hinted_sizes_count() -> Iterator[None]:
-    """Where torch takes an unbacked size for nothing shared, even a hinted one, fusion on CUDA would end."""
-    from torch._inductor import graph, sizevars
-
-    if hasattr(sizevars.SizeVarAllocator, "all_unbacked_explicitly_hinted"):
-        yield
-        return
-    with _replaced(graph.GraphLowering, get_dep_size_hint=_dependency_size):
-        yield
-
-
-def _dependency_size(graph: Any, dependency: Any, count_bytes: bool = True) -> int:
-    """The hinted size of a dependency; every symbol of our graphs has a hint."""
-    sizes: dict[Any, int] = graph.dep_size_hint_cache
-    key = (dependency, count_bytes)
-    if key not in sizes:
-        sizes[key] = 0
-        with contextlib.suppress(KeyError):  # a dependency on what is no buffer of the graph
-            sizes[key] = dependency.numbytes_hint() if count_bytes else dependency.numel_hint()
-    return sizes[key]
 
 
 def run_source(source: str, name: str, kernel_folder: Path) -> dict[str, Any]:

@@ -1,0 +1,69 @@
+"""What torch's code generator does wrong in some versions, put right while it runs."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def in_force() -> Iterator[None]:
+    """Every correction, for as long as code is generated."""
+    with _hinted_sizes_count(), _roundings_stay():
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: type, **replacements: Any) -> Iterator[None]:
+    """A class with other attributes for a while."""
+    before = {name: owner.__dict__[name] for name in replacements if name in owner.__dict__}
+    for name, value in replacements.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name in replacements:
+            setattr(owner, name, before[name]) if name in before else delattr(owner, name)
+
+
+@contextlib.contextmanager
+def _hinted_sizes_count() -> Iterator[None]:
+    """Where torch takes an unbacked size for nothing shared, even a hinted one, fusion on CUDA would end."""
+    from torch._inductor import graph, sizevars
+
+    if hasattr(sizevars.SizeVarAllocator, "all_unbacked_explicitly_hinted"):
+        yield
+        return
+    with replaced(graph.GraphLowering, get_dep_size_hint=_dependency_size):
+        yield
+
+
+def _dependency_size(graph: Any, dependency: Any, count_bytes: bool = True) -> int:
+    """The hinted size of a dependency; every symbol of our graphs has a hint."""
+    sizes: dict[Any, int] = graph.dep_size_hint_cache
+    key = (dependency, count_bytes)
+    if key not in sizes:
+        sizes[key] = 0
+        with contextlib.suppress(KeyError):  # a dependency on what is no buffer of the graph
+            sizes[key] = dependency.numbytes_hint() if count_bytes else dependency.numel_hint()
+    return sizes[key]
+
+
+@contextlib.contextmanager
+def _roundings_stay() -> Iterator[None]:
+    """Where torch takes a rounding between two conversions for idle, though told to round as eager does."""
+    from torch._inductor.fx_passes import joint_graph
+
+    if hasattr(joint_graph, "_is_lossless_fp_widening_cast"):  # it looks at what would be lost
+        yield
+        return
+    entries: Any = joint_graph.patterns.patterns
+    key = "call_function", torch.ops.prims.convert_element_type.default
+    before = entries[key]
+    drops: Any = joint_graph.pointless_convert
+    entries[key] = [entry for entry in before if getattr(entry, "handler", None) is not drops]
+    try:
+        yield
+    finally:
+        entries[key] = before
