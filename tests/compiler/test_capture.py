@@ -74,7 +74,7 @@ class WithAttention(fx.Interpreter):
 
     def call_function(self, target, args, kwargs):
         if torch_compat.op_name(target) == "lamina::attention_site":
-            *tensors, layer = args
+            *tensors, layer = args[:5]
             return self.attend(layer, *tensors)
         return super().call_function(target, args, kwargs)
 
