@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .graph import Pass, PassReport, copy_graph, emit, erase_dead, replace, shape_of
+from .graph import Pass, PassReport, copy_graph, emit, erase_dead, replace
 from .providers import Choose, choose
 
 OPS = torch.ops.lamina
@@ -47,8 +47,6 @@ def _obstacle(norm: fx.Node, product: fx.Node) -> str | None:
     items = [user.args[1] for user in norm.users]
     if len(normed.users) != 1 or items.count(0) != 1:
         return "others read the norm too"
-    if len(shape_of(normed)) != 2:
-        return f"a norm of {len(shape_of(normed))} dimensions"
     late = [node.name for node in product.all_input_nodes if node is not normed and node.op != "placeholder"]
     return f"{', '.join(late)} may be computed after the sum" if late else None
 

@@ -48,6 +48,8 @@ def _obstacle(node: fx.Node) -> str | None:
         return f"scaled sum {dict(node.kwargs)}"
     if not _is_transposed_input(transposed):
         return "the second factor is not a transposed input"
+    if not all(isinstance(size, int) for size in shape_of(transposed)):
+        return "the second factor has as many columns as there are tokens"
     if not is_row_major(x):
         return "the first factor is laid out otherwise than row by row"
     if bias is not None and str(shape_of(bias)) != str(shape_of(node)[1:]):

@@ -34,12 +34,15 @@ class State:
     dtype: torch.dtype
     hidden: int
     intermediate: int
-    origin: str = "other"  # of x: "product" of matrices, "sum" of two alike, or "other"
+    origin: str = "other"  # of x: "product" of matrices, "sum" of two alike, "sum_norm" of such, or "other"
+    readers: int = 0  # of x, where it is a norm of a sum: products that are linears, and others
     extras: list[Tensor] = field(default_factory=list)
     barriers: int = 0
     sum_norms: int = 0
     norms: int = 0  # with and without a sum
     gates: int = 0
+    linears: int = 0
+    fused: int = 0  # linears that alone read the norm of a sum
 
     @property
     def is_narrow(self) -> bool:
@@ -49,13 +52,19 @@ class State:
     def other_dtype(self) -> torch.dtype:
         return torch.float64 if self.dtype == torch.float32 else torch.float32
 
-    def plant_norm(self) -> None:
-        """A norm of x; of a sum it is a site of the op that adds as well."""
+    def plant_norm(self) -> str:
+        """A norm of x, and what that makes it; of a sum it is a site of the op that adds as well."""
         self.norms += 1
         self.sum_norms += self.origin == "sum"
+        return "sum_norm" if self.origin == "sum" else "other"
 
     def set(self, x: Tensor, origin: str = "other") -> None:
-        self.x, self.origin = x, origin
+        self.fused += self.origin == "sum_norm" and self.readers == 1
+        self.x, self.origin, self.readers = x, origin, 0
+
+    def share(self) -> None:
+        """Something other than the next fragment reads x too."""
+        self.readers += 2
 
 
 # Formulas written out, with one thing to vary each.
@@ -90,12 +99,21 @@ def _sum(step: Step, left: Tensor, right: Tensor) -> Tensor:
     return right + left if step.swapped else left + right
 
 
+def plant_linear(state: State, x: Tensor) -> Tensor:
+    """x, of which the product that follows is a linear where x lies row by row."""
+    in_rows = isinstance(x.stride(-1), int) and x.stride(-1) == 1
+    state.linears += in_rows or x.shape[-1] == 1
+    state.readers += x is state.x
+    return x
+
+
 def apply_linear(state: State, x: Tensor, rows: int) -> Tensor:
-    return FAST_OPS.linear(x, state.weight(rows, x.shape[-1]))
+    return FAST_OPS.linear(plant_linear(state, x), state.weight(rows, x.shape[-1]))
 
 
 def by_columns(state: State, rows: int) -> Tensor:
     """A product laid out column by column, as no model of ours makes it but a graph may hold it."""
+    state.share()
     return (state.weight(rows, state.hidden) @ state.x.t()).t()
 
 
@@ -108,7 +126,7 @@ def linear(state: State, step: Step) -> None:
 
 def biased_linear(state: State, step: Step) -> None:
     weight, bias = state.weight(state.hidden, state.hidden), state.weight(state.hidden)
-    state.set(F.linear(state.x, weight, bias), "product")
+    state.set(F.linear(plant_linear(state, state.x), weight, bias), "product")
 
 
 def add(state: State, step: Step) -> None:
@@ -141,13 +159,13 @@ def add_in_other_dtype(state: State, step: Step) -> None:
 
 
 def norm(state: State, step: Step) -> None:
-    state.plant_norm()
-    state.set(FAST_OPS.rms_norm(state.x, state.weight(state.hidden), step.eps))
+    origin = state.plant_norm()
+    state.set(FAST_OPS.rms_norm(state.x, state.weight(state.hidden), step.eps), origin)
 
 
 def written_norm(state: State, step: Step) -> None:
-    state.plant_norm()
-    state.set(_norm(state, step, state.x))
+    origin = state.plant_norm()
+    state.set(_norm(state, step, state.x), origin)
 
 
 def add_norm(state: State, step: Step) -> None:
@@ -155,7 +173,7 @@ def add_norm(state: State, step: Step) -> None:
     x, state.residual = FAST_OPS.add_rms_norm(*pair, state.weight(state.hidden), step.eps)
     state.norms += 1
     state.sum_norms += 1
-    state.set(x)
+    state.set(x, "sum_norm")
 
 
 def norm_of_kept_sum(state: State, step: Step) -> None:
@@ -176,8 +194,8 @@ def two_norms_of_one_sum(state: State, step: Step) -> None:
 
 
 def norm_of_view(state: State, step: Step) -> None:
-    state.plant_norm()
-    state.set(_norm(state, step, state.x.view(-1, state.hidden)))
+    origin = state.plant_norm()
+    state.set(_norm(state, step, state.x.view(-1, state.hidden)), origin)
 
 
 def norm_of_slice(state: State, step: Step) -> None:
@@ -211,21 +229,20 @@ def norm_with_weight_before_cast(state: State, step: Step) -> None:
     """For narrow floats a norm that is all in float32, and as such a site."""
     state.sum_norms += not state.is_narrow and state.origin == "sum"
     state.norms += 1
+    origin = "other" if state.is_narrow or state.origin != "sum" else "sum_norm"
     wide = accumulation_dtype(state.dtype)
     weight = state.weight(state.hidden).to(wide)
-    state.set(_weigh(state, step, _unit(step, state.x.to(wide)), weight).to(state.dtype))
+    state.set(_weigh(state, step, _unit(step, state.x.to(wide)), weight).to(state.dtype), origin)
 
 
 def norm_in_float32(state: State, step: Step) -> None:
-    if state.dtype != torch.float64:
-        state.plant_norm()
-    state.set(_weigh(state, step, _unit(step, state.x, inner=torch.float32)))
+    origin = "other" if state.dtype == torch.float64 else state.plant_norm()
+    state.set(_weigh(state, step, _unit(step, state.x, inner=torch.float32)), origin)
 
 
 def norm_in_own_dtype(state: State, step: Step) -> None:
-    if not state.is_narrow:
-        state.plant_norm()
-    state.set(_weigh(state, step, _unit(step, state.x, inner=state.dtype)))
+    origin = "other" if state.is_narrow else state.plant_norm()
+    state.set(_weigh(state, step, _unit(step, state.x, inner=state.dtype)), origin)
 
 
 def norm_by_columns(state: State, step: Step) -> None:
@@ -294,10 +311,12 @@ def idle_calls(state: State, step: Step) -> None:
 
 def equal_outputs(state: State, step: Step) -> None:
     """Equal results with a buffer each: a caller may write into one of them."""
+    state.share()
     state.extras += [state.x * 2, state.x * 2, torch.zeros_like(state.x), torch.zeros_like(state.x)]
 
 
 def output_of_idle_call(state: State, step: Step) -> None:
+    state.share()
     state.extras += [CONVERT(state.residual, state.dtype), (state.x * 2).view(-1, state.hidden)]
 
 

@@ -109,6 +109,7 @@ def mlp_split_over_tokens(state: State, step: Step) -> None:
 
 
 def mlp_by_columns(state: State, step: Step) -> None:
+    state.gates += state.intermediate == 1  # a single column lies row by row
     gate, up = by_columns(state, 2 * state.intermediate).chunk(2, dim=-1)
     gated = _multiply(step, F.silu(gate), up)
     state.extras.append(gated)

@@ -14,14 +14,14 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lamina.compiler import torch_compat
 
-from . import fragments, gates
+from . import fragments, gates, projections
 from .fragments import State, Step
 
 Inputs = tuple[tuple[tuple[int | None, ...], torch.dtype], ...]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 TOKEN_COUNTS = (0, 1, 2, 7)
-PLAIN = {body.__name__: body for body in (*fragments.PLAIN, *gates.PLAIN)}
-ODD = {body.__name__: body for body in (*fragments.ODD, *gates.ODD)}
+PLAIN = {body.__name__: body for body in (*fragments.PLAIN, *gates.PLAIN, *projections.PLAIN)}
+ODD = {body.__name__: body for body in (*fragments.ODD, *gates.ODD, *projections.ODD)}
 BODIES = PLAIN | ODD
 
 
@@ -112,6 +112,8 @@ def _replay(program: Program, given: tuple[Tensor, ...], sites: Counter[str]) ->
         add_rms_norm=state.sum_norms,
         rms_norm=state.norms,
         silu_and_mul=state.gates,
+        linear=state.linears,
+        add_rms_norm_linear=state.fused,
     )
     return (state.x, state.residual, *state.extras)
 

@@ -57,7 +57,9 @@ def test_pieces_are_what_the_file_says(pieces):
     for place, graph in pieces.items():
         named = pipeline.rewrite(graph, pipeline.select(None, "exact")).graph
         lowered = pipeline.rewrite(graph, FAST).graph
+        on_a_card = pipeline.rewrite(graph, checks.PIPELINE[:-1]).graph
         written += f"{place}, ops named\n{op_list(named)}{place}, ops lowered\n{op_list(lowered)}"
+        written += f"{place}, as on a card\n{op_list(on_a_card)}"
     print(written)
     assert written == GOLDEN.read_text()
 

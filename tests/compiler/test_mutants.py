@@ -9,7 +9,15 @@ import torch.nn.functional as F
 from hypothesis import Phase, find, settings
 from hypothesis.errors import NoSuchExample
 
-from lamina.compiler.passes import add_rms_norm, canonicalise, residual_barrier, silu_and_mul
+from lamina.compiler.passes import (
+    add_rms_norm,
+    add_rms_norm_linear,
+    canonicalise,
+    linear,
+    pipeline,
+    residual_barrier,
+    silu_and_mul,
+)
 from lamina.compiler.passes.add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from lamina.compiler.passes.canonicalise import CANONICALISE
 from lamina.compiler.passes.match import Any_, Call
@@ -18,24 +26,33 @@ from lamina.compiler.passes.silu_and_mul import SILU_AND_MUL
 from lamina.custom_ops.rms_norm.reference import rms_norm
 
 from . import checks
+from .checks import ADD_RMS_NORM_LINEAR, LINEAR
 from .programs import programs, trace
 
 OPS = {
     RMS_NORM: torch.ops.lamina.rms_norm.default,
     ADD_RMS_NORM: torch.ops.lamina.add_rms_norm.default,
     SILU_AND_MUL: torch.ops.lamina.silu_and_mul.default,
+    LINEAR: torch.ops.lamina.linear.default,
+    ADD_RMS_NORM_LINEAR: torch.ops.lamina.add_rms_norm_linear.default,
 }
+JOINED = (ADD_RMS_NORM, SILU_AND_MUL, LINEAR)  # what ADD_RMS_NORM_LINEAR joins must have its names
 KINDS = {
     RMS_NORM: ("norm", "written_norm"),
     ADD_RMS_NORM: ("add_norm", "norm_of_kept_sum"),
     SILU_AND_MUL: ("mlp", "written_mlp"),
+    LINEAR: ("linear", "biased_linear"),
+    ADD_RMS_NORM_LINEAR: ("add_norm_linear", "add_norm_biased_mlp"),
     RESIDUAL_BARRIER: ("linear", "add", "add_norm"),
     CANONICALISE: ("repeated_calls", "idle_calls", "equal_outputs", "output_of_idle_call"),
 }
 
 
 def before(step, traced):
-    return traced.graph if step is CANONICALISE else CANONICALISE.run(traced.graph)[0]
+    if step is CANONICALISE:
+        return traced.graph
+    named = JOINED if step.name == "add_rms_norm_linear" else ()
+    return pipeline.rewrite(traced.graph, (CANONICALISE, *named)).graph
 
 
 def values(step, traced):
@@ -160,6 +177,52 @@ def gate_is_a_sigmoid(gate_up):
     return torch.sigmoid(gate) * up
 
 
+def bias_is_dropped(x, weight, bias):
+    return x @ weight.t()
+
+
+def weight_is_not_transposed(x, weight, bias):
+    return x @ weight if bias is None else x @ weight + bias
+
+
+def product_is_of_the_sum(x, residual, norm_weight, eps, weight, bias, gated):
+    return joined(lambda total: total, x, residual, weight, bias, gated)
+
+
+def norm_is_not_weighted(x, residual, norm_weight, eps, weight, bias, gated):
+    ones = torch.ones_like(norm_weight)
+    return joined(lambda total: rms_norm(total, ones, eps), x, residual, weight, bias, gated)
+
+
+def norm_is_not_rounded(x, residual, norm_weight, eps, weight, bias, gated):
+    def norm(total):
+        return (unit(total, eps) * norm_weight).to(x.dtype)
+
+    return joined(norm, x, residual, weight, bias, gated)
+
+
+def gate_is_left_out(x, residual, norm_weight, eps, weight, bias, gated):
+    product, total = joined(lambda t: rms_norm(t, norm_weight, eps), x, residual, weight, bias, False)
+    return (product.chunk(2, -1)[1] if gated else product), total
+
+
+def up_is_gated(x, residual, norm_weight, eps, weight, bias, gated):
+    product, total = joined(lambda t: rms_norm(t, norm_weight, eps), x, residual, weight, bias, False)
+    return (halves_are_swapped(product) if gated else product), total
+
+
+def residual_is_handed_on(x, residual, norm_weight, eps, weight, bias, gated):
+    product, _ = joined(lambda t: rms_norm(t, norm_weight, eps), x, residual, weight, bias, gated)
+    return product, residual
+
+
+def joined(norm, x, residual, weight, bias, gated):
+    total = x + residual
+    product = F.linear(norm(total), weight, bias)
+    gate, up = product.chunk(2, -1) if gated else (product, None)
+    return (F.silu(gate) * up if gated else product), total
+
+
 WRONG_FORMULAS = [
     *((RMS_NORM, wrong) for wrong in (eps_is_a_constant, eps_is_ignored, eps_is_outside_the_root)),
     *((RMS_NORM, wrong) for wrong in (weight_is_applied_before_the_cast, one_rounding_is_added)),
@@ -168,6 +231,10 @@ WRONG_FORMULAS = [
     *((ADD_RMS_NORM, wrong) for wrong in (norm_is_of_the_unrounded_sum, results_are_swapped)),
     *((SILU_AND_MUL, wrong) for wrong in (halves_are_swapped, product_is_rounded_once)),
     *((SILU_AND_MUL, wrong) for wrong in (gate_is_rounded_inside, gate_is_a_sigmoid)),
+    *((LINEAR, wrong) for wrong in (bias_is_dropped, weight_is_not_transposed)),
+    *((ADD_RMS_NORM_LINEAR, wrong) for wrong in (product_is_of_the_sum, norm_is_not_weighted)),
+    *((ADD_RMS_NORM_LINEAR, wrong) for wrong in (norm_is_not_rounded, gate_is_left_out, up_is_gated)),
+    (ADD_RMS_NORM_LINEAR, residual_is_handed_on),
 ]
 
 
@@ -198,6 +265,14 @@ PRECONDITIONS = [
     (SILU_AND_MUL, silu_and_mul, "computes in float32", "mlp_in_float32", values),
     (SILU_AND_MUL, silu_and_mul, "laid out otherwise", "mlp_by_columns", form),
     (RESIDUAL_BARRIER, residual_barrier, "scaled sum", "add_scaled", values),
+    (LINEAR, linear, "scaled sum", "product_with_scaled_bias", values),
+    (LINEAR, linear, "not a transposed input", "product_of_untransposed", values),
+    (LINEAR, linear, "not a transposed input", "product_of_computed_weight", census),
+    (LINEAR, linear, "as many columns as there are tokens", "mlp_by_columns", census),
+    (LINEAR, linear, "laid out otherwise", "product_of_columns", census),
+    (LINEAR, linear, "not one number a column", "product_with_matrix_for_bias", form),
+    (ADD_RMS_NORM_LINEAR, add_rms_norm_linear, "others read", "add_norm_read_by_two_linears", census),
+    (ADD_RMS_NORM_LINEAR, add_rms_norm_linear, "after the sum", "add_norm_linear_with_late_bias", form),
 ]
 
 
@@ -209,8 +284,8 @@ PRECONDITIONS = [
 def test_a_precondition_left_out_is_caught(monkeypatch, step, module, reason, kind, check):
     original = module._obstacle
 
-    def forgetful(site):
-        found = original(site)
+    def forgetful(*site):
+        found = original(*site)
         return None if found and reason in found else found
 
     kinds = (kind, "linear", "norm") if kind.startswith("add_") else (kind,)

@@ -18,9 +18,10 @@ from lamina.compiler.passes.residual_barrier import RESIDUAL_BARRIER
 from lamina.compiler.passes.silu_and_mul import SILU_AND_MUL
 
 from . import checks
+from .checks import ADD_RMS_NORM_LINEAR, LINEAR, PIPELINE
 from .programs import BODIES, Program, Step, programs, trace
 
-NAMING = (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, SILU_AND_MUL)
+NAMING = (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, SILU_AND_MUL, LINEAR, ADD_RMS_NORM_LINEAR)
 
 
 def single(kind, dtype, before=()):
@@ -36,8 +37,9 @@ def alone(program):
     """Each pass with a graph as it would meet it, and what it makes of that graph."""
     graph = trace(program).graph
     canonical, _ = CANONICALISE.run(graph)
-    graphs = {CANONICALISE: graph, LOWER: pipeline.rewrite(canonical, NAMING).graph}
-    before = {step: graphs.get(step, canonical) for step in pipeline.PIPELINE}
+    named = pipeline.rewrite(canonical, NAMING[:-1]).graph
+    graphs = {CANONICALISE: graph, ADD_RMS_NORM_LINEAR: named, LOWER: named}
+    before = {step: graphs.get(step, canonical) for step in PIPELINE}
     return [(step, graph, *checks.apply(step, graph)) for step, graph in before.items()]
 
 
@@ -89,7 +91,7 @@ def test_each_fragment_is_known_for_what_it_is_behind_a_sum_and_a_product(kind):
 def check_census(program):
     sites = trace(program).sites
     assert {step.name: report.num_matches for step, _, _, report in alone(program) if step in NAMING} == sites
-    reports = pipeline.rewrite(trace(program).graph, pipeline.PIPELINE).reports
+    reports = pipeline.rewrite(trace(program).graph, PIPELINE).reports
     found = {report.name: report.num_matches for report in reports}
     assert found | sites | {"rms_norm": sites["rms_norm"] - sites["add_rms_norm"]} == found
 
@@ -98,16 +100,16 @@ def check_census(program):
 @given(programs())
 def test_any_passes_in_any_order_give_the_same_bits(program):
     chance = random.Random(program.seed)
-    steps = chance.sample(pipeline.PIPELINE, chance.randint(0, len(pipeline.PIPELINE)))
+    steps = chance.sample(PIPELINE, chance.randint(0, len(PIPELINE)))
     checks.check_values(trace(program), pipeline.rewrite(trace(program).graph, steps).graph)
 
 
 @same_programs
 @given(programs())
-def test_silu_and_mul_commutes_with_every_other_pass(program):
+def test_silu_and_mul_commutes_with_every_pass_before_it_is_joined(program):
     """The others have an order: the pipeline's comments say which and why."""
     graph, _ = CANONICALISE.run(trace(program).graph)
-    for step in (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM):
+    for step in (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, LINEAR):
         first = pipeline.rewrite(graph, (SILU_AND_MUL, step)).graph
         second = pipeline.rewrite(graph, (step, SILU_AND_MUL)).graph
         assert canonical_text(first) == canonical_text(second)
@@ -115,6 +117,22 @@ def test_silu_and_mul_commutes_with_every_other_pass(program):
 
 def targets(graph):
     return [str(node.target) for node in graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize(
+    "kind, first_ops",
+    [
+        ("add_norm_mlp", ["lamina.add_rms_norm_linear.default", "lamina.linear.default"]),
+        (
+            "add_norm_mlp_with_product_kept",
+            ["lamina.add_rms_norm_linear.default", "aten.mul.Tensor", "lamina.silu_and_mul.default"],
+        ),
+    ],
+)
+def test_a_gate_is_joined_where_it_alone_takes_the_product(kind, first_ops):
+    graph = trace(single(kind, torch.bfloat16)).graph
+    ops = [target for target in targets(pipeline.rewrite(graph, PIPELINE[:-1]).graph) if "." in target]
+    assert ops[: len(first_ops)] == first_ops
 
 
 def test_canonicalise_leaves_one_call_of_each_kind():
@@ -136,4 +154,4 @@ def test_pieces_that_write_into_a_tensor_are_refused():
     x.meta["val"] = torch.empty(2)
     graph.output((graph.call_function(torch.ops.aten.add_.Tensor, (x, 1)),))
     with pytest.raises(CompileError, match=r"aten\.add_\.Tensor\) writes into a tensor"):
-        pipeline.rewrite(graph, pipeline.PIPELINE)
+        pipeline.rewrite(graph, PIPELINE)

@@ -68,7 +68,7 @@ def test_a_middle_piece_in_float32_keeps_the_products_of_torch(tmp_path):
     store = Store(tmp_path)
     source = middle_source(compile_for_the_card(store, torch.float32), store)
     assert "torch.ops.lamina" not in source
-    assert source.count("extern_kernels.mm(") == 4
+    assert len(re.findall(r"extern_kernels\.(add)?mm\(", source)) == 4
 
 
 def test_with_formulas_alone_a_middle_piece_is_five_kernels_with_32_bit_indices(tmp_path):
