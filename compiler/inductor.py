@@ -16,6 +16,7 @@ from . import torch_compat
 from .fingerprint import canonical_text
 from .passes import pipeline
 from .passes.graph import Pass
+from .passes.products import Product, products
 from .wrapper import load_source
 
 PIECES = "pieces"  # the kind of the store's names for artifacts
@@ -23,7 +24,8 @@ PIECES = "pieces"  # the kind of the store's names for artifacts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Artifact:
-    """A compiled piece as it lies in the store: digests of source and kernels, and what the passes did."""
+    """A compiled piece as it lies in the store: digests of source and kernels, what the passes did, and the
+    products that are left to ops of ours."""
 
     key: str
     source: str
@@ -31,6 +33,7 @@ class Artifact:
     graph_before: str
     graph_after: str
     reports: tuple[Mapping[str, Any], ...]
+    products: tuple[Product, ...]
     device: str
     seconds: float
 
@@ -59,6 +62,7 @@ def compile_piece(
         rewritten = pipeline.rewrite(graph, passes)
         found["before"], found["after"] = canonical_text(graph), canonical_text(rewritten.graph)
         found["reports"] = tuple(asdict(report) for report in rewritten.reports)
+        found["products"] = products(rewritten.graph)
         found["key"] = piece_key(found["after"], factors)
         found["known"] = load_piece(found["key"], store)
         if found["known"] is not None:
@@ -80,6 +84,7 @@ def compile_piece(
         graph_before=store.put(found["before"].encode()),
         graph_after=store.put(found["after"].encode()),
         reports=found["reports"],
+        products=found["products"],
         device=device.type,
         seconds=round(time.perf_counter() - started, 3),
     )
@@ -93,12 +98,17 @@ def load_piece(key: str, store: Store) -> Piece | None:
     if record is None:
         return None
     try:
-        artifact = Artifact(**(record | {"reports": tuple(record["reports"])}))
+        artifact = _read_artifact(record)
         return Piece(
             artifact=artifact, call=load_source(artifact.source, artifact.kernels, store), was_compiled=False
         )
     except (StoreError, TypeError, KeyError):
         return None
+
+
+def _read_artifact(record: Mapping[str, Any]) -> Artifact:
+    found = tuple(Product(**product) for product in record["products"])
+    return Artifact(**{**record, "reports": tuple(record["reports"]), "products": found})
 
 
 def piece_key(text: str, factors: Mapping[str, Any]) -> str:

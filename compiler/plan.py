@@ -11,6 +11,7 @@ from ..common.errors import CompileError, ShapeError
 from .capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, Attend
 from .config import MAX_NUM_TOKENS
 from .inductor import Piece
+from .passes.products import Product
 from .split import AttentionCall, SplitModel
 
 ParameterTable = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -38,6 +39,11 @@ class Plan:
     parameters: ParameterTable
     result: str
     reports: tuple[Mapping[str, Any], ...] = ()  # of the passes over the whole model
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """The matrix products that its pieces leave to ops of ours, each once."""
+        return tuple(dict.fromkeys(product for piece in self.pieces for product in piece.artifact.products))
 
     def bind(self, weights: Mapping[str, Tensor], device: torch.device) -> "BoundPlan":
         """The plan on real weights; ShapeError where one is not what the capture assumed."""

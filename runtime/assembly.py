@@ -10,6 +10,7 @@ from torch import Tensor
 from ..common.progress import Progress
 from ..compiler.compile import Compiled
 from ..compiler.cuda_graphs import CudaGraphs
+from ..custom_ops import linear
 from ..models.config import ModelConfig
 from ..models.layers import Ops
 from ..models.registry import ModelDefinition
@@ -127,7 +128,7 @@ def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> Mode
     )
     return ModelRunner(
         forward=_forward(parts),
-        logits=partial(_logits, definition, model, parts.weights, parts.ops),
+        logits=partial(_logits, definition, model, parts.weights, parts.ops._replace(linear=linear)),
         attention=PagedAttention(parts.attention, caches, model.head_dim**-0.5),
         arena=arena,
         num_valid_ids=parts.num_valid_ids,

@@ -9,6 +9,7 @@ from lamina.compiler import torch_compat
 from lamina.compiler.capture import capture
 from lamina.compiler.fingerprint import canonical_text, group_equal
 from lamina.compiler.passes import pipeline
+from lamina.compiler.passes.products import products
 from lamina.compiler.split import split
 
 from . import checks
@@ -86,6 +87,21 @@ def test_every_norm_sum_and_gate_of_the_model_is_a_site(pieces):
     assert found["last"] == full | {"lower": NUM_LOWERED["last"]}
     skipped = [text for place in reports.values() for report in place for text in report.skipped]
     assert all(text.endswith("on cpu the code that Inductor generates serves") for text in skipped)
+
+
+def test_products_left_to_ops_are_listed_once_with_what_a_choice_of_kernels_depends_on(pieces):
+    found = {
+        place: products(pipeline.rewrite(graph, checks.PIPELINE).graph) for place, graph in pieces.items()
+    }
+    output, down = ("linear", 64, 64), ("linear", 64, 128)
+    gate_up, qkv = ("norm_gated", 256, 64), ("norm", 128, 64)
+    shapes = {place: [(p.kind, p.rows, p.columns) for p in listed] for place, listed in found.items()}
+    assert shapes["first"] == [("linear", 128, 64)]
+    assert shapes["middle"] == [output, gate_up, down, qkv]
+    assert shapes["last"] == [output, gate_up, down]
+    assert {p.dtype for listed in found.values() for p in listed} == {"bfloat16"}
+    lowered = [products(pipeline.rewrite(graph, FAST).graph) for graph in pieces.values()]
+    assert lowered == [()] * 3
 
 
 def test_a_model_in_float32_has_the_same_sites_and_nothing_to_keep_apart(tmp_path):

@@ -22,6 +22,7 @@ def piece(call):
         graph_before="",
         graph_after="",
         reports=(),
+        products=(),
         device="cpu",
         seconds=0.0,
     )

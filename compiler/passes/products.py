@@ -1,0 +1,41 @@
+"""The matrix products that a graph leaves to ops of ours, as far as a choice of kernels depends on them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .graph import dtype_of, shape_of
+
+OPS = torch.ops.lamina
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Product:
+    """x [T, columns] by a weight [rows, columns]: alone, behind a norm of a sum, or gated too."""
+
+    kind: str  # linear, norm or norm_gated
+    rows: int
+    columns: int
+    dtype: str
+
+
+def products(graph: fx.Graph) -> tuple[Product, ...]:
+    """Each product once, in the order of the graph."""
+    found = [product for node in graph.nodes if (product := _product(node)) is not None]
+    return tuple(dict.fromkeys(found))
+
+
+def _product(node: fx.Node) -> Product | None:
+    args: Any = node.args
+    if node.target is OPS.linear.default:
+        kind, weight = "linear", args[1]
+    elif node.target is OPS.add_rms_norm_linear.default:
+        kind, weight = "norm_gated" if args[6] else "norm", args[4]
+    else:
+        return None
+    rows, columns = shape_of(weight)
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        return None  # as many as there are tokens: no weight
+    return Product(kind=kind, rows=rows, columns=columns, dtype=str(dtype_of(weight)).removeprefix("torch."))
