@@ -1,59 +1,86 @@
 """What is generated for a card: a few calls of our ops, or fused kernels with 32-bit indices."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from lamina.common.store import Store
-from lamina.compiler.compile import Compiled, Program, compile_program
+from lamina.compiler.compile import Program, compile_program
 from lamina.compiler.config import CompileConfig
+from lamina.custom_ops.paged_attention.reference import dense_attention
+from lamina.custom_ops.rotary_embedding.reference import rotary_embedding
 from lamina.models.config import ModelConfig
 from lamina.models.layers import FAST_OPS
 from lamina.models.llama import LLAMA
+from lamina.models.rope import rope_tables
+from lamina.models.weights import dummy_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
+CARD = torch.device("cuda")
 FORMULAS_ONLY = ("canonicalise", "residual_barrier", "add_rms_norm", "rms_norm", "silu_and_mul", "lower")
 MAX_KERNELS = 5  # then of a middle piece: two residual norms, SiLU times up, the rotations of query and key
-SIZES = {
-    "vocab_size": 1024,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_layers": 3,
-    "num_heads": 32,
-    "num_kv_heads": 8,
-    "head_dim": 128,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 8192,
-}
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=1024,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=3,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=8192,
+)
 
 
-def compile_for_the_card(
-    store: Store, dtype: torch.dtype = torch.bfloat16, passes: tuple[str, ...] | None = None
-) -> Compiled:
-    config = ModelConfig(architecture="LlamaForCausalLM", **SIZES)
-    table = {name: (spec.shape, dtype) for name, spec in LLAMA.parameters(config).items()}
+def forward(weights, ids, positions, attend):
+    return LLAMA.forward(CONFIG, weights, ids, positions, attend, FAST_OPS)
+
+
+def compile_for_the_card(store, dtype=torch.bfloat16, passes=None):
+    table = {name: (spec.shape, dtype) for name, spec in LLAMA.parameters(CONFIG).items()}
     table |= dict.fromkeys(("rope_cos", "rope_sin"), ((8192, 64), torch.float32))
-    program = Program(
-        forward=lambda weights, ids, positions, attend: LLAMA.forward(
-            config, weights, ids, positions, attend, FAST_OPS
-        ),
-        parameters=table,
-        key={},
-        sources=(),
-        device=torch.device("cuda"),
-    )
+    program = Program(forward=forward, parameters=table, key={}, sources=(), device=CARD)
     return compile_program(program, CompileConfig(passes=passes), "fast", store)
 
 
-def middle_source(compiled: Compiled, store: Store) -> str:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def compiled(store):
+    return compile_for_the_card(store)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    values = dummy_weights(LLAMA, CONFIG, dtype=torch.bfloat16, device=CARD, seed=0)
+    tables = rope_tables(CONFIG, max_model_len=8192, dtype=torch.bfloat16, device=CARD)
+    return values | dict(zip(("rope_cos", "rope_sin"), tables, strict=True))
+
+
+def attend(layer, q, k, v, out, cos=None, sin=None):
+    if cos is not None:
+        q, k = rotary_embedding(q, k, cos, sin)
+    out.copy_(dense_attention(q, k, v, CONFIG.head_dim**-0.5))
+
+
+def tokens(num_tokens):
+    ids = torch.arange(num_tokens, dtype=torch.int32, device=CARD)
+    return ids * 7 % CONFIG.vocab_size, ids
+
+
+def middle_source(compiled, store):
     return store.get(compiled.plan.pieces[1].artifact.source).decode()
 
 
-def test_a_middle_piece_is_four_calls_and_no_generated_kernel(tmp_path):
-    store = Store(tmp_path)
-    compiled = compile_for_the_card(store)
+def test_a_middle_piece_is_four_calls_and_no_generated_kernel(compiled, store):
     source = middle_source(compiled, store)
     assert "async_compile.triton(" not in source
     assert re.findall(r"= torch\.ops\.lamina\.(\w+)\.default\(", source) == [
@@ -64,15 +91,13 @@ def test_a_middle_piece_is_four_calls_and_no_generated_kernel(tmp_path):
     assert all(len(step.inputs) == 6 for step in attentions), "attention does not get the angles"
 
 
-def test_a_middle_piece_in_float32_keeps_the_products_of_torch(tmp_path):
-    store = Store(tmp_path)
+def test_a_middle_piece_in_float32_keeps_the_products_of_torch(store):
     source = middle_source(compile_for_the_card(store, torch.float32), store)
     assert "torch.ops.lamina" not in source
-    assert len(re.findall(r"extern_kernels\.(add)?mm\(", source)) == 4
+    assert len(re.findall(r"extern_kernels\.(?:add)?mm\(", source)) == 4
 
 
-def test_with_formulas_alone_a_middle_piece_is_five_kernels_with_32_bit_indices(tmp_path):
-    store = Store(tmp_path)
+def test_with_formulas_alone_a_middle_piece_is_five_kernels_with_32_bit_indices(store):
     source = middle_source(compile_for_the_card(store, passes=FORMULAS_ONLY), store)
     signatures = re.findall(r"'signature': (\{[^}]*\})", source)
     assert 0 < source.count("async_compile.triton(") <= MAX_KERNELS
@@ -80,3 +105,56 @@ def test_with_formulas_alone_a_middle_piece_is_five_kernels_with_32_bit_indices(
     for signature in signatures:
         assert "'xnumel': 'i32'" in signature
         assert "i64" not in signature.replace("*i64", "")
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 16, 33, 200, 600])
+@torch.no_grad()
+def test_the_compiled_model_errs_no_more_than_twice_the_eager_one(
+    compiled, weights, assert_close_to_reference, num_tokens
+):
+    wide = {name: weight.float() for name, weight in weights.items()}
+    exact, naive = (forward(given, *tokens(num_tokens), attend) for given in (wide, weights))
+    out = compiled.plan.bind(weights, CARD)(*tokens(num_tokens), attend)
+    assert_close_to_reference(out, exact, naive)
+
+
+@torch.no_grad()
+def test_a_token_has_the_same_bits_in_every_batch_of_one_choice_of_kernels(compiled, weights):
+    """Rows do not mix: what stands in the other rows of a step is nothing to a row."""
+    bound = compiled.plan.bind(weights, CARD)
+    ids, positions = tokens(8)
+
+    def one(row, value):
+        return bound(torch.full_like(ids, value).index_fill_(0, row, 5), positions, itself)
+
+    def itself(layer, q, k, v, out, cos=None, sin=None):
+        out.copy_(q)
+
+    row = torch.tensor([3], device=CARD)
+    assert torch.equal(one(row, 9)[3], one(row, 800)[3])
+
+
+@torch.no_grad()
+def test_launches_of_a_middle_piece_for_one_token(compiled, weights):
+    """Counted on the device, the ops' own and whatever a provider adds."""
+    plan, counts = compiled.plan, []
+    middle = plan.pieces[1].call
+
+    def run_piece(call, arguments):
+        if call is not middle:
+            return call(arguments)
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            results = call(arguments)
+            torch.cuda.synchronize()
+        counts.append(sum(event.count for event in profiled.key_averages() if event.self_device_time_total))
+        return results
+
+    run = partial(plan.bind(weights, CARD), *tokens(1), attend)
+    run()  # kernels and workspaces are loaded
+    run(run_piece)
+    print("launches of a middle piece:", counts)
+    assert max(counts) <= MAX_LAUNCHES
+
+
+MAX_LAUNCHES = 9  # four products, two norms, a gate, and two that cuBLAS splits in two
