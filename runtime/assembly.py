@@ -26,6 +26,7 @@ from .scheduler import Scheduler, SchedulerConfig
 
 DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 MIXED_SIZES = (16, 32, 64, 128, 256, 512)
+DEPTHS = {"cuda": 2, "cpu": 1}  # steps launched before the oldest is read; a CPU is busy with the step itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +73,7 @@ def assemble(parts: Parts, progress: Progress) -> Assembled:
         max_model_len=resolved.max_model_len,
         prefill_chunk=resolved.prefill_chunk,
     )
-    engine = Engine(Scheduler(limits, kv_cache), runner)
+    engine = Engine(Scheduler(limits, kv_cache), runner, depth=DEPTHS[resolved.device.type])
     return Assembled(engine=engine, kv_cache=kv_cache, runner=runner, graphs=graphs, resolved=resolved)
 
 

@@ -1,16 +1,18 @@
 """The loop: schedule, execute, update, and the text of what came out."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .detokenizer import IncrementalDetokenizer
 from .model_runner import ModelRunner, StepHandle
 from .outputs import CompletionOutput, RequestOutput, RequestTimes, StreamDelta
 from .request import Request
-from .scheduler import Scheduler, SchedulerOutput
-
-DEPTH = 1  # steps launched before the oldest is read; 2 would hide the host behind the device
+from .scheduler import Scheduler
+from .scheduler_output import SchedulerOutput
 
 
 @dataclass(slots=True)
@@ -47,11 +49,17 @@ class Generation:
 
 
 class Engine:
-    """Steps every live request by one token or one chunk of its prompt at a time."""
+    """Steps every live request by one token or one chunk of its prompt at a time.
 
-    def __init__(self, scheduler: Scheduler, model_runner: ModelRunner) -> None:
+    `depth` steps are launched before the oldest is read: at 1 the host waits for each step, at 2 it plans
+    the next one and writes the text of the last one while a step runs.
+    """
+
+    def __init__(self, scheduler: Scheduler, model_runner: ModelRunner, *, depth: int = 1) -> None:
         self.scheduler = scheduler
         self._model_runner = model_runner
+        self._depth = depth
+        self._at_model: SchedulerOutput | None = None  # the step that is being launched or read
         self._pending: deque[tuple[SchedulerOutput, StepHandle]] = deque()
         self._generations: dict[str, Generation] = {}
         self.first_token_seconds: float | None = None  # of the first request of all, from its arrival
@@ -67,47 +75,74 @@ class Engine:
         generation = self._generations.pop(request_id, None)
         if aborted and generation is not None:
             _emit(generation, generation.detokenizer.finish() if generation.detokenizer else "", ())
+        if self._pending and not self.scheduler.has_work:
+            self._advance(self._finish_pending)
         return aborted
 
     def step(self) -> None:
-        """Launch a step if there is one, then take in the oldest that was launched.
+        """Launch a step if there is one, then take in the oldest, where enough are launched or none can be.
 
-        A step that fails at the model is undone: its requests stand where they stood. An interrupt that hits
-        the books instead may leave them half written, so it ends every request. Either goes to the caller.
+        A step that fails at the model is undone, and so is what was launched after it: its requests stand
+        where they stood. An interrupt that hits the books instead may leave them half written, so it ends
+        every request. Either goes to the caller.
         """
-        at_model: SchedulerOutput | None = None
-        try:
-            plan = self.scheduler.schedule()
-            if plan is not None:
-                at_model = plan
-                self._pending.append((plan, self._model_runner.execute(plan)))
-                at_model = None
-            if self._pending and (plan is None or len(self._pending) >= DEPTH):
-                at_model, handle = self._pending.popleft()
-                oldest, token_ids, at_model = at_model, handle.token_ids(), None
-                self._take_in(oldest, token_ids)
-        except BaseException:
-            self._pending.clear()
-            if at_model is not None:
-                self.scheduler.discard(at_model)
-            else:
-                self._end_all()
-            raise
+        self._advance(self._step)
 
     def close(self) -> None:
         """Abort every live request."""
         for request_id in list(self._generations):
             self.abort(request_id)
 
+    def _advance(self, action: Callable[[], None]) -> None:
+        self._at_model = None
+        try:
+            action()
+        except BaseException:
+            if self._at_model is not None:
+                self._undo(self._at_model)
+            else:
+                self._end_all()
+            raise
+
+    def _step(self) -> None:
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self._at_model = plan
+            self._pending.append((plan, self._model_runner.execute(plan)))
+            self._at_model = None
+        if self._pending and (plan is None or len(self._pending) >= self._depth):
+            self._take_in_oldest()
+        if not self.scheduler.has_work:
+            self._finish_pending()
+
+    def _finish_pending(self) -> None:
+        """Wait for steps that only compute what nobody wants any more, so that every block is free."""
+        while self._pending:
+            self._take_in_oldest()
+
+    def _take_in_oldest(self) -> None:
+        plan, handle = self._pending[0]
+        self._at_model = plan
+        token_ids = handle.token_ids()
+        self._at_model = None
+        self._pending.popleft()
+        self._take_in(plan, token_ids)
+
+    def _undo(self, failed: SchedulerOutput) -> None:
+        while self._pending and self._pending[-1][0].step >= failed.step:
+            self._pending.pop()
+        self.scheduler.discard(failed)
+
     def _end_all(self) -> None:
         """Abort every request without trusting the books."""
+        self._pending.clear()
         self.scheduler.end_all()
         for generation in self._generations.values():
             self.scheduler.restate(generation.request, "abort", None)  # its last tokens may have no text
             _emit(generation, "", ())
         self._generations.clear()
 
-    def _take_in(self, plan: SchedulerOutput, token_ids: list[int]) -> None:
+    def _take_in(self, plan: SchedulerOutput, token_ids: NDArray[np.int32]) -> None:
         for request in self.scheduler.update(plan, token_ids):
             if self.first_token_seconds is None and request.times.first_token and request.times.queued:
                 self.first_token_seconds = request.times.first_token - request.times.queued

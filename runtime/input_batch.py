@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,20 +10,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .block_pool import NULL_BLOCK
-from .request import SamplingParams
-from .scheduler import ScheduledRequest, SchedulerOutput
-
-_Ints = NDArray[np.int64]
+from .scheduler_output import ON_HOST, SchedulerOutput
 
 NO_SLOT = -1  # where a padding token's keys and values go: nowhere
+ALIGNMENT = 16  # of every field, in int32: what kernels that load vectors may count on, and more
+MAX_LAYOUTS = 1024  # remembered; those of recordings are fewer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchView:
     """One step in the arena: tokens, sequences and sampling rows, each with its padding.
 
-    Shapes: token_ids, positions, slot_mapping [padded_tokens]; block_tables [padded_seqs, max_blocks];
-    seq_lens [padded_seqs]; query_start_loc [padded_seqs + 1]; the rest [padded_samples], in the plan's order.
+    Shapes: token_ids, token_sources, positions, slot_mapping [padded_tokens]; block_tables [padded_seqs,
+    max_blocks]; seq_lens [padded_seqs]; query_start_loc [padded_seqs + 1]; the rest [padded_samples], in the
+    plan's order. Token ids are there once InputBatch.take_token_ids has run, after the step before.
     """
 
     num_tokens: int
@@ -33,12 +31,14 @@ class BatchView:
     num_samples: int
     max_query_len: int
     token_ids: Tensor
+    token_sources: Tensor  # where in the arena's memory each token's id lies
     positions: Tensor
     slot_mapping: Tensor
     block_tables: Tensor
     seq_lens: Tensor
     query_start_loc: Tensor
     logits_rows: Tensor  # which tokens' hidden states are sampled from
+    sampled: Tensor  # where the step leaves its samples, for the next one to find them
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
@@ -53,8 +53,12 @@ class BatchView:
 class InputBatch:
     """Writes plans into tensors that never move, so that captured graphs can read them.
 
-    A padding token has id 0, position 0 and slot -1; a padding sequence has length 0; unused table entries
-    are the null block; a sampling row beyond the last is greedy on token 0. Nothing of an earlier step shows.
+    What changes with every step is written on the host, packed by the step's sizes, and sent in one copy; so
+    a field's place depends on the sizes. Of block tables and sampling parameters only changes are sent.
+    Everything is sent on the current stream, from memory that is not written again before it has left.
+
+    A padding token has id 0, position 0 and slot -1; a padding sequence has length 0; a sampling row beyond
+    the last is greedy on token 0. Entries of a block table beyond a sequence's length are never read.
     """
 
     def __init__(
@@ -72,27 +76,20 @@ class InputBatch:
         self.max_num_tokens = max_num_tokens
         self.block_size = block_size
         self.vocab_size = vocab_size
-        self._token_ids = _Field(torch.int32, device, max_num_tokens)
-        self._positions = _Field(torch.int32, device, max_num_tokens)
-        self._slot_mapping = _Field(torch.int32, device, max_num_tokens)
-        self._block_tables = _Field(torch.int32, device, max_num_seqs, max_blocks_per_seq)
-        self._seq_lens = _Field(torch.int32, device, max_num_seqs)
-        self._query_start_loc = _Field(torch.int32, device, max_num_seqs + 1)
-        self._logits_rows = _Field(torch.int32, device, max_num_seqs)
-        self._temperature = _Field(torch.float32, device, max_num_seqs)
-        self._top_k = _Field(torch.int32, device, max_num_seqs)
-        self._top_p = _Field(torch.float32, device, max_num_seqs)
-        self._min_p = _Field(torch.float32, device, max_num_seqs)
-        self._seeds = _Field(torch.int64, device, max_num_seqs)
-        self._sample_positions = _Field(torch.int64, device, max_num_seqs)
-        self._forget()
+        self._tables = np.full((max_num_seqs, max_blocks_per_seq), NULL_BLOCK, np.int32)
+        self._block_tables = torch.zeros(self._tables.shape, dtype=torch.int32, device=device)
+        self._token_ids = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
+        # The last step's samples and then the host's token ids, in one tensor: a token comes from either.
+        self._first_packed = _aligned(max_num_seqs)
+        size = self._first_packed + _Layout.of(max_num_tokens, max_num_seqs, max_num_seqs).size
+        self._memory = torch.zeros(size, dtype=torch.int32, device=device)
+        self._sampling = torch.zeros(6, max_num_seqs, dtype=torch.int32, device=device)
+        self._views: dict[tuple[int, int, int], dict[str, Tensor]] = {}
+        self.forget()
 
-    def _forget(self) -> None:
-        """Take nothing for granted of what the arena holds."""
-        self._block_tables.array[:] = NULL_BLOCK
-        self._tables: list[tuple[int, ...]] = [()] * self.max_num_seqs  # what each row of it holds,
-        self._table_ids: list[str] = []  # and for whom the first rows were written
-        self._params: list[SamplingParams] | None = None  # what the sampling rows hold
+    def forget(self) -> None:
+        """Take nothing for granted of what the device holds of sampling parameters."""
+        self._sampling_held: bytes | None = None
         self._any_random = False
         self._any_filter = False
 
@@ -104,158 +101,182 @@ class InputBatch:
         padded_samples: int | None = None,
     ) -> BatchView:
         """Put a step into the arena, padded to these sizes, and return where it lies."""
-        try:
-            return self._write(plan, padded_tokens, padded_seqs, padded_samples)
-        except BaseException:  # an interrupt may come between a row and the note of what it holds
-            self._forget()
-            raise
-
-    def _write(
-        self,
-        plan: SchedulerOutput,
-        padded_tokens: int | None,
-        padded_seqs: int | None,
-        padded_samples: int | None,
-    ) -> BatchView:
-        num_tokens, num_seqs = plan.num_tokens, len(plan.requests)
-        padded_tokens = num_tokens if padded_tokens is None else padded_tokens
-        padded_seqs = num_seqs if padded_seqs is None else padded_seqs
-        assert num_tokens <= padded_tokens <= self.max_num_tokens, f"{num_tokens} tokens in {padded_tokens}"
-        assert num_seqs <= padded_seqs <= self.max_num_seqs, f"{num_seqs} sequences in {padded_seqs}"
-
-        counts = np.fromiter((len(r.token_ids) for r in plan.requests), np.int64, num_seqs)
-        computed = np.fromiter((r.num_computed_tokens for r in plan.requests), np.int64, num_seqs)
-        assert counts.sum() == num_tokens, (counts, num_tokens)
-        self._move_tables([r.request_id for r in plan.requests])
-        self._write_tables([r.block_ids for r in plan.requests], padded_seqs)
-        self._write_lengths(counts, computed, padded_seqs)
-        self._write_tokens(plan.requests, counts, computed, padded_tokens)
-        sampled = self._write_sampling(plan.requests, counts, computed)
-        num_rows = len(sampled) if padded_samples is None else padded_samples
-        assert len(sampled) <= num_rows <= self.max_num_seqs, f"{len(sampled)} samples in {num_rows}"
+        sizes = (
+            plan.num_tokens if padded_tokens is None else padded_tokens,
+            plan.num_rows if padded_seqs is None else padded_seqs,
+            plan.num_samples if padded_samples is None else padded_samples,
+        )
+        self._check_sizes(plan, *sizes)
+        self._update_tables(plan)
+        self._update_sampling(plan.sampling)
+        self._send_fields(plan, _Layout.of(*sizes))
         return BatchView(
-            num_tokens=num_tokens,
-            num_seqs=num_seqs,
-            num_samples=len(sampled),
-            max_query_len=int(counts.max(initial=0)),
-            token_ids=self._token_ids.send(padded_tokens),
-            positions=self._positions.send(padded_tokens),
-            slot_mapping=self._slot_mapping.send(padded_tokens),
-            block_tables=self._block_tables.send(padded_seqs),
-            seq_lens=self._seq_lens.send(padded_seqs),
-            query_start_loc=self._query_start_loc.send(padded_seqs + 1),
-            logits_rows=self._logits_rows.send(num_rows),
-            temperature=self._temperature.send(num_rows),
-            top_k=self._top_k.send(num_rows),
-            top_p=self._top_p.send(num_rows),
-            min_p=self._min_p.send(num_rows),
-            seeds=self._seeds.send(num_rows),
-            sample_positions=self._sample_positions.send(num_rows),
-            banned=self._banned(sampled),
+            num_tokens=plan.num_tokens,
+            num_seqs=plan.num_rows,
+            num_samples=plan.num_samples,
+            max_query_len=int(plan.counts.max(initial=0)),
+            banned=self._known_ids(plan.banned),
             any_random=self._any_random,
             any_filter=self._any_filter,
+            **self._views_of(*sizes),
         )
 
-    def _move_tables(self, request_ids: list[str]) -> None:
-        """Bring rows along with the requests that moved; a new request gets any row, to be overwritten."""
-        if request_ids != self._table_ids:
-            row_of = {request_id: row for row, request_id in enumerate(self._table_ids)}
-            sources = [row_of.get(request_id, 0) for request_id in request_ids]
-            self._block_tables.array[: len(sources)] = self._block_tables.array[sources]
-            self._tables[: len(sources)] = [self._tables[row] for row in sources]
-            self._table_ids = request_ids
+    def sampled(self, num: int) -> Tensor:
+        """The samples of the last step that was launched, on the device."""
+        return self._memory[:num]
 
-    def _write_tables(self, tables: Sequence[tuple[int, ...]], padded_seqs: int) -> None:
-        """Rewrite each row where it changed: in most steps, few tables do, and they only grew."""
-        rows = self._block_tables.array
-        for row, table in enumerate(chain(tables, [()] * (padded_seqs - len(tables)))):
-            held = self._tables[row]
-            if held is not table:
-                kept = len(held) if table[: len(held)] == held else 0
-                rows[row, kept : len(table)] = table[kept:]
-                rows[row, len(table) : len(held)] = NULL_BLOCK
-                self._tables[row] = table
+    def take_token_ids(self, view: BatchView) -> None:
+        """Gather a step's token ids on the device, from the host's and the samples of the step before."""
+        torch.index_select(self._memory, 0, view.token_sources, out=view.token_ids)
 
-    def _write_lengths(self, counts: _Ints, computed: _Ints, padded_seqs: int) -> None:
-        num_seqs = len(counts)
-        self._seq_lens.fill(computed + counts, padded_seqs, padding=0)
-        starts = self._query_start_loc.array
-        starts[0] = 0
-        starts[1 : num_seqs + 1] = np.cumsum(counts)
-        starts[num_seqs + 1 : padded_seqs + 1] = starts[num_seqs]
+    def _check_sizes(self, plan: SchedulerOutput, tokens: int, seqs: int, samples: int) -> None:
+        assert plan.num_tokens <= tokens <= self.max_num_tokens, f"{plan.num_tokens} tokens in {tokens}"
+        assert plan.num_rows <= seqs <= self.max_num_seqs, f"{plan.num_rows} sequences in {seqs}"
+        assert plan.num_samples <= samples <= self.max_num_seqs, f"{plan.num_samples} samples in {samples}"
 
-    def _write_tokens(
-        self, requests: Sequence[ScheduledRequest], counts: _Ints, computed: _Ints, padded_tokens: int
-    ) -> None:
-        num_tokens = int(counts.sum())
-        token_ids = np.fromiter(chain.from_iterable(r.token_ids for r in requests), np.int32, num_tokens)
-        rows = np.repeat(np.arange(len(counts)), counts)
-        starts = np.cumsum(counts) - counts
-        positions = np.arange(num_tokens) + (computed - starts)[rows]
-        block_ids = self._block_tables.array[rows, positions // self.block_size]
-        self._token_ids.fill(token_ids, padded_tokens, padding=0)
-        self._positions.fill(positions, padded_tokens, padding=0)
-        self._slot_mapping.fill(
-            block_ids * self.block_size + positions % self.block_size, padded_tokens, padding=NO_SLOT
-        )
+    def _update_tables(self, plan: SchedulerOutput) -> None:
+        """Let rows of the block tables move, then set what is new in them."""
+        if plan.moved_from is not None:
+            moved = plan.moved_from
+            self._tables[: len(moved)] = self._tables[moved]
+            self._block_tables[: len(moved)] = self._block_tables[self._send(moved)]
+        if num := plan.new_blocks.shape[1]:
+            rows, columns, blocks = plan.new_blocks
+            self._tables[rows, columns] = blocks
+            entries = np.empty(3 * num, np.int32)  # places as int64, then block ids
+            entries[: 2 * num].view(np.int64)[:] = rows * self._tables.shape[1] + columns
+            entries[2 * num :] = blocks
+            sent = self._send(entries)
+            self._block_tables.view(-1).index_copy_(0, sent[: 2 * num].view(torch.int64), sent[2 * num :])
 
-    def _write_sampling(
-        self, requests: Sequence[ScheduledRequest], counts: _Ints, computed: _Ints
-    ) -> list[ScheduledRequest]:
-        """The rows to sample, and the requests they belong to."""
-        rows = [row for row, r in enumerate(requests) if r.samples]
-        sampled = [requests[row] for row in rows]
-        self._logits_rows.fill(np.cumsum(counts)[rows] - 1, self.max_num_seqs, padding=0)
-        self._sample_positions.fill((computed + counts)[rows], self.max_num_seqs, padding=0)
-        params = [r.params for r in sampled]
-        if params != self._params:
-            self._write_params(params)
-        return sampled
-
-    def _write_params(self, params: list[SamplingParams]) -> None:
-        size = self.max_num_seqs
-        temperature = self._temperature.fill(_column(params, "temperature"), size, padding=0)
-        top_p = self._top_p.fill(_column(params, "top_p"), size, padding=1)
-        min_p = self._min_p.fill(_column(params, "min_p"), size, padding=0)
-        top_k = self._top_k.fill([self._top_k_or_off(p) for p in params], size, padding=0)
-        self._seeds.fill(np.fromiter((p.seed for p in params), np.int64, len(params)), size, padding=0)
-        random = temperature > 0
+    def _update_sampling(self, sampling: NDArray[np.void]) -> None:
+        held = sampling.tobytes()
+        if held == self._sampling_held:
+            return
+        self.forget()  # an interrupt may come before all is sent
+        fields = np.zeros((6, self.max_num_seqs), np.int32)
+        num = len(sampling)
+        top_k = np.where(sampling["top_k"] < self.vocab_size, sampling["top_k"], 0)
+        random = sampling["temperature"] > 0
+        fields[0, :num] = sampling["temperature"].view(np.int32)
+        fields[1, :num] = top_k
+        fields[2] = np.float32(1).view(np.int32)
+        fields[2, :num] = sampling["top_p"].view(np.int32)
+        fields[3, :num] = sampling["min_p"].view(np.int32)
+        fields[4:].reshape(-1).view(np.int64)[:num] = sampling["seed"]
+        self._sampling.copy_(self._send(fields))
         self._any_random = bool(random.any())
-        self._any_filter = bool((random & ((top_k > 0) | (top_p < 1) | (min_p > 0))).any())
-        self._params = params
+        filtered = (top_k > 0) | (sampling["top_p"] < 1) | (sampling["min_p"] > 0)
+        self._any_filter = bool((random & filtered).any())
+        self._sampling_held = held
 
-    def _top_k_or_off(self, params: SamplingParams) -> int:
-        assert params.top_k is not None, "unresolved parameters"
-        return params.top_k if 0 < params.top_k < self.vocab_size else 0
+    def _send_fields(self, plan: SchedulerOutput, layout: "_Layout") -> None:
+        packed = _staged(layout.size, self.device)
+        self._fill(packed.numpy(), plan, layout)
+        start = self._first_packed
+        self._memory[start : start + layout.size].copy_(packed, non_blocking=True)
 
-    def _banned(self, sampled: Sequence[ScheduledRequest]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def _fill(self, packed: NDArray[np.int32], plan: SchedulerOutput, layout: "_Layout") -> None:
+        counts, computed = plan.counts, plan.num_computed
+        num_tokens, num_rows = plan.num_tokens, plan.num_rows
+        ends = np.cumsum(counts)
+        rows = np.repeat(np.arange(num_rows), counts)
+        positions = np.arange(num_tokens) + (computed - ends + counts)[rows]
+        blocks = self._tables[rows, positions // self.block_size]
+        slots = blocks * self.block_size + positions % self.block_size
+        sampled = plan.sources != ON_HOST
+        sources = packed[layout.token_sources]
+        sources[:] = np.arange(self._first_packed, self._first_packed + len(sources))
+        sources[ends[sampled] - 1] = plan.sources[sampled]
+        fill(packed, layout.token_ids, plan.token_ids, padding=0)
+        fill(packed, layout.positions, positions, padding=0)
+        fill(packed, layout.slot_mapping, slots, padding=NO_SLOT)
+        fill(packed, layout.seq_lens, computed + counts, padding=0)
+        packed[layout.query_start_loc.start] = 0
+        starts = slice(layout.query_start_loc.start + 1, layout.query_start_loc.stop)
+        fill(packed, starts, ends, padding=num_tokens)
+        fill(packed, layout.logits_rows, ends[plan.samples] - 1, padding=0)
+        longs = packed[layout.sample_positions].view(np.int64)
+        fill(longs, slice(0, len(longs)), (computed + counts)[plan.samples], padding=0)
+
+    def _views_of(self, tokens: int, seqs: int, samples: int) -> dict[str, Tensor]:
+        """Where the fields of a step of these sizes lie; the same tensors for the same sizes."""
+        views = self._views.get((tokens, seqs, samples))
+        if views is None:
+            if len(self._views) >= MAX_LAYOUTS:
+                self._views.clear()
+            views = self._views[tokens, seqs, samples] = self._make_views(tokens, seqs, samples)
+        return views
+
+    def _make_views(self, tokens: int, seqs: int, samples: int) -> dict[str, Tensor]:
+        packed, floats = self._memory[self._first_packed :], self._sampling.view(torch.float32)
+        layout = _Layout.of(tokens, seqs, samples)
+        return {
+            "token_ids": self._token_ids[:tokens],
+            "token_sources": packed[layout.token_sources],
+            "positions": packed[layout.positions],
+            "slot_mapping": packed[layout.slot_mapping],
+            "block_tables": self._block_tables[:seqs],
+            "seq_lens": packed[layout.seq_lens],
+            "query_start_loc": packed[layout.query_start_loc],
+            "logits_rows": packed[layout.logits_rows],
+            "sampled": self._memory[:samples],
+            "temperature": floats[0, :samples],
+            "top_k": self._sampling[1, :samples],
+            "top_p": floats[2, :samples],
+            "min_p": floats[3, :samples],
+            "seeds": self._sampling[4:].view(-1).view(torch.int64)[:samples],
+            "sample_positions": packed[layout.sample_positions].view(torch.int64),
+        }
+
+    def _known_ids(
+        self, banned: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The ids each row must not sample, less those the model has not: its tokenizer may know more."""
-        rows = ((row, r.banned_token_ids) for row, r in enumerate(sampled) if r.banned_token_ids)
-        known = ((row, tuple(id_ for id_ in ids if id_ < self.vocab_size)) for row, ids in rows)
+        known = ((row, tuple(id_ for id_ in ids if id_ < self.vocab_size)) for row, ids in banned)
         return tuple((row, ids) for row, ids in known if ids)
 
-
-class _Field:
-    """One tensor of the arena and the host memory it is written through; one and the same on CPU."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device, *shape: int) -> None:
-        on_host = device.type == "cpu"
-        self._host = torch.zeros(shape, dtype=dtype, pin_memory=not on_host)
-        self._tensor = self._host if on_host else torch.zeros(shape, dtype=dtype, device=device)
-        self.array: NDArray[Any] = self._host.numpy()
-
-    def fill(self, values: Sequence[int] | NDArray[Any], size: int, *, padding: int) -> NDArray[Any]:
-        """Values, then padding up to a size; returns the values as stored."""
-        self.array[: len(values)] = values
-        self.array[len(values) : size] = padding
-        return self.array[: len(values)]
-
-    def send(self, size: int) -> Tensor:
-        """The first rows, on their way to the device; the next write must wait until they have arrived."""
-        if self._tensor is not self._host:
-            self._tensor[:size].copy_(self._host[:size], non_blocking=True)
-        return self._tensor[:size]
+    def _send(self, values: NDArray[Any]) -> Tensor:
+        """A copy on the device."""
+        staged = _staged(values.size, self.device, torch.from_numpy(values).dtype)
+        staged.numpy()[:] = values.reshape(-1)
+        return staged.to(self.device, non_blocking=True).view(values.shape)
 
 
-def _column(params: Sequence[SamplingParams], name: str) -> NDArray[np.float32]:
-    return np.fromiter(map(attrgetter(name), params), np.float32, len(params))
+class _Layout(NamedTuple):
+    """Where each field of a step of certain sizes lies in packed memory, in int32."""
+
+    token_ids: slice  # the first, so that their place is the same for all sizes
+    token_sources: slice
+    positions: slice
+    slot_mapping: slice
+    seq_lens: slice
+    query_start_loc: slice
+    logits_rows: slice
+    sample_positions: slice  # of int64
+    size: int
+
+    @staticmethod
+    def of(tokens: int, seqs: int, samples: int) -> "_Layout":
+        start = 0
+        fields: list[Any] = []
+        for length in (*[tokens] * 4, seqs, seqs + 1, samples, 2 * samples):
+            fields.append(slice(start, start + length))
+            start = _aligned(start + length)
+        return _Layout._make([*fields, start])
+
+
+def fill(array: NDArray[Any], field: slice, values: NDArray[Any], *, padding: int) -> None:
+    """Values at the beginning of a field, padding in the rest of it."""
+    end = field.start + len(values)
+    array[field.start : end] = values
+    array[end : field.stop] = padding
+
+
+def _staged(size: int, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Memory to send from: torch gives pinned memory out again only when the copies from it are done."""
+    return torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

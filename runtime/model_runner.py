@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..compiler.cuda_graphs import CudaGraphs
@@ -12,12 +14,10 @@ from ..compiler.plan import BoundPlan
 from .attention import PagedAttention
 from .input_batch import BatchView, InputBatch
 from .sampler import SamplingRows, sample
-from .scheduler import SchedulerOutput
+from .scheduler_output import SchedulerOutput, no_requests
 
 Forward = Callable[[Tensor, Tensor, PagedAttention], Tensor]  # token_ids [T], positions [T] -> hidden [T, H]
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
-EMPTY_PLAN = SchedulerOutput(step=0, requests=(), num_tokens=0)
-NUM_STAGED = 2  # steps whose tokens may be on their way to the host at once
 
 
 class Decode(NamedTuple):
@@ -40,15 +40,16 @@ SAMPLING_VARIANTS = ((False, False), (True, False), (True, True))
 class StepHandle:
     """A step that was launched; its tokens are read when they are needed."""
 
-    def __init__(self, sampled: Tensor | None, arrived: torch.cuda.Event | None = None) -> None:
+    def __init__(self, sampled: Tensor, arrived: torch.cuda.Event | None = None) -> None:
         self._sampled = sampled
         self._arrived = arrived
 
-    def token_ids(self) -> list[int]:
+    def token_ids(self) -> NDArray[np.int32]:
         """The sampled ids in the plan's order, waiting for the device where it is still at work."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return [] if self._sampled is None else [int(token) for token in self._sampled.tolist()]
+        token_ids: NDArray[np.int32] = self._sampled.numpy()
+        return token_ids
 
 
 class ModelRunner:
@@ -73,26 +74,30 @@ class ModelRunner:
         self._decode_sizes: tuple[int, ...] = ()
         self._mixed_sizes: tuple[int, ...] = ()
         self._num_eager_steps = 0
-        self._staged = [torch.empty(0, dtype=torch.int32)] * NUM_STAGED
-        self._num_steps = 0
-        if arena.device.type == "cuda":
-            self._staged = [
-                torch.empty(arena.max_num_seqs, dtype=torch.int32, pin_memory=True) for _ in self._staged
-            ]
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> StepHandle:
         """Launch one step and return at once with the means to read its tokens."""
-        is_decode = all(len(r.token_ids) == 1 and r.samples for r in plan.requests)
-        is_banned = any(r.banned_token_ids for r in plan.requests)  # a list on the host: never recorded
-        if is_decode and not is_banned and (size := _fitting(self._decode_sizes, plan.num_tokens)):
-            return self._handle(self._replay_decode(plan, size))
-        if size := _fitting(self._mixed_sizes, plan.num_tokens):
+        try:
+            self._launch(plan)
+            return self._handle(plan.num_samples)
+        except BaseException:
+            self._arena.forget()
+            raise
+
+    def _launch(self, plan: SchedulerOutput) -> None:
+        is_decode = plan.num_tokens == plan.num_rows == plan.num_samples
+        # ids that must not be sampled are a list on the host: never recorded
+        if is_decode and not plan.banned and (size := _fitting(self._decode_sizes, plan.num_tokens)):
+            self._replay_decode(plan, size)
+        elif size := _fitting(self._mixed_sizes, plan.num_tokens):
             batch = self._arena.write(plan, padded_tokens=size)
             self._attention.begin(batch)
-            return self._handle(self._sample(batch, self._replay_mixed(batch, size)))
-        self._num_eager_steps += 1
-        return self._handle(self._run(self._arena.write(plan)))
+            self._arena.take_token_ids(batch)
+            self._sample(batch, self._replay_mixed(batch, size))
+        else:
+            self._num_eager_steps += 1
+            self._run(self._arena.write(plan))
 
     @torch.inference_mode()
     def record(
@@ -113,7 +118,7 @@ class ModelRunner:
 
     def profile(self, num_tokens: int, num_seqs: int) -> None:
         """Run the largest step there can be on padding, to see what memory it takes beside the cache."""
-        padding = self._arena.write(EMPTY_PLAN, num_tokens, num_seqs, num_seqs)
+        padding = self._arena.write(no_requests(), num_tokens, num_seqs, num_seqs)
         with torch.inference_mode():
             self._run(dataclasses.replace(padding, max_query_len=num_tokens))  # loads prefill's kernels too
 
@@ -125,7 +130,7 @@ class ModelRunner:
     def _record(self, graphs: CudaGraphs, key: Decode | Mixed) -> None:
         """Run once, so that modules and workspaces are loaded, then record."""
         if isinstance(key, Mixed):
-            padding = self._arena.write(EMPTY_PLAN, key.size, 1)
+            padding = self._arena.write(no_requests(), key.size, 1)
             batch = dataclasses.replace(padding, max_query_len=key.size)
             self._attention.begin(batch)
             plan = self._forward
@@ -133,22 +138,19 @@ class ModelRunner:
             plan(batch.token_ids, batch.positions, self._attention)
             graphs.record_pieces(key, plan, batch.token_ids, batch.positions, self._attention)
             return
-        padding = self._arena.write(EMPTY_PLAN, key.size, key.size, key.size)
+        padding = self._arena.write(no_requests(), key.size, key.size, key.size)
         batch = dataclasses.replace(
             padding, max_query_len=1, any_random=key.any_random, any_filter=key.any_filter
         )
         self._run(batch)
         graphs.record(key, lambda: self._run(batch), _reads(batch))
 
-    def _replay_decode(self, plan: SchedulerOutput, size: int) -> Tensor | None:
+    def _replay_decode(self, plan: SchedulerOutput, size: int) -> None:
         assert self._graphs is not None
         batch = self._arena.write(plan, size, size, size)
         key = Decode(size, batch.any_random, batch.any_filter)
         padded = size - plan.num_tokens
-        sampled: Tensor = self._graphs.replay(
-            key, _reads(batch), num_tokens=plan.num_tokens, num_padded=padded
-        )
-        return sampled[: plan.num_tokens]
+        self._graphs.replay(key, _reads(batch), num_tokens=plan.num_tokens, num_padded=padded)
 
     def _replay_mixed(self, batch: BatchView, size: int) -> Tensor:
         assert self._graphs is not None
@@ -160,23 +162,24 @@ class ModelRunner:
         )
         return hidden
 
-    def _run(self, batch: BatchView) -> Tensor | None:
+    def _run(self, batch: BatchView) -> None:
         """The step without a recording, or while it is recorded."""
         self._attention.begin(batch)
-        return self._sample(batch, self._forward(batch.token_ids, batch.positions, self._attention))
+        self._arena.take_token_ids(batch)
+        self._sample(batch, self._forward(batch.token_ids, batch.positions, self._attention))
 
-    def _sample(self, batch: BatchView, hidden: Tensor) -> Tensor | None:
-        if batch.logits_rows.shape[0] == 0:
-            return None
-        logits = self._logits(hidden.index_select(0, batch.logits_rows))
-        return sample(logits, self._sampling_rows(batch))
+    def _sample(self, batch: BatchView, hidden: Tensor) -> None:
+        """Leave a token a sampling row in the arena, where the next step finds it."""
+        if batch.logits_rows.shape[0] > 0:
+            logits = self._logits(hidden.index_select(0, batch.logits_rows))
+            sample(logits, self._sampling_rows(batch), batch.sampled)
 
-    def _handle(self, sampled: Tensor | None) -> StepHandle:
-        """Start the tokens on their way to the host: the next replay overwrites where they are."""
-        self._num_steps += 1
-        if sampled is None or sampled.device.type != "cuda":
-            return StepHandle(sampled)
-        staged = self._staged[self._num_steps % NUM_STAGED][: sampled.shape[0]]
+    def _handle(self, num_samples: int) -> StepHandle:
+        """Start the tokens on their way to the host: the next step overwrites where they are."""
+        sampled = self._arena.sampled(num_samples)
+        if sampled.device.type != "cuda":
+            return StepHandle(sampled.clone())
+        staged = torch.empty(num_samples, dtype=torch.int32, pin_memory=True)
         staged.copy_(sampled, non_blocking=True)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
@@ -205,7 +208,7 @@ def _fitting(sizes: Sequence[int], wanted: int) -> int | None:
 def _reads(batch: BatchView) -> tuple[Tensor, ...]:
     """What a recorded decode step reads from the arena."""
     return (
-        batch.token_ids,
+        batch.token_sources,
         batch.positions,
         batch.slot_mapping,
         batch.block_tables,

@@ -118,7 +118,8 @@ class Timeline:
 class Request:
     """A request inside the engine. Only the Scheduler writes it.
 
-    Its tokens are the prompt, then the output; the first num_computed_tokens of them are in the KV cache.
+    Its tokens are the prompt, then the output, as far as the host has read them. While it runs, its counts
+    stand in a row of the scheduler's Rows.
     """
 
     request_id: str
@@ -129,7 +130,8 @@ class Request:
     )  # every EOS id and the caller's; with ignore_eos the caller's alone
     max_total_tokens: int
     output_token_ids: list[int] = field(default_factory=list)
-    num_computed_tokens: int = 0
+    row: int = -1  # in the scheduler's Rows; -1: in none
+    last_step: int = 0  # the last step that had a part of it, as of when it left its row
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -140,13 +142,6 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
-
-    @property
-    def banned_token_ids(self) -> tuple[int, ...]:
-        """Ids the next token must not be: those that stop, until min_tokens have come."""
-        if len(self.output_token_ids) >= self.params.min_tokens:
-            return ()
-        return tuple(sorted(self.stop_token_ids))
 
     def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
         """The tokens at positions start to stop - 1, be they prompt or output."""

@@ -3,12 +3,17 @@
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..common.errors import ConfigError, RequestError
+from .in_flight import InFlight
 from .kv_cache import KVCacheManager
-from .request import FinishReason, Request, RequestStatus, SamplingParams
+from .request import FinishReason, Request, RequestStatus
+from .rows import Rows
+from .scheduler_output import ON_HOST, Ints, SchedulerOutput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,44 +36,17 @@ class SchedulerConfig:
             )
 
 
-class ScheduledRequest(NamedTuple):
-    """One request's part of a step: the tokens to compute, how many are computed, and their blocks."""
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    num_computed_tokens: int
-    block_ids: tuple[int, ...]
-    samples: bool  # these are the last known tokens, so the step yields the next one
-    params: SamplingParams
-    banned_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerOutput:
-    """One step, as plain data that another process could receive."""
-
-    step: int
-    requests: tuple[ScheduledRequest, ...]
-    num_tokens: int
-    preempted_ids: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step being planned."""
-
-    budget: int
-    requests: list[ScheduledRequest] = field(default_factory=list)
-    preempted_ids: list[str] = field(default_factory=list)
-
-
 class Scheduler:
     """First come, first served, and always in that order: running requests before waiting ones.
 
+    Steps are planned from counts alone, so that the next can be launched before the tokens of the last are
+    read: a request that has all its tokens on their way is "draining", and only an id or text that stops
+    costs a token computed in vain, which is dropped.
+
     A request is admitted when all its known tokens fit the cache, so only new tokens can find it full. Then
     the youngest running request gives up its blocks, keeps its tokens, and waits to be computed again. The
-    oldest is never preempted, so something always advances. A running request always finds some budget left,
-    as the older ones never take more of it than they did when it was admitted.
+    oldest is never preempted, so something always advances. Blocks that a step in flight may write are given
+    back when it is over; who needs them waits, and everyone younger with it.
     """
 
     def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
@@ -76,17 +54,18 @@ class Scheduler:
         self._kv_cache = kv_cache
         self._requests: dict[str, Request] = {}  # those waiting, running, or ended in flight
         self._waiting: OrderedDict[str, Request] = OrderedDict()  # both in order of arrival,
-        self._running: dict[str, Request] = {}  # every running one before every waiting one
-        self._in_flight: SchedulerOutput | None = None
-        self._ended_in_flight: list[Request] = []
-        self._num_steps = 0
+        self._rows = Rows(config.max_num_seqs)  # every running one before every waiting one
+        self._draining: dict[str, Request] = {}  # running still, as their last tokens are on their way
+        self._leaving: list[Request] = []  # ended or preempted while a step may write their blocks
+        self._in_flight = InFlight()
+        self._preempted_ids: list[str] = []  # since the last plan
         self._num_arrivals = 0
         self.num_preemptions = 0
         self.num_finished = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._rows.requests or self._waiting or self._draining)
 
     @property
     def num_waiting(self) -> int:
@@ -94,7 +73,11 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._rows) + len(self._draining)
+
+    def num_computed_tokens(self, request: Request) -> int:
+        """How many tokens of a request are in the cache, once every step in flight is over."""
+        return int(self._rows.computed[request.row]) if request.row >= 0 else 0
 
     def add(self, request: Request) -> None:
         """Queue a request; it may grow as far as the context and the whole cache allow."""
@@ -113,25 +96,18 @@ class Scheduler:
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it stands; False, and nothing done, if there is none of that name."""
-        known = request_id in self._running or request_id in self._waiting
-        if known:
-            self.finish(request_id, "abort")
-        return known
+        request = self._requests.get(request_id)
+        if request is None or request.status is RequestStatus.FINISHED:
+            return False
+        self.finish(request_id, "abort")
+        return True
 
     def finish(self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """End a live request and give back its blocks: now, or after the step that may still write them."""
+        """End a live request and give back its blocks: now, or after the last step that may write them."""
         request = self._requests[request_id]
-        runs = request.status is RequestStatus.RUNNING
-        del (self._running if runs else self._waiting)[request_id]
-        request.status = RequestStatus.FINISHED
-        request.finish_reason = reason
-        request.stop_reason = stop_reason
-        request.times.finished = time.monotonic()
-        self.num_finished += 1
-        if runs and self._in_flight is not None:
-            self._ended_in_flight.append(request)
-        else:
-            self._release(request)
+        if request.row >= 0:
+            self._rows.remove([request.row])
+        self._close(request, reason, stop_reason)
 
     def restate(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
         """Give an ended request a better reason, found in the text of its last token."""
@@ -140,154 +116,268 @@ class Scheduler:
         request.stop_reason = stop_reason
 
     def schedule(self) -> SchedulerOutput | None:
-        """The next step, or None where there is nothing to do; update or discard the one before it first."""
-        assert self._in_flight is None, "a step is in flight"
-        if not self.has_work:
+        """The next step, or None where nothing can be done before a step in flight is over, or at all."""
+        preemptions = self.num_preemptions
+        counts = self._advance_running()
+        if len(counts) == len(self._rows) and self.num_preemptions == preemptions:
+            counts = self._admit_waiting(counts)
+        if not len(counts):
+            assert len(self._in_flight) or not self.has_work, "requests are live, but none can advance"
             return None
-        step = _Step(budget=self.config.max_num_batched_tokens)
-        if self._advance_running(step):
-            self._admit_waiting(step)
-        assert step.requests, "requests are live, but none can advance"
-        self._num_steps += 1
-        self._in_flight = SchedulerOutput(
-            step=self._num_steps,
-            requests=tuple(step.requests),
-            num_tokens=self.config.max_num_batched_tokens - step.budget,
-            preempted_ids=tuple(step.preempted_ids),
-        )
-        return self._in_flight
+        return self._launch(counts)
 
-    def update(self, plan: SchedulerOutput, sampled: Sequence[int]) -> list[Request]:
-        """Take in a step's tokens, one a request that samples, in order; returns who got one."""
-        expected = sum(scheduled.samples for scheduled in plan.requests)
-        assert len(sampled) == expected, f"{len(sampled)} tokens for {expected} requests that sample"
-        self._land(plan)
-        tokens = iter(sampled)
-        received = []
-        for scheduled in plan.requests:
-            token_id = next(tokens) if scheduled.samples else None
-            request = self._requests.get(scheduled.request_id)
-            if request is None:  # aborted while the step ran
-                continue
-            request.num_computed_tokens += len(scheduled.token_ids)
-            if token_id is not None:
-                self._append(request, token_id)
-                received.append(request)
-        return received
+    def update(self, plan: SchedulerOutput, sampled: Sequence[int] | NDArray[np.int32]) -> list[Request]:
+        """Take in the tokens of the oldest step in flight, one a row that samples; returns who got one."""
+        assert len(sampled) == plan.num_samples, f"{len(sampled)} tokens for {plan.num_samples} samples"
+        samplers = self._in_flight.finish(plan)
+        self._free_leaving()
+        return self._take_in(samplers, np.asarray(sampled, np.int64))
 
     def discard(self, plan: SchedulerOutput) -> None:
-        """Treat a step that failed as never begun: its requests stand where they stood, to retry or abort."""
-        self._land(plan)
+        """Treat a step that failed, and all launched after it, as never begun.
+
+        Their requests stand where they stood, to retry or abort; of the device nothing is taken for granted.
+        """
+        computed = {request: self.num_computed_tokens(request) for request in self._rows.requests}
+        computed |= self._in_flight.undo(plan)
+        running = sorted((*self._rows.requests, *self._draining.values()), key=_arrival)
+        self._rows.clear()
+        self._draining.clear()
+        for request in running:
+            self._restore(request, computed.get(request, 0))
+        for request in (*self._leaving, *self._waiting.values()):
+            request.last_step = self._in_flight.last_step(request)
+        self._free_leaving()
+        for request in self._rows.requests[: self.config.max_num_seqs - 1 : -1]:
+            self._preempt(request)  # it was let in for one that was thought to be done
 
     def end_all(self) -> None:
         """Abort every request and open the books anew, whatever state an error left them in."""
         for request in self._requests.values():
+            request.row = -1
             if request.status is not RequestStatus.FINISHED:
                 request.status = RequestStatus.FINISHED
                 request.finish_reason = "abort"
                 request.times.finished = time.monotonic()
                 self.num_finished += 1
-        for book in (self._requests, self._waiting, self._running, self._ended_in_flight):
+        for book in (self._requests, self._waiting, self._draining, self._leaving, self._in_flight):
             book.clear()
-        self._in_flight = None
+        self._rows.clear()
         self._kv_cache.clear()
 
     def check(self) -> None:
-        """Every invariant of the queues, the tables and the pool; for tests, between steps."""
-        running, waiting, ended = [*self._running.values()], [*self._waiting.values()], self._ended_in_flight
-        arrivals = [request.arrival for request in (*running, *waiting)]
+        """Every invariant of the queues, the rows, the tables and the pool; for tests, between calls."""
+        running, waiting = self._rows.requests, [*self._waiting.values()]
+        draining, ended = [*self._draining.values()], [r for r in self._leaving if r.finish_reason]
+        arrivals = [request.arrival for request in running + waiting]
         assert arrivals == sorted(arrivals), "someone overtook"
-        for request in running:
-            assert request.status is RequestStatus.RUNNING, request
-            assert request.num_computed_tokens < request.num_tokens < request.max_total_tokens, request
+        assert all(request.status is RequestStatus.RUNNING for request in running + draining)
         for request in waiting:
             assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), request
-            assert request.num_computed_tokens == 0, request
-        known = {request.request_id for request in (*running, *waiting, *ended)}
+        for request in waiting + draining + ended:
+            assert request.row == -1, request
+        self._rows.check({request: self._in_flight.num_tokens(request) for request in running})
+        for request in draining:
+            total = request.num_tokens + self._in_flight.num_tokens(request)
+            assert total == request.max_total_tokens, request
+        for request in draining + self._leaving:
+            assert not self._in_flight.is_over(request.last_step), request
+        known = {request.request_id for request in (*running, *waiting, *draining, *ended)}
         assert self._requests.keys() == known, "a request was lost or kept"
-        self._kv_cache.check({r.request_id: r.num_computed_tokens for r in (*running, *ended)})
+        lengths = {r.request_id: self.num_computed_tokens(r) for r in (*running, *draining, *self._leaving)}
+        self._kv_cache.check(lengths)
 
-    def _advance_running(self, step: _Step) -> bool:
-        """Plan the running requests; False where the cache is too full for all, let alone for more."""
-        for request in tuple(self._running.values()):
-            if request.status is not RequestStatus.RUNNING:
-                return False  # it was preempted for an older one, as was every request after it
-            if not self._make_room(request, step):
-                return False
-            self._plan(request, step)
-        return True
+    def _advance_running(self) -> Ints:
+        """Tokens to compute of each running request, up to the first that has to sit the step out."""
+        rows = self._rows
+        num = rows.num_in_reach()
+        total = rows.total(num)
+        wanted = self._at_most_a_chunk(total - rows.computed[:num])
+        before = np.cumsum(wanted) - wanted
+        budget = self.config.max_num_batched_tokens
+        counts: Ints = np.minimum(wanted, budget - before)[before < budget]
+        short = total[: len(counts)] > rows.blocks[: len(counts)] * self._kv_cache.block_size
+        for row in np.flatnonzero(short).tolist():
+            if row < len(rows) and not self._make_room(row, int(total[row])):
+                return counts[:row]
+        return counts[: len(rows)]
 
-    def _admit_waiting(self, step: _Step) -> None:
-        """Let waiting requests in, in order, while they fit and each running one has a block to grow into."""
-        while self._waiting and step.budget > 0 and self.num_running < self.config.max_num_seqs:
-            request = next(iter(self._waiting.values()))
-            if not self._kv_cache.can_fit(request.num_tokens, spare_blocks=self.num_running):
-                return
-            self._kv_cache.grow(request.request_id, request.num_tokens)
-            self._running[request.request_id] = self._waiting.pop(request.request_id)
-            request.status = RequestStatus.RUNNING
-            if request.times.first_scheduled is None:
-                request.times.first_scheduled = time.monotonic()
-            self._plan(request, step)
+    def _make_room(self, row: int, num_tokens: int) -> bool:
+        """Blocks for all tokens of a row, from younger requests if need be; False if it must wait.
 
-    def _plan(self, request: Request, step: _Step) -> None:
-        """Add to the step as many of a request's uncomputed tokens as may go into it."""
-        start, end = request.num_computed_tokens, request.num_tokens
-        count = min(end - start, step.budget, self.config.prefill_chunk or step.budget)
-        assert count > 0, f"{request.request_id} was admitted but cannot advance"
-        samples = start + count == end
-        token_ids = request.token_ids(start, start + count)
-        block_ids = self._kv_cache.block_ids(request.request_id)
-        banned = request.banned_token_ids if samples else ()
-        step.budget -= count
-        step.requests.append(
-            ScheduledRequest(request.request_id, token_ids, start, block_ids, samples, request.params, banned)
-        )
-
-    def _make_room(self, request: Request, step: _Step) -> bool:
-        """Blocks for all the request's tokens, from younger requests if need be; False if it is the youngest.
-
-        The youngest keeps what it has and sits the step out: older ones may end before they need its blocks.
+        It waits for blocks that are on their way back. The youngest keeps what it has and sits the step out:
+        older ones may end before they need its blocks.
         """
-        while not self._kv_cache.grow(request.request_id, request.num_tokens):
-            youngest = next(reversed(self._running.values()))
-            if youngest is request:
+        rows = self._rows
+        request = rows.requests[row]
+        while not self._kv_cache.grow(request.request_id, num_tokens):
+            if self._leaving or self._draining or row == len(rows) - 1:
                 return False
-            self._preempt(youngest)
-            step.preempted_ids.append(youngest.request_id)
+            self._preempt(rows.requests[-1])
+        rows.blocks[row] = len(self._kv_cache.block_ids(request.request_id))
         return True
+
+    def _admit_waiting(self, counts: Ints) -> Ints:
+        """Let waiting requests in, in order, while they fit and each running one has a block to grow into."""
+        budget = self.config.max_num_batched_tokens - int(counts.sum())
+        more = []
+        while self._waiting and budget > 0 and len(self._rows) < self.config.max_num_seqs:
+            request = next(iter(self._waiting.values()))
+            if not self._in_flight.is_over(request.last_step):  # its token is on its way
+                break
+            if not self._kv_cache.can_fit(request.num_tokens, spare_blocks=len(self._rows)):
+                break
+            more.append(min(request.num_tokens, budget, self.config.prefill_chunk or budget))
+            budget -= more[-1]
+            self._admit(request)
+        return np.concatenate((counts, np.array(more, np.int64))) if more else counts
+
+    def _admit(self, request: Request) -> None:
+        self._kv_cache.grow(request.request_id, request.num_tokens)
+        self._rows.append(request, blocks=len(self._kv_cache.block_ids(request.request_id)))
+        del self._waiting[request.request_id]
+        request.status = RequestStatus.RUNNING
+        if request.times.first_scheduled is None:
+            request.times.first_scheduled = time.monotonic()
 
     def _preempt(self, request: Request) -> None:
         """Back to the head of the queue, with its tokens, without its blocks."""
-        del self._running[request.request_id]
-        self._kv_cache.free(request.request_id)
-        request.num_computed_tokens = 0
+        self._rows.remove([request.row])
         request.num_preemptions += 1
         request.status = RequestStatus.PREEMPTED
         self._waiting[request.request_id] = request
         self._waiting.move_to_end(request.request_id, last=False)
         self.num_preemptions += 1
+        self._preempted_ids.append(request.request_id)
+        self._give_back(request)
 
-    def _append(self, request: Request, token_id: int) -> None:
-        """Give a request its next token, and end it where that token or the length says so."""
-        request.output_token_ids.append(token_id)
-        if request.times.first_token is None:
-            request.times.first_token = time.monotonic()
-        may_stop = len(request.output_token_ids) > request.params.min_tokens
-        if may_stop and token_id in request.stop_token_ids:
-            named = token_id in (request.params.stop_token_ids or ())
-            self.finish(request.request_id, "stop", token_id if named else None)
-        elif request.num_tokens >= request.max_total_tokens:
-            self.finish(request.request_id, "length")
+    def _launch(self, counts: Ints) -> SchedulerOutput:
+        """The plan for so many tokens of each of the first rows, taken as launched from now on."""
+        rows, num = self._rows, len(counts)
+        samples = rows.computed[:num] + counts == rows.total(num)
+        sources = np.where(rows.in_flight[:num] > 0, rows.place[:num], ON_HOST)
+        requests = rows.requests[:num]
+        plan = SchedulerOutput(
+            step=self._in_flight.next_step,
+            request_ids=tuple([request.request_id for request in requests]),
+            counts=counts,
+            num_computed=rows.computed[:num].copy(),
+            token_ids=rows.token_ids(counts, sources),
+            sources=sources,
+            samples=samples,
+            sampling=rows.sampling[:num][samples],
+            banned=rows.banned(samples),
+            moved_from=rows.table_moves(),
+            new_blocks=self._new_blocks(),
+            preempted_ids=tuple(self._preempted_ids),
+        )
+        self._preempted_ids.clear()
+        self._in_flight.launch(plan, requests)
+        self._count_launched(plan)
+        return plan
 
-    def _land(self, plan: SchedulerOutput) -> None:
-        """The step is over: nothing writes any more into the blocks of requests that ended meanwhile."""
-        assert plan is self._in_flight, "not the step in flight"
-        self._in_flight = None
-        for request in self._ended_in_flight:
-            self._release(request)
-        self._ended_in_flight.clear()
+    def _count_launched(self, plan: SchedulerOutput) -> None:
+        rows, num = self._rows, plan.num_rows
+        rows.computed[:num] += plan.counts
+        rows.in_flight[:num] += plan.samples
+        rows.last_step[:num] = plan.step
+        rows.place[: len(rows)] = ON_HOST
+        rows.place[:num][plan.samples] = np.arange(plan.num_samples)
+        rows.table_row[: len(rows)] = np.arange(len(rows))
+        drained = rows.total(num) >= rows.limit[:num]
+        if drained.any():
+            leaving = np.flatnonzero(drained)
+            self._draining |= {plan.request_ids[row]: rows.requests[row] for row in leaving.tolist()}
+            rows.remove(leaving)
 
-    def _release(self, request: Request) -> None:
+    def _new_blocks(self) -> Ints:
+        """Table entries that the device has not: rows, columns, block ids."""
+        rows, num = self._rows, len(self._rows)
+        found: list[tuple[int, int, int]] = []
+        for row in np.flatnonzero(rows.blocks[:num] != rows.sent[:num]).tolist():
+            table, sent = self._kv_cache.block_ids(rows.requests[row].request_id), int(rows.sent[row])
+            found += [(row, column, table[column]) for column in range(sent, len(table))]
+        rows.sent[:num] = rows.blocks[:num]
+        return np.array(found, np.int64).reshape(-1, 3).T
+
+    def _take_in(self, samplers: list[Request], tokens: Ints) -> list[Request]:
+        """Give each request that is live its token, and end it where that or the length says so."""
+        received, notable = [], []
+        for request, token in zip(samplers, tokens.tolist(), strict=True):
+            if request.finish_reason is not None:  # it ended after the step was launched
+                continue
+            request.output_token_ids.append(token)
+            received.append(request)
+            if token in request.stop_token_ids or request.row < 0 or len(request.output_token_ids) == 1:
+                notable.append((request, token))
+        places = np.fromiter((request.row for request in samplers), np.int64, len(samplers))
+        at = places[places >= 0]
+        rows = self._rows
+        rows.known[at] += 1
+        rows.in_flight[at] -= 1
+        rows.newest[at] = tokens[places >= 0]
+        self._settle(notable)
+        return received
+
+    def _settle(self, notable: list[tuple[Request, int]]) -> None:
+        """Of requests with a token that may be the last or was the first."""
+        stopped = []
+        for request, token in notable:
+            if request.times.first_token is None:
+                request.times.first_token = time.monotonic()
+            may_stop = len(request.output_token_ids) > request.params.min_tokens
+            if may_stop and token in request.stop_token_ids:
+                stopped.append((request, token))
+            elif request.num_tokens >= request.max_total_tokens:
+                self._close(request, "length", None)
+        running = [request.row for request, _ in stopped if request.row >= 0]
+        if running:
+            self._rows.remove(running)
+        for request, token in stopped:
+            named = token in (request.params.stop_token_ids or ())
+            self._close(request, "stop", token if named else None)
+
+    def _close(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
+        """End a request that has left its row."""
+        self._waiting.pop(request.request_id, None)
+        self._draining.pop(request.request_id, None)
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        request.stop_reason = stop_reason
+        request.times.finished = time.monotonic()
+        self.num_finished += 1
+        if request not in self._leaving:
+            self._give_back(request)
+
+    def _give_back(self, request: Request) -> None:
+        """Free a request's blocks, now or when no step in flight may write them."""
+        if not self._in_flight.is_over(request.last_step):
+            self._leaving.append(request)
+            return
         self._kv_cache.free(request.request_id)
-        del self._requests[request.request_id]
+        if request.status is RequestStatus.FINISHED:
+            del self._requests[request.request_id]
+
+    def _free_leaving(self) -> None:
+        """A step is over: nothing writes any more into blocks that only it and earlier ones could write."""
+        leaving, self._leaving = self._leaving, []
+        for request in leaving:
+            self._give_back(request)
+
+    def _restore(self, request: Request, computed: int) -> None:
+        """Put a running request back as the steps that are still in flight leave it."""
+        in_flight, last_step = self._in_flight.num_tokens(request), self._in_flight.last_step(request)
+        if request.num_tokens + in_flight >= request.max_total_tokens:
+            request.last_step = last_step
+            self._draining[request.request_id] = request
+            return
+        blocks = len(self._kv_cache.block_ids(request.request_id))
+        self._rows.append(request, blocks=blocks, computed=computed, in_flight=in_flight, last_step=last_step)
+
+    def _at_most_a_chunk(self, wanted: Ints) -> Ints:
+        chunk = self.config.prefill_chunk
+        return wanted if chunk is None else np.minimum(wanted, chunk)
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival

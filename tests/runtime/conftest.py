@@ -5,6 +5,8 @@ import json
 import logging
 import random
 import zlib
+from collections import deque
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from lamina.runtime.input_batch import InputBatch
 from lamina.runtime.kv_cache import KVCacheManager
 from lamina.runtime.request import Request, SamplingParams, check_prompt, stopping_token_ids, total_tokens
 from lamina.runtime.scheduler import Scheduler, SchedulerConfig
+from lamina.runtime.scheduler_output import ON_HOST
 
 VOCAB = 11  # of the hashing model
 
@@ -67,12 +70,49 @@ class PagedModel:
         return tuple(token for _, token in stored)
 
 
+class Part(NamedTuple):
+    """One row of a plan; a token id is None where it is still on the device."""
+
+    request_id: str
+    token_ids: tuple[int | None, ...]
+    num_computed: int
+    samples: bool
+
+
+def parts(plan):
+    """A plan row by row."""
+    ends = plan.counts.cumsum().tolist()
+    rows = zip(plan.request_ids, plan.counts.tolist(), plan.num_computed.tolist(), ends, strict=True)
+    out = []
+    for row, (request_id, count, computed, end) in enumerate(rows):
+        ids = plan.token_ids[end - count : end].tolist()
+        if plan.sources[row] != ON_HOST:
+            ids[-1] = None
+        out.append(Part(request_id, tuple(ids), computed, bool(plan.samples[row])))
+    return out
+
+
 class Server:
     """Everything an engine has but the engine."""
 
+    parts = staticmethod(parts)
+
     def __init__(
-        self, *, blocks, block_size=4, seqs=4, budget=64, context=128, chunk=None, eos=(), next_token=hashed
+        self,
+        *,
+        blocks,
+        block_size=4,
+        seqs=4,
+        budget=64,
+        context=128,
+        chunk=None,
+        eos=(),
+        next_token=hashed,
+        depth=1,
     ):
+        self.depth = depth  # steps launched before the oldest is read
+        self.pending = deque()
+        self.written = deque()  # the blocks that each pending step writes
         self.pool = BlockPool(blocks + 1)  # one is the null block
         self.kv_cache = KVCacheManager(self.pool, block_size)
         self.config = SchedulerConfig(
@@ -111,28 +151,54 @@ class Server:
         self.requests[name] = request
         return request
 
-    def begin(self):
+    def launch(self):
+        """Schedule and run a step, whose tokens stay unread; the plan, or None."""
         plan = self.scheduler.schedule()
         self.scheduler.check()
-        if plan is None:
-            return None, []
-        view = self.arena.write(plan, self.config.max_num_batched_tokens, self.config.max_num_seqs)
-        return plan, self.model.run(view)
+        if plan is not None:
+            view = self.arena.write(plan, self.config.max_num_batched_tokens, self.config.max_num_seqs)
+            self.arena.take_token_ids(view)
+            sampled = self.model.run(view)
+            self.arena.sampled(len(sampled)).copy_(torch.tensor(sampled, dtype=torch.int32))
+            slots = view.slot_mapping[: plan.num_tokens]
+            self.pending.append((plan, sampled))
+            self.written.append(set((slots // self.kv_cache.block_size).tolist()))
+        return plan
+
+    def land(self):
+        """Read the oldest step's tokens; who got one."""
+        self.written.popleft()
+        received = self.scheduler.update(*self.pending.popleft())
+        self.scheduler.check()
+        return received
+
+    def fail(self, number=0):
+        """A step in flight fails, and so do those after it."""
+        plan = self.pending[number][0]
+        while len(self.pending) > number:
+            self.pending.pop()
+            self.written.pop()
+        self.scheduler.discard(plan)
+        self.arena.forget()
+        self.scheduler.check()
 
     def step(self):
-        plan, sampled = self.begin()
-        if plan is not None:
-            self.scheduler.update(plan, sampled)
-            self.scheduler.check()
+        """What an engine does."""
+        plan = self.launch()
+        if self.pending and (plan is None or len(self.pending) >= self.depth):
+            self.land()
         return plan
 
     def drain(self, limit=5000):
+        """Step until nothing is left; the plans."""
         plans = []
         while self.scheduler.has_work:
             plans.append(self.step())
             assert len(plans) < limit, "nothing ends"
+        while self.pending:
+            self.land()
         assert self.pool.num_used == 0
-        return plans
+        return [plan for plan in plans if plan is not None]
 
     def alone(self, request):
         """The tokens this request gets where nobody else exists and nothing is ever short but the context."""

@@ -1,9 +1,11 @@
 """What the scheduler owes each request in cases that have a name."""
 
+import dataclasses
 import gc
 import pickle
 import random
 
+import numpy
 import pytest
 
 from lamina.common.errors import ConfigError, RequestError
@@ -51,9 +53,10 @@ def test_a_preempted_request_resumes_in_chunks_with_its_next_token(make_server):
     )
     plans = server.drain()
     preempted_at = next(i for i, plan in enumerate(plans) if "young" in plan.preempted_ids)
-    parts = [part for plan in plans[preempted_at:] for part in plan.requests if part.request_id == "young"]
+    parts = [part for plan in plans[preempted_at:] for part in server.parts(plan)]
+    parts = [part for part in parts if part.request_id == "young"]
     assert [len(part.token_ids) for part in parts[:2]] == [4, 4]
-    assert parts[0].num_computed_tokens == 0
+    assert parts[0].num_computed == 0
     assert young.num_preemptions >= 1
     assert old.num_preemptions == 0
     for request in (old, young):
@@ -75,8 +78,8 @@ def test_the_youngest_keeps_its_blocks_while_nobody_older_needs_them(make_server
     server.add("old", 4, max_tokens=5)  # fills its second block, the last one free, and ends
     young = server.add("young", 6, max_tokens=9)
     plans = server.drain()
-    assert [len(plan.requests) for plan in plans[:6]] == [2, 2, 2, 1, 1, 1]
-    assert [plan.requests[0].request_id for plan in plans[3:6]] == ["old", "old", "young"]
+    assert [plan.num_rows for plan in plans[:6]] == [2, 2, 2, 1, 1, 1]
+    assert [plan.request_ids[0] for plan in plans[3:6]] == ["old", "old", "young"]
     assert young.num_preemptions == 0
     assert young.output_token_ids == server.alone(young)[0]
 
@@ -87,7 +90,7 @@ def test_nobody_is_admitted_while_the_running_have_no_block_to_grow_into(make_se
     server.step()
     server.add("b", 12, max_tokens=1)  # three blocks of the three that are free once a has its third
     plan = server.step()
-    assert [part.request_id for part in plan.requests] == ["a"]
+    assert plan.request_ids == ("a",)
     server.drain()
     assert server.scheduler.num_preemptions == 0
 
@@ -99,7 +102,7 @@ def test_an_abort_frees_every_block_in_every_state(make_server, state):
     victim = server.add("victim", 6, max_tokens=16)
     done = {
         "waiting": lambda: True,
-        "mid-chunk": lambda: 0 < victim.num_computed_tokens < 6,
+        "mid-chunk": lambda: 0 < server.scheduler.num_computed_tokens(victim) < 6,
         "running": lambda: victim.output_token_ids,
         "preempted": lambda: victim.status is RequestStatus.PREEMPTED,
     }[state]
@@ -117,13 +120,13 @@ def test_an_abort_frees_every_block_in_every_state(make_server, state):
 def test_a_request_aborted_while_its_step_runs_keeps_its_blocks_until_the_step_is_over(make_server):
     server = make_server(blocks=6)
     request = server.add("a", 5)
-    plan, sampled = server.begin()
+    server.launch()
     assert server.scheduler.abort("a")
     assert not server.scheduler.abort("a")
     assert server.pool.num_used == 2
     with pytest.raises(RequestError, match="in use"):
         server.add("a", 5)
-    assert server.scheduler.update(plan, sampled) == []
+    assert server.land() == []
     assert server.pool.num_used == 0
     assert request.output_token_ids == []
     server.add("a", 5, max_tokens=1)
@@ -134,11 +137,11 @@ def test_a_failed_step_can_be_tried_again(make_server):
     server = make_server(blocks=6)
     request = server.add("a", 5, max_tokens=4)
     server.step()
-    failed, _ = server.begin()
-    server.scheduler.discard(failed)
-    again, sampled = server.begin()
-    assert again.requests == failed.requests
-    server.scheduler.update(again, sampled)
+    failed = server.launch()
+    server.fail()
+    again = server.launch()
+    assert server.parts(again) == server.parts(failed)
+    server.land()
     server.drain()
     assert request.output_token_ids == server.alone(request)[0]
 
@@ -158,7 +161,7 @@ def test_what_the_last_chunk_leaves_of_the_budget_goes_to_the_next_request(make_
     server.add("second", 100)
     server.step()
     plan = server.step()
-    assert [(part.request_id, len(part.token_ids)) for part in plan.requests] == [
+    assert [(part.request_id, len(part.token_ids)) for part in server.parts(plan)] == [
         ("first", 4),
         ("second", 12),
     ]
@@ -249,8 +252,11 @@ def test_times_are_in_order_and_survive_preemption(make_server):
 def test_a_plan_is_plain_data(make_server):
     server = make_server(blocks=8)
     server.add("a", 5, min_tokens=2, stop_token_ids=[1])
-    plan, _ = server.begin()
-    assert pickle.loads(pickle.dumps(plan)) == plan
+    plan = server.launch()
+    sent = pickle.loads(pickle.dumps(plan))
+    for field in dataclasses.fields(plan):
+        was, now = getattr(plan, field.name), getattr(sent, field.name)
+        assert numpy.array_equal(was, now) if isinstance(was, numpy.ndarray) else was == now, field.name
 
 
 def test_an_id_in_use_is_refused_and_may_be_used_again_later(make_server):
@@ -263,14 +269,17 @@ def test_an_id_in_use_is_refused_and_may_be_used_again_later(make_server):
     server.drain()
 
 
-def test_a_step_in_flight_must_end_before_the_next(make_server):
+def test_steps_end_in_the_order_in_which_they_were_launched_with_all_their_tokens(make_server):
     server = make_server(blocks=8)
     server.add("a", 3)
-    plan, sampled = server.begin()
-    with pytest.raises(AssertionError, match="in flight"):
-        server.scheduler.schedule()
+    first, second = server.launch(), server.launch()
+    with pytest.raises(AssertionError, match="not the oldest"):
+        server.scheduler.update(second, [0])
     with pytest.raises(AssertionError, match="2 tokens for 1"):
-        server.scheduler.update(plan, [*sampled, 0])
+        server.scheduler.update(first, [0, 0])
+    server.land()
+    with pytest.raises(AssertionError, match="not a step in flight"):
+        server.scheduler.discard(first)
 
 
 def test_a_random_workload_keeps_the_books_and_gives_everyone_their_tokens(make_server):
@@ -298,8 +307,7 @@ def test_nothing_of_a_finished_request_is_kept(make_server):
         for i in range(count):
             server.add(f"r{i}", 3, max_tokens=2)
             if i % 8 == 7:
-                while server.scheduler.has_work:
-                    server.scheduler.update(*server.begin())
+                server.drain()
                 server.requests.clear()
         gc.collect()
         return len(gc.get_objects())

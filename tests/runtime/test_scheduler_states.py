@@ -34,6 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         context=st.integers(2, 30),
         chunk=st.none() | st.integers(1, 5),
         eos=st.sets(TOKENS, max_size=1),
+        depth=st.integers(1, 3),
     )
     def start(self, eos, **limits):
         self.server = self.make_server(eos=tuple(eos), **limits)
@@ -60,21 +61,25 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self):
-        self.advance(lambda plan, sampled: self.scheduler.update(plan, sampled))
+        self.launch()
+        if len(self.server.pending) >= self.server.depth:
+            self.land()
+
+    @rule(number=st.integers(0, 2))
+    def fail_a_step(self, number):
+        """At the model or when it is read: those launched after it go with it."""
+        if number < len(self.server.pending):
+            self.server.fail(number)
 
     @rule()
-    def fail_a_step(self):
-        if (plan := self.server.begin()[0]) is not None:
-            self.scheduler.discard(plan)
-
-    @rule(data=st.data())
-    def abort_while_a_step_runs(self, data):
-        plan, sampled = self.server.begin()
-        victim = self.end(data, lambda name: self.scheduler.abort(name))
-        self.scheduler.check()
-        if plan is not None:
-            received = self.scheduler.update(plan, sampled)
-            assert victim not in {request.request_id for request in received}
+    def land(self):
+        """Read a step before others are launched, as when nothing more can be."""
+        if self.server.pending:
+            plan = self.server.pending[0][0]
+            names = [part.request_id for part in self.server.parts(plan) if part.samples]
+            live = {r.request_id for r in self.live()}
+            received = self.server.land()
+            assert [r.request_id for r in received] == [name for name in names if name in live]
 
     @rule(data=st.data())
     def abort(self, data):
@@ -87,8 +92,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What an engine does when it finds a stop string."""
         self.end(data, lambda name: self.scheduler.finish(name, "stop", "text"))
 
+    def live(self):
+        return [r for r in self.server.requests.values() if r.status is not RequestStatus.FINISHED]
+
     def end(self, data, how):
-        live = [r.request_id for r in self.server.requests.values() if r.status is not RequestStatus.FINISHED]
+        live = [r.request_id for r in self.live()]
         if not live:
             return None
         name = data.draw(st.sampled_from(live))
@@ -96,34 +104,36 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended_early.add(name)
         return name
 
-    def advance(self, update):
-        live = [r for r in self.server.requests.values() if r.status is not RequestStatus.FINISHED]
-        progress = {r.request_id: (len(r.output_token_ids), r.num_computed_tokens) for r in live}
-        plan, sampled = self.server.begin()
-        assert (plan is None) == (not live)
-        if plan is None:
-            return
-        self.check_plan(plan)
-        received = update(plan, sampled)
-        assert len(received) == len(sampled)
-        oldest = live[0]
-        now = (len(oldest.output_token_ids), oldest.num_computed_tokens)
-        assert now > progress[oldest.request_id], "the oldest request did not advance"
+    def launch(self):
+        live, pending = self.live(), len(self.server.pending)
+        before = {r: (len(r.output_token_ids), self.scheduler.num_computed_tokens(r)) for r in live}
+        plan = self.server.launch()
+        if plan is not None:
+            self.check_plan(plan)
+        assert plan is not None or pending or not live
+        if live and not pending:
+            assert self.scheduler.num_computed_tokens(live[0]) > before[live[0]][1] or live[0].row < 0, (
+                "the oldest request did not advance"
+            )
 
     def check_plan(self, plan):
-        config, planned = self.server.config, {r.request_id for r in plan.requests}
-        assert (
-            0
-            < plan.num_tokens
-            == sum(len(r.token_ids) for r in plan.requests)
-            <= config.max_num_batched_tokens
-        )
-        assert len(planned) == len(plan.requests) <= config.max_num_seqs
-        assert all(len(r.token_ids) <= (config.prefill_chunk or plan.num_tokens) for r in plan.requests)
-        running = [r for r in self.server.requests.values() if r.status is RequestStatus.RUNNING]
-        idle = [r for r in running if r.request_id not in planned]
-        assert idle in ([], running[-1:]), "only the youngest may sit out, for want of a block"
-        assert not planned & set(plan.preempted_ids)
+        config, parts = self.server.config, self.server.parts(plan)
+        assert 0 < plan.num_tokens == plan.counts.sum() <= config.max_num_batched_tokens
+        assert len(set(plan.request_ids)) == len(parts) <= config.max_num_seqs
+        assert all(0 < len(r.token_ids) <= (config.prefill_chunk or plan.num_tokens) for r in parts)
+        assert not set(plan.request_ids) & set(plan.preempted_ids)
+        for part in parts:
+            request = self.server.requests[part.request_id]
+            assert request.status is RequestStatus.RUNNING
+            assert part.num_computed + len(part.token_ids) < request.max_total_tokens, "computed for nothing"
+            if part.num_computed + len(part.token_ids) < len(request.prompt_token_ids):
+                assert not part.samples, "a chunk that is not the last samples nothing"
+
+    @invariant()
+    def nothing_that_a_step_in_flight_writes_is_free(self):
+        if hasattr(self, "server"):
+            for block_id in set().union(*self.server.written):
+                assert self.server.pool.references(block_id) > 0, f"block {block_id}"
 
     @invariant()
     def everything_adds_up(self):

@@ -96,7 +96,7 @@ def test_a_stream_collected_in_the_middle_of_a_step_is_aborted_after_it(runtime,
 
     def collect(self, plan):
         if not used:
-            assert len(plan.requests) == 2
+            assert plan.num_rows == 2
             gc.collect()
             used.append(runtime.stats()["blocks"]["used"])
             used.append(runtime.stats()["blocks"]["used"])

@@ -1,0 +1,166 @@
+"""The running requests with their counts side by side: a step of all of them is a few array operations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .request import Request, SamplingParams
+from .scheduler_output import ON_HOST, SAMPLING, Flags, Ints
+
+NEW = -1  # where the device has no table for a row yet
+LARGEST_TOP_K = 2**31 - 1
+COUNTS = (
+    "computed",  # tokens in the cache once every step launched so far is over
+    "known",  # tokens the host has read, the prompt's included
+    "in_flight",  # tokens sampled by steps launched and not yet read
+    "limit",  # tokens it may have in all
+    "num_prompt",
+    "may_stop",  # tokens from which on the next one may be an id that stops
+    "newest",  # the last token the host has read
+    "place",  # of its token among the samples of the last step launched, or ON_HOST
+    "last_step",  # launched with a part of it
+    "blocks",  # in its table
+    "sent",  # of them, how many the device knows
+    "table_row",  # where the device holds its table, or NEW
+)
+
+
+class Rows:
+    """Requests in order of arrival; row i is row i of the arena, and of every column here.
+
+    Columns are as long as there can be rows; those from len(rows) on hold nothing.
+    """
+
+    def __init__(self, max_num_rows: int) -> None:
+        self._counts = np.zeros((len(COUNTS), max_num_rows), np.int64)
+        (
+            self.computed,
+            self.known,
+            self.in_flight,
+            self.limit,
+            self.num_prompt,
+            self.may_stop,
+            self.newest,
+            self.place,
+            self.last_step,
+            self.blocks,
+            self.sent,
+            self.table_row,
+        ) = self._counts
+        self.sampling = np.zeros(max_num_rows, SAMPLING)
+        self.requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def append(
+        self,
+        request: Request,
+        *,
+        blocks: int,
+        computed: int = 0,
+        in_flight: int = 0,
+        last_step: int = 0,
+    ) -> None:
+        """A row for a request that is younger than all."""
+        row = request.row = len(self.requests)
+        self.requests.append(request)
+        num_prompt = len(request.prompt_token_ids)
+        newest = request.output_token_ids[-1] if request.output_token_ids else request.prompt_token_ids[-1]
+        self._counts[:, row] = (
+            computed,
+            request.num_tokens,
+            in_flight,
+            request.max_total_tokens,
+            num_prompt,
+            num_prompt + request.params.min_tokens,
+            newest,
+            ON_HOST,
+            last_step,
+            blocks,
+            0,
+            NEW,
+        )
+        self.sampling[row] = sampling_row(request.params)
+
+    def remove(self, rows: Sequence[int] | Ints) -> None:
+        """Take requests out; those after them move up."""
+        gone = np.zeros(len(self), np.bool_)
+        gone[rows] = True
+        first, kept = int(gone.argmax()), np.flatnonzero(~gone)
+        for request in self.requests[first:]:
+            if gone[request.row]:
+                request.last_step = int(self.last_step[request.row])
+        self.requests, left = [self.requests[row] for row in kept], self.requests[first:]
+        self._counts[:, : len(kept)] = self._counts[:, kept]
+        self.sampling[: len(kept)] = self.sampling[kept]
+        for request in left:
+            request.row = -1
+        for row, request in enumerate(self.requests[first:], start=first):
+            request.row = row
+
+    def check(self, in_flight: Mapping[Request, int]) -> None:
+        """Every column says what the requests do; for tests."""
+        assert [request.row for request in self.requests] == list(range(len(self)))
+        for row, request in enumerate(self.requests):
+            known, flying = request.num_tokens, in_flight[request]
+            assert (self.known[row], self.in_flight[row]) == (known, flying), request
+            assert self.computed[row] < known + flying < self.limit[row] == request.max_total_tokens, request
+            assert self.newest[row] == request.token_ids(known - 1, known)[0], request
+            assert self.sent[row] <= self.blocks[row], request
+            assert self.sampling[row].item() == np.array(sampling_row(request.params), SAMPLING).item()
+
+    def clear(self) -> None:
+        """Nobody runs."""
+        for request in self.requests:
+            request.row = -1
+        self.requests = []
+
+    def total(self, num: int) -> Ints:
+        """Tokens that each of the first rows has, those in flight included."""
+        return self.known[:num] + self.in_flight[:num]
+
+    def num_in_reach(self) -> int:
+        """Rows before the first whose newest token neither the host has read nor the last step sampled."""
+        num = len(self)
+        lost = (self.in_flight[:num] > 0) & (self.place[:num] == ON_HOST)
+        return int(lost.argmax()) if lost.any() else num
+
+    def token_ids(self, counts: Ints, sources: Ints) -> NDArray[np.int32]:
+        """So many uncomputed tokens of each of the first rows, row after row; 0 for one not on the host."""
+        num, ends = len(counts), np.cumsum(counts)
+        token_ids = np.zeros(ends[-1], np.int32)
+        is_newest = self.total(num) - self.computed[:num] == 1
+        newest = np.where(sources == ON_HOST, self.newest[:num], 0)
+        token_ids[ends[is_newest] - 1] = newest[is_newest]
+        for row in np.flatnonzero(~is_newest).tolist():
+            start, count, end = int(self.computed[row]), int(counts[row]), int(ends[row])
+            token_ids[end - count : end] = self.requests[row].token_ids(start, start + count)
+        return token_ids
+
+    def banned(self, samples: Flags) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Ids that the samples of the first rows must not be: those that stop, until min_tokens have come."""
+        num = len(samples)
+        early = samples & (self.total(num) < self.may_stop[:num])
+        if not early.any():
+            return ()
+        places = np.cumsum(samples) - 1
+        found = ((int(places[row]), self.requests[row].stop_token_ids) for row in np.flatnonzero(early))
+        return tuple((place, tuple(sorted(ids))) for place, ids in found if ids)
+
+    def table_moves(self) -> Ints | None:
+        """For each row, where the device has its table; None where every one is in its place."""
+        held = self.table_row[: len(self)]
+        places = np.arange(len(held))
+        moved = np.where(held == NEW, places, held)
+        return None if np.array_equal(moved, places) else moved
+
+
+def sampling_row(params: SamplingParams) -> tuple[float, int, float, float, int]:
+    """Resolved parameters as a row of SAMPLING."""
+    values: tuple[Any, ...] = params.temperature, params.top_k, params.top_p, params.min_p, params.seed
+    assert None not in values, "unresolved parameters"
+    temperature, top_k, top_p, min_p, seed = values
+    return temperature, min(max(top_k, 0), LARGEST_TOP_K), top_p, min_p, seed

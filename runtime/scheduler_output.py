@@ -1,0 +1,73 @@
+"""One step, as plain data that another process could receive."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+ON_HOST = -1  # the source of a token that the host knows
+
+# What a row is sampled with; unresolved or out of range is nothing here.
+SAMPLING = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("seed", np.int64),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SchedulerOutput:
+    """What a step computes: one row a request, oldest first, and what is new in their block tables.
+
+    A row's tokens are the ones after those already computed; where it samples, they are the last there are.
+    Its newest token may still be on the device: then it is a sample of the step before, at place `sources`.
+    Tables are told by their changes: first rows move, as requests before them left, then entries are set.
+    """
+
+    step: int
+    request_ids: tuple[str, ...]
+    counts: Ints  # [num_rows] tokens to compute, at least 1
+    num_computed: Ints  # [num_rows] tokens computed by earlier steps
+    token_ids: NDArray[np.int32]  # [num_tokens], 0 where the token is on the device
+    sources: Ints  # [num_rows] where the last token of the row lies among the samples before, or ON_HOST
+    samples: Flags  # [num_rows] whether the step yields the row's next token
+    sampling: NDArray[np.void]  # [num_samples] of SAMPLING
+    banned: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (sample, ids it must not be)
+    moved_from: Ints | None = None  # [num_tables] the row that each row's table was in; None: nothing moved
+    new_blocks: Ints  # [3, num_new] rows, columns and block ids of table entries to set
+    preempted_ids: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.counts)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.sampling)
+
+
+def no_requests() -> SchedulerOutput:
+    """A step of padding alone."""
+    none = np.zeros(0, np.int64)
+    return SchedulerOutput(
+        step=0,
+        request_ids=(),
+        counts=none,
+        num_computed=none,
+        token_ids=np.zeros(0, np.int32),
+        sources=none,
+        samples=np.zeros(0, np.bool_),
+        sampling=np.zeros(0, SAMPLING),
+        new_blocks=np.zeros((3, 0), np.int64),
+    )
