@@ -1,9 +1,12 @@
 """What a user may ask of the compiler."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Union
 
 from ..common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from .passes.graph import Pass
 
 Numerics = Literal["fast", "exact"]
 NUMERICS: tuple[Numerics, ...] = ("fast", "exact")
@@ -17,19 +20,18 @@ MAX_NUM_TOKENS = 8192
 class CompileConfig:
     """Which passes run, and whether steps are recorded.
 
-    passes: names out of compiler.passes.pipeline, which run in the order of the pipeline; None means all.
+    passes: names out of compiler.passes.pipeline, which run in the order of the pipeline, and passes of the
+        caller's own, which run in their order before `lower`; None means all that Lamina has.
     cuda_graphs: "auto" records on a card, "off" never, "on" everywhere: a CPU runs the recorded code again on
         the same padded, static tensors, a way to look for faults of padding and not to be fast.
     """
 
-    passes: tuple[str, ...] | None = None
+    passes: tuple[Union[str, "Pass"], ...] | None = None
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
 
     def __post_init__(self) -> None:
-        from .passes.pipeline import PASS_NAMES
+        from .passes.pipeline import check_passes
 
         if self.cuda_graphs not in ("auto", "on", "off"):
             raise ConfigError(f"cuda_graphs is {self.cuda_graphs!r}; wanted auto, on or off")
-        unknown = sorted(set(self.passes or ()) - set(PASS_NAMES))
-        if unknown:
-            raise ConfigError(f"passes names {unknown}; wanted names out of {list(PASS_NAMES)}")
+        check_passes(self.passes or ())

@@ -1,11 +1,15 @@
 """The passes in the order in which they run, one line and one reason each."""
 
+import hashlib
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from torch import fx
 
-from ...common.errors import CompileError
+from ...common.errors import CompileError, ConfigError
 from ..config import Numerics
 from ..fingerprint import source_line
 from .add_rms_norm import ADD_RMS_NORM, RMS_NORM
@@ -40,10 +44,35 @@ class Rewritten:
     reports: tuple[PassReport, ...]
 
 
-def select(names: Sequence[str] | None, numerics: Numerics) -> tuple[Pass, ...]:
+def check_passes(chosen: Sequence[str | Pass]) -> None:
+    """Raise ConfigError for a name that no pass has, or a pass of the caller's own that no key could hold."""
+    own = [step for step in chosen if isinstance(step, Pass)]
+    unknown = [step for step in chosen if not isinstance(step, Pass) and step not in PASS_NAMES]
+    if unknown:
+        raise ConfigError(f"passes names {unknown}; wanted names out of {list(PASS_NAMES)}, or a Pass")
+    for step in own:
+        if step.name in PASS_NAMES or [other.name for other in own].count(step.name) > 1:
+            raise ConfigError(f"passes holds two of the name {step.name!r}; wanted a name of its own")
+        if _source_of(step) is None:
+            raise ConfigError(f"the pass {step.name!r} is in no file; its text is part of every cache key")
+
+
+def select(chosen: Sequence[str | Pass] | None, numerics: Numerics) -> tuple[Pass, ...]:
     """The passes to run; in exact mode the model's own ops stay as they are, so none is lowered or joined."""
-    chosen = PASS_NAMES if names is None else tuple(names)
-    return tuple(step for step in PIPELINE if step.name in chosen and numerics in step.numerics)
+    names = PASS_NAMES if chosen is None else [step for step in chosen if isinstance(step, str)]
+    own = tuple(step for step in chosen or () if isinstance(step, Pass))
+    steps = (*PIPELINE[:-1], *own, *PIPELINE[-1:])
+    return tuple(step for step in steps if (step.name in names or step in own) and numerics in step.numerics)
+
+
+def _source_of(step: Pass) -> Path | None:
+    """The file that a pass is written in."""
+    run = step.run.func if isinstance(step.run, partial) else step.run
+    try:
+        found = inspect.getsourcefile(inspect.unwrap(run))
+    except TypeError:  # no function, but an object of no class of Python's
+        return None
+    return Path(found) if found is not None and Path(found).exists() else None
 
 
 def of_scope(passes: Sequence[Pass], scope: str) -> tuple[Pass, ...]:
@@ -86,5 +115,11 @@ def _run(graph: fx.Graph, passes: Sequence[Pass]) -> Rewritten:
 
 
 def describe(passes: Sequence[Pass]) -> tuple[str, ...]:
-    """name@version of each, as cache keys hold them."""
-    return tuple(f"{step.name}@{step.version}" for step in passes)
+    """name@version of each, as cache keys hold them; of a caller's own also a hash of the file it is in."""
+    return tuple(_describe(step) for step in passes)
+
+
+def _describe(step: Pass) -> str:
+    source = None if step.name in PASS_NAMES else _source_of(step)
+    text = "" if source is None else f"+{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
+    return f"{step.name}@{step.version}{text}"
