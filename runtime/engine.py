@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,15 @@ class Generation:
     request: Request
     prompt: str | None
     detokenizer: IncrementalDetokenizer | None
-    deltas: deque[StreamDelta] = field(default_factory=deque)
+    deltas: deque[StreamDelta] | None = None  # None where nobody wants the answer in pieces
 
     @property
     def is_finished(self) -> bool:
         return self.request.finish_reason is not None
+
+    @property
+    def wants_each_token(self) -> bool:
+        return self.detokenizer is not None or self.deltas is not None
 
     def output(self) -> RequestOutput:
         """The whole answer, once it is finished."""
@@ -62,17 +66,21 @@ class Engine:
         self._at_model: SchedulerOutput | None = None  # the step that is being launched or read
         self._pending: deque[tuple[SchedulerOutput, StepHandle]] = deque()
         self._generations: dict[str, Generation] = {}
+        self._attentive: set[str] = set()  # those that want each token, not the answer alone
         self.first_token_seconds: float | None = None  # of the first request of all, from its arrival
 
     def add(self, generation: Generation) -> None:
         """Queue a request."""
         self.scheduler.add(generation.request)
-        self._generations[generation.request.request_id] = generation
+        request_id = generation.request.request_id
+        self._generations[request_id] = generation
+        if generation.wants_each_token:
+            self._attentive.add(request_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it stands and give its blocks back; False for one that is not live."""
         aborted = self.scheduler.abort(request_id)
-        generation = self._generations.pop(request_id, None)
+        generation = self._forget(request_id)
         if aborted and generation is not None:
             _emit(generation, generation.detokenizer.finish() if generation.detokenizer else "", ())
         if self._pending and not self.scheduler.has_work:
@@ -141,14 +149,21 @@ class Engine:
             self.scheduler.restate(generation.request, "abort", None)  # its last tokens may have no text
             _emit(generation, "", ())
         self._generations.clear()
+        self._attentive.clear()
 
     def _take_in(self, plan: SchedulerOutput, token_ids: NDArray[np.int32]) -> None:
-        for request in self.scheduler.update(plan, token_ids):
-            if self.first_token_seconds is None and request.times.first_token and request.times.queued:
-                self.first_token_seconds = request.times.first_token - request.times.queued
-            self._extend(self._generations[request.request_id])
-            if request.finish_reason is not None:
-                del self._generations[request.request_id]
+        received = self.scheduler.update(plan, token_ids)
+        if self.first_token_seconds is None and received:
+            self.first_token_seconds = _seconds_to_first_token(received[0])
+        for request in received:
+            if request.finish_reason is not None or request.request_id in self._attentive:
+                self._extend(self._generations[request.request_id])
+                if request.finish_reason is not None:
+                    self._forget(request.request_id)
+
+    def _forget(self, request_id: str) -> Generation | None:
+        self._attentive.discard(request_id)
+        return self._generations.pop(request_id, None)
 
     def _extend(self, generation: Generation) -> None:
         """Turn a request's newest token into text, and end it where a stop string is complete."""
@@ -171,6 +186,11 @@ class Engine:
             self.scheduler.restate(request, "stop", stop)
 
 
+def _seconds_to_first_token(request: Request) -> float | None:
+    queued, first_token = request.times.queued, request.times.first_token
+    return None if queued is None or first_token is None else first_token - queued
+
+
 def _is_shown(request: Request) -> bool:
     """Whether the newest token is part of the text: an id that stopped the request is not."""
     return request.finish_reason != "stop"
@@ -178,7 +198,7 @@ def _is_shown(request: Request) -> bool:
 
 def _emit(generation: Generation, text: str, token_ids: Sequence[int]) -> None:
     request = generation.request
-    if not text and not token_ids and request.finish_reason is None:
+    if generation.deltas is None or not (text or token_ids or request.finish_reason):
         return
     generation.deltas.append(
         StreamDelta(

@@ -84,12 +84,12 @@ class InputBatch:
         size = self._first_packed + _Layout.of(max_num_tokens, max_num_seqs, max_num_seqs).size
         self._memory = torch.zeros(size, dtype=torch.int32, device=device)
         self._sampling = torch.zeros(6, max_num_seqs, dtype=torch.int32, device=device)
-        self._views: dict[tuple[int, int, int], dict[str, Tensor]] = {}
+        self._layouts: dict[tuple[int, int, int], tuple[_Layout, dict[str, Tensor]]] = {}
         self.forget()
 
     def forget(self) -> None:
         """Take nothing for granted of what the device holds of sampling parameters."""
-        self._sampling_held: bytes | None = None
+        self._sampling_held: NDArray[np.void] | None = None
         self._any_random = False
         self._any_filter = False
 
@@ -109,7 +109,8 @@ class InputBatch:
         self._check_sizes(plan, *sizes)
         self._update_tables(plan)
         self._update_sampling(plan.sampling)
-        self._send_fields(plan, _Layout.of(*sizes))
+        layout, views = self._layout(sizes)
+        self._send_fields(plan, layout)
         return BatchView(
             num_tokens=plan.num_tokens,
             num_seqs=plan.num_rows,
@@ -118,7 +119,7 @@ class InputBatch:
             banned=self._known_ids(plan.banned),
             any_random=self._any_random,
             any_filter=self._any_filter,
-            **self._views_of(*sizes),
+            **views,
         )
 
     def sampled(self, num: int) -> Tensor:
@@ -150,8 +151,8 @@ class InputBatch:
             self._block_tables.view(-1).index_copy_(0, sent[: 2 * num].view(torch.int64), sent[2 * num :])
 
     def _update_sampling(self, sampling: NDArray[np.void]) -> None:
-        held = sampling.tobytes()
-        if held == self._sampling_held:
+        held = self._sampling_held
+        if sampling is held or (held is not None and sampling.tobytes() == held.tobytes()):
             return
         self.forget()  # an interrupt may come before all is sent
         fields = np.zeros((6, self.max_num_seqs), np.int32)
@@ -168,7 +169,7 @@ class InputBatch:
         self._any_random = bool(random.any())
         filtered = (top_k > 0) | (sampling["top_p"] < 1) | (sampling["min_p"] > 0)
         self._any_filter = bool((random & filtered).any())
-        self._sampling_held = held
+        self._sampling_held = sampling
 
     def _send_fields(self, plan: SchedulerOutput, layout: "_Layout") -> None:
         packed = _staged(layout.size, self.device)
@@ -180,8 +181,11 @@ class InputBatch:
         counts, computed = plan.counts, plan.num_computed
         num_tokens, num_rows = plan.num_tokens, plan.num_rows
         ends = np.cumsum(counts)
-        rows = np.repeat(np.arange(num_rows), counts)
-        positions = np.arange(num_tokens) + (computed - ends + counts)[rows]
+        rows = np.arange(num_rows)
+        positions = computed
+        if num_tokens > num_rows:
+            rows = np.repeat(rows, counts)
+            positions = np.arange(num_tokens) + (computed - ends + counts)[rows]
         blocks = self._tables[rows, positions // self.block_size]
         slots = blocks * self.block_size + positions % self.block_size
         sampled = plan.sources != ON_HOST
@@ -199,18 +203,18 @@ class InputBatch:
         longs = packed[layout.sample_positions].view(np.int64)
         fill(longs, slice(0, len(longs)), (computed + counts)[plan.samples], padding=0)
 
-    def _views_of(self, tokens: int, seqs: int, samples: int) -> dict[str, Tensor]:
+    def _layout(self, sizes: tuple[int, int, int]) -> tuple["_Layout", dict[str, Tensor]]:
         """Where the fields of a step of these sizes lie; the same tensors for the same sizes."""
-        views = self._views.get((tokens, seqs, samples))
-        if views is None:
-            if len(self._views) >= MAX_LAYOUTS:
-                self._views.clear()
-            views = self._views[tokens, seqs, samples] = self._make_views(tokens, seqs, samples)
-        return views
+        found = self._layouts.get(sizes)
+        if found is None:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts.clear()
+            layout = _Layout.of(*sizes)
+            found = self._layouts[sizes] = layout, self._views(layout, *sizes)
+        return found
 
-    def _make_views(self, tokens: int, seqs: int, samples: int) -> dict[str, Tensor]:
+    def _views(self, layout: "_Layout", tokens: int, seqs: int, samples: int) -> dict[str, Tensor]:
         packed, floats = self._memory[self._first_packed :], self._sampling.view(torch.float32)
-        layout = _Layout.of(tokens, seqs, samples)
         return {
             "token_ids": self._token_ids[:tokens],
             "token_sources": packed[layout.token_sources],

@@ -1,24 +1,21 @@
 """Block tables: which blocks of the KV cache hold a request's tokens. Nothing else writes them."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..common.errors import ConfigError
 from .block_pool import BlockPool
 
 
 class KVCacheManager:
-    """Tables that grow with their requests, block by block, and are given back whole.
-
-    A table is an immutable tuple, replaced only when it grows: the same tuple is the same table.
-    """
+    """Tables that grow with their requests, block by block, and are given back whole."""
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         if block_size < 1:
             raise ConfigError(f"block_size is {block_size}; wanted at least 1")
         self.pool = pool
         self.block_size = block_size
-        self._tables: dict[str, tuple[int, ...]] = {}
+        self._tables: dict[str, list[int]] = {}
 
     @property
     def capacity_tokens(self) -> int:
@@ -31,17 +28,29 @@ class KVCacheManager:
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Make a table long enough for that many tokens; False, and nothing done, if blocks are short."""
-        table = self._tables.get(request_id, ())
-        missing = self._num_blocks(num_tokens) - len(table)
+        missing = self._num_blocks(num_tokens) - self.num_blocks(request_id)
         if missing <= 0:
             return True
         if missing > self.pool.num_free:
             return False
-        self._tables[request_id] = (*table, *self.pool.allocate(missing))
+        self._tables.setdefault(request_id, []).extend(self.pool.allocate(missing))
         return True
 
-    def block_ids(self, request_id: str) -> tuple[int, ...]:
-        return self._tables[request_id]
+    def grow_each(self, request_ids: Sequence[str]) -> bool:
+        """One more block for each of these requests; False, and nothing done, if blocks are short."""
+        if len(request_ids) > self.pool.num_free:
+            return False
+        for request_id, block_id in zip(request_ids, self.pool.allocate(len(request_ids)), strict=True):
+            self._tables[request_id].append(block_id)
+        return True
+
+    def num_blocks(self, request_id: str) -> int:
+        """The length of a request's table."""
+        return len(self._tables.get(request_id, ()))
+
+    def block_ids(self, request_id: str, start: int = 0) -> tuple[int, ...]:
+        """A request's table from that column on."""
+        return tuple(self._tables[request_id][start:])
 
     def free(self, request_id: str) -> None:
         """Give back every block of a request, its last first; nothing to do for one that has none."""

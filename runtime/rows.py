@@ -51,6 +51,7 @@ class Rows:
         ) = self._counts
         self.sampling = np.zeros(max_num_rows, SAMPLING)
         self.requests: list[Request] = []
+        self._changed()
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -67,6 +68,7 @@ class Rows:
         """A row for a request that is younger than all."""
         row = request.row = len(self.requests)
         self.requests.append(request)
+        self._changed()
         num_prompt = len(request.prompt_token_ids)
         newest = request.output_token_ids[-1] if request.output_token_ids else request.prompt_token_ids[-1]
         self._counts[:, row] = (
@@ -94,6 +96,7 @@ class Rows:
             if gone[request.row]:
                 request.last_step = int(self.last_step[request.row])
         self.requests, left = [self.requests[row] for row in kept], self.requests[first:]
+        self._changed()
         self._counts[:, : len(kept)] = self._counts[:, kept]
         self.sampling[: len(kept)] = self.sampling[kept]
         for request in left:
@@ -104,6 +107,7 @@ class Rows:
     def check(self, in_flight: Mapping[Request, int]) -> None:
         """Every column says what the requests do; for tests."""
         assert [request.row for request in self.requests] == list(range(len(self)))
+        assert [request.request_id for request in self.requests] == list(self.request_ids(len(self)))
         for row, request in enumerate(self.requests):
             known, flying = request.num_tokens, in_flight[request]
             assert (self.known[row], self.in_flight[row]) == (known, flying), request
@@ -117,6 +121,27 @@ class Rows:
         for request in self.requests:
             request.row = -1
         self.requests = []
+        self._changed()
+
+    def _changed(self) -> None:
+        """Drop what is remembered of the rows as a whole."""
+        self._request_ids: tuple[str, ...] | None = None
+        self._all_sampling: NDArray[np.void] | None = None
+        self._tables_are_in_place = False
+
+    def request_ids(self, num: int) -> tuple[str, ...]:
+        """Whose the first rows are; the same tuple while nothing changes."""
+        if self._request_ids is None:
+            self._request_ids = tuple([request.request_id for request in self.requests])
+        return self._request_ids if num == len(self) else self._request_ids[:num]
+
+    def sampling_of(self, samples: Flags) -> NDArray[np.void]:
+        """What the flagged of the first rows are sampled with; one array while all are, unchanged."""
+        if len(samples) < len(self) or not samples.all():
+            return self.sampling[: len(samples)][samples]
+        if self._all_sampling is None:
+            self._all_sampling = self.sampling[: len(self)].copy()
+        return self._all_sampling
 
     def total(self, num: int) -> Ints:
         """Tokens that each of the first rows has, those in flight included."""
@@ -130,10 +155,13 @@ class Rows:
 
     def token_ids(self, counts: Ints, sources: Ints) -> NDArray[np.int32]:
         """So many uncomputed tokens of each of the first rows, row after row; 0 for one not on the host."""
-        num, ends = len(counts), np.cumsum(counts)
-        token_ids = np.zeros(ends[-1], np.int32)
+        num = len(counts)
         is_newest = self.total(num) - self.computed[:num] == 1
-        newest = np.where(sources == ON_HOST, self.newest[:num], 0)
+        newest = np.where(sources == ON_HOST, self.newest[:num], 0).astype(np.int32)
+        if is_newest.all():
+            return newest
+        ends = np.cumsum(counts)
+        token_ids = np.zeros(ends[-1], np.int32)
         token_ids[ends[is_newest] - 1] = newest[is_newest]
         for row in np.flatnonzero(~is_newest).tolist():
             start, count, end = int(self.computed[row]), int(counts[row]), int(ends[row])
@@ -150,11 +178,15 @@ class Rows:
         found = ((int(places[row]), self.requests[row].stop_token_ids) for row in np.flatnonzero(early))
         return tuple((place, tuple(sorted(ids))) for place, ids in found if ids)
 
-    def table_moves(self) -> Ints | None:
-        """For each row, where the device has its table; None where every one is in its place."""
+    def move_tables(self) -> Ints | None:
+        """For each row, where the device has its table, which is to move; None where each is in its place."""
+        if self._tables_are_in_place:
+            return None
+        places = np.arange(len(self))
         held = self.table_row[: len(self)]
-        places = np.arange(len(held))
         moved = np.where(held == NEW, places, held)
+        held[:] = places
+        self._tables_are_in_place = True
         return None if np.array_equal(moved, places) else moved
 
 

@@ -62,7 +62,9 @@ class Runtime:
         The prompt is checked now and queued when the first piece is asked for; closing the iterator, or
         dropping it, aborts the request.
         """
-        return self._stream(self._prepare(_checked_kind(prompt), params))
+        generation = self._prepare(_checked_kind(prompt), params)
+        generation.deltas = deque()
+        return self._stream(generation, generation.deltas)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
@@ -206,12 +208,12 @@ class Runtime:
             finally:
                 self._lock.release()
 
-    def _stream(self, generation: Generation) -> Iterator[StreamDelta]:
+    def _stream(self, generation: Generation, deltas: deque[StreamDelta]) -> Iterator[StreamDelta]:
         try:
             self._start([generation])
             while True:
-                while generation.deltas:
-                    yield generation.deltas.popleft()
+                while deltas:
+                    yield deltas.popleft()
                 if generation.is_finished:
                     return
                 self._step()

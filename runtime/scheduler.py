@@ -2,8 +2,9 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,8 +197,11 @@ class Scheduler:
         before = np.cumsum(wanted) - wanted
         budget = self.config.max_num_batched_tokens
         counts: Ints = np.minimum(wanted, budget - before)[before < budget]
-        short = total[: len(counts)] > rows.blocks[: len(counts)] * self._kv_cache.block_size
-        for row in np.flatnonzero(short).tolist():
+        short = np.flatnonzero(total[: len(counts)] > rows.blocks[: len(counts)] * self._kv_cache.block_size)
+        if self._kv_cache.grow_each([rows.requests[row].request_id for row in short.tolist()]):
+            rows.blocks[short] += 1
+            return counts
+        for row in short.tolist():
             if row < len(rows) and not self._make_room(row, int(total[row])):
                 return counts[:row]
         return counts[: len(rows)]
@@ -214,7 +218,7 @@ class Scheduler:
             if self._leaving or self._draining or row == len(rows) - 1:
                 return False
             self._preempt(rows.requests[-1])
-        rows.blocks[row] = len(self._kv_cache.block_ids(request.request_id))
+        rows.blocks[row] = self._kv_cache.num_blocks(request.request_id)
         return True
 
     def _admit_waiting(self, counts: Ints) -> Ints:
@@ -234,7 +238,7 @@ class Scheduler:
 
     def _admit(self, request: Request) -> None:
         self._kv_cache.grow(request.request_id, request.num_tokens)
-        self._rows.append(request, blocks=len(self._kv_cache.block_ids(request.request_id)))
+        self._rows.append(request, blocks=self._kv_cache.num_blocks(request.request_id))
         del self._waiting[request.request_id]
         request.status = RequestStatus.RUNNING
         if request.times.first_scheduled is None:
@@ -259,15 +263,15 @@ class Scheduler:
         requests = rows.requests[:num]
         plan = SchedulerOutput(
             step=self._in_flight.next_step,
-            request_ids=tuple([request.request_id for request in requests]),
+            request_ids=rows.request_ids(num),
             counts=counts,
             num_computed=rows.computed[:num].copy(),
             token_ids=rows.token_ids(counts, sources),
             sources=sources,
             samples=samples,
-            sampling=rows.sampling[:num][samples],
+            sampling=rows.sampling_of(samples),
             banned=rows.banned(samples),
-            moved_from=rows.table_moves(),
+            moved_from=rows.move_tables(),
             new_blocks=self._new_blocks(),
             preempted_ids=tuple(self._preempted_ids),
         )
@@ -283,7 +287,6 @@ class Scheduler:
         rows.last_step[:num] = plan.step
         rows.place[: len(rows)] = ON_HOST
         rows.place[:num][plan.samples] = np.arange(plan.num_samples)
-        rows.table_row[: len(rows)] = np.arange(len(rows))
         drained = rows.total(num) >= rows.limit[:num]
         if drained.any():
             leaving = np.flatnonzero(drained)
@@ -295,34 +298,38 @@ class Scheduler:
         rows, num = self._rows, len(self._rows)
         found: list[tuple[int, int, int]] = []
         for row in np.flatnonzero(rows.blocks[:num] != rows.sent[:num]).tolist():
-            table, sent = self._kv_cache.block_ids(rows.requests[row].request_id), int(rows.sent[row])
-            found += [(row, column, table[column]) for column in range(sent, len(table))]
+            sent = int(rows.sent[row])
+            blocks = self._kv_cache.block_ids(rows.requests[row].request_id, sent)
+            found += [(row, column, block) for column, block in enumerate(blocks, start=sent)]
         rows.sent[:num] = rows.blocks[:num]
         return np.array(found, np.int64).reshape(-1, 3).T
 
     def _take_in(self, samplers: list[Request], tokens: Ints) -> list[Request]:
         """Give each request that is live its token, and end it where that or the length says so."""
-        received, notable = [], []
-        for request, token in zip(samplers, tokens.tolist(), strict=True):
-            if request.finish_reason is not None:  # it ended after the step was launched
-                continue
-            request.output_token_ids.append(token)
-            received.append(request)
-            if token in request.stop_token_ids or request.row < 0 or len(request.output_token_ids) == 1:
-                notable.append((request, token))
-        places = np.fromiter((request.row for request in samplers), np.int64, len(samplers))
-        at = places[places >= 0]
-        rows = self._rows
+        places = np.array([request.row for request in samplers], np.int64)
+        in_row = places >= 0
+        rows, at = self._rows, places[in_row]
         rows.known[at] += 1
         rows.in_flight[at] -= 1
-        rows.newest[at] = tokens[places >= 0]
+        rows.newest[at] = tokens[in_row]
+        token_ids = tokens.tolist()
+        if len(at) < len(samplers):  # some ended after the step was launched
+            is_live = [request.finish_reason is None for request in samplers]
+            samplers, token_ids = list(compress(samplers, is_live)), list(compress(token_ids, is_live))
+        notable = {}
+        for request, token in zip(samplers, token_ids, strict=True):
+            request.output_token_ids.append(token)
+            if token in request.stop_token_ids or request.row < 0:
+                notable[request] = token
+        for row in at[rows.known[at] == rows.num_prompt[at] + 1].tolist():
+            notable[rows.requests[row]] = rows.requests[row].output_token_ids[-1]
         self._settle(notable)
-        return received
+        return samplers
 
-    def _settle(self, notable: list[tuple[Request, int]]) -> None:
+    def _settle(self, notable: Mapping[Request, int]) -> None:
         """Of requests with a token that may be the last or was the first."""
         stopped = []
-        for request, token in notable:
+        for request, token in notable.items():
             if request.times.first_token is None:
                 request.times.first_token = time.monotonic()
             may_stop = len(request.output_token_ids) > request.params.min_tokens
@@ -371,7 +378,7 @@ class Scheduler:
             request.last_step = last_step
             self._draining[request.request_id] = request
             return
-        blocks = len(self._kv_cache.block_ids(request.request_id))
+        blocks = self._kv_cache.num_blocks(request.request_id)
         self._rows.append(request, blocks=blocks, computed=computed, in_flight=in_flight, last_step=last_step)
 
     def _at_most_a_chunk(self, wanted: Ints) -> Ints:

@@ -22,14 +22,16 @@ def test_a_table_grows_by_a_block_only_when_the_last_one_is_full():
     assert lengths == [1, 1, 1, 1, 2, 2, 2, 2, 3]
 
 
-def test_a_table_that_does_not_grow_stays_the_same_object():
+def test_a_table_only_grows_at_its_end():
     cache = manager(4)
     cache.grow("a", 5)
     before = cache.block_ids("a")
     cache.grow("a", 8)
-    assert cache.block_ids("a") is before
+    assert cache.block_ids("a") == before
     cache.grow("a", 9)
-    assert cache.block_ids("a")[:2] == before
+    assert cache.block_ids("a") == before + cache.block_ids("a", 2)
+    assert cache.num_blocks("a") == 3
+    assert cache.num_blocks("never seen") == 0
 
 
 def test_growth_that_does_not_fit_changes_nothing():

@@ -1,0 +1,142 @@
+"""What a decode step costs the host, phase by phase, with a model that computes nothing. No card is needed.
+
+Many requests decode at once; every stage of a step runs as in serving, recordings included, but the forward
+is a constant and the vocabulary tiny. Text is not part of it: requests ask for token ids.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lamina.compiler.cuda_graphs import CudaGraphs
+from lamina.runtime.attention import AttentionBackend, PagedAttention
+from lamina.runtime.block_pool import BlockPool
+from lamina.runtime.engine import Engine, Generation
+from lamina.runtime.input_batch import InputBatch
+from lamina.runtime.kv_cache import KVCacheManager
+from lamina.runtime.model_runner import ModelRunner
+from lamina.runtime.request import Request, SamplingParams
+from lamina.runtime.scheduler import Scheduler, SchedulerConfig
+
+RESULTS = Path(__file__).resolve().parent / "results" / "host_step.json"
+BLOCK_SIZE, CONTEXT, PROMPT, VOCAB = 16, 16384, 128, 8
+PHASES = ("schedule", "write", "launch", "update")
+
+
+def main() -> None:
+    """Print microseconds a step for each number of requests, and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("batches", nargs="*", type=int, default=[1, 32, 128, 256])
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    document = {"steps": options.steps, "torch": torch.__version__, "us": {}}
+    for batch in options.batches:
+        figures = measure(batch, options.steps)
+        document["us"][batch] = figures
+        print(
+            batch,
+            "requests:",
+            "  ".join(f"{name} {us:.0f}" for name, us in figures.items()),
+            "us",
+            flush=True,
+        )
+    options.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def measure(batch: int, num_steps: int) -> dict[str, float]:
+    """Median microseconds of each phase of a decode step, and of the whole."""
+    engine, runner, arena = build(batch)
+    spent: dict[str, list[float]] = {name: [] for name in ("step", *PHASES)}
+    for name, owner, method in (
+        ("schedule", engine.scheduler, "schedule"),
+        ("write", arena, "write"),
+        ("launch", runner, "execute"),
+        ("update", engine, "_take_in"),
+        ("step", engine, "step"),
+    ):
+        setattr(owner, method, timed(getattr(owner, method), spent[name]))
+    for number in range(batch):
+        engine.add(generation(number, PROMPT + num_steps + 64 + BLOCK_SIZE))
+    while engine.scheduler.num_waiting or len(spent["step"]) < 32:
+        engine.step()
+    for times in spent.values():
+        times.clear()
+    for _ in range(num_steps):
+        engine.step()
+    figures = {name: statistics.median(times) * 1e6 for name, times in spent.items()}
+    figures["launch"] -= figures["write"]
+    return {name: round(us, 1) for name, us in figures.items()}
+
+
+def timed(action: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
+    """The same callable, which notes how long each call takes."""
+
+    def call(*args: Any) -> Any:
+        started = time.perf_counter()
+        result = action(*args)
+        times.append(time.perf_counter() - started)
+        return result
+
+    return call
+
+
+def generation(number: int, length: int) -> Generation:
+    """A request for token ids alone."""
+    params = SamplingParams(temperature=0, ignore_eos=True, detokenize=False).resolve(None, seed=0)
+    request = Request(
+        request_id=str(number),
+        prompt_token_ids=(1,) * (PROMPT + number % BLOCK_SIZE),  # so that not all need a block at once
+        params=params,
+        max_total_tokens=length,
+    )
+    return Generation(request=request, prompt=None, detokenizer=None)
+
+
+def build(batch: int) -> tuple[Engine, ModelRunner, InputBatch]:
+    """An engine whose model always says token 3."""
+    device = torch.device("cpu")
+    arena = InputBatch(
+        max_num_seqs=batch,
+        max_num_tokens=8192,
+        max_blocks_per_seq=CONTEXT // BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+        vocab_size=VOCAB,
+        device=device,
+    )
+    hidden, logits = torch.zeros(8192, 1), torch.zeros(batch, VOCAB)
+    logits[:, 3] = 1.0
+
+    def forward(token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
+        return hidden[: token_ids.shape[0]]
+
+    runner = ModelRunner(
+        forward=forward,
+        logits=lambda hidden: logits[: hidden.shape[0]],
+        attention=PagedAttention(no_backend(), [], 1.0),
+        arena=arena,
+        num_valid_ids=VOCAB,
+        graphs=CudaGraphs(device),
+    )
+    runner.record([batch], [], lambda done: None)
+    kv_cache = KVCacheManager(BlockPool(batch * 256), BLOCK_SIZE)
+    limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8192, max_model_len=CONTEXT)
+    return Engine(Scheduler(limits, kv_cache), runner), runner, arena
+
+
+def no_backend() -> AttentionBackend:
+    """For a model without attention."""
+    calls = [name for name in AttentionBackend.__dataclass_fields__ if name not in ("name", "reason")]
+    return AttentionBackend(name="none", reason="", **dict.fromkeys(calls, lambda *args: None))
+
+
+if __name__ == "__main__":
+    main()
