@@ -56,15 +56,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.requests)
 
-    def append(
-        self,
-        request: Request,
-        *,
-        blocks: int,
-        computed: int = 0,
-        in_flight: int = 0,
-        last_step: int = 0,
-    ) -> None:
+    def append(self, request: Request, *, blocks: int, computed: int = 0, in_flight: int = 0) -> None:
         """A row for a request that is younger than all."""
         row = request.row = len(self.requests)
         self.requests.append(request)
@@ -80,7 +72,7 @@ class Rows:
             num_prompt + request.params.min_tokens,
             newest,
             ON_HOST,
-            last_step,
+            request.last_step,
             blocks,
             0,
             NEW,

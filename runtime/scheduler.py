@@ -149,8 +149,9 @@ class Scheduler:
         for request in (*self._leaving, *self._waiting.values()):
             request.last_step = self._in_flight.last_step(request)
         self._free_leaving()
-        for request in self._rows.requests[: self.config.max_num_seqs - 1 : -1]:
-            self._preempt(request)  # it was let in for one that was thought to be done
+        for request in reversed(running):
+            if request.row < 0 and request.request_id not in self._draining:
+                self._preempt(request)  # it had the row of one that was thought to be done
 
     def end_all(self) -> None:
         """Abort every request and open the books anew, whatever state an error left them in."""
@@ -246,7 +247,8 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Back to the head of the queue, with its tokens, without its blocks."""
-        self._rows.remove([request.row])
+        if request.row >= 0:
+            self._rows.remove([request.row])
         request.num_preemptions += 1
         request.status = RequestStatus.PREEMPTED
         self._waiting[request.request_id] = request
@@ -372,14 +374,14 @@ class Scheduler:
             self._give_back(request)
 
     def _restore(self, request: Request, computed: int) -> None:
-        """Put a running request back as the steps that are still in flight leave it."""
-        in_flight, last_step = self._in_flight.num_tokens(request), self._in_flight.last_step(request)
+        """Put a running request back as the steps that are still in flight leave it, if there is a row."""
+        in_flight = self._in_flight.num_tokens(request)
+        request.last_step = self._in_flight.last_step(request)
         if request.num_tokens + in_flight >= request.max_total_tokens:
-            request.last_step = last_step
             self._draining[request.request_id] = request
-            return
-        blocks = self._kv_cache.num_blocks(request.request_id)
-        self._rows.append(request, blocks=blocks, computed=computed, in_flight=in_flight, last_step=last_step)
+        elif len(self._rows) < self.config.max_num_seqs:
+            blocks = self._kv_cache.num_blocks(request.request_id)
+            self._rows.append(request, blocks=blocks, computed=computed, in_flight=in_flight)
 
     def _at_most_a_chunk(self, wanted: Ints) -> Ints:
         chunk = self.config.prefill_chunk

@@ -1,10 +1,13 @@
 """Requests served together get what each gets alone, whatever comes, goes, or runs short."""
 
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina import Runtime, SamplingParams
+from lamina.runtime import assembly
 
 WIDE = {"dtype": "float64", "compile": False}
 
@@ -56,14 +59,22 @@ params = st.builds(
 requests = st.tuples(st.integers(1, 12), st.integers(0, 3), params)
 
 
-@given(data=st.data(), limits=limits, wanted=st.lists(requests, min_size=1, max_size=6))
+@given(
+    data=st.data(),
+    limits=limits,
+    wanted=st.lists(requests, min_size=1, max_size=6),
+    depth=st.integers(1, 3),
+)
 def test_random_traffic_changes_nobodys_tokens_and_leaves_nothing(
-    tiny_folder, alone, is_idle, data, limits, wanted
+    tiny_folder, alone, is_idle, data, limits, wanted, depth
 ):
     """Requests come as streams, are read in any order, and some are closed before their end."""
     capacity = limits["block_size"] * (limits["num_kv_blocks"] - 1)
     wanted = [(prompt(min(length, capacity), seed), params) for length, seed, params in wanted]
-    with Runtime.from_pretrained(tiny_folder, **WIDE, **limits) as runtime:
+    with (
+        patch.dict(assembly.DEPTHS, cpu=depth),
+        Runtime.from_pretrained(tiny_folder, **WIDE, **limits) as runtime,
+    ):
         streams = {number: runtime.stream(*request) for number, request in enumerate(wanted)}
         received = {number: [] for number in streams}
         while streams:

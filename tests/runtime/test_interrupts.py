@@ -3,6 +3,7 @@
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 import lamina
 from lamina import Runtime, SamplingParams
+from lamina.runtime import assembly
 from lamina.runtime.model_runner import ModelRunner, StepHandle
 
 ENGINE = str(Path(lamina.__file__).parent / "runtime")
@@ -39,9 +41,12 @@ def tokens(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.fixture(scope="module")
-def runtime(tiny_text_folder):
-    with Runtime.from_pretrained(tiny_text_folder, **SMALL) as runtime:
+@pytest.fixture(scope="module", params=[1, 2], ids=["read at once", "read a step late"])
+def runtime(request, tiny_text_folder):
+    with (
+        patch.dict(assembly.DEPTHS, cpu=request.param),
+        Runtime.from_pretrained(tiny_text_folder, **SMALL) as runtime,
+    ):
         yield runtime
 
 
