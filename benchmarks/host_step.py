@@ -5,6 +5,7 @@ is a constant and the vocabulary tiny. Text is not part of it: requests ask for 
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -38,22 +39,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    document = {"steps": options.steps, "torch": torch.__version__, "us": {}}
-    for batch in options.batches:
-        figures = measure(batch, options.steps)
-        document["us"][batch] = figures
-        print(
-            batch,
-            "requests:",
-            "  ".join(f"{name} {us:.0f}" for name, us in figures.items()),
-            "us",
-            flush=True,
-        )
+    document: dict[str, Any] = {"steps": options.steps, "torch": torch.__version__}
+    for name, turnover in (("decode", False), ("turnover", True)):
+        document[name] = {}
+        for batch in options.batches:
+            figures = document[name][batch] = measure(batch, options.steps, turnover)
+            line = "  ".join(f"{phase} {us:.0f}" for phase, us in figures.items())
+            print(f"{name}, {batch} requests: {line} us", flush=True)
     options.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def measure(batch: int, num_steps: int) -> dict[str, float]:
-    """Median microseconds of each phase of a decode step, and of the whole."""
+def measure(batch: int, num_steps: int, turnover: bool) -> dict[str, float]:
+    """Median microseconds of each phase of a step, and of the whole.
+
+    With turnover, a request ends in nearly every step and another takes its place.
+    """
     engine, runner, arena = build(batch)
     spent: dict[str, list[float]] = {name: [] for name in ("step", *PHASES)}
     for name, owner, method in (
@@ -64,13 +64,23 @@ def measure(batch: int, num_steps: int) -> dict[str, float]:
         ("step", engine, "step"),
     ):
         setattr(owner, method, timed(getattr(owner, method), spent[name]))
-    for number in range(batch):
-        engine.add(generation(number, PROMPT + num_steps + 64 + BLOCK_SIZE))
-    while engine.scheduler.num_waiting or len(spent["step"]) < 32:
+    longest = PROMPT + BLOCK_SIZE + num_steps + 64
+    numbers = itertools.count()
+
+    def fill_up() -> None:
+        while engine.scheduler.num_running + engine.scheduler.num_waiting < batch:
+            number = next(numbers)
+            engine.add(
+                generation(number, PROMPT + BLOCK_SIZE + 1 + number * 97 % batch if turnover else longest)
+            )
+
+    for _ in range(2 * batch if turnover else 32):
+        fill_up()
         engine.step()
     for times in spent.values():
         times.clear()
     for _ in range(num_steps):
+        fill_up()
         engine.step()
     figures = {name: statistics.median(times) * 1e6 for name, times in spent.items()}
     figures["launch"] -= figures["write"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .block_pool import NULL_BLOCK
-from .scheduler_output import ON_HOST, SchedulerOutput
+from .scheduler_output import ON_HOST, Ints, SchedulerOutput
 
 NO_SLOT = -1  # where a padding token's keys and values go: nowhere
 ALIGNMENT = 16  # of every field, in int32: what kernels that load vectors may count on, and more
@@ -78,6 +78,7 @@ class InputBatch:
         self.vocab_size = vocab_size
         self._tables = np.full((max_num_seqs, max_blocks_per_seq), NULL_BLOCK, np.int32)
         self._block_tables = torch.zeros(self._tables.shape, dtype=torch.int32, device=device)
+        self._num_columns = 0  # of the longest table there ever was
         self._token_ids = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
         # The last step's samples and then the host's token ids, in one tensor: a token comes from either.
         self._first_packed = _aligned(max_num_seqs)
@@ -138,17 +139,24 @@ class InputBatch:
     def _update_tables(self, plan: SchedulerOutput) -> None:
         """Let rows of the block tables move, then set what is new in them."""
         if plan.moved_from is not None:
-            moved = plan.moved_from
-            self._tables[: len(moved)] = self._tables[moved]
-            self._block_tables[: len(moved)] = self._block_tables[self._send(moved)]
+            self._move_tables(plan.moved_from)
         if num := plan.new_blocks.shape[1]:
             rows, columns, blocks = plan.new_blocks
+            self._num_columns = max(self._num_columns, int(columns.max()) + 1)
             self._tables[rows, columns] = blocks
             entries = np.empty(3 * num, np.int32)  # places as int64, then block ids
             entries[: 2 * num].view(np.int64)[:] = rows * self._tables.shape[1] + columns
             entries[2 * num :] = blocks
             sent = self._send(entries)
             self._block_tables.view(-1).index_copy_(0, sent[: 2 * num].view(torch.int64), sent[2 * num :])
+
+    def _move_tables(self, moved_from: Ints) -> None:
+        """Rows before the first that moves, and columns that no table reaches, stay as they are."""
+        first = int((moved_from != np.arange(len(moved_from))).argmax())
+        target = slice(first, len(moved_from)), slice(self._num_columns)
+        sources = moved_from[first:]
+        self._tables[target] = self._tables[sources, : self._num_columns]
+        self._block_tables[target] = self._block_tables[self._send(sources), : self._num_columns]
 
     def _update_sampling(self, sampling: NDArray[np.void]) -> None:
         held = self._sampling_held

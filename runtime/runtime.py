@@ -50,8 +50,9 @@ class Runtime:
         generations = self._prepare_all(_as_list(prompts), params)
         try:
             self._start(generations)
-            while not all(generation.is_finished for generation in generations):
-                self._step()
+            for generation in generations:
+                while not generation.is_finished:
+                    self._step()
         finally:
             self._abandon(generations)
         return [generation.output() for generation in generations]
