@@ -134,6 +134,7 @@ def test_a_token_has_the_same_bits_in_every_batch_of_one_choice_of_kernels(compi
     assert torch.equal(one(row, 9)[3], one(row, 800)[3])
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 @torch.no_grad()
 def test_launches_of_a_middle_piece_for_one_token(compiled, weights):
     """Counted on the device, the ops' own and whatever a provider adds."""
