@@ -32,6 +32,11 @@ class Generation:
     def wants_each_token(self) -> bool:
         return self.detokenizer is not None or self.deltas is not None
 
+    @property
+    def has_told_its_end(self) -> bool:
+        """Whether the last piece of the answer is out."""
+        return self.deltas is not None and any(delta.finish_reason for delta in self.deltas)
+
     def output(self) -> RequestOutput:
         """The whole answer, once it is finished."""
         request, times = self.request, self.request.times
@@ -146,8 +151,9 @@ class Engine:
         self._pending.clear()
         self.scheduler.end_all()
         for generation in self._generations.values():
-            self.scheduler.restate(generation.request, "abort", None)  # its last tokens may have no text
-            _emit(generation, "", ())
+            if not generation.has_told_its_end:
+                self.scheduler.restate(generation.request, "abort", None)  # its last tokens may have no text
+                _emit(generation, "", ())
         self._generations.clear()
         self._attentive.clear()
 

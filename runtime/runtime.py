@@ -178,8 +178,12 @@ class Runtime:
                 loaded.engine.add(generation)
 
     def _step(self) -> None:
-        with self._held() as loaded, self._step_lock:
-            loaded.engine.step()
+        with self._held() as loaded:
+            self._step_lock.acquire(blocking=False)  # no other thread has it: at worst, an interrupt left it
+            try:
+                loaded.engine.step()
+            finally:
+                self._step_lock.release()
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[Loaded]:
