@@ -84,7 +84,7 @@ def test_a_changed_model_is_another_plan_and_the_old_one_is_still_there(shared_s
     assert torch.equal(_run(make_tiny(), again, 7), _run(make_tiny(), first, 7))
 
 
-@pytest.mark.parametrize("off", ["canonicalise", "residual_barrier", "add_rms_norm", "silu_and_mul"])
+@pytest.mark.parametrize("off", ["canonicalise", "residual_barrier", "add_rms_norm", "silu_and_mul", "lower"])
 def test_every_pass_can_be_left_out(shared_store, off):
     config = CompileConfig(passes=tuple(name for name in PASS_NAMES if name != off))
     tiny = make_tiny()
