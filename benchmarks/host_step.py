@@ -24,7 +24,8 @@ from lamina.runtime.input_batch import InputBatch
 from lamina.runtime.kv_cache import KVCacheManager
 from lamina.runtime.model_runner import ModelRunner
 from lamina.runtime.request import Request, SamplingParams
-from lamina.runtime.scheduler import Scheduler, SchedulerConfig
+from lamina.runtime.scheduler import Scheduler
+from lamina.runtime.scheduler_config import SchedulerConfig
 
 RESULTS = Path(__file__).resolve().parent / "results" / "host_step.json"
 BLOCK_SIZE, CONTEXT, PROMPT, VOCAB = 16, 16384, 128, 8

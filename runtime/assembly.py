@@ -17,12 +17,13 @@ from ..models.registry import ModelDefinition
 from . import memory
 from .attention import AttentionBackend, PagedAttention, allocate_caches
 from .block_pool import BlockPool
-from .config import Resolved, RuntimeConfig
+from .config import TOKENS_BESIDE_DECODE, Resolved, RuntimeConfig
 from .engine import Engine
 from .input_batch import InputBatch
 from .kv_cache import KVCacheManager
 from .model_runner import Forward, ModelRunner
-from .scheduler import Scheduler, SchedulerConfig
+from .scheduler import Scheduler
+from .scheduler_config import SchedulerConfig
 
 DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 MIXED_SIZES = (16, 32, 64, 128, 256, 512)
@@ -71,6 +72,7 @@ def assemble(parts: Parts, progress: Progress) -> Assembled:
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=resolved.max_model_len,
+        max_tokens_beside_decode=max(TOKENS_BESIDE_DECODE, resolved.max_num_seqs),
         prefill_chunk=resolved.prefill_chunk,
     )
     engine = Engine(Scheduler(limits, kv_cache), runner, depth=DEPTHS[resolved.device.type])

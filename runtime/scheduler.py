@@ -3,38 +3,18 @@
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.errors import ConfigError, RequestError
+from ..common.errors import RequestError
 from .in_flight import InFlight
 from .kv_cache import KVCacheManager
 from .request import FinishReason, Request, RequestStatus
 from .rows import Rows
+from .scheduler_config import SchedulerConfig
 from .scheduler_output import ON_HOST, Ints, SchedulerOutput
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerConfig:
-    """Limits of a step: requests, tokens in all, tokens of one request (prefill_chunk, None for no limit)."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    prefill_chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; wanted at least 1")
-        if self.max_model_len < 2:
-            raise ConfigError(
-                f"max_model_len is {self.max_model_len}; wanted at least 2: a prompt and a new token"
-            )
 
 
 class Scheduler:
@@ -196,7 +176,7 @@ class Scheduler:
         total = rows.total(num)
         wanted = self._at_most_a_chunk(total - rows.computed[:num])
         before = np.cumsum(wanted) - wanted
-        budget = self.config.max_num_batched_tokens
+        budget = self._budget()
         counts: Ints = np.minimum(wanted, budget - before)[before < budget]
         short = np.flatnonzero(total[: len(counts)] > rows.blocks[: len(counts)] * self._kv_cache.block_size)
         if self._kv_cache.grow_each([rows.requests[row].request_id for row in short.tolist()]):
@@ -224,7 +204,7 @@ class Scheduler:
 
     def _admit_waiting(self, counts: Ints) -> Ints:
         """Let waiting requests in, in order, while they fit and each running one has a block to grow into."""
-        budget = self.config.max_num_batched_tokens - int(counts.sum())
+        budget = self._budget() - int(counts.sum())
         more = []
         while self._waiting and budget > 0 and len(self._rows) < self.config.max_num_seqs:
             request = next(iter(self._waiting.values()))
@@ -382,6 +362,14 @@ class Scheduler:
         elif len(self._rows) < self.config.max_num_seqs:
             blocks = self._kv_cache.num_blocks(request.request_id)
             self._rows.append(request, blocks=blocks, computed=computed, in_flight=in_flight)
+
+    def _budget(self) -> int:
+        """Tokens of the step in all; fewer where it keeps someone waiting for the next token of an answer."""
+        rows, limit = self._rows, self.config.max_tokens_beside_decode
+        most = self.config.max_num_batched_tokens
+        if limit is None or not (rows.computed[: len(rows)] >= rows.num_prompt[: len(rows)]).any():
+            return most
+        return min(limit, most)
 
     def _at_most_a_chunk(self, wanted: Ints) -> Ints:
         chunk = self.config.prefill_chunk

@@ -18,7 +18,8 @@ from lamina.runtime.block_pool import BlockPool
 from lamina.runtime.input_batch import InputBatch
 from lamina.runtime.kv_cache import KVCacheManager
 from lamina.runtime.request import Request, SamplingParams, check_prompt, stopping_token_ids, total_tokens
-from lamina.runtime.scheduler import Scheduler, SchedulerConfig
+from lamina.runtime.scheduler import Scheduler
+from lamina.runtime.scheduler_config import SchedulerConfig
 from lamina.runtime.scheduler_output import ON_HOST
 
 VOCAB = 11  # of the hashing model
@@ -104,6 +105,7 @@ class Server:
         block_size=4,
         seqs=4,
         budget=64,
+        beside_decode=None,
         context=128,
         chunk=None,
         eos=(),
@@ -116,7 +118,11 @@ class Server:
         self.pool = BlockPool(blocks + 1)  # one is the null block
         self.kv_cache = KVCacheManager(self.pool, block_size)
         self.config = SchedulerConfig(
-            max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=context, prefill_chunk=chunk
+            max_num_seqs=seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=context,
+            max_tokens_beside_decode=beside_decode,
+            prefill_chunk=chunk,
         )
         self.scheduler = Scheduler(self.config, self.kv_cache)
         self.arena = InputBatch(

@@ -10,7 +10,7 @@ import pytest
 
 from lamina.common.errors import ConfigError, RequestError
 from lamina.runtime.request import RequestStatus
-from lamina.runtime.scheduler import SchedulerConfig
+from lamina.runtime.scheduler_config import SchedulerConfig
 
 
 def test_a_prompt_larger_than_the_cache_is_refused_and_the_next_one_is_served(make_server):
@@ -317,7 +317,21 @@ def test_nothing_of_a_finished_request_is_kept(make_server):
     assert serve(3200) <= before + 50
 
 
-@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_model_len", "prefill_chunk"])
+def test_a_long_prompt_takes_the_whole_step_alone_and_little_of_it_beside_an_answer(make_server):
+    server = make_server(blocks=60, budget=64, beside_decode=8)
+    first = server.add("first", 60, max_tokens=30)
+    assert server.step().num_tokens == 60
+    server.add("second", 60, 1, max_tokens=4)
+    beside = [plan.num_tokens for plan in server.drain() if plan.num_rows == 2]
+    assert first.finish_reason == "length"
+    assert beside[0] == 8, "the answer's own token and seven of the prompt"
+    assert max(beside) == 8
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["max_num_seqs", "max_num_batched_tokens", "max_tokens_beside_decode", "max_model_len", "prefill_chunk"],
+)
 def test_limits_below_the_least_are_refused_by_name(name):
     good = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2, "prefill_chunk": 1}
     SchedulerConfig(**good)

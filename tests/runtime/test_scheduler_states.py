@@ -31,6 +31,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.integers(1, 4),
         seqs=st.integers(1, 4),
         budget=st.integers(1, 12),
+        beside_decode=st.none() | st.integers(1, 12),
         context=st.integers(2, 30),
         chunk=st.none() | st.integers(1, 5),
         eos=st.sets(TOKENS, max_size=1),
@@ -119,6 +120,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_plan(self, plan):
         config, parts = self.server.config, self.server.parts(plan)
         assert 0 < plan.num_tokens == plan.counts.sum() <= config.max_num_batched_tokens
+        if any(r.num_computed >= len(self.server.requests[r.request_id].prompt_token_ids) for r in parts):
+            assert plan.num_tokens <= (config.max_tokens_beside_decode or plan.num_tokens)
         assert len(set(plan.request_ids)) == len(parts) <= config.max_num_seqs
         assert all(0 < len(r.token_ids) <= (config.prefill_chunk or plan.num_tokens) for r in parts)
         assert not set(plan.request_ids) & set(plan.preempted_ids)
