@@ -132,7 +132,7 @@ def build(batch: int) -> tuple[Engine, ModelRunner, InputBatch]:
     runner = ModelRunner(
         forward=forward,
         logits=lambda hidden: logits[: hidden.shape[0]],
-        attention=PagedAttention(no_backend(), [], 1.0),
+        attention=PagedAttention(no_backend(), [], []),
         arena=arena,
         num_valid_ids=VOCAB,
         graphs=CudaGraphs(device),

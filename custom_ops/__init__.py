@@ -4,6 +4,7 @@ from .add_rms_norm.op import add_rms_norm
 from .add_rms_norm_linear.op import add_rms_norm_linear
 from .attention_site.op import attention_site
 from .copy_blocks.op import copy_blocks
+from .gelu_and_mul.op import gelu_and_mul
 from .linear.op import linear
 from .paged_attention.op import paged_attention
 from .rms_norm.op import rms_norm
@@ -11,12 +12,14 @@ from .rotary_and_write_kv_cache.op import rotary_and_write_kv_cache
 from .rotary_embedding.op import rotary_embedding
 from .silu_and_mul.op import silu_and_mul
 from .write_kv_cache.op import write_kv_cache
+from .zero_centred_rms_norm.op import zero_centred_rms_norm
 
 __all__ = [
     "add_rms_norm",
     "add_rms_norm_linear",
     "attention_site",
     "copy_blocks",
+    "gelu_and_mul",
     "linear",
     "paged_attention",
     "rms_norm",
@@ -24,4 +27,5 @@ __all__ = [
     "rotary_embedding",
     "silu_and_mul",
     "write_kv_cache",
+    "zero_centred_rms_norm",
 ]

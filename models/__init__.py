@@ -1,6 +1,21 @@
 """Model definitions as pure functions, their configs and their weights."""
 
-from . import llama  # registers the built-in architectures
-from .registry import ModelDefinition, ParameterSpec, find_model, register_model
+from . import gemma2, gemma3, granite, llama, mistral, phi3, qwen2, qwen3, smollm3  # each registers itself
+from .registry import AttentionSpec, ModelDefinition, ParameterSpec, find_model, register_model
 
-__all__ = ["ModelDefinition", "ParameterSpec", "find_model", "llama", "register_model"]
+__all__ = [
+    "AttentionSpec",
+    "ModelDefinition",
+    "ParameterSpec",
+    "find_model",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "llama",
+    "mistral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "register_model",
+    "smollm3",
+]

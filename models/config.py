@@ -1,8 +1,8 @@
 """What a checkpoint's config.json and generation_config.json say, checked and in one shape."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,75 +12,76 @@ from ..common.errors import ConfigError, LoadError, UnsupportedError
 from ..common.logging import get_logger, log_once
 from .fields import Fields, read_json
 from .registry import find_model
+from .rope_config import RopeConfig, read_rope, refuse
 
 logger = get_logger("models.config")
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+FULL, SLIDING = "full_attention", "sliding_attention"
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 }
-ARCHITECTURE_OF_MODEL_TYPE = {"llama": "LlamaForCausalLM"}
+ARCHITECTURE_OF_MODEL_TYPE = {
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
 
-# Fields that change the arithmetic in a way Lamina does not do, with the values that change nothing.
+# Fields that change the arithmetic in a way Lamina does not do, with the values that change nothing; a model
+# that does what one of them says reads it.
 REFUSED_FIELDS: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "sliding_window": (),
+    "use_sliding_window": (False,),
     "partial_rotary_factor": (1, 1.0),
     "rope_interleaved": (False,),
     "residual_multiplier": (1, 1.0),
     "embedding_multiplier": (1, 1.0),
     "attention_multiplier": (),
+    "query_pre_attn_scalar": (),
     "logits_scaling": (1, 1.0),
+    "logit_scale": (1, 1.0),
     "final_logit_softcapping": (),
     "attn_logit_softcapping": (),
+    "use_bidirectional_attention": (False,),
+    "use_qk_norm": (False,),
+    "no_rope_layers": (),
     "num_local_experts": (0, 1),
+    "num_experts": (0, 1),
+    "alibi": (False,),
+    "parallel_attn": (False,),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RopeConfig:
-    """How positions turn into rotation angles; a field that its rope_type does not use is None."""
-
-    rope_type: str = "default"
-    theta: float = 10000.0
-    factor: float | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    original_max_position_embeddings: int | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-
-    def __post_init__(self) -> None:
-        if self.rope_type not in ROPE_TYPES:
-            raise UnsupportedError(f"rope_type is {self.rope_type!r}; supported are {', '.join(ROPE_TYPES)}")
-        if self.theta <= 0:
-            raise ConfigError(f"rope_theta is {self.theta}; wanted a number > 0")
-        for name in self._needed():
-            if getattr(self, name) is None:
-                raise ConfigError(f"rope_type {self.rope_type!r} needs {name}, which is missing")
-        if self.factor is not None and self.factor < 1:
-            raise ConfigError(f"rope factor is {self.factor}; wanted a number >= 1")
-        if self.rope_type == "llama3" and not 0 < (self.low_freq_factor or 0) < (self.high_freq_factor or 0):
-            got = f"{self.low_freq_factor} and {self.high_freq_factor}"
-            raise ConfigError(f"low_freq_factor and high_freq_factor are {got}; wanted 0 < low < high")
-
-    def _needed(self) -> tuple[str, ...]:
-        return {
-            "linear": ("factor",),
-            "dynamic": ("factor", "original_max_position_embeddings"),
-            "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
-            "yarn": ("factor", "original_max_position_embeddings"),
-        }.get(self.rope_type, ())
+# Fields of training, of generation and of other programs.
+IGNORED_FIELDS = frozenset(
+    {
+        *("_attn_implementation", "_name_or_path", "_sliding_window_pattern", "add_cross_attention"),
+        *("architectures", "attention_dropout", "attn_implementation", "auto_map", "bad_words_ids"),
+        *("cache_implementation", "chunk_size_feed_forward", "classifier_dropout"),
+        *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample"),
+        *("early_stopping", "embd_pdrop", "finetuning_task", "hidden_dropout", "id2label"),
+        *("initializer_range", "is_decoder", "is_encoder_decoder", "keys_to_ignore_at_inference"),
+        *("label2id", "length_penalty", "max_length", "max_new_tokens", "max_window_layers", "min_length"),
+        *("model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences"),
+        *("original_max_position_embeddings", "output_attentions", "output_hidden_states", "output_past"),
+        *("output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "pruned_heads"),
+        *("repetition_penalty", "resid_pdrop", "return_dict", "return_dict_in_generate", "sep_token_id"),
+        *("task_specific_params", "temperature", "tie_encoder_decoder", "tokenizer_class", "top_k"),
+        *("top_p", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version"),
+        *("typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache"),
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """The sizes and constants of a model."""
+    """The sizes and constants of a model; what LLaMA does not have defaults to what changes nothing."""
 
     architecture: str
     vocab_size: int
@@ -92,11 +93,21 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float = 1e-6
     hidden_act: str = "silu"
-    rope: RopeConfig = RopeConfig()
+    rope: RopeConfig = field(default_factory=RopeConfig)
     max_position_embeddings: int = 2048
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
+    layer_types: tuple[str, ...] = ()  # full_attention or sliding_attention of each layer; empty: all full
+    sliding_window: int | None = None  # positions that a token of a sliding layer sees, its own included
+    sliding_rope: RopeConfig | None = None  # of the sliding layers, where they have another
+    rotated_layers: tuple[bool, ...] = ()  # whether each layer rotates; empty: all do
+    attention_scale: float | None = None  # of query @ key; None: head_dim ** -0.5
+    attention_soft_cap: float | None = None
+    logits_soft_cap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add
+    logits_divisor: float = 1.0
     dtype: torch.dtype = torch.float32
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -112,55 +123,56 @@ class ModelConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; wanted an integer >= 1")
-        if self.hidden_act != "silu":
-            raise UnsupportedError(f"hidden_act is {self.hidden_act!r}; supported is 'silu'")
+        if self.hidden_act not in ACTIVATIONS:
+            wanted = " and ".join(repr(name) for name in ACTIVATIONS)
+            raise UnsupportedError(f"hidden_act is {self.hidden_act!r}; supported are {wanted}")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_key_value_heads is {self.num_kv_heads}; "
                 f"wanted a divisor of num_attention_heads {self.num_heads}"
             )
-        if self.head_dim % 2:
-            raise ConfigError(
-                f"head_dim is {self.head_dim}; wanted an even number, since rotary embedding turns pairs"
-            )
+        for name in ("head_dim", "rotary_dim"):
+            if getattr(self, name) % 2:
+                wanted = "an even number, since rotary embedding turns pairs"
+                raise ConfigError(f"{name} is {getattr(self, name)}; wanted {wanted}")
+        self._check_layers()
         if self.dtype not in DTYPES.values():
             raise UnsupportedError(f"dtype is {self.dtype}; supported are {', '.join(DTYPES)}")
+
+    def _check_layers(self) -> None:
+        for name in ("layer_types", "rotated_layers"):
+            values = getattr(self, name)
+            if values and len(values) != self.num_layers:
+                raise ConfigError(
+                    f"{name} has {len(values)} entries; wanted one for each of {self.num_layers}"
+                )
+        unknown = sorted(set(self.layer_types) - {FULL, SLIDING})
+        if unknown:
+            raise UnsupportedError(f"layer_types holds {unknown}; supported are {FULL!r} and {SLIDING!r}")
+        if SLIDING in self.layer_types and self.sliding_window is None:
+            raise ConfigError("sliding_window is None; wanted an integer >= 1, since layers are sliding")
+
+    @property
+    def sliding_layers(self) -> tuple[bool, ...]:
+        """Whether each layer's tokens see a window alone."""
+        return tuple(kind == SLIDING for kind in self.layer_types) or (False,) * self.num_layers
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many dimensions of a head are rotated, the first ones."""
+        return int(self.head_dim * self.rope.rotated_share)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], *, origin: str = "config.json") -> Self:
         """The config a config.json's content describes; whatever cannot be honoured is an error."""
-        fields = Fields(raw, origin)
-        architecture = _architecture(fields)
-        find_model(architecture)
-        _refuse_unsupported(fields)
-        hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-        if "head_dim" not in fields and hidden_size % num_heads:
-            raise fields.error(
-                "head_dim",
-                None,
-                f"a number, since num_attention_heads {num_heads} does not divide hidden_size {hidden_size}",
-            )
-        max_position_embeddings = fields.integer("max_position_embeddings", 2048)
-        return cls(
-            architecture=architecture,
-            vocab_size=fields.integer("vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=fields.integer("intermediate_size"),
-            num_layers=fields.integer("num_hidden_layers"),
-            num_heads=num_heads,
-            num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-            head_dim=fields.integer("head_dim", hidden_size // num_heads),
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-            hidden_act=fields.text("hidden_act", "silu"),
-            rope=_rope_config(fields, max_position_embeddings),
-            max_position_embeddings=max_position_embeddings,
-            attention_bias=fields.boolean("attention_bias", False),
-            mlp_bias=fields.boolean("mlp_bias", False),
-            tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
-            dtype=_dtype(fields),
-            bos_token_id=fields.integer("bos_token_id", None, minimum=0),
-            eos_token_ids=fields.token_ids("eos_token_id"),
-        )
+        architecture = _architecture(Fields(raw, origin))
+        definition = find_model(architecture)
+        fields = Fields({**definition.defaults, **raw}, origin)
+        own = dict(definition.config(fields))
+        config = cls(architecture=architecture, **_common(fields, own) | own)
+        refuse(fields, REFUSED_FIELDS)
+        _mention_unknown(fields)
+        return config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,6 +209,44 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
     )
 
 
+def _common(fields: Fields, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that every model has, but for the rope where the model has read it."""
+    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    if "head_dim" not in fields and hidden_size % num_heads:
+        raise fields.error(
+            "head_dim",
+            None,
+            f"a number, since num_attention_heads {num_heads} does not divide hidden_size {hidden_size}",
+        )
+    return {
+        "vocab_size": fields.integer("vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.integer("intermediate_size"),
+        "num_layers": fields.integer("num_hidden_layers"),
+        "num_heads": num_heads,
+        "num_kv_heads": fields.integer("num_key_value_heads", num_heads),
+        "head_dim": fields.integer("head_dim", hidden_size // num_heads),
+        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "hidden_act": fields.text("hidden_act", "silu"),
+        "rope": own["rope"] if "rope" in own else read_rope(fields),
+        "max_position_embeddings": fields.integer("max_position_embeddings", 2048),
+        "layer_types": fields.texts("layer_types"),
+        "attention_bias": fields.boolean("attention_bias", False),
+        "mlp_bias": fields.boolean("mlp_bias", False),
+        "tie_word_embeddings": fields.boolean("tie_word_embeddings", False),
+        "dtype": _dtype(fields),
+        "bos_token_id": fields.integer("bos_token_id", None, minimum=0),
+        "eos_token_ids": fields.token_ids("eos_token_id"),
+    }
+
+
+def layer_types(fields: Fields, *, sliding: Callable[[int], bool]) -> tuple[str, ...]:
+    """`layer_types` of config.json, else what the rule says of each layer's index."""
+    given = fields.texts("layer_types")
+    number = fields.integer("num_hidden_layers")
+    return given or tuple(SLIDING if sliding(index) else FULL for index in range(number))
+
+
 def _architecture(fields: Fields) -> str:
     names = fields.values.get("architectures") or [
         ARCHITECTURE_OF_MODEL_TYPE.get(fields.text("model_type", ""))
@@ -208,14 +258,12 @@ def _architecture(fields: Fields) -> str:
     return names[0]
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    for name, neutral in REFUSED_FIELDS.items():
-        value = fields.values.get(name)
-        if value is not None and value not in neutral:
-            wanted = " or ".join(repr(v) for v in (None, *neutral[:1]))
-            raise UnsupportedError(
-                f"{fields.origin}: {name} is {value!r}, which Lamina does not do; supported is {wanted}"
-            )
+def _mention_unknown(fields: Fields) -> None:
+    """Say once which fields of config.json are passed over though nothing is known of them."""
+    unknown = sorted(fields.unread.keys() - REFUSED_FIELDS.keys() - IGNORED_FIELDS)
+    if unknown:
+        message = f"{fields.origin}: fields that Lamina does not know are passed over: {', '.join(unknown)}"
+        log_once(logger, logging.WARNING, message)
 
 
 def _dtype(fields: Fields) -> torch.dtype:
@@ -224,67 +272,3 @@ def _dtype(fields: Fields) -> torch.dtype:
     if dtype is None:
         raise fields.error("dtype", name, f"one of {', '.join(DTYPES)}")
     return dtype
-
-
-def _rope_config(fields: Fields, max_position_embeddings: int) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before), which win."""
-    scaling, parameters = fields.object("rope_scaling"), fields.object("rope_parameters")
-    rope = Fields(
-        scaling or parameters, f"{fields.origin}: {'rope_scaling' if scaling else 'rope_parameters'}"
-    )
-    theta_places = (rope, fields, Fields(parameters, fields.origin))
-    theta_place = next((place for place in theta_places if "rope_theta" in place), fields)
-    rope_type = _rope_type(rope)
-    _refuse_unsupported(rope)
-    original = _original_length(fields, rope, rope_type, max_position_embeddings)
-    factor = max(max_position_embeddings / original, 1.0) if original and rope_type == "yarn" else None
-    return RopeConfig(
-        rope_type=rope_type,
-        theta=theta_place.number("rope_theta", 10000.0, positive=True),
-        factor=None if rope_type == "default" else rope.number("factor", factor, minimum=1),
-        low_freq_factor=rope.number("low_freq_factor", None) if rope_type == "llama3" else None,
-        high_freq_factor=rope.number("high_freq_factor", None) if rope_type == "llama3" else None,
-        original_max_position_embeddings=original,
-        beta_fast=rope.number("beta_fast", 32.0, positive=True),
-        beta_slow=rope.number("beta_slow", 1.0, positive=True),
-        attention_factor=rope.number("attention_factor", None) if rope_type == "yarn" else None,
-        mscale=rope.number("mscale", None),
-        mscale_all_dim=rope.number("mscale_all_dim", None),
-        truncate=rope.boolean("truncate", True),
-    )
-
-
-def _original_length(
-    fields: Fields, rope: Fields, rope_type: str, max_position_embeddings: int
-) -> int | None:
-    """The context a model was trained on before its rope was scaled, found where transformers finds it."""
-    if rope_type == "dynamic":
-        return max_position_embeddings
-    if rope_type not in ("llama3", "yarn"):
-        return None
-    name = "original_max_position_embeddings"
-    place = fields if name in fields else rope
-    original: int = place.integer(name, max_position_embeddings)
-    return original
-
-
-def _rope_type(rope: Fields) -> str:
-    """`rope_type`, or `type` as it was called before."""
-    nested = sorted(name for name, value in rope.values.items() if isinstance(value, dict))
-    if nested:
-        raise UnsupportedError(
-            f"{rope.origin} differs by layer type ({', '.join(nested)}), which Lamina does not do"
-        )
-    new, old = rope.text("rope_type", None), rope.text("type", None)
-    if new and old and new != old:
-        log_once(
-            logger,
-            logging.WARNING,
-            f"{rope.origin} names rope_type {new!r} and type {old!r}; rope_type is used",
-        )
-    rope_type: str = new or old or "default"
-    if rope_type not in ROPE_TYPES:
-        raise UnsupportedError(
-            f"{rope.origin}: rope_type is {rope_type!r}; supported are {', '.join(ROPE_TYPES)}"
-        )
-    return rope_type

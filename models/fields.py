@@ -30,9 +30,19 @@ class Fields:
     def __init__(self, values: Mapping[str, Any], origin: str) -> None:
         self.values = values
         self.origin = origin
+        self._asked: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
+
+    @property
+    def unread(self) -> dict[str, Any]:
+        """The values that nobody asked for."""
+        return {
+            name: value
+            for name, value in self.values.items()
+            if value is not None and name not in self._asked
+        }
 
     def integer(self, name: str, default: Any = _REQUIRED, *, minimum: int = 1) -> Any:
         """An integer of at least `minimum`; bools and floats are refused."""
@@ -83,6 +93,26 @@ class Fields:
             raise self.error(name, value, "an object")
         return value
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers, empty where absent."""
+        items = self._list(name)
+        if any(isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x) for x in items):
+            raise self.error(name, self.values[name], "a list of numbers")
+        return tuple(float(x) for x in items)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings, empty where absent."""
+        items = self._list(name)
+        if not all(isinstance(x, str) for x in items):
+            raise self.error(name, self.values[name], "a list of strings")
+        return items
+
+    def _list(self, name: str) -> tuple[Any, ...]:
+        value = self._value(name, ())
+        if not isinstance(value, list | tuple):
+            raise self.error(name, value, "a list")
+        return tuple(value)
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """One token id or a list of them; empty where absent."""
         value = self._value(name, ())
@@ -96,6 +126,7 @@ class Fields:
         return ConfigError(f"{self.origin}: {name} is {value!r}; wanted {wanted}")
 
     def _value(self, name: str, default: Any) -> Any:
+        self._asked.add(name)
         value = self.values.get(name)
         if value is not None:
             return value

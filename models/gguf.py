@@ -16,10 +16,11 @@ from torch import Tensor
 from ..common.errors import LoadError, UnsupportedError
 from ..common.progress import Progress
 from ..common.store import Store
-from .config import ModelConfig, RopeConfig
+from .config import ModelConfig
 from .fields import Fields
 from .gguf_file import GGUFFile, GGUFTensor, read_gguf
 from .rope import llama3_divisors
+from .rope_config import RopeConfig
 from .weights import SINGLE_NAME
 
 CONVERTER_VERSION = 1

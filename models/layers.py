@@ -8,8 +8,10 @@ from torch import Tensor
 
 from .. import custom_ops
 from ..custom_ops.add_rms_norm.reference import add_rms_norm
+from ..custom_ops.gelu_and_mul.reference import gelu_and_mul
 from ..custom_ops.rms_norm.reference import rms_norm
 from ..custom_ops.silu_and_mul.reference import silu_and_mul
+from ..custom_ops.zero_centred_rms_norm.reference import zero_centred_rms_norm
 
 # (layer, query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D], out [T, Hq, D] to be written in place)
 Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
@@ -29,6 +31,8 @@ class Ops(NamedTuple):
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary_embedding: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    gelu_and_mul: Callable[[Tensor], Tensor]
+    zero_centred_rms_norm: Callable[[Tensor, Tensor, float], Tensor]
 
 
 # What Inductor sees through and fuses; the rotation is named, since it may move into attention.
@@ -38,6 +42,8 @@ FAST_OPS = Ops(
     add_rms_norm=add_rms_norm,
     silu_and_mul=silu_and_mul,
     rotary_embedding=custom_ops.rotary_embedding,
+    gelu_and_mul=gelu_and_mul,
+    zero_centred_rms_norm=zero_centred_rms_norm,
 )
 
 # Each rounds where its formula says, compiled or not, so both give the same bits.
@@ -47,4 +53,6 @@ EXACT_OPS = Ops(
     add_rms_norm=custom_ops.add_rms_norm,
     silu_and_mul=custom_ops.silu_and_mul,
     rotary_embedding=custom_ops.rotary_embedding,
+    gelu_and_mul=custom_ops.gelu_and_mul,
+    zero_centred_rms_norm=custom_ops.zero_centred_rms_norm,
 )

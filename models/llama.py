@@ -1,6 +1,6 @@
 """LLaMA 1 to 3.2: RMSNorm, rotary attention with grouped heads, SiLU-gated MLP."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -85,45 +85,74 @@ def forward(
     ops: Ops,
 ) -> Tensor:
     """Hidden states [T, H] after the final norm; tokens see each other through `attend` alone."""
+    rotation = rotation_at(weights, positions)
+
+    def attention(index: int, layer: LayerWeights, x: Tensor) -> Tensor:
+        query, key, value = project(config, layer, x, ops)
+        query, key = ops.rotary_embedding(query, key, *rotation)
+        return attention_output(index, layer, query, key, value, attend, ops)
+
+    def mlp(layer: LayerWeights, x: Tensor) -> Tensor:
+        return gated_mlp(config, layer, x, ops)
+
+    return decode(config, weights, F.embedding(token_ids, weights["embedding"]), attention, mlp, ops)
+
+
+def decode(
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    residual: Tensor,  # [T, H], the embedded tokens
+    attention: Callable[[int, LayerWeights, Tensor], Tensor],
+    mlp: Callable[[LayerWeights, Tensor], Tensor],
+    ops: Ops,
+) -> Tensor:
+    """Attention and MLP of every layer in turn, each behind a norm of the sum of all before it."""
     eps = config.rms_norm_eps
-    rotation = weights["rope_cos"].index_select(0, positions), weights["rope_sin"].index_select(0, positions)
-    layers = [_layer_weights(weights, index) for index in range(config.num_layers)]
+    layers = [layer_weights(weights, index) for index in range(config.num_layers)]
     next_norms = [layer.input_norm for layer in layers[1:]] + [weights["final_norm"]]
-    residual = F.embedding(token_ids, weights["embedding"])
     x = ops.rms_norm(residual, layers[0].input_norm, eps)
     for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
-        x = _attention(config, index, layer, x, rotation, attend, ops)
+        x = attention(index, layer, x)
         x, residual = ops.add_rms_norm(x, residual, layer.post_norm, eps)
-        x = _mlp(layer, x, ops)
+        x = mlp(layer, x)
         x, residual = ops.add_rms_norm(x, residual, next_norm, eps)
     return x
 
 
-def _layer_weights(weights: Mapping[str, Tensor], index: int) -> LayerWeights:
+def layer_weights(weights: Mapping[str, Tensor], index: int) -> LayerWeights:
+    """A layer's weights, None for the biases that it lacks."""
     return LayerWeights(*[weights.get(f"layers.{index}.{name}") for name in LayerWeights._fields])  # type: ignore[arg-type]
 
 
-def _attention(
-    config: ModelConfig,
-    index: int,
-    layer: LayerWeights,
-    x: Tensor,  # [T, H], normed
-    rotation: tuple[Tensor, Tensor],  # cos, sin [T, D/2]
-    attend: Attend,
-    ops: Ops,
-) -> Tensor:
+def rotation_at(
+    weights: Mapping[str, Tensor], positions: Tensor, table: str = "rope"
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, rotated / 2] of the positions."""
+    cos, sin = weights[f"{table}_cos"], weights[f"{table}_sin"]
+    return cos.index_select(0, positions), sin.index_select(0, positions)
+
+
+def project(config: ModelConfig, layer: LayerWeights, x: Tensor, ops: Ops) -> tuple[Tensor, Tensor, Tensor]:
+    """Query [T, Hq, D], key and value [T, Hkv, D] of normed hidden states [T, H], as views of one tensor."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
     qkv = ops.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, config.head_dim)
-    query, key, value = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-    query, key = ops.rotary_embedding(query, key, *rotation)
+    return qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+
+
+def attention_output(
+    index: int, layer: LayerWeights, query: Tensor, key: Tensor, value: Tensor, attend: Attend, ops: Ops
+) -> Tensor:
+    """What attention of a layer adds to the hidden states [T, H]."""
     out = query.new_empty(query.shape)
     attend(index, query, key, value, out)
     return ops.linear(out.flatten(1), layer.o, layer.o_bias)
 
 
-def _mlp(layer: LayerWeights, x: Tensor, ops: Ops) -> Tensor:
+def gated_mlp(config: ModelConfig, layer: LayerWeights, x: Tensor, ops: Ops) -> Tensor:
+    """down(act(gate(x)) * up(x)) [T, H]"""
     gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
-    return ops.linear(ops.silu_and_mul(gate_up), layer.down, layer.down_bias)
+    act_and_mul = ops.silu_and_mul if config.hidden_act == "silu" else ops.gelu_and_mul
+    return ops.linear(act_and_mul(gate_up), layer.down, layer.down_bias)
 
 
 def logits(config: ModelConfig, weights: Mapping[str, Tensor], hidden: Tensor, ops: Ops) -> Tensor:

@@ -1,16 +1,20 @@
 """What a model architecture is to Lamina, and the table of those that are known."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from ..common.errors import ConfigError, UnsupportedError
+from ..common.errors import ConfigError, LoadError, UnsupportedError
 
 if TYPE_CHECKING:
     from .config import ModelConfig
+    from .fields import Fields
     from .layers import Attend, Ops
+
+ENTRY_POINTS = "lamina.models"  # where installed packages offer definitions, each named by its architecture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,12 +83,53 @@ class Logits(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSpec:
+    """How the tokens of one layer see each other."""
+
+    scale: float  # of query @ key
+    window: int | None = None  # a token sees this many positions, the last being its own; None: all before it
+    soft_cap: float | None = None  # scores become soft_cap * tanh(scores / soft_cap); None: they stay
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0:
+            raise ConfigError(f"the scale of attention is {self.scale}; wanted a number > 0")
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"the window of attention is {self.window}; wanted an integer >= 1 or None")
+        if self.soft_cap is not None and self.soft_cap <= 0:
+            raise ConfigError(f"the soft_cap of attention is {self.soft_cap}; wanted a number > 0 or None")
+
+
+def attention_specs(config: "ModelConfig") -> tuple[AttentionSpec, ...]:
+    """One for each layer, by the config's layer types, window, scale and soft cap."""
+    return tuple(
+        AttentionSpec(
+            scale=config.attention_scale or config.head_dim**-0.5,
+            window=config.sliding_window if is_sliding else None,
+            soft_cap=config.attention_soft_cap,
+        )
+        for is_sliding in config.sliding_layers
+    )
+
+
+def no_fields_of_its_own(fields: "Fields") -> Mapping[str, Any]:
+    """What LLaMA's config.json says is all that there is."""
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelDefinition:
-    """A model as three pure functions of its config."""
+    """A model as pure functions of its config.
+
+    `config` reads the fields of config.json that LLaMA's does not have, or means otherwise, and returns them
+    as fields of ModelConfig; `defaults` is what the model's config.json means where it is silent.
+    """
 
     parameters: Parameters
     forward: Forward
     logits: Logits
+    attention: Callable[["ModelConfig"], tuple[AttentionSpec, ...]] = attention_specs
+    config: Callable[["Fields"], Mapping[str, Any]] = no_fields_of_its_own
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 _definitions: dict[str, ModelDefinition] = {}
@@ -98,10 +143,30 @@ def register_model(architecture: str, definition: ModelDefinition) -> None:
 
 
 def find_model(architecture: str) -> ModelDefinition:
-    """The definition registered for an architecture."""
+    """The definition of an architecture: a registered one, else that of an installed package."""
     if architecture not in _definitions:
-        raise UnsupportedError(
-            f"architecture {architecture!r} is not known; known are {', '.join(sorted(_definitions))}. "
-            f"Add it with lamina.models.registry.register_model({architecture!r}, ModelDefinition(...))"
-        )
+        register_model(architecture, _from_package(architecture))
     return _definitions[architecture]
+
+
+def _from_package(architecture: str) -> ModelDefinition:
+    """What an installed package offers under the entry point group lamina.models."""
+    offered = metadata.entry_points(group=ENTRY_POINTS)
+    found = list({entry.value: entry for entry in offered if entry.name == architecture}.values())
+    if not found:
+        known = sorted({*_definitions, *offered.names})
+        raise UnsupportedError(
+            f"architecture {architecture!r} is not known; known are {', '.join(known)}. "
+            f"Add it with lamina.models.registry.register_model({architecture!r}, ModelDefinition(...)), "
+            f"or install a package with an entry point of that name in the group {ENTRY_POINTS}"
+        )
+    if len(found) > 1:
+        values = ", ".join(sorted(entry.value for entry in found))
+        raise ConfigError(f"several packages offer {architecture!r}: {values}; uninstall all but one")
+    try:
+        definition = found[0].load()
+    except (ImportError, AttributeError) as error:
+        raise LoadError(f"{architecture!r} is offered by {found[0].value}, which fails: {error}") from error
+    if not isinstance(definition, ModelDefinition):
+        raise ConfigError(f"{found[0].value} is {type(definition).__name__}; wanted a ModelDefinition")
+    return definition

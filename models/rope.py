@@ -1,12 +1,14 @@
 """Rotation angles of the rotary position embedding, as tables of cosines and sines."""
 
+import dataclasses
 import math
 
 import torch
 from torch import Tensor
 
-from ..common.errors import UnsupportedError
-from .config import ModelConfig, RopeConfig
+from ..common.errors import ConfigError, UnsupportedError
+from .config import ModelConfig
+from .rope_config import RopeConfig
 
 
 def table_rows(config: ModelConfig, max_model_len: int) -> int:
@@ -14,10 +16,32 @@ def table_rows(config: ModelConfig, max_model_len: int) -> int:
     return max(config.max_position_embeddings, max_model_len)
 
 
+def rotation_shapes(config: ModelConfig, max_model_len: int) -> dict[str, tuple[int, int]]:
+    """The shape of every table that rotation_tables gives."""
+    shape = (table_rows(config, max_model_len), config.rotary_dim // 2)
+    return {f"{prefix}_{kind}": shape for prefix in _ropes(config) for kind in ("cos", "sin")}
+
+
+def rotation_tables(
+    config: ModelConfig, *, max_model_len: int, dtype: torch.dtype, device: torch.device | str
+) -> dict[str, Tensor]:
+    """rope_cos and rope_sin, and the same of sliding_rope where the sliding layers have their own."""
+    tables: dict[str, Tensor] = {}
+    for prefix, rope in _ropes(config).items():
+        own = dataclasses.replace(config, rope=rope)
+        pair = rope_tables(own, max_model_len=max_model_len, dtype=dtype, device=device)
+        tables |= dict(zip((f"{prefix}_cos", f"{prefix}_sin"), pair, strict=True))
+    return tables
+
+
+def _ropes(config: ModelConfig) -> dict[str, RopeConfig]:
+    return {"rope": config.rope} | ({"sliding_rope": config.sliding_rope} if config.sliding_rope else {})
+
+
 def rope_tables(
     config: ModelConfig, *, max_model_len: int, dtype: torch.dtype, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [rows, D/2] of every position, float32 for every dtype but float64."""
+    """Cosines and sines [rows, rotated / 2] of every position, float32 for every dtype but float64."""
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
     frequencies, attention_factor = inverse_frequencies(config, max_model_len)
     positions = torch.arange(table_rows(config, max_model_len), dtype=dtype)
@@ -26,8 +50,8 @@ def rope_tables(
 
 
 def inverse_frequencies(config: ModelConfig, max_model_len: int) -> tuple[Tensor, float]:
-    """Radians per position [D/2] float32 of every pair, and the factor on cosine and sine."""
-    rope, dim = config.rope, config.head_dim
+    """Radians per position [rotated / 2] float32 of every pair, and the factor on cosine and sine."""
+    rope, dim = config.rope, config.rotary_dim
     match rope.rope_type:
         case "default":
             return _default(rope.theta, dim), 1.0
@@ -39,6 +63,8 @@ def inverse_frequencies(config: ModelConfig, max_model_len: int) -> tuple[Tensor
             return _llama3(rope, _default(rope.theta, dim)), 1.0
         case "yarn":
             return _yarn(rope, dim), _yarn_attention_factor(rope)
+        case "longrope":
+            return _longrope(rope, dim, max_model_len), _longrope_attention_factor(rope)
     raise UnsupportedError(f"rope_type {rope.rope_type!r} has no formula")
 
 
@@ -109,3 +135,24 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
     return magnitude(1.0)
+
+
+def _longrope(rope: RopeConfig, dim: int, max_model_len: int) -> Tensor:
+    """The divisors for the longest sequence served: changing them on the way would make cached keys wrong."""
+    is_long = max_model_len > _given(rope.original_max_position_embeddings)
+    divisors = rope.long_factor if is_long else rope.short_factor
+    if len(divisors) != dim // 2:
+        kind = "long_factor" if is_long else "short_factor"
+        raise ConfigError(
+            f"{kind} has {len(divisors)} numbers; wanted {dim // 2}, one for each pair of dimensions"
+        )
+    return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * _powers(rope.theta, dim))
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    factor = _given(rope.factor)
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if factor <= 1.0:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(_given(rope.original_max_position_embeddings)))

@@ -132,7 +132,7 @@ def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> Mode
     return ModelRunner(
         forward=_forward(parts),
         logits=partial(_logits, definition, model, parts.weights, parts.ops._replace(linear=linear)),
-        attention=PagedAttention(parts.attention, caches, model.head_dim**-0.5),
+        attention=PagedAttention(parts.attention, caches, definition.attention(model)),
         arena=arena,
         num_valid_ids=parts.num_valid_ids,
         graphs=graphs,

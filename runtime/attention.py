@@ -10,6 +10,7 @@ from torch import Tensor
 from ..common.errors import UnsupportedError
 from ..custom_ops import registry
 from ..custom_ops.paged_attention.phases import select_by_phase
+from ..models.registry import AttentionSpec
 from .input_batch import BatchView
 
 NO_WINDOW = -1
@@ -53,11 +54,16 @@ class PagedAttention:
     """attend(layer, q, k, v, out, cos, sin) for the step begun last; without angles q and k are rotated."""
 
     def __init__(
-        self, backend: AttentionBackend, caches: Sequence[tuple[Tensor, Tensor]], scale: float
+        self,
+        backend: AttentionBackend,
+        caches: Sequence[tuple[Tensor, Tensor]],
+        specs: Sequence[AttentionSpec],
     ) -> None:
         self._backend = backend
         self._caches = caches  # per layer: keys, values [num_blocks, block_size, num_kv_heads, head_dim]
-        self._scale = scale
+        self._masks = [
+            (spec.scale, spec.window or NO_WINDOW, spec.soft_cap or NO_SOFT_CAP) for spec in specs
+        ]  # per layer: scale, window, soft cap
         self._batch: BatchView | None = None
 
     def begin(self, batch: BatchView) -> None:
@@ -92,9 +98,7 @@ class PagedAttention:
             batch.seq_lens,
             batch.query_start_loc,
             batch.max_query_len,
-            self._scale,
-            NO_WINDOW,
-            NO_SOFT_CAP,
+            *self._masks[layer],
         )
 
 

@@ -1,6 +1,5 @@
 """From a model's name to an engine that is ready: weights and tokenizer are read while the compiler works."""
 
-import inspect
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +17,12 @@ from ..common.progress import Progress
 from ..common.store import Store
 from ..compiler.compile import Compiled, Program, compile_program
 from ..compiler.plan import ParameterTable
-from ..models import layers, rope
+from ..models import rope
 from ..models.config import GenerationDefaults, ModelConfig, read_generation_config, read_model_config
 from ..models.layers import EXACT_OPS, FAST_OPS, Ops
 from ..models.registry import ModelDefinition, find_model
 from ..models.source import resolve_source
+from ..models.source_files import source_files
 from ..models.weights import dummy_weights, load_weights
 from . import IMPORT_STARTED
 from .assembly import Assembled, Parts, assemble
@@ -35,7 +35,10 @@ IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
 # Of an op, what a trace goes through; its kernels and their selection are not part of a piece.
 TRACED_OP_FILES = ("op.py", "reference.py", "precision.py")
 # Fields of a model's config that say nothing about the graph of its forward beyond the shapes of its weights.
-NOT_TRACED = {"bos_token_id", "eos_token_ids", "dtype", "max_position_embeddings", "rope"}
+NOT_TRACED = {
+    *("bos_token_id", "eos_token_ids", "dtype", "max_position_embeddings", "rope", "sliding_rope"),
+    *("sliding_window", "attention_scale", "attention_soft_cap", "logits_soft_cap", "logits_divisor"),
+}
 logger = get_logger("runtime")
 STAGES = ("config", "weights", "tokenizer", "capture", "compile", "load", "kv_cache", "graphs")
 
@@ -195,16 +198,16 @@ def _weights(
         raise LoadError(
             f"the weights of {folder} do not fit on {device}: {error}; use a smaller dtype"
         ) from error
-    tables = rope.rope_tables(model, max_model_len=resolved.max_model_len, dtype=dtype, device=device)
-    return weights | dict(zip(("rope_cos", "rope_sin"), tables, strict=True))
+    max_model_len = resolved.max_model_len
+    return weights | rope.rotation_tables(model, max_model_len=max_model_len, dtype=dtype, device=device)
 
 
 def parameter_table(model: ModelConfig, definition: ModelDefinition, resolved: Resolved) -> ParameterTable:
     """Shape and dtype of every tensor that the forward may read."""
     table = {name: (spec.shape, resolved.dtype) for name, spec in definition.parameters(model).items()}
-    rows = rope.table_rows(model, resolved.max_model_len)
     wide = torch.float64 if resolved.dtype == torch.float64 else torch.float32
-    return table | dict.fromkeys(("rope_cos", "rope_sin"), ((rows, model.head_dim // 2), wide))
+    rotation = rope.rotation_shapes(model, resolved.max_model_len)
+    return table | {name: (shape, wide) for name, shape in rotation.items()}
 
 
 def _compile(
@@ -242,8 +245,7 @@ def _compile(
 
 
 def traced_sources(definition: ModelDefinition) -> tuple[Path, ...]:
-    """The files that a trace of this model reads: its own, the layers, the ops."""
-    own = inspect.getsourcefile(inspect.unwrap(definition.forward))
+    """The files that a trace of this model reads: those it is written in, the ops."""
     folder = Path(custom_ops.__file__ or "").parent
     ops = [path for name in TRACED_OP_FILES for path in sorted(folder.rglob(name))]
-    return (*([Path(own)] if own else []), Path(layers.__file__), *ops)
+    return (*source_files(definition), *ops)

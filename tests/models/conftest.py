@@ -1,8 +1,9 @@
 """A model run on plain dense attention, and checkpoints with one thing changed."""
 
+import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,33 @@ from lamina.custom_ops.paged_attention.reference import dense_attention
 from lamina.models.config import read_model_config
 from lamina.models.layers import FAST_OPS, Ops
 from lamina.models.registry import find_model
-from lamina.models.rope import rope_tables
+from lamina.models.rope import rotation_tables
 from lamina.models.weights import load_weights
 
 
 def _logits(
-    folder: Path, token_ids: Sequence[int], *, dtype: torch.dtype = torch.float32, ops: Ops = FAST_OPS
+    folder: Path,
+    token_ids: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float32,
+    ops: Ops = FAST_OPS,
+    max_model_len: int | None = None,
+    config_changes: Mapping[str, Any] | None = None,
+    weight_changes: Callable[[dict[str, Tensor]], None] = lambda weights: None,
 ) -> Tensor:
     config = read_model_config(folder)
     model = find_model(config.architecture)
     weights = load_weights(model, config, folder, dtype=dtype, device="cpu")
-    weights["rope_cos"], weights["rope_sin"] = rope_tables(
-        config, max_model_len=len(token_ids), dtype=dtype, device="cpu"
-    )
+    config = dataclasses.replace(config, **config_changes or {})
+    length = max_model_len or len(token_ids)
+    weights |= rotation_tables(config, max_model_len=length, dtype=dtype, device="cpu")
+    weight_changes(weights)
+    specs = model.attention(config)
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
-        out.copy_(dense_attention(query, key, value, config.head_dim**-0.5))
+        spec = specs[layer]
+        mask: dict[str, Any] = {"window": spec.window or -1, "soft_cap": spec.soft_cap or 0.0}
+        out.copy_(dense_attention(query, key, value, spec.scale, **mask))
 
     ids, positions = (
         torch.tensor(token_ids, dtype=torch.int32),
@@ -42,7 +54,7 @@ def _logits(
 
 @pytest.fixture(scope="session")
 def logits_of() -> Callable[..., Tensor]:
-    """logits_of(folder, token_ids, dtype=, ops=) -> our logits [T, vocab] with dense attention."""
+    """logits_of(folder, token_ids, dtype=, ops=, …) -> our logits [T, vocab] with dense attention."""
     return _logits
 
 

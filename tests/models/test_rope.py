@@ -11,8 +11,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from lamina.common.errors import ConfigError, UnsupportedError
-from lamina.models.config import ModelConfig, RopeConfig
+from lamina.models.config import ModelConfig
 from lamina.models.rope import inverse_frequencies, rope_tables
+from lamina.models.rope_config import RopeConfig
 
 SIZES: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

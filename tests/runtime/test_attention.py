@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lamina.custom_ops import rotary_embedding
+from lamina.models import AttentionSpec
 from lamina.runtime.attention import PagedAttention, allocate_caches, select_backend
 
 CPU = torch.device("cpu")
@@ -26,7 +27,7 @@ def attention_of(dtype: torch.dtype) -> tuple[PagedAttention, Any]:
     )
     for cache in caches[0]:
         cache.fill_(1.0)
-    attention = PagedAttention(backend, caches, HEAD_DIM**-0.5)
+    attention = PagedAttention(backend, caches, [AttentionSpec(scale=HEAD_DIM**-0.5)])
     batch: Any = SimpleNamespace(
         slot_mapping=int32(4, 5, 6, 10, 11),
         block_tables=int32(1, 2).view(2, 1),

@@ -1,0 +1,1 @@
+"""lamina::gelu_and_mul."""

@@ -1,0 +1,32 @@
+"""lamina::gelu_and_mul, the gated activation of the MLP in models with GELU."""
+
+import torch
+from torch import Tensor
+
+from ...common.errors import ShapeError
+from ..library import define_op
+from ..registry import Provider
+from . import reference
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up for gate_up [num_tokens, 2 * intermediate], gelu by its tanh formula and rounded."""
+    result: Tensor = torch.ops.lamina.gelu_and_mul.default(gate_up)
+    return result
+
+
+def _fake(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
+
+
+def _check(gate_up: Tensor) -> None:
+    if gate_up.dim() == 0 or gate_up.shape[-1] % 2:
+        raise ShapeError(f"gelu_and_mul: gate_up is {list(gate_up.shape)}; wanted an even last dimension")
+
+
+define_op(
+    "gelu_and_mul(Tensor gate_up) -> Tensor",
+    fake=_fake,
+    check=_check,
+    providers=(Provider(name="reference", load=lambda: reference.gelu_and_mul),),
+)

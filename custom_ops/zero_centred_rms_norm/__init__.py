@@ -1,0 +1,1 @@
+"""lamina::zero_centred_rms_norm."""

@@ -1,0 +1,144 @@
+"""Tiny models of every family, made by transformers, whose attention is far from uniform."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+WINDOW = 5
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(6)],
+    "long_factor": [2.0 + 0.7 * i for i in range(6)],
+    "partial_rotary_factor": 0.75,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family by the prefix of its classes in transformers, and the config of one of its tiny models."""
+
+    prefix: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    config_class: str = ""
+
+    @property
+    def architecture(self) -> str:
+        return f"{self.prefix}ForCausalLM"
+
+    def config(self, **changes: Any) -> Any:
+        name = self.config_class or f"{self.prefix}Config"
+        config = getattr(transformers, name)(**SIZES | self.changes | changes)
+        config.architectures = [self.architecture]
+        return config
+
+    def save(self, folder: Path, *, seed: int = 0, max_shard_size: str = "1GB", **changes: Any) -> Path:
+        """A float32 checkpoint with random weights, norms and biases included."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = getattr(transformers, self.architecture)(self.config(**changes)).float()
+            for name, parameter in model.named_parameters():
+                if name.endswith("norm.weight"):  # made alike, which would hide one that is dropped
+                    parameter.data += 0.3 * torch.randn_like(parameter)
+                elif name.endswith("bias"):
+                    torch.nn.init.normal_(parameter, std=0.5)
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+        return folder
+
+
+FAMILIES = {
+    "mistral": Family(prefix="Mistral", changes={"sliding_window": WINDOW}),
+    "mistral-full": Family(prefix="Mistral", changes={"sliding_window": None, "head_dim": 24}),
+    "qwen2": Family(prefix="Qwen2", changes={"sliding_window": WINDOW}),
+    "qwen2-windows": Family(
+        prefix="Qwen2",
+        changes={"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "qwen3": Family(prefix="Qwen3", changes={"head_dim": 32}),
+    "qwen3-tied": Family(
+        prefix="Qwen3", changes={"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}
+    ),
+    "gemma2": Family(
+        prefix="Gemma2",
+        changes={
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": WINDOW,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": Family(
+        prefix="Gemma3",
+        config_class="Gemma3TextConfig",
+        changes={
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "phi3": Family(prefix="Phi3", changes={"sliding_window": WINDOW}),
+    "phi3-longrope": Family(
+        prefix="Phi3", changes={"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}
+    ),
+    "granite": Family(
+        prefix="Granite",
+        changes={
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.15,
+            "logits_scaling": 4.0,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "smollm3": Family(prefix="SmolLM3"),
+    "smollm3-windows": Family(
+        prefix="SmolLM3",
+        changes={"use_sliding_window": True, "sliding_window": WINDOW, "no_rope_layers": [0, 1, 1, 0]},
+    ),
+}
+
+
+def oracle(folder: Path, architecture: str) -> Any:
+    """transformers' own model, eager and in float32."""
+    model = getattr(transformers, architecture)
+    return model.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def oracle_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
+    """transformers' logits [T, vocab]."""
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([token_ids])).logits[0]
+    return logits
+
+
+def oracle_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """The likeliest tokens one after another, each from a run over all before it."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(oracle_logits(model, ids)[-1].argmax()))
+    return ids[len(prompt) :]
