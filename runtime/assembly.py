@@ -1,6 +1,7 @@
 """The engine put together from a bound model: the cache sized, the arena, the runner and its recordings."""
 
 import dataclasses
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +28,8 @@ from .scheduler_config import SchedulerConfig
 
 DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 MIXED_SIZES = (16, 32, 64, 128, 256, 512)
+# Beyond, calling the pieces costs no padding, so sizes are recorded only while the host is the slower of the two.
+LARGE_MIXED_SIZES = (768, 1024, 1280, 1536, 1792, 2048)
 DEPTHS = {"cuda": 2, "cpu": 1}  # steps launched before the oldest is read; a CPU is busy with the step itself
 
 
@@ -65,7 +68,7 @@ def assemble(parts: Parts, progress: Progress) -> Assembled:
     graphs = CudaGraphs(resolved.device) if _wants_graphs(parts.config, resolved.device) else None
     runner = _runner(parts, resolved, graphs)
     if graphs is not None:
-        decode, mixed = graph_sizes(resolved)
+        decode, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
         runner.record(decode, mixed, lambda done: progress("graphs", done, ""))
     kv_cache = KVCacheManager(BlockPool(resolved.num_kv_blocks), resolved.block_size)
     limits = SchedulerConfig(
@@ -79,12 +82,30 @@ def assemble(parts: Parts, progress: Progress) -> Assembled:
     return Assembled(engine=engine, kv_cache=kv_cache, runner=runner, graphs=graphs, resolved=resolved)
 
 
-def graph_sizes(resolved: Resolved) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def graph_sizes(resolved: Resolved, launch_bound_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes to record: of decode steps in requests, of mixed steps in tokens."""
     most_seqs = min(resolved.max_num_seqs, resolved.max_num_batched_tokens)
     decode = {size for size in DECODE_SIZES if size < most_seqs} | {min(most_seqs, DECODE_SIZES[-1])}
-    mixed = tuple(size for size in MIXED_SIZES if size <= resolved.max_num_batched_tokens)
+    large = tuple(size for size in LARGE_MIXED_SIZES if size <= launch_bound_tokens)
+    mixed = tuple(size for size in MIXED_SIZES + large if size <= resolved.max_num_batched_tokens)
     return tuple(sorted(decode)), mixed
+
+
+def _launch_bound_tokens(runner: ModelRunner, resolved: Resolved) -> int:
+    """Up to how many tokens of a step the host takes longer to call the pieces than the card to run them."""
+    most = min(LARGE_MIXED_SIZES[-1], resolved.max_num_batched_tokens)
+    if resolved.device.type != "cuda" or most < LARGE_MIXED_SIZES[0]:
+        return 0
+
+    def seconds(num_tokens: int) -> float:
+        runner.profile(num_tokens, 1)  # the first call loads and compiles
+        torch.cuda.synchronize(resolved.device)
+        started = time.perf_counter()
+        runner.profile(num_tokens, 1)
+        torch.cuda.synchronize(resolved.device)
+        return time.perf_counter() - started
+
+    return int(most * seconds(1) / seconds(most))
 
 
 def _wants_graphs(config: RuntimeConfig, device: torch.device) -> bool:
