@@ -28,7 +28,7 @@ from .scheduler_config import SchedulerConfig
 
 DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 MIXED_SIZES = (16, 32, 64, 128, 256, 512)
-# Beyond, calling the pieces costs no padding: sizes are recorded only while the host is the slower of the two.
+# Beyond, calling the pieces costs no padding: sizes are recorded while the host is the slower of the two.
 LARGE_MIXED_SIZES = (768, 1024, 1280, 1536, 1792, 2048)
 DEPTHS = {"cuda": 2, "cpu": 1}  # steps launched before the oldest is read; a CPU is busy with the step itself
 
