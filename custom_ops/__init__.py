@@ -10,6 +10,7 @@ from .paged_attention.op import paged_attention
 from .rms_norm.op import rms_norm
 from .rotary_and_write_kv_cache.op import rotary_and_write_kv_cache
 from .rotary_embedding.op import rotary_embedding
+from .sample.op import sample
 from .silu_and_mul.op import silu_and_mul
 from .write_kv_cache.op import write_kv_cache
 from .zero_centred_rms_norm.op import zero_centred_rms_norm
@@ -25,6 +26,7 @@ __all__ = [
     "rms_norm",
     "rotary_and_write_kv_cache",
     "rotary_embedding",
+    "sample",
     "silu_and_mul",
     "write_kv_cache",
     "zero_centred_rms_norm",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lamina.runtime.sampler import exponential_noise, row_keys
+from lamina.custom_ops.sample.reference import exponential_noise, row_keys
 
 
 def deviation(counts: Tensor) -> float:
@@ -56,7 +56,7 @@ def test_small_noise_which_decides_races_has_the_right_frequency() -> None:
         count, expected = int((noise < 2.0**-exponent).sum()), noise.numel() * -math.expm1(-(2.0**-exponent))
         assert abs(count - expected) < 4 * math.sqrt(expected)
     assert noise.min() > 0
-    assert noise.max() < 17
+    assert noise.max() < 22.2
 
 
 @pytest.mark.parametrize("ids", [(0, 256, 512, 1, 257), (3, 17, 300, 411, 590), (0, 1, 2, 3, 4)], ids=str)

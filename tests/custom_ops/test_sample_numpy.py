@@ -8,15 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lamina.runtime.filters import (
-    CANDIDATES,
-    CHUNK,
-    Filtered,
-    keep,
-    keep_all,
-    keep_by_ranking,
-    keep_by_sorting,
-)
+from lamina.custom_ops.sample._numpy import CANDIDATES, Filtered, keep, keep_all, keep_by_ranking
+from lamina.custom_ops.sample.reference import CHUNK, kept_odds
 
 
 def random_gaps(num_rows: int, chunks: int, seed: int, step: float, width: float) -> Tensor:
@@ -42,6 +35,10 @@ def kept_ids(kept: Filtered, gaps: Tensor) -> list[list[int]]:
     return [row.nonzero().flatten().tolist() for row in ones]
 
 
+def ids_of(odds: Tensor) -> list[list[int]]:
+    return [row.nonzero().flatten().tolist() for row in odds]
+
+
 row_settings = st.tuples(
     st.sampled_from([-1, 0, 1, 2, 50, 300, 1024, 5000, 100_000]),
     st.sampled_from([1e-8, 0.1, 0.5, 0.9, 0.999, 1.0]),
@@ -61,16 +58,16 @@ def test_ranking_keeps_what_sorting_keeps(
 ) -> None:
     gaps = random_gaps(len(settings), chunks, seed, step, width)
     filters = columns(len(settings), *zip(*settings, strict=True))
-    ranked, sorted_ = keep_by_ranking(gaps, *filters), keep_by_sorting(gaps, *filters)
-    assert kept_ids(ranked, gaps) == kept_ids(sorted_, gaps) == kept_ids(keep(gaps, *filters), gaps)
-    torch.testing.assert_close(ranked.masses, sorted_.masses)
+    ranked, odds = keep_by_ranking(gaps, *filters), kept_odds(gaps, *filters)
+    assert kept_ids(ranked, gaps) == kept_ids(keep(gaps, *filters), gaps) == ids_of(odds)
+    torch.testing.assert_close(ranked.masses, odds.view(len(settings), -1, CHUNK).sum(-1))
 
 
 @pytest.mark.parametrize("top_p", [0.2, 0.9, 0.99])
 def test_a_nucleus_larger_than_the_first_candidates_is_found(top_p: float) -> None:
     gaps = random_gaps(2, 160, seed=3, step=1e-6, width=0.3)
     filters = columns(2, top_p=top_p)
-    expected = kept_ids(keep_by_sorting(gaps, *filters), gaps)
+    expected = ids_of(kept_odds(gaps, *filters))
     assert len(expected[0]) > CANDIDATES
     assert kept_ids(keep_by_ranking(gaps, *filters), gaps) == expected
 
@@ -78,8 +75,9 @@ def test_a_nucleus_larger_than_the_first_candidates_is_found(top_p: float) -> No
 def test_among_equals_the_lowest_ids_are_kept() -> None:
     gaps = torch.zeros(1, 2 * CHUNK)
     gaps[0, 5] = 1.0
-    for function in (keep_by_ranking, keep_by_sorting):
-        assert kept_ids(function(gaps, *columns(1, top_k=7)), gaps) == [[0, 1, 2, 3, 4, 6, 7]]
+    filters = columns(1, top_k=7)
+    expected = [[0, 1, 2, 3, 4, 6, 7]]
+    assert kept_ids(keep_by_ranking(gaps, *filters), gaps) == ids_of(kept_odds(gaps, *filters)) == expected
 
 
 def test_masses_are_the_summed_odds_of_kept_tokens() -> None:

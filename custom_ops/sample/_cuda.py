@@ -1,0 +1,52 @@
+"""The CUDA kernels of lamina::sample."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ...common.errors import UnsupportedError
+from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
+from ..registry import Provider
+from .reference import CHUNK
+from .workspace import workspace
+
+MAX_CHUNKS = 2048  # what shared memory has room for beside the bins
+VEC_BYTES = 16
+
+
+def load() -> Callable[..., None]:
+    """The kernels behind the op's signature."""
+    kernel = CudaKernel("sample", "16q")  # struct SampleArguments
+
+    def sample(
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        banned: Tensor,
+        num_valid_ids: int,
+        out: Tensor,
+    ) -> None:
+        num_rows, vocab = logits.shape
+        num_chunks = -(-num_valid_ids // CHUNK)
+        if num_chunks > MAX_CHUNKS:
+            most = MAX_CHUNKS * CHUNK
+            raise UnsupportedError(f"sample on cuda: num_valid_ids is {num_valid_ids}; wanted at most {most}")
+        unit = VEC_BYTES // logits.element_size()
+        is_aligned = (logits.stride(0) | vocab) % unit == 0 and logits.data_ptr() % VEC_BYTES == 0
+        kernel(
+            logits.device,
+            *(logits.data_ptr(), logits.stride(0)),
+            *(temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(), min_p.data_ptr()),
+            *(seeds.data_ptr(), positions.data_ptr(), banned.data_ptr(), banned.shape[1]),
+            *(workspace(logits.device, 2 * num_rows * num_chunks).data_ptr(), out.data_ptr()),
+            *(num_rows, num_valid_ids, is_aligned, DTYPES[logits.dtype]),
+        )
+
+    return sample
+
+
+PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

@@ -1,0 +1,133 @@
+"""lamina::sample: one formula by every provider, its schema, and arguments that do not fit."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lamina.common.errors import ShapeError
+from lamina.custom_ops import sample
+from lamina.custom_ops.registry import select
+from lamina.custom_ops.sample import reference
+
+DTYPES = {
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "seeds": torch.int64,
+    "positions": torch.int64,
+}
+
+
+def arguments(
+    logits: Tensor, settings: list[tuple[Any, ...]], num_banned: int = 0, **change: Any
+) -> dict[str, Any]:
+    """The op's arguments: settings are (temperature, top_k, top_p, min_p, seed, position) of each row."""
+    columns = dict(zip(DTYPES, zip(*settings, strict=True), strict=True))
+    tensors = {name: torch.tensor(columns[name], dtype=dtype) for name, dtype in DTYPES.items()}
+    num_rows, vocab = logits.shape
+    banned = (
+        torch.arange(num_rows * num_banned, dtype=torch.int32).view(num_rows, num_banned) % (vocab + 2) - 1
+    )
+    out = torch.full((num_rows,), -77, dtype=torch.int32)
+    return {"logits": logits, **tensors, "banned": banned, "num_valid_ids": vocab, "out": out} | change
+
+
+def run(provider: str, logits: Tensor, **others: Any) -> list[int]:
+    call = select("sample", device=torch.device("cpu"), dtype=logits.dtype, provider=provider).call
+    call(logits, *others.values())
+    chosen: list[int] = others["out"].tolist()
+    return chosen
+
+
+row_settings = st.tuples(
+    st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    st.sampled_from([0, 0, 1, 5, 100, 10_000]),
+    st.sampled_from([1.0, 1.0, 0.3, 0.9, 0.9999]),
+    st.sampled_from([0.0, 0.0, 0.1, 1.0]),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 100_000),
+)
+
+
+@given(
+    settings=st.lists(row_settings, min_size=1, max_size=9),
+    vocab=st.sampled_from([1, 5, 256, 777, 9000]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
+    scale=st.sampled_from([0.0, 0.1, 1.0, 5.0]),
+    num_banned=st.sampled_from([0, 0, 3]),
+    seed=st.integers(0, 1000),
+)
+def test_the_numpy_provider_chooses_the_formulas_tokens(
+    settings: list[tuple[Any, ...]], vocab: int, dtype: torch.dtype, scale: float, num_banned: int, seed: int
+) -> None:
+    logits = torch.randn(len(settings), vocab, generator=torch.Generator().manual_seed(seed)) * scale
+    given_ = arguments(logits.to(dtype), settings, num_banned)
+    assert run("numpy", **given_) == run("reference", **given_ | {"out": given_["out"].clone()})
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "filters", [(0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.2), (5, 0.5, 0.1)], ids=str
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 1e-38, 1e-45])
+def test_broken_logits_choose_the_same_token_everywhere(
+    broken: float, filters: tuple[Any, ...], temperature: float
+) -> None:
+    logits = torch.randn(4, 600, generator=torch.Generator().manual_seed(0))
+    logits[0, [500, 20, 21]] = broken
+    logits[1] = broken
+    logits[2, 3:] = broken
+    given_ = arguments(logits, [(temperature, *filters, row, row) for row in range(4)])
+    chosen = run("numpy", **given_)
+    assert chosen == run("reference", **given_ | {"out": given_["out"].clone()})
+    if broken > 0:
+        assert chosen[:3] == [20, 0, 3]
+    if broken != broken:
+        assert chosen[:3] == ([20, 0, 3] if temperature == 0 else [0, 0, 0])
+
+
+def test_filters_that_are_off_draw_from_everything() -> None:
+    odds = reference.kept_odds(
+        torch.arange(512.0).expand(2, -1) / 8, *(torch.tensor([x, x]) for x in (0, 1.0, 0.0))
+    )
+    torch.testing.assert_close(odds, (-torch.arange(512.0).expand(2, -1) / 8).exp())
+
+
+WRONG = [
+    ({"logits": torch.zeros(2, 2, 5)}, r"logits is \[2, 2, 5\]"),
+    ({"logits": torch.zeros(5, 2).T}, r"strides \[1, 2\]"),
+    ({"logits": torch.zeros(2, 5, dtype=torch.int32)}, "torch.int32"),
+    ({"num_valid_ids": 6}, "num_valid_ids is 6; wanted 1 to 5"),
+    ({"num_valid_ids": 0}, "num_valid_ids is 0"),
+    ({"temperature": torch.ones(3)}, r"temperature is \[3\]"),
+    ({"top_k": torch.ones(2)}, r"top_k is \[2\] torch.float32"),
+    ({"seeds": torch.zeros(4, dtype=torch.int64)[::2]}, r"seeds is .* strides \[2\]"),
+    ({"positions": torch.zeros(2, dtype=torch.int32)}, "positions is"),
+    ({"banned": torch.zeros(2, dtype=torch.int32)}, r"banned is \[2\]"),
+    ({"banned": torch.zeros(3, 1, dtype=torch.int32)}, r"banned is \[3, 1\]"),
+    ({"banned": torch.zeros(2, 4, dtype=torch.int32)[:, ::2]}, "wanted it contiguous"),
+    ({"out": torch.zeros(2, dtype=torch.int64)}, "out is"),
+]
+
+
+@pytest.mark.parametrize("change,message", WRONG, ids=[message for _, message in WRONG])
+def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        sample(**arguments(torch.zeros(2, 5), [(1, 0, 1, 0, 0, 0)] * 2) | change)
+
+
+def test_a_batch_of_no_rows_is_sampled() -> None:
+    given_ = arguments(torch.zeros(1, 300), [(1, 5, 0.5, 0, 0, 0)])
+    sample(**{name: x[:0] if isinstance(x, Tensor) else x for name, x in given_.items()})
+
+
+def test_opcheck() -> None:
+    given_ = arguments(
+        torch.randn(3, 300), [(0, 0, 1, 0, 0, 0), (1, 5, 1, 0, 1, 1), (1, 0, 0.5, 0.1, 2, 2)], 2
+    )
+    torch.library.opcheck(torch.ops.lamina.sample.default, tuple(given_.values()))
