@@ -47,3 +47,8 @@ def keep_flash_attention_kernels(folder: Path) -> None:
     """Have flash-attn-4, which reads this at import, keep what it compiles; a user's own choice wins."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
+
+
+def keep_triton_kernels(folder: Path) -> None:
+    """Have Triton keep what it compiles; a user's own choice wins."""
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder))

@@ -69,7 +69,7 @@ def compile_piece(
             raise torch_compat.AlreadyKnown
         return rewritten.graph
 
-    kernel_folder = store.root / "inductor"
+    kernel_folder = store.outside_folder("inductor")
     source = torch_compat.generate(module, rewrite, kernel_folder)
     if source is None:
         known: Piece = found["known"]

@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -79,11 +80,13 @@ def trace_once(
 
     for tensor in (token_ids, positions):
         mark_tokens(tensor, hint)
-    compiled = torch.compile(
-        function, backend=keep_graph, fullgraph=True, dynamic=False, options={"guard_filter_fn": keep_guards}
-    )
+    options = {"guard_filter_fn": keep_guards}
+    no_folder = _environment(TORCHINDUCTOR_CACHE_DIR=tempfile.gettempdir())  # else it makes one there
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), quiet(), no_folder:
+            compiled = torch.compile(
+                function, backend=keep_graph, fullgraph=True, dynamic=False, options=options
+            )
             returned = compiled(weights, token_ids, positions)
     except Exception as error:
         raise CompileError(f"TorchDynamo could not capture the model in one graph: {error}") from error
@@ -205,8 +208,7 @@ def generate(
     context = torch._guards.TracingContext(mode)
     with (
         quiet(),
-        _environment(TORCHINDUCTOR_CACHE_DIR=str(kernel_folder)),
-        _no_child_processes(),
+        _building_in(kernel_folder),
         torch_fixes.in_force(),
         torch.no_grad(),
         torch._guards.tracing(context),
@@ -249,12 +251,17 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_child_processes() -> Iterator[None]:
-    """Builds run in threads, which end here: a hidden worker breaks scripts without a main guard."""
-    from torch._inductor import async_compile
+def _building_in(folder: Path) -> Iterator[None]:
+    """Builds leave files here alone, and run in threads, which end here: a hidden worker breaks scripts
+    without a main guard."""
+    with quiet():
+        from torch._inductor import async_compile, codecache
 
     compiler: Any = async_compile
+    headers = folder / "precompiled_headers"
     with (
+        _environment(TORCHINDUCTOR_CACHE_DIR=str(folder)),
+        replaced(codecache, _HEADER_DIR=str(headers), _HEADER_LOCK_DIR=str(headers / "locks")),
         ThreadPoolExecutor(compiler.get_compile_threads()) as pool,
         replaced(
             compiler.AsyncCompile,
@@ -269,7 +276,7 @@ def _no_child_processes() -> Iterator[None]:
 def run_source(source: str, name: str, kernel_folder: Path) -> dict[str, Any]:
     """The namespace of a generated source, run as Inductor would; builds the kernels it does not find."""
     namespace: dict[str, Any] = {"__name__": name}
-    with quiet(), _environment(TORCHINDUCTOR_CACHE_DIR=str(kernel_folder)), _no_child_processes():
+    with quiet(), _building_in(kernel_folder):
         exec(compile(source, name, "exec"), namespace)
     return namespace
 

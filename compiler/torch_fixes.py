@@ -15,8 +15,8 @@ def in_force() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replaced(owner: type, **replacements: Any) -> Iterator[None]:
-    """A class with other attributes for a while."""
+def replaced(owner: Any, **replacements: Any) -> Iterator[None]:
+    """A class or module with other attributes for a while."""
     before = {name: owner.__dict__[name] for name in replacements if name in owner.__dict__}
     for name, value in replacements.items():
         setattr(owner, name, value)

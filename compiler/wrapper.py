@@ -39,7 +39,7 @@ def load_source(
     if wrapper is None or missing or not _externs_known(wrapper):
         logger.info("source %s uses %s; loading it through Inductor", source_digest[:16], sorted(missing))
         whole = torch_compat.run_source(
-            source, f"lamina_source_{source_digest[:16]}", store.root / "inductor"
+            source, f"lamina_source_{source_digest[:16]}", store.outside_folder("inductor")
         )
         call: Callable[[list[Any]], Any] = whole["call"]
         return call

@@ -14,18 +14,18 @@ from ..common import env
 from ..common.errors import KernelBuildError, StoreError
 from ..common.logging import get_logger
 from ..common.store import Store
+from .ledger import KERNELS, LEDGER, before_build
 
 logger = get_logger("custom_ops")
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
 OPENMP = "-fopenmp"
-KIND = "kernels"
 
 
 def load_kernel(op: str) -> ctypes.CDLL:
     """The shared library of csrc/<op>/cpu.cpp, built on first use on this machine."""
-    path = build_kernel(op, CSRC, Store())
+    path = build_kernel(op, CSRC, LEDGER.store)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -34,16 +34,17 @@ def load_kernel(op: str) -> ctypes.CDLL:
 
 def build_kernel(op: str, csrc: Path, store: Store) -> Path:
     """Where the built library lies; many processes at once compile it only once."""
-    compiler = find_compiler()
-    return find_or_build(store, _key(op, csrc, compiler), lambda key: _build(op, csrc, store, key, compiler))
+    return find_or_build(op, _key(op, csrc), store, lambda key: _build(op, csrc, store, key))
 
 
-def find_or_build(store: Store, key: str, build: Callable[[str], Path]) -> Path:
+def find_or_build(op: str, key: str, store: Store, build: Callable[[str], Path]) -> Path:
     """The library kept under a key, built now if there is none; other processes wait for it."""
-    built = _find(store, key)
+    built = find_built(store, key)
     if built is None:
-        with store.lock(f"{KIND}-{key}"):
-            built = _find(store, key) or build(key)
+        before_build(f"the kernel of {op}")
+        with store.lock(f"{KERNELS}-{key}"):
+            built = find_built(store, key) or build(key)
+    LEDGER.note(KERNELS, key, op)
     return built
 
 
@@ -55,13 +56,13 @@ def read_sources(op: str, csrc: Path, suffixes: tuple[str, ...]) -> list[list[st
 
 def hash_factors(*factors: object) -> str:
     """The key of everything that a binary depends on."""
-    return hashlib.sha256(json.dumps(factors).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(factors).encode()).hexdigest()
 
 
 def keep(store: Store, key: str, target: Path, **facts: str) -> Path:
     """Put a built library into the store under its key."""
     digest = store.put(target.read_bytes())
-    store.write_ref(KIND, key, {"object": digest, **facts})
+    store.write_ref(KERNELS, key, {"object": digest, **facts})
     return store.path(digest)
 
 
@@ -83,12 +84,14 @@ def _flags() -> list[str]:
     return ["-std=c++17", "-O3", native, OPENMP, "-fPIC", "-shared"]
 
 
-def _key(op: str, csrc: Path, compiler: Sequence[str]) -> str:
-    """Everything the binary depends on: sources, flags, compiler and instruction set; no path and no host."""
+def _key(op: str, csrc: Path) -> str:
+    """What makes a binary the right one: sources, flags and instruction set; no path and no host.
+
+    Nor the compiler, which need not be there where the kernel is used; the record of the kernel names it.
+    """
     texts = read_sources(op, csrc, (".cpp", ".h"))
-    version = run_tool([*compiler, "--version"]).stdout
     machine = platform.system(), platform.machine(), _instruction_set()
-    return hash_factors(op, texts, _flags(), version, machine)
+    return hash_factors(op, texts, _flags(), machine)
 
 
 def _instruction_set() -> str:
@@ -101,17 +104,17 @@ def _instruction_set() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.partition("\t")[0].strip() in wanted))
 
 
-def _find(store: Store, key: str) -> Path | None:
-    ref = store.read_ref(KIND, key)
-    if ref is None:
-        return None
+def find_built(store: Store, key: str) -> Path | None:
+    """Where the library of a key lies, checked now, or None."""
+    ref = store.read_ref(KERNELS, key)
     try:
-        return store.path(ref["object"])
-    except StoreError:  # the store has said so and put the object aside
+        return None if ref is None else store.path(ref["object"])
+    except (StoreError, TypeError, KeyError):  # the store has put the object aside, or the name says nothing
         return None
 
 
-def _build(op: str, csrc: Path, store: Store, key: str, compiler: Sequence[str]) -> Path:
+def _build(op: str, csrc: Path, store: Store, key: str) -> Path:
+    compiler = find_compiler()
     logger.info("compiling the kernel of %s with %s, once on this machine", op, compiler[0])
     with store.temporary_folder() as folder:
         target = folder / f"{op}.so"
@@ -129,7 +132,8 @@ def _build(op: str, csrc: Path, store: Store, key: str, compiler: Sequence[str])
             result = run_tool([word for word in command if word != OPENMP])
         if result.returncode:
             raise KernelBuildError(f"the kernel of {op} did not compile: {first_error(result.stderr)}")
-        return keep(store, key, target, op=op, compiler=compiler[0])
+        version = run_tool([*compiler, "--version"]).stdout.partition("\n")[0]
+        return keep(store, key, target, op=op, compiler=version)
 
 
 def _has_openmp(compiler: Sequence[str], folder: Path) -> bool:

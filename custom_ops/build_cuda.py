@@ -11,6 +11,7 @@ from ..common import env
 from ..common.errors import KernelBuildError
 from ..common.store import Store
 from .build import CSRC, find_or_build, first_error, hash_factors, keep, logger, read_sources, run_tool
+from .ledger import LEDGER
 
 FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-Xcompiler=-fPIC", "-shared")
 TOOLKIT = Path("/usr/local/cuda")
@@ -19,7 +20,7 @@ TOOLKIT = Path("/usr/local/cuda")
 @functools.cache
 def load_cuda_kernel(op: str) -> ctypes.CDLL:
     """The shared library of csrc/<op>/cuda.cu, built on first use for the current device."""
-    path = build_cuda(op, device_architecture(), CSRC, Store())
+    path = build_cuda(op, device_architecture(), CSRC, LEDGER.store)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -34,11 +35,9 @@ def device_architecture() -> str:
 
 def build_cuda(op: str, architecture: str, csrc: Path, store: Store) -> Path:
     """Where the built library lies; many processes at once compile it only once."""
-    nvcc = find_nvcc()
-    version = run_tool([nvcc, "--version"]).stdout
     texts = read_sources(op, csrc, (".cu", ".cuh"))
-    key = hash_factors(op, texts, FLAGS, architecture, version)
-    return find_or_build(store, key, lambda key: _build(op, architecture, csrc, store, key, nvcc))
+    key = hash_factors(op, texts, FLAGS, architecture)  # as for a CPU, not the compiler
+    return find_or_build(op, key, store, lambda key: _build(op, architecture, csrc, store, key))
 
 
 def find_nvcc() -> str:
@@ -52,7 +51,8 @@ def find_nvcc() -> str:
     return nvcc
 
 
-def _build(op: str, architecture: str, csrc: Path, store: Store, key: str, nvcc: str) -> Path:
+def _build(op: str, architecture: str, csrc: Path, store: Store, key: str) -> Path:
+    nvcc = find_nvcc()
     logger.info("compiling the CUDA kernel of %s for %s, once on this machine", op, architecture)
     with store.temporary_folder() as folder:
         target = folder / f"{op}.so"
@@ -63,4 +63,5 @@ def _build(op: str, architecture: str, csrc: Path, store: Store, key: str, nvcc:
         if result.returncode:
             output = result.stderr + result.stdout
             raise KernelBuildError(f"the CUDA kernel of {op} did not compile: {first_error(output)}")
-        return keep(store, key, target, op=op, architecture=architecture)
+        version = run_tool([nvcc, "--version"]).stdout.strip().rpartition("\n")[2]
+        return keep(store, key, target, op=op, architecture=architecture, compiler=version)

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..common.errors import KernelBuildError
 from .registry import Call, Provider
+from .triton_cache import listen
 
 
 def triton_provider(op: str, **limits: Any) -> Provider:
@@ -17,6 +18,7 @@ def triton_provider(op: str, **limits: Any) -> Provider:
             if error.name != "triton":
                 raise
             raise KernelBuildError("triton is not installed; pip install triton") from error
+        listen()
         call: Call = getattr(module, op)
         return call
 

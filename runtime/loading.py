@@ -17,6 +17,8 @@ from ..common.progress import Progress
 from ..common.store import Store
 from ..compiler.compile import Compiled, Program, compile_program
 from ..compiler.plan import ParameterTable
+from ..custom_ops.ledger import LEDGER
+from ..custom_ops.triton_cache import keep_triton_kernels
 from ..models import rope
 from ..models.config import GenerationDefaults, ModelConfig, read_generation_config, read_model_config
 from ..models.layers import EXACT_OPS, FAST_OPS, Ops
@@ -89,6 +91,9 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
     watch = Stopwatch()
     store = Store(config.cache_dir)
     device = resolve_device(config.device)
+    LEDGER.keep_in(store)
+    if device.type == "cuda":
+        keep_triton_kernels(store)
     folder = _find_folder(config, store, device, progress)
     model, definition, defaults = _read_configs(folder, config)
     resolved = resolve(config, model, resolve_dtype(config.dtype, model.dtype, device), device)

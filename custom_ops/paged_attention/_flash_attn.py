@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...common import env
 from ...common.errors import UnsupportedError
-from ...common.store import Store
+from ..ledger import LEDGER
 from ..registry import Call, Provider
 from ._cuda import check_rows
 
@@ -157,7 +157,7 @@ def _obstacle_2(facts: Facts) -> str | None:
 
 def _load_4() -> Attend:
     """The inner forward, which takes `out`; it compiles at the first call of a kind, and keeps that."""
-    env.keep_flash_attention_kernels(Store().outside_folder("flash_attention"))
+    env.keep_flash_attention_kernels(LEDGER.store.outside_folder("flash_attention"))
     with _without_warnings():
         forward = importlib.import_module("flash_attn.cute.interface")._flash_attn_fwd
     compiled = set()

@@ -11,7 +11,8 @@ import pytest
 
 from lamina.common.errors import KernelBuildError
 from lamina.common.store import Store
-from lamina.custom_ops.build import build_kernel, find_compiler
+from lamina.custom_ops.build import build_kernel, find_built, find_compiler
+from lamina.custom_ops.ledger import Ledger, watched
 
 SOURCE = '#include "shared.h"\nextern "C" int answer() { return ANSWER; }\n'
 BUILD = """
@@ -52,6 +53,39 @@ def test_a_kernel_is_built_once_and_found_again(
     assert answer(built) == 42
     monkeypatch.setattr("lamina.custom_ops.build._build", lambda *args: pytest.fail("built twice"))
     assert build_kernel("op", csrc, store) == built
+
+
+def test_a_built_kernel_is_used_where_there_is_no_compiler(
+    csrc: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build_kernel("op", csrc, store)
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert build_kernel("op", csrc, store) == built
+
+
+def test_whoever_watches_is_asked_before_a_kernel_is_built(csrc: Path, store: Store) -> None:
+    def refuse(what: str) -> None:
+        raise KernelBuildError(f"nobody may build {what}")
+
+    with watched(refuse), pytest.raises(KernelBuildError, match="nobody may build the kernel of op"):
+        build_kernel("op", csrc, store)
+    built = build_kernel("op", csrc, store)
+    with watched(refuse):
+        assert build_kernel("op", csrc, store) == built
+
+
+def test_what_a_process_has_loaded_is_copied_to_the_store_it_turns_to(csrc: Path, tmp_path: Path) -> None:
+    ledger, first, second = Ledger(), Store(tmp_path / "first"), Store(tmp_path / "second")
+    ledger.keep_in(first)
+    build_kernel("op", csrc, first)
+    (key,) = first.refs("kernels")
+    ledger.note("kernels", key, "op")
+    ledger.keep_in(second)
+    assert ledger.store is second
+    found = find_built(second, key)
+    assert found is not None
+    assert answer(found) == 42
 
 
 def test_a_changed_header_is_another_kernel(csrc: Path, store: Store) -> None:

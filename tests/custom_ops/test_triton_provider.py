@@ -1,13 +1,20 @@
 """Providers in Triton: found by name, imported only when chosen, missed with a remedy."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from lamina.common import env
 from lamina.common.errors import KernelBuildError
+from lamina.common.store import Store
+from lamina.custom_ops import triton_cache
+from lamina.custom_ops.ledger import Ledger, watched
 from lamina.custom_ops.triton_provider import triton_provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -29,3 +36,43 @@ def test_importing_the_ops_does_not_import_their_triton_kernels() -> None:
     code = "import sys, lamina.custom_ops; assert not any(name.endswith('._triton') for name in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+@pytest.fixture
+def triton_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store in which nothing has told Triton yet where to keep its kernels."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    return Store(tmp_path / "store")
+
+
+def test_triton_keeps_its_kernels_in_the_store_and_finds_them_where_it_has_moved(
+    triton_store: Store, tmp_path: Path
+) -> None:
+    triton_cache.keep_triton_kernels(triton_store)
+    folder = Path(env.os.environ["TRITON_CACHE_DIR"])
+    assert folder == triton_store.root / "outside" / "triton"
+    (folder / "KEY").mkdir()
+    group = folder / "KEY" / "__grp__k.json"
+    group.write_text(json.dumps({"child_paths": {"k.cubin": str(folder / "KEY" / "k.cubin")}}))
+    (folder / "KEY" / "__grp__damaged.json").write_text("[")
+    moved = Store(shutil.move(triton_store.root, tmp_path / "moved"))
+    triton_cache.keep_triton_kernels(moved)
+    paths = json.loads((moved.root / "outside/triton/KEY/__grp__k.json").read_text())["child_paths"]
+    assert paths == {"k.cubin": str(moved.root / "outside/triton/KEY/k.cubin")}
+
+
+def test_kernels_of_ours_are_noted_and_told_when_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, told = Ledger(), list[str]()
+    monkeypatch.setattr(triton_cache, "LEDGER", ledger)
+    files = {"norm.cubin": "/some/where/KEY/norm.cubin"}
+    ours = SimpleNamespace(
+        fn=SimpleNamespace(__module__="lamina.custom_ops.rms_norm._triton", __name__="norm")
+    )
+    generated = SimpleNamespace(fn=SimpleNamespace(__module__="torch_inductor", __name__="fused"))
+    with watched(told.append):
+        for source in (ours, generated):
+            for cache_hit in (True, False):
+                triton_cache._on_kernel(src=source, metadata_group=files, cache_hit=cache_hit, times=None)
+    assert told == ["the Triton kernel norm"]
+    assert [(used.kind, used.key, used.op) for used in ledger.used] == [("triton", "KEY", "norm")]

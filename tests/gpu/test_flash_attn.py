@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.common.errors import UnsupportedError
-from lamina.common.store import Store
+from lamina.custom_ops.ledger import LEDGER
 from lamina.custom_ops.paged_attention import _flash_attn
 from lamina.custom_ops.paged_attention.phases import LONGEST_DECODE, select_by_phase
 from lamina.custom_ops.registry import select
@@ -144,4 +144,4 @@ def test_what_was_compiled_lies_in_the_store(version: str) -> None:
     if version != "flash-attn-4":
         pytest.skip(f"{version} compiles nothing")
     run(make_case([50], [20], num_heads=32, num_kv_heads=8))
-    assert list(Store().outside_folder("flash_attention").rglob("*.o"))
+    assert list(LEDGER.store.outside_folder("flash_attention").rglob("*.o"))
