@@ -80,7 +80,7 @@ def trace_once(
 
     for tensor in (token_ids, positions):
         mark_tokens(tensor, hint)
-    options = {"guard_filter_fn": keep_guards}
+    options: dict[str, Any] = {"guard_filter_fn": keep_guards}
     no_folder = _environment(TORCHINDUCTOR_CACHE_DIR=tempfile.gettempdir())  # else it makes one there
     try:
         with torch.no_grad(), quiet(), no_folder:
