@@ -1,13 +1,16 @@
-"""Reads the header of a GGUF file: metadata and where each tensor lies."""
+"""Reads a GGUF file: metadata, where each tensor lies, and the numbers that it holds."""
 
 import mmap
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from ..common.errors import LoadError, UnsupportedError
 from .fields import Fields
@@ -27,6 +30,7 @@ SCALARS = {
     12: "<d",
 }
 STRING, ARRAY = 8, 9
+CHUNK_ELEMENTS = 1 << 24  # dequantized at a time
 VERSIONS = (2, 3)
 
 
@@ -136,3 +140,17 @@ def _tensor(
     if len(content) != num_rows * row_bytes:
         raise LoadError(f"{path} is cut short: {name} lies beyond its end; download it again")
     return GGUFTensor(shape=shape, quantization=quantization, rows=content.reshape(num_rows, row_bytes))
+
+
+def chunks(tensor: GGUFTensor, row_order: npt.NDArray[np.int64] | None = None) -> Iterator[Tensor]:
+    """The float32 rows of a tensor in that order, a bounded number at a time."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType(tensor.quantization)
+    rows = tensor.rows
+    if row_order is not None:
+        rows = rows.reshape(tensor.shape[0], -1)[row_order].reshape(rows.shape)
+    step = max(1, CHUNK_ELEMENTS // tensor.shape[-1])
+    for start in range(0, len(rows), step):
+        values = gguf.dequantize(np.array(rows[start : start + step]), kind)
+        yield torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
