@@ -13,7 +13,7 @@ from ..common.store import Store
 from .build import CSRC, find_or_build, first_error, hash_factors, keep, logger, read_sources, run_tool
 from .ledger import LEDGER
 
-FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-Xcompiler=-fPIC", "-shared")
+FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-Xcompiler=-fPIC", "-shared", "--split-compile=0")
 TOOLKIT = Path("/usr/local/cuda")
 
 

@@ -3,6 +3,7 @@
 
 #include "kv_cache.cuh"
 #include "launch.cuh"
+#include "pdl.cuh"
 #include "vec.cuh"
 
 namespace lamina {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "launch.cuh"
+#include "pdl.cuh"
 #include "vec.cuh"
 
 namespace lamina {
@@ -76,6 +77,7 @@ __global__ void __launch_bounds__(kMaxThreads) norm_rows_in_registers(RowNorm<T>
   const int64_t row = blockIdx.x;
   const int vecs = static_cast<int>(norm.hidden / kWidth);
   Vec<T, kWidth> values[kVecs], residual[kVecs], weight[kVecs];
+  follow_predecessor();
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
@@ -110,6 +112,7 @@ template <typename T, bool kAdd>
 __global__ void __launch_bounds__(kMaxThreads) norm_rows_by_element(RowNorm<T> norm) {
   const int64_t row = blockIdx.x;
   const T* x = norm.x + row * norm.x_stride;
+  follow_predecessor();
   float sum = 0.0f;
   for (int64_t i = threadIdx.x; i < norm.hidden; i += blockDim.x) {
     Vec<T, 1> value = load<1>(x + i);
@@ -134,19 +137,14 @@ int launch_norm(const RowNorm<T>& norm, cudaStream_t stream) {
                     whole_vecs<T>(norm.hidden, norm.x_stride, norm.residual_stride);
   // by the row's size alone: a row's bits must not depend on how many others there are
   const int64_t vecs = norm.hidden / kVecWidth<T>, vecs_each = ceil_div(vecs, kThreads);
-  const auto threads = [&](int64_t each) {
-    return static_cast<unsigned>(ceil_div(ceil_div(vecs, each), kWarp) * kWarp);
+  const auto threads = [&](int64_t each) { return ceil_div(ceil_div(vecs, each), kWarp) * kWarp; };
+  const auto launch = [&](auto kernel, int64_t block) {
+    return static_cast<int>(launch_early(kernel, dim3(rows), dim3(static_cast<unsigned>(block)), stream, norm));
   };
-  if (!even || threads(4) > kMaxThreads) {
-    norm_rows_by_element<T, kAdd><<<rows, kMaxThreads, 0, stream>>>(norm);
-  } else if (vecs_each <= 1) {
-    norm_rows_in_registers<T, 1, kAdd><<<rows, threads(1), 0, stream>>>(norm);
-  } else if (vecs_each <= 2) {
-    norm_rows_in_registers<T, 2, kAdd><<<rows, threads(2), 0, stream>>>(norm);
-  } else {
-    norm_rows_in_registers<T, 4, kAdd><<<rows, threads(4), 0, stream>>>(norm);
-  }
-  return launch_error();
+  if (!even || threads(4) > kMaxThreads) return launch(norm_rows_by_element<T, kAdd>, kMaxThreads);
+  if (vecs_each <= 1) return launch(norm_rows_in_registers<T, 1, kAdd>, threads(1));
+  if (vecs_each <= 2) return launch(norm_rows_in_registers<T, 2, kAdd>, threads(2));
+  return launch(norm_rows_in_registers<T, 4, kAdd>, threads(4));
 }
 
 }  // namespace lamina

@@ -20,6 +20,7 @@ struct RotaryAndWrite {
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kRotaryThreads) rotary_and_write_kernel(RotaryAndWrite<T> args) {
   const int token = blockIdx.x, num_heads = args.query.count, num_kv_heads = args.key.count;
+  follow_predecessor();
   const int slot = args.slots[token];
   const int heads = slot < 0 ? num_heads : num_heads + 2 * num_kv_heads;
   for (int column = threadIdx.x * kWidth; column < args.half; column += blockDim.x * kWidth) {
@@ -47,8 +48,8 @@ __global__ void __launch_bounds__(kRotaryThreads) rotary_and_write_kernel(Rotary
 template <typename T, int kWidth>
 int launch_rotary_and_write(const RotaryAndWrite<T>& args, cudaStream_t stream) {
   const dim3 block = heads_block(args.half / kWidth, args.query.count + 2 * args.key.count, kRotaryThreads);
-  rotary_and_write_kernel<T, kWidth><<<static_cast<unsigned>(args.num_tokens), block, 0, stream>>>(args);
-  return launch_error();
+  return launch_early(rotary_and_write_kernel<T, kWidth>, dim3(static_cast<unsigned>(args.num_tokens)), block, stream,
+                      args);
 }
 
 template <typename T>

@@ -17,6 +17,7 @@ struct RotaryEmbedding {
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kRotaryThreads) rotary_embedding_kernel(RotaryEmbedding<T> rotary) {
   const int token = blockIdx.x;
+  follow_predecessor();
   for (int column = threadIdx.x * kWidth; column < rotary.half; column += blockDim.x * kWidth) {
     float cos[kWidth], sin[kWidth];
     load_floats(cos, rotary.cos + static_cast<int64_t>(token) * rotary.half + column);
@@ -34,8 +35,8 @@ __global__ void __launch_bounds__(kRotaryThreads) rotary_embedding_kernel(Rotary
 template <typename T, int kWidth>
 int launch_rotary_embedding(const RotaryEmbedding<T>& rotary, cudaStream_t stream) {
   const dim3 block = heads_block(rotary.half / kWidth, rotary.query.count + rotary.key.count, kRotaryThreads);
-  rotary_embedding_kernel<T, kWidth><<<static_cast<unsigned>(rotary.num_tokens), block, 0, stream>>>(rotary);
-  return launch_error();
+  return launch_early(rotary_embedding_kernel<T, kWidth>, dim3(static_cast<unsigned>(rotary.num_tokens)), block, stream,
+                      rotary);
 }
 
 template <typename T>

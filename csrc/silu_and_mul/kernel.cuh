@@ -2,6 +2,7 @@
 #pragma once
 
 #include "launch.cuh"
+#include "pdl.cuh"
 #include "vec.cuh"
 
 namespace lamina {
@@ -30,10 +31,10 @@ __device__ __forceinline__ Vec<T, kWidth> silu_and_mul(const Vec<T, kWidth>& gat
 // One vector a thread; a row takes `chunks` blocks.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kSiluThreads)
-    silu_and_mul_kernel(const T* __restrict__ gate_up, T* __restrict__ out, int64_t intermediate, int64_t stride,
-                        unsigned chunks) {
+    silu_and_mul_kernel(const T* gate_up, T* out, int64_t intermediate, int64_t stride, unsigned chunks) {
   const int64_t row = blockIdx.x / chunks;
   const int64_t column = (static_cast<int64_t>(blockIdx.x % chunks) * kSiluThreads + threadIdx.x) * kWidth;
+  follow_predecessor();
   if (column >= intermediate) return;
   const T* from = gate_up + row * stride + column;
   const Vec<T, kWidth> gate = load<kWidth>(from), up = load<kWidth>(from + intermediate);
@@ -44,9 +45,8 @@ template <typename T, int kWidth>
 int launch_silu_and_mul(const T* gate_up, T* out, int64_t rows, int64_t intermediate, int64_t stride,
                         cudaStream_t stream) {
   const int64_t chunks = ceil_div(intermediate, kSiluThreads * kWidth);
-  silu_and_mul_kernel<T, kWidth><<<static_cast<unsigned>(rows * chunks), kSiluThreads, 0, stream>>>(
-      gate_up, out, intermediate, stride, static_cast<unsigned>(chunks));
-  return launch_error();
+  return launch_early(silu_and_mul_kernel<T, kWidth>, dim3(static_cast<unsigned>(rows * chunks)), dim3(kSiluThreads),
+                      stream, gate_up, out, intermediate, stride, static_cast<unsigned>(chunks));
 }
 
 template <typename T>

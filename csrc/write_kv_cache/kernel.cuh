@@ -3,6 +3,7 @@
 
 #include "kv_cache.cuh"
 #include "launch.cuh"
+#include "pdl.cuh"
 
 namespace lamina {
 
@@ -20,6 +21,7 @@ struct WriteKvCache {
 // One block a token.
 template <typename T>
 __global__ void __launch_bounds__(kWriteThreads) write_kv_cache_kernel(WriteKvCache<T> args) {
+  follow_predecessor();
   const int token = blockIdx.x, slot = args.slots[token];
   if (slot < 0) return;
   for (int head = threadIdx.y; head < args.key.count; head += blockDim.y) {
@@ -38,8 +40,7 @@ template <typename T>
 int write_kv_cache(const WriteKvCache<T>& args, cudaStream_t stream) {
   if (args.num_tokens == 0 || args.key.count == 0 || args.columns == 0) return cudaSuccess;
   const dim3 block = heads_block(args.columns, args.key.count, kWriteThreads);
-  write_kv_cache_kernel<T><<<static_cast<unsigned>(args.num_tokens), block, 0, stream>>>(args);
-  return launch_error();
+  return launch_early(write_kv_cache_kernel<T>, dim3(static_cast<unsigned>(args.num_tokens)), block, stream, args);
 }
 
 }  // namespace lamina

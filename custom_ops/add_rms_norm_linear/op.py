@@ -6,7 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import _composed, reference
+from . import _composed, _cuda, reference
 
 
 def add_rms_norm_linear(
@@ -75,6 +75,7 @@ define_op(
     fake=_fake,
     check=_check,
     providers=(
+        _cuda.PROVIDER,
         _composed.PROVIDER,
         Provider(name="reference", load=lambda: reference.add_rms_norm_linear),
     ),

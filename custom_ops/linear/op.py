@@ -6,7 +6,8 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import reference
+from ..triton_provider import triton_provider
+from . import _cuda, reference
 
 
 def linear(
@@ -38,5 +39,9 @@ define_op(
     "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
     fake=_fake,
     check=_check,
-    providers=(Provider(name="reference", load=lambda: reference.linear),),
+    providers=(
+        _cuda.PROVIDER,
+        triton_provider("linear", dtypes=_cuda.PROVIDER.dtypes),
+        Provider(name="reference", load=lambda: reference.linear),
+    ),
 )

@@ -1,0 +1,222 @@
+// Instructions of sm_90a: barriers in shared memory, bulk tensor copies, warpgroup matrix products, clusters, and the
+// overlap of a kernel's start with its predecessor's end.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+// Whether this compilation is for sm_90a; elsewhere nothing of this file may be called.
+#define LAMINA_HOPPER (__CUDA_ARCH_LIST__ == 900)
+
+namespace lamina {
+
+__device__ __forceinline__ uint32_t shared_offset(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// ---- barriers
+
+__device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine and to the cluster.
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives at the barrier that lies at this offset in a block of the cluster. Orders no memory: a release to the
+// cluster would cost a microsecond.
+__device__ __forceinline__ void arrive_at_peer(uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 address;\n"
+      "mapa.shared::cluster.u32 address, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [address];\n"
+      "}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+
+// Arrives, and lets the barrier wait for this many bytes of copies as well.
+__device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits until the phase of this parity has ended.
+__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// ---- bulk tensor copies
+
+__device__ __forceinline__ uint64_t read_once() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ uint64_t read_often() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Copies the map's box at (column, row) to shared memory; what lies outside of the tensor arrives as zeros.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier,
+                                         uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "l"(policy)
+      : "memory");
+}
+
+// The same, to the same offset in every block of the cluster whose bit is set, with news to the barrier there.
+__device__ __forceinline__ void copy_box_to_peers(uint32_t to, const CUtensorMap* map, int column, int row,
+                                                  uint32_t barrier, uint16_t blocks, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(blocks), "l"(policy)
+      : "memory");
+}
+
+// Orders this thread's ordinary stores to shared memory before what the copy engine and the matrix units do next.
+__device__ __forceinline__ void fence_shared_for_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- warpgroup matrix products
+
+// Of a tile of 16-bit elements, rows of 64 elements in the 128-byte swizzle of bulk copies, aligned to 1024 bytes.
+// Steps of 16 columns are 2 apart.
+__device__ __forceinline__ uint64_t tile_descriptor(uint32_t offset) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kRowGroup = uint64_t{1024 >> 4} << 32,
+                     kUnused = uint64_t{1} << 16;
+  return kSwizzle128 | kRowGroup | kUnused | ((offset & 0x3ffff) >> 4);
+}
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most `pending` committed groups of products are unfinished.
+template <int pending>
+__device__ __forceinline__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+#define LAMINA_OUT4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
+#define LAMINA_OUT16(i) LAMINA_OUT4(i), LAMINA_OUT4(i + 4), LAMINA_OUT4(i + 8), LAMINA_OUT4(i + 12)
+#define LAMINA_OUT64(i) LAMINA_OUT16(i), LAMINA_OUT16(i + 16), LAMINA_OUT16(i + 32), LAMINA_OUT16(i + 48)
+#define LAMINA_IN4 "%0, %1, %2, %3"
+#define LAMINA_IN8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define LAMINA_IN16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define LAMINA_IN32 \
+  LAMINA_IN16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LAMINA_IN64                                                                  \
+  LAMINA_IN32                                                                        \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LAMINA_IN128                                                                             \
+  LAMINA_IN64                                                                                    \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"             \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// sum[64 x columns] += left[64 x 16] * right[columns x 16]ᵀ, both in shared memory. A lane holds of each 8 columns two
+// neighbours of a row, then the same of the row 8 below; its warp has 16 rows.
+#define LAMINA_PRODUCT(columns, type, in, a, b, one, ...)                                                       \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" in "}, %" #a ", %" #b \
+               ", %" #one ", 1, 1, 0, 0;"                                                                       \
+               : __VA_ARGS__                                                                                    \
+               : "l"(left), "l"(right), "n"(1))
+
+#define LAMINA_MULTIPLY(Type, type)                                                                          \
+  template <int columns>                                                                                     \
+  __device__ __forceinline__ void multiply(float (&sum)[columns / 2], uint64_t left, uint64_t right, Type) { \
+    static_assert(columns == 8 || columns == 16 || columns == 32 || columns == 64 || columns == 128 ||       \
+                  columns == 256);                                                                           \
+    if constexpr (columns == 8) {                                                                            \
+      LAMINA_PRODUCT(8, type, LAMINA_IN4, 4, 5, 6, LAMINA_OUT4(0));                                          \
+    } else if constexpr (columns == 16) {                                                                    \
+      LAMINA_PRODUCT(16, type, LAMINA_IN8, 8, 9, 10, LAMINA_OUT4(0), LAMINA_OUT4(4));                        \
+    } else if constexpr (columns == 32) {                                                                    \
+      LAMINA_PRODUCT(32, type, LAMINA_IN16, 16, 17, 18, LAMINA_OUT16(0));                                    \
+    } else if constexpr (columns == 64) {                                                                    \
+      LAMINA_PRODUCT(64, type, LAMINA_IN32, 32, 33, 34, LAMINA_OUT16(0), LAMINA_OUT16(16));                  \
+    } else if constexpr (columns == 128) {                                                                   \
+      LAMINA_PRODUCT(128, type, LAMINA_IN64, 64, 65, 66, LAMINA_OUT64(0));                                   \
+    } else {                                                                                                 \
+      LAMINA_PRODUCT(256, type, LAMINA_IN128, 128, 129, 130, LAMINA_OUT64(0), LAMINA_OUT64(64));             \
+    }                                                                                                        \
+  }
+LAMINA_MULTIPLY(__nv_bfloat16, "bf16")
+LAMINA_MULTIPLY(__half, "f16")
+
+// ---- clusters
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Every thread of the cluster's blocks arrives once, then waits once.
+__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
+// What any thread of the cluster stored to shared memory is then seen by all of them.
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Two floats to this offset in a block of the cluster, with news to the barrier there.
+__device__ __forceinline__ void send_to_peer(uint32_t to, float x, float y, uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 address, peer_barrier;\n"
+      "mapa.shared::cluster.u32 address, %0, %4;\n"
+      "mapa.shared::cluster.u32 peer_barrier, %3, %4;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [address], {%1, %2}, [peer_barrier];\n"
+      "}" ::"r"(to),
+      "f"(x), "f"(y), "r"(barrier), "r"(rank)
+      : "memory");
+}
+
+// Four floats that lie at this offset in a block's shared memory.
+__device__ __forceinline__ float4 load_from_peer(uint32_t offset, uint32_t rank) {
+  uint32_t address;
+  float4 values;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(offset), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
+               : "r"(address)
+               : "memory");
+  return values;
+}
+
+}  // namespace lamina

@@ -1,0 +1,32 @@
+// The C entry point of linear on CUDA.
+#include "kernel.cuh"
+
+// As the caller packs them: 8 bytes each, strides in elements. The weights are contiguous.
+struct LinearArguments {
+  const void *x, *weight, *bias;
+  void* out;
+  int64_t tokens, n, k, x_stride;
+  lamina::Cut cut;
+  int64_t dtype;
+  cudaStream_t stream;
+};
+
+extern "C" {
+int64_t linear_arguments_size() { return sizeof(LinearArguments); }
+
+int linear(const LinearArguments* a) {
+#if LAMINA_HOPPER
+  return lamina::with_dtype16(a->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    lamina::Linear<T> p{};
+    p.bias = static_cast<const T*>(a->bias), p.out = static_cast<T*>(a->out);
+    p.tokens = lamina::narrow(a->tokens), p.n = lamina::narrow(a->n), p.k = lamina::narrow(a->k);
+    p.share = lamina::narrow(a->cut.share), p.split = lamina::narrow(a->cut.split);
+    p.stages = lamina::narrow(a->cut.stages);
+    return lamina::linear(p, a->weight, a->x, a->x_stride, a->cut, a->stream);
+  });
+#else
+  return cudaErrorNotSupported;
+#endif
+}
+}

@@ -1,0 +1,192 @@
+"""Which implementation serves a product of few rows: the library's, or the streaming kernel in what cut.
+
+A choice depends on the shapes, on the number of rows up to the next of BUCKETS, and on the card's name alone.
+It comes from measurements: those in measured.json, or those that tune made here and adopt was given. Nothing
+is measured while serving; what was not measured is the library's.
+"""
+
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+Kind = Literal["linear", "gated", "norm", "norm_gated"]
+
+BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the matrix units
+MAX_NORMED = 16  # rows that every block may normalise for itself
+MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
+MAX_STAGES = 24  # of the kernel
+FEWEST, MOST_SPLIT = 60, 300  # blocks: fewer leave memory idle; more need not share out columns
+MEASURED = Path(__file__).with_name("measured.json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """A product as far as a choice depends on it."""
+
+    kind: Kind  # alone; with silu_and_mul behind it; with add_rms_norm before it; with both
+    num_tokens: int  # one of BUCKETS
+    n: int  # rows of the weights
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} [{self.n}, {self.k}] up to {self.num_tokens} rows"
+
+
+class Cut(NamedTuple):
+    """How the streaming kernel cuts a product into blocks; csrc/include/stream_launch.cuh has the same."""
+
+    groups: int  # of 64 weight rows, a block
+    tokens: int  # rows of x, a block
+    share: int  # blocks that hand each other the tiles of x
+    split: int  # blocks that share out the columns of the same weight rows
+    stages: int  # tiles of 64 columns in flight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """What was measured of a site: the best cut, and the best time without it, which is the library's
+    or that of the ops the site stands for, one after another."""
+
+    site: Site
+    cut: Cut
+    microseconds: float
+    otherwise: float
+
+    def to_json(self) -> list[Any]:
+        """One line of a file of measurements."""
+        site = self.site
+        shape = [site.kind, site.num_tokens, site.n, site.k]
+        return [*shape, [*self.cut], self.microseconds, self.otherwise]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """The implementation of a site: a cut of the streaming kernel, or None for the other way."""
+
+    cut: Cut | None
+    reason: str
+
+
+_adopted: dict[tuple[str, Site], Entry] = {}  # by card
+
+
+def parse_entry(line: Iterable[Any]) -> Entry:
+    """What Entry.to_json wrote. Raises ValueError or TypeError for anything else."""
+    kind, num_tokens, n, k, cut, microseconds, otherwise = line
+    return Entry(
+        site=Site(kind=kind, num_tokens=num_tokens, n=n, k=k),
+        cut=Cut(*cut),
+        microseconds=float(microseconds),
+        otherwise=float(otherwise),
+    )
+
+
+def adopt(card: str, entries: Iterable[Entry]) -> None:
+    """Let later choices for a card follow these measurements, before any that are shipped."""
+    _adopted.update({(card, entry.site): entry for entry in entries})
+    choose.cache_clear()
+
+
+def sites_of(kind: Kind, n: int, k: int) -> tuple[Site, ...]:
+    """Every site that a product of one of the ops comes to, with any number of rows, also in parts."""
+    alone = tuple(Site(kind="linear", num_tokens=bucket, n=n, k=k) for bucket in BUCKETS)
+    if kind == "linear":
+        return alone
+    gated = tuple(replace(site, kind="gated") for site in alone) if kind == "norm_gated" else ()
+    whole = tuple(replace(site, kind=kind) for site in alone if site.num_tokens <= MAX_NORMED)
+    return (*alone, *gated, *whole)
+
+
+def is_measured(site: Site, card: str) -> bool:
+    """Whether there are figures of a site."""
+    return (card, site) in _adopted or (card, site) in shipped()
+
+
+def candidates(site: Site) -> tuple[Cut, ...]:
+    """The cuts that are worth measuring: enough blocks for a card, and as many stages as its memory takes."""
+    found = []
+    for groups, tokens, split in itertools.product((1, 2, 4), _block_tokens(site), (1, 2, 4, 8)):
+        width, rows = (site.n // 2, groups * 32) if "gated" in site.kind else (site.n, groups * 64)
+        blocks = ceil_div(width, rows) * ceil_div(site.num_tokens, tokens) * split
+        many, few = split > 1 and blocks > MOST_SPLIT, split < MAX_CLUSTER and blocks < FEWEST
+        if many or few or not _is_compiled(site, groups, tokens):
+            continue
+        limits = (MAX_SHARED // 2, MAX_SHARED)  # two blocks a processor, or one
+        stages = dict.fromkeys(most_stages(site, groups, tokens, split, limit) for limit in limits)
+        for share, num_stages in itertools.product(_shares(site, tokens), stages):
+            if num_stages is not None and share * split <= MAX_CLUSTER:
+                found.append(Cut(groups, tokens, share, split, num_stages))
+    return tuple(found)
+
+
+def _is_compiled(site: Site, groups: int, tokens: int) -> bool:
+    paired = "gated" not in site.kind or groups > 1
+    return paired and (groups < 4 or tokens in (64, 128))
+
+
+def _block_tokens(site: Site) -> tuple[int, ...]:
+    return {1: (8,), 256: (128, 256)}.get(site.num_tokens, (site.num_tokens,))
+
+
+def _shares(site: Site, tokens: int) -> tuple[int, ...]:
+    if site.kind.startswith("norm") or tokens < 16:
+        return (1,)
+    return (1, 2) if tokens < 64 else (1, 2, 4)
+
+
+def most_stages(site: Site, groups: int, tokens: int, split: int, limit: int) -> int | None:
+    """As many as are of use and fit into so many bytes of shared memory; None where two do not.
+
+    csrc/include/stream_shape.cuh counts the same bytes.
+    """
+    tiles = 2 if tokens <= 32 else 1
+    steps = ceil_div(ceil_div(site.k, 64 * tiles), split)
+    is_normed = site.kind.startswith("norm")
+    stage = tiles * (groups * 8192 + (0 if is_normed else tokens * 128))
+    kept = ceil_div(steps * tiles * (tokens + 1) * 128, 1024) * 1024 if is_normed else 0
+    sums = (groups * 64 + 4) * tokens * 4
+    sent = groups * 64 * tokens * 4 if tokens <= 32 else 0
+    free = limit - 2048 - sent  # 2048: to align tiles, for barriers, and what the system takes of each block
+    stages = min((free - kept) // stage, MAX_STAGES, max(2, steps))
+    return stages if stages >= 2 and sums <= free else None
+
+
+def ceil_div(count: int, size: int) -> int:
+    """How many of a size hold so many."""
+    return -(-count // size)
+
+
+def bucket_of(num_tokens: int) -> int | None:
+    """The number of rows that a choice is made for, None above all."""
+    return next((bucket for bucket in BUCKETS if num_tokens <= bucket), None)
+
+
+@functools.cache
+def choose(site: Site, card: str) -> Choice:
+    """The implementation of a site on a card."""
+    entry = _adopted.get((card, site)) or shipped().get((card, site))
+    if entry is None:
+        return Choice(cut=None, reason=f"not measured on {card}")
+    here = "here" if (card, site) in _adopted else f"on {card}"
+    reason = f"measured {here}: {entry.microseconds:.1f} us, otherwise {entry.otherwise:.1f} us"
+    return Choice(cut=entry.cut if entry.microseconds < entry.otherwise else None, reason=reason)
+
+
+@functools.cache
+def shipped() -> Mapping[tuple[str, Site], Entry]:
+    """The measurements that come with the package."""
+    cards: dict[str, list[Any]] = json.loads(MEASURED.read_text())
+    entries = [(card, parse_entry(line)) for card, lines in cards.items() for line in lines]
+    return {(card, entry.site): entry for card, entry in entries}
+
+
+@functools.cache
+def card_of(device: torch.device) -> str:
+    """The name by which measurements know a device."""
+    return torch.cuda.get_device_name(device)

@@ -1,0 +1,94 @@
+"""Which implementation serves a product: by measurements alone, and what is known of them."""
+
+import pytest
+
+from lamina.custom_ops.linear import choices
+from lamina.custom_ops.linear.choices import (
+    BUCKETS,
+    MAX_CLUSTER,
+    MAX_SHARED,
+    MAX_STAGES,
+    Cut,
+    Entry,
+    Kind,
+    Site,
+    adopt,
+    bucket_of,
+    candidates,
+    choose,
+    is_measured,
+    most_stages,
+    parse_entry,
+    shipped,
+    sites_of,
+)
+
+SITE = Site(kind="norm_gated", num_tokens=8, n=512, k=256)
+CUT = Cut(2, 8, 1, 4, 3)
+KINDS: tuple[Kind, ...] = ("linear", "gated", "norm", "norm_gated")
+
+
+def entry(*, microseconds: float = 3.0, otherwise: float = 5.0) -> Entry:
+    return Entry(site=SITE, cut=CUT, microseconds=microseconds, otherwise=otherwise)
+
+
+def test_an_entry_survives_its_line() -> None:
+    assert parse_entry(entry().to_json()) == entry()
+
+
+@pytest.mark.parametrize("line", [[], ["linear", 8, 4, 4, [1, 8, 1, 1], 1.0, 2.0], [*entry().to_json(), 1]])
+def test_a_line_of_another_shape_is_refused(line: list[object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        parse_entry(line)
+
+
+def test_a_number_of_rows_goes_to_the_next_bucket() -> None:
+    assert [bucket_of(rows) for rows in (1, 2, 8, 9, 200, 256)] == [1, 8, 8, 16, 256, 256]
+    assert bucket_of(257) is None
+
+
+def test_what_was_not_measured_is_the_librarys() -> None:
+    choice = choose(SITE, "a card of no name")
+    assert choice.cut is None
+    assert choice.reason == "not measured on a card of no name"
+
+
+def test_what_was_measured_here_goes_by_its_figures() -> None:
+    adopt("card A", [entry()])
+    assert is_measured(SITE, "card A")
+    assert choose(SITE, "card A").cut == CUT
+    assert choose(SITE, "card A").reason == "measured here: 3.0 us, otherwise 5.0 us"
+    adopt("card A", [entry(otherwise=2.0)])
+    assert choose(SITE, "card A").cut is None
+    assert not is_measured(SITE, "card B")
+
+
+def test_a_product_comes_to_its_parts_as_well() -> None:
+    sites = sites_of("norm_gated", 512, 256)
+    assert {site.kind for site in sites} == {"linear", "gated", "norm_gated"}
+    assert [site.num_tokens for site in sites if site.kind == "linear"] == list(BUCKETS)
+    assert max(site.num_tokens for site in sites if site.kind == "norm_gated") == choices.MAX_NORMED
+    assert {site.kind for site in sites_of("linear", 512, 256)} == {"linear"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n,k", [(3072, 2048), (4096, 14336), (128256, 4096), (576, 576)])
+def test_every_candidate_is_one_that_the_kernel_takes(kind: Kind, n: int, k: int) -> None:
+    for site in (site for site in sites_of(kind, n, k) if site.kind == kind):
+        for cut in candidates(site):
+            assert cut.share * cut.split <= MAX_CLUSTER
+            assert cut.tokens % (8 * cut.share) == 0
+            assert "gated" not in kind or cut.groups % 2 == 0
+            most = most_stages(site, cut.groups, cut.tokens, cut.split, MAX_SHARED)
+            assert most is not None
+            assert 2 <= cut.stages <= min(most, MAX_STAGES)
+
+
+def test_what_is_shipped_can_be_launched() -> None:
+    for (card, site), shipped_entry in shipped().items():
+        assert choose(site, card).reason.startswith(f"measured on {card}")
+        cut = shipped_entry.cut
+        most = most_stages(site, cut.groups, cut.tokens, cut.split, MAX_SHARED)
+        assert site.num_tokens in BUCKETS
+        assert most is not None
+        assert cut.stages <= most

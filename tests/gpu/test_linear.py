@@ -1,0 +1,195 @@
+"""The streaming kernel behind lamina::linear and lamina::add_rms_norm_linear, in every way it can be cut."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from lamina.custom_ops.add_rms_norm_linear import _cuda as fused
+from lamina.custom_ops.add_rms_norm_linear import reference as fused_formula
+from lamina.custom_ops.linear import _cuda as plain
+from lamina.custom_ops.linear import reference as formula
+from lamina.custom_ops.linear.choices import MAX_SHARED, Cut, Kind, Site, most_stages
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+EPS = 1e-5
+# rows, weight rows, columns: odd weight rows, columns that are no whole tile, more rows than a block takes
+SHAPES = [
+    (1, 64, 64),
+    (7, 1001, 2056),
+    (8, 4096, 4096),
+    (17, 300, 72),
+    (64, 130, 520),
+    (100, 3072, 2048),
+    (300, 1003, 1032),
+]
+WIDEST = 4096  # columns of the shapes
+
+
+def cut_of(groups: int, tokens: int, share: int = 1, split: int = 1, *, kind: Kind = "linear") -> Cut:
+    """A cut of three stages, or as many as memory takes."""
+    site = Site(kind=kind, num_tokens=tokens, n=4096, k=WIDEST)
+    most = most_stages(site, groups, tokens, split, MAX_SHARED)
+    assert most is not None
+    return Cut(groups, tokens, share, split, min(3, most))
+
+
+CUTS = [
+    *(cut_of(groups, tokens) for groups in (1, 2) for tokens in (8, 16, 32, 64, 128, 256)),
+    *(cut_of(4, tokens) for tokens in (64, 128)),
+    *(cut_of(2, tokens, 2, 2) for tokens in (16, 32, 64, 128)),
+    *(cut_of(1, tokens, 1, 8) for tokens in (8, 32, 64)),
+    *(cut_of(2, tokens, 4, 2) for tokens in (64, 256)),
+    Cut(1, 8, 1, 1, 11),
+]
+NORMED = [
+    *(cut_of(groups, tokens, kind="norm") for groups in (1, 2) for tokens in (8, 16)),
+    *(cut_of(2, tokens, split=4, kind="norm") for tokens in (8, 16)),
+]
+dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """torch.empty and its kin hand out NaN, so that what a kernel leaves unwritten shows."""
+    if torch.cuda.get_device_capability() != plain.HOPPER:
+        pytest.skip("the kernel is for compute capability 9.0")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def rows(num_rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Random rows in the middle of a tensor of NaN, further apart than they are long."""
+    around = torch.full((num_rows + 8, columns + 16), torch.nan, device=DEVICE, dtype=dtype)
+    inside = around[4:-4, 8:-8]
+    inside.normal_()
+    return inside
+
+
+def weights(n: int, k: int, dtype: torch.dtype) -> Tensor:
+    return (torch.randn(n, k, device=DEVICE) / k**0.5).to(dtype)
+
+
+def vector(size: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(size, device=DEVICE).to(dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_cut_errs_at_most_twice_as_much_as_the_library(
+    assert_close_to_reference: Callable[..., None], dtype: torch.dtype, cut: Cut, shape: tuple[int, int, int]
+) -> None:
+    num_rows, n, k = shape
+    x, weight, bias = rows(num_rows, k, dtype), weights(n, k, dtype), vector(n, dtype)
+    for given in (None, bias):
+        out = plain.launch(x, weight, given, cut)
+        wide = None if given is None else given.double()
+        exact, naive = formula.linear(x.double(), weight.double(), wide), formula.linear(x, weight, given)
+        assert_close_to_reference(out, exact, naive)
+
+
+@dtypes
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("cut", NORMED, ids=str)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] <= 17], ids=str)
+def test_every_cut_behind_a_norm_and_before_a_gate(
+    assert_close_to_reference: Callable[..., None],
+    dtype: torch.dtype,
+    gated: bool,
+    cut: Cut,
+    shape: tuple[int, int, int],
+) -> None:
+    num_rows, n, k = shape
+    n += n % 2
+    if gated and cut.groups == 1:
+        return  # a gate takes groups in pairs
+    x, residual = rows(num_rows, k, dtype), rows(num_rows, k, dtype)
+    norm_weight, weight, bias = vector(k, dtype), weights(n, k, dtype), vector(n, dtype)
+    for given in (None, bias):
+        out, total = fused.launch(x, residual, norm_weight, EPS, weight, given, gated, cut)
+        naive = fused_formula.add_rms_norm_linear(x, residual, norm_weight, EPS, weight, given, gated)
+        wide = [None if y is None else y.double() for y in (x + residual, x * 0, norm_weight, weight, given)]
+        exact = fused_formula.add_rms_norm_linear(*wide[:3], EPS, *wide[3:], gated)
+        assert torch.equal(total, naive[1])
+        assert_close_to_reference(out, exact[0], naive[0])
+
+
+@pytest.mark.parametrize("cut", [cut for cut in CUTS if cut.groups > 1], ids=str)
+def test_every_cut_before_a_gate(assert_close_to_reference: Callable[..., None], cut: Cut) -> None:
+    dtype = torch.bfloat16
+    x, weight = rows(70, 520, dtype), weights(2 * 333, 520, dtype)
+    out = fused.gate(x, weight, None, cut)
+    exact, naive = (
+        fused_formula.gate.silu_and_mul(formula.linear(x.to(wide), weight.to(wide)))
+        for wide in (torch.float64, dtype)
+    )
+    assert_close_to_reference(out, exact, naive)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_row_has_the_same_bits_whatever_its_neighbours_hold(cut: Cut) -> None:
+    x, weight = rows(9, 1032, torch.bfloat16), weights(200, 1032, torch.bfloat16)
+    out = plain.launch(x, weight, None, cut)
+    poisoned = x.clone()
+    poisoned[1:] = torch.nan
+    assert torch.equal(plain.launch(poisoned, weight, None, cut)[0], out[0])
+    assert torch.equal(plain.launch(x[:1], weight, None, cut)[0], out[0])
+    assert all(torch.equal(plain.launch(x, weight, None, cut), out) for _ in range(5))
+
+
+@pytest.mark.parametrize("cut", [cut for cut in NORMED if cut.groups == 2], ids=str)
+def test_a_normed_row_has_the_same_bits_whatever_its_neighbours_hold(cut: Cut) -> None:
+    x, weight, norm_weight = (
+        rows(8, 520, torch.bfloat16),
+        weights(96, 520, torch.bfloat16),
+        vector(520, torch.bfloat16),
+    )
+    out = fused.launch(x, x, norm_weight, EPS, weight, None, True, cut)[0]
+    poisoned = x.clone()
+    poisoned[1:] = torch.nan
+    assert torch.equal(
+        fused.launch(poisoned, poisoned, norm_weight, EPS, weight, None, True, cut)[0][0], out[0]
+    )
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 32, 200])
+def test_layers_in_a_graph_give_what_they_give_one_by_one(num_rows: int) -> None:
+    """In a graph each kernel begins before the one ahead has ended."""
+    ops, k = torch.ops.lamina, 1024
+    norm_weight = vector(k, torch.bfloat16)
+    layers = [(weights(4 * k, k, torch.bfloat16), weights(k, 2 * k, torch.bfloat16)) for _ in range(6)]
+
+    def forward(x: Tensor) -> Tensor:
+        residual = x
+        for up, down in layers:
+            gated, residual = ops.add_rms_norm_linear.default(x, residual, norm_weight, EPS, up, None, True)
+            x = ops.linear.default(gated, down)
+            x = ops.silu_and_mul.default(torch.cat([x, residual], dim=1))
+        return ops.rms_norm.default(x, norm_weight, EPS)
+
+    x = torch.randn(num_rows, k, device=DEVICE).bfloat16()
+    forward(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = forward(x)
+    for _ in range(20):
+        x.normal_()
+        graph.replay()
+        assert torch.equal(out, forward(x))
+
+
+def test_what_the_kernel_does_not_take_goes_to_the_library() -> None:
+    call, dtype = plain.load(), torch.bfloat16
+    for x, weight in [
+        (vector(3 * 60, dtype).view(3, 60), vector(8 * 60, dtype).view(8, 60)),  # rows of 120 bytes
+        (vector(3 * 65, dtype).view(3, 65)[:, 1:], weights(8, 64, dtype)),  # an odd start
+        (weights(3, 64, dtype), weights(64, 8, dtype).T),  # columns, not rows
+        (weights(0, 64, dtype), weights(8, 64, dtype)),
+        (weights(1000, 64, dtype), weights(8, 64, dtype)),
+    ]:
+        assert torch.equal(call(x, weight), formula.linear(x, weight))
