@@ -52,3 +52,8 @@ def keep_flash_attention_kernels(folder: Path) -> None:
 def keep_triton_kernels(folder: Path) -> None:
     """Have Triton keep what it compiles; a user's own choice wins."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
+
+
+def triton_cache() -> Path:
+    """TRITON_CACHE_DIR, where Triton keeps what it compiles; keep_triton_kernels has set it."""
+    return Path(os.environ["TRITON_CACHE_DIR"])

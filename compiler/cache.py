@@ -52,14 +52,16 @@ def save_plan(plan: Plan, factors: Mapping[str, Any], guards: list[dict[str, str
     store.write_ref(PLANS, plan_key(factors), {"record": digest, "factors": summary(factors)})
 
 
-def load_plan(factors: Mapping[str, Any], store: Store) -> tuple[Plan, list[dict[str, str]]] | None:
+def load_plan(
+    factors: Mapping[str, Any], store: Store, device: torch.device
+) -> tuple[Plan, list[dict[str, str]]] | None:
     """The stored plan of these factors with its guard ledger, or None where any part of it is missing."""
     reference = store.read_ref(PLANS, plan_key(factors))
     if reference is None:
         return None
     try:
         record = json.loads(store.get(reference["record"]))
-        pieces = [load_piece(key, store) for key in record["pieces"]]
+        pieces = [load_piece(key, store, device) for key in record["pieces"]]
         loaded = tuple(piece for piece in pieces if piece is not None)
         return (_read_plan(record, loaded), record["guards"]) if len(loaded) == len(pieces) else None
     except StoreError:  # the store has told

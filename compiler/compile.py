@@ -69,14 +69,14 @@ def compile_program(
     """
     passes = pipeline.select(config.passes, numerics)
     factors = plan_factors(program, passes, numerics)
-    loaded = _load(factors, store)
+    loaded = _load(factors, store, program.device)
     if loaded is not None:
         return loaded
     miss = cache.explain_miss(factors, store)
     if require_warm:
         raise NotWarmError(f"the cache {store.root} has no plan for this model and these settings: {miss}")
     with store.lock("compile"):
-        loaded = _load(factors, store)
+        loaded = _load(factors, store, program.device)
         return loaded or _compile(program, passes, numerics, factors, store, miss, progress)
 
 
@@ -95,9 +95,9 @@ def plan_factors(program: Program, passes: tuple[Pass, ...], numerics: Numerics)
     }
 
 
-def _load(factors: Mapping[str, Any], store: Store) -> Compiled | None:
+def _load(factors: Mapping[str, Any], store: Store, device: torch.device) -> Compiled | None:
     started = time.perf_counter()
-    found = cache.load_plan(factors, store)
+    found = cache.load_plan(factors, store, device)
     if found is None:
         return None
     plan, guards = found

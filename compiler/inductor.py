@@ -14,6 +14,7 @@ from ..common.errors import StoreError
 from ..common.store import Store
 from . import torch_compat
 from .fingerprint import canonical_text
+from .launch import kernels_of
 from .passes import pipeline
 from .passes.graph import Pass
 from .passes.products import Product, products
@@ -29,7 +30,8 @@ class Artifact:
 
     key: str
     source: str
-    kernels: Mapping[str, str]
+    kernels: Mapping[str, str]  # C++, by name
+    launches: Mapping[str, Any]  # Triton, by name; without those that only Inductor can launch
     graph_before: str
     graph_after: str
     reports: tuple[Mapping[str, Any], ...]
@@ -64,7 +66,7 @@ def compile_piece(
         found["reports"] = tuple(asdict(report) for report in rewritten.reports)
         found["products"] = products(rewritten.graph)
         found["key"] = piece_key(found["after"], factors)
-        found["known"] = load_piece(found["key"], store)
+        found["known"] = load_piece(found["key"], store, device)
         if found["known"] is not None:
             raise torch_compat.AlreadyKnown
         return rewritten.graph
@@ -81,6 +83,7 @@ def compile_piece(
         key=found["key"],
         source=store.put(source.encode()),
         kernels={name: store.put(path.read_bytes()) for name, path in sorted(kernels.items())},
+        launches={name: one.as_record() for name, one in kernels_of(namespace, store).items()},
         graph_before=store.put(found["before"].encode()),
         graph_after=store.put(found["after"].encode()),
         reports=found["reports"],
@@ -92,16 +95,15 @@ def compile_piece(
     return Piece(artifact=artifact, call=namespace["call"], was_compiled=True)
 
 
-def load_piece(key: str, store: Store) -> Piece | None:
+def load_piece(key: str, store: Store, device: torch.device) -> Piece | None:
     """The stored piece of this key, or None where it or a part of it is missing or damaged."""
     record = store.read_ref(PIECES, key)
     if record is None:
         return None
     try:
         artifact = _read_artifact(record)
-        return Piece(
-            artifact=artifact, call=load_source(artifact.source, artifact.kernels, store), was_compiled=False
-        )
+        call = load_source(artifact.source, artifact.kernels, artifact.launches, store, device)
+        return Piece(artifact=artifact, call=call, was_compiled=False)
     except (StoreError, TypeError, KeyError):
         return None
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import inspect
 import math
@@ -173,6 +174,7 @@ SETTINGS: dict[str, Any] = {
     "deterministic": True,  # no reduction is re-tuned by timing
     "emulate_precision_casts": True,  # rounds to the model's dtype wherever eager does
     "fx_graph_cache": False,  # a hit there would skip our passes; our store replaces it
+    "triton.autotune_pointwise": False,  # nor is anything else: a kernel has one form
 }
 
 
@@ -306,22 +308,26 @@ def load_native_kernel(path: Path, name: str) -> Callable[..., None]:
 
 
 def wrapper_names() -> dict[str, Any]:
-    """What the generated wrapper code of a CPU piece calls, without importing Inductor."""
+    """What the generated wrapper code of a piece calls, without importing Inductor."""
     guards: Any = torch._C._dynamo.guards
 
-    return {
+    names = {
         "torch": torch,
         "device": torch.device,
         "empty_strided": torch.empty_strided,
         "assert_size_stride": guards.assert_size_stride,
         "assert_size_stride_grouped": getattr(guards, "assert_size_stride_grouped", None),
         "assert_alignment": guards.assert_alignment,
+        "copy_if_misaligned": getattr(guards, "copy_if_misaligned", None),
         "empty_strided_cpu": guards._empty_strided_cpu,
+        "empty_strided_cuda": getattr(guards, "_empty_strided_cuda", None),
+        "get_raw_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None),
         "reinterpret_tensor": guards._reinterpret_tensor,
         "aten": torch.ops.aten,
         "inf": math.inf,
         "nan": math.nan,
     }
+    return {name: value for name, value in names.items() if value is not None}
 
 
 def toolchain(device: torch.device) -> dict[str, str]:
@@ -332,9 +338,8 @@ def toolchain(device: torch.device) -> dict[str, str]:
     }
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        triton = importlib.import_module("triton")  # comes with CUDA builds of torch only
-        card = {"cuda": str(torch.version.cuda), "sm": f"{major}{minor}", "triton": str(triton.__version__)}
-        return stamp | card
+        triton = importlib.metadata.version("triton")  # comes with CUDA builds of torch only
+        return stamp | {"cuda": str(torch.version.cuda), "sm": f"{major}{minor}", "triton": triton}
     return stamp | {"isa": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads())}
 
 

@@ -1,14 +1,16 @@
 """A stored source made callable: by its own few names where they suffice, else as Inductor would run it."""
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
+from ..common.errors import KernelLaunchError
 from ..common.logging import get_logger
 from ..common.store import Store
 from . import torch_compat
+from .launch import Launcher, read_kernel
 
 logger = get_logger("compiler")
 
@@ -23,36 +25,84 @@ class ExternKernels:
 
 
 def load_source(
-    source_digest: str, kernel_digests: Mapping[str, str], store: Store
+    source_digest: str,
+    kernels: Mapping[str, str],
+    launches: Mapping[str, Any],
+    store: Store,
+    device: torch.device,
 ) -> Callable[[list[Any]], Any]:
     """The `call` of a stored source, its kernels taken from the store.
 
     Importing Inductor takes seconds that a warm start does not have: only the wrapper function is taken from
     the source, and given the names it uses. A source that uses others is run whole.
     """
-    source = store.get(source_digest).decode()
-    tree = ast.parse(source)
-    wrapper = _find_wrapper(tree)
-    paths = {name: store.path(digest) for name, digest in kernel_digests.items()}
-    known = torch_compat.wrapper_names() | {"extern_kernels": ExternKernels}
-    missing = _names_used(wrapper) - set(known) - set(paths) if wrapper else {"call"}
-    if wrapper is None or missing or not _externs_known(wrapper):
-        logger.info("source %s uses %s; loading it through Inductor", source_digest[:16], sorted(missing))
-        whole = torch_compat.run_source(
-            source, f"lamina_source_{source_digest[:16]}", store.outside_folder("inductor")
-        )
-        call: Callable[[list[Any]], Any] = whole["call"]
-        return call
-    kernels = {
-        name: torch_compat.load_native_kernel(path, f"lamina_{path.name}") for name, path in paths.items()
+    source, name = store.get(source_digest).decode(), f"lamina_source_{source_digest[:16]}"
+    paths = {kernel: store.path(digest) for kernel, digest in kernels.items()}
+    why = obstacle(source, {*kernels, *launches})
+    if why is None:
+        try:
+            launchers = {
+                key: Launcher(read_kernel(record), store, device) for key, record in launches.items()
+            }
+            loaded = {
+                key: torch_compat.load_native_kernel(path, f"lamina_{path.name}")
+                for key, path in paths.items()
+            }
+            return _call_of(source, name, loaded | launchers, device)
+        except KernelLaunchError as error:
+            why = str(error)
+    logger.warning("a stored piece is loaded through Inductor, which takes seconds: %s", why)
+    whole = torch_compat.run_source(source, name, store.outside_folder("inductor"))
+    call: Callable[[list[Any]], Any] = whole["call"]
+    return call
+
+
+def obstacle(source: str, kernels: Collection[str]) -> str | None:
+    """Why a source needs Inductor to run, or None where its own few names and these kernels suffice."""
+    wrapper = _find_wrapper(ast.parse(source))
+    if wrapper is None:
+        return "it has no function that calls its kernels"
+    missing = _names_used(wrapper) - set(torch_compat.wrapper_names()) - {"extern_kernels", *kernels}
+    missing |= {f"extern_kernels.{name}" for name in _externs_used(wrapper) - set(vars(ExternKernels))}
+    return f"it uses {', '.join(sorted(missing))}" if missing else None
+
+
+def _call_of(
+    source: str, name: str, kernels: Mapping[str, Any], device: torch.device
+) -> Callable[[list[Any]], Any]:
+    """The wrapper function alone, with the names it uses, on a device."""
+    wrapper = _find_wrapper(ast.parse(source))
+    assert wrapper is not None
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        _OnDevice(index).visit(wrapper)
+    namespace: dict[str, Any] = {
+        **torch_compat.wrapper_names(),
+        "extern_kernels": ExternKernels,
+        **kernels,
     }
-    namespace: dict[str, Any] = known | kernels
-    module = ast.Module(body=[wrapper], type_ignores=[])
-    exec(compile(module, f"lamina_source_{source_digest[:16]}", "exec"), namespace)
+    exec(compile(ast.Module(body=[wrapper], type_ignores=[]), name, "exec"), namespace)
     if isinstance(wrapper, ast.ClassDef):
         runner = namespace[wrapper.name](partitions=[])
         return runner.call  # type: ignore[no-any-return]
     return namespace["call"]  # type: ignore[no-any-return]
+
+
+class _OnDevice(ast.NodeTransformer):
+    """Generated code names the card it was generated for; it serves any card of the kind."""
+
+    FUNCTIONS = ("_DeviceGuard", "set_device", "get_raw_stream")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """A call that takes the number of a device, and nothing else, gets the one at hand."""
+        self.generic_visit(node)
+        function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if function in self.FUNCTIONS and len(node.args) == 1:
+            node.args = [ast.copy_location(ast.Constant(self.index), node.args[0])]
+        return node
 
 
 def _find_wrapper(tree: ast.Module) -> ast.ClassDef | ast.FunctionDef | None:
@@ -77,12 +127,11 @@ def _names_used(wrapper: ast.AST) -> set[str]:
     return read - written - {"range", "len", "zip", "tuple", "list", "int", "float", "max", "min"}
 
 
-def _externs_known(wrapper: ast.AST) -> bool:
-    used = {
+def _externs_used(wrapper: ast.AST) -> set[str]:
+    return {
         node.attr
         for node in ast.walk(wrapper)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "extern_kernels"
     }
-    return all(hasattr(ExternKernels, name) for name in used)

@@ -15,6 +15,7 @@ from lamina.compiler.plan import Plan, Step
 
 from .tiny import make_tiny
 
+CPU = torch.device("cpu")
 PARAMETERS = {"w": ((4, 2), torch.bfloat16), "scale": ((4,), torch.float32)}
 STEPS = (Step(piece=None, layer=0, inputs=("token_ids", "positions", "w", "w"), outputs=()),)
 GUARDS = [{"kind": "TENSOR_MATCH", "subject": "w", "disposition": "checked again when weights bind"}]
@@ -31,7 +32,7 @@ def make_plan():
 def test_a_plan_comes_back_as_it_was_saved(store):
     factors = factors_of(make_tiny())
     cache.save_plan(make_plan(), factors, GUARDS, store)
-    assert cache.load_plan(factors, store) == (make_plan(), GUARDS)
+    assert cache.load_plan(factors, store, CPU) == (make_plan(), GUARDS)
 
 
 def test_the_same_model_has_the_same_key():
@@ -115,10 +116,10 @@ def test_a_damaged_reference_is_a_miss(store, damage):
     cache.save_plan(make_plan(), factors, GUARDS, store)
     (path,) = (store.root / "refs" / cache.PLANS).iterdir()
     path.write_bytes(damage)
-    assert cache.load_plan(factors, store) is None
+    assert cache.load_plan(factors, store, CPU) is None
     assert cache.explain_miss(factors, store)
     cache.save_plan(make_plan(), factors, GUARDS, store)
-    assert cache.load_plan(factors, store) == (make_plan(), GUARDS)
+    assert cache.load_plan(factors, store, CPU) == (make_plan(), GUARDS)
 
 
 @pytest.mark.parametrize("field", ["steps", "pieces", "result", "parameters", "guards"])
@@ -132,7 +133,7 @@ def test_a_record_without_a_field_is_a_miss(store, field):
     del record[field]
     digest = store.put(json.dumps(record).encode())
     store.write_ref(cache.PLANS, key, reference | {"record": digest})
-    assert cache.load_plan(factors, store) is None
+    assert cache.load_plan(factors, store, CPU) is None
 
 
 def test_a_plan_whose_piece_is_gone_is_a_miss(store):
@@ -142,7 +143,7 @@ def test_a_plan_whose_piece_is_gone_is_a_miss(store):
     reference = store.read_ref(cache.PLANS, key)
     record = json.loads(store.get(reference["record"])) | {"pieces": ["0" * 64]}
     store.write_ref(cache.PLANS, key, reference | {"record": store.put(json.dumps(record).encode())})
-    assert cache.load_plan(factors, store) is None
+    assert cache.load_plan(factors, store, CPU) is None
 
 
 def test_a_damaged_object_is_told_once(store, caplog):
@@ -151,7 +152,7 @@ def test_a_damaged_object_is_told_once(store, caplog):
     reference = store.read_ref(cache.PLANS, cache.plan_key(factors))
     store.path(reference["record"]).write_bytes(b"nonsense")
     with caplog.at_level(logging.WARNING):
-        assert cache.load_plan(factors, store) is None
+        assert cache.load_plan(factors, store, CPU) is None
     assert len({id(record) for record in caplog.records if record.levelno >= logging.WARNING}) == 1
 
 

@@ -19,6 +19,7 @@ def piece(call):
         key="",
         source="",
         kernels={},
+        launches={},
         graph_before="",
         graph_after="",
         reports=(),
