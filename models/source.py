@@ -6,14 +6,16 @@ from pathlib import Path
 import torch
 
 from ..common import env
-from ..common.errors import LoadError
-from ..common.progress import Progress
+from ..common.errors import LoadError, UnsupportedError
+from ..common.progress import Progress, say_nothing
 from ..common.store import Store
+from .fields import Fields, read_json
 from .gguf import convert_gguf
+from .hub import download
 from .weights import INDEX_NAME, SINGLE_NAME, other_weights
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+ADAPTER_NAME = "adapter_config.json"
 
 
 def resolve_source(
@@ -40,13 +42,14 @@ def resolve_source(
             f"{str(name)!r} does not exist; wanted a model folder, a .gguf file or a hub id "
             "such as owner/name"
         )
-    if progress is not None:
-        progress("download", 0.0, str(name))
-    return _checked(_download(str(name), revision, token or env.hub_token()))
+    return _checked(
+        download(str(name), revision, token or env.hub_token(), progress or say_nothing, check=_check_adapter)
+    )
 
 
 def _checked(folder: Path) -> Path:
     """The folder, if it has what a model needs."""
+    _check_adapter(folder)
     if not (folder / "config.json").exists():
         raise LoadError(f"{folder} is no model folder: it has no config.json; {other_weights(folder)}")
     if not any((folder / name).exists() for name in (SINGLE_NAME, INDEX_NAME)):
@@ -54,27 +57,14 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
-def _download(name: str, revision: str | None, token: str | None) -> Path:
-    from huggingface_hub import errors, snapshot_download
-
-    try:
-        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=list(HUB_FILES)))
-    except errors.GatedRepoError as error:
-        raise LoadError(
-            f"{name} is gated: ask for access on its page, then give token= or set HF_TOKEN"
-        ) from error
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        wanted = name if revision is None else f"{name} at revision {revision}"
-        raise LoadError(
-            f"neither a folder nor the hub has {wanted}; a private one needs token= or HF_TOKEN"
-        ) from error
-    except (
-        errors.HfHubHTTPError,
-        errors.LocalEntryNotFoundError,
-        errors.OfflineModeIsEnabled,
-        OSError,
-    ) as error:
-        raise LoadError(
-            f"{name} is not a local folder, is not in the download cache, and the hub cannot be reached "
-            f"({type(error).__name__}); go online, or give a folder or a .gguf file"
-        ) from error
+def _check_adapter(folder: Path) -> None:
+    """Refuse an adapter, alone or beside a model, which would be left out of what is computed."""
+    path = folder / ADAPTER_NAME
+    if not path.exists():
+        return
+    adapter = Fields(read_json(path), str(path))
+    kind, base = adapter.text("peft_type", "unknown"), adapter.text("base_model_name_or_path", "not named")
+    raise UnsupportedError(
+        f"{folder} holds an adapter ({ADAPTER_NAME}: {kind}, its base model is {base}), which Lamina does "
+        "not apply; merge it into its base with peft's merge_and_unload, save that, and give the new folder"
+    )

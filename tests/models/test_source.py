@@ -1,10 +1,11 @@
 """What counts as a model."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lamina.common.errors import LoadError
+from lamina.common.errors import LoadError, UnsupportedError
 from lamina.common.store import Store
 from lamina.models.source import resolve_source
 
@@ -57,3 +58,13 @@ def test_offline_a_hub_id_that_was_never_downloaded_says_so(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(LoadError, match=r"lamina-test/none is not a local folder.*cannot be reached"):
         resolve_source("lamina-test/none", store=store)
+
+
+@pytest.mark.parametrize("beside_a_model", [True, False])
+def test_an_adapter_is_refused_by_name(
+    beside_a_model: bool, tiny_folder: Path, changed: Callable[..., Path], tmp_path: Path, store: Store
+) -> None:
+    folder = changed(tiny_folder) if beside_a_model else tmp_path
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "o/base"}')
+    with pytest.raises(UnsupportedError, match=r"LORA, its base model is o/base\), which Lamina does"):
+        resolve_source(folder, store=store)
