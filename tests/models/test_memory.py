@@ -1,0 +1,112 @@
+"""Host memory while a checkpoint is read: the weights, and little beside them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lamina.models import find_model
+from lamina.models.config import read_model_config
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 8192,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "dtype": "bfloat16",
+}
+# What is held at once beside the weights does not grow with a model, so it is made small for a small model.
+SCRIPT = """
+import re, sys
+from pathlib import Path
+import gguf, torch
+from lamina.common.store import Store
+from lamina.models import find_model, gguf_file, weights
+from lamina.models.config import read_model_config
+from lamina.models.source import resolve_source
+
+def memory(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+
+weights.MAPPED_BYTES, gguf_file.CHUNK_ELEMENTS = 1 << 22, 1 << 18
+gguf.dequantize(gguf.quantize(torch.zeros(1, 32).numpy(), gguf.GGMLQuantizationType.Q8_0),
+                gguf.GGMLQuantizationType.Q8_0)
+before = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+folder = resolve_source(sys.argv[1], store=Store(Path(sys.argv[2])))
+config = read_model_config(folder)
+model = find_model(config.architecture)
+held = weights.load_weights(model, config, folder, dtype=torch.bfloat16, device="cpu")
+print(memory("VmHWM") - before, sum(weight.nbytes for weight in held.values()))
+"""
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    config = read_model_config(folder)
+    specs = find_model(config.architecture).parameters(config).values()
+    return {name: shape for spec in specs for name, shape in spec.source_shapes.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+@pytest.fixture
+def safetensors(folder: Path) -> Path:
+    ones = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in _shapes(folder).items()}
+    save_file(ones, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def gguf_q8(folder: Path) -> Path:
+    path, kind = folder / "model.gguf", gguf.GGMLQuantizationType.Q8_0
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(CONFIG["num_hidden_layers"])
+    writer.add_context_length(2048)
+    writer.add_embedding_length(CONFIG["hidden_size"])
+    writer.add_feed_forward_length(CONFIG["intermediate_size"])
+    writer.add_head_count(CONFIG["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(1e-6)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, CONFIG["num_hidden_layers"])
+    for name, shape in _shapes(folder).items():
+        target = names.get_name(name, try_suffixes=(".weight",))
+        if len(shape) == 1:
+            writer.add_tensor(target, np.ones(shape, dtype=np.float32))
+        else:
+            rows = np.zeros((shape[0], shape[1] // 32 * 34), dtype=np.uint8)
+            writer.add_tensor(target, rows, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf_q8"])
+def test_the_peak_is_at_most_a_tenth_above_the_weights(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    source = request.getfixturevalue(kind)
+    child = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(source), str(tmp_path / "store")],
+        env={"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    peak, weights = map(int, child.stdout.split())
+    assert weights > 300e6
+    assert peak <= 1.1 * weights
