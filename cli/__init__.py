@@ -1,11 +1,11 @@
-"""The command line: `lamina generate | chat | info`."""
+"""The command line: `lamina generate | chat | warmup | info`."""
 
 import sys
 
 import typer
 
 from ..common.errors import LaminaError
-from . import chat, generate, info
+from . import chat, generate, info, warmup
 
 # Heavy imports (torch, the runtime) happen inside the commands, so that --help answers at once.
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(warmup.warmup)
 app.command()(info.info)
 
 

@@ -12,11 +12,12 @@ import torch
 from ..common.errors import StoreError
 from ..common.logging import get_logger
 from ..common.store import Store
-from .inductor import Piece, load_piece
+from .inductor import Piece, load_piece, missing_of_piece
 from .plan import ParameterTable, Plan, Step
 
 logger = get_logger("compiler")
 PLANS = "plans"
+NOUNS = {PLANS: "plan", "serving": "warm-up"}
 
 
 def plan_key(factors: Mapping[str, Any]) -> str:
@@ -105,11 +106,33 @@ def summary(factors: Mapping[str, Any]) -> dict[str, str]:
 
 def explain_miss(factors: Mapping[str, Any], store: Store) -> str:
     """Which factors differ from the nearest stored plan."""
+    return nearest(factors, store, PLANS)
+
+
+def nearest(factors: Mapping[str, Any], store: Store, kind: str) -> str:
+    """Which factors differ from the nearest of the names of a kind, each of which lists its own."""
     wanted = summary(factors)
-    entries = [reference["factors"] for reference in store.refs(PLANS).values() if "factors" in reference]
+    entries = [
+        entry["factors"]
+        for entry in store.refs(kind).values()
+        if isinstance(entry, dict) and isinstance(entry.get("factors"), dict)
+    ]
     if not entries:
-        return "the cache holds no plan yet"
+        return f"the cache holds no {NOUNS[kind]} yet"
     differing = [[name for name in wanted if entry.get(name) != wanted[name]] for entry in entries]
-    nearest = min(differing, key=len)
-    difference = ", ".join(nearest) or "nothing: a part of it was lost"
-    return f"the nearest of {len(entries)} cached plans differs in {difference}"
+    _, names = min((len(names), names) for names in differing)
+    difference = ", ".join(names) or "nothing: a part of it was lost"
+    return f"the nearest of {len(entries)} cached {NOUNS[kind]}s differs in {difference}"
+
+
+def missing_parts(factors: Mapping[str, Any], store: Store) -> list[str]:
+    """What of a plan would have to be made, traced or compiled; an empty list where loading is enough."""
+    reference = store.read_ref(PLANS, plan_key(factors))
+    if reference is None:
+        return [f"the plan: {explain_miss(factors, store)}"]
+    try:
+        keys = json.loads(store.get(reference["record"]))["pieces"]
+    except (StoreError, ValueError, KeyError, TypeError):
+        return ["the plan: its record was lost"]
+    lacks = [(number, missing_of_piece(key, store)) for number, key in enumerate(keys)]
+    return [f"piece {number} of the plan: {lack}" for number, lack in lacks if lack]

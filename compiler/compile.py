@@ -69,15 +69,20 @@ def compile_program(
     """
     passes = pipeline.select(config.passes, numerics)
     factors = plan_factors(program, passes, numerics)
+    if require_warm and (missing := cache.missing_parts(factors, store)):
+        raise NotWarmError(f"the cache {store.root} lacks {'; '.join(missing)}; run `lamina warmup`")
     loaded = _load(factors, store, program.device)
     if loaded is not None:
         return loaded
     miss = cache.explain_miss(factors, store)
-    if require_warm:
-        raise NotWarmError(f"the cache {store.root} has no plan for this model and these settings: {miss}")
     with store.lock("compile"):
         loaded = _load(factors, store, program.device)
         return loaded or _compile(program, passes, numerics, factors, store, miss, progress)
+
+
+def factors_of(program: Program, config: CompileConfig, numerics: Numerics) -> dict[str, Any]:
+    """What the plan of a program depends on, with these settings."""
+    return plan_factors(program, pipeline.select(config.passes, numerics), numerics)
 
 
 def plan_factors(program: Program, passes: tuple[Pass, ...], numerics: Numerics) -> dict[str, Any]:

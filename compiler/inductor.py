@@ -18,7 +18,7 @@ from .launch import kernels_of
 from .passes import pipeline
 from .passes.graph import Pass
 from .passes.products import Product, products
-from .wrapper import load_source
+from .wrapper import load_source, obstacle
 
 PIECES = "pieces"  # the kind of the store's names for artifacts
 
@@ -106,6 +106,21 @@ def load_piece(key: str, store: Store, device: torch.device) -> Piece | None:
         return Piece(artifact=artifact, call=call, was_compiled=False)
     except (StoreError, TypeError, KeyError):
         return None
+
+
+def missing_of_piece(key: str, store: Store) -> str | None:
+    """Why a piece cannot be loaded without a compiler, or None where it can."""
+    try:
+        artifact = _read_artifact(store.read_ref(PIECES, key) or {})
+        for digest in (*artifact.kernels.values(), *(one["cubin"] for one in artifact.launches.values())):
+            store.get(digest)
+        source = store.get(artifact.source).decode()
+    except StoreError as error:
+        return str(error)
+    except (TypeError, KeyError):
+        return "its record was lost"
+    why = obstacle(source, {*artifact.kernels, *artifact.launches})
+    return f"only Inductor can load it, since {why}" if why else None
 
 
 def _read_artifact(record: Mapping[str, Any]) -> Artifact:

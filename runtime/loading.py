@@ -15,9 +15,10 @@ from ..common.errors import LoadError
 from ..common.logging import get_logger
 from ..common.progress import Progress
 from ..common.store import Store
-from ..compiler.compile import Compiled, Program, compile_program
+from ..compiler import cache
+from ..compiler.compile import Compiled, Program, compile_program, factors_of
 from ..compiler.plan import ParameterTable
-from ..custom_ops.ledger import LEDGER
+from ..custom_ops.ledger import LEDGER, watched
 from ..custom_ops.triton_cache import keep_triton_kernels
 from ..models import rope
 from ..models.config import GenerationDefaults, ModelConfig, read_generation_config, read_model_config
@@ -26,7 +27,7 @@ from ..models.registry import ModelDefinition, find_model
 from ..models.source import resolve_source
 from ..models.source_files import source_files
 from ..models.weights import dummy_weights, load_weights
-from . import IMPORT_STARTED
+from . import IMPORT_STARTED, warm
 from .assembly import Assembled, Parts, assemble
 from .attention import select_backend
 from .config import Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
@@ -49,12 +50,14 @@ STAGES = ("config", "weights", "tokenizer", "capture", "compile", "load", "kv_ca
 class Loaded:
     """Everything a runtime holds."""
 
+    found: "Found"
     assembled: Assembled
     parts: Parts
     tokenizer: Tokenizer | None
     defaults: GenerationDefaults
     eos_token_ids: frozenset[int]
     startup: dict[str, float]
+    late_builds: warm.LateBuilds
 
     @property
     def engine(self) -> Engine:
@@ -88,7 +91,49 @@ class Stopwatch:
 
 def load(config: RuntimeConfig, progress: Progress) -> Loaded:
     """Load and compile a model; every failure is a LaminaError, and nothing is left running after it."""
-    watch = Stopwatch()
+    with watched(warm.refuse if config.require_warm else warm.permit):
+        return _load(config, progress)
+
+
+def missing(config: RuntimeConfig, progress: Progress) -> list[str]:
+    """What serving with these settings would have to compile, trace or build; weights are not read."""
+    found = _find(config, progress)
+    factors = found.plan_factors()
+    lacks = [] if factors is None else cache.missing_parts(factors, found.store)
+    return lacks + warm.missing_kernels(found.store, warm.serving_factors(config, found.resolved, factors))
+
+
+def note_use(loaded: Loaded) -> None:
+    """Let the cache know what this runtime has used so far, for `missing`."""
+    found = loaded.found
+    factors = found.plan_factors()
+    plan = None if factors is None else cache.plan_key(factors)
+    warm.note(found.store, warm.serving_factors(found.config, found.resolved, factors), plan)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A model and the settings it is to run with, before anything large is read."""
+
+    config: RuntimeConfig
+    store: Store
+    folder: Path
+    model: ModelConfig
+    definition: ModelDefinition
+    defaults: GenerationDefaults
+    resolved: Resolved
+
+    def program(self) -> Program:
+        """What the compiler is handed."""
+        return _program(self.model, self.definition, self.config, self.resolved)
+
+    def plan_factors(self) -> dict[str, Any] | None:
+        """What the plan depends on, None where the caller wants the model to run eagerly."""
+        config = self.config.compile_config
+        return None if config is None else factors_of(self.program(), config, self.config.numerics)
+
+
+def _find(config: RuntimeConfig, progress: Progress) -> Found:
     store = Store(config.cache_dir)
     device = resolve_device(config.device)
     LEDGER.keep_in(store)
@@ -96,10 +141,24 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
         keep_triton_kernels(store)
     folder = _find_folder(config, store, device, progress)
     model, definition, defaults = _read_configs(folder, config)
-    resolved = resolve(config, model, resolve_dtype(config.dtype, model.dtype, device), device)
+    return Found(
+        config=config,
+        store=store,
+        folder=folder,
+        model=model,
+        definition=definition,
+        defaults=defaults,
+        resolved=resolve(config, model, resolve_dtype(config.dtype, model.dtype, device), device),
+    )
+
+
+def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
+    watch = Stopwatch()
+    found = _find(config, progress)
+    folder, model, definition, resolved = found.folder, found.model, found.definition, found.resolved
     attention = select_backend(
         config.attention,
-        device=device,
+        device=resolved.device,
         dtype=resolved.dtype,
         head_dim=model.head_dim,
         block_size=resolved.block_size,
@@ -115,7 +174,7 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
                     read.result()  # what is damaged is said before the long work of compiling
             progress(stage, fraction, detail)
 
-        compiled = _compile(folder, model, definition, config, resolved, store, report)
+        compiled = _compile(found, report)
         watch.lap("compile")
         watch.split("compile", compiled.seconds if compiled else {})
         weights = weights_read.result()
@@ -135,17 +194,23 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
     )
     assembled = assemble(parts, progress)
     watch.lap("graphs" if assembled.graphs else "kv_cache")
-    eos = {*model.eos_token_ids, *defaults.eos_token_ids}
+    eos = {*model.eos_token_ids, *found.defaults.eos_token_ids}
     eos |= set(tokenizer.eos_token_ids if tokenizer else ())
-    logger.info("eos token ids: %s; sampling defaults of the model: %s", sorted(eos), _described(defaults))
-    return Loaded(
+    logger.info(
+        "eos token ids: %s; sampling defaults of the model: %s", sorted(eos), _described(found.defaults)
+    )
+    loaded = Loaded(
+        found=found,
         assembled=assembled,
         parts=parts,
         tokenizer=tokenizer,
-        defaults=defaults,
+        defaults=found.defaults,
         eos_token_ids=frozenset(eos),
         startup={"imports": IMPORT_SECONDS} | watch.seconds,
+        late_builds=warm.LateBuilds(strict=bool(config.compile_config and config.compile_config.strict)),
     )
+    note_use(loaded)
+    return loaded
 
 
 def _find_folder(config: RuntimeConfig, store: Store, device: torch.device, progress: Progress) -> Path:
@@ -215,37 +280,35 @@ def parameter_table(model: ModelConfig, definition: ModelDefinition, resolved: R
     return table | {name: (shape, wide) for name, shape in rotation.items()}
 
 
-def _compile(
-    folder: Path,
-    model: ModelConfig,
-    definition: ModelDefinition,
-    config: RuntimeConfig,
-    resolved: Resolved,
-    store: Store,
-    progress: Progress,
-) -> Compiled | None:
+def _compile(found: Found, progress: Progress) -> Compiled | None:
     """The plan, None where the caller wants the model to run eagerly."""
+    config = found.config
     if config.compile_config is None:
         return None
+    return compile_program(
+        found.program(),
+        config.compile_config,
+        config.numerics,
+        found.store,
+        require_warm=config.require_warm,
+        progress=progress,
+    )
+
+
+def _program(
+    model: ModelConfig, definition: ModelDefinition, config: RuntimeConfig, resolved: Resolved
+) -> Program:
     ops = _ops(config)
 
     def forward(weights: Mapping[str, Tensor], token_ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
         return definition.forward(model, weights, token_ids, positions, attend, ops)
 
-    program = Program(
+    return Program(
         forward=forward,
         parameters=parameter_table(model, definition, resolved),
         key={name: value for name, value in asdict(model).items() if name not in NOT_TRACED},
         sources=traced_sources(definition),
         device=resolved.device,
-    )
-    return compile_program(
-        program,
-        config.compile_config,
-        config.numerics,
-        store,
-        require_warm=config.require_warm,
-        progress=progress,
     )
 
 

@@ -10,10 +10,11 @@ from typing import Any, Self
 from ..common.errors import ClosedError, RequestError
 from ..common.progress import Progress, say_nothing
 from ..compiler.explain import explain_text
+from ..custom_ops.ledger import watched
 from .config import RuntimeConfig
 from .detokenizer import IncrementalDetokenizer
 from .engine import Generation
-from .loading import Loaded, load
+from .loading import Loaded, load, note_use
 from .outputs import RequestOutput, StreamDelta
 from .request import Request, SamplingParams, check_prompt, stopping_token_ids, total_tokens
 from .stats import collect_stats
@@ -41,7 +42,8 @@ class Runtime:
 
         settings: the fields of RuntimeConfig. progress(stage, fraction, detail) is called while loading.
         Raises ConfigError for a setting that cannot be honoured, LoadError for files that cannot be read,
-        UnsupportedError for a model or backend that does not run here, CompileError where compiling fails.
+        UnsupportedError for a model or backend that does not run here, CompileError where compiling fails,
+        NotWarmError where require_warm and anything would have to be compiled, traced or built.
         """
         return cls(RuntimeConfig(model=model, **settings), progress)
 
@@ -83,6 +85,12 @@ class Runtime:
         """The token ids of a conversation, ready for an answer."""
         return self._tokenizer("a chat").apply_chat_template(messages)
 
+    def warm_up(self) -> None:
+        """Answer two short prompts, greedily and by chance, and note for later starts what that needed."""
+        for temperature in (0.0, 1.0):
+            self.generate([0], SamplingParams(max_tokens=4, temperature=temperature, ignore_eos=True))
+        note_use(self._open)
+
     def stats(self) -> dict[str, Any]:
         """Counters and settings, under names that stay."""
         with self._held() as loaded:
@@ -90,8 +98,11 @@ class Runtime:
 
     def explain(self) -> str:
         """What was compiled: each unique piece, what the passes did to it, and its kernels."""
-        compiled = self._open.parts.compiled
-        return "the model runs eagerly: nothing was compiled" if compiled is None else explain_text(compiled)
+        loaded = self._open
+        compiled = loaded.parts.compiled
+        text = "the model runs eagerly: nothing was compiled" if compiled is None else explain_text(compiled)
+        late = [f"built in the middle of a request: {what}" for what in loaded.late_builds.events]
+        return "\n".join([text, *late])
 
     def close(self) -> None:
         """Abort what is running and give back memory; a second call does nothing."""
@@ -181,7 +192,8 @@ class Runtime:
         with self._held() as loaded:
             self._step_lock.acquire(blocking=False)  # no other thread has it: at worst, an interrupt left it
             try:
-                loaded.engine.step()
+                with watched(loaded.late_builds):
+                    loaded.engine.step()
             finally:
                 self._step_lock.release()
 

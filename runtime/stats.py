@@ -19,23 +19,24 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
         },
         "preemptions": scheduler.num_preemptions,
         "prefix_cache": {"queried_tokens": 0, "hit_tokens": 0},
-        "compile": _compile_stats(loaded.parts.compiled),
+        "compile": _compile_stats(loaded.parts.compiled, len(loaded.late_builds.events)),
         "cuda_graphs": _graph_stats(loaded.assembled),
         "startup": loaded.startup | {"first_token": loaded.engine.first_token_seconds},
         "resolved": _resolved_stats(loaded),
     }
 
 
-def _compile_stats(compiled: Compiled | None) -> dict[str, Any]:
-    """A bound plan has no way back to the compiler, so nothing is compiled after the start."""
+def _compile_stats(compiled: Compiled | None, num_late: int) -> dict[str, Any]:
+    """A bound plan has no way back to the compiler; what is built after the start are kernels of ops."""
     if compiled is None:
-        return {"pieces": 0, "unique_pieces": 0, "compiled": 0, "loaded": 0, "recompiles": 0, "seconds": 0.0}
+        counts = dict.fromkeys(("pieces", "unique_pieces", "compiled", "loaded"), 0)
+        return {**counts, "recompiles": num_late, "seconds": 0.0}
     return {
         "pieces": compiled.num_pieces,
         "unique_pieces": len(compiled.plan.pieces),
         "compiled": compiled.num_compiled,
         "loaded": compiled.num_loaded,
-        "recompiles": 0,
+        "recompiles": num_late,
         "seconds": sum(compiled.seconds.values()),
     }
 

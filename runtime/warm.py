@@ -1,0 +1,112 @@
+"""What serving with some settings needs from the cache: noted when it ran, checked before it runs again."""
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import custom_ops
+from ..common.errors import NotWarmError
+from ..common.logging import get_logger
+from ..common.store import Store
+from ..compiler import cache
+from ..custom_ops.build import CSRC, find_built
+from ..custom_ops.ledger import KERNELS, LEDGER, TRITON
+from .config import Resolved, RuntimeConfig
+
+logger = get_logger("runtime")
+
+SERVING = "serving"  # the store's names for these notes
+PACKAGES = ("triton", "flash-attn-4", "flash-attn", "flash-attn-3")  # whose kernels may serve an op
+
+
+@dataclass(slots=True)
+class LateBuilds:
+    """Told of everything that is built once a runtime is ready: an error in strict mode, else an event."""
+
+    strict: bool
+    events: list[str] = field(default_factory=list)
+
+    def __call__(self, what: str) -> None:
+        message = f"{what} was not ready when the runtime was: it is built in the middle of a request"
+        if self.strict:
+            raise NotWarmError(f"{message}; run `lamina warmup` with these settings, or leave strict mode")
+        self.events.append(what)
+        logger.warning("%s", message)
+
+
+def permit(what: str) -> None:
+    """Asked before a build where anything may be built."""
+    logger.info("building %s", what)
+
+
+def refuse(what: str) -> None:
+    """Asked before a build where nothing may be built."""
+    raise NotWarmError(f"{what} is not in the cache {LEDGER.store.root}; run `lamina warmup`")
+
+
+def serving_factors(
+    config: RuntimeConfig, resolved: Resolved, plan: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Everything that decides which compiled things a runtime uses; no path and no model name among it."""
+    compiled = config.compile_config
+    return {
+        **(plan or {"plan": "eager"}),
+        "dtype": str(resolved.dtype),
+        "attention": config.attention,
+        "sizes": [resolved.max_num_seqs, resolved.max_num_batched_tokens, resolved.max_model_len],
+        "block_size": resolved.block_size,
+        "cuda_graphs": compiled.cuda_graphs if compiled else "off",
+        "kernels": cache.hash_files(_kernel_sources()),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+    }
+
+
+def note(store: Store, factors: Mapping[str, Any], plan: str | None) -> None:
+    """Write down what this process has used, if the store does not say so yet."""
+    used = {kind: sorted({one.key for one in LEDGER.used if one.kind == kind}) for kind in (KERNELS, TRITON)}
+    record = {"factors": cache.summary(factors), "plan": plan, "names": _names(), **used}
+    key = serving_key(factors)
+    if store.read_ref(SERVING, key) != record:
+        store.write_ref(SERVING, key, record)
+
+
+def serving_key(factors: Mapping[str, Any]) -> str:
+    """The name of a note."""
+    return hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
+
+
+def missing_kernels(store: Store, factors: Mapping[str, Any]) -> list[str]:
+    """What would have to be built, apart from the plan; says which setting differs where none was noted."""
+    record = store.read_ref(SERVING, serving_key(factors))
+    if not isinstance(record, dict):
+        return [f"a warm-up with these settings: {cache.nearest(factors, store, SERVING)}"]
+    names = record.get("names", {})
+    lost = [key for key in record.get(KERNELS, ()) if find_built(store, key) is None]
+    lost += [key for key in record.get(TRITON, ()) if not _has_triton(store, key)]
+    return [f"the kernel of {names.get(key, '?')} ({key[:16]})" for key in lost]
+
+
+def _has_triton(store: Store, key: str) -> bool:
+    folder = store.root / "outside" / TRITON / key
+    return any(folder.glob("*.cubin")) and any(folder.glob("__grp__*.json"))
+
+
+def _names() -> dict[str, str]:
+    return {one.key: one.op for one in LEDGER.used}
+
+
+def _kernel_sources() -> Iterator[Path]:
+    yield from (path for path in CSRC.rglob("*") if path.suffix in (".cpp", ".h", ".cu", ".cuh"))
+    folder = Path(custom_ops.__file__ or "").parent
+    yield from (path for path in folder.rglob("*") if path.suffix in (".py", ".json"))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
