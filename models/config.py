@@ -1,6 +1,5 @@
 """What a checkpoint's config.json and generation_config.json say, checked and in one shape."""
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +8,9 @@ from typing import Any, Self
 import torch
 
 from ..common.errors import ConfigError, LoadError, UnsupportedError
-from ..common.logging import get_logger, log_once
 from .fields import Fields, read_json
 from .registry import find_model
-from .rope_config import RopeConfig, read_rope, refuse
-
-logger = get_logger("models.config")
+from .rope_config import RopeConfig, mention_unknown, read_rope, refuse
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
@@ -171,7 +167,7 @@ class ModelConfig:
         own = dict(definition.config(fields))
         config = cls(architecture=architecture, **_common(fields, own) | own)
         refuse(fields, REFUSED_FIELDS)
-        _mention_unknown(fields)
+        mention_unknown(fields, REFUSED_FIELDS.keys() | IGNORED_FIELDS)
         return config
 
 
@@ -256,14 +252,6 @@ def _architecture(fields: Fields) -> str:
             "architectures", fields.values.get("architectures"), 'a list such as ["LlamaForCausalLM"]'
         )
     return names[0]
-
-
-def _mention_unknown(fields: Fields) -> None:
-    """Say once which fields of config.json are passed over though nothing is known of them."""
-    unknown = sorted(fields.unread.keys() - REFUSED_FIELDS.keys() - IGNORED_FIELDS)
-    if unknown:
-        message = f"{fields.origin}: fields that Lamina does not know are passed over: {', '.join(unknown)}"
-        log_once(logger, logging.WARNING, message)
 
 
 def _dtype(fields: Fields) -> torch.dtype:

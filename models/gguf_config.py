@@ -1,6 +1,5 @@
 """What a GGUF file's metadata says, in the fields of a config.json, and how families name their tensors."""
 
-import logging
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -13,14 +12,11 @@ import numpy.typing as npt
 import torch
 
 from ..common.errors import LoadError, UnsupportedError
-from ..common.logging import get_logger, log_once
 from .config import ARCHITECTURE_OF_MODEL_TYPE
 from .fields import Fields
 from .gguf_file import GGUFFile, chunks
 from .rope import llama3_divisors
-from .rope_config import RopeConfig
-
-logger = get_logger("models.gguf")
+from .rope_config import RopeConfig, mention_unknown
 
 DIVISORS, SHORT_DIVISORS, LONG_DIVISORS = (
     f"{name}.weight" for name in ("rope_freqs", "rope_factors_short", "rope_factors_long")
@@ -122,7 +118,7 @@ def checkpoint_config(file: GGUFFile, dtype: torch.dtype) -> dict[str, Any]:
         raise UnsupportedError(
             f"{file.path} rotates {rotated} of {config['head_dim']} dimensions of a head, wanted all"
         )
-    _mention_unknown(own)
+    mention_unknown(own, IGNORED)
     return config
 
 
@@ -152,13 +148,6 @@ def _own_metadata(file: GGUFFile) -> Fields:
     prefix = f"{file.metadata['general.architecture']}."
     values = {name[len(prefix) :]: value for name, value in file.metadata.items() if name.startswith(prefix)}
     return Fields(values, f"{file.path}: {prefix}*")
-
-
-def _mention_unknown(own: Fields) -> None:
-    unknown = sorted(own.unread.keys() - IGNORED)
-    if unknown:
-        message = f"{own.origin}: metadata that Lamina does not know is passed over: {', '.join(unknown)}"
-        log_once(logger, logging.WARNING, message)
 
 
 def _end_tokens(file: GGUFFile) -> dict[str, Any]:

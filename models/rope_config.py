@@ -1,7 +1,7 @@
 """What config.json says of the rotary position embedding, in one shape for all its spellings."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,11 @@ REFUSED_FIELDS: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, 1.0),
     "rope_interleaved": (False,),
     "mrope_section": (),
+}
+# Fields that some rope_type uses, and that are passed over beside another.
+KNOWN_FIELDS = {
+    *("rope_type", "type", "factor", "low_freq_factor", "high_freq_factor", "attention_factor", "finetuned"),
+    *("original_max_position_embeddings", *REFUSED_FIELDS),
 }
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -105,6 +110,7 @@ def read_rope(fields: Fields, *, partial: bool = False) -> RopeConfig:
         rotated_share=rope.number("partial_rotary_factor", share) if partial else 1.0,
     )
     refuse(rope, REFUSED_FIELDS)
+    mention_unknown(rope, KNOWN_FIELDS)
     return config
 
 
@@ -116,6 +122,14 @@ def refuse(fields: Fields, refused: Mapping[str, tuple[Any, ...]]) -> None:
             raise UnsupportedError(
                 f"{fields.origin}: {name} is {value!r}, which Lamina does not do; supported is {wanted}"
             )
+
+
+def mention_unknown(fields: Fields, known: Collection[str]) -> None:
+    """Say once which fields are passed over though nothing is known of them."""
+    unknown = sorted(name for name in fields.unread if name not in known)
+    if unknown:
+        message = f"{fields.origin}: what Lamina does not know is passed over: {', '.join(unknown)}"
+        log_once(logger, logging.WARNING, message)
 
 
 def _original_length(

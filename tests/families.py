@@ -66,7 +66,9 @@ class Family:
 
 FAMILIES = {
     "mistral": Family(prefix="Mistral", changes={"sliding_window": WINDOW}),
-    "mistral-full": Family(prefix="Mistral", changes={"sliding_window": None, "head_dim": 24}),
+    "mistral-full": Family(
+        prefix="Mistral", changes={"sliding_window": None, "head_dim": 24, "vocab_size": 323}
+    ),
     "qwen2": Family(prefix="Qwen2", changes={"sliding_window": WINDOW}),
     "qwen2-windows": Family(
         prefix="Qwen2",

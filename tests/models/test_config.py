@@ -113,6 +113,18 @@ def test_fields_that_change_nothing_are_passed_over() -> None:
     assert read(**neutral, rope_interleaved=False, initializer_range=0.02) == read()
 
 
+@pytest.mark.parametrize(
+    "changes", [{"novelty": 2}, {"rope_parameters": {"rope_type": "default", "novelty": 2}}], ids=str
+)
+def test_a_field_of_which_nothing_is_known_is_named_in_a_warning(
+    changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ModelConfig.from_dict({**SIZES, **changes}, origin=f"config with {sorted(changes)}")
+    assert config == read()
+    (record,) = caplog.records
+    assert record.message.endswith("what Lamina does not know is passed over: novelty")
+
+
 def test_an_unknown_architecture_is_refused_before_anything_else_is_read() -> None:
     with pytest.raises(
         UnsupportedError, match=r"'OtherForCausalLM' is not known; known are.*LlamaForCausalLM"
