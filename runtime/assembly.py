@@ -70,7 +70,9 @@ def assemble(parts: Parts, progress: Progress) -> Assembled:
     if graphs is not None:
         decode, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
         runner.record(decode, mixed, lambda done: progress("graphs", done, ""))
-    kv_cache = KVCacheManager(BlockPool(resolved.num_kv_blocks), resolved.block_size)
+    kv_cache = KVCacheManager(
+        BlockPool(resolved.num_kv_blocks), resolved.block_size, prefix_cache=parts.config.prefix_cache
+    )
     limits = SchedulerConfig(
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,

@@ -31,6 +31,7 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "dtype": ((str, torch.dtype), f"auto or one of {', '.join(DTYPES)}"),
     "device": ((str, torch.device), "auto, cpu or cuda"),
     "memory_fraction": ((float, int), "above 0, at most 1"),
+    "prefix_cache": ((bool,), "True or False"),
     "compile": ((bool, CompileConfig), "True, False or a CompileConfig"),
     "attention": ((str,), "auto or the name of a provider"),
     "cache_dir": ((str, Path, NoneType), "a folder or None"),
@@ -62,6 +63,7 @@ class RuntimeConfig:
     block_size: int | None = None
     num_kv_blocks: int | None = None
     memory_fraction: float = 0.9
+    prefix_cache: bool = True
     compile: bool | CompileConfig = True
     numerics: Numerics = "fast"
     attention: str = "auto"

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .detokenizer import IncrementalDetokenizer
+from .latency import Latencies
 from .model_runner import ModelRunner, StepHandle
 from .outputs import CompletionOutput, RequestOutput, RequestTimes, StreamDelta
 from .request import Request
@@ -54,6 +55,8 @@ class Generation:
             prompt_token_ids=request.prompt_token_ids,
             outputs=(answer,),
             times=RequestTimes(queued=times.queued, first_token=times.first_token, finished=times.finished),
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
         )
 
 
@@ -72,6 +75,7 @@ class Engine:
         self._pending: deque[tuple[SchedulerOutput, StepHandle]] = deque()
         self._generations: dict[str, Generation] = {}
         self._attentive: set[str] = set()  # those that want each token, not the answer alone
+        self.latencies = Latencies()
         self.first_token_seconds: float | None = None  # of the first request of all, from its arrival
 
     def add(self, generation: Generation) -> None:
@@ -85,9 +89,8 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """End a request wherever it stands and give its blocks back; False for one that is not live."""
         aborted = self.scheduler.abort(request_id)
-        generation = self._forget(request_id)
-        if aborted and generation is not None:
-            _emit(generation, generation.detokenizer.finish() if generation.detokenizer else "", ())
+        if aborted:
+            self._tell_end(request_id)
         if self._pending and not self.scheduler.has_work:
             self._advance(self._finish_pending)
         return aborted
@@ -118,6 +121,8 @@ class Engine:
             raise
 
     def _step(self) -> None:
+        for request in self.scheduler.expire():
+            self._tell_end(request.request_id)
         plan = self.scheduler.schedule()
         if plan is not None:
             self._at_model = plan
@@ -165,7 +170,14 @@ class Engine:
             if request.finish_reason is not None or request.request_id in self._attentive:
                 self._extend(self._generations[request.request_id])
                 if request.finish_reason is not None:
+                    self.latencies.add(request)
                     self._forget(request.request_id)
+
+    def _tell_end(self, request_id: str) -> None:
+        """Give out what is left of the text of a request that has ended between two tokens."""
+        generation = self._forget(request_id)
+        if generation is not None:
+            _emit(generation, generation.detokenizer.finish() if generation.detokenizer else "", ())
 
     def _forget(self, request_id: str) -> Generation | None:
         self._attentive.discard(request_id)

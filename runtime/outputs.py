@@ -36,12 +36,31 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     times: RequestTimes
-    num_cached_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt, whose keys and values were in the cache
+    num_preemptions: int = 0
 
     @property
     def text(self) -> str:
         """The text of the first answer."""
         return self.outputs[0].text
+
+    @property
+    def seconds_to_first_token(self) -> float | None:
+        """From being queued to its first token; None without a token."""
+        first = self.times.first_token
+        return None if first is None else first - self.times.queued
+
+    @property
+    def seconds_between_tokens(self) -> float | None:
+        """From its first token to its end, for each further token; None with fewer than two."""
+        first, finished, num_tokens = self.times.first_token, self.times.finished, self._num_tokens
+        if first is None or finished is None or num_tokens < 2:
+            return None
+        return (finished - first) / (num_tokens - 1)
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.outputs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -104,6 +104,27 @@ class SamplingParams:
         )  # only while being built: a checked value in its one stored form
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestOptions:
+    """How a request is served, whatever it samples.
+
+    priority: lower is served first; one step of it outweighs an hour of waiting, so that nobody waits for
+    ever. timeout: seconds from now after which the request ends with what it has. cache_salt: only requests
+    of the same salt share blocks of the cache, so that nobody learns from the time taken what others asked.
+    """
+
+    priority: int = 0
+    timeout: float | None = None
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        if _as_int(self.priority) is None:
+            raise RequestError(f"priority is {self.priority!r}; wanted an integer, lower first")
+        _number("timeout", self.timeout, "of seconds, above 0", zero=False)
+        if not isinstance(self.cache_salt, str):
+            raise RequestError(f"cache_salt is {self.cache_salt!r}; wanted a string")
+
+
 @dataclass(slots=True)
 class Timeline:
     """When things happened to a request, by time.monotonic(); None where they have not."""
@@ -130,14 +151,26 @@ class Request:
     )  # every EOS id and the caller's; with ignore_eos the caller's alone
     max_total_tokens: int
     output_token_ids: list[int] = field(default_factory=list)
+    priority: int = 0  # lower is served first
+    timeout: float | None = None  # seconds from when it is queued
+    cache_salt: str = ""  # blocks are shared only with requests of the same one
     row: int = -1  # in the scheduler's Rows; -1: in none
     last_step: int = 0  # the last step that had a part of it, as of when it left its row
+    num_computed: int = 0  # tokens in its blocks, as of when it left its row
+    num_cached_tokens: int = 0  # of the prompt, found in the cache when it was first let in
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_preemptions: int = 0
     arrival: int = -1
+    rank: tuple[float, int] = (0.0, -1)  # lower ones are served first
     times: Timeline = field(default_factory=Timeline)
+
+    @property
+    def deadline(self) -> float | None:
+        """When its time is up, by the clock of its times; None for one that has all the time."""
+        queued = self.times.queued
+        return None if self.timeout is None or queued is None else queued + self.timeout
 
     @property
     def num_tokens(self) -> int:

@@ -17,6 +17,7 @@ COUNTS = (
     "in_flight",  # tokens sampled by steps launched and not yet read
     "limit",  # tokens it may have in all
     "num_prompt",
+    "to_fill",  # tokens it had when it got its row: until they are computed, it catches up
     "may_stop",  # tokens from which on the next one may be an id that stops
     "newest",  # the last token the host has read
     "place",  # of its token among the samples of the last step launched, or ON_HOST
@@ -28,7 +29,7 @@ COUNTS = (
 
 
 class Rows:
-    """Requests in order of arrival; row i is row i of the arena, and of every column here.
+    """Requests in order of rank; row i is row i of the arena, and of every column here.
 
     Columns are as long as there can be rows; those from len(rows) on hold nothing.
     """
@@ -41,6 +42,7 @@ class Rows:
             self.in_flight,
             self.limit,
             self.num_prompt,
+            self.to_fill,
             self.may_stop,
             self.newest,
             self.place,
@@ -57,7 +59,7 @@ class Rows:
         return len(self.requests)
 
     def append(self, request: Request, *, blocks: int, computed: int = 0, in_flight: int = 0) -> None:
-        """A row for a request that is younger than all."""
+        """A row for a request after all others, wherever it ranks."""
         row = request.row = len(self.requests)
         self.requests.append(request)
         self._changed()
@@ -69,6 +71,7 @@ class Rows:
             in_flight,
             request.max_total_tokens,
             num_prompt,
+            request.num_tokens,
             num_prompt + request.params.min_tokens,
             newest,
             ON_HOST,
@@ -87,6 +90,7 @@ class Rows:
         for request in self.requests[first:]:
             if gone[request.row]:
                 request.last_step = int(self.last_step[request.row])
+                request.num_computed = int(self.computed[request.row])
         self.requests, left = [self.requests[row] for row in kept], self.requests[first:]
         self._changed()
         self._counts[:, : len(kept)] = self._counts[:, kept]
@@ -95,6 +99,20 @@ class Rows:
             request.row = -1
         for row, request in enumerate(self.requests[first:], start=first):
             request.row = row
+
+    def sort(self) -> Ints | None:
+        """Put everyone where they rank; returns which row each was in, None where nobody moves."""
+        ranks = [request.rank for request in self.requests]
+        moved = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), np.int64)
+        if np.array_equal(moved, np.arange(len(ranks))):
+            return None
+        self.requests = [self.requests[row] for row in moved]
+        self._changed()
+        self._counts[:, : len(moved)] = self._counts[:, moved]
+        self.sampling[: len(moved)] = self.sampling[moved]
+        for row, request in enumerate(self.requests):
+            request.row = row
+        return moved
 
     def check(self, in_flight: Mapping[Request, int]) -> None:
         """Every column says what the requests do; for tests."""

@@ -16,7 +16,14 @@ from .detokenizer import IncrementalDetokenizer
 from .engine import Generation
 from .loading import Loaded, load, note_use
 from .outputs import RequestOutput, StreamDelta
-from .request import Request, SamplingParams, check_prompt, stopping_token_ids, total_tokens
+from .request import (
+    Request,
+    RequestOptions,
+    SamplingParams,
+    check_prompt,
+    stopping_token_ids,
+    total_tokens,
+)
 from .stats import collect_stats
 from .tokenizer import Tokenizer
 
@@ -47,9 +54,14 @@ class Runtime:
         """
         return cls(RuntimeConfig(model=model, **settings), progress)
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[RequestOutput]:
-        """The answer to each prompt, in order; all are checked before the first is started."""
-        generations = self._prepare_all(_as_list(prompts), params)
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, **options: Any
+    ) -> list[RequestOutput]:
+        """The answer to each prompt, in order; all are checked before the first is started.
+
+        options: the fields of RequestOptions.
+        """
+        generations = self._prepare_all(_as_list(prompts), params, RequestOptions(**options))
         try:
             self._start(generations)
             for generation in generations:
@@ -59,27 +71,29 @@ class Runtime:
             self._abandon(generations)
         return [generation.output() for generation in generations]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamDelta]:
-        """The answer to one prompt as it is written.
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> Iterator[StreamDelta]:
+        """The answer to one prompt as it is written; options are the fields of RequestOptions.
 
         The prompt is checked now and queued when the first piece is asked for; closing the iterator, or
         dropping it, aborts the request.
         """
-        generation = self._prepare(_checked_kind(prompt), params)
+        generation = self._prepare(_checked_kind(prompt), params, RequestOptions(**options))
         generation.deltas = deque()
         return self._stream(generation, generation.deltas)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
     ) -> RequestOutput:
         """The answer to a conversation, [{"role": …, "content": …}, …], through the model's chat template."""
-        return self.generate([self.apply_chat_template(messages)], params)[0]
+        return self.generate([self.apply_chat_template(messages)], params, **options)[0]
 
     def stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
     ) -> Iterator[StreamDelta]:
         """chat(), as it is written."""
-        return self.stream(self.apply_chat_template(messages), params)
+        return self.stream(self.apply_chat_template(messages), params, **options)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids of a conversation, ready for an answer."""
@@ -131,18 +145,20 @@ class Runtime:
             )
         return tokenizer
 
-    def _prepare_all(self, prompts: Sequence[Prompt], params: Params) -> list[Generation]:
+    def _prepare_all(
+        self, prompts: Sequence[Prompt], params: Params, options: RequestOptions
+    ) -> list[Generation]:
         generations = []
         for index, (prompt, own) in enumerate(zip(prompts, _one_each(params, len(prompts)), strict=True)):
             try:
-                generations.append(self._prepare(prompt, own))
+                generations.append(self._prepare(prompt, own, options))
             except RequestError as error:
                 if len(prompts) == 1:
                     raise
                 raise RequestError(f"prompts[{index}]: {error}") from error
         return generations
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams | None) -> Generation:
+    def _prepare(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> Generation:
         """A request that is checked and has all it needs; nothing is queued yet."""
         loaded = self._open
         if params is not None and not isinstance(params, SamplingParams):
@@ -163,6 +179,9 @@ class Runtime:
             params=resolved,
             stop_token_ids=stopping_token_ids(resolved, loaded.eos_token_ids),
             max_total_tokens=total_tokens(len(checked), resolved, loaded.resolved.max_model_len),
+            priority=options.priority,
+            timeout=options.timeout,
+            cache_salt=options.cache_salt,
         )
         text = prompt if isinstance(prompt, str) else None
         return Generation(request=request, prompt=text, detokenizer=self._detokenizer(resolved))

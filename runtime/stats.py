@@ -11,14 +11,23 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
     """Counts of blocks, requests and pieces, seconds of the start, and the settings in force."""
     scheduler, pool = loaded.engine.scheduler, loaded.assembled.kv_cache.pool
     return {
-        "blocks": {"total": pool.num_usable, "free": pool.num_free, "cached": 0, "used": pool.num_used},
+        "blocks": {
+            "total": pool.num_usable,
+            "free": pool.num_free,
+            "cached": pool.num_cached,
+            "used": pool.num_used,
+        },
         "requests": {
             "waiting": scheduler.num_waiting,
             "running": scheduler.num_running,
             "finished": scheduler.num_finished,
         },
         "preemptions": scheduler.num_preemptions,
-        "prefix_cache": {"queried_tokens": 0, "hit_tokens": 0},
+        "prefix_cache": {
+            "queried_tokens": scheduler.num_queried_tokens,
+            "hit_tokens": scheduler.num_hit_tokens,
+        },
+        "latency": loaded.engine.latencies.summary(),
         "compile": _compile_stats(loaded.parts.compiled, len(loaded.late_builds.events)),
         "cuda_graphs": _graph_stats(loaded.assembled),
         "startup": loaded.startup | {"first_token": loaded.engine.first_token_seconds},

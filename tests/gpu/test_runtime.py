@@ -105,7 +105,7 @@ def test_blocks_that_move_and_batches_that_shrink_are_honoured_by_replays(
         stats = runtime.stats()
         assert stats["preemptions"] > 0
         assert stats["cuda_graphs"]["padded_tokens"] > 0
-        assert stats["blocks"]["free"] == stats["blocks"]["total"]
+        assert stats["blocks"]["free"] + stats["blocks"]["cached"] == stats["blocks"]["total"]
 
 
 def test_padding_rows_write_nothing_into_the_cache(open_runtime: Callable[..., Runtime]) -> None:

@@ -111,12 +111,13 @@ class Server:
         eos=(),
         next_token=hashed,
         depth=1,
+        prefix_cache=False,
     ):
         self.depth = depth  # steps launched before the oldest is read
         self.pending = deque()
         self.written = deque()  # the blocks that each pending step writes
         self.pool = BlockPool(blocks + 1)  # one is the null block
-        self.kv_cache = KVCacheManager(self.pool, block_size)
+        self.kv_cache = KVCacheManager(self.pool, block_size, prefix_cache=prefix_cache)
         self.config = SchedulerConfig(
             max_num_seqs=seqs,
             max_num_batched_tokens=budget,
@@ -137,10 +138,10 @@ class Server:
         self.model = PagedModel(block_size, next_token)
         self.requests = {}
 
-    def add(self, name, length, seed=0, **params):
-        """Queue a request with a random prompt of that many tokens, the same for the same seed."""
+    def add(self, name, length, seed=0, options=None, **params):
+        """Queue a request with that many tokens, or the first ones of what is random for the same seed."""
         prompt = check_prompt(
-            random.Random(seed).choices(range(VOCAB), k=length),
+            random.Random(seed).choices(range(VOCAB), k=length) if isinstance(length, int) else length,
             vocab_size=VOCAB,
             max_model_len=self.config.max_model_len,
             capacity_tokens=self.kv_cache.capacity_tokens,
@@ -152,6 +153,7 @@ class Server:
             params=params,
             stop_token_ids=stopping_token_ids(params, self.eos),
             max_total_tokens=total_tokens(len(prompt), params, self.config.max_model_len),
+            **(options or {}),
         )
         self.scheduler.add(request)
         self.requests[name] = request
@@ -255,15 +257,17 @@ def open_runtime(tiny_folder):
 
 
 def assert_idle(runtime):
-    """No request is live and every block is free."""
+    """No request is live and nobody holds a block."""
     stats = runtime.stats()
-    assert stats["blocks"]["free"] == stats["blocks"]["total"], stats["blocks"]
+    blocks = stats["blocks"]
+    assert blocks["free"] + blocks["cached"] == blocks["total"], blocks
+    assert blocks["used"] == 0, blocks
     assert stats["requests"]["running"] == stats["requests"]["waiting"] == 0, stats["requests"]
 
 
 @pytest.fixture(scope="session")
 def is_idle():
-    """is_idle(runtime) asserts that no request is live and every block is free."""
+    """is_idle(runtime) asserts that no request is live and nobody holds a block."""
     return assert_idle
 
 

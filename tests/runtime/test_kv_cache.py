@@ -1,5 +1,7 @@
 """Block tables: long enough for their tokens, no longer, and never half grown."""
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +11,29 @@ from lamina.runtime.block_pool import BlockPool
 from lamina.runtime.kv_cache import KVCacheManager
 
 
+@dataclass
+class Owner:
+    """What a table is made for."""
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    cache_salt: str = ""
+
+    def token_ids(self, start, stop):
+        return self.tokens[start:stop]
+
+
 def manager(blocks, block_size=4):
     return KVCacheManager(BlockPool(blocks + 1), block_size)
 
 
+def begin(cache, name, num_tokens, **how):
+    return cache.admit(Owner(name), num_tokens, **how)
+
+
 def test_a_table_grows_by_a_block_only_when_the_last_one_is_full():
     cache = manager(4)
+    begin(cache, "a", 0)
     lengths = []
     for num_tokens in range(1, 10):
         assert cache.grow("a", num_tokens)
@@ -24,7 +43,7 @@ def test_a_table_grows_by_a_block_only_when_the_last_one_is_full():
 
 def test_a_table_only_grows_at_its_end():
     cache = manager(4)
-    cache.grow("a", 5)
+    begin(cache, "a", 5)
     before = cache.block_ids("a")
     cache.grow("a", 8)
     assert cache.block_ids("a") == before
@@ -36,17 +55,17 @@ def test_a_table_only_grows_at_its_end():
 
 def test_growth_that_does_not_fit_changes_nothing():
     cache = manager(4)
-    assert cache.grow("a", 8)
+    assert begin(cache, "a", 8) == 0
     before = cache.block_ids("a")
     assert not cache.grow("a", 17)
-    assert not cache.grow("b", 9)
+    assert begin(cache, "b", 9) is None
     assert (cache.block_ids("a"), cache.pool.num_free) == (before, 2)
     cache.check({"a": 8})
 
 
 def test_freeing_twice_or_freeing_nothing_is_harmless():
     cache = manager(4)
-    cache.grow("a", 8)
+    begin(cache, "a", 8)
     for name in ("a", "a", "never seen"):
         cache.free(name)
     assert cache.pool.num_free == 4
@@ -55,19 +74,16 @@ def test_freeing_twice_or_freeing_nothing_is_harmless():
 
 def test_the_end_of_a_freed_table_is_reused_before_its_beginning():
     cache = manager(3)
-    cache.grow("a", 12)
+    begin(cache, "a", 12)
     first, second, third = cache.block_ids("a")
     cache.free("a")
-    cache.grow("b", 12)
+    begin(cache, "b", 12)
     assert cache.block_ids("b") == (third, second, first)
 
 
 def test_fitting_counts_the_blocks_to_spare():
-    cache = manager(4)
-    assert cache.can_fit(16)
-    assert not cache.can_fit(17)
-    assert cache.can_fit(12, spare_blocks=1)
-    assert not cache.can_fit(13, spare_blocks=1)
+    for num_tokens, spare, fits in ((16, 0, True), (17, 0, False), (12, 1, True), (13, 1, False)):
+        assert (begin(manager(4), "a", num_tokens, spare_blocks=spare) is not None) == fits
 
 
 def test_the_capacity_leaves_out_the_null_block():
@@ -82,14 +98,14 @@ def test_a_block_size_below_one_is_refused():
 @pytest.mark.parametrize("lengths", [{}, {"a": 9}, {"a": 8, "b": 1}])
 def test_the_check_finds_tables_that_do_not_match_their_requests(lengths):
     cache = manager(4)
-    cache.grow("a", 8)
+    begin(cache, "a", 8)
     with pytest.raises(AssertionError):
         cache.check(lengths)
 
 
 def test_the_check_finds_a_block_held_outside_every_table():
     cache = manager(4)
-    cache.grow("a", 8)
+    begin(cache, "a", 8)
     cache.pool.allocate(1)
     with pytest.raises(AssertionError, match="2 blocks in tables, 3 used"):
         cache.check({"a": 8})
@@ -108,7 +124,9 @@ def test_any_history_keeps_tables_exact(blocks, block_size, events):
         else:
             room = cache.pool.num_free * block_size
             held = -(-lengths.get(name, 0) // block_size) * block_size
-            assert cache.grow(name, num_tokens) == (num_tokens <= held + room)
+            known = name in lengths
+            grown = cache.grow(name, num_tokens) if known else begin(cache, name, num_tokens) is not None
+            assert grown == (num_tokens <= held + room)
             if num_tokens <= held + room:
                 lengths[name] = max(num_tokens, lengths.get(name, 0))
         cache.check(lengths)

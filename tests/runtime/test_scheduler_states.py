@@ -36,6 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.none() | st.integers(1, 5),
         eos=st.sets(TOKENS, max_size=1),
         depth=st.integers(1, 3),
+        prefix_cache=st.booleans(),
     )
     def start(self, eos, **limits):
         self.server = self.make_server(eos=tuple(eos), **limits)
@@ -44,15 +45,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         length=st.integers(1, 16),
-        seed=st.integers(0, 5),
+        seed=st.integers(0, 3),
+        options=st.fixed_dictionaries(
+            {"priority": st.integers(-1, 1), "cache_salt": st.sampled_from(["", "", "salt"])}
+        ),
         max_tokens=st.none() | st.integers(1, 20),
         min_tokens=st.integers(0, 4),
         stop_token_ids=st.lists(TOKENS, max_size=2),
         ignore_eos=st.booleans(),
     )
-    def add(self, length, seed, max_tokens, min_tokens, stop_token_ids, ignore_eos):
+    def add(self, length, seed, options, max_tokens, min_tokens, stop_token_ids, ignore_eos):
         limit = min(self.server.config.max_model_len - 1, self.server.kv_cache.capacity_tokens)
         arguments = {"max_tokens": max_tokens, "stop_token_ids": stop_token_ids, "ignore_eos": ignore_eos}
+        arguments["options"] = options
         arguments["min_tokens"] = min(min_tokens, max_tokens or min_tokens)
         if length > limit:
             with pytest.raises(RequestError):
@@ -107,15 +112,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def launch(self):
         live, pending = self.live(), len(self.server.pending)
-        before = {r: (len(r.output_token_ids), self.scheduler.num_computed_tokens(r)) for r in live}
+        running = [r for r in live if r.status is RequestStatus.RUNNING]
+        first = min(running or live, key=lambda r: r.rank, default=None)
+        before = first and self.scheduler.num_computed_tokens(first)
         plan = self.server.launch()
         if plan is not None:
             self.check_plan(plan)
         assert plan is not None or pending or not live
         if live and not pending:
-            assert self.scheduler.num_computed_tokens(live[0]) > before[live[0]][1] or live[0].row < 0, (
-                "the oldest request did not advance"
-            )
+            assert first.request_id in plan.request_ids, "the first of those that run did not advance"
+            assert self.scheduler.num_computed_tokens(first) > before
 
     def check_plan(self, plan):
         config, parts = self.server.config, self.server.parts(plan)
@@ -144,7 +150,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.scheduler.check()
         pool = self.server.pool
-        assert pool.num_free + pool.num_used == pool.num_usable
+        assert pool.num_free + pool.num_used + pool.num_cached == pool.num_usable
         statuses = [r.status for r in self.server.requests.values()]
         assert self.scheduler.num_finished == statuses.count(RequestStatus.FINISHED)
         assert self.scheduler.num_running == statuses.count(RequestStatus.RUNNING)

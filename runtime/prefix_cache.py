@@ -1,0 +1,145 @@
+"""Which full blocks hold which tokens after which others: hashes to find them, tokens to be sure."""
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import xxhash
+
+
+@dataclass(slots=True, eq=False)
+class CachedBlock:
+    """A full block whose contents are known: its tokens, and what comes before them."""
+
+    block_id: int
+    digest: bytes
+    token_ids: bytes  # int32
+    parent: "CachedBlock | str"  # the block before it; of a first one the salt
+    step: int  # the last one that writes into it
+    children: "set[CachedBlock]" = field(default_factory=set)
+
+
+class Chain:
+    """One request's tokens as full blocks, hashed as far as was asked for."""
+
+    def __init__(self, salt: str, read: Callable[[int, int], Iterable[int]]) -> None:
+        self.salt = salt
+        self.entries: list[CachedBlock] = []  # what is known of its beginning, as of the last look
+        self._read = read  # the tokens from one position to before another
+        self._blocks: list[tuple[bytes, bytes]] = []
+
+    def block(self, index: int, cache: "PrefixCache") -> tuple[bytes, bytes]:
+        """Hash and tokens of a full block."""
+        while len(self._blocks) <= index:
+            start = len(self._blocks) * cache.block_size
+            token_ids = np.array(self._read(start, start + cache.block_size), np.int32).tobytes()
+            before = self._blocks[-1][0] if self._blocks else self.salt.encode()
+            self._blocks.append((cache.digest(before + token_ids), token_ids))
+        return self._blocks[index]
+
+
+class PrefixCache:
+    """An index of full blocks by the hash of their tokens and of all before them.
+
+    A hash only finds a candidate: a hit has the same tokens after the same block, so that neither equal
+    hashes nor equal tokens after other ones are mistaken for it. Of several blocks with one hash, the first
+    is known. When a block is forgotten, so is what comes after it, as nothing could find that any more.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._seed = secrets.randbits(64)  # so that nobody can prepare prompts of equal hash
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._by_block)
+
+    def clear(self) -> None:
+        """Nothing is known."""
+        self._by_digest: dict[bytes, CachedBlock] = {}
+        self._by_block: dict[int, CachedBlock] = {}
+
+    def digest(self, contents: bytes) -> bytes:
+        """128 bits of hash."""
+        hashed: bytes = xxhash.xxh3_128_digest(contents, self._seed)
+        return hashed
+
+    def match(self, chain: Chain, num_blocks: int) -> list[CachedBlock]:
+        """The blocks that hold the beginning of a chain, that many at most."""
+        found: list[CachedBlock] = []
+        for index in range(num_blocks):
+            digest, token_ids = chain.block(index, self)
+            entry = self._by_digest.get(digest)
+            if entry is None or not _is(entry, token_ids, found[-1] if found else chain.salt):
+                break
+            found.append(entry)
+        return found
+
+    def commit(self, chain: Chain, block_ids: Sequence[int], step: int) -> list[int]:
+        """Enter what is not known of a chain's first blocks, which these hold; returns those entered."""
+        entries, entered = chain.entries, []
+        while entries and self._by_block.get(entries[-1].block_id) is not entries[-1]:
+            entries.pop()  # forgotten since: the last ones first
+        for index in range(len(entries), len(block_ids)):
+            parent = entries[-1] if entries else chain.salt
+            digest, token_ids = chain.block(index, self)
+            entry = self._by_digest.get(digest)
+            if entry is None:
+                entry = self._enter(CachedBlock(block_ids[index], digest, token_ids, parent, step))
+                entered.append(entry.block_id)
+            elif not _is(entry, token_ids, parent):
+                break  # another block with this hash: neither it nor what follows can be entered
+            entries.append(entry)
+        return entered
+
+    def drop(self, block_id: int) -> list[int]:
+        """Forget a block and those that come after it; returns them all."""
+        first = self._by_block[block_id]
+        if isinstance(first.parent, CachedBlock):
+            first.parent.children.discard(first)
+        dropped, left = [], [first]
+        while left:
+            entry = left.pop()
+            left.extend(entry.children)
+            entry.children.clear()
+            del self._by_digest[entry.digest], self._by_block[entry.block_id]
+            dropped.append(entry.block_id)
+        return dropped
+
+    def drop_since(self, step: int) -> set[int]:
+        """Forget the blocks that this step or a later one writes into; returns them."""
+        dropped: set[int] = set()
+        for block_id in [entry.block_id for entry in self._by_block.values() if entry.step >= step]:
+            if block_id not in dropped:
+                dropped.update(self.drop(block_id))
+        return dropped
+
+    def block_ids(self) -> Iterable[int]:
+        """Every block that is known."""
+        return self._by_block.keys()
+
+    def check(self) -> None:
+        """Each entry is where its hash and its block say, and so is what it comes after; for tests."""
+        assert {*self._by_digest.values()} == {*self._by_block.values()}
+        for block_id, entry in self._by_block.items():
+            assert entry.block_id == block_id, f"block {block_id} is entered as {entry.block_id}"
+            assert self._by_digest[entry.digest] is entry
+            parent = entry.parent
+            before = parent.digest if isinstance(parent, CachedBlock) else parent.encode()
+            assert entry.digest == self.digest(before + entry.token_ids), f"block {block_id}: another hash"
+            if isinstance(parent, CachedBlock):
+                assert self._by_block.get(parent.block_id) is parent, f"block {block_id} has lost its parent"
+                assert entry in parent.children
+
+    def _enter(self, entry: CachedBlock) -> CachedBlock:
+        assert entry.block_id not in self._by_block, f"block {entry.block_id} is entered twice"
+        self._by_digest[entry.digest] = self._by_block[entry.block_id] = entry
+        if isinstance(entry.parent, CachedBlock):
+            entry.parent.children.add(entry)
+        return entry
+
+
+def _is(entry: CachedBlock, token_ids: bytes, parent: CachedBlock | str) -> bool:
+    """Whether a block holds these tokens after that one."""
+    return entry.token_ids == token_ids and entry.parent == parent
