@@ -138,9 +138,7 @@ def oracle_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
     return logits
 
 
-def oracle_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
-    """The likeliest tokens one after another, each from a run over all before it."""
-    ids = list(prompt)
-    for _ in range(count):
-        ids.append(int(oracle_logits(model, ids)[-1].argmax()))
-    return ids[len(prompt) :]
+def oracle_choices(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """The likeliest token at each place of an answer, after the tokens before it: a greedy one is its own."""
+    logits = oracle_logits(model, [*prompt, *answer])
+    return [int(token) for token in logits[len(prompt) - 1 : -1].argmax(dim=-1)]
