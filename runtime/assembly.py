@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ..common.progress import Progress
+from ..common.store import Store
 from ..compiler.compile import Compiled
 from ..compiler.cuda_graphs import CudaGraphs
+from ..compiler.passes.products import Product
 from ..custom_ops import linear
 from ..models.config import ModelConfig
 from ..models.layers import Ops
@@ -23,6 +25,7 @@ from .engine import Engine
 from .input_batch import InputBatch
 from .kv_cache import KVCacheManager
 from .model_runner import Forward, ModelRunner
+from .products import settle_products
 from .scheduler import Scheduler
 from .scheduler_config import SchedulerConfig
 
@@ -57,11 +60,13 @@ class Assembled:
     runner: ModelRunner
     graphs: CudaGraphs | None
     resolved: Resolved
+    products: tuple[str, ...]  # what serves each matrix product, where that is chosen by measurement
 
 
-def assemble(parts: Parts, progress: Progress) -> Assembled:
+def assemble(parts: Parts, store: Store, progress: Progress) -> Assembled:
     """The engine; on a card the cache takes what a trial run of the largest step leaves."""
     resolved = parts.resolved
+    products = _settle_products(parts, store, progress)  # before anything is recorded
     if resolved.device.type == "cuda" and parts.config.num_kv_blocks is None:
         blocks = _blocks_left(parts)
         resolved = dataclasses.replace(resolved, num_kv_blocks=blocks)
@@ -81,7 +86,24 @@ def assemble(parts: Parts, progress: Progress) -> Assembled:
         prefill_chunk=resolved.prefill_chunk,
     )
     engine = Engine(Scheduler(limits, kv_cache), runner, depth=DEPTHS[resolved.device.type])
-    return Assembled(engine=engine, kv_cache=kv_cache, runner=runner, graphs=graphs, resolved=resolved)
+    return Assembled(
+        engine=engine, kv_cache=kv_cache, runner=runner, graphs=graphs, resolved=resolved, products=products
+    )
+
+
+def _settle_products(parts: Parts, store: Store, progress: Progress) -> tuple[str, ...]:
+    """What serves the products that the plan leaves to our ops, and the LM head."""
+    resolved, model = parts.resolved, parts.model
+    dtype = str(resolved.dtype).removeprefix("torch.")
+    head = Product(kind="linear", rows=model.vocab_size, columns=model.hidden_size, dtype=dtype)
+    return settle_products(
+        (*(parts.compiled.plan.products if parts.compiled else ()), head),
+        resolved.device,
+        resolved.dtype,
+        store,
+        require_warm=parts.config.require_warm,
+        progress=progress,
+    )
 
 
 def graph_sizes(resolved: Resolved, launch_bound_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

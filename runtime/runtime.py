@@ -111,12 +111,13 @@ class Runtime:
             return collect_stats(loaded)
 
     def explain(self) -> str:
-        """What was compiled: each unique piece, what the passes did to it, and its kernels."""
+        """What was compiled: unique pieces, what the passes did to each, its kernels and matrix products."""
         loaded = self._open
-        compiled = loaded.parts.compiled
+        compiled, products = loaded.parts.compiled, loaded.assembled.products
         text = "the model runs eagerly: nothing was compiled" if compiled is None else explain_text(compiled)
+        served = ["\nmatrix products:", *(f"  {line}" for line in products)] if products else []
         late = [f"built in the middle of a request: {what}" for what in loaded.late_builds.events]
-        return "\n".join([text, *late])
+        return "\n".join([text, *served, *late])
 
     def close(self) -> None:
         """Abort what is running and give back memory; a second call does nothing."""

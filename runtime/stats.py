@@ -77,5 +77,6 @@ def _resolved_stats(loaded: Loaded) -> dict[str, Any]:
         "block_size": resolved.block_size,
         "dtype": str(resolved.dtype).removeprefix("torch."),
         "attention": loaded.parts.attention.name,
+        "products": list(loaded.assembled.products),
         "device": str(resolved.device),
     }

@@ -1,7 +1,7 @@
 """The matrix products that a graph leaves to ops of ours, as far as a choice of kernels depends on them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -9,13 +9,14 @@ from torch import fx
 from .graph import dtype_of, shape_of
 
 OPS = torch.ops.lamina
+Kind = Literal["linear", "norm", "norm_gated"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Product:
     """x [T, columns] by a weight [rows, columns]: alone, behind a norm of a sum, or gated too."""
 
-    kind: str  # linear, norm or norm_gated
+    kind: Kind
     rows: int
     columns: int
     dtype: str
@@ -29,10 +30,11 @@ def products(graph: fx.Graph) -> tuple[Product, ...]:
 
 def _product(node: fx.Node) -> Product | None:
     args: Any = node.args
+    kind: Kind = "linear"
     if node.target is OPS.linear.default:
-        kind, weight = "linear", args[1]
+        weight = args[1]
     elif node.target is OPS.add_rms_norm_linear.default:
-        kind, weight = "norm_gated" if args[6] else "norm", args[4]
+        kind, weight = ("norm_gated" if args[6] else "norm"), args[4]
     else:
         return None
     rows, columns = shape_of(weight)

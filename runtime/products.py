@@ -1,0 +1,103 @@
+"""Which kernels serve a model's products on a card: looked up, or measured once and kept in the store."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ..common.errors import NotWarmError
+from ..common.logging import get_logger
+from ..common.progress import Progress, say_nothing
+from ..common.store import Store
+from ..compiler.passes.products import Product
+from ..custom_ops import registry
+from ..custom_ops.build import CSRC, hash_factors, read_sources
+from ..custom_ops.linear import choices, tuning
+from ..custom_ops.linear._cuda import EVEN
+from ..custom_ops.linear.choices import Entry, Site
+
+SMALLEST = 1 << 20  # weights, below which a product takes no longer than its launch
+MEASUREMENTS = "measurements"  # the kind of the store's names for them
+logger = get_logger("runtime")
+
+
+def settle_products(
+    products: Iterable[Product],
+    device: torch.device,
+    dtype: torch.dtype,
+    store: Store,
+    *,
+    require_warm: bool = False,
+    progress: Progress = say_nothing,
+) -> tuple[str, ...]:
+    """One line for each product and number of rows, saying what serves it; none where nothing is to choose.
+
+    What neither the package nor the store knows is measured now, before anything is recorded, and kept.
+    Raises NotWarmError where require_warm and something would have to be measured.
+    """
+    if device.type != "cuda" or registry.select("linear", device=device, dtype=dtype).name != "cuda":
+        return ()
+    sites = sites_of(products)
+    card = choices.card_of(device)
+    key = measurements_key(card, dtype)
+    choices.adopt(card, read_measurements(store, key))
+    if _missing(sites, card) and require_warm:
+        raise NotWarmError(
+            f"the cache {store.root} lacks measurements of products: {_missing(sites, card)[0]}"
+        )
+    if _missing(sites, card):
+        with store.lock(MEASUREMENTS):  # of processes that start at once the first measures for all
+            known = read_measurements(store, key)
+            choices.adopt(card, known)
+            measured = _measure(_missing(sites, card), device, dtype, progress)
+            entries = [entry.to_json() for entry in (*known, *measured)]
+            store.write_ref(MEASUREMENTS, key, {"card": card, "entries": entries})
+    return tuple(_described(site, card) for site in sites)
+
+
+def _missing(sites: Iterable[Site], card: str) -> list[Site]:
+    return [site for site in sites if not choices.is_measured(site, card)]
+
+
+def _described(site: Site, card: str) -> str:
+    choice = choices.choose(site, card)
+    served_by = "the ops it stands for" if choice.cut is None else f"the streaming kernel, {choice.cut}"
+    return f"{site}: {served_by} ({choice.reason})"
+
+
+def sites_of(products: Iterable[Product]) -> tuple[Site, ...]:
+    """Every kernel that might serve the products, for every number of rows that a choice is made for."""
+    worth = [
+        product
+        for product in products
+        if product.rows * product.columns >= SMALLEST and product.columns % EVEN == 0
+    ]
+    found = [
+        site for product in worth for site in choices.sites_of(product.kind, product.rows, product.columns)
+    ]
+    return tuple(site for site in dict.fromkeys(found) if choices.candidates(site))
+
+
+def measurements_key(card: str, dtype: torch.dtype) -> str:
+    """The name of what was measured on a card with the kernels as they are now."""
+    sources = [read_sources(op, CSRC, (".cu", ".cuh")) for op in ("linear", "add_rms_norm_linear")]
+    return hash_factors(MEASUREMENTS, card, str(dtype), torch.__version__, sources)
+
+
+def read_measurements(store: Store, key: str) -> tuple[Entry, ...]:
+    """What the store holds of this name; nothing where it cannot be read."""
+    record = store.read_ref(MEASUREMENTS, key) or {}
+    try:
+        return tuple(choices.parse_entry(line) for line in record.get("entries", ()))
+    except (TypeError, ValueError) as error:
+        logger.warning("measurements in the cache could not be used and are made again: %r", error)
+        return ()
+
+
+def _measure(
+    sites: Sequence[Site], device: torch.device, dtype: torch.dtype, progress: Progress
+) -> tuple[Entry, ...]:
+    if not sites:
+        return ()
+    logger.info("measuring %d products on %s, once", len(sites), choices.card_of(device))
+    progress("measure", 0.0, f"{len(sites)} products")
+    return tuning.tune(sites, device, dtype)

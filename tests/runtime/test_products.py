@@ -1,0 +1,128 @@
+"""What serves a model's products: known from package or store, else measured once; no card is needed."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lamina.common.errors import NotWarmError
+from lamina.common.store import Store
+from lamina.compiler.passes.products import Product
+from lamina.custom_ops.linear import choices, tuning
+from lamina.custom_ops.linear.choices import Cut, Entry, Site
+from lamina.runtime import products as settling
+from lamina.runtime.products import settle_products
+
+CARD, CUDA = "a card on paper", torch.device("cuda")
+PRODUCTS = (
+    Product(kind="linear", rows=2048, columns=1024, dtype="bfloat16"),
+    Product(kind="norm_gated", rows=4096, columns=1024, dtype="bfloat16"),
+)
+CUT = Cut(1, 8, 1, 1, 4)
+
+
+@pytest.fixture
+def store(tmp_path: Any) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Site]:
+    """The sites that were measured, on a card that is not there and for which nothing is shipped."""
+    measured: list[Site] = []
+
+    def tune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tuple[Entry, ...]:
+        entries = tuple(Entry(site=site, cut=CUT, microseconds=5.0, otherwise=9.0) for site in sites)
+        measured.extend(entry.site for entry in entries)
+        choices.adopt(CARD, entries)
+        return entries
+
+    monkeypatch.setattr(tuning, "tune", tune)
+    monkeypatch.setattr(choices, "_adopted", {})
+    monkeypatch.setattr(choices, "shipped", dict)
+    monkeypatch.setattr(choices, "card_of", lambda device: CARD)
+    monkeypatch.setattr(choices, "candidates", lambda site: [CUT] if site.num_tokens <= 16 else [])
+    monkeypatch.setattr(settling.registry, "select", lambda *args, **kwargs: _Named("cuda"))
+    choices.choose.cache_clear()
+    return measured
+
+
+class _Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def settle(store: Store, products: tuple[Product, ...] = PRODUCTS, **options: Any) -> tuple[str, ...]:
+    return settle_products(products, CUDA, torch.bfloat16, store, **options)
+
+
+def start_anew() -> None:
+    """What another process begins with."""
+    choices._adopted.clear()
+    choices.choose.cache_clear()
+
+
+def test_every_kernel_that_might_serve_is_measured_once_and_told(store: Store, asked: list[Site]) -> None:
+    lines = settle(store)
+    assert len(lines) == len(asked) == len(set(asked))
+    assert {site.kind for site in asked if site.n == 2048} == {"linear"}
+    assert {site.kind for site in asked if site.n == 4096} == {"linear", "gated", "norm_gated"}
+    assert all("the streaming kernel" in line and "5.0 us" in line for line in lines)
+
+
+def test_another_process_takes_what_the_store_holds(store: Store, asked: list[Site]) -> None:
+    lines = settle(store)
+    asked.clear()
+    start_anew()
+    assert settle(store, require_warm=True) == lines
+    assert not asked
+
+
+def test_only_what_is_new_is_measured_and_the_rest_is_kept(store: Store, asked: list[Site]) -> None:
+    settle(store, PRODUCTS[:1])
+    asked.clear()
+    settle(store)
+    assert asked
+    assert {site.n for site in asked} == {4096}
+    asked.clear()
+    start_anew()
+    settle(store)
+    assert not asked
+
+
+def test_nothing_is_measured_where_all_must_be_warm(store: Store, asked: list[Site]) -> None:
+    with pytest.raises(NotWarmError, match=r"lacks measurements of products: linear \[2048, 1024\]"):
+        settle(store, require_warm=True)
+    assert not asked
+
+
+@pytest.mark.parametrize("entries", [[["linear"]], ["no line"], [["linear", 8, 2048, 1024, [1], "x", 1.0]]])
+def test_measurements_that_cannot_be_read_are_made_again(
+    store: Store, asked: list[Site], entries: list[Any]
+) -> None:
+    key = settling.measurements_key(CARD, torch.bfloat16)
+    store.write_ref(settling.MEASUREMENTS, key, {"card": CARD, "entries": entries})
+    assert settle(store)
+    assert asked
+
+
+def test_what_is_small_or_does_not_fit_is_left_to_the_library(store: Store, asked: list[Site]) -> None:
+    small, odd = (replace(PRODUCTS[0], **change) for change in ({"rows": 1000}, {"columns": 1023, "rows": 4096}))
+    assert settle(store, (small, odd)) == ()
+    assert not asked
+
+
+def test_another_dtype_is_measured_apart(store: Store, asked: list[Site]) -> None:
+    keys = {settling.measurements_key(CARD, dtype) for dtype in (torch.bfloat16, torch.float16)}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("device, provider", [("cpu", "cuda"), ("cuda", "triton")])
+def test_where_nothing_is_to_choose_nothing_is_done(
+    store: Store, asked: list[Site], monkeypatch: pytest.MonkeyPatch, device: str, provider: str
+) -> None:
+    monkeypatch.setattr(settling.registry, "select", lambda *args, **kwargs: _Named(provider))
+    assert settle_products(PRODUCTS, torch.device(device), torch.bfloat16, store) == ()
+    assert not asked
