@@ -192,7 +192,7 @@ def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
         ops=_ops(config),
         num_valid_ids=min(model.vocab_size, tokenizer.size) if tokenizer else model.vocab_size,
     )
-    assembled = assemble(parts, store, progress)
+    assembled = assemble(parts, found.store, progress)
     watch.lap("graphs" if assembled.graphs else "kv_cache")
     eos = {*model.eos_token_ids, *found.defaults.eos_token_ids}
     eos |= set(tokenizer.eos_token_ids if tokenizer else ())

@@ -85,10 +85,12 @@ def measurements_key(card: str, dtype: torch.dtype) -> str:
 
 def read_measurements(store: Store, key: str) -> tuple[Entry, ...]:
     """What the store holds of this name; nothing where it cannot be read."""
-    record = store.read_ref(MEASUREMENTS, key) or {}
+    record = store.read_ref(MEASUREMENTS, key)
+    if record is None:
+        return ()
     try:
-        return tuple(choices.parse_entry(line) for line in record.get("entries", ()))
-    except (TypeError, ValueError) as error:
+        return tuple(choices.parse_entry(line) for line in record["entries"])
+    except (TypeError, ValueError, KeyError) as error:
         logger.warning("measurements in the cache could not be used and are made again: %r", error)
         return ()
 
@@ -100,4 +102,10 @@ def _measure(
         return ()
     logger.info("measuring %d products on %s, once", len(sites), choices.card_of(device))
     progress("measure", 0.0, f"{len(sites)} products")
-    return tuning.tune(sites, device, dtype)
+    try:
+        return tuning.tune(sites, device, dtype)
+    except torch.OutOfMemoryError as error:
+        logger.warning("products could not be measured, torch's own serve them: %s", error)
+        return ()
+    finally:
+        torch.cuda.empty_cache()  # what measuring took is room for the cache

@@ -98,20 +98,44 @@ def test_nothing_is_measured_where_all_must_be_warm(store: Store, asked: list[Si
     assert not asked
 
 
-@pytest.mark.parametrize("entries", [[["linear"]], ["no line"], [["linear", 8, 2048, 1024, [1], "x", 1.0]]])
+@pytest.mark.parametrize(
+    "record",
+    [
+        *(
+            {"entries": entries}
+            for entries in ([["linear"]], ["no line"], [["linear", 8, 9, 9, [1], "x", 1.0]])
+        ),
+        *({}, [], "text"),
+    ],
+    ids=str,
+)
 def test_measurements_that_cannot_be_read_are_made_again(
-    store: Store, asked: list[Site], entries: list[Any]
+    store: Store, asked: list[Site], record: Any
 ) -> None:
     key = settling.measurements_key(CARD, torch.bfloat16)
-    store.write_ref(settling.MEASUREMENTS, key, {"card": CARD, "entries": entries})
+    store.write_ref(settling.MEASUREMENTS, key, record)
     assert settle(store)
     assert asked
 
 
 def test_what_is_small_or_does_not_fit_is_left_to_the_library(store: Store, asked: list[Site]) -> None:
-    small, odd = (replace(PRODUCTS[0], **change) for change in ({"rows": 1000}, {"columns": 1023, "rows": 4096}))
+    small, odd = (
+        replace(PRODUCTS[0], **change) for change in ({"rows": 1000}, {"columns": 1023, "rows": 4096})
+    )
     assert settle(store, (small, odd)) == ()
     assert not asked
+
+
+def test_without_room_to_measure_the_library_serves(
+    store: Store, asked: list[Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tune(*args: Any) -> tuple[Entry, ...]:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(tuning, "tune", tune)
+    lines = settle(store)
+    assert lines
+    assert all("the ops it stands for (not measured" in line for line in lines)
 
 
 def test_another_dtype_is_measured_apart(store: Store, asked: list[Site]) -> None:
