@@ -32,7 +32,11 @@ class Lamina:
     def __init__(self, model: str, dtype: str, max_batch: int, max_prompt_tokens: int) -> None:
         # one step must hold every prompt, so that decoding starts for all of them at once
         self.runtime = Runtime.from_pretrained(
-            model, dtype=dtype, max_num_seqs=max_batch, max_num_batched_tokens=max_prompt_tokens
+            model,
+            dtype=dtype,
+            max_num_seqs=max_batch,
+            max_num_batched_tokens=max_prompt_tokens,
+            prefix_cache=False,  # the same prompts come again and again, and are to be computed
         )
 
     def prefill(self, prompts: Prompts) -> float:

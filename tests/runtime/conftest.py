@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import random
+import time
 import zlib
 from collections import deque
 from typing import NamedTuple
@@ -112,6 +113,7 @@ class Server:
         next_token=hashed,
         depth=1,
         prefix_cache=False,
+        clock=time.monotonic,
     ):
         self.depth = depth  # steps launched before the oldest is read
         self.pending = deque()
@@ -125,7 +127,7 @@ class Server:
             max_tokens_beside_decode=beside_decode,
             prefill_chunk=chunk,
         )
-        self.scheduler = Scheduler(self.config, self.kv_cache)
+        self.scheduler = Scheduler(self.config, self.kv_cache, clock=clock)
         self.arena = InputBatch(
             max_num_seqs=seqs,
             max_num_tokens=budget,
