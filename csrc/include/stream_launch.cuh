@@ -70,16 +70,15 @@ inline int with_dtype16(int64_t code, const Function& function) {
   return cudaErrorInvalidValue;
 }
 
-template <typename T, int kGroups, int kTokens, bool kGated, bool kNormed>
+template <typename T, int kGroups, int kTokens, bool kGated>
 int launch_linear(const Linear<T>& p, const void* weight_data, const void* x_data, int64_t x_stride,
                   cudaStream_t stream) {
-  using S = Shape<kGroups, kTokens, kNormed>;
-  CUtensorMap weight, x = {};
+  using S = Shape<kGroups, kTokens>;
+  CUtensorMap weight, x;
   if (!describe<T>(&weight, weight_data, p.n, p.k, p.k, kRows)) return cudaErrorInvalidValue;
-  if (!kNormed && !describe<T>(&x, x_data, p.tokens, p.k, x_stride, kTokens / p.share)) return cudaErrorInvalidValue;
-  const auto kernel = linear_kernel<T, kGroups, kTokens, kGated, kNormed>;
-  const int64_t steps = ceil_div(ceil_div(p.k, S::kStep), p.split);
-  const int bytes = S::bytes(narrow(steps), p.stages);
+  if (!describe<T>(&x, x_data, p.tokens, p.k, x_stride, kTokens / p.share)) return cudaErrorInvalidValue;
+  const auto kernel = linear_kernel<T, kGroups, kTokens, kGated>;
+  const int bytes = S::bytes(p.stages);
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   const int64_t tile_width = kGated ? S::kBlockRows / 2 : S::kBlockRows, width = kGated ? p.n / 2 : p.n;

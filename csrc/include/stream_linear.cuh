@@ -4,13 +4,11 @@
 // asks for tiles, each group of four warps multiplies its 64 rows. Of a cluster, `share` blocks with neighbouring rows
 // of the weights hand each other the tiles of x; `split` times as many share out the columns, and their products are
 // added in the order of their ranks. Weights are asked for before the kernel that makes x has ended.
-// Where kNormed, x is the norm of a residual sum, which every block makes for itself; where kGated, the first half of
-// the weights is a gate for the second.
+// Where kGated, the first half of the weights is a gate for the second.
 #pragma once
 
 #include "hopper.cuh"
 #include "pdl.cuh"
-#include "stream_norm.cuh"
 #include "stream_shape.cuh"
 #include "stream_sums.cuh"
 
@@ -26,10 +24,10 @@ __device__ __forceinline__ int first_row(const Work& work, int group, int n) {
 }
 
 // The work of one warp.
-template <int kGroups, int kTokens, bool kGated, bool kNormed>
+template <int kGroups, int kTokens, bool kGated>
 __device__ __forceinline__ void ask_for_tiles(const CUtensorMap* weight, const CUtensorMap* x, const Work& work,
                                               const Places& at, int n, bool sends) {
-  using S = Shape<kGroups, kTokens, kNormed>;
+  using S = Shape<kGroups, kTokens>;
   const bool asks = threadIdx.x % kWarp == 0;
   const uint64_t once = read_once(), often = read_often();
   const int part_rows = kTokens / work.share;
@@ -63,31 +61,28 @@ __device__ __forceinline__ void ask_for_tiles(const CUtensorMap* weight, const C
   __syncwarp();
   if (work.share > 1 || sends) wait_for_cluster();  // every block has its barriers
   if (!asks) return;
-  if (!kNormed) {
-    wait_for_predecessor();
-    for (int i = 0; i < first; ++i) ask_x(work.begin + i, i);
-  }
+  wait_for_predecessor();
+  for (int i = 0; i < first; ++i) ask_x(work.begin + i, i);
   int stage = 0, parity = 0;
   for (int step = work.begin + first; step < work.end; ++step) {
     wait_barrier(at.empty + stage * 8, parity);
     ask_weight(step, stage);
-    if (!kNormed) ask_x(step, stage);
+    ask_x(step, stage);
     if (++stage == at.stages) stage = 0, parity ^= 1;
   }
 }
 
-template <typename T, int kGroups, int kTokens, bool kNormed>
-__device__ __forceinline__ void multiply_tiles(typename Shape<kGroups, kTokens, kNormed>::Sums& sums, const Work& work,
+template <typename T, int kGroups, int kTokens>
+__device__ __forceinline__ void multiply_tiles(typename Shape<kGroups, kTokens>::Sums& sums, const Work& work,
                                                const Places& at) {
-  using S = Shape<kGroups, kTokens, kNormed>;
+  using S = Shape<kGroups, kTokens>;
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
   const int lane = threadIdx.x % kWarp, steps = work.end - work.begin;
   int stage = 0, parity = 0, before = 0;
   for (int step = 0; step < steps; ++step) {
     wait_barrier(at.full + stage * 8, parity);
     const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * kTileBytes;
-    const uint32_t x = kNormed ? at.x + step * S::kTiles * S::kXBytes
-                               : at.tiles + stage * S::kStageBytes + S::kTiles * kGroups * kTileBytes;
+    const uint32_t x = at.tiles + stage * S::kStageBytes + S::kTiles * kGroups * kTileBytes;
     begin_products();
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i) {
@@ -122,25 +117,22 @@ __device__ __forceinline__ Work find_work(int k, int share, int split) {
           split};
 }
 
-template <typename T, int kGroups, int kTokens, bool kGated, bool kNormed>
+template <typename T, int kGroups, int kTokens, bool kGated>
 __global__ void __launch_bounds__(kGroups * 128 + kWarp)
     linear_kernel(const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x, Linear<T> p) {
-  using S = Shape<kGroups, kTokens, kNormed>;
+  using S = Shape<kGroups, kTokens>;
   extern __shared__ uint8_t shared[];
   __shared__ uint64_t barriers[2 * kMaxStages + 1];
   const Work work = find_work<kTokens, S::kStep>(p.k, p.share, p.split);
-  const int kept_bytes = S::kept_bytes(work.end - work.begin);
   uint8_t* const aligned = shared + (-shared_offset(shared) & 1023);
-  const uint32_t start = shared_offset(aligned), full = shared_offset(barriers);
-  const Places at{
-      start,   start + (kept_bytes + 1023) / 1024 * 1024, full, full + kMaxStages * 8, full + 2 * kMaxStages * 8,
-      p.stages};
+  const uint32_t full = shared_offset(barriers);
+  const Places at{shared_offset(aligned), full, full + kMaxStages * 8, full + 2 * kMaxStages * 8, p.stages};
   const bool sends = S::kSends && work.split > 1;
 
   start_successor();
   if (threadIdx.x == S::kThreads) {
     prefetch_map(&weight);
-    if (!kNormed) prefetch_map(&x);
+    prefetch_map(&x);
     for (int i = 0; i < p.stages; ++i) {
       init_barrier(at.full + i * 8, 1);
       init_barrier(at.empty + i * 8, S::kThreads / kWarp * p.share);
@@ -153,15 +145,11 @@ __global__ void __launch_bounds__(kGroups * 128 + kWarp)
   if (work.share > 1 || sends) arrive_at_cluster();
   typename S::Sums sums = {};
   if (threadIdx.x >= S::kThreads) {
-    ask_for_tiles<kGroups, kTokens, kGated, kNormed>(&weight, &x, work, at, p.n, sends);
+    ask_for_tiles<kGroups, kTokens, kGated>(&weight, &x, work, at, p.n, sends);
     __syncwarp();
   } else {
     if (work.share > 1 || sends) wait_for_cluster();
-    if constexpr (kNormed) {
-      T* norm_weight = reinterpret_cast<T*>(aligned + (work.end - work.begin) * S::kTiles * S::kXBytes);
-      norm_rows<T, S::kThreads, kTokens>(p.norm, aligned, norm_weight, work, S::kStep);
-    }
-    multiply_tiles<T, kGroups, kTokens, kNormed>(sums, work, at);
+    multiply_tiles<T, kGroups, kTokens>(sums, work, at);
   }
   if constexpr (S::kSends) {
     if (sends) {
@@ -169,7 +157,7 @@ __global__ void __launch_bounds__(kGroups * 128 + kWarp)
       if (threadIdx.x < S::kThreads) {
         send_sums<S, kGated>(sums, received, at.sent, work);
         wait_barrier(at.sent, 0);
-        finish_sent<T, S, kGated>(p, reinterpret_cast<float*>(aligned + (received - start)), work);
+        finish_sent<T, S, kGated>(p, reinterpret_cast<float*>(aligned + (received - at.tiles)), work);
       }
       if (work.share > 1) {
         arrive_at_cluster();

@@ -1,42 +1,37 @@
 // What the parts of the streaming product share: sizes, what a block computes, and where it keeps things.
 #pragma once
 
-#include "row_norm.cuh"
+#include <cstdint>
 
 namespace lamina {
 
 constexpr int kRows = 64, kColumns = 64;  // of a tile of the weights: 128 bytes a row
 constexpr int kMaxStages = 24;
 constexpr int kTileBytes = kRows * kColumns * 2;
-constexpr int kRun = 8, kRunsOfTile = kColumns / kRun;  // neighbours that a thread takes at once: 16 bytes
+constexpr int kWarp = 32, kRun = 8;  // threads; neighbouring results that a thread makes at once: 16 bytes
 
 template <typename T>
 struct Linear {
-  RowNorm<T> norm;  // only where kNormed
-  const T* bias;    // [n] or null
-  T* out;           // [tokens, width]: width n, or n / 2 where kGated
+  const T* bias;  // [n] or null
+  T* out;         // [tokens, width]: width n, or n / 2 where kGated
   int tokens, n, k, share, split, stages;
 };
 
-template <int kGroups, int kTokens, bool kNormed>
+template <int kGroups, int kTokens>
 struct Shape {
   static constexpr int kTokenRows = kTokens;
   static constexpr int kBlockRows = kGroups * kRows, kThreads = kGroups * 128;     // threads that multiply
   static constexpr int kTiles = kTokens <= 32 ? 2 : 1, kStep = kTiles * kColumns;  // columns taken at once
   static constexpr int kXBytes = kTokens * kColumns * 2;                           // of 64 columns
-  static constexpr int kStageBytes = kTiles * (kGroups * kTileBytes + (kNormed ? 0 : kXBytes));
+  static constexpr int kStageBytes = kTiles * (kGroups * kTileBytes + kXBytes);
   static constexpr int kPitch = kBlockRows + 4;  // floats; so that a warp's sums fall into different banks
   static constexpr int kSumBytes = kPitch * kTokens * 4;
   using Sums = float[kTokens / 2];
   // Few sums are sent to the blocks that add them up; many are fetched by them, which waits for all memory.
   static constexpr bool kSends = kTokens <= 32;
   static constexpr int kSentBytes = kSends ? kBlockRows * kTokens * 4 : 0;
-  // Of a block that takes `steps` steps: what it normalises and the norm's weights stay, tiles come and go.
-  static __host__ __device__ constexpr int kept_bytes(int steps) {
-    return kNormed ? steps * kTiles * (kXBytes + kColumns * 2) : 0;
-  }
-  static constexpr int bytes(int steps, int stages) {
-    const int tiles = (kept_bytes(steps) + 1023) / 1024 * 1024 + stages * kStageBytes;
+  static constexpr int bytes(int stages) {
+    const int tiles = stages * kStageBytes;
     return (tiles > kSumBytes ? tiles : kSumBytes) + kSentBytes + 1024;  // 1024: to align the tiles
   }
 };
@@ -51,7 +46,7 @@ struct Work {
 
 // Where a block keeps things in shared memory, and how many tiles there are.
 struct Places {
-  uint32_t x, tiles, full, empty, sent;
+  uint32_t tiles, full, empty, sent;
   int stages;
 };
 

@@ -9,7 +9,7 @@ template <typename T>
 int linear(const Linear<T>& p, const void* weight, const void* x, int64_t x_stride, const Cut& cut,
            cudaStream_t stream) {
   return with_cut<false, 8, 16, 32, 64, 128, 256>(cut, [&](auto groups, auto tokens) {
-    return launch_linear<T, groups.value, tokens.value, false, false>(p, weight, x, x_stride, stream);
+    return launch_linear<T, groups.value, tokens.value, false>(p, weight, x, x_stride, stream);
   });
 }
 

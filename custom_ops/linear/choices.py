@@ -15,12 +15,14 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-Kind = Literal["linear", "gated", "norm", "norm_gated"]
+Kind = Literal["linear", "gated"]
 
 BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the matrix units
-MAX_NORMED = 16  # rows that every block may normalise for itself
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
 MAX_STAGES = 24  # of the kernel
+# Up to so many rows a kernel that begins early gains between others more than in a row of its like; above, a
+# few percent in such a row were a loss in a whole step.
+BOUND_BY_MEMORY, CLEARLY = 64, 0.97
 FEWEST, MOST_SPLIT = 60, 300  # blocks: fewer leave memory idle; more need not share out columns
 MEASURED = Path(__file__).with_name("measured.json")
 
@@ -29,7 +31,7 @@ MEASURED = Path(__file__).with_name("measured.json")
 class Site:
     """A product as far as a choice depends on it."""
 
-    kind: Kind  # alone; with silu_and_mul behind it; with add_rms_norm before it; with both
+    kind: Kind  # alone, or with silu_and_mul behind it
     num_tokens: int  # one of BUCKETS
     n: int  # rows of the weights
     k: int
@@ -93,14 +95,11 @@ def adopt(card: str, entries: Iterable[Entry]) -> None:
     choose.cache_clear()
 
 
-def sites_of(kind: Kind, n: int, k: int) -> tuple[Site, ...]:
-    """Every site that a product of one of the ops comes to, with any number of rows, also in parts."""
+def sites_of(op: str, n: int, k: int) -> tuple[Site, ...]:
+    """Every site that a product comes to, with any number of rows; op is linear, norm or norm_gated."""
     alone = tuple(Site(kind="linear", num_tokens=bucket, n=n, k=k) for bucket in BUCKETS)
-    if kind == "linear":
-        return alone
-    gated = tuple(replace(site, kind="gated") for site in alone) if kind == "norm_gated" else ()
-    whole = tuple(replace(site, kind=kind) for site in alone if site.num_tokens <= MAX_NORMED)
-    return (*alone, *gated, *whole)
+    gated = tuple(replace(site, kind="gated") for site in alone)
+    return (*alone, *gated) if op == "norm_gated" else alone
 
 
 def is_measured(site: Site, card: str) -> bool:
@@ -112,21 +111,21 @@ def candidates(site: Site) -> tuple[Cut, ...]:
     """The cuts that are worth measuring: enough blocks for a card, and as many stages as its memory takes."""
     found = []
     for groups, tokens, split in itertools.product((1, 2, 4), _block_tokens(site), (1, 2, 4, 8)):
-        width, rows = (site.n // 2, groups * 32) if "gated" in site.kind else (site.n, groups * 64)
+        width, rows = (site.n // 2, groups * 32) if site.kind == "gated" else (site.n, groups * 64)
         blocks = ceil_div(width, rows) * ceil_div(site.num_tokens, tokens) * split
         many, few = split > 1 and blocks > MOST_SPLIT, split < MAX_CLUSTER and blocks < FEWEST
         if many or few or not _is_compiled(site, groups, tokens):
             continue
         limits = (MAX_SHARED // 2, MAX_SHARED)  # two blocks a processor, or one
         stages = dict.fromkeys(most_stages(site, groups, tokens, split, limit) for limit in limits)
-        for share, num_stages in itertools.product(_shares(site, tokens), stages):
+        for share, num_stages in itertools.product(_shares(tokens), stages):
             if num_stages is not None and share * split <= MAX_CLUSTER:
                 found.append(Cut(groups, tokens, share, split, num_stages))
     return tuple(found)
 
 
 def _is_compiled(site: Site, groups: int, tokens: int) -> bool:
-    paired = "gated" not in site.kind or groups > 1
+    paired = site.kind != "gated" or groups > 1
     return paired and (groups < 4 or tokens in (64, 128))
 
 
@@ -134,8 +133,8 @@ def _block_tokens(site: Site) -> tuple[int, ...]:
     return {1: (8,), 256: (128, 256)}.get(site.num_tokens, (site.num_tokens,))
 
 
-def _shares(site: Site, tokens: int) -> tuple[int, ...]:
-    if site.kind.startswith("norm") or tokens < 16:
+def _shares(tokens: int) -> tuple[int, ...]:
+    if tokens < 16:
         return (1,)
     return (1, 2) if tokens < 64 else (1, 2, 4)
 
@@ -147,13 +146,11 @@ def most_stages(site: Site, groups: int, tokens: int, split: int, limit: int) ->
     """
     tiles = 2 if tokens <= 32 else 1
     steps = ceil_div(ceil_div(site.k, 64 * tiles), split)
-    is_normed = site.kind.startswith("norm")
-    stage = tiles * (groups * 8192 + (0 if is_normed else tokens * 128))
-    kept = ceil_div(steps * tiles * (tokens + 1) * 128, 1024) * 1024 if is_normed else 0
+    stage = tiles * (groups * 8192 + tokens * 128)
     sums = (groups * 64 + 4) * tokens * 4
     sent = groups * 64 * tokens * 4 if tokens <= 32 else 0
     free = limit - 2048 - sent  # 2048: to align tiles, for barriers, and what the system takes of each block
-    stages = min((free - kept) // stage, MAX_STAGES, max(2, steps))
+    stages = min(free // stage, MAX_STAGES, max(2, steps))
     return stages if stages >= 2 and sums <= free else None
 
 
@@ -175,7 +172,8 @@ def choose(site: Site, card: str) -> Choice:
         return Choice(cut=None, reason=f"not measured on {card}")
     here = "here" if (card, site) in _adopted else f"on {card}"
     reason = f"measured {here}: {entry.microseconds:.1f} us, otherwise {entry.otherwise:.1f} us"
-    return Choice(cut=entry.cut if entry.microseconds < entry.otherwise else None, reason=reason)
+    limit = entry.otherwise * (1.0 if site.num_tokens <= BOUND_BY_MEMORY else CLEARLY)
+    return Choice(cut=entry.cut if entry.microseconds < limit else None, reason=reason)
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,10 +11,9 @@ from torch import Tensor
 
 from ..add_rms_norm_linear import _cuda as fused
 from . import _cuda as plain
-from .choices import Cut, Entry, Site, adopt, candidates, card_of
+from .choices import Cut, Entry, Site, adopt, candidates, card_of, ceil_div
 
 OPS = torch.ops.lamina
-EPS = 1e-5
 Stream: Any = torch.cuda.Stream  # torch leaves them without types
 Event: Any = torch.cuda.Event
 ROTATED_BYTES = 160 << 20  # of weights that a measurement goes through: they must come from device memory
@@ -28,62 +26,38 @@ def tune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tup
     Must not run while a graph is captured or other work is under way.
     """
     entries = []
-    order = ("linear", "gated", "norm", "norm_gated")  # each may be the other way of a later one
-    for site in sorted(sites, key=lambda site: order.index(site.kind)):
-        entries.append(_measure(site, _make_inputs(site, device, dtype)))
+    for site in sorted(
+        sites, key=lambda site: site.kind == "gated"
+    ):  # whose other way is that of the product
+        entries.append(_measure(site, device, dtype))
         adopt(card_of(device), entries[-1:])
     return tuple(entries)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Inputs:
-    x: Tensor
-    residual: Tensor
-    norm_weight: Tensor
-    weights: list[Tensor]
-
-
-def _make_inputs(site: Site, device: torch.device, dtype: torch.dtype) -> _Inputs:
+def _measure(site: Site, device: torch.device, dtype: torch.dtype) -> Entry:
     def random(*shape: int) -> Tensor:
         values: Tensor = torch.randn(shape, device=device, dtype=dtype) / site.k**0.25
         return values
 
-    count = -(-ROTATED_BYTES // (site.n * site.k * dtype.itemsize))
-    return _Inputs(
-        x=random(site.num_tokens, site.k),
-        residual=random(site.num_tokens, site.k),
-        norm_weight=random(site.k),
-        weights=[random(site.n, site.k) for _ in range(count)],
-    )
-
-
-def _measure(site: Site, inputs: _Inputs) -> Entry:
-    otherwise = _microseconds(lambda weight: _otherwise(site, inputs, weight), inputs.weights)
-    run = _runner(site, inputs)
-    taken = {cut: _microseconds(partial(run, cut), inputs.weights) for cut in candidates(site)}
+    x = random(site.num_tokens, site.k)
+    weights = [
+        random(site.n, site.k) for _ in range(ceil_div(ROTATED_BYTES, site.n * site.k * dtype.itemsize))
+    ]
+    otherwise = F.linear if site.kind == "linear" else _product_then_gate
+    launch = plain.launch if site.kind == "linear" else fused.launch
+    taken = {cut: _microseconds(partial(_call, launch, x, cut), weights) for cut in candidates(site)}
     best = min(taken, key=lambda cut: taken[cut])
-    return Entry(site=site, cut=best, microseconds=taken[best], otherwise=otherwise)
+    library = _microseconds(lambda weight: otherwise(x, weight), weights)
+    return Entry(site=site, cut=best, microseconds=taken[best], otherwise=library)
 
 
-def _otherwise(site: Site, inputs: _Inputs, weight: Tensor) -> Tensor:
-    """The site by the ops that it stands for."""
-    x = inputs.x
-    if site.kind.startswith("norm"):
-        x, _ = OPS.add_rms_norm.default(x, inputs.residual, inputs.norm_weight, EPS)
-    if site.kind == "linear":
-        return F.linear(x, weight)
-    return fused.behind_norm(x, weight, None, site.kind != "norm")
+def _call(launch: Callable[..., Tensor], x: Tensor, cut: Cut, weight: Tensor) -> Tensor:
+    return launch(x, weight, None, cut)
 
 
-def _runner(site: Site, inputs: _Inputs) -> Callable[[Cut, Tensor], object]:
-    """The site by the streaming kernel."""
-    if site.kind == "linear":
-        return lambda cut, weight: plain.launch(inputs.x, weight, None, cut)
-    if site.kind == "gated":
-        return lambda cut, weight: fused.gate(inputs.x, weight, None, cut)
-    gated = site.kind == "norm_gated"
-    given = inputs.x, inputs.residual, inputs.norm_weight, EPS
-    return lambda cut, weight: fused.launch(*given, weight, None, gated, cut)
+def _product_then_gate(x: Tensor, weight: Tensor) -> Tensor:
+    result: Tensor = OPS.silu_and_mul.default(OPS.linear.default(x, weight, None))
+    return result
 
 
 def _microseconds(call: Callable[[Tensor], object], weights: list[Tensor]) -> float:

@@ -10,7 +10,7 @@ from lamina.custom_ops.add_rms_norm_linear import _cuda as fused
 from lamina.custom_ops.add_rms_norm_linear import reference as fused_formula
 from lamina.custom_ops.linear import _cuda as plain
 from lamina.custom_ops.linear import reference as formula
-from lamina.custom_ops.linear.choices import MAX_SHARED, Cut, Kind, Site, most_stages
+from lamina.custom_ops.linear.choices import MAX_SHARED, Cut, Site, most_stages
 
 pytestmark = pytest.mark.gpu
 
@@ -18,20 +18,17 @@ DEVICE = torch.device("cuda")
 EPS = 1e-5
 # rows, weight rows, columns: odd weight rows, columns that are no whole tile, more rows than a block takes
 SHAPES = [
-    (1, 64, 64),
+    (1, 4096, 4096),
     (7, 1001, 2056),
-    (8, 4096, 4096),
     (17, 300, 72),
-    (64, 130, 520),
-    (100, 3072, 2048),
-    (300, 1003, 1032),
+    (300, 131, 1032),
 ]
 WIDEST = 4096  # columns of the shapes
 
 
-def cut_of(groups: int, tokens: int, share: int = 1, split: int = 1, *, kind: Kind = "linear") -> Cut:
+def cut_of(groups: int, tokens: int, share: int = 1, split: int = 1) -> Cut:
     """A cut of three stages, or as many as memory takes."""
-    site = Site(kind=kind, num_tokens=tokens, n=4096, k=WIDEST)
+    site = Site(kind="linear", num_tokens=tokens, n=4096, k=WIDEST)
     most = most_stages(site, groups, tokens, split, MAX_SHARED)
     assert most is not None
     return Cut(groups, tokens, share, split, min(3, most))
@@ -45,11 +42,6 @@ CUTS = [
     *(cut_of(2, tokens, 4, 2) for tokens in (64, 256)),
     Cut(1, 8, 1, 1, 11),
 ]
-NORMED = [
-    *(cut_of(groups, tokens, kind="norm") for groups in (1, 2) for tokens in (8, 16)),
-    *(cut_of(2, tokens, split=4, kind="norm") for tokens in (8, 16)),
-]
-dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +70,10 @@ def vector(size: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(size, device=DEVICE).to(dtype)
 
 
-@dtypes
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape,dtype", [*((shape, torch.bfloat16) for shape in SHAPES), (SHAPES[1], torch.float16)], ids=str
+)
 def test_every_cut_errs_at_most_twice_as_much_as_the_library(
     assert_close_to_reference: Callable[..., None], dtype: torch.dtype, cut: Cut, shape: tuple[int, int, int]
 ) -> None:
@@ -93,37 +86,11 @@ def test_every_cut_errs_at_most_twice_as_much_as_the_library(
         assert_close_to_reference(out, exact, naive)
 
 
-@dtypes
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("cut", NORMED, ids=str)
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] <= 17], ids=str)
-def test_every_cut_behind_a_norm_and_before_a_gate(
-    assert_close_to_reference: Callable[..., None],
-    dtype: torch.dtype,
-    gated: bool,
-    cut: Cut,
-    shape: tuple[int, int, int],
-) -> None:
-    num_rows, n, k = shape
-    n += n % 2
-    if gated and cut.groups == 1:
-        return  # a gate takes groups in pairs
-    x, residual = rows(num_rows, k, dtype), rows(num_rows, k, dtype)
-    norm_weight, weight, bias = vector(k, dtype), weights(n, k, dtype), vector(n, dtype)
-    for given in (None, bias):
-        out, total = fused.launch(x, residual, norm_weight, EPS, weight, given, gated, cut)
-        naive = fused_formula.add_rms_norm_linear(x, residual, norm_weight, EPS, weight, given, gated)
-        wide = [None if y is None else y.double() for y in (x + residual, x * 0, norm_weight, weight, given)]
-        exact = fused_formula.add_rms_norm_linear(*wide[:3], EPS, *wide[3:], gated)
-        assert torch.equal(total, naive[1])
-        assert_close_to_reference(out, exact[0], naive[0])
-
-
 @pytest.mark.parametrize("cut", [cut for cut in CUTS if cut.groups > 1], ids=str)
 def test_every_cut_before_a_gate(assert_close_to_reference: Callable[..., None], cut: Cut) -> None:
     dtype = torch.bfloat16
     x, weight = rows(70, 520, dtype), weights(2 * 333, 520, dtype)
-    out = fused.gate(x, weight, None, cut)
+    out = fused.launch(x, weight, None, cut)
     exact, naive = (
         fused_formula.gate.silu_and_mul(formula.linear(x.to(wide), weight.to(wide)))
         for wide in (torch.float64, dtype)
@@ -140,21 +107,6 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours_hold(cut: Cut) -> None:
     assert torch.equal(plain.launch(poisoned, weight, None, cut)[0], out[0])
     assert torch.equal(plain.launch(x[:1], weight, None, cut)[0], out[0])
     assert all(torch.equal(plain.launch(x, weight, None, cut), out) for _ in range(5))
-
-
-@pytest.mark.parametrize("cut", [cut for cut in NORMED if cut.groups == 2], ids=str)
-def test_a_normed_row_has_the_same_bits_whatever_its_neighbours_hold(cut: Cut) -> None:
-    x, weight, norm_weight = (
-        rows(8, 520, torch.bfloat16),
-        weights(96, 520, torch.bfloat16),
-        vector(520, torch.bfloat16),
-    )
-    out = fused.launch(x, x, norm_weight, EPS, weight, None, True, cut)[0]
-    poisoned = x.clone()
-    poisoned[1:] = torch.nan
-    assert torch.equal(
-        fused.launch(poisoned, poisoned, norm_weight, EPS, weight, None, True, cut)[0][0], out[0]
-    )
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 32, 200])
