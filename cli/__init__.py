@@ -1,11 +1,11 @@
-"""The command line: `lamina generate | chat | warmup | info`."""
+"""The command line: `lamina generate | chat | warmup | cache | info`."""
 
 import sys
 
 import typer
 
 from ..common.errors import LaminaError
-from . import chat, generate, info, warmup
+from . import cache, chat, generate, info, warmup
 
 # Heavy imports (torch, the runtime) happen inside the commands, so that --help answers at once.
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(warmup.warmup)
+app.add_typer(cache.app, name="cache")
 app.command()(info.info)
 
 

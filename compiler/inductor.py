@@ -37,7 +37,7 @@ class Artifact:
     reports: tuple[Mapping[str, Any], ...]
     products: tuple[Product, ...]
     device: str
-    seconds: float
+    seconds: float = 0.0  # that making it took here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,5 +135,6 @@ def piece_key(text: str, factors: Mapping[str, Any]) -> str:
 
 
 def normalise(source: str) -> str:
-    """The source without the counter that Inductor writes on its first line."""
-    return "".join(line for line in source.splitlines(keepends=True) if not line.startswith("# AOT ID"))
+    """The source without Inductor's counter and the places of its files, which are comments."""
+    lines = source.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(("# AOT ID", "# kernel path:")))

@@ -21,7 +21,9 @@ def lamina(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("arguments", [(), ("generate",), ("chat",), ("info",)])
+@pytest.mark.parametrize(
+    "arguments", [(), ("generate",), ("chat",), ("warmup",), ("cache",), ("cache", "import"), ("info",)]
+)
 def test_help_is_given(arguments):
     result = lamina(*arguments, "--help")
     assert result.returncode == 0

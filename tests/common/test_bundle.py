@@ -1,0 +1,148 @@
+"""Bundles: the same bytes for the same things, refused when changed, and never trusted by accident."""
+
+import io
+import json
+import shutil
+import tarfile
+
+import pytest
+
+from lamina.common.audit import audit
+from lamina.common.bundle import export_bundle, import_bundle, read_bundle
+from lamina.common.contents import verify
+from lamina.common.errors import StoreError
+from lamina.common.signature import Signer, is_signed, read_public_key
+from lamina.common.store import Store
+
+PLAN, PIECE, KERNEL, SERVING = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store with a plan, a piece, a kernel, a Triton kernel and a warm-up, and things of this machine."""
+    return fill(Store(tmp_path / "store"), seconds=1.5)
+
+
+def fill(store, seconds):
+    piece = {"source": store.put(b"def call(): pass"), "seconds": seconds}
+    store.write_ref("pieces", PIECE, piece)
+    store.write_ref("plans", PLAN, {"record": store.put(json.dumps({"pieces": [PIECE]}).encode())})
+    store.write_ref("kernels", KERNEL, {"object": store.put(b"\x7fELF"), "op": "norm"})
+    store.write_ref("serving", SERVING, {"plan": PLAN, "kernels": [KERNEL], "triton": ["KEY"]})
+    store.write_ref("gguf", "e" * 32, "of this machine alone")
+    folder = store.outside_folder("triton") / "KEY"
+    folder.mkdir(exist_ok=True)
+    (folder / "k.cubin").write_bytes(b"cubin")
+    (folder / "k.ttir").write_bytes(b"not needed to run it")
+    group = {"child_paths": {"k.cubin": str(folder / "k.cubin")}}
+    (folder / "__grp__k.json").write_text(json.dumps(group))
+    return store
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """Two pairs of files with a private and a public key."""
+    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    folder, pairs = tmp_path_factory.mktemp("keys"), []
+    for number in range(2):
+        key, paths = Ed25519PrivateKey.generate(), (folder / f"{number}.pem", folder / f"{number}.pub")
+        pem = serialization.Encoding.PEM
+        secret = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        paths[0].write_bytes(key.private_bytes(pem, *secret))
+        public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+        paths[1].write_bytes(public)
+        pairs.append(paths)
+    return pairs
+
+
+def test_equal_stores_give_equal_bytes_wherever_they_lie(store, tmp_path):
+    other = fill(Store(tmp_path / "another" / "place"), seconds=9.0)
+    for name, one in (("first", store), ("second", other)):
+        export_bundle(one, tmp_path / name)
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+    assert str(tmp_path).encode() not in (tmp_path / "first").read_bytes()
+    assert b"of this machine" not in (tmp_path / "first").read_bytes()
+
+
+def test_what_is_exported_comes_back_whole_elsewhere(store, tmp_path):
+    count = export_bundle(store, tmp_path / "bundle")
+    bundle, other = read_bundle(tmp_path / "bundle"), Store(tmp_path / "other")
+    assert import_bundle(other, bundle, None) == count == 9
+    assert import_bundle(other, bundle, None) == 0
+    assert verify(other) == []
+    for kind in ("plans", "pieces", "kernels", "serving"):
+        assert set(other.refs(kind)) == set(store.refs(kind))
+    assert (other.root / "outside" / "triton" / "KEY" / "k.cubin").read_bytes() == b"cubin"
+    assert audit(other) == [f"9 files came from the bundle {bundle.digest[:16]}, which nobody signed"]
+
+
+def test_a_key_exports_only_what_it_needs(store, tmp_path):
+    assert export_bundle(store, tmp_path / "bundle", [PLAN[:10]]) == 4
+    with pytest.raises(StoreError, match="no key in the cache begins with 'f00'; see `lamina cache list`"):
+        export_bundle(store, tmp_path / "bundle", ["f00"])
+
+
+def test_a_signature_holds_for_its_key_and_its_content_alone(store, tmp_path, keys):
+    (private, public), (_, other) = keys
+    for name in ("first", "second"):
+        export_bundle(store, tmp_path / name, sign=Signer(private))
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+    bundle = read_bundle(tmp_path / "first")
+    signature = bundle.signature["signature"]
+    assert is_signed(bundle.manifest, signature, read_public_key(public))
+    assert not is_signed(bundle.manifest, signature, read_public_key(other))
+    assert not is_signed(bundle.manifest + b" ", signature, read_public_key(public))
+    assert not is_signed(bundle.manifest, "", read_public_key(public))
+    with pytest.raises(StoreError, match=r"cannot be read as a private key.*wanted PEM"):
+        Signer(public)
+
+
+def test_every_changed_byte_of_a_file_is_refused(store, tmp_path):
+    export_bundle(store, tmp_path / "bundle")
+    data = (tmp_path / "bundle").read_bytes()
+    for content in (b"def call(): pass", b"\x7fELF", b"cubin", b'"format"'):
+        changed = bytearray(data)
+        changed[data.index(content) + 3] ^= 1
+        (tmp_path / "changed").write_bytes(changed)
+        with pytest.raises(StoreError, match=r"damaged|manifest|no place"):
+            import_bundle(Store(tmp_path / "other"), read_bundle(tmp_path / "changed"), None)
+    for length in (0, 100, len(data) // 2):
+        (tmp_path / "changed").write_bytes(data[:length])
+        with pytest.raises(StoreError):
+            read_bundle(tmp_path / "changed")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../evil",
+        "/etc/evil",
+        "refs/plans/../../evil.json",
+        "refs/gguf/" + "a" * 64 + ".json",
+        "outside/x/A/b",
+    ],
+)
+def test_a_file_that_has_no_place_in_a_cache_is_refused(store, tmp_path, name):
+    manifest = {"format": 1, "files": {name: "0" * 64}}
+    with tarfile.open(tmp_path / "bundle", "w") as archive:
+        for member, data in (("manifest.json", json.dumps(manifest).encode()), (name, b"evil")):
+            info = tarfile.TarInfo(member)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    with pytest.raises(StoreError, match="which has no place in a cache"):
+        read_bundle(tmp_path / "bundle")
+
+
+def test_an_audit_asks_about_rights_foreign_files_and_pickles(store):
+    assert audit(store) == []
+    digest = store.put(b"\x80\x04 a pickle")
+    (store.root / "notes.txt").write_text("mine")
+    (store.root / "objects" / "odd").write_text("not named by its content")
+    (store.root / "refs").chmod(0o777)
+    said = " ".join(audit(store))
+    for part in (digest[2:10], "begins like a pickle", "notes.txt is no file of", "odd is no object"):
+        assert part in said
+    assert "refs can be written by others" in said
+    shutil.rmtree(store.root)

@@ -1,0 +1,41 @@
+"""A cache that was exported here starts there: nothing compiled, the same tokens."""
+
+import pytest
+
+from lamina import Runtime, SamplingParams
+from lamina.common.bundle import export_bundle, import_bundle, read_bundle
+from lamina.common.store import Store
+from lamina.custom_ops import registry
+from lamina.custom_ops.ledger import LEDGER
+
+pytestmark = pytest.mark.timeout(600)
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+def tokens(folder, cache, **settings):
+    with Runtime.from_pretrained(folder, device="cpu", cache_dir=cache, **settings) as runtime:
+        outputs = runtime.generate([[1, 2, 3], [4]], GREEDY)
+        return [list(output.outputs[0].token_ids) for output in outputs], runtime.stats()["compile"]
+
+
+@pytest.fixture
+def forgetful(monkeypatch):
+    """forgetful() -> what this process has loaded is not copied to the next cache."""
+
+    def forget():
+        monkeypatch.setattr(LEDGER, "_used", {})
+        registry._load.cache_clear()
+        registry._select_auto.cache_clear()
+
+    return forget
+
+
+def test_an_imported_cache_starts_warm_with_the_same_tokens(tiny_folder, compile_cache, tmp_path, forgetful):
+    expected, _ = tokens(tiny_folder, compile_cache)
+    export_bundle(Store(compile_cache), tmp_path / "bundle")
+    other = Store(tmp_path / "elsewhere")
+    import_bundle(other, read_bundle(tmp_path / "bundle"), None)
+    forgetful()
+    found, pieces = tokens(tiny_folder, other.root, require_warm=True)
+    assert found == expected
+    assert (pieces["compiled"], pieces["loaded"]) == (0, 3)
