@@ -26,9 +26,7 @@ def tune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tup
     Must not run while a graph is captured or other work is under way.
     """
     entries = []
-    for site in sorted(
-        sites, key=lambda site: site.kind == "gated"
-    ):  # whose other way is that of the product
+    for site in sorted(sites, key=lambda site: site.kind == "gated"):  # after the products in them
         entries.append(_measure(site, device, dtype))
         adopt(card_of(device), entries[-1:])
     return tuple(entries)
@@ -40,9 +38,8 @@ def _measure(site: Site, device: torch.device, dtype: torch.dtype) -> Entry:
         return values
 
     x = random(site.num_tokens, site.k)
-    weights = [
-        random(site.n, site.k) for _ in range(ceil_div(ROTATED_BYTES, site.n * site.k * dtype.itemsize))
-    ]
+    count = ceil_div(ROTATED_BYTES, site.n * site.k * dtype.itemsize)
+    weights = [random(site.n, site.k) for _ in range(count)]
     otherwise = F.linear if site.kind == "linear" else _product_then_gate
     launch = plain.launch if site.kind == "linear" else fused.launch
     taken = {cut: _microseconds(partial(_call, launch, x, cut), weights) for cut in candidates(site)}
