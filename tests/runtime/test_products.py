@@ -68,7 +68,7 @@ def test_every_kernel_that_might_serve_is_measured_once_and_told(store: Store, a
     lines = settle(store)
     assert len(lines) == len(asked) == len(set(asked))
     assert {site.kind for site in asked if site.n == 2048} == {"linear"}
-    assert {site.kind for site in asked if site.n == 4096} == {"linear", "gated", "norm_gated"}
+    assert {site.kind for site in asked if site.n == 4096} == {"linear", "gated"}
     assert all("the streaming kernel" in line and "5.0 us" in line for line in lines)
 
 
