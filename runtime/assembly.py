@@ -4,6 +4,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from functools import partial
+from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from .input_batch import InputBatch
 from .kv_cache import KVCacheManager
 from .model_runner import Forward, ModelRunner
 from .products import settle_products
+from .recorder import RecordingScheduler, open_recording
 from .scheduler import Scheduler
 from .scheduler_config import SchedulerConfig
 
@@ -60,6 +62,7 @@ class Assembled:
     runner: ModelRunner
     graphs: CudaGraphs | None
     resolved: Resolved
+    recording: TextIO | None  # of decisions, to be closed
     products: tuple[str, ...]  # what serves each matrix product, where that is chosen by measurement
 
 
@@ -85,9 +88,16 @@ def assemble(parts: Parts, store: Store, progress: Progress) -> Assembled:
         max_tokens_beside_decode=max(TOKENS_BESIDE_DECODE, resolved.max_num_seqs),
         prefill_chunk=resolved.prefill_chunk,
     )
-    engine = Engine(Scheduler(limits, kv_cache), runner, depth=DEPTHS[resolved.device.type])
+    recording = None if parts.config.record is None else open_recording(parts.config.record)
+    scheduler = RecordingScheduler(limits, kv_cache, recording) if recording else Scheduler(limits, kv_cache)
     return Assembled(
-        engine=engine, kv_cache=kv_cache, runner=runner, graphs=graphs, resolved=resolved, products=products
+        engine=Engine(scheduler, runner, depth=DEPTHS[resolved.device.type]),
+        kv_cache=kv_cache,
+        runner=runner,
+        graphs=graphs,
+        resolved=resolved,
+        recording=recording,
+        products=products,
     )
 
 

@@ -32,6 +32,7 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "device": ((str, torch.device), "auto, cpu or cuda"),
     "memory_fraction": ((float, int), "above 0, at most 1"),
     "prefix_cache": ((bool,), "True or False"),
+    "record": ((str, Path, NoneType), "a file to write or None"),
     "compile": ((bool, CompileConfig), "True, False or a CompileConfig"),
     "attention": ((str,), "auto or the name of a provider"),
     "cache_dir": ((str, Path, NoneType), "a folder or None"),
@@ -64,6 +65,7 @@ class RuntimeConfig:
     num_kv_blocks: int | None = None
     memory_fraction: float = 0.9
     prefix_cache: bool = True
+    record: str | Path | None = None
     compile: bool | CompileConfig = True
     numerics: Numerics = "fast"
     attention: str = "auto"

@@ -124,6 +124,8 @@ class Runtime:
         with self._lock:
             if self._loaded is not None:
                 self._loaded.engine.close()
+                if self._loaded.assembled.recording is not None:
+                    self._loaded.assembled.recording.close()
             self._loaded = None
 
     def __enter__(self) -> Self:

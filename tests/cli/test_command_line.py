@@ -22,7 +22,8 @@ def lamina(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("generate",), ("chat",), ("warmup",), ("cache",), ("cache", "import"), ("info",)]
+    "arguments",
+    [(), ("generate",), ("chat",), ("warmup",), ("cache",), ("cache", "import"), ("info",), ("replay",)],
 )
 def test_help_is_given(arguments):
     result = lamina(*arguments, "--help")

@@ -1,0 +1,31 @@
+"""`lamina replay`: decide a recording again, and say where it comes out otherwise."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="What Runtime.from_pretrained(record=…) wrote.")]
+
+
+def replay(
+    file: File,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Decide again, without a model, what a scheduler decided; exit code 1 if anything differs."""
+    from ..runtime.replay import replay as decide_again
+
+    result = decide_again(file)
+    if as_json:
+        print(json.dumps(asdict(result), indent=2))
+    elif result.difference is None:
+        print(
+            f"{result.num_steps} steps of {result.num_requests} requests, decided as they were: "
+            f"{result.num_preemptions} preemptions, {result.num_hit_tokens} tokens found in the cache"
+        )
+    else:
+        print(f"after {result.num_steps} steps: {result.difference}")
+    if result.difference is not None:
+        raise typer.Exit(1)
