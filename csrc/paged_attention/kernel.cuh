@@ -11,6 +11,7 @@
 // constants alone, so a row's bits do not depend on its neighbours, and a captured launch holds as lengths grow.
 #pragma once
 
+#include "pdl.cuh"
 #include "stream.cuh"
 #include "warp_rows.cuh"
 
@@ -52,7 +53,7 @@ __device__ __forceinline__ void write_out(const PagedAttention<T>& a, const Work
 template <typename S, typename Visit>
 __device__ __forceinline__ void each_four(int rows, int head_dim, const Visit& visit) {
   constexpr int kFours = S::kDim / 4;
-  for (int index = static_cast<int>(threadIdx.x); index < rows * kFours; index += S::kThreads) {
+  for (int index = static_cast<int>(threadIdx.x); index < rows * kFours; index += S::kRowThreads) {
     const int d = index % kFours * 4;
     if (d < head_dim) visit(index / kFours, d);
   }
@@ -62,8 +63,8 @@ __device__ __forceinline__ void each_four(int rows, int head_dim, const Visit& v
 template <typename S>
 struct Partial {
   float* sums;
-  __device__ __forceinline__ Partial(float* partials, const Work& work, int split)
-      : sums(partials + (static_cast<int64_t>(work.unit) * gridDim.y + split) * S::kPartialFloats) {}
+  __device__ __forceinline__ Partial(const PagedAttention<typename S::T>& a, const Work& work, int split)
+      : sums(a.partials + (static_cast<int64_t>(work.unit) * a.num_splits + split) * S::kPartialFloats) {}
   __device__ __forceinline__ float4& sum(int r, int d) const {
     return *reinterpret_cast<float4*>(sums + r * S::kDim + d);
   }
@@ -84,23 +85,25 @@ __device__ __forceinline__ void merge_teams(const PagedAttention<typename S::T>&
       merged.add(*reinterpret_cast<const float4*>(results + row * S::kResultPitch + d), stats[row]);
     }
     if (work.num_splits == 1) return write_out(a, work, r, d, merged);
-    const Partial<S> partial(a.partials, work, work.split);
+    const Partial<S> partial(a, work, work.split);
     partial.sum(r, d) = merged.out;
     if (d == 0) partial.stats(r) = float2{merged.max, merged.sum};
   });
 }
 
+// By one thread, after all rows of the split are written: whether it is the last of its unit.
+__device__ __forceinline__ bool count_arrival(int32_t* arrivals, const Work& work) {
+  __threadfence();
+  const bool last = atomicAdd(arrivals + work.unit, 1) == work.num_splits - 1;
+  if (last) arrivals[work.unit] = 0;
+  __threadfence();
+  return last;
+}
+
 // Whether this block is the last of its unit's splits to arrive, and so sees what all others left.
 __device__ __forceinline__ bool arrive_last(int32_t* arrivals, const Work& work) {
   __syncthreads();  // all of the block's rows are written before its arrival counts
-  int last = 0;
-  if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicAdd(arrivals + work.unit, 1) == work.num_splits - 1;
-    if (last) arrivals[work.unit] = 0;
-    __threadfence();
-  }
-  return __syncthreads_or(last);
+  return __syncthreads_or(threadIdx.x == 0 && count_arrival(arrivals, work));
 }
 
 template <typename S>
@@ -109,7 +112,7 @@ __device__ __forceinline__ void merge_splits(const PagedAttention<typename S::T>
     Merged merged;
 #pragma unroll 8
     for (int split = 0; split < work.num_splits; ++split) {
-      const Partial<S> partial(a.partials, work, split);
+      const Partial<S> partial(a, work, split);
       merged.add(partial.sum(r, d), partial.stats(r));
     }
     write_out(a, work, r, d, merged);
@@ -158,8 +161,9 @@ template <typename S>
 __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks)
     paged_attention_kernel(const __grid_constant__ PagedAttention<typename S::T> a) {
   extern __shared__ uint4 memory[];
+  follow_predecessor();
   Work work;
-  if (!find_work<S>(a, work)) return;
+  if (!find_work<S>(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), work)) return;
   float* results = reinterpret_cast<float*>(memory);
   float2* stats = reinterpret_cast<float2*>(results + S::kWarps * S::kWarpRows * S::kResultPitch);
   attend_keys<S>(a, work, memory, results, stats);

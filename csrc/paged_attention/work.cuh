@@ -23,7 +23,7 @@ struct PagedAttention {
   int32_t* arrivals;  // [units], zeros before and after
   int64_t out_token, out_head, query_token, query_head, block_tables_stride;
   Strides key_strides, value_strides;
-  int num_seqs, num_tiles, num_kv_heads, group, head_dim, block_size;
+  int num_seqs, num_tiles, num_splits, num_kv_heads, group, head_dim, block_size;
   int window;       // < 0: none
   float scale;      // scores become those of base 2: scale * dot, or where capped, cap * tanh(scale * dot)
   float cap;        // 0: none
@@ -36,14 +36,16 @@ struct PagedAttention {
 template <typename Element, int dim, int kind>
 struct Shape {
   using T = Element;
+  using Parameters = PagedAttention<T>;
   static constexpr bool kMany = kind == 2;
   static constexpr int kDim = dim;
   static constexpr int kTiles = !kMany ? kind + 1 : sizeof(T) == 4 ? 2 : dim <= 64 ? 4 : dim <= 128 ? 3 : 1;
+  static constexpr bool kWholeTokens = false;  // whether all rows of a token lie in one tile
   using Arithmetic = Products<T, kDim, kTiles>;
   static constexpr int kPitch = Arithmetic::kPitch;
   static constexpr int kRowBytes = kPitch * static_cast<int>(sizeof(T));
   static constexpr int kWarps = kRowBytes <= 272 || (kMany && sizeof(T) == 2) ? 4 : 2;
-  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kThreads = 32 * kWarps, kRowThreads = kThreads;
   static constexpr int kTeamWarps = kMany ? kWarps : 1;  // that share a stream of keys
   static constexpr int kTeams = kWarps / kTeamWarps;
   static constexpr int kTileKeys = 16 * kTeamWarps;
@@ -57,6 +59,7 @@ struct Shape {
   static constexpr int kWorkBytes = kStages * kStageBytes + kWarps * kQueryBytes;
   static constexpr int kSharedBytes = kWorkBytes > kResultBytes ? kWorkBytes : kResultBytes;
   static constexpr int kPartialFloats = kRows * (kDim + 2);
+  static constexpr int kWholeKeys = !kMany && dim <= 64 ? 256 : 0;  // so few are quicker in one split
   static constexpr int kMinBlocks = kMany ? 2 : dim <= 64 ? 4 : 3;
   static_assert(kSharedBytes <= 99 * 1024, "the smallest cards have no more");
   static_assert(kStages >= 1, "one stage of keys and values must fit");
@@ -95,29 +98,30 @@ template <typename S>
 __device__ __forceinline__ bool take_split(const PagedAttention<typename S::T>& a, Work& work) {
   constexpr int kSpan = S::kTileKeys * S::kTeams;
   const int keys = work.end - work.begin;
-  const int filling = min(a.fill_splits, div_up(keys, a.min_split_keys));
-  const int wanted = min(static_cast<int>(gridDim.y), max(filling, div_up(keys, a.max_split_keys)));
+  const int filling = keys <= S::kWholeKeys ? 1 : min(a.fill_splits, div_up(keys, a.min_split_keys));
+  const int wanted = min(a.num_splits, max(filling, div_up(keys, a.max_split_keys)));
   const int share = div_up(div_up(keys, wanted), kSpan) * kSpan;
   work.num_splits = div_up(keys, share);
-  work.split = static_cast<int>(blockIdx.y);
   work.begin += work.split * share;
   work.end = min(work.end, work.begin + share);
   return work.split < work.num_splits;
 }
 
+// What a split of a unit is; false where there is nothing for it to do.
 template <typename S>
-__device__ __forceinline__ bool find_work(const PagedAttention<typename S::T>& a, Work& work) {
-  const int position = static_cast<int>(blockIdx.x) / a.num_kv_heads;
+__device__ __forceinline__ bool find_work(const PagedAttention<typename S::T>& a, int unit, int split, Work& work) {
+  const int tile_rows = S::kWholeTokens ? S::kRows / a.group * a.group : S::kRows;
+  const int position = unit / a.num_kv_heads;
   const int tile = S::kMany ? a.num_tiles - 1 - position : position;  // a prompt's last tiles see the most keys
-  work.unit = static_cast<int>(blockIdx.x);
-  work.kv_head = work.unit % a.num_kv_heads;
-  work.seq = S::kMany ? find_sequence(a.query_start_loc, a.num_seqs, a.group, S::kRows, tile) : tile;
+  work.unit = unit, work.split = split;
+  work.kv_head = unit % a.num_kv_heads;
+  work.seq = S::kMany ? find_sequence(a.query_start_loc, a.num_seqs, a.group, tile_rows, tile) : tile;
   work.start = a.query_start_loc[work.seq];
   const int seq_len = a.seq_lens[work.seq];
   const int query_len = a.query_start_loc[work.seq + 1] - work.start;
   const int rows = query_len * a.group;
-  work.first_row = S::kMany ? (tile - first_tile(a.query_start_loc, work.seq, a.group, S::kRows)) * S::kRows : 0;
-  work.rows = min(S::kRows, rows - work.first_row);
+  work.first_row = S::kMany ? (tile - first_tile(a.query_start_loc, work.seq, a.group, tile_rows)) * tile_rows : 0;
+  work.rows = min(tile_rows, rows - work.first_row);
   if (seq_len == 0 || work.rows <= 0 || rows <= a.min_rows || rows > a.max_rows) return false;
   work.past = seq_len - query_len;
   const int first = work.past + work.first_row / a.group;

@@ -11,15 +11,18 @@ from ...common.errors import KernelLaunchError, ShapeError, UnsupportedError
 from ..build_cuda import load_cuda_kernel
 from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
 from ..registry import Provider
-from ._plan import KernelShape, plan
+from ._plan import HOPPER, MANY, KernelShape, plan
 
 MAX_HEAD_DIM = 256
+HOPPER_HEAD_DIMS = (64, 128)
+HOPPER_GROUP = 128  # heads a key-value head at most
+LEAST_BLOCK = 64  # smaller blocks cost the copy engine more than the products take
 MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
 
 
 def load() -> Callable[..., None]:
     """The kernels behind the op's signature."""
-    kernel = CudaKernel("paged_attention", "33q2d2q")  # struct PagedAttentionArguments
+    kernel = CudaKernel("paged_attention", "36q2d2q")  # struct PagedAttentionArguments
 
     def paged_attention(
         out: Tensor,
@@ -46,6 +49,7 @@ def load() -> Callable[..., None]:
             num_kv_heads=num_kv_heads,
             max_query_len=max_query_len,
             capacity=block_tables.shape[1] * block_size,
+            many=_kernel_of_many_rows(query, key_cache, scale, window, soft_cap),
         )
         tensors = (
             *(out.data_ptr(), *out.stride()[:2]),
@@ -54,10 +58,19 @@ def load() -> Callable[..., None]:
             *(value_cache.data_ptr(), *value_cache.stride()[:3]),
             *(block_tables.data_ptr(), block_tables.stride(0)),
             *(seq_lens.data_ptr(), query_start_loc.data_ptr()),
-            *(seq_lens.shape[0], num_heads, num_kv_heads, head_dim, block_size, window),
+            *(
+                num_tokens,
+                key_cache.shape[0],
+                seq_lens.shape[0],
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                block_size,
+                window,
+            ),
         )
         for launch in launches:
-            workspace = _workspace(device, launch.workspace_floats, launch.num_units)
+            workspace = _workspace(device, launch.workspace_floats, launch.num_counters)
             constants = scale, soft_cap, DTYPES[dtype], launch.kernel
             kernel(device, *tensors, *workspace, *launch.limits, *constants)
 
@@ -82,6 +95,29 @@ def _shapes(device: torch.device, dtype: torch.dtype, head_dim: int) -> Callable
         return KernelShape(*(figure.value for figure in figures))
 
     return shape_of
+
+
+def _kernel_of_many_rows(query: Tensor, key_cache: Tensor, scale: float, window: int, soft_cap: float) -> int:
+    block_size, num_kv_heads, head_dim = key_cache.shape[1:]
+    if window >= 0 or soft_cap > 0 or scale <= 0 or query.shape[1] > HOPPER_GROUP * num_kv_heads:
+        return MANY
+    obstacle = hopper_obstacle(query.device, query.dtype, head_dim, block_size)
+    return HOPPER if obstacle is None else MANY
+
+
+@functools.cache
+def hopper_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+    """Why the kernel of Hopper does not serve prefill on a card with these sizes; None: it does."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability != (9, 0):
+        return f"compute capability is {capability[0]}.{capability[1]}, not 9.0"
+    if dtype == torch.float32:
+        return "it does not take float32"
+    if head_dim not in HOPPER_HEAD_DIMS:
+        return f"head_dim is {head_dim}, not one of {HOPPER_HEAD_DIMS}"
+    if block_size < LEAST_BLOCK or block_size & (block_size - 1):
+        return f"block_size is {block_size}, not a power of two from {LEAST_BLOCK} on"
+    return None
 
 
 def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, tables: Tensor) -> None:
@@ -117,11 +153,12 @@ def check_rows(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tenso
             )
 
 
-def _workspace(device: torch.device, floats: int, units: int) -> tuple[int, int]:
-    """Addresses of floats, and of zeros that each launch leaves as zeros; (0, 0) where nothing is split."""
-    if not floats:
-        return 0, 0
-    return _partials(device, _round_up(floats)).data_ptr(), _arrivals(device, _round_up(units)).data_ptr()
+def _workspace(device: torch.device, floats: int, counters: int) -> tuple[int, int]:
+    """Addresses of floats, and of zeros that each launch leaves as zeros; 0 where there are none."""
+    return (
+        _partials(device, _round_up(floats)).data_ptr() if floats else 0,
+        _counters(device, _round_up(counters)).data_ptr() if counters else 0,
+    )
 
 
 def _round_up(count: int) -> int:
@@ -136,7 +173,7 @@ def _partials(device: torch.device, size: int) -> Tensor:
 
 
 @functools.cache
-def _arrivals(device: torch.device, size: int) -> Tensor:
+def _counters(device: torch.device, size: int) -> Tensor:
     _refuse_capture()
     return torch.zeros(size, dtype=torch.int32, device=device)
 

@@ -4,9 +4,10 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-FEW_ROWS = (8, 16)  # query rows of one key-value head that kernels 0 and 1 hold; kernel 2 takes any number
+FEW_ROWS = (8, 16)  # query rows of one key-value head that kernels 0 and 1 hold; the others take any number
 MANY = len(FEW_ROWS)
-MIN_SPLIT_KEYS = (128, 128, 512)  # of each kernel; fewer keys do not pay for merging
+HOPPER = MANY + 1  # the same as MANY by asynchronous products of whole warpgroups
+MIN_SPLIT_KEYS = (128, 128, 512, 512)  # of each kernel; fewer keys do not pay for merging
 MAX_SPLIT_KEYS = 4096  # more keys are split even where the card is full, so that none lags behind
 IDLE_BLOCKS = 8  # launched to no purpose at most, in cards full, for the sake of long sequences
 NO_LIMIT = 2**31 - 1
@@ -23,6 +24,7 @@ class KernelShape(NamedTuple):
 class Limits(NamedTuple):
     """How far a launch splits keys and which sequences are its own, in the order that kernels take them."""
 
+    device_blocks: int
     num_tiles: int
     num_splits: int
     fill_splits: int
@@ -39,6 +41,7 @@ class Launch(NamedTuple):
     limits: Limits
     num_units: int
     workspace_floats: int
+    num_counters: int  # zeros before and after
 
 
 @functools.lru_cache(maxsize=4096)
@@ -51,6 +54,7 @@ def plan(
     num_kv_heads: int,
     max_query_len: int,
     capacity: int,  # keys that a sequence's row of the block table has room for
+    many: int = MANY,  # the kernel for many rows
 ) -> tuple[Launch, ...]:
     """The launches of a call; they depend on its shapes alone, so that a captured call stays right."""
     if num_tokens == 0 or num_seqs == 0:
@@ -58,10 +62,12 @@ def plan(
 
     def launch(kernel: int, min_rows: int, max_rows: int) -> Launch:
         shape = shape_of(kernel)
-        num_tiles = num_seqs if kernel < MANY else num_tokens * group // shape.rows + num_seqs
+        rows = shape.rows // group * group if kernel == HOPPER else shape.rows
+        num_tiles = num_seqs if kernel < MANY else _num_tiles(num_tokens * group, rows, num_seqs)
         units = num_tiles * num_kv_heads
         fill, splits = _num_splits(shape.blocks, units, capacity, kernel)
         limits = Limits(
+            device_blocks=shape.blocks,
             num_tiles=num_tiles,
             num_splits=splits,
             fill_splits=fill,
@@ -71,25 +77,31 @@ def plan(
             max_rows=max_rows,
         )
         floats = units * splits * shape.partial_floats if splits > 1 else 0
-        return Launch(kernel=kernel, limits=limits, num_units=units, workspace_floats=floats)
+        counters = units + 1 if kernel == HOPPER else units if floats else 0
+        return Launch(kernel, limits, units, floats, counters)
 
     few = _smallest_kernel(max_query_len * group)
     if few != MANY:
         return (launch(few, 0, NO_LIMIT),)
     few = _smallest_kernel(group)
     if few == MANY or num_seqs == 1:
-        return (launch(MANY, 0, NO_LIMIT),)
-    return launch(MANY, FEW_ROWS[few], NO_LIMIT), launch(few, 0, FEW_ROWS[few])
+        return (launch(many, 0, NO_LIMIT),)
+    return launch(many, FEW_ROWS[few], NO_LIMIT), launch(few, 0, FEW_ROWS[few])
 
 
 def _smallest_kernel(rows: int) -> int:
     return next((kernel for kernel, limit in enumerate(FEW_ROWS) if rows <= limit), MANY)
 
 
+def _num_tiles(rows: int, tile_rows: int, num_seqs: int) -> int:
+    """Numbers of tiles that suffice wherever sequences begin."""
+    return _div_up(rows, tile_rows) if num_seqs == 1 else rows // tile_rows + num_seqs
+
+
 def _num_splits(blocks: int, units: int, capacity: int, kernel: int) -> tuple[int, int]:
     """Splits that fill the device, and splits of the longest possible sequence."""
     fill = min(max(1, blocks // units), _div_up(capacity, MIN_SPLIT_KEYS[kernel]))
-    if kernel == MANY:
+    if kernel >= MANY:
         return fill, fill
     longest = min(_div_up(capacity, MAX_SPLIT_KEYS), max(1, IDLE_BLOCKS * blocks // units))
     return fill, max(fill, longest)

@@ -10,16 +10,18 @@ from ...common.errors import UnsupportedError
 from ...common.logging import get_logger, log_once
 from .. import registry
 from ..registry import Call, Selected
-from . import _flash_attn
+from . import _cuda, _flash_attn
 
 logger = get_logger("custom_ops")
 
 FLASH = _flash_attn.PROVIDER
+ONLY_CUDA = "only cuda has one"
 # docs/attention_backends.md has the figures behind both rules.
 LONGEST_DECODE = 16  # queries a sequence; a step with more in any of them is prefill
 MAX_QUERY_LEN = 7  # where the op's arguments hold how many there are
 
 FindFlash = Callable[[torch.device, int, int], _flash_attn.Choice]
+FindObstacle = Callable[[torch.device, torch.dtype, int, int], str | None]
 
 
 def select_by_phase(
@@ -31,6 +33,7 @@ def select_by_phase(
     block_size: int,
     op: str = "paged_attention",
     find_flash: FindFlash = _flash_attn.choose,
+    hopper_obstacle: FindObstacle = _cuda.hopper_obstacle,
 ) -> Selected:
     """The named provider for every step; with "auto", one for decode and perhaps another for prefill."""
     selected = registry.select(op, device=device, dtype=dtype, provider=name)
@@ -48,7 +51,10 @@ def select_by_phase(
         reason = f"{selected.name} in decode ({selected.reason}), {flash.name} in prefill ({why})"
     else:
         served_by, call = selected.name, selected.call
-        reason = f"{selected.name} in decode ({selected.reason}) and in prefill ({why})"
+        sizes = device, dtype, head_dim, block_size
+        obstacle = hopper_obstacle(*sizes) if selected.name == _cuda.PROVIDER.name else ONLY_CUDA
+        kernel = "its kernel for Hopper" if obstacle is None else f"not its kernel for Hopper: {obstacle}"
+        reason = f"{selected.name} in decode ({selected.reason}) and in prefill ({why}; {kernel})"
     log_once(logger, logging.INFO, f"attention on {device.type} {dtype}: {reason}")
     return Selected(name=served_by, call=call, reason=reason)
 

@@ -136,8 +136,22 @@ def op(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def select(op: str, name: str, found: Choice, dtype: torch.dtype = torch.bfloat16) -> registry.Selected:
-    return select_by_phase(name, device=CUDA, dtype=dtype, op=op, find_flash=lambda *facts: found, **SHAPE)
+def select(
+    op: str,
+    name: str,
+    found: Choice,
+    dtype: torch.dtype = torch.bfloat16,
+    hopper_obstacle: str | None = "too old",
+) -> registry.Selected:
+    return select_by_phase(
+        name,
+        device=CUDA,
+        dtype=dtype,
+        op=op,
+        find_flash=lambda *facts: found,
+        hopper_obstacle=lambda *facts: hopper_obstacle,
+        **SHAPE,
+    )
 
 
 def served_by(selected: registry.Selected, max_query_len: int) -> Any:
@@ -171,6 +185,17 @@ def test_else_auto_takes_our_kernels_for_both_and_says_why(
     assert [served_by(selected, queries) for queries in (1, 4096)] == ["cuda"] * 2
     assert selected.name == "cuda"
     assert f"and in prefill ({why}" in selected.reason
+
+
+@pytest.mark.parametrize(
+    "obstacle,told",
+    [(None, "its kernel for Hopper)"), ("head_dim is 96", "not its kernel for Hopper: head_dim is 96)")],
+)
+def test_auto_says_whether_our_kernel_for_hopper_serves_prefill(
+    op: str, obstacle: str | None, told: str
+) -> None:
+    missing = chosen(version("new", installed=False))
+    assert select(op, "auto", missing, hopper_obstacle=obstacle).reason.endswith(f"; {told}")
 
 
 def test_auto_says_its_choice_once_with_the_reason(op: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,9 +5,21 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.custom_ops.paged_attention._plan import FEW_ROWS, MANY, MAX_SPLIT_KEYS, KernelShape, plan
+from lamina.custom_ops.paged_attention._plan import (
+    FEW_ROWS,
+    HOPPER,
+    MANY,
+    MAX_SPLIT_KEYS,
+    KernelShape,
+    plan,
+)
 
-H100 = {0: KernelShape(8, 396, 1040), 1: KernelShape(16, 396, 2080), MANY: KernelShape(96, 264, 12480)}
+H100 = {
+    0: KernelShape(8, 396, 1040),
+    1: KernelShape(16, 396, 2080),
+    MANY: KernelShape(96, 264, 12480),
+    HOPPER: KernelShape(128, 132, 16640),
+}
 CALL = {
     "group": 4,
     "num_tokens": 1,
@@ -33,6 +45,7 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
         "num_kv_heads": draw(st.sampled_from([1, 2, 8])),
         "max_query_len": draw(st.integers(max(query_lens), 400)),
         "capacity": draw(st.integers(1, 200_000)),
+        "many": draw(st.sampled_from([MANY, HOPPER])),
     }
 
 
@@ -41,7 +54,22 @@ def test_each_sequence_belongs_to_one_launch(call: dict[str, Any], query_len: in
     rows = min(query_len, call["max_query_len"]) * call["group"]
     owners = [each for each in launches(**call) if each.limits.min_rows < rows <= each.limits.max_rows]
     assert len(owners) == 1
-    assert owners[0].kernel == MANY or rows <= FEW_ROWS[owners[0].kernel]
+    assert owners[0].kernel == call["many"] or rows <= FEW_ROWS[owners[0].kernel]
+
+
+@given(calls(), st.lists(st.integers(1, 300), min_size=1, max_size=40))
+def test_every_row_has_a_tile(call: dict[str, Any], query_lens: list[int]) -> None:
+    group = call["group"]
+    call |= {"num_tokens": sum(query_lens), "num_seqs": len(query_lens), "max_query_len": max(query_lens)}
+    for launch in launches(**call):
+        if launch.kernel >= MANY:
+            rows = H100[launch.kernel].rows
+            rows = rows // group * group if launch.kernel == HOPPER else rows
+            first = [sum(query_lens[:seq]) * group // rows + seq for seq in range(len(query_lens) + 1)]
+            tiles = [-(-length * group // rows) for length in query_lens]
+            ends = [start + count for start, count in zip(first, tiles, strict=False)]
+            assert all(end <= after for end, after in zip(ends, first[1:], strict=True))
+            assert ends[-1] <= launch.limits.num_tiles
 
 
 @given(calls())
@@ -49,12 +77,12 @@ def test_a_launch_has_room_for_all_its_tiles_and_partial_results(call: dict[str,
     for launch in launches(**call):
         shape, limits = H100[launch.kernel], launch.limits
         assert launch.num_units == limits.num_tiles * call["num_kv_heads"]
-        if launch.kernel == MANY:
-            assert limits.num_tiles >= call["num_tokens"] * call["group"] // shape.rows + call["num_seqs"]
-        else:
+        if launch.kernel < MANY:
             assert limits.num_tiles == call["num_seqs"]
         wanted = launch.num_units * limits.num_splits * shape.partial_floats
         assert launch.workspace_floats == (wanted if limits.num_splits > 1 else 0)
+        hopper = launch.kernel == HOPPER  # counts the units that were taken as well
+        assert launch.num_counters == launch.num_units * (limits.num_splits > 1 or hopper) + hopper
         assert 1 <= limits.fill_splits <= limits.num_splits
 
 

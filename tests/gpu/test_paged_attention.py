@@ -205,6 +205,40 @@ def test_every_kernel_in_decode_and_in_prefill(
     check(make_case([300, 777], [300, 200], **shape))
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("block_size", [16, 64, 128, 256])
+def test_prefill_of_ragged_chunks_over_prefixes_beside_decode(
+    check: Callable[[Case], Tensor], dtype: torch.dtype, head_dim: int, block_size: int
+) -> None:
+    shape = {"head_dim": head_dim, "block_size": block_size, "dtype": dtype}
+    check(make_case([1], [1], num_heads=40, num_kv_heads=2, **shape))
+    check(make_case([128, 256, 384], [128, 128, 384], num_heads=8, num_kv_heads=2, **shape))
+    check(make_case([127, 129, 257, 2], [127, 128, 3, 2], num_heads=8, num_kv_heads=8, **shape))
+    lens, query_lens = [1000, 77, 0, 1300, 5, 640, 31], [300, 1, 0, 17, 5, 128, 31]
+    for group in (1, 3, 4, 5, 7, 8, 16):
+        check(make_case(lens, query_lens, num_heads=2 * group, num_kv_heads=2, extra_tokens=3, **shape))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_every_kernel_once_in_small_shapes(check: Callable[[Case], Tensor], head_dim: int) -> None:
+    """What the sanitizers run, which slow kernels down a hundredfold."""
+    shape = {"head_dim": head_dim, "num_kv_heads": 2, "capacity": 4096, "block_size": 64}
+    check(make_case([1, 300, 0, 530], [1, 1, 1, 1], num_heads=8, **shape))
+    check(make_case([300, 40], [4, 1], num_heads=8, **shape))
+    check(make_case([1100, 33, 0], [150, 1, 0], num_heads=8, **shape))
+    check(make_case([200, 333], [130, 33], num_heads=6, window=100, **shape))
+    check(make_case([700, 333], [70, 33], num_heads=6, **shape))
+
+
+@pytest.mark.parametrize("query_len", [*range(1, 140, 3), 255, 256, 257, 300])
+def test_a_chunk_of_any_length_over_a_prefix(check: Callable[[Case], Tensor], query_len: int) -> None:
+    for head_dim in (64, 128):
+        check(
+            make_case([query_len + 345, 9], [query_len, 1], head_dim=head_dim, block_size=64, seed=query_len)
+        )
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lens", [(40000,), (127, 128, 129, 16384), (5000,) * 3])
 def test_long_contexts_are_joined_from_their_splits(

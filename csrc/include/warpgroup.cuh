@@ -1,0 +1,113 @@
+// What attention needs of sm_90a beyond hopper.cuh: boxes of four dimensions, products with transposed factors and from
+// registers, registers that move between warpgroups.
+//
+// A panel is a matrix of 64 16-bit columns in shared memory: rows of 128 bytes, of which row r keeps its 16-byte unit u
+// at u ^ (r % 8). It starts at a multiple of 1024 bytes.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda_mma.cuh"
+#include "hopper.cuh"
+
+namespace lamina {
+
+constexpr int kPanelColumns = 64;
+constexpr int kPanelRowBytes = 128;
+constexpr int kWarpgroup = 128;  // threads
+
+// Of `threads` threads, some of which only announce themselves.
+__device__ __forceinline__ void sync_threads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void announce_threads(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Starts to copy a box of a tensor of four dimensions; its bytes count on the barrier.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& from, int x, int y, int z, int w,
+                                         uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(shared_address(to)),
+      "l"(&from), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
+// Arrives once this thread's copies by copy_async so far have come; a barrier counts that among its arrivals.
+__device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+template <int count>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(count));
+}
+
+template <int count>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(count));
+}
+
+// How products find panels: bits 0-13 the address, 16-29 the bytes from panel to panel (of a factor whose columns are
+// columns of the product), 32-45 the bytes from 8 rows to the next 8, all in units of 16; bit 62 the swizzle.
+__device__ __forceinline__ uint64_t describe_panels(const void* panels, int panel_bytes) {
+  const uint64_t address = (shared_address(panels) & 0x3ffff) >> 4;
+  return address | static_cast<uint64_t>(panel_bytes >> 4) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 |
+         static_cast<uint64_t>(1) << 62;
+}
+
+// Keeps the compiler from moving uses of registers across the asynchronous products around it.
+template <typename Register, int count>
+__device__ __forceinline__ void pin(Register (&registers)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    if constexpr (std::is_same_v<Register, float>)
+      asm volatile("" : "+f"(registers[i])::"memory");
+    else
+      asm volatile("" : "+r"(registers[i])::"memory");
+  }
+}
+
+// sum[64 x 128] = or += left[64 x 16] * right[128 x 16]ᵀ, both factors panels in shared memory. `sum` is laid out as by
+// multiply.
+#define LAMINA_FROM_SHARED(type)                                                             \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" LAMINA_IN64 \
+               "}, %64, %65, %66, 1, 1, 0, 0;"                                               \
+               : LAMINA_OUT64(0)                                                             \
+               : "l"(left), "l"(right), "n"(adds))
+template <typename T, int adds>
+__device__ __forceinline__ void multiply_panels(float (&sum)[64], uint64_t left, uint64_t right) {
+  if constexpr (std::is_same_v<T, __half>)
+    LAMINA_FROM_SHARED("f16");
+  else
+    LAMINA_FROM_SHARED("bf16");
+}
+
+// sum[64 x columns] += left[64 x 16] * right[16 x columns], of which a lane's four registers have of `left` what a
+// lane of multiply_add has, and `right` is panels.
+#define LAMINA_FROM_REGISTERS(columns, type, in, a0, a1, a2, a3, b, one, ...)                                      \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" in "}, {%" #a0 ", %" #a1 \
+               ", %" #a2 ", %" #a3 "}, %" #b ", %" #one ", 1, 1, 1;"                                               \
+               : __VA_ARGS__                                                                                       \
+               : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(1))
+template <typename T>
+__device__ __forceinline__ void multiply_registers(float (&sum)[64], const uint32_t* left, uint64_t right) {
+  if constexpr (std::is_same_v<T, __half>)
+    LAMINA_FROM_REGISTERS(128, "f16", LAMINA_IN64, 64, 65, 66, 67, 68, 69, LAMINA_OUT64(0));
+  else
+    LAMINA_FROM_REGISTERS(128, "bf16", LAMINA_IN64, 64, 65, 66, 67, 68, 69, LAMINA_OUT64(0));
+}
+
+template <typename T>
+__device__ __forceinline__ void multiply_registers(float (&sum)[32], const uint32_t* left, uint64_t right) {
+  if constexpr (std::is_same_v<T, __half>)
+    LAMINA_FROM_REGISTERS(64, "f16", LAMINA_IN32, 32, 33, 34, 35, 36, 37, LAMINA_OUT16(0), LAMINA_OUT16(16));
+  else
+    LAMINA_FROM_REGISTERS(64, "bf16", LAMINA_IN32, 32, 33, 34, 35, 36, 37, LAMINA_OUT16(0), LAMINA_OUT16(16));
+}
+#undef LAMINA_FROM_SHARED
+#undef LAMINA_FROM_REGISTERS
+
+}  // namespace lamina

@@ -1,0 +1,206 @@
+// Prefill on Hopper: asynchronous products of whole warpgroups.
+//
+// One block a multiprocessor takes tiles of query rows from a common counter, those with the most keys first. Its last
+// warpgroup brings queries, keys and values; each other one has 64 rows of the tile. Keys are visited from the last
+// tile to the first, so that only the first ones need a mask. The scores of a tile are computed together with the sums
+// of the values of the tile before, whose weights are in registers; then the softmax of one warpgroup runs beside the
+// products of the next: they take turns.
+#pragma once
+
+#include "hopper_producer.cuh"
+#include "hopper_rows.cuh"
+#include "pdl.cuh"
+
+namespace lamina {
+
+// Which barriers of a block stand for what, beside those in shared memory.
+enum NamedBarrier : int { kRowThreadsBarrier = 1, kTurnBarrier = 2 };
+
+// A warpgroup's 64 rows of each tile.
+template <typename S>
+class HopperConsumer {
+  using T = typename S::T;
+
+ public:
+  __device__ __forceinline__ HopperConsumer(const HopperAttention<T>& a, HopperShared<S>& shared)
+      : a_(a.call), shared_(shared), warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0)) {
+    if (warpgroup_ == S::kWarpgroups - 1) pass_turn();
+  }
+
+  __device__ __forceinline__ void run() {
+    for (uint32_t parity = 0;; parity ^= 1) {
+      wait_barrier(shared_address(&shared_.query_full), parity);
+      const Work work = shared_.work;
+      if (work.rows == 0) return;
+      attend(work);
+      leave(work);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void attend(const Work& work) {
+    rows_.begin(a_, work, warpgroup_);
+    const int first = work.begin / S::kKeys;
+    int tile = (work.end - 1) / S::kKeys;
+    wait_for_keys();
+    start_scores();
+    wait_for_products<0>();
+    finish_scores();
+    rows_.template weigh<true>(tile * S::kKeys);
+    rows_.pack();
+    clear_values(a_.seq_lens[work.seq] - tile * S::kKeys);
+    --tile;
+    const int masked = max(first, (work.past + work.first_row / a_.group + 1) / S::kKeys);  // the first such tile
+    for (; tile >= masked; --tile) step<true>(tile);
+    for (; tile >= first; --tile) step<false>(tile);
+    release(shared_address(&shared_.query_empty));
+    start_sums();
+    wait_for_products<0>();
+    finish_sums();
+  }
+
+  // The scores of a tile, and the sums of the one before.
+  template <bool is_masked>
+  __device__ __forceinline__ void step(int tile) {
+    wait_for_keys();
+    wait_for_turn();
+    start_scores();
+    start_sums();
+    pass_turn();
+    wait_for_products<1>();
+    finish_scores();
+    const float2 keep = rows_.template weigh<is_masked>(tile * S::kKeys);
+    wait_for_products<0>();
+    finish_sums();
+    rows_.rescale(keep);
+    rows_.pack();
+  }
+
+  __device__ __forceinline__ void wait_for_keys() {
+    wait_barrier(shared_address(&shared_.keys_full[keys_.stage]), keys_.parity);
+  }
+
+  __device__ __forceinline__ void wait_for_values() {
+    wait_barrier(shared_address(&shared_.values_full[values_.stage]), values_.parity);
+  }
+
+  __device__ __forceinline__ void start_scores() {
+    begin_products();
+    pin(rows_.scores), pin(rows_.out), pin(rows_.weights);
+    const uint64_t left = describe_panels(shared_.query + warpgroup_ * 64 * kPanelColumns, 0);
+    const uint64_t right = describe_panels(shared_.keys[keys_.stage], 0);
+#pragma unroll
+    for (int k = 0; k < S::kDim / 16; ++k) {
+      const int panel = k / 4, inside = k % 4 * 32;  // bytes
+      const uint64_t from_left = left + (panel * S::kRows * kPanelRowBytes + inside) / 16;
+      const uint64_t from_right = right + (panel * S::kKeys * kPanelRowBytes + inside) / 16;
+      if (k == 0)
+        multiply_panels<T, 0>(rows_.scores, from_left, from_right);
+      else
+        multiply_panels<T, 1>(rows_.scores, from_left, from_right);
+    }
+    commit_products();
+  }
+
+  __device__ __forceinline__ void finish_scores() {
+    pin(rows_.scores);
+    release(shared_address(&shared_.keys_empty[keys_.stage]));
+    keys_.advance();
+  }
+
+  __device__ __forceinline__ void start_sums() {
+    wait_for_values();
+    begin_products();
+    pin(rows_.out), pin(rows_.weights);
+    const uint64_t right = describe_panels(shared_.values[values_.stage], S::kKeys * kPanelRowBytes);
+#pragma unroll
+    for (int k = 0; k < S::kKeys / 16; ++k)
+      multiply_registers<T>(rows_.out, rows_.weights + 4 * k, right + k * 16 * kPanelRowBytes / 16);
+    commit_products();
+  }
+
+  __device__ __forceinline__ void finish_sums() {
+    pin(rows_.out), pin(rows_.weights);
+    release(shared_address(&shared_.values_empty[values_.stage]));
+    values_.advance();
+  }
+
+  // Puts zeros behind the last key, where anything may lie: weights of zero do not undo a NaN.
+  __device__ __forceinline__ void clear_values(int count) {
+    if (count >= S::kKeys) return;
+    wait_for_values();
+    uint4* values = reinterpret_cast<uint4*>(shared_.values[values_.stage]);
+    const int units = (S::kKeys - count) * 8;  // of a panel
+    for (int i = static_cast<int>(threadIdx.x); i < units * S::kPanels; i += S::kRowThreads)
+      values[i / units * S::kKeys * 8 + count * 8 + i % units] = uint4{0, 0, 0, 0};
+    fence_shared_for_async();
+    sync_threads(kRowThreadsBarrier, S::kRowThreads);
+  }
+
+  __device__ __forceinline__ void release(uint32_t empty) {
+    __syncwarp();
+    if (lane_id() == 0) arrive(empty);
+  }
+
+  __device__ __forceinline__ void wait_for_turn() { sync_threads(kTurnBarrier + warpgroup_, 2 * kWarpgroup); }
+  __device__ __forceinline__ void pass_turn() {
+    const int next = warpgroup_ + 1 == S::kWarpgroups ? 0 : warpgroup_ + 1;
+    announce_threads(kTurnBarrier + next, 2 * kWarpgroup);
+  }
+
+  // Writes the rows, or leaves them for the split that comes last.
+  __device__ __forceinline__ void leave(const Work& work) {
+    rows_.end();
+    if (work.num_splits == 1) return rows_.write(a_, work, warpgroup_);
+    rows_.leave(Partial<S>(a_, work, work.split), warpgroup_);
+    sync_threads(kRowThreadsBarrier, S::kRowThreads);
+    if (threadIdx.x == 0) shared_.merges = count_arrival(a_.arrivals, work);
+    sync_threads(kRowThreadsBarrier, S::kRowThreads);
+    if (shared_.merges) merge_splits<S>(a_, work);
+  }
+
+  const PagedAttention<T>& a_;
+  HopperShared<S>& shared_;
+  const int warpgroup_;
+  Ring<S::kStages> keys_, values_;
+  HopperRows<S> rows_;
+};
+
+template <typename S>
+__device__ __forceinline__ void init_barriers(HopperShared<S>& shared) {
+  constexpr int kWarps = S::kRowThreads / 32;
+  init_barrier(shared_address(&shared.query_full), 1);
+  init_barrier(shared_address(&shared.query_empty), kWarps);
+  for (int stage = 0; stage < S::kStages; ++stage) {
+    init_barrier(shared_address(&shared.keys_full[stage]), 1);
+    init_barrier(shared_address(&shared.values_full[stage]), 1);
+    init_barrier(shared_address(&shared.keys_empty[stage]), kWarps);
+    init_barrier(shared_address(&shared.values_empty[stage]), kWarps);
+  }
+  publish_barriers();
+}
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    hopper_attention_kernel(const __grid_constant__ HopperAttention<typename S::T> a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ uint4 memory[];
+  static_assert(sizeof(HopperShared<S>) + 1023 <= S::kSharedBytes, "room to begin at a multiple of 1024");
+  auto& shared =
+      *reinterpret_cast<HopperShared<S>*>(reinterpret_cast<char*>(memory) + (-shared_address(memory) & 1023));
+  if (threadIdx.x == 0) init_barriers(shared);
+  __syncthreads();
+  follow_predecessor();
+  if (threadIdx.x >= S::kRowThreads) {
+    give_registers<S::kProducerRegisters>();
+    if (threadIdx.x < S::kRowThreads + 32) HopperProducer<S>(a, shared).run();
+  } else {
+    take_registers<S::kConsumerRegisters>();
+    HopperConsumer<S>(a, shared).run();
+  }
+#else
+  __trap();  // launched on compute capability 9.0 alone
+#endif
+}
+
+}  // namespace lamina

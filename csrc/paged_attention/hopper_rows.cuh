@@ -1,0 +1,143 @@
+// The rows of one warpgroup on Hopper: scores, online softmax, weights, sums.
+#pragma once
+
+#include "hopper_shape.cuh"
+
+namespace lamina {
+
+// A lane 4 * r + c has rows r and r + 8 of its warp's sixteen: of every eight columns, 2 * c and the next.
+template <typename S>
+struct HopperRows {
+  using T = typename S::T;
+  float scores[S::kKeys / 2];
+  uint32_t weights[S::kKeys / 4];
+  float out[S::kDim / 2];
+  float max[2], sum[2];
+  int position[2];
+  float scale;
+
+  __device__ __forceinline__ static int row(int warpgroup, int half) {
+    return warpgroup * 64 + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + lane_id() / 4 + 8 * half;
+  }
+
+  __device__ __forceinline__ void begin(const PagedAttention<T>& a, const Work& work, int warpgroup) {
+    scale = a.scale;
+#pragma unroll
+    for (int i = 0; i < S::kDim / 2; ++i) out[i] = 0.0f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      max[half] = -INFINITY, sum[half] = 0.0f;
+      position[half] = work.past + (work.first_row + row(warpgroup, half)) / a.group;
+    }
+  }
+
+  // Turns scores into weights relative to the rows' new maxima; returns by how much what came before must shrink.
+  template <bool is_masked>
+  __device__ __forceinline__ float2 weigh(int first_key) {
+    float keep[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (is_masked) mask(half, position[half] - first_key - lane_id() % 4 * 2);
+      float tops[4] = {max[half], -INFINITY, -INFINITY, -INFINITY};  // independent, since each waits for its last
+#pragma unroll
+      for (int i = 2 * half, j = 0; i < S::kKeys / 2; i += 4, j ^= 2) {
+        tops[j] = fmaxf(tops[j], scores[i]);
+        tops[j + 1] = fmaxf(tops[j + 1], scores[i + 1]);
+      }
+      float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
+      const float base = is_masked && top == -INFINITY ? 0.0f : top * scale;  // no key yet: weights of 0, not of NaN
+      keep[half] = exp2_fast(max[half] * scale - base);
+      max[half] = top;
+      float totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int i = 2 * half, j = 0; i < S::kKeys / 2; i += 4, j ^= 2) {
+        scores[i] = exp2_fast(fmaf(scores[i], scale, -base));
+        scores[i + 1] = exp2_fast(fmaf(scores[i + 1], scale, -base));
+        totals[j] += scores[i];
+        totals[j + 1] += scores[i + 1];
+      }
+      const float total = (totals[0] + totals[1]) + (totals[2] + totals[3]);
+      sum[half] = sum[half] * keep[half] + total;
+    }
+    return float2{keep[0], keep[1]};
+  }
+
+  __device__ __forceinline__ void mask(int half, int last) {
+#pragma unroll
+    for (int i = 0; i < S::kKeys / 8; ++i)
+#pragma unroll
+      for (int column = 0; column < 2; ++column)
+        if (8 * i + column > last) scores[4 * i + 2 * half + column] = -INFINITY;
+  }
+
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int i = 0; i < S::kKeys / 4; ++i) weights[i] = lamina::pack(scores[2 * i], scores[2 * i + 1], T{});
+  }
+
+  __device__ __forceinline__ void rescale(const float2& keep) {
+    if (!__any_sync(kAllLanes, keep.x != 1.0f || keep.y != 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < S::kDim / 2; ++i) out[i] *= i % 4 < 2 ? keep.x : keep.y;
+  }
+
+  // A row's weight is summed over its four lanes.
+  __device__ __forceinline__ void end() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 1);
+      sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 2);
+    }
+  }
+
+  __device__ __forceinline__ void write(const PagedAttention<T>& a, const Work& work, int warpgroup) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row(warpgroup, half), index = work.first_row + r;
+      const float factor = 1.0f / sum[half];
+      T* to = a.out + (work.start + index / a.group) * a.out_token +
+              (work.kv_head * a.group + index % a.group) * a.out_head + lane_id() % 4 * 8;
+#pragma unroll
+      for (int i = 0; i < S::kDim / 2; i += 16) {
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float* pair = out + i + 4 * j + 2 * half;
+          words[j] = lamina::pack(pair[0] * factor, pair[1] * factor, T{});
+        }
+        exchange(words);
+        if (r < work.rows) *reinterpret_cast<uint4*>(to + 2 * i) = uint4{words[0], words[1], words[2], words[3]};
+      }
+    }
+  }
+
+  // Word i of lane j of four goes to word j of lane i.
+  __device__ __forceinline__ static void exchange(uint32_t (&words)[4]) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+      const bool upper = lane_id() & bit;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i & bit) continue;
+        const uint32_t other = __shfl_xor_sync(kAllLanes, upper ? words[i] : words[i | bit], bit);
+        (upper ? words[i] : words[i | bit]) = other;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void leave(const Partial<S>& partial, int warpgroup) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row(warpgroup, half);
+      float* to = partial.sums + r * S::kDim + lane_id() % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < S::kDim / 8; ++i)
+        *reinterpret_cast<float2*>(to + 8 * i) = float2{out[4 * i + 2 * half], out[4 * i + 2 * half + 1]};
+      if (lane_id() % 4 == 0) partial.stats(r) = float2{max[half] * scale, sum[half]};
+    }
+  }
+};
+
+}  // namespace lamina

@@ -1,0 +1,58 @@
+// The kernel of Hopper: what a launch is given, its constants, and what a block's warpgroups share.
+#pragma once
+
+#include "kernel.cuh"
+#include "warpgroup.cuh"
+
+namespace lamina {
+
+// The call, and what finds boxes of its tensors.
+template <typename T>
+struct HopperAttention {
+  CUtensorMap query_map;           // head_dim, head of the group, key-value head, token
+  CUtensorMap key_map, value_map;  // head_dim, key-value head, token of the block, block
+  PagedAttention<T> call;
+  int32_t* tickets;  // how many units of work were taken; zero before and after
+  int box_keys;      // rows of a box: of a block or of a tile, whichever is smaller
+};
+
+// The constants of the kernel for one head_dim.
+template <typename Element, int dim>
+struct HopperShape {
+  using T = Element;
+  using Parameters = HopperAttention<T>;
+  static constexpr bool kMany = true, kWholeTokens = true;
+  static constexpr int kDim = dim, kPanels = dim / kPanelColumns;
+  static constexpr int kWarpgroups = dim == 64 ? 3 : 2;  // of 64 rows each, beside the producer
+  static constexpr int kRows = 64 * kWarpgroups;
+  static constexpr int kRowThreads = kWarpgroup * kWarpgroups, kThreads = kRowThreads + kWarpgroup;
+  static constexpr int kKeys = 128;  // of a tile
+  static constexpr int kTileKeys = kKeys, kTeams = 1, kWholeKeys = 0;
+  static constexpr int kStages = dim == 64 ? 4 : 2;
+  static constexpr int kProducerRegisters = dim == 64 ? 32 : 24, kConsumerRegisters = dim == 64 ? 160 : 240;
+  static constexpr int kPartialFloats = kRows * (kDim + 2);
+  static constexpr int kSharedBytes = 2 * (kRows + 2 * kStages * kKeys) * kDim + 2048;  // with barriers and alignment
+};
+
+template <typename S>
+struct HopperShared {
+  alignas(1024) typename S::T query[S::kRows * S::kDim];  // panels of kRows rows
+  alignas(1024) typename S::T keys[S::kStages][S::kKeys * S::kDim];
+  alignas(1024) typename S::T values[S::kStages][S::kKeys * S::kDim];
+  uint64_t query_full, query_empty;
+  uint64_t keys_full[S::kStages], keys_empty[S::kStages], values_full[S::kStages], values_empty[S::kStages];
+  Work work;  // comes with the queries; no rows: there is no more
+  int merges;
+};
+
+// A position in a ring of stages.
+template <int stages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+};
+
+}  // namespace lamina
