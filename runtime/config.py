@@ -40,7 +40,7 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "generation_defaults": ((bool,), "True or False"),
     "seed": ((int,), "an integer"),
 }
-DEFAULT_BLOCK_SIZE = 16
+DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}  # prefill on Hopper copies a block at once
 # A card works best on many tokens, but whoever is being answered waits for a step to end: see
 # TOKENS_BESIDE_DECODE, some 50 ms of an 8B model on one H100.
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": MAX_NUM_TOKENS}
@@ -185,7 +185,7 @@ def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, devic
         max_num_seqs=min(config.max_num_seqs, max_num_batched_tokens),  # each takes a token of a step
         max_num_batched_tokens=max_num_batched_tokens,
         prefill_chunk=config.prefill_chunk,
-        block_size=config.block_size or DEFAULT_BLOCK_SIZE,
+        block_size=config.block_size or DEFAULT_BLOCK_SIZE[device.type],
         num_kv_blocks=config.num_kv_blocks or 0,
     )
     if resolved.num_kv_blocks:

@@ -33,7 +33,7 @@ class Shape:
     num_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
-    block_size: int = 16
+    block_size: int = 64
 
     @property
     def name(self) -> str:
