@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lamina.cli.info import describe_machine
 from lamina.compiler.cuda_graphs import CudaGraphs
 from lamina.runtime.attention import AttentionBackend, PagedAttention
 from lamina.runtime.block_pool import BlockPool
@@ -40,7 +41,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    document: dict[str, Any] = {"steps": options.steps, "torch": torch.__version__}
+    machine = {name: describe_machine()[name] for name in ("cpu", "cores", "python", "versions")}
+    document: dict[str, Any] = {"steps": options.steps, "machine": machine}
     for name, turnover in (("decode", False), ("turnover", True)):
         document[name] = {}
         for batch in options.batches:

@@ -85,6 +85,7 @@ class CudaGraphs:
         self._pool = None
 
     def _record(self, key: Hashable, capture: Callable[[], Run], reads: Sequence[Tensor]) -> None:
+        assert key not in self._recordings, f"{key} is recorded already"
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # recording does so first; what that frees is not its gain
         before, started = self._memory_in_use(), time.perf_counter()

@@ -1,6 +1,5 @@
 """The arena: the fixed tensors a step is written into, and the only code that writes them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,8 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .block_pool import NULL_BLOCK
-from .scheduler_output import ON_HOST, Ints, SchedulerOutput
+from .scheduler_output import ON_HOST, Banned, Ints, SchedulerOutput
 
+NO_ID = -1  # in place of a banned id
+MAX_BANNED = 32  # ids a row in the arena; a step with more has a tensor of its own, and is not recorded
 NO_SLOT = -1  # where a padding token's keys and values go: nowhere
 ALIGNMENT = 16  # of every field, in int32: what kernels that load vectors may count on, and more
 MAX_LAYOUTS = 1024  # remembered; those of recordings are fewer
@@ -45,9 +46,7 @@ class BatchView:
     min_p: Tensor
     seeds: Tensor
     sample_positions: Tensor  # where the sampled tokens will stand: the counters of their noise
-    banned: tuple[tuple[int, tuple[int, ...]], ...]  # (sampling row, ids it must not sample)
-    any_random: bool  # some row is not greedy
-    any_filter: bool  # some row that is not greedy uses top_k, top_p or min_p
+    banned: Tensor  # [padded_samples, any number] ids that a row must not sample, and NO_ID
 
 
 class InputBatch:
@@ -85,14 +84,14 @@ class InputBatch:
         size = self._first_packed + _Layout.of(max_num_tokens, max_num_seqs, max_num_seqs).size
         self._memory = torch.zeros(size, dtype=torch.int32, device=device)
         self._sampling = torch.zeros(6, max_num_seqs, dtype=torch.int32, device=device)
+        self._banned = torch.full((max_num_seqs, MAX_BANNED), NO_ID, dtype=torch.int32, device=device)
         self._layouts: dict[tuple[int, int, int], tuple[_Layout, dict[str, Tensor]]] = {}
         self.forget()
 
     def forget(self) -> None:
         """Take nothing for granted of what the device holds of sampling parameters."""
         self._sampling_held: NDArray[np.void] | None = None
-        self._any_random = False
-        self._any_filter = False
+        self._banned_held: Banned | None = None
 
     def write(
         self,
@@ -117,9 +116,7 @@ class InputBatch:
             num_seqs=plan.num_rows,
             num_samples=plan.num_samples,
             max_query_len=int(plan.counts.max(initial=0)),
-            banned=self._known_ids(plan.banned),
-            any_random=self._any_random,
-            any_filter=self._any_filter,
+            banned=self._update_banned(plan.banned, sizes[2]),
             **views,
         )
 
@@ -162,11 +159,10 @@ class InputBatch:
         held = self._sampling_held
         if sampling is held or (held is not None and sampling.tobytes() == held.tobytes()):
             return
-        self.forget()  # an interrupt may come before all is sent
+        self._sampling_held = None  # an interrupt may come before all is sent
         fields = np.zeros((6, self.max_num_seqs), np.int32)
         num = len(sampling)
         top_k = np.where(sampling["top_k"] < self.vocab_size, sampling["top_k"], 0)
-        random = sampling["temperature"] > 0
         fields[0, :num] = sampling["temperature"].view(np.int32)
         fields[1, :num] = top_k
         fields[2] = np.float32(1).view(np.int32)
@@ -174,10 +170,24 @@ class InputBatch:
         fields[3, :num] = sampling["min_p"].view(np.int32)
         fields[4:].reshape(-1).view(np.int64)[:num] = sampling["seed"]
         self._sampling.copy_(self._send(fields))
-        self._any_random = bool(random.any())
-        filtered = (top_k > 0) | (sampling["top_p"] < 1) | (sampling["min_p"] > 0)
-        self._any_filter = bool((random & filtered).any())
         self._sampling_held = sampling
+
+    def _update_banned(self, banned: Banned, num_rows: int) -> Tensor:
+        """The ids each row must not sample, less those the model has not: its tokenizer may know more."""
+        if not fits_recording(banned):
+            return self._send(self._banned_table(banned, num_rows, max(len(ids) for _, ids in banned)))
+        if banned != self._banned_held:
+            self._banned_held = None
+            self._banned.copy_(self._send(self._banned_table(banned, self.max_num_seqs, MAX_BANNED)))
+            self._banned_held = banned
+        return self._banned[:num_rows]
+
+    def _banned_table(self, banned: Banned, num_rows: int, width: int) -> NDArray[np.int32]:
+        table = np.full((num_rows, width), NO_ID, np.int32)
+        for row, ids in banned:
+            known = [id_ for id_ in ids if id_ < self.vocab_size]
+            table[row, : len(known)] = known
+        return table
 
     def _send_fields(self, plan: SchedulerOutput, layout: "_Layout") -> None:
         packed = _staged(layout.size, self.device)
@@ -241,13 +251,6 @@ class InputBatch:
             "sample_positions": packed[layout.sample_positions].view(torch.int64),
         }
 
-    def _known_ids(
-        self, banned: Sequence[tuple[int, tuple[int, ...]]]
-    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The ids each row must not sample, less those the model has not: its tokenizer may know more."""
-        known = ((row, tuple(id_ for id_ in ids if id_ < self.vocab_size)) for row, ids in banned)
-        return tuple((row, ids) for row, ids in known if ids)
-
     def _send(self, values: NDArray[Any]) -> Tensor:
         """A copy on the device."""
         staged = _staged(values.size, self.device, torch.from_numpy(values).dtype)
@@ -276,6 +279,11 @@ class _Layout(NamedTuple):
             fields.append(slice(start, start + length))
             start = _aligned(start + length)
         return _Layout._make([*fields, start])
+
+
+def fits_recording(banned: Banned) -> bool:
+    """Whether banned ids have room where a recorded step reads them."""
+    return all(len(ids) <= MAX_BANNED for _, ids in banned)
 
 
 def fill(array: NDArray[Any], field: slice, values: NDArray[Any], *, padding: int) -> None:

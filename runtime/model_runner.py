@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from ..compiler.cuda_graphs import CudaGraphs
 from ..compiler.plan import BoundPlan
 from .attention import PagedAttention
-from .input_batch import BatchView, InputBatch
+from .input_batch import BatchView, InputBatch, fits_recording
 from .sampler import SamplingRows, sample
 from .scheduler_output import SchedulerOutput, no_requests
 
@@ -20,21 +21,18 @@ Forward = Callable[[Tensor, Tensor, PagedAttention], Tensor]  # token_ids [T], p
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
 
 
-class Decode(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Decode:
     """A recording of a whole step of `size` requests with one token each, sampling included."""
 
     size: int
-    any_random: bool
-    any_filter: bool
 
 
-class Mixed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Mixed:
     """A recording of the pieces for `size` tokens of any requests."""
 
     size: int
-
-
-SAMPLING_VARIANTS = ((False, False), (True, False), (True, True))
 
 
 class StepHandle:
@@ -87,8 +85,11 @@ class ModelRunner:
 
     def _launch(self, plan: SchedulerOutput) -> None:
         is_decode = plan.num_tokens == plan.num_rows == plan.num_samples
-        # ids that must not be sampled are a list on the host: never recorded
-        if is_decode and not plan.banned and (size := _fitting(self._decode_sizes, plan.num_tokens)):
+        if (
+            is_decode
+            and fits_recording(plan.banned)
+            and (size := _fitting(self._decode_sizes, plan.num_tokens))
+        ):
             self._replay_decode(plan, size)
         elif size := _fitting(self._mixed_sizes, plan.num_tokens):
             batch = self._arena.write(plan, padded_tokens=size)
@@ -108,9 +109,7 @@ class ModelRunner:
         assert graphs is not None, "no graphs to record into"
         mixed = tuple(sorted(mixed_sizes if isinstance(self._forward, BoundPlan) else ()))
         keys: list[Decode | Mixed] = [Mixed(size) for size in mixed[::-1]]
-        keys += [
-            Decode(size, *variant) for size in sorted(decode_sizes)[::-1] for variant in SAMPLING_VARIANTS
-        ]
+        keys += [Decode(size) for size in sorted(decode_sizes)[::-1]]
         for count, key in enumerate(keys):
             self._record(graphs, key)
             on_recorded((count + 1) / len(keys))
@@ -139,18 +138,15 @@ class ModelRunner:
             graphs.record_pieces(key, plan, batch.token_ids, batch.positions, self._attention)
             return
         padding = self._arena.write(no_requests(), key.size, key.size, key.size)
-        batch = dataclasses.replace(
-            padding, max_query_len=1, any_random=key.any_random, any_filter=key.any_filter
-        )
+        batch = dataclasses.replace(padding, max_query_len=1)
         self._run(batch)
         graphs.record(key, lambda: self._run(batch), _reads(batch))
 
     def _replay_decode(self, plan: SchedulerOutput, size: int) -> None:
         assert self._graphs is not None
         batch = self._arena.write(plan, size, size, size)
-        key = Decode(size, batch.any_random, batch.any_filter)
         padded = size - plan.num_tokens
-        self._graphs.replay(key, _reads(batch), num_tokens=plan.num_tokens, num_padded=padded)
+        self._graphs.replay(Decode(size), _reads(batch), num_tokens=plan.num_tokens, num_padded=padded)
 
     def _replay_mixed(self, batch: BatchView, size: int) -> Tensor:
         assert self._graphs is not None
@@ -193,8 +189,6 @@ class ModelRunner:
             min_p=batch.min_p,
             seeds=batch.seeds,
             positions=batch.sample_positions,
-            any_random=batch.any_random,
-            any_filter=batch.any_filter,
             banned=batch.banned,
             num_valid_ids=self._num_valid_ids,
         )
@@ -206,7 +200,7 @@ def _fitting(sizes: Sequence[int], wanted: int) -> int | None:
 
 
 def _reads(batch: BatchView) -> tuple[Tensor, ...]:
-    """What a recorded decode step reads from the arena."""
+    """What a recorded decode step reads from the arena, and where it leaves its samples."""
     return (
         batch.token_sources,
         batch.positions,
@@ -216,6 +210,11 @@ def _reads(batch: BatchView) -> tuple[Tensor, ...]:
         batch.query_start_loc,
         batch.logits_rows,
         batch.temperature,
+        batch.top_k,
+        batch.top_p,
+        batch.min_p,
         batch.seeds,
         batch.sample_positions,
+        batch.banned,
+        batch.sampled,
     )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .request import Request, SamplingParams
-from .scheduler_output import ON_HOST, SAMPLING, Flags, Ints
+from .scheduler_output import ON_HOST, SAMPLING, Banned, Flags, Ints
 
 NEW = -1  # where the device has no table for a row yet
 LARGEST_TOP_K = 2**31 - 1
@@ -178,7 +178,7 @@ class Rows:
             token_ids[end - count : end] = self.requests[row].token_ids(start, start + count)
         return token_ids
 
-    def banned(self, samples: Flags) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def banned(self, samples: Flags) -> Banned:
         """Ids that the samples of the first rows must not be: those that stop, until min_tokens have come."""
         num = len(samples)
         early = samples & (self.total(num) < self.may_stop[:num])

@@ -1,6 +1,5 @@
 """Logits to token ids: what lamina::sample is told of each row."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,11 +21,8 @@ class SamplingRows(NamedTuple):
     min_p: Tensor  # [n] float32, 0: off
     seeds: Tensor  # [n] int64
     positions: Tensor  # [n] int64, where in its sequence the sampled token will stand
-    any_random: bool = True  # not used; any_filter neither
-    any_filter: bool = True
-    banned: Sequence[tuple[int, Sequence[int]]] = ()  # (row, token ids never to be chosen there)
+    banned: Tensor | None = None  # [n, any number] int32: token ids never to be chosen, -1: none
     num_valid_ids: int | None = None  # ids from here on are padding of the vocabulary
-    banned_ids: Tensor | None = None  # [n, K] int32, any K: token ids never to be chosen there, -1: none
 
 
 def sample(logits: Tensor, rows: SamplingRows, out: Tensor | None = None) -> Tensor:
@@ -45,20 +41,8 @@ def sample(logits: Tensor, rows: SamplingRows, out: Tensor | None = None) -> Ten
         rows.min_p,
         rows.seeds,
         rows.positions,
-        _banned(rows, len(logits)),
+        rows.top_k.new_empty(len(logits), 0) if rows.banned is None else rows.banned,
         logits.shape[1] if rows.num_valid_ids is None else rows.num_valid_ids,
         out,
     )
     return out
-
-
-def _banned(rows: SamplingRows, num_rows: int) -> Tensor:
-    if rows.banned_ids is not None:
-        return rows.banned_ids
-    width = max((len(ids) for _, ids in rows.banned), default=0)
-    if width == 0:
-        return rows.top_k.new_empty(num_rows, 0)
-    table = [[-1] * width for _ in range(num_rows)]
-    for row, ids in rows.banned:
-        table[row][: len(ids)] = ids
-    return torch.tensor(table, dtype=torch.int32, device=rows.top_k.device)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Banned = tuple[tuple[int, tuple[int, ...]], ...]  # (sample, ids it must not be)
 
 ON_HOST = -1  # the source of a token that the host knows
 
@@ -39,7 +40,7 @@ class SchedulerOutput:
     sources: Ints  # [num_rows] where the last token of the row lies among the samples before, or ON_HOST
     samples: Flags  # [num_rows] whether the step yields the row's next token
     sampling: NDArray[np.void]  # [num_samples] of SAMPLING
-    banned: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (sample, ids it must not be)
+    banned: Banned = ()
     moved_from: Ints | None = None  # [num_tables] the row that each row's table was in; None: nothing moved
     new_blocks: Ints  # [3, num_new] rows, columns and block ids of table entries to set
     preempted_ids: tuple[str, ...] = ()

@@ -53,7 +53,7 @@ def _compile_stats(compiled: Compiled | None, num_late: int) -> dict[str, Any]:
 def _graph_stats(assembled: Assembled) -> dict[str, Any]:
     ledger = assembled.graphs.ledger() if assembled.graphs else ()
     return {
-        "sizes": [[type(record.key).__name__.lower(), *record.key] for record in ledger],
+        "sizes": [[type(record.key).__name__.lower(), record.key.size] for record in ledger],
         "replays": sum(record.num_replays for record in ledger),
         "eager_steps": assembled.runner.num_eager_steps,
         "tokens": sum(record.num_tokens for record in ledger),

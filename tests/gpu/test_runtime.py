@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lamina import CompileConfig, Runtime, SamplingParams
+from lamina.runtime import assembly
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -106,6 +107,26 @@ def test_blocks_that_move_and_batches_that_shrink_are_honoured_by_replays(
         assert stats["preemptions"] > 0
         assert stats["cuda_graphs"]["padded_tokens"] > 0
         assert stats["blocks"]["free"] + stats["blocks"]["cached"] == stats["blocks"]["total"]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_any_number_of_steps_in_flight_gives_the_same_tokens(
+    open_runtime: Callable[..., Runtime],
+    recorded: Runtime,
+    alone: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    depth: int,
+) -> None:
+    stopping = SamplingParams(
+        temperature=0, max_tokens=40, stop_token_ids=list(alone[0][3:6]), ignore_eos=True
+    )
+    monkeypatch.setitem(assembly.DEPTHS, "cuda", depth)
+    with open_runtime(num_kv_blocks=17, block_size=16) as runtime:
+        for params in (GREEDY, SEEDED, stopping):
+            assert _tokens(runtime, PROMPTS, params) == _tokens(recorded, PROMPTS, params)
+        stats = runtime.stats()
+        assert stats["preemptions"] > 0
+        assert stats["blocks"]["free"] == stats["blocks"]["total"]
 
 
 def test_padding_rows_write_nothing_into_the_cache(open_runtime: Callable[..., Runtime]) -> None:

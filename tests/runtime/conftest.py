@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from lamina import ClosedError, Runtime
 from lamina.models.registry import ModelDefinition, ParameterSpec, register_model
 from lamina.runtime.block_pool import BlockPool
-from lamina.runtime.input_batch import InputBatch
+from lamina.runtime.input_batch import NO_ID, InputBatch
 from lamina.runtime.kv_cache import KVCacheManager
 from lamina.runtime.request import Request, SamplingParams, check_prompt, stopping_token_ids, total_tokens
 from lamina.runtime.scheduler import Scheduler
@@ -50,8 +50,8 @@ class PagedModel:
         ends = {end - 1: row for row, end in enumerate(view.query_start_loc.tolist()[1 : view.num_seqs + 1])}
         sampled = [prefixes[ends[row]] for row in view.logits_rows.tolist()]
         assert view.sample_positions.tolist() == [len(prefix) for prefix in sampled]
-        banned = dict(view.banned)
-        return [self.next_token(prefix, banned.get(row, ())) for row, prefix in enumerate(sampled)]
+        banned = [[id_ for id_ in ids if id_ != NO_ID] for ids in view.banned.tolist()]
+        return [self.next_token(prefix, ids) for prefix, ids in zip(sampled, banned, strict=True)]
 
     def _store(self, view):
         tokens = [

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.runtime.input_batch import InputBatch
+from lamina.runtime.input_batch import MAX_BANNED, NO_ID, InputBatch
 from lamina.runtime.request import SamplingParams
 from lamina.runtime.rows import sampling_row
 from lamina.runtime.scheduler_output import ON_HOST, SAMPLING, SchedulerOutput, no_requests
@@ -179,11 +179,9 @@ def check(view: Any, parts: tuple[Part, ...], *sizes: int) -> None:
     counts = [len(r.tokens) for r in parts]
     assert (view.num_tokens, view.num_seqs, view.num_samples) == (sum(counts), len(parts), len(sampled))
     assert view.max_query_len == max(counts, default=0)
-    banned = {row: [i for i in r.banned if i < VOCAB] for row, r in enumerate(sampled)}
-    assert {row: list(ids) for row, ids in view.banned} == {row: ids for row, ids in banned.items() if ids}
-    random = [r.params for r in sampled if r.params.temperature]
-    filtered = [p for p in random if 0 < (p.top_k or 0) < VOCAB or p.top_p != 1 or p.min_p]
-    assert (view.any_random, view.any_filter) == (bool(random), bool(filtered))
+    banned = [[i for i in r.banned if i < VOCAB] for r in sampled]
+    banned += [[]] * (sizes[2] - len(sampled))
+    assert [[i for i in row if i != NO_ID] for row in view.banned.tolist()] == banned
 
 
 @settings(deadline=None)
@@ -280,7 +278,17 @@ def test_sampling_parameters_are_sent_only_when_they_change(monkeypatch: pytest.
         before = len(sent)
         write(batch, sender.plan(request))
         counts.append(len(sent) - before)
-    assert counts == [2, 0, 1, 1]  # at first the table's entry, too
+    assert counts == [3, 0, 1, 1]  # at first the table's entry and that nothing is banned, too
+
+
+def test_more_banned_ids_than_the_arena_holds_come_in_a_tensor_of_their_own() -> None:
+    batch = arena()
+    few, many = part(banned=range(MAX_BANNED)), part(banned=range(MAX_BANNED + 1))
+    held = write(batch, Sender().plan(few)).banned
+    view = write(batch, Sender().plan(many))
+    check(view, (many,), 1, 1, 1)
+    assert view.banned.data_ptr() != held.data_ptr()
+    assert write(batch, Sender().plan(part())).banned.tolist() == [[NO_ID] * MAX_BANNED]
 
 
 @pytest.mark.gpu
