@@ -13,13 +13,28 @@ import typer
 
 from ..common import env
 from ..common.errors import KernelBuildError
+from . import options
 
 LIBRARIES = ("lamina", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
 
 
-def info(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
-    """Show the machine, its compiler and cards, the versions, and the cache folder."""
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="Say what of this model fits: a folder, .gguf file, hub id."),
+]
+
+
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    model: Model = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    max_model_len: options.MaxModelLen = None,
+) -> None:
+    """Show the machine, its compiler and cards, the versions, the cache folder, and what of a model fits."""
     facts = describe_machine()
+    if model is not None:
+        facts |= describe_fit(model, dtype=dtype, device=device, max_model_len=max_model_len)
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -52,6 +67,23 @@ def describe_machine() -> dict[str, Any]:
         "versions": {name: version(name) for name in LIBRARIES},
         "cache_dir": str(root),
         "cache_mib": round(_folder_bytes(root) / 2**20, 1),
+    }
+
+
+def describe_fit(model: str, **settings: Any) -> dict[str, Any]:
+    """Whether the longest requests fit, from the model's config alone; one from a hub is fetched first."""
+    from ..common.progress import say_nothing
+    from ..runtime.config import RuntimeConfig
+    from ..runtime.loading import sizing
+
+    fit = sizing(RuntimeConfig(model=model, **settings), say_nothing)
+    return {
+        "model": model,
+        "weights_gib": round(fit.weight_bytes / 2**30, 2),
+        "cache_tokens": fit.capacity_tokens,
+        "cache_kib_per_token": round(fit.token_bytes / 2**10, 1),
+        "missing_gib": round(fit.missing_bytes / 2**30, 2),
+        "fit": fit.sentence(),
     }
 
 

@@ -1,5 +1,6 @@
 """From a model's name to an engine that is ready: weights and tokenizer are read while the compiler works."""
 
+import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from .assembly import Assembled, Parts, assemble
 from .attention import select_backend
 from .config import Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
 from .engine import Engine
+from .sizing import Sizing, size
 from .tokenizer import Tokenizer, load_tokenizer
 
 IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
@@ -103,6 +105,12 @@ def missing(config: RuntimeConfig, progress: Progress) -> list[str]:
     return lacks + warm.missing_kernels(found.store, warm.serving_factors(config, found.resolved, factors))
 
 
+def sizing(config: RuntimeConfig, progress: Progress) -> Sizing:
+    """What fits with these settings, before weights are read."""
+    found = _find(config, progress)
+    return size(config, found.model, found.resolved)
+
+
 def note_use(loaded: Loaded) -> None:
     """Let the cache know what this runtime has used so far, for `missing`."""
     found = loaded.found
@@ -152,10 +160,16 @@ def _find(config: RuntimeConfig, progress: Progress) -> Found:
     )
 
 
+def _say_what_fits(fit: Sizing, *, is_asked_for: bool) -> None:
+    level = logging.WARNING if fit.missing_bytes and is_asked_for else logging.INFO
+    logger.log(level, "memory: %s", fit.sentence())
+
+
 def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
     watch = Stopwatch()
     found = _find(config, progress)
     folder, model, definition, resolved = found.folder, found.model, found.definition, found.resolved
+    _say_what_fits(size(config, model, resolved), is_asked_for=config.max_model_len is not None)
     attention = select_backend(
         config.attention,
         device=resolved.device,

@@ -1,0 +1,87 @@
+"""The answer to "does it fit?" before weights are read, with settings that make it fit."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from lamina import Runtime
+from lamina.cli.info import describe_fit, info
+from lamina.runtime import memory
+from lamina.runtime.config import RuntimeConfig, resolve
+from lamina.runtime.sizing import size
+
+
+@pytest.fixture
+def fit(make_tiny_folder, monkeypatch):
+    """fit(available, **settings) -> Sizing of TINY, 256 positions, 512 bytes of KV cache a token in fp32."""
+    from lamina.models.config import read_model_config
+
+    model = read_model_config(make_tiny_folder())
+
+    def make(available, device="cpu", dtype=torch.float32, **settings):
+        monkeypatch.setattr(memory, "available_bytes", lambda device: available)
+        config = RuntimeConfig(model="tiny", max_num_seqs=1, **settings)
+        return size(config, model, resolve(config, model, dtype, torch.device(device)))
+
+    make.weights = memory.weight_bytes(model, torch.float32)
+    return make
+
+
+def test_where_a_whole_context_fits_it_says_how_much(fit):
+    sizing = fit(1 << 30)
+    assert sizing.missing_bytes == 0
+    assert sizing.sentence().startswith("this fits 256 tokens (0.0 GiB of KV cache), of which a request may")
+
+
+def test_where_it_does_not_fit_the_missing_bytes_are_exact_and_each_remedy_works(fit):
+    available = (fit.weights + 512 * 16 * 9) * 10 // 9 + 2  # 8 blocks of 16 tokens and the null block
+    sizing = fit(available)
+    assert sizing.capacity_tokens == 128
+    assert sizing.missing_bytes == 128 * 512
+    assert "this fits 128 tokens" in sizing.sentence()
+    assert "for 256 you need 0.0 GiB more, or max_model_len=129" in sizing.sentence()
+    assert fit(available, max_model_len=129).missing_bytes == 0
+    assert "dtype='bfloat16'" in sizing.sentence()
+    assert fit(available, dtype=torch.bfloat16).missing_bytes == 0
+    assert "num_kv_blocks" not in sizing.sentence()
+
+
+def test_where_only_the_caution_of_a_cpu_keeps_the_cache_small_more_blocks_are_a_remedy(fit, monkeypatch):
+    monkeypatch.setattr(memory, "CPU_CACHE_BYTES", 512 * 16 * 9)
+    sizing = fit(1 << 30)
+    assert sizing.capacity_tokens == 128
+    (blocks,) = re.findall(r"num_kv_blocks=(\d+)", sizing.sentence())
+    assert fit(1 << 30, num_kv_blocks=int(blocks)).missing_bytes == 0
+    assert fit(1 << 30, num_kv_blocks=int(blocks) - 1).missing_bytes > 0
+
+
+def test_a_remedy_that_would_not_do_is_not_named(fit):
+    sizing = fit((fit.weights + 512 * 16 * 2) * 10 // 9, dtype=torch.bfloat16, memory_fraction=0.5)
+    assert sizing.missing_bytes > 0
+    assert "bfloat16" not in sizing.sentence()
+
+
+def test_on_a_card_a_larger_fraction_is_a_remedy(fit, monkeypatch):
+    monkeypatch.setattr(memory, "GRAPH_BYTES", 0)
+    available = 100 * (fit.weights + 512 * 16 * 9)
+    sizing = fit(available, device="cuda", memory_fraction=0.0101)
+    assert sizing.missing_bytes > 0
+    (fraction,) = re.findall(r"memory_fraction=([\d.]+)", sizing.sentence())
+    assert fit(available, device="cuda", memory_fraction=float(fraction)).missing_bytes == 0
+
+
+def test_it_is_said_before_weights_are_read_and_loudly_where_it_was_asked_for(tiny_folder, said, monkeypatch):
+    Runtime.from_pretrained(tiny_folder, compile=False, max_num_seqs=1).close()
+    assert any(line.startswith("memory: this fits 256 tokens") for line in said())
+    Runtime.from_pretrained(tiny_folder, compile=False, num_kv_blocks=3, max_model_len=100).close()
+    assert any("this fits 32 tokens" in line and "for 100 you need" in line for line in said())
+
+
+def test_info_tells_what_of_a_model_fits(tiny_folder, capsys):
+    facts = describe_fit(str(tiny_folder), device="cpu", max_model_len=100)
+    assert (facts["missing_gib"], facts["cache_kib_per_token"]) == (0.0, 0.5)
+    assert "this fits" in facts["fit"]
+    info(as_json=True, model=str(tiny_folder), device="cpu")
+    assert json.loads(capsys.readouterr().out)["cache_tokens"] > 256
