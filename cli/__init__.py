@@ -5,7 +5,7 @@ import sys
 import typer
 
 from ..common.errors import LaminaError
-from . import cache, chat, generate, info, replay, warmup
+from . import cache, chat, explain, generate, info, replay, warmup
 
 # Heavy imports (torch, the runtime) happen inside the commands, so that --help answers at once.
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(warmup.warmup)
 app.add_typer(cache.app, name="cache")
+app.command()(explain.explain)
 app.command()(info.info)
 app.command()(replay.replay)
 

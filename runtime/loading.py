@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import custom_ops
-from ..common.errors import LoadError
+from ..common.errors import ConfigError, LoadError
 from ..common.logging import get_logger
 from ..common.progress import Progress
 from ..common.store import Store
@@ -109,6 +109,14 @@ def sizing(config: RuntimeConfig, progress: Progress) -> Sizing:
     """What fits with these settings, before weights are read."""
     found = _find(config, progress)
     return size(config, found.model, found.resolved)
+
+
+def compile_only(config: RuntimeConfig, progress: Progress) -> Compiled:
+    """The plan of a model with these settings, without its weights."""
+    compiled = _compile(_find(config, progress), progress)
+    if compiled is None:
+        raise ConfigError("compile is False; wanted True or a CompileConfig, to have anything to explain")
+    return compiled
 
 
 def note_use(loaded: Loaded) -> None:

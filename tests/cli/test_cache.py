@@ -86,3 +86,13 @@ def test_a_bundle_of_another_signer_is_refused(store, tmp_path):
     run(other, "import", bundle, "--key", str(tmp_path / "ours.pub"))
     assert set(other.refs("kernels")) == {KEY}
     assert run(other, "audit") == "nothing to report\n"
+
+
+def test_what_a_model_is_compiled_to_is_explained_without_its_weights(tiny_folder, compile_cache):
+    arguments = ["explain", str(tiny_folder), "--device", "cpu", "--cache-dir", str(compile_cache)]
+    text = typer.testing.CliRunner().invoke(app, arguments)
+    assert text.exit_code == 0, text.output
+    assert "pass add_rms_norm" in text.output
+    facts = json.loads(typer.testing.CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert len(facts["pieces"]) == 3
+    assert facts["guards"]

@@ -23,7 +23,17 @@ def lamina(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("generate",), ("chat",), ("warmup",), ("cache",), ("cache", "import"), ("info",), ("replay",)],
+    [
+        (),
+        ("generate",),
+        ("chat",),
+        ("warmup",),
+        ("cache",),
+        ("cache", "import"),
+        ("explain",),
+        ("info",),
+        ("replay",),
+    ],
 )
 def test_help_is_given(arguments):
     result = lamina(*arguments, "--help")
