@@ -29,6 +29,7 @@ from lamina.runtime.scheduler import Scheduler
 from lamina.runtime.scheduler_config import SchedulerConfig
 
 RESULTS = Path(__file__).resolve().parent / "results" / "host_step.json"
+WAITING = (100, 1_000, 10_000, 100_000)
 BLOCK_SIZE, CONTEXT, PROMPT, VOCAB = 16, 16384, 128, 8
 PHASES = ("schedule", "write", "launch", "update")
 
@@ -47,31 +48,39 @@ def main() -> None:
         document[name] = {}
         for batch in options.batches:
             figures = document[name][batch] = measure(batch, options.steps, turnover)
-            line = "  ".join(f"{phase} {us:.0f}" for phase, us in figures.items())
-            print(f"{name}, {batch} requests: {line} us", flush=True)
+            print(f"{name}, {batch} requests: {line(figures)}", flush=True)
+    document["waiting"] = {}
+    for waiting in WAITING:
+        figures = document["waiting"][waiting] = measure(256, options.steps, turnover=True, waiting=waiting)
+        print(f"turnover, 256 requests, {waiting} waiting: {line(figures)}", flush=True)
     options.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def measure(batch: int, num_steps: int, turnover: bool) -> dict[str, float]:
-    """Median microseconds of each phase of a step, and of the whole.
+def line(figures: dict[str, float]) -> str:
+    return "  ".join(f"{phase} {us:.0f}" for phase, us in figures.items()) + " us"
+
+
+def measure(batch: int, num_steps: int, turnover: bool, waiting: int = 0) -> dict[str, float]:
+    """Median microseconds of each phase of a step, of the whole, and of adding a request.
 
     With turnover, a request ends in nearly every step and another takes its place.
     """
     engine, runner, arena = build(batch)
-    spent: dict[str, list[float]] = {name: [] for name in ("step", *PHASES)}
+    spent: dict[str, list[float]] = {name: [] for name in ("step", *PHASES, "add")}
     for name, owner, method in (
         ("schedule", engine.scheduler, "schedule"),
         ("write", arena, "write"),
         ("launch", runner, "execute"),
         ("update", engine, "_take_in"),
         ("step", engine, "step"),
+        ("add", engine, "add"),
     ):
         setattr(owner, method, timed(getattr(owner, method), spent[name]))
     longest = PROMPT + BLOCK_SIZE + num_steps + 64
     numbers = itertools.count()
 
     def fill_up() -> None:
-        while engine.scheduler.num_running + engine.scheduler.num_waiting < batch:
+        while engine.scheduler.num_running + engine.scheduler.num_waiting < batch + waiting:
             number = next(numbers)
             engine.add(
                 generation(number, PROMPT + BLOCK_SIZE + 1 + number * 97 % batch if turnover else longest)
@@ -85,7 +94,7 @@ def measure(batch: int, num_steps: int, turnover: bool) -> dict[str, float]:
     for _ in range(num_steps):
         fill_up()
         engine.step()
-    figures = {name: statistics.median(times) * 1e6 for name, times in spent.items()}
+    figures = {name: statistics.median(times) * 1e6 for name, times in spent.items() if times}
     figures["launch"] -= figures["write"]
     return {name: round(us, 1) for name, us in figures.items()}
 
@@ -107,7 +116,8 @@ def generation(number: int, length: int) -> Generation:
     params = SamplingParams(temperature=0, ignore_eos=True, detokenize=False).resolve(None, seed=0)
     request = Request(
         request_id=str(number),
-        prompt_token_ids=(1,) * (PROMPT + number % BLOCK_SIZE),  # so that not all need a block at once
+        # no two begin alike, and not all need a block at once
+        prompt_token_ids=(number % 2**31, *(1,) * (PROMPT - 1 + number % BLOCK_SIZE)),
         params=params,
         max_total_tokens=length,
     )
@@ -140,7 +150,7 @@ def build(batch: int) -> tuple[Engine, ModelRunner, InputBatch]:
         graphs=CudaGraphs(device),
     )
     runner.record([batch], [], lambda done: None)
-    kv_cache = KVCacheManager(BlockPool(batch * 256), BLOCK_SIZE)
+    kv_cache = KVCacheManager(BlockPool(batch * 256), BLOCK_SIZE, prefix_cache=True)
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8192, max_model_len=CONTEXT)
     return Engine(Scheduler(limits, kv_cache), runner), runner, arena
 

@@ -1,11 +1,13 @@
 """Which full blocks hold which tokens after which others: hashes to find them, tokens to be sure."""
 
 import secrets
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import xxhash
+
+INT32 = "i"
 
 
 @dataclass(slots=True, eq=False)
@@ -29,14 +31,17 @@ class Chain:
         self._read = read  # the tokens from one position to before another
         self._blocks: list[tuple[bytes, bytes]] = []
 
-    def block(self, index: int, cache: "PrefixCache") -> tuple[bytes, bytes]:
-        """Hash and tokens of a full block."""
-        while len(self._blocks) <= index:
-            start = len(self._blocks) * cache.block_size
-            token_ids = np.array(self._read(start, start + cache.block_size), np.int32).tobytes()
-            before = self._blocks[-1][0] if self._blocks else self.salt.encode()
-            self._blocks.append((cache.digest(before + token_ids), token_ids))
-        return self._blocks[index]
+    def blocks(self, num_blocks: int, cache: "PrefixCache") -> list[tuple[bytes, bytes]]:
+        """Hash and tokens of so many full blocks, or of more."""
+        known, size = len(self._blocks), cache.block_size
+        if known < num_blocks:
+            contents = array(INT32, self._read(known * size, num_blocks * size)).tobytes()
+            digest = self._blocks[-1][0] if self._blocks else self.salt.encode()
+            for start in range(0, len(contents), 4 * size):
+                token_ids = contents[start : start + 4 * size]
+                digest = cache.digest(digest + token_ids)
+                self._blocks.append((digest, token_ids))
+        return self._blocks
 
 
 class PrefixCache:
@@ -68,8 +73,7 @@ class PrefixCache:
     def match(self, chain: Chain, num_blocks: int) -> list[CachedBlock]:
         """The blocks that hold the beginning of a chain, that many at most."""
         found: list[CachedBlock] = []
-        for index in range(num_blocks):
-            digest, token_ids = chain.block(index, self)
+        for digest, token_ids in chain.blocks(num_blocks, self)[:num_blocks]:
             entry = self._by_digest.get(digest)
             if entry is None or not _is(entry, token_ids, found[-1] if found else chain.salt):
                 break
@@ -81,9 +85,12 @@ class PrefixCache:
         entries, entered = chain.entries, []
         while entries and self._by_block.get(entries[-1].block_id) is not entries[-1]:
             entries.pop()  # forgotten since: the last ones first
+        if len(entries) == len(block_ids):
+            return entered
+        blocks = chain.blocks(len(block_ids), self)
         for index in range(len(entries), len(block_ids)):
             parent = entries[-1] if entries else chain.salt
-            digest, token_ids = chain.block(index, self)
+            digest, token_ids = blocks[index]
             entry = self._by_digest.get(digest)
             if entry is None:
                 entry = self._enter(CachedBlock(block_ids[index], digest, token_ids, parent, step))

@@ -95,8 +95,8 @@ class RecordingScheduler(Scheduler):
         if cache is None:
             return []
         chain = Chain(request.cache_salt, request.token_ids)
-        digests = (chain.block(index, cache)[0] for index in range(num_tokens // cache.block_size))
-        return [self._numbers.setdefault(digest, len(self._numbers)) for digest in digests]
+        blocks = chain.blocks(num_tokens // cache.block_size, cache)
+        return [self._numbers.setdefault(digest, len(self._numbers)) for digest, _ in blocks]
 
     def _write(self, said: dict[str, Any]) -> None:
         self._file.write(json.dumps(said, separators=(",", ":")) + "\n")

@@ -139,7 +139,7 @@ class KVCacheMachine(RuleBasedStateMachine):
 
 
 def test_any_history_leaves_the_right_tokens_in_every_table():
-    limits = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    limits = settings(max_examples=10 * settings.default.max_examples, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(KVCacheMachine, settings=limits)
 
 

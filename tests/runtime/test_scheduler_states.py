@@ -171,5 +171,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 def test_any_sequence_of_events_gives_each_request_its_own_tokens(make_server):
-    limits = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    limits = settings(max_examples=10 * settings.default.max_examples, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(partial(SchedulerMachine, make_server), settings=limits)
