@@ -82,7 +82,8 @@ class PrefixCache:
 
     def commit(self, chain: Chain, block_ids: Sequence[int], step: int) -> list[int]:
         """Enter what is not known of a chain's first blocks, which these hold; returns those entered."""
-        entries, entered = chain.entries, []
+        entries = chain.entries
+        entered: list[int] = []
         while entries and self._by_block.get(entries[-1].block_id) is not entries[-1]:
             entries.pop()  # forgotten since: the last ones first
         if len(entries) == len(block_ids):
