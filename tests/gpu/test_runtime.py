@@ -126,7 +126,7 @@ def test_any_number_of_steps_in_flight_gives_the_same_tokens(
             assert _tokens(runtime, PROMPTS, params) == _tokens(recorded, PROMPTS, params)
         stats = runtime.stats()
         assert stats["preemptions"] > 0
-        assert stats["blocks"]["free"] == stats["blocks"]["total"]
+        assert stats["blocks"]["free"] + stats["blocks"]["cached"] == stats["blocks"]["total"]
 
 
 def test_padding_rows_write_nothing_into_the_cache(open_runtime: Callable[..., Runtime]) -> None:
