@@ -19,6 +19,15 @@ from lamina.runtime.request import RequestStatus
 TOKENS = st.integers(0, 10)  # the vocabulary of the simulated model
 
 
+class Clock:
+    """Stands still unless told otherwise."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Any sequence of adds, steps, failed steps, aborts and stops, under any limits."""
 
@@ -39,7 +48,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
     )
     def start(self, eos, **limits):
-        self.server = self.make_server(eos=tuple(eos), **limits)
+        self.clock = Clock()
+        self.server = self.make_server(eos=tuple(eos), clock=self.clock, **limits)
         self.scheduler = self.server.scheduler
         self.ended_early = set()
 
@@ -47,7 +57,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         length=st.integers(1, 16),
         seed=st.integers(0, 3),
         options=st.fixed_dictionaries(
-            {"priority": st.integers(-1, 1), "cache_salt": st.sampled_from(["", "", "salt"])}
+            {
+                "priority": st.integers(-1, 1),
+                "cache_salt": st.sampled_from(["", "", "salt"]),
+                "timeout": st.none() | st.integers(1, 30),
+            }
         ),
         max_tokens=st.none() | st.integers(1, 20),
         min_tokens=st.integers(0, 4),
@@ -70,6 +84,36 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.launch()
         if len(self.server.pending) >= self.server.depth:
             self.land()
+
+    @rule(
+        data=st.data(),
+        more=st.lists(TOKENS, min_size=1, max_size=3),
+        cache_salt=st.sampled_from(["", "salt"]),
+    )
+    def fork(self, data, more, cache_salt):
+        """Go on from what a request has so far, as another sample or the next turn does."""
+        if not self.server.requests:
+            return
+        source = self.server.requests[data.draw(st.sampled_from(sorted(self.server.requests)))]
+        prompt = (*source.prompt_token_ids, *source.output_token_ids, *more)
+        if len(prompt) <= min(self.server.config.max_model_len - 1, self.server.kv_cache.capacity_tokens):
+            name = f"r{len(self.server.requests)}"
+            self.server.add(name, prompt, max_tokens=5, options={"cache_salt": cache_salt})
+
+    @rule()
+    def restart(self):
+        """What an engine does when an interrupt may have left the books half written."""
+        self.ended_early.update(r.request_id for r in self.live())
+        self.server.pending.clear()
+        self.server.written.clear()
+        self.scheduler.end_all()
+
+    @rule(seconds=st.integers(1, 20))
+    def wait(self, seconds):
+        """Time passes, and ends whose time is up."""
+        self.server.scheduler.check()
+        self.clock.now += seconds
+        self.ended_early.update(request.request_id for request in self.scheduler.expire())
 
     @rule(number=st.integers(0, 2))
     def fail_a_step(self, number):
