@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ settings.register_profile("prove", max_examples=1000, deadline=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Few, fixed examples unless --hypothesis-profile asks for more."""
+    """Few, fixed examples unless --hypothesis-profile asks for more; logs reach pytest, once."""
+    logging.getLogger("lamina").addHandler(logging.NullHandler())  # so that it gets none of its own
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("ci")
 

@@ -199,7 +199,6 @@ def test_auto_says_whether_our_kernel_for_hopper_serves_prefill(
 
 
 def test_auto_says_its_choice_once_with_the_reason(op: str, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("lamina").propagate = True
     with caplog.at_level(logging.INFO, logger="lamina"):
         for _ in range(3):
             select(op, "auto", chosen(version("flash-attn-10")))

@@ -95,7 +95,6 @@ def test_a_changed_header_is_another_kernel(csrc: Path, store: Store) -> None:
 
 
 def test_a_damaged_library_is_built_again(csrc: Path, store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("lamina").propagate = True
     path = build_kernel("op", csrc, store)
     path.write_bytes(path.read_bytes()[:100])
     with caplog.at_level(logging.WARNING):
@@ -143,7 +142,6 @@ def test_a_compiler_without_openmp_builds_for_one_thread_and_says_so(
     )
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))
-    logging.getLogger("lamina").propagate = True
     with caplog.at_level(logging.WARNING):
         assert answer(build_kernel("op", csrc, store)) == 42
     assert [record.getMessage() for record in caplog.records] == [

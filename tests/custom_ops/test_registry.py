@@ -32,7 +32,6 @@ def op(request: pytest.FixtureRequest) -> str:
 
 
 def test_auto_falls_back_and_says_why_in_one_line(op: str, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("lamina").propagate = True
     with caplog.at_level(logging.INFO):
         chosen = [registry.select(op, device=CPU, dtype=torch.float32) for _ in range(3)]
     assert [x.call(5) for x in chosen] == [("reference", 5)] * 3

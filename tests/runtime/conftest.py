@@ -274,9 +274,8 @@ def is_idle():
 
 
 @pytest.fixture
-def said(monkeypatch, caplog):
+def said(caplog):
     """said() -> what Lamina has logged in this test, from INFO up."""
-    monkeypatch.setattr(logging.getLogger("lamina"), "propagate", True)
     caplog.set_level(logging.INFO, logger="lamina")
     return lambda: caplog.messages
 

@@ -1,5 +1,8 @@
 """Who goes first, who gives way and how often, and who runs out of time."""
 
+import gc
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +94,34 @@ def test_time_ends_a_request_with_what_it_has(make_server, state):
     assert len(request.output_token_ids) == {"waiting": 0, "running": 2, "ended": 4}[state]
     server.scheduler.check()
     server.drain()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_100_000_short_requests_with_aborts_leave_every_block_free_and_memory_flat(make_server, prefix_cache):
+    server = make_server(blocks=24, seqs=8, depth=2, prefix_cache=prefix_cache)
+    source, sizes = random.Random(0), []
+    for number in range(100_000):
+        options = {"priority": source.randint(-1, 1), "timeout": source.choice([None, 1e6])}
+        server.add(
+            str(number), source.randint(1, 12), number % 50, max_tokens=source.randint(1, 8), options=options
+        )
+        if source.random() < 0.1:
+            server.scheduler.abort(str(source.randint(max(0, number - 8), number)))
+        server.step()
+        server.scheduler.expire()
+        if server.scheduler.num_waiting > 20:
+            server.drain()
+            server.requests.clear()
+        if number % 20_000 == 19_999:
+            server.drain()
+            server.requests.clear()
+            gc.collect()
+            sizes.append(len(gc.get_objects()))
+    assert server.scheduler.num_preemptions > 0
+    assert server.pool.num_used == 0
+    assert max(sizes[1:]) <= sizes[0] + 200
 
 
 def test_requests_with_a_deadline_are_not_kept_until_it_passes(make_server):

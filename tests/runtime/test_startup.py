@@ -40,6 +40,7 @@ def test_stats_have_every_name_that_is_promised(open_runtime):
         "blocks": {"total", "free", "cached", "used"},
         "requests": {"waiting", "running", "finished"},
         "prefix_cache": {"queried_tokens", "hit_tokens"},
+        "latency": {"first_token", "between_tokens"},
         "compile": {"pieces", "unique_pieces", "compiled", "loaded", "recompiles", "seconds"},
         "cuda_graphs": {"sizes", "replays", "eager_steps", "padded_tokens", "bytes"},
         "startup": {"imports", "config", "weights", "capture", "compile", "load", "graphs", "first_token"},
