@@ -11,6 +11,7 @@ import pytest
 
 from lamina.common.errors import KernelBuildError
 from lamina.common.store import Store
+from lamina.custom_ops import build
 from lamina.custom_ops.build import build_kernel, find_built, find_compiler
 from lamina.custom_ops.ledger import Ledger, watched
 
@@ -26,8 +27,9 @@ build_kernel("op", Path(sys.argv[1]), Store(sys.argv[2]))
 
 
 @pytest.fixture
-def csrc(tmp_path: Path) -> Path:
-    """A csrc/ with one small op."""
+def csrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A csrc/ with one small op, which no runtime of this process is told of."""
+    monkeypatch.setattr(build, "LEDGER", Ledger())
     folder = tmp_path / "csrc"
     (folder / "op").mkdir(parents=True)
     (folder / "include").mkdir()

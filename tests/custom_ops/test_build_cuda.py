@@ -8,8 +8,10 @@ import pytest
 
 from lamina.common.errors import KernelBuildError
 from lamina.common.store import Store
+from lamina.custom_ops import build
 from lamina.custom_ops import build_cuda as module
 from lamina.custom_ops.build_cuda import build_cuda, find_nvcc
+from lamina.custom_ops.ledger import Ledger
 
 NVCC = """#!/bin/sh
 if [ "$1" = --version ]; then echo "a stand-in for nvcc"; exit; fi
@@ -20,8 +22,9 @@ c++ -x c++ -fPIC -shared "$include" "$source" -o "$target"
 
 
 @pytest.fixture
-def csrc(tmp_path: Path) -> Path:
-    """A csrc/ with one small op."""
+def csrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A csrc/ with one small op, which no runtime of this process is told of."""
+    monkeypatch.setattr(build, "LEDGER", Ledger())
     folder = tmp_path / "csrc"
     (folder / "op").mkdir(parents=True)
     (folder / "include").mkdir()

@@ -79,7 +79,7 @@ def test_a_file_with_something_else_in_it(folder, name, content):
         ({"hidden_size": 0}, ConfigError, "hidden_size is 0; wanted"),
         ({"hidden_size": None}, ConfigError, "hidden_size is missing"),
         ({"num_key_value_heads": 3}, ConfigError, "num_key_value_heads is 3; wanted a divisor"),
-        ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act is 'gelu'; supported is 'silu'"),
+        ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act is 'gelu'; supported are 'silu' and"),
         ({"quantization_config": {"bits": 4}}, UnsupportedError, "quantization_config"),
         ({"dtype": "int8"}, ConfigError, "dtype is 'int8'; wanted one of"),
         ({"eos_token_id": "x"}, ConfigError, "eos_token_id is 'x'; wanted a token id"),
