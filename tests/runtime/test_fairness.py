@@ -100,7 +100,7 @@ def test_time_ends_a_request_with_what_it_has(make_server, state):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_100_000_short_requests_with_aborts_leave_every_block_free_and_memory_flat(make_server, prefix_cache):
-    server = make_server(blocks=24, seqs=8, depth=2, prefix_cache=prefix_cache)
+    server = make_server(blocks=8, seqs=8, depth=2, prefix_cache=prefix_cache)
     source, sizes = random.Random(0), []
     for number in range(100_000):
         options = {"priority": source.randint(-1, 1), "timeout": source.choice([None, 1e6])}
