@@ -201,8 +201,6 @@ def _admit_without_room(
 
 
 MUTANTS = {
-    "tokens are not compared": ("lamina.runtime.prefix_cache._is", _match_without_tokens, True),
-    "what comes before is not compared": ("lamina.runtime.prefix_cache._is", _match_without_parent, True),
     "the last token is found": (KVCacheManager, "_find", _find_one_too_many),
     "a block is found before it is full": (KVCacheManager, "commit", _commit_what_is_not_full),
     "kept blocks are free": (BlockPool, "free", _free_nothing_is_kept),
@@ -216,14 +214,9 @@ MUTANTS = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_way_to_get_it_wrong_is_noticed(mutant):
     with ExitStack() as stack:
-        where, name, value = MUTANTS[mutant]
-        if isinstance(where, str):
-            stack.enter_context(patch(where, name))
-            stack.enter_context(patch.object(PrefixCache, "digest", lambda self, contents: b"one"))
-        else:
-            stack.enter_context(patch.object(where, name, value))
+        stack.enter_context(patch.object(*MUTANTS[mutant]))
         limits = settings(
-            max_examples=2000,
+            max_examples=20_000,  # it ends with the first that fails
             stateful_step_count=30,
             deadline=None,
             phases=[Phase.generate],
@@ -231,3 +224,29 @@ def test_each_way_to_get_it_wrong_is_noticed(mutant):
         )
         with pytest.raises((AssertionError, KeyError, IndexError)):
             run_state_machine_as_test(KVCacheMachine, settings=limits)
+
+
+COMPARED = "lamina.runtime.prefix_cache._is"
+
+
+def _find_after_one_block(tokens, salt):
+    """What is found of these tokens where 0, 1 are held and every block has the same hash."""
+    with patch.object(PrefixCache, "digest", lambda self, contents: b"one"):
+        cache = KVCacheManager(BlockPool(9), 2, prefix_cache=True)
+        cache.admit(first := Owner("first", [0, 1, 0], ""), 3)
+        cache.commit(first, 2, step=1)
+        return cache.admit(Owner("second", tokens, salt), len(tokens), num_reusable=len(tokens) - 1)
+
+
+def test_a_hash_alone_finds_nothing():
+    assert _find_after_one_block([0, 1, 1], "") == 2
+    assert _find_after_one_block([0, 1, 0, 1, 1], "") == 2, "the same tokens, but not the first"
+    assert _find_after_one_block([0, 1, 1], "another") == 0
+    assert _find_after_one_block([1, 1, 1], "") == 0
+
+
+def test_what_is_not_compared_is_noticed():
+    with patch(COMPARED, _match_without_tokens):
+        assert _find_after_one_block([1, 1, 1], "") == 2
+    with patch(COMPARED, _match_without_parent):
+        assert _find_after_one_block([0, 1, 1], "another") == 2
