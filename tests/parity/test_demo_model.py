@@ -178,9 +178,9 @@ def _last_logits(runtime: Runtime, ids: list[int]) -> torch.Tensor:
     caught: list[torch.Tensor] = []
     original = model_runner.sample
 
-    def catch(logits: torch.Tensor, rows: Any) -> torch.Tensor:
+    def catch(logits: torch.Tensor, rows: Any, out: torch.Tensor) -> torch.Tensor:
         caught.append(logits.clone())
-        return original(logits, rows)
+        return original(logits, rows, out)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_runner, "sample", catch)
