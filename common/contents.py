@@ -15,7 +15,6 @@ from .store import Store
 
 DIGEST = re.compile(rb'"([0-9a-f]{64})"')
 GRACE = 3600  # seconds in which what nobody needs yet may still be named
-DEFAULT_MAX_BYTES = 20 * 2**30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,10 +35,6 @@ class Match:
     bound: Binding
     inside: frozenset[fx.Node]
 
-    def escaping(self, outputs: Sequence[fx.Node]) -> list[fx.Node]:
-        """Covered nodes, other than the outputs, that something outside the match also uses."""
-        return [node for node in self.inside if node not in outputs and not set(node.users) <= self.inside]
-
 
 def find(pattern: Call, node: fx.Node) -> Match | None:
     """The match of a pattern whose outermost call is this node, or None."""

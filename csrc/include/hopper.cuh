@@ -179,12 +179,6 @@ LAMINA_MULTIPLY(__half, "f16")
 
 // ---- clusters
 
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
 // Every thread of the cluster's blocks arrives once, then waits once.
 __device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }

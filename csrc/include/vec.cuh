@@ -47,12 +47,6 @@ __device__ __forceinline__ void store(T* to, const Vec<T, kWidth>& vec) {
   store_raw(to, vec.raw);
 }
 
-// The same to shared memory.
-template <typename T, int kWidth>
-__device__ __forceinline__ void store_shared(T* to, const Vec<T, kWidth>& vec) {
-  *reinterpret_cast<decltype(Vec<T, kWidth>::raw)*>(to) = vec.raw;
-}
-
 // The compiler loses what it knows of these values, so that it keeps the 16 bytes and not the floats made of them.
 template <typename T, int kWidth>
 __device__ __forceinline__ void keep_packed(Vec<T, kWidth>& vec) {

@@ -35,11 +35,6 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& from, int 
       : "memory");
 }
 
-// Arrives once this thread's copies by copy_async so far have come; a barrier counts that among its arrivals.
-__device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 template <int count>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(count));

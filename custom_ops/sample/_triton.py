@@ -14,7 +14,6 @@ PARTS = tl.constexpr(8)  # of an interval of ranks
 ID_BITS = tl.constexpr(20)  # a rank is a gap's bits, then an id
 LAST_ID = tl.constexpr((1 << 20) - 1)
 LARGEST = tl.constexpr(3.4028234663852886e38)
-INFINITY_BITS = tl.constexpr(0x7F800000)
 WHOLE = tl.constexpr(2147483648.0)  # the odds of a whole row as an integer
 
 
