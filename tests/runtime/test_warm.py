@@ -39,12 +39,13 @@ def lacks(folder, cache, **settings):
 
 
 @pytest.fixture(scope="module")
-def warm(tiny_folder, compile_cache):
-    """A cache that has served TINY, and its tokens."""
-    with Runtime.from_pretrained(tiny_folder, device="cpu", cache_dir=compile_cache) as runtime:
+def warm(tiny_folder, tmp_path_factory):
+    """A cache that has served TINY and nothing else (these tests count and remove what it holds), and its tokens."""
+    cache = tmp_path_factory.mktemp("warm")
+    with Runtime.from_pretrained(tiny_folder, device="cpu", cache_dir=cache) as runtime:
         runtime.warm_up()
         outputs = runtime.generate([[1, 2, 3], [4]], GREEDY)
-        return compile_cache, [list(output.outputs[0].token_ids) for output in outputs]
+        return cache, [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def test_an_empty_cache_lacks_the_plan_and_a_warm_up(tiny_folder, tmp_path):
@@ -114,13 +115,10 @@ def test_what_is_built_after_the_start_is_counted_and_explained(tiny_folder, mon
         assert "built in the middle of a request: the kernel of something" in runtime.explain()
 
 
-def test_what_is_built_after_the_start_is_an_error_in_strict_mode(
-    tiny_folder, compile_cache, warm, monkeypatch
-):
+def test_what_is_built_after_the_start_is_an_error_in_strict_mode(tiny_folder, warm, monkeypatch):
+    cache, _ = warm
     strict = CompileConfig(strict=True)
-    with Runtime.from_pretrained(
-        tiny_folder, device="cpu", compile=strict, cache_dir=compile_cache
-    ) as runtime:
+    with Runtime.from_pretrained(tiny_folder, device="cpu", compile=strict, cache_dir=cache) as runtime:
         assert runtime.generate([1, 2, 3], GREEDY)
         build_in_next_step(runtime, monkeypatch)
         with pytest.raises(NotWarmError, match=r"the kernel of something was not ready.*lamina warmup"):
