@@ -24,7 +24,8 @@ from lamina.runtime.engine import Engine, Generation
 from lamina.runtime.input_batch import InputBatch
 from lamina.runtime.kv_cache import KVCacheManager
 from lamina.runtime.model_runner import ModelRunner
-from lamina.runtime.request import Request, SamplingParams
+from lamina.runtime.request import Request
+from lamina.runtime.sampling_params import SamplingParams
 from lamina.runtime.scheduler import Scheduler
 from lamina.runtime.scheduler_config import SchedulerConfig
 

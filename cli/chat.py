@@ -11,8 +11,8 @@ from . import options
 from .streaming import print_stream
 
 if TYPE_CHECKING:
-    from ..runtime.request import SamplingParams
     from ..runtime.runtime import Runtime
+    from ..runtime.sampling_params import SamplingParams
 
 System = Annotated[str | None, typer.Option(help="A system message to open the conversation with.")]
 HELP = "/reset starts over, /exit or Ctrl-D leaves; Ctrl-C stops an answer."

@@ -12,8 +12,8 @@ from .streaming import print_stream
 
 if TYPE_CHECKING:
     from ..runtime.outputs import RequestOutput
-    from ..runtime.request import SamplingParams
     from ..runtime.runtime import Runtime
+    from ..runtime.sampling_params import SamplingParams
 
 Prompts = Annotated[list[str], typer.Argument(metavar="PROMPT", help="Prompts; - reads standard input.")]
 Chat = Annotated[

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..runtime.request import SamplingParams
     from ..runtime.runtime import Runtime
+    from ..runtime.sampling_params import SamplingParams
 
 Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, a .gguf file or a hub id.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to write at most; else until the model ends.")]
@@ -67,7 +67,7 @@ def sampling_params(
     seed: int | None,
 ) -> "SamplingParams":
     """Checked before anything is loaded, so that a typing error costs no time."""
-    from ..runtime.request import SamplingParams
+    from ..runtime.sampling_params import SamplingParams
 
     return SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed

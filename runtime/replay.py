@@ -10,7 +10,8 @@ from ..common.errors import LaminaError, LoadError
 from .block_pool import BlockPool
 from .kv_cache import KVCacheManager
 from .recorder import FORMAT, PlanEncoder
-from .request import Request, SamplingParams
+from .request import Request
+from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .scheduler_config import SchedulerConfig
 from .scheduler_output import SchedulerOutput

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .request import Request, SamplingParams
+from .request import Request
+from .sampling_params import SamplingParams
 from .scheduler_output import ON_HOST, SAMPLING, Banned, Flags, Ints
 
 NEW = -1  # where the device has no table for a row yet

@@ -16,14 +16,8 @@ from .detokenizer import IncrementalDetokenizer
 from .engine import Generation
 from .loading import Loaded, load, note_use
 from .outputs import RequestOutput, StreamDelta
-from .request import (
-    Request,
-    RequestOptions,
-    SamplingParams,
-    check_prompt,
-    stopping_token_ids,
-    total_tokens,
-)
+from .request import Request, RequestOptions, check_prompt, total_tokens
+from .sampling_params import SamplingParams, stopping_token_ids
 from .stats import collect_stats
 from .tokenizer import Tokenizer
 

@@ -21,8 +21,8 @@ from .common.errors import (
 if TYPE_CHECKING:
     from .compiler.config import CompileConfig
     from .runtime.outputs import CompletionOutput, RequestOutput, StreamDelta
-    from .runtime.request import SamplingParams
     from .runtime.runtime import Runtime
+    from .runtime.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
 # Imported when first asked for: `import lamina` stays free of torch, and `lamina --help` answers at once.
 _HOMES = {
     "Runtime": ".runtime.runtime",
-    "SamplingParams": ".runtime.request",
+    "SamplingParams": ".runtime.sampling_params",
     "CompileConfig": ".compiler.config",
     "RequestOutput": ".runtime.outputs",
     "CompletionOutput": ".runtime.outputs",

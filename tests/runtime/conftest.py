@@ -18,7 +18,8 @@ from lamina.models.registry import ModelDefinition, ParameterSpec, register_mode
 from lamina.runtime.block_pool import BlockPool
 from lamina.runtime.input_batch import NO_ID, InputBatch
 from lamina.runtime.kv_cache import KVCacheManager
-from lamina.runtime.request import Request, SamplingParams, check_prompt, stopping_token_ids, total_tokens
+from lamina.runtime.request import Request, check_prompt, total_tokens
+from lamina.runtime.sampling_params import SamplingParams, stopping_token_ids
 from lamina.runtime.scheduler import Scheduler
 from lamina.runtime.scheduler_config import SchedulerConfig
 from lamina.runtime.scheduler_output import ON_HOST

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamina.runtime.input_batch import MAX_BANNED, NO_ID, InputBatch
-from lamina.runtime.request import SamplingParams
 from lamina.runtime.rows import sampling_row
+from lamina.runtime.sampling_params import SamplingParams
 from lamina.runtime.scheduler_output import ON_HOST, SAMPLING, SchedulerOutput, no_requests
 
 BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, MAX_TOKENS, VOCAB = 3, 5, 4, 24, 50

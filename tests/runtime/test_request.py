@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.common.errors import RequestError
-from lamina.runtime.request import Request, SamplingParams, check_prompt, stopping_token_ids, total_tokens
+from lamina.runtime.request import Request, check_prompt, total_tokens
+from lamina.runtime.sampling_params import SamplingParams, stopping_token_ids
 
 LIMITS = {"vocab_size": 320, "max_model_len": 64, "capacity_tokens": 32}
 

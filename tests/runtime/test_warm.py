@@ -40,7 +40,7 @@ def lacks(folder, cache, **settings):
 
 @pytest.fixture(scope="module")
 def warm(tiny_folder, tmp_path_factory):
-    """A cache that has served TINY and nothing else (these tests count and remove what it holds), and its tokens."""
+    """A cache that served TINY and nothing else, as tests count and remove what it holds; and its tokens."""
     cache = tmp_path_factory.mktemp("warm")
     with Runtime.from_pretrained(tiny_folder, device="cpu", cache_dir=cache) as runtime:
         runtime.warm_up()

@@ -1,0 +1,56 @@
+"""Single values at the border: each comes back right and in its one stored form, or RequestError names it."""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from ..common.errors import RequestError
+
+
+def as_int(value: object) -> int | None:
+    """A Python, numpy or tensor integer as a plain one; None for anything else, bools included."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # the TypeError is the question asked
+    except TypeError:
+        return None
+
+
+def integer(
+    name: str, value: object, wanted: str, *, low: int, high: int | None = None, optional: bool = True
+) -> int | None:
+    """An integer from low to high, or None where it may be left open."""
+    if value is None and optional:
+        return None
+    plain = as_int(value)
+    if plain is None or plain < low or (high is not None and plain > high):
+        raise RequestError(f"{name} is {value!r}; wanted an integer, {wanted}")
+    return plain
+
+
+def number(name: str, value: Any, wanted: str, *, high: float = math.inf, zero: bool = True) -> float | None:
+    """A finite number from 0 (or above, without zero) to high, or None."""
+    if value is None:
+        return None
+    try:
+        plain = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        plain = math.nan
+    if not (0 <= plain <= high and plain < math.inf and (zero or plain > 0)):
+        raise RequestError(f"{name} is {value!r}; wanted a number, {wanted}")
+    return plain
+
+
+def iterate(name: str, value: Any) -> Iterable[Any]:
+    """A sequence that is no string, by its name."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise RequestError(f"{name} is {value!r}; wanted a sequence")
+    return value
+
+
+def check_flag(name: str, value: object) -> None:
+    """RequestError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} is {value!r}; wanted True or False")
