@@ -53,7 +53,11 @@ class CudaGraphs:
         return key in self._recordings
 
     def record(self, key: Hashable, run: Run, reads: Sequence[Tensor]) -> None:
-        """Record a callable; `reads` are the tensors that are rewritten before each replay."""
+        """Record a callable; `reads` are the tensors that are rewritten before each replay.
+
+        A tensor that it returns lies in the pool's memory, for others to use again: it is good until the next
+        replay, provided that the callable held it until its last operation.
+        """
         self._record(key, lambda: self._capture(run), reads)
 
     def record_pieces(
@@ -117,7 +121,7 @@ class CudaGraphs:
         if self.device.type != "cuda":
             return run
         graph, result = self._capture_graph(run)
-        return partial(_replay, graph, result)
+        return partial(_replay, graph, self._borrowed(result) if isinstance(result, Tensor) else result)
 
     def _capture_graph(self, run: Run) -> tuple[torch.cuda.CUDAGraph, Any]:
         if self._pool is None:

@@ -84,13 +84,15 @@ class ModelRunner:
             raise
 
     def _launch(self, plan: SchedulerOutput) -> None:
+        """Compute the step's logits and leave its samples in the arena."""
         is_decode = plan.num_tokens == plan.num_rows == plan.num_samples
         if (
             is_decode
             and fits_recording(plan.banned)
             and (size := _fitting(self._decode_sizes, plan.num_tokens))
         ):
-            self._replay_decode(plan, size)
+            batch = self._arena.write(plan, size, size, size)
+            self._replay_decode(batch, size)
         elif size := _fitting(self._mixed_sizes, plan.num_tokens):
             batch = self._arena.write(plan, padded_tokens=size)
             self._attention.begin(batch)
@@ -98,7 +100,8 @@ class ModelRunner:
             self._sample(batch, self._replay_mixed(batch, size))
         else:
             self._num_eager_steps += 1
-            self._run(self._arena.write(plan))
+            batch = self._arena.write(plan)
+            self._run(batch)
 
     @torch.inference_mode()
     def record(
@@ -142,11 +145,14 @@ class ModelRunner:
         self._run(batch)
         graphs.record(key, lambda: self._run(batch), _reads(batch))
 
-    def _replay_decode(self, plan: SchedulerOutput, size: int) -> None:
+    def _replay_decode(self, batch: BatchView, size: int) -> Tensor:
+        """The logits that the samples were taken from, in memory that the next replay uses again."""
         assert self._graphs is not None
-        batch = self._arena.write(plan, size, size, size)
-        padded = size - plan.num_tokens
-        self._graphs.replay(Decode(size), _reads(batch), num_tokens=plan.num_tokens, num_padded=padded)
+        padded = size - batch.num_tokens
+        logits: Tensor = self._graphs.replay(
+            Decode(size), _reads(batch), num_tokens=batch.num_tokens, num_padded=padded
+        )
+        return logits
 
     def _replay_mixed(self, batch: BatchView, size: int) -> Tensor:
         assert self._graphs is not None
@@ -158,17 +164,19 @@ class ModelRunner:
         )
         return hidden
 
-    def _run(self, batch: BatchView) -> None:
-        """The step without a recording, or while it is recorded."""
+    def _run(self, batch: BatchView) -> Tensor | None:
+        """The step without a recording, or while it is recorded; returns its logits."""
         self._attention.begin(batch)
         self._arena.take_token_ids(batch)
-        self._sample(batch, self._forward(batch.token_ids, batch.positions, self._attention))
+        return self._sample(batch, self._forward(batch.token_ids, batch.positions, self._attention))
 
-    def _sample(self, batch: BatchView, hidden: Tensor) -> None:
-        """Leave a token a sampling row in the arena, where the next step finds it."""
-        if batch.logits_rows.shape[0] > 0:
-            logits = self._logits(hidden.index_select(0, batch.logits_rows))
-            sample(logits, self._sampling_rows(batch), batch.sampled)
+    def _sample(self, batch: BatchView, hidden: Tensor) -> Tensor | None:
+        """Leave a token a sampling row in the arena, where the next step finds it; returns the logits."""
+        if not batch.logits_rows.shape[0]:
+            return None
+        logits = self._logits(hidden.index_select(0, batch.logits_rows))
+        sample(logits, self._sampling_rows(batch), batch.sampled)
+        return logits
 
     def _handle(self, num_samples: int) -> StepHandle:
         """Start the tokens on their way to the host: the next step overwrites where they are."""
