@@ -64,15 +64,17 @@ def line(figures: dict[str, float]) -> str:
 def measure(batch: int, num_steps: int, turnover: bool, waiting: int = 0) -> dict[str, float]:
     """Median microseconds of each phase of a step, of the whole, and of adding a request.
 
-    With turnover, a request ends in nearly every step and another takes its place.
+    "scheduler" is what the scheduler has of "schedule" and "update". With turnover, two requests end in a
+    step, as a mean, and others take their places.
     """
     engine, runner, arena = build(batch)
-    spent: dict[str, list[float]] = {name: [] for name in ("step", *PHASES, "add")}
+    spent: dict[str, list[float]] = {name: [] for name in ("step", *PHASES, "scheduler", "add")}
     for name, owner, method in (
         ("schedule", engine.scheduler, "schedule"),
         ("write", arena, "write"),
         ("launch", runner, "execute"),
         ("update", engine, "_take_in"),
+        ("scheduler", engine.scheduler, "update"),
         ("step", engine, "step"),
         ("add", engine, "add"),
     ):
@@ -95,6 +97,7 @@ def measure(batch: int, num_steps: int, turnover: bool, waiting: int = 0) -> dic
     for _ in range(num_steps):
         fill_up()
         engine.step()
+    spent["scheduler"] = list(map(sum, zip(spent["schedule"], spent["scheduler"], strict=True)))
     figures = {name: statistics.median(times) * 1e6 for name, times in spent.items() if times}
     figures["launch"] -= figures["write"]
     return {name: round(us, 1) for name, us in figures.items()}

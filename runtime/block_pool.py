@@ -1,7 +1,7 @@
 """The fixed set of KV-cache blocks: who holds each, which are worth keeping, and which is handed out next."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ..common.errors import ConfigError, OutOfBlocksError
 
@@ -76,19 +76,21 @@ class BlockPool:
 
     def free(self, block_ids: Iterable[int]) -> None:
         """Give back one reference to each; a block without any is free or cached, in the order given here."""
+        references, kept = self._references, self._kept
         for block_id in block_ids:
-            assert self._references[block_id] > 0, f"block {block_id} is freed but nobody holds it"
-            self._references[block_id] -= 1
-            if self._references[block_id] == 0:
-                if block_id in self._kept:
+            count = references[block_id] = references[block_id] - 1
+            assert count >= 0, f"block {block_id} is freed but nobody holds it"
+            if count == 0:
+                if block_id in kept:
                     self._cached[block_id] = None
                 else:
                     self._free.append(block_id)
 
-    def keep(self, block_id: int) -> None:
-        """What a block that is in use holds is to be kept when nobody holds it any more."""
-        assert self._references[block_id] > 0, f"block {block_id} is to be kept but nobody holds it"
-        self._kept.add(block_id)
+    def keep(self, block_ids: Collection[int]) -> None:
+        """What these blocks hold, which are in use, is to be kept when nobody holds them any more."""
+        for block_id in block_ids:
+            assert self._references[block_id] > 0, f"block {block_id} is to be kept but nobody holds it"
+        self._kept.update(block_ids)
 
     def drop(self, block_ids: Iterable[int]) -> None:
         """What these kept blocks hold is not worth keeping: those that nobody uses are free now."""

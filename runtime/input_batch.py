@@ -153,7 +153,8 @@ class InputBatch:
         target = slice(first, len(moved_from)), slice(self._num_columns)
         sources = moved_from[first:]
         self._tables[target] = self._tables[sources, : self._num_columns]
-        self._block_tables[target] = self._block_tables[self._send(sources), : self._num_columns]
+        tables = self._block_tables[:, : self._num_columns]
+        self._block_tables[target] = tables.index_select(0, self._send(sources))
 
     def _update_sampling(self, sampling: NDArray[np.void]) -> None:
         held = self._sampling_held
@@ -253,7 +254,10 @@ class InputBatch:
 
     def _send(self, values: NDArray[Any]) -> Tensor:
         """A copy on the device."""
-        staged = _staged(values.size, self.device, torch.from_numpy(values).dtype)
+        held = torch.from_numpy(values)
+        if self.device.type == "cpu":
+            return held.clone()
+        staged = _staged(values.size, self.device, held.dtype)
         staged.numpy()[:] = values.reshape(-1)
         return staged.to(self.device, non_blocking=True).view(values.shape)
 
@@ -295,7 +299,9 @@ def fill(array: NDArray[Any], field: slice, values: NDArray[Any], *, padding: in
 
 def _staged(size: int, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
     """Memory to send from: torch gives pinned memory out again only when the copies from it are done."""
-    return torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda")
+    if device.type != "cuda":
+        return torch.empty(size, dtype=dtype)
+    return torch.empty(size, dtype=dtype, pin_memory=True)
 
 
 def _aligned(size: int) -> int:

@@ -83,8 +83,7 @@ class KVCacheManager:
         table = self._tables.get(tokens.request_id)
         if self.prefix is not None and table:
             full = table[: num_tokens // self.block_size]
-            for block_id in self.prefix.commit(self._chain(tokens), full, step):
-                self.pool.keep(block_id)
+            self.pool.keep(self.prefix.commit(self._chain(tokens), full, step))
 
     def uncommit(self, step: int) -> list[str]:
         """That step and later ones never were: forget what they wrote; returns who had found some of it."""

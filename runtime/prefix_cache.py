@@ -1,13 +1,11 @@
 """Which full blocks hold which tokens after which others: hashes to find them, tokens to be sure."""
 
 import secrets
-from array import array
+import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import xxhash
-
-INT32 = "i"
 
 
 @dataclass(slots=True, eq=False)
@@ -19,13 +17,13 @@ class CachedBlock:
     token_ids: bytes  # int32
     parent: "CachedBlock | str"  # the block before it; of a first one the salt
     step: int  # the last one that writes into it
-    children: "set[CachedBlock]" = field(default_factory=set)
+    children: "set[CachedBlock] | None" = None  # the blocks after it; most have none
 
 
 class Chain:
     """One request's tokens as full blocks, hashed as far as was asked for."""
 
-    def __init__(self, salt: str, read: Callable[[int, int], Iterable[int]]) -> None:
+    def __init__(self, salt: str, read: Callable[[int, int], Sequence[int]]) -> None:
         self.salt = salt
         self.entries: list[CachedBlock] = []  # what is known of its beginning, as of the last look
         self._read = read  # the tokens from one position to before another
@@ -35,12 +33,14 @@ class Chain:
         """Hash and tokens of so many full blocks, or of more."""
         known, size = len(self._blocks), cache.block_size
         if known < num_blocks:
-            contents = array(INT32, self._read(known * size, num_blocks * size)).tobytes()
+            token_ids = self._read(known * size, num_blocks * size)
+            contents = struct.pack(f"{len(token_ids)}i", *token_ids)  # int32, thrice as fast as an array
             digest = self._blocks[-1][0] if self._blocks else self.salt.encode()
+            hashed, append = cache.digest, self._blocks.append
             for start in range(0, len(contents), 4 * size):
-                token_ids = contents[start : start + 4 * size]
-                digest = cache.digest(digest + token_ids)
-                self._blocks.append((digest, token_ids))
+                block = contents[start : start + 4 * size]
+                digest = hashed(digest + block)
+                append((digest, block))
         return self._blocks
 
 
@@ -88,29 +88,31 @@ class PrefixCache:
             entries.pop()  # forgotten since: the last ones first
         if len(entries) == len(block_ids):
             return entered
-        blocks = chain.blocks(len(block_ids), self)
-        for index in range(len(entries), len(block_ids)):
-            parent = entries[-1] if entries else chain.salt
-            digest, token_ids = blocks[index]
+        known, parent = len(entries), entries[-1] if entries else chain.salt
+        blocks = chain.blocks(len(block_ids), self)[known : len(block_ids)]
+        for block_id, (digest, token_ids) in zip(block_ids[known:], blocks, strict=True):
             entry = self._by_digest.get(digest)
             if entry is None:
-                entry = self._enter(CachedBlock(block_ids[index], digest, token_ids, parent, step))
-                entered.append(entry.block_id)
+                entry = CachedBlock(block_id, digest, token_ids, parent, step)
+                self._enter(entry)
+                entered.append(block_id)
             elif not _is(entry, token_ids, parent):
                 break  # another block with this hash: neither it nor what follows can be entered
             entries.append(entry)
+            parent = entry
         return entered
 
     def drop(self, block_id: int) -> list[int]:
         """Forget a block and those that come after it; returns them all."""
         first = self._by_block[block_id]
-        if isinstance(first.parent, CachedBlock):
+        if isinstance(first.parent, CachedBlock) and first.parent.children:
             first.parent.children.discard(first)
         dropped, left = [], [first]
         while left:
             entry = left.pop()
-            left.extend(entry.children)
-            entry.children.clear()
+            if entry.children:
+                left.extend(entry.children)
+                entry.children = None
             del self._by_digest[entry.digest], self._by_block[entry.block_id]
             dropped.append(entry.block_id)
         return dropped
@@ -138,14 +140,18 @@ class PrefixCache:
             assert entry.digest == self.digest(before + entry.token_ids), f"block {block_id}: another hash"
             if isinstance(parent, CachedBlock):
                 assert self._by_block.get(parent.block_id) is parent, f"block {block_id} has lost its parent"
-                assert entry in parent.children
+                assert parent.children is not None, f"block {block_id} is no child of its parent"
+                assert entry in parent.children, f"block {block_id} is no child of its parent"
 
-    def _enter(self, entry: CachedBlock) -> CachedBlock:
+    def _enter(self, entry: CachedBlock) -> None:
         assert entry.block_id not in self._by_block, f"block {entry.block_id} is entered twice"
         self._by_digest[entry.digest] = self._by_block[entry.block_id] = entry
-        if isinstance(entry.parent, CachedBlock):
-            entry.parent.children.add(entry)
-        return entry
+        parent = entry.parent
+        if isinstance(parent, CachedBlock):
+            if parent.children is None:
+                parent.children = {entry}
+            else:
+                parent.children.add(entry)
 
 
 def _is(entry: CachedBlock, token_ids: bytes, parent: CachedBlock | str) -> bool:

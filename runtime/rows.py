@@ -1,6 +1,8 @@
 """The running requests with their counts side by side: a step of all of them is a few array operations."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
+from operator import le
 from typing import Any
 
 import numpy as np
@@ -85,35 +87,35 @@ class Rows:
 
     def remove(self, rows: Sequence[int] | Ints) -> None:
         """Take requests out; those after them move up."""
-        gone = np.zeros(len(self), np.bool_)
-        gone[rows] = True
-        first, kept = int(gone.argmax()), np.flatnonzero(~gone)
-        for request in self.requests[first:]:
-            if gone[request.row]:
-                request.last_step = int(self.last_step[request.row])
-                request.num_computed = int(self.computed[request.row])
-        self.requests, left = [self.requests[row] for row in kept], self.requests[first:]
-        self._changed()
-        self._counts[:, : len(kept)] = self._counts[:, kept]
-        self.sampling[: len(kept)] = self.sampling[kept]
-        for request in left:
+        gone = sorted({*map(int, rows)})
+        for row in gone:
+            request = self.requests[row]
+            request.last_step = int(self.last_step[row])
+            request.num_computed = int(self.computed[row])
             request.row = -1
-        for row, request in enumerate(self.requests[first:], start=first):
-            request.row = row
+        first, before = gone[0], len(self)
+        for row in reversed(gone):
+            del self.requests[row]
+        self._place(first, np.delete(np.arange(first, before), np.array(gone) - first))
 
     def sort(self) -> Ints | None:
         """Put everyone where they rank; returns which row each was in, None where nobody moves."""
         ranks = [request.rank for request in self.requests]
-        moved = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), np.int64)
-        if np.array_equal(moved, np.arange(len(ranks))):
+        if all(map(le, ranks, islice(ranks, 1, None))):
             return None
-        self.requests = [self.requests[row] for row in moved]
-        self._changed()
-        self._counts[:, : len(moved)] = self._counts[:, moved]
-        self.sampling[: len(moved)] = self.sampling[moved]
-        for row, request in enumerate(self.requests):
-            request.row = row
+        moved = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), np.int64)
+        self.requests = [self.requests[row] for row in moved.tolist()]
+        self._place(0, moved)
         return moved
+
+    def _place(self, first: int, held: Ints) -> None:
+        """Give the requests from row `first` on, which were in these rows, their rows and counts."""
+        rows = slice(first, len(self))
+        self._counts[:, rows] = self._counts[:, held]
+        self.sampling[rows] = self.sampling[held]
+        for row, request in enumerate(self.requests[rows], start=first):
+            request.row = row
+        self._changed()
 
     def check(self, in_flight: Mapping[Request, int]) -> None:
         """Every column says what the requests do; for tests."""

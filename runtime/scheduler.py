@@ -117,7 +117,7 @@ class Scheduler(Lifecycle):
         For one that was preempted, twice as many each time: when nobody can use that many, it is safe.
         """
         rows, size, most = self._rows, self._kv_cache.block_size, 1 << min(request.num_preemptions, 40)
-        room = -(-(rows.limit[: len(rows)] - 1) // size) - rows.blocks[: len(rows)]
+        room = (rows.limit[: len(rows)] - 1 + size - 1) // size - rows.blocks[: len(rows)]
         own = -(-(request.max_total_tokens - 1) // size) - -(-request.num_tokens // size)
         return int(np.minimum(room, most).sum()) + min(own, most - 1)
 
@@ -184,19 +184,21 @@ class Scheduler(Lifecycle):
     def _take_in(self, samplers: list[Request], tokens: Ints) -> list[Request]:
         """Give each request that is live its token, and end it where that or the length says so."""
         places = np.array([request.row for request in samplers], np.int64)
-        in_row = places >= 0
-        rows, at = self._rows, places[in_row]
-        rows.known[at] += 1
-        rows.in_flight[at] -= 1
-        rows.newest[at] = tokens[in_row]
+        rows, at = self._rows, places
         token_ids = tokens.tolist()
-        if len(at) < len(samplers):  # some ended after the step was launched
+        notable = {}
+        if (places < 0).any():  # they have left their rows since: to end, or as they have ended
+            in_row = places >= 0
+            at, tokens = places[in_row], tokens[in_row]
             is_live = [request.finish_reason is None for request in samplers]
             samplers, token_ids = list(compress(samplers, is_live)), list(compress(token_ids, is_live))
-        notable = {}
+            notable = {r: token for r, token in zip(samplers, token_ids, strict=True) if r.row < 0}
+        rows.known[at] += 1
+        rows.in_flight[at] -= 1
+        rows.newest[at] = tokens
         for request, token in zip(samplers, token_ids, strict=True):
             request.output_token_ids.append(token)
-            if token in request.stop_token_ids or request.row < 0:
+            if token in request.stop_token_ids:
                 notable[request] = token
         for row in at[rows.known[at] == rows.num_prompt[at] + 1].tolist():
             notable[rows.requests[row]] = rows.requests[row].output_token_ids[-1]

@@ -74,24 +74,26 @@ def sample(
 ) -> None:
     """The op's signature."""
     logits = logits[:, :num_valid_ids]
-    if banned.numel() and (banned >= 0).any():
+    if banned.numel() and banned.numpy().max() >= 0:
         logits = without_banned(logits, banned)
-    filters = Filters(temperature, top_k, top_p, min_p, seeds, positions)
-    is_random = temperature > 0
-    random, greedy = is_random.nonzero().flatten(), (~is_random).nonzero().flatten()
-    if len(greedy) == len(out):
+    is_random = temperature.numpy() > 0
+    num_random = np.count_nonzero(is_random)
+    if num_random == 0:
         out.copy_(argmax(logits))
-    elif len(random) == len(out):
+        return
+    filters = Filters(temperature, top_k, top_p, min_p, seeds, positions)
+    if num_random == len(out):
         out.copy_(draw(logits, filters))
-    else:
-        out[greedy] = argmax(logits[greedy])
-        out[random] = draw(logits[random], filters.select(random))
+        return
+    random, greedy = (torch.from_numpy(np.flatnonzero(rows)) for rows in (is_random, ~is_random))
+    out[greedy] = argmax(logits[greedy])
+    out[random] = draw(logits[random], filters.select(random))
 
 
 def argmax(values: Tensor) -> Tensor:
     """Index of the largest entry of each row, the lowest among equals, int32 [n]."""
     if values.shape[1] <= CHUNK:
-        return values.argmax(dim=-1).to(torch.int32)
+        return values.argmax(dim=-1).int()
     # amax is vectorised and argmax is not: look for the index only in the chunk with the maximum.
     chunks = chunked(values)
     winner = chunks.amax(dim=-1).argmax(dim=-1)
