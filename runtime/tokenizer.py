@@ -1,4 +1,4 @@
-"""Text to token ids and back, chat templates included, over a lazily imported transformers tokenizer."""
+"""Text to token ids and back, chat templates included: by the tokenizers library, or by transformers."""
 
 import copy
 import json
@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import ConfigError, LoadError, RequestError
+from ..common.logging import get_logger
+from .tokenizer_file import TOKENIZER_JSON, TokenizerFile, obstacle
 
+logger = get_logger("runtime")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
 
@@ -105,14 +108,14 @@ def _has_tokenizer(folder: Path) -> bool:
 
 def _load_backend(folder: Path) -> Any:
     try:
-        if (folder / "tokenizer.json").is_file():
-            # This file says everything, and importing only its class takes half as long as AutoTokenizer.
-            from transformers import PreTrainedTokenizerFast
+        why = obstacle(folder)
+        if why is None:
+            return TokenizerFile(folder)
+        logger.info("the tokenizer is read by transformers, which takes seconds to import: %s", why)
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-            return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        kind = PreTrainedTokenizerFast if (folder / TOKENIZER_JSON).is_file() else AutoTokenizer
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises nothing more precise
         raise LoadError(
             f"{_damaged_file(folder)} cannot be read as a tokenizer: {error}; download it again, or name "

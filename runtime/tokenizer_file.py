@@ -1,0 +1,179 @@
+"""A tokenizer read from its own files by the tokenizers library: no import of transformers, the same ids."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+TOKENIZER_JSON = "tokenizer.json"
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+# What else a tokenizer_config.json may ask for that changes ids: rare, and left to transformers.
+LEFT_TO_TRANSFORMERS = ("fast_tokenizer_files", "fix_mistral_regex")
+
+
+class TokenizerFile:
+    """What transformers' PreTrainedTokenizerFast makes of a folder, as far as serving asks.
+
+    Raises ValueError or what the tokenizers library raises where a file is no tokenizer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        config = _read_object(folder / "tokenizer_config.json")
+        self._backend = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_JSON))
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
+        roles, extra, added = _tokens(folder, config, self.added_tokens_decoder)
+        self.special_tokens_map: dict[str, str] = {name: token.content for name, token in roles.items()}
+        self._add(list(roles.values()), extra, added)
+        self.bos_token = self.special_tokens_map.get("bos_token")
+        self.bos_token_id = self._id_of("bos_token")
+        self.eos_token_id = self._id_of("eos_token")
+        self.chat_template: str | dict[str, str] | None = _chat_template(folder, config)
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """Tokens that are found in a text before its words are, by their ids."""
+        return self._backend.get_added_tokens_decoder()
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token with its id."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool, verbose: bool = False) -> list[int]:
+        """Token ids of a text."""
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(
+        self, token_ids: Sequence[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool = False
+    ) -> str:
+        """The text of token ids."""
+        assert not clean_up_tokenization_spaces, "never wanted: it changes what the model wrote"
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        tokenize: bool = False,
+    ) -> str:
+        """The text of a conversation."""
+        from .chat_template import render  # jinja2, which plain prompts do not need
+
+        assert not tokenize
+        return render(
+            _chosen(self.chat_template, tools is not None),
+            messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self.special_tokens_map,
+        )
+
+    def _id_of(self, name: str) -> int | None:
+        token = self.special_tokens_map.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    def _add(
+        self, roles: Sequence[AddedToken], extra: Sequence[AddedToken], added: Mapping[int, AddedToken]
+    ) -> None:
+        """Tokens that the other files know and tokenizer.json does not, or knows otherwise."""
+        known = self.added_tokens_decoder.values()
+        kinds = {repr(token) for token in known}
+        new = [token for _, token in sorted(added.items()) if repr(token) not in kinds]
+        texts = {token.content for token in (*known, *new)}
+        for token in (*roles, *extra):
+            if token.content not in texts:
+                texts.add(token.content)
+                new.append(token)
+        with_role = {token.content for token in roles}
+        for token in new:
+            token.special = token.special or token.content in with_role
+        if new:
+            self._backend.add_tokens(new)
+
+
+def obstacle(folder: Path) -> str | None:
+    """Why a folder's tokenizer is left to transformers, None where its files say everything."""
+    if not (folder / TOKENIZER_JSON).is_file():
+        return f"there is no {TOKENIZER_JSON}"
+    config = _read_object(folder / "tokenizer_config.json")
+    asked = [name for name in LEFT_TO_TRANSFORMERS if config.get(name)]
+    return f"tokenizer_config.json has {', '.join(asked)}" if asked else None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where the file is missing."""
+    if not path.is_file():
+        return {}
+    found = json.loads(path.read_bytes())
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds {found!r:.40}; wanted a JSON object")
+    return found
+
+
+def _tokens(
+    folder: Path, config: dict[str, Any], known: Mapping[int, AddedToken]
+) -> tuple[dict[str, AddedToken], list[AddedToken], dict[int, AddedToken]]:
+    """Tokens by role, special ones without a role, and all by their ids, as the other files name them."""
+    added: dict[int, AddedToken] = {}
+    said = config
+    if "added_tokens_decoder" in config:
+        added = {int(number): _token(entry) for number, entry in config["added_tokens_decoder"].items()}
+    else:  # as folders were written before: what is special stands in a file of its own
+        said = config | _read_object(folder / "special_tokens_map.json")
+        special = {token.content for token in (*_roles(said).values(), *_extra(said))}
+        for text, number in _read_object(folder / "added_tokens.json").items():
+            added[number] = AddedToken(text, normalized=text not in special, special=text in special)
+        added |= known
+    by_text = {token.content: token for token in added.values()}
+    roles = {name: by_text.get(token.content, token) for name, token in _roles(said).items()}
+    return roles, _extra(said), added
+
+
+def _roles(said: Mapping[str, Any]) -> dict[str, AddedToken]:
+    """bos_token, eos_token and so on, then those that only this model has; templates read them by name."""
+    own = said.get("extra_special_tokens")
+    roles = {**said, **own} if isinstance(own, dict) else said
+    names = (*NAMED, *(name for name in roles if name.endswith("_token") and name not in NAMED))
+    return {name: _token(roles[name]) for name in names if isinstance(roles.get(name), (str, dict))}
+
+
+def _extra(said: Mapping[str, Any]) -> list[AddedToken]:
+    lists = (said.get("extra_special_tokens"), said.get("additional_special_tokens"))
+    return [_token(entry) for entries in lists if isinstance(entries, list) for entry in entries]
+
+
+def _token(entry: str | Mapping[str, Any]) -> AddedToken:
+    if isinstance(entry, str):
+        return AddedToken(entry, special=True)
+    return AddedToken(entry["content"], **{flag: entry[flag] for flag in FLAGS if flag in entry})
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """The model's template, or several by name; a file of its own wins over tokenizer_config.json."""
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    if found:
+        return found["default"] if list(found) == ["default"] else found
+    given = config.get("chat_template")
+    if isinstance(given, list):
+        return {entry["name"]: entry["template"] for entry in given}
+    return given
+
+
+def _chosen(template: str | Mapping[str, str] | None, has_tools: bool) -> str:
+    """The template for a conversation, with tools or without."""
+    if isinstance(template, str):
+        return template
+    templates = template or {}
+    name = "tool_use" if has_tools and "tool_use" in templates else "default"
+    if name not in templates:
+        raise ValueError(f"there are templates for {sorted(templates)} and none that is the default")
+    return templates[name]
