@@ -3,6 +3,7 @@
 LaminaError
 ├── ConfigError (ValueError)        a setting that cannot be honoured
 ├── RequestError (ValueError)       a prompt or sampling parameter that cannot be honoured
+│   └── ProcessorError              a logits processor of a request failed
 ├── ShapeError (ValueError)         a tensor whose shape, dtype or device does not fit an op
 ├── LoadError                       a model folder or file that is missing, damaged or incomplete
 ├── UnsupportedError                something Lamina does not do, or not on this machine
@@ -26,6 +27,14 @@ class ConfigError(LaminaError, ValueError):
 
 class RequestError(LaminaError, ValueError):
     """A prompt or sampling parameter that cannot be honoured; other requests go on."""
+
+
+class ProcessorError(RequestError):
+    """A logits processor of a request failed; other requests go on."""
+
+    def __init__(self, message: str, request_id: str) -> None:
+        super().__init__(message)
+        self.request_id = request_id
 
 
 class ShapeError(LaminaError, ValueError):

@@ -2,9 +2,11 @@
 
 from .add_rms_norm.op import add_rms_norm
 from .add_rms_norm_linear.op import add_rms_norm_linear
+from .adjust_logits.op import adjust_logits
 from .attention_site.op import attention_site
 from .copy_blocks.op import copy_blocks
 from .gelu_and_mul.op import gelu_and_mul
+from .keep_typical.op import keep_typical
 from .linear.op import linear
 from .paged_attention.op import paged_attention
 from .rms_norm.op import rms_norm
@@ -18,9 +20,11 @@ from .zero_centred_rms_norm.op import zero_centred_rms_norm
 __all__ = [
     "add_rms_norm",
     "add_rms_norm_linear",
+    "adjust_logits",
     "attention_site",
     "copy_blocks",
     "gelu_and_mul",
+    "keep_typical",
     "linear",
     "paged_attention",
     "rms_norm",

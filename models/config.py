@@ -180,6 +180,8 @@ class GenerationDefaults:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -202,6 +204,8 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
         top_k=fields.integer("top_k", None, minimum=-1),
         top_p=fields.number("top_p", None, positive=True, maximum=1),
         min_p=fields.number("min_p", None, maximum=1),
+        typical_p=fields.number("typical_p", None, positive=True, maximum=1),
+        repetition_penalty=fields.number("repetition_penalty", None, positive=True),
     )
 
 

@@ -30,15 +30,17 @@ def integer(
     return plain
 
 
-def number(name: str, value: Any, wanted: str, *, high: float = math.inf, zero: bool = True) -> float | None:
-    """A finite number from 0 (or above, without zero) to high, or None."""
+def number(
+    name: str, value: Any, wanted: str, *, low: float = 0.0, high: float = math.inf, zero: bool = True
+) -> float | None:
+    """A finite number from low to high, 0 among them or not, or None."""
     if value is None:
         return None
     try:
         plain = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
         plain = math.nan
-    if not (0 <= plain <= high and plain < math.inf and (zero or plain > 0)):
+    if not (low <= plain <= high and plain < math.inf and (zero or plain != 0)):
         raise RequestError(f"{name} is {value!r}; wanted a number, {wanted}")
     return plain
 
@@ -48,6 +50,17 @@ def iterate(name: str, value: Any) -> Iterable[Any]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise RequestError(f"{name} is {value!r}; wanted a sequence")
     return value
+
+
+def token_ids(name: str, values: Any) -> tuple[int, ...]:
+    """A sequence of ids as plain ints, by its name; None is none."""
+    plain = []
+    for value in () if values is None else iterate(name, values):
+        id_ = as_int(value)
+        if id_ is None or id_ < 0:
+            raise RequestError(f"{name} holds {value!r}; wanted token ids, 0 or more")
+        plain.append(id_)
+    return tuple(plain)
 
 
 def check_flag(name: str, value: object) -> None:

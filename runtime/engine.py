@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.errors import ProcessorError
 from .detokenizer import IncrementalDetokenizer
 from .latency import Latencies
 from .model_runner import ModelRunner, StepHandle
@@ -24,6 +25,7 @@ class Generation:
     prompt: str | None
     detokenizer: IncrementalDetokenizer | None
     deltas: deque[StreamDelta] | None = None  # None where nobody wants the answer in pieces
+    error: ProcessorError | None = None  # what ended it, for whoever asked
 
     @property
     def is_finished(self) -> bool:
@@ -113,6 +115,10 @@ class Engine:
         self._at_model = None
         try:
             action()
+        except ProcessorError as error:
+            assert self._at_model is not None
+            self._undo(self._at_model)
+            self._fail(error)
         except BaseException:
             if self._at_model is not None:
                 self._undo(self._at_model)
@@ -123,6 +129,8 @@ class Engine:
     def _step(self) -> None:
         for request in self.scheduler.expire():
             self._tell_end(request.request_id)
+        if self.scheduler.needs_tokens:
+            self._finish_pending()
         plan = self.scheduler.schedule()
         if plan is not None:
             self._at_model = plan
@@ -134,7 +142,7 @@ class Engine:
             self._finish_pending()
 
     def _finish_pending(self) -> None:
-        """Wait for steps that only compute what nobody wants any more, so that every block is free."""
+        """Wait for every step in flight: for its tokens, or so that every block is free."""
         while self._pending:
             self._take_in_oldest()
 
@@ -150,6 +158,11 @@ class Engine:
         while self._pending and self._pending[-1][0].step >= failed.step:
             self._pending.pop()
         self.scheduler.discard(failed)
+
+    def _fail(self, error: ProcessorError) -> None:
+        """End the request that an error is of."""
+        self._generations[error.request_id].error = error
+        self.abort(error.request_id)
 
     def _end_all(self) -> None:
         """Abort every request without trusting the books."""

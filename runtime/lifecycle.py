@@ -51,6 +51,11 @@ class Lifecycle:
         return bool(self._rows.requests or self._waiting or self._draining)
 
     @property
+    def needs_tokens(self) -> bool:
+        """Whether the next step cannot be planned before the host has read every token."""
+        return self._rows.need_tokens
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 

@@ -33,6 +33,7 @@ from .assembly import Assembled, Parts, assemble
 from .attention import select_backend
 from .config import Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
 from .engine import Engine
+from .sampling_params import MODEL_DEFAULTS
 from .sizing import Sizing, size
 from .tokenizer import Tokenizer, load_tokenizer
 
@@ -263,7 +264,7 @@ def _read_configs(
 
 
 def _described(defaults: GenerationDefaults) -> str:
-    values = ((name, getattr(defaults, name)) for name in ("temperature", "top_k", "top_p", "min_p"))
+    values = ((name, getattr(defaults, name)) for name in MODEL_DEFAULTS)
     return ", ".join(f"{name} {value}" for name, value in values if value is not None) or "none"
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..compiler.cuda_graphs import CudaGraphs
 from ..compiler.plan import BoundPlan
+from .adjuster import Adjuster
 from .attention import PagedAttention
 from .input_batch import BatchView, InputBatch, fits_recording
 from .sampler import SamplingRows, sample
@@ -68,6 +69,7 @@ class ModelRunner:
         self._attention = attention
         self._arena = arena
         self._num_valid_ids = num_valid_ids
+        self._adjuster = Adjuster(num_valid_ids=num_valid_ids, device=arena.device)
         self._graphs = graphs
         self._decode_sizes: tuple[int, ...] = ()
         self._mixed_sizes: tuple[int, ...] = ()
@@ -81,6 +83,7 @@ class ModelRunner:
             return self._handle(plan.num_samples)
         except BaseException:
             self._arena.forget()
+            self._adjuster.forget()
             raise
 
     def _launch(self, plan: SchedulerOutput) -> None:
@@ -92,16 +95,19 @@ class ModelRunner:
             and (size := _fitting(self._decode_sizes, plan.num_tokens))
         ):
             batch = self._arena.write(plan, size, size, size)
-            self._replay_decode(batch, size)
+            logits = self._replay_decode(batch, size)
         elif size := _fitting(self._mixed_sizes, plan.num_tokens):
             batch = self._arena.write(plan, padded_tokens=size)
             self._attention.begin(batch)
             self._arena.take_token_ids(batch)
-            self._sample(batch, self._replay_mixed(batch, size))
+            logits = self._sample(batch, self._replay_mixed(batch, size))
         else:
             self._num_eager_steps += 1
             batch = self._arena.write(plan)
-            self._run(batch)
+            logits = self._run(batch)
+        if plan.adjusted is not None:
+            assert logits is not None, "samples of a step without any"
+            self._adjuster.choose(plan.adjusted, batch, logits)
 
     @torch.inference_mode()
     def record(
@@ -145,11 +151,11 @@ class ModelRunner:
         self._run(batch)
         graphs.record(key, lambda: self._run(batch), _reads(batch))
 
-    def _replay_decode(self, batch: BatchView, size: int) -> Tensor:
+    def _replay_decode(self, batch: BatchView, size: int) -> Tensor | None:
         """The logits that the samples were taken from, in memory that the next replay uses again."""
         assert self._graphs is not None
         padded = size - batch.num_tokens
-        logits: Tensor = self._graphs.replay(
+        logits: Tensor | None = self._graphs.replay(
             Decode(size), _reads(batch), num_tokens=batch.num_tokens, num_padded=padded
         )
         return logits

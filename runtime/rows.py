@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from .request import Request
 from .sampling_params import SamplingParams
-from .scheduler_output import ON_HOST, SAMPLING, Banned, Flags, Ints
+from .scheduler_output import ON_HOST, SAMPLING, Adjusted, Banned, Flags, Ints, Said
 
 NEW = -1  # where the device has no table for a row yet
+NO_SLOT = -1  # of a request whose tokens the device need not keep
 LARGEST_TOP_K = 2**31 - 1
 COUNTS = (
     "computed",  # tokens in the cache once every step launched so far is over
@@ -28,6 +29,8 @@ COUNTS = (
     "blocks",  # in its table
     "sent",  # of them, how many the device knows
     "table_row",  # where the device holds its table, or NEW
+    "slot",  # where the device keeps its tokens, or NO_SLOT
+    "told",  # of them, how many it has
 )
 
 
@@ -53,9 +56,12 @@ class Rows:
             self.blocks,
             self.sent,
             self.table_row,
+            self.slot,
+            self.told,
         ) = self._counts
         self.sampling = np.zeros(max_num_rows, SAMPLING)
         self.requests: list[Request] = []
+        self._free_slots = list(range(max_num_rows))[::-1]  # the lowest last
         self._changed()
 
     def __len__(self) -> int:
@@ -82,6 +88,8 @@ class Rows:
             blocks,
             0,
             NEW,
+            self._free_slots.pop() if request.params.adjusts else NO_SLOT,
+            0,
         )
         self.sampling[row] = sampling_row(request.params)
 
@@ -92,6 +100,7 @@ class Rows:
             request = self.requests[row]
             request.last_step = int(self.last_step[row])
             request.num_computed = int(self.computed[row])
+            self._free_slot(row)
             request.row = -1
         first, before = gone[0], len(self)
         for row in reversed(gone):
@@ -127,13 +136,18 @@ class Rows:
             assert self.computed[row] < known + flying < self.limit[row] == request.max_total_tokens, request
             assert self.newest[row] == request.token_ids(known - 1, known)[0], request
             assert self.sent[row] <= self.blocks[row], request
+            assert self.told[row] <= known + flying, request
+            assert (self.slot[row] != NO_SLOT) == request.params.adjusts, request
             assert self.sampling[row].item() == np.array(sampling_row(request.params), SAMPLING).item()
+        used = self.slot[: len(self)][self.slot[: len(self)] != NO_SLOT].tolist()
+        assert sorted(used + self._free_slots) == list(range(len(self.slot))), "a slot was lost or kept"
 
     def clear(self) -> None:
         """Nobody runs."""
         for request in self.requests:
             request.row = -1
         self.requests = []
+        self._free_slots = list(range(len(self.slot)))[::-1]
         self._changed()
 
     def _changed(self) -> None:
@@ -141,6 +155,24 @@ class Rows:
         self._request_ids: tuple[str, ...] | None = None
         self._all_sampling: NDArray[np.void] | None = None
         self._tables_are_in_place = False
+        self._slotted: Ints | None = None
+
+    def _free_slot(self, row: int) -> None:
+        if self.slot[row] != NO_SLOT:
+            self._free_slots.append(int(self.slot[row]))
+            self._free_slots.sort(reverse=True)  # slots far up make the device keep room for those below
+
+    @property
+    def slotted(self) -> Ints:
+        """The rows whose logits are adjusted; the same array while nothing changes."""
+        if self._slotted is None:
+            self._slotted = np.flatnonzero(self.slot[: len(self)] != NO_SLOT)
+        return self._slotted
+
+    @property
+    def need_tokens(self) -> bool:
+        """Whether any is adjusted by code of the host's, which has to know every token before the next."""
+        return any(self.requests[row].params.logits_processors for row in self.slotted.tolist())
 
     def request_ids(self, num: int) -> tuple[str, ...]:
         """Whose the first rows are; the same tuple while nothing changes."""
@@ -190,6 +222,40 @@ class Rows:
         places = np.cumsum(samples) - 1
         found = ((int(places[row]), self.requests[row].stop_token_ids) for row in np.flatnonzero(early))
         return tuple((place, tuple(sorted(ids))) for place, ids in found if ids)
+
+    def adjusted(self, samples: Flags) -> Adjusted | None:
+        """What is to be adjusted of the samples of the first rows, taken as told from now on."""
+        if not len(self.slotted):
+            return None
+        rows = self.slotted[: np.searchsorted(self.slotted, len(samples))]
+        rows = rows[samples[rows]]
+        if not len(rows):
+            return None
+        requests = [self.requests[row] for row in rows.tolist()]
+        total = self.known[rows] + self.in_flight[rows]
+        missed = []
+        for row in rows[self.told[rows] < total - 1].tolist():
+            told, known = int(self.told[row]), int(self.known[row])
+            missed.append((int(self.slot[row]), told, self.requests[row].token_ids(told, known)))
+        self.told[rows] = total
+        return Adjusted(
+            samples=(np.cumsum(samples) - 1)[rows],
+            params=tuple(request.params for request in requests),
+            num_prompt=self.num_prompt[rows],
+            slots=self.slot[rows],
+            missed=tuple(missed),
+            longest=int(total.max()),
+            said=tuple(
+                Said(
+                    which=which,
+                    request_id=request.request_id,
+                    prompt=request.prompt_token_ids,
+                    answer=tuple(request.output_token_ids),
+                )
+                for which, request in enumerate(requests)
+                if request.params.logits_processors
+            ),
+        )
 
     def move_tables(self) -> Ints | None:
         """For each row, where the device has its table, which is to move; None where each is in its place."""

@@ -17,7 +17,7 @@ from .engine import Generation
 from .loading import Loaded, load, note_use
 from .outputs import RequestOutput, StreamDelta
 from .request import Request, RequestOptions, check_prompt, total_tokens
-from .sampling_params import SamplingParams, stopping_token_ids
+from .sampling_params import SamplingParams, check_ids, settle_words, stopping_token_ids
 from .stats import collect_stats
 from .tokenizer import Tokenizer
 
@@ -61,6 +61,8 @@ class Runtime:
             for generation in generations:
                 while not generation.is_finished:
                     self._step()
+                if generation.error is not None:
+                    raise generation.error
         finally:
             self._abandon(generations)
         return [generation.output() for generation in generations]
@@ -170,11 +172,14 @@ class Runtime:
         number = next(self._ids)
         seed = (self.config.seed + (number + 1) * SEED_STEP) % 2**63
         resolved = (params or SamplingParams()).resolve(loaded.defaults, seed=seed)
+        resolved = settle_words(resolved, self._encode_word)
+        stop_token_ids = stopping_token_ids(resolved, loaded.eos_token_ids)
+        check_ids(resolved, stop_token_ids, loaded.parts.num_valid_ids)
         request = Request(
             request_id=str(number),
             prompt_token_ids=checked,
             params=resolved,
-            stop_token_ids=stopping_token_ids(resolved, loaded.eos_token_ids),
+            stop_token_ids=stop_token_ids,
             max_total_tokens=total_tokens(len(checked), resolved, loaded.resolved.max_model_len),
             priority=options.priority,
             timeout=options.timeout,
@@ -182,6 +187,9 @@ class Runtime:
         )
         text = prompt if isinstance(prompt, str) else None
         return Generation(request=request, prompt=text, detokenizer=self._detokenizer(resolved))
+
+    def _encode_word(self, word: str) -> list[int]:
+        return self._tokenizer(f"bad_words={word!r}").encode(word, add_special_tokens=False)
 
     def _detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer | None:
         wanted = params.detokenize if params.detokenize is not None else self._open.tokenizer is not None
@@ -247,6 +255,8 @@ class Runtime:
             while True:
                 while deltas:
                     yield deltas.popleft()
+                if generation.error is not None:
+                    raise generation.error
                 if generation.is_finished:
                     return
                 self._step()

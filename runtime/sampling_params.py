@@ -1,14 +1,28 @@
 """What a caller asks of the choice of tokens, and of where they end: checked when given."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..common.errors import RequestError
-from .border import as_int, check_flag, integer, iterate, number
+from .border import as_int, check_flag, integer, iterate, number, token_ids
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SEED_LIMIT = 2**63  # seeds travel to the device as int64
+MODEL_DEFAULTS = {  # what a checkpoint's author may set, and what changes nothing
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+}
+
+# (prompt token ids, output token ids so far, logits [vocab] float32) -> logits of the same shape
+LogitsProcessor = Callable[[Sequence[int], Sequence[int], "Tensor"], "Tensor"]
 
 
 class SamplingDefaults(Protocol):
@@ -22,6 +36,10 @@ class SamplingDefaults(Protocol):
     def top_p(self) -> float | None: ...
     @property
     def min_p(self) -> float | None: ...
+    @property
+    def typical_p(self) -> float | None: ...
+    @property
+    def repetition_penalty(self) -> float | None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +48,10 @@ class SamplingParams:
 
     temperature 0 is greedy; top_k 0 or -1 is off. max_tokens is a ceiling: where the context ends sooner, so
     does the answer. Until min_tokens have come, ids that stop are not sampled, stop strings not looked for.
+
+    Penalties count the tokens of the answer, repetition_penalty those of the prompt as well; neutral are 0, 0
+    and 1. logit_bias is added to logits, by id. allowed_token_ids: no other is sampled. bad_words, texts or
+    token ids: none is completed. logits_processors: see docs/sampling.md, as for the order of all of these.
     """
 
     max_tokens: int | None = None
@@ -38,6 +60,14 @@ class SamplingParams:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str | Sequence[int]] | None = None
+    logits_processors: Sequence[LogitsProcessor] | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
@@ -55,7 +85,8 @@ class SamplingParams:
         self._settle("min_p", number("min_p", self.min_p, "0 to 1", high=1.0))
         self._settle("seed", integer("seed", self.seed, "a 64-bit one", low=-SEED_LIMIT, high=SEED_LIMIT - 1))
         self._settle("stop", _stop_strings(self.stop))
-        self._settle("stop_token_ids", _stop_ids(self.stop_token_ids))
+        self._settle("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+        self._check_adjustments()
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             check_flag(name, getattr(self, name))
         if self.detokenize is not None:
@@ -64,6 +95,40 @@ class SamplingParams:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}; lower it"
             )
+
+    def _check_adjustments(self) -> None:
+        self._settle(
+            "typical_p", number("typical_p", self.typical_p, "above 0, at most 1", high=1.0, zero=False)
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            penalty = number(name, getattr(self, name), "-2 to 2", low=-2.0, high=2.0)
+            if penalty is None:
+                raise RequestError(f"{name} is None; wanted a number, -2 to 2")
+            self._settle(name, penalty)
+        penalty = number("repetition_penalty", self.repetition_penalty, "above 0", zero=False)
+        self._settle("repetition_penalty", penalty)
+        self._settle("logit_bias", _biases(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            allowed = tuple(sorted(set(token_ids("allowed_token_ids", self.allowed_token_ids))))
+            if not allowed:
+                raise RequestError(f"allowed_token_ids is {self.allowed_token_ids!r}; wanted at least one id")
+            self._settle("allowed_token_ids", allowed)
+        self._settle("bad_words", _bad_words(self.bad_words))
+        self._settle("logits_processors", _processors(self.logits_processors))
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether anything but temperature, top-k, top-p and min-p changes what is chosen."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty not in (None, 1.0)
+            or self.typical_p not in (None, 1.0)
+            or self.allowed_token_ids
+            or self.logit_bias
+            or self.bad_words
+            or self.logits_processors
+        )
 
     def resolve(self, defaults: SamplingDefaults | None, *, seed: int) -> "SamplingParams":
         """With nothing left open: the request's own value, else the model's default, else the neutral one."""
@@ -74,23 +139,57 @@ class SamplingParams:
 
         return dataclasses.replace(
             self,
-            temperature=choose("temperature", 1.0),
-            top_k=choose("top_k", 0),
-            top_p=choose("top_p", 1.0),
-            min_p=choose("min_p", 0.0),
             seed=seed if self.seed is None else self.seed,
+            **{name: choose(name, neutral) for name, neutral in MODEL_DEFAULTS.items()},
         )
 
     def _settle(self, name: str, value: object) -> None:
-        object.__setattr__(
-            self, name, value
-        )  # only while being built: a checked value in its one stored form
+        object.__setattr__(self, name, value)  # only while being built: a checked value in its stored form
 
 
 def stopping_token_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
     """The ids that end a request: the caller's own, and every EOS unless ignore_eos."""
     own = params.stop_token_ids or ()
     return frozenset(own if params.ignore_eos else (*own, *eos_token_ids))
+
+
+def settle_words(params: SamplingParams, encode: Callable[[str], Sequence[int]]) -> SamplingParams:
+    """The same with bad words as token ids; a text is met at the beginning of a word and within one."""
+    if not any(isinstance(word, str) for word in params.bad_words or ()):
+        return params
+    words: dict[tuple[int, ...], None] = {}
+    for word in params.bad_words or ():
+        found = (encode(word), encode(" " + word.lstrip())) if isinstance(word, str) else (word,)
+        words |= {tuple(ids): None for ids in found}
+    return dataclasses.replace(params, bad_words=tuple(words))
+
+
+def check_ids(params: SamplingParams, stop_token_ids: Iterable[int], num_ids: int) -> None:
+    """RequestError for ids that the model cannot say, and where nothing is left for it to say.
+
+    Bad words are token ids here; num_ids: ids from there on are no tokens.
+    """
+    words = tuple(word for word in params.bad_words or () if not isinstance(word, str))
+    named: dict[str, Iterable[int]] = {
+        "stop_token_ids": params.stop_token_ids or (),
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "logit_bias": params.logit_bias or {},
+        "bad_words": [id_ for word in words for id_ in word],
+    }
+    for name, ids in named.items():
+        for id_ in ids:
+            if id_ >= num_ids:
+                raise RequestError(f"{name} holds {id_}; wanted ids of the vocabulary, 0 to {num_ids - 1}")
+    left = set(params.allowed_token_ids or range(num_ids)) if words or params.allowed_token_ids else {0}
+    left -= {word[0] for word in words if len(word) == 1}
+    if not left:
+        raise RequestError(
+            f"bad_words holds {len(words)} words, and every token that is allowed is one of them"
+        )
+    if params.min_tokens and not left - set(stop_token_ids) and params.allowed_token_ids:
+        raise RequestError(
+            f"min_tokens is {params.min_tokens}, but allowed_token_ids leaves only ids that stop"
+        )
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
@@ -101,11 +200,38 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     return strings
 
 
-def _stop_ids(ids: Any) -> tuple[int, ...]:
-    plain = []
-    for value in () if ids is None else iterate("stop_token_ids", ids):
-        id_ = as_int(value)
+def _biases(biases: Any) -> dict[int, float]:
+    """By id; JSON has the ids as strings of digits."""
+    if biases is not None and not isinstance(biases, Mapping):
+        raise RequestError(f"logit_bias is {biases!r}; wanted a mapping from token ids to numbers")
+    plain: dict[int, float] = {}
+    for key, value in (biases or {}).items():
+        digits = isinstance(key, str) and key.isascii() and key.isdigit()
+        id_ = int(key) if digits else as_int(key)
         if id_ is None or id_ < 0:
-            raise RequestError(f"stop_token_ids holds {value!r}; wanted token ids, 0 or more")
-        plain.append(id_)
+            raise RequestError(f"logit_bias holds the key {key!r}; wanted a token id, 0 or more")
+        bias = number(f"logit_bias[{key!r}]", value, "-100 to 100", low=-100.0, high=100.0)
+        if bias is None:
+            raise RequestError(f"logit_bias[{key!r}] is None; wanted a number, -100 to 100")
+        plain[id_] = bias
+    return dict(sorted(plain.items()))
+
+
+def _bad_words(words: Any) -> tuple[str | tuple[int, ...], ...]:
+    plain: list[str | tuple[int, ...]] = []
+    for word in () if words is None else iterate("bad_words", words):
+        if not (isinstance(word, str) or (isinstance(word, Iterable) and not isinstance(word, bytes))):
+            raise RequestError(f"bad_words holds {word!r}; wanted texts or sequences of token ids")
+        plain.append(word if isinstance(word, str) else token_ids("bad_words", word))
+        if not (word.strip() if isinstance(word, str) else plain[-1]):
+            raise RequestError(f"bad_words holds {word!r}; wanted words that are not empty")
     return tuple(plain)
+
+
+def _processors(processors: Any) -> tuple[LogitsProcessor, ...]:
+    plain = tuple(() if processors is None else iterate("logits_processors", processors))
+    for processor in plain:
+        if not callable(processor):
+            got = f"logits_processors holds {processor!r}"
+            raise RequestError(f"{got}; wanted callables of (prompt_token_ids, output_token_ids, logits)")
+    return plain

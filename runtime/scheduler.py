@@ -148,6 +148,7 @@ class Scheduler(Lifecycle):
             samples=samples,
             sampling=rows.sampling_of(samples),
             banned=rows.banned(samples),
+            adjusted=rows.adjusted(samples),
             moved_from=rows.move_tables(),
             new_blocks=self._new_blocks(),
             preempted_ids=tuple(self._preempted_ids),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .sampling_params import SamplingParams
+
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Banned = tuple[tuple[int, tuple[int, ...]], ...]  # (sample, ids it must not be)
@@ -21,6 +23,33 @@ SAMPLING = np.dtype(
         ("seed", np.int64),
     ]
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Said:
+    """A request's tokens, all of them known to the host, for its own logits processors."""
+
+    which: int  # of the adjusted samples
+    request_id: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Adjusted:
+    """Samples whose logits are adjusted before a token is chosen, by what was said before.
+
+    The device keeps the tokens of each in a slot. It appends the newest itself, as a row samples, and is told
+    those that it has missed, which for a request without a slot so far are all of them.
+    """
+
+    samples: Ints  # [n] which of the step's samples
+    params: tuple[SamplingParams, ...]  # resolved, one a sample
+    num_prompt: Ints  # [n]
+    slots: Ints  # [n]
+    missed: tuple[tuple[int, int, tuple[int, ...]], ...]  # (slot, position of the first, tokens)
+    longest: int  # tokens that any of them has
+    said: tuple[Said, ...] = ()  # those with logits processors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,6 +70,7 @@ class SchedulerOutput:
     samples: Flags  # [num_rows] whether the step yields the row's next token
     sampling: NDArray[np.void]  # [num_samples] of SAMPLING
     banned: Banned = ()
+    adjusted: Adjusted | None = None
     moved_from: Ints | None = None  # [num_tables] the row that each row's table was in; None: nothing moved
     new_blocks: Ints  # [3, num_new] rows, columns and block ids of table entries to set
     preempted_ids: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from typing import Any
 from ..compiler.compile import Compiled
 from .assembly import Assembled
 from .loading import Loaded
+from .sampling_params import MODEL_DEFAULTS
 
 
 def collect_stats(loaded: Loaded) -> dict[str, Any]:
@@ -67,9 +68,7 @@ def _resolved_stats(loaded: Loaded) -> dict[str, Any]:
     resolved, defaults = loaded.resolved, loaded.defaults
     return {
         "eos_token_ids": sorted(loaded.eos_token_ids),
-        "sampling_defaults": {
-            name: getattr(defaults, name) for name in ("temperature", "top_k", "top_p", "min_p")
-        },
+        "sampling_defaults": {name: getattr(defaults, name) for name in MODEL_DEFAULTS},
         "rope": loaded.parts.model.rope.rope_type,
         "max_model_len": resolved.max_model_len,
         "max_num_seqs": resolved.max_num_seqs,

@@ -81,8 +81,10 @@ def test_only_declared_arguments_are_written(op: str) -> None:
     schema = getattr(torch.ops.lamina, op).default._schema
     written = {x.name for x in schema.arguments if x.alias_info is not None and x.alias_info.is_write}
     expected = {
+        "adjust_logits": {"out"},
         "attention_site": {"out"},
         "copy_blocks": {"key_cache", "value_cache"},
+        "keep_typical": {"logits"},
         "paged_attention": {"out"},
         "rotary_and_write_kv_cache": {"key_cache", "value_cache"},
         "sample": {"out"},

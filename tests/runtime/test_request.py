@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lamina.common.errors import RequestError
 from lamina.runtime.request import Request, check_prompt, total_tokens
-from lamina.runtime.sampling_params import SamplingParams, stopping_token_ids
+from lamina.runtime.sampling_params import SamplingParams, check_ids, settle_words, stopping_token_ids
 
 LIMITS = {"vocab_size": 320, "max_model_len": 64, "capacity_tokens": 32}
 
@@ -37,6 +37,31 @@ LIMITS = {"vocab_size": 320, "max_model_len": 64, "capacity_tokens": 32}
         {"top_p": [0.5]},
         {"min_p": -0.1},
         {"min_p": 1.1},
+        {"typical_p": 0},
+        {"typical_p": 1.5},
+        {"presence_penalty": 2.1},
+        {"presence_penalty": None},
+        {"frequency_penalty": -2.1},
+        {"frequency_penalty": "a lot"},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": -1.0},
+        {"logit_bias": [5]},
+        {"logit_bias": {"abc": 1}},
+        {"logit_bias": {-1: 1}},
+        {"logit_bias": {5: 101}},
+        {"logit_bias": {"5": -100.5}},
+        {"logit_bias": {5: None}},
+        {"allowed_token_ids": []},
+        {"allowed_token_ids": [-1]},
+        {"allowed_token_ids": 5},
+        {"bad_words": "word"},
+        {"bad_words": [""]},
+        {"bad_words": [" "]},
+        {"bad_words": [[]]},
+        {"bad_words": [[-1]]},
+        {"bad_words": [5]},
+        {"logits_processors": [5]},
+        {"logits_processors": len},
         {"seed": 2**63},
         {"seed": 0.5},
         {"stop": ""},
@@ -61,7 +86,37 @@ def test_a_wrong_parameter_is_refused_with_its_name_and_value(wrong):
     (name, value), message = *wrong.items(), str(caught.value)
     assert message.startswith(name)
     assert "wanted" in message
-    assert repr(value) in message or any(repr(item) in message for item in value)
+    parts = [
+        value,
+        *(value if isinstance(value, list) else []),
+        *(value.values() if isinstance(value, dict) else []),
+    ]
+    parts += (
+        [*value]
+        if isinstance(value, dict)
+        else [item for own in parts if isinstance(own, list) for item in own]
+    )
+    assert any(repr(part) in message for part in parts)
+
+
+@pytest.mark.parametrize(
+    "wrong,message",
+    [
+        ({"stop_token_ids": [320]}, "stop_token_ids holds 320; wanted ids of the vocabulary, 0 to 319"),
+        ({"logit_bias": {"999999": 5}}, "logit_bias holds 999999; wanted"),
+        ({"allowed_token_ids": [1, 320]}, "allowed_token_ids holds 320; wanted"),
+        ({"bad_words": [[1, 400]]}, "bad_words holds 400; wanted"),
+        (
+            {"bad_words": [[1], [2]], "allowed_token_ids": [1, 2]},
+            "every token that is allowed is one of them",
+        ),
+        ({"min_tokens": 1, "allowed_token_ids": [7]}, "leaves only ids that stop"),
+    ],
+)
+def test_ids_that_the_model_cannot_say_are_refused_and_so_is_saying_nothing(wrong, message):
+    with pytest.raises(RequestError, match=message):
+        check_ids(SamplingParams(**wrong), [7], 320)
+    check_ids(SamplingParams(bad_words=[[319]], allowed_token_ids=[7, 319]), [7], 320)
 
 
 def test_more_tokens_at_least_than_at_most_are_refused():
@@ -89,6 +144,25 @@ def test_parameters_are_stored_in_one_form():
     assert SamplingParams().stop == SamplingParams().stop_token_ids == ()
     assert params == dataclasses.replace(params)
     assert hash(params) == hash(dataclasses.replace(params))
+
+
+def test_bad_words_are_met_at_the_beginning_of_a_word_and_within_one():
+    params = SamplingParams(bad_words=["ab", (9, 8)])
+    settled = settle_words(params, lambda text: [ord(letter) for letter in text])
+    assert settled.bad_words == ((97, 98), (32, 97, 98), (9, 8))
+    assert settle_words(settled, ord) is settled
+
+
+def test_what_adjusts_logits_and_what_does_not():
+    assert not SamplingParams(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1, typical_p=1.0).adjusts
+    assert not SamplingParams(repetition_penalty=1.0, logit_bias={}, bad_words=()).adjusts
+    for wanted in (
+        {"typical_p": 0.5},
+        {"presence_penalty": 0.1},
+        {"logit_bias": {"3": 1}},
+        {"bad_words": ["a"]},
+    ):
+        assert SamplingParams(**wanted).adjusts
 
 
 def test_a_requests_own_choice_beats_the_models_default_which_beats_the_neutral_value():

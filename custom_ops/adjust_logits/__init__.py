@@ -1,0 +1,1 @@
+"""lamina::adjust_logits."""

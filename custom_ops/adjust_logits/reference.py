@@ -1,0 +1,76 @@
+"""The formula of lamina::adjust_logits."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+WORD_BITS = 32  # of the table of allowed ids
+
+
+def adjust_logits(
+    logits: Tensor,
+    rows: Tensor,
+    history: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    num_prompt: Tensor,
+    penalties: Tensor,
+    bias_ids: Tensor,
+    biases: Tensor,
+    allowed: Tensor,
+    bad_words: Tensor,
+    banned: Tensor,
+    num_valid_ids: int,
+    out: Tensor,
+) -> None:
+    """Biases and exclusions, then penalties, each over whole rows."""
+    wanted = logits.index_select(0, rows)[:, :num_valid_ids].float()
+    tokens = history.index_select(0, slots)
+    spare = num_valid_ids  # a column for what is no id
+    wide = pad(wanted, (0, 1)).scatter_add_(1, ids_or(bias_ids, spare), biases)
+    for excluded in (banned, completions(bad_words, tokens, lengths)):
+        wide.scatter_(1, ids_or(excluded, spare), float("-inf"))
+    scores = wide[:, :-1]
+    if allowed.shape[1]:
+        scores = scores.masked_fill(~unpacked(allowed, num_valid_ids), float("-inf"))
+    places = torch.arange(history.shape[1], device=history.device)
+    is_said = places < lengths.unsqueeze(-1)
+    is_answer = is_said & (places >= num_prompt.unsqueeze(-1))
+    was_said = counts(tokens, is_said, num_valid_ids) > 0
+    num_said = counts(tokens, is_answer, num_valid_ids)
+    repetition, frequency, presence = penalties.unsqueeze(-1)
+    repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
+    scores = torch.where(was_said, repeated, scores)
+    lowered = scores - frequency * num_said - presence
+    out.fill_(float("-inf"))
+    out[:, :num_valid_ids] = torch.where(num_said > 0, lowered, scores)
+
+
+def ids_or(ids: Tensor, spare: int) -> Tensor:
+    """Ids as an index, with a spare one for what is none."""
+    return torch.where((ids >= 0) & (ids < spare), ids, spare).long()
+
+
+def counts(tokens: Tensor, is_counted: Tensor, num_ids: int) -> Tensor:
+    """How often each id is among the counted tokens [m, any number], int32 [m, num_ids]."""
+    index = ids_or(torch.where(is_counted, tokens, -1), num_ids)
+    found = torch.zeros(len(tokens), num_ids + 1, dtype=torch.int32, device=tokens.device)
+    return found.scatter_add_(1, index, torch.ones_like(tokens))[:, :-1]
+
+
+def completions(bad_words: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+    """The last id of each word [m, words, longest] whose others came last, else -1, [m, words]."""
+    longest = bad_words.shape[2]
+    if not bad_words.numel():
+        return bad_words.new_full((len(bad_words), 0), -1)
+    earlier = bad_words[:, :, :-1]
+    places = lengths.unsqueeze(-1) - longest + 1 + torch.arange(longest - 1, device=tokens.device)
+    newest = torch.where(places >= 0, tokens.gather(1, places.clamp(min=0)), -2)  # -2 matches nothing
+    is_met = ((earlier == newest.unsqueeze(1)) | (earlier < 0)).all(dim=-1)
+    return torch.where(is_met, bad_words[:, :, -1], -1)
+
+
+def unpacked(allowed: Tensor, num_ids: int) -> Tensor:
+    """The bits of words [m, any number] as booleans [m, num_ids]."""
+    bits = allowed.unsqueeze(-1) >> torch.arange(WORD_BITS, dtype=torch.int32, device=allowed.device) & 1
+    return bits.flatten(1)[:, :num_ids].bool()

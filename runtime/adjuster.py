@@ -1,0 +1,216 @@
+"""Samples chosen again, from logits that are adjusted by what was said before."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import custom_ops
+from ..common.errors import ProcessorError
+from ..custom_ops.adjust_logits.reference import WORD_BITS
+from .input_batch import NO_ID, BatchView
+from .sampler import SamplingRows, sample
+from .sampling_params import LogitsProcessor, SamplingParams
+from .scheduler_output import Adjusted, Said
+
+FIRST_SLOTS, FIRST_TOKENS = 8, 1024  # room that a history begins with; it doubles as needed
+WIDTH_UNIT = 8  # ids that adjusted rows are a multiple of, so that kernels can load vectors
+
+
+class _Tables(NamedTuple):
+    """What stays the same while the same requests have the same places; see lamina::adjust_logits."""
+
+    adjusted: Adjusted  # that these are of
+    samples: Tensor
+    slots: Tensor
+    num_prompt: Tensor
+    penalties: Tensor
+    bias_ids: Tensor
+    biases: Tensor
+    allowed: Tensor
+    bad_words: Tensor
+    typical_p: Tensor | None  # None: nobody wants it
+
+    def are_of(self, adjusted: Adjusted) -> bool:
+        """Whether they hold for a step as well."""
+        own = self.adjusted
+        return (
+            len(own.params) == len(adjusted.params)
+            and all(a is b for a, b in zip(own.params, adjusted.params, strict=True))
+            and np.array_equal(own.samples, adjusted.samples)
+            and np.array_equal(own.slots, adjusted.slots)
+            and np.array_equal(own.num_prompt, adjusted.num_prompt)
+        )
+
+
+class Adjuster:
+    """Adjusts logits of some samples of a step and chooses their tokens anew; no other sample is touched.
+
+    It alone writes the history: tokens by slot and position. Nothing is allocated before the first request
+    that needs it, and nothing waits for the device but a request's own logits processors.
+    """
+
+    def __init__(self, *, num_valid_ids: int, device: torch.device) -> None:
+        self._num_valid_ids = num_valid_ids
+        self._device = device
+        self._history = torch.empty(0, 0, dtype=torch.int32, device=device)
+        self._tables: _Tables | None = None
+
+    def forget(self) -> None:
+        """Take nothing for granted of what the device was sent; its tokens are told again."""
+        self._tables = None
+
+    def choose(self, adjusted: Adjusted, batch: BatchView, logits: Tensor) -> None:
+        """Put the tokens of adjusted samples into the arena in place of those that were chosen from logits.
+
+        logits: [samples, vocab] of the step, which stay as they are. Raises ProcessorError where a logits
+        processor fails.
+        """
+        tables = self._tables
+        if tables is None or not tables.are_of(adjusted):
+            tables = self._tables = self._built(adjusted)
+        positions = batch.sample_positions.index_select(0, tables.samples)
+        self._remember(adjusted, tables, batch, positions)
+        rows = _selected(batch, tables.samples, positions, self._num_valid_ids)
+        scores = self._scores(tables, rows, logits)
+        for said in adjusted.said:
+            processors = adjusted.params[said.which].logits_processors or ()
+            _process(processors, said, scores[said.which, : self._num_valid_ids])
+        if tables.typical_p is not None:
+            custom_ops.keep_typical(scores, rows.temperature, tables.typical_p)
+        batch.sampled.index_copy_(0, tables.samples, sample(scores, rows))
+
+    def _scores(self, tables: _Tables, rows: SamplingRows, logits: Tensor) -> Tensor:
+        width = -(-self._num_valid_ids // WIDTH_UNIT) * WIDTH_UNIT
+        scores = torch.empty(len(tables.samples), width, dtype=torch.float32, device=self._device)
+        assert rows.banned is not None
+        custom_ops.adjust_logits(
+            logits,
+            tables.samples,
+            self._history,
+            tables.slots,
+            rows.positions,
+            tables.num_prompt,
+            tables.penalties,
+            tables.bias_ids,
+            tables.biases,
+            tables.allowed,
+            tables.bad_words,
+            rows.banned,
+            self._num_valid_ids,
+            scores,
+        )
+        return scores
+
+    def _remember(self, adjusted: Adjusted, tables: _Tables, batch: BatchView, positions: Tensor) -> None:
+        """Write the tokens that the device was not told, then the newest, which only it may know."""
+        self._make_room(int(adjusted.slots.max()) + 1, adjusted.longest)
+        for slot, start, tokens in adjusted.missed:
+            self._history[slot, start : start + len(tokens)] = self._sent(np.array(tokens, np.int32))
+        newest = batch.token_ids.index_select(0, batch.logits_rows.index_select(0, tables.samples))
+        places = tables.slots * self._history.shape[1] + positions - 1
+        self._history.view(-1).index_copy_(0, places, newest)
+
+    def _make_room(self, num_slots: int, num_tokens: int) -> None:
+        slots, tokens = self._history.shape
+        if num_slots <= slots and num_tokens <= tokens:
+            return
+        shape = _doubled(max(slots, FIRST_SLOTS), num_slots), _doubled(max(tokens, FIRST_TOKENS), num_tokens)
+        larger = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        larger[:slots, :tokens] = self._history
+        self._history = larger
+
+    def _built(self, adjusted: Adjusted) -> _Tables:
+        params = adjusted.params
+        biases = [own.logit_bias or {} for own in params]
+        typical_p = [own.typical_p or 1.0 for own in params]
+        penalties = [
+            [own.repetition_penalty or 1.0 for own in params],
+            [own.frequency_penalty for own in params],
+            [own.presence_penalty for own in params],
+        ]
+        return _Tables(
+            adjusted=adjusted,
+            samples=self._sent(adjusted.samples),
+            slots=self._sent(adjusted.slots),
+            num_prompt=self._sent(adjusted.num_prompt.astype(np.int32)),
+            penalties=self._sent(np.array(penalties, np.float32)),
+            bias_ids=self._sent(_padded([list(own) for own in biases], NO_ID, "int32")),
+            biases=self._sent(_padded([list(own.values()) for own in biases], 0, "float32")),
+            allowed=self._sent(_allowed(params, self._num_valid_ids)),
+            bad_words=self._sent(_bad_words(params)),
+            typical_p=self._sent(np.array(typical_p, np.float32)) if min(typical_p) < 1 else None,
+        )
+
+    def _sent(self, values: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(values)
+        if self._device.type == "cuda" and values.size:
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
+
+
+def _selected(batch: BatchView, samples: Tensor, positions: Tensor, num_valid_ids: int) -> SamplingRows:
+    """What the adjusted samples are sampled with."""
+    return SamplingRows(
+        temperature=batch.temperature.index_select(0, samples),
+        top_k=batch.top_k.index_select(0, samples),
+        top_p=batch.top_p.index_select(0, samples),
+        min_p=batch.min_p.index_select(0, samples),
+        seeds=batch.seeds.index_select(0, samples),
+        positions=positions,
+        banned=batch.banned.index_select(0, samples),
+        num_valid_ids=num_valid_ids,
+    )
+
+
+def _process(processors: Sequence[LogitsProcessor], said: Said, logits: Tensor) -> None:
+    """Apply a request's own functions to its logits [vocab], in place."""
+    for index, processor in enumerate(processors):
+        name = f"logits_processors[{index}]"
+        try:
+            result: object = processor(said.prompt, said.answer, logits.clone())
+        except Exception as error:  # a caller's program: anything may come out of it
+            raise ProcessorError(f"{name} raised {error!r}", said.request_id) from error
+        if not isinstance(result, Tensor) or result.shape != logits.shape:
+            got = list(result.shape) if isinstance(result, Tensor) else repr(result)
+            wanted = f"a tensor {list(logits.shape)}, the logits"
+            raise ProcessorError(f"{name} returned {got}; wanted {wanted}", said.request_id)
+        logits.copy_(result)
+
+
+def _padded(rows: Sequence[Sequence[Any]], padding: int, dtype: str) -> NDArray[Any]:
+    """Rows as an array [rows, longest]."""
+    table: NDArray[Any] = np.full((len(rows), max(map(len, rows), default=0)), padding, dtype)
+    for row, values in zip(table, rows, strict=True):
+        row[: len(values)] = values
+    return table
+
+
+def _allowed(params: Sequence[SamplingParams], num_ids: int) -> NDArray[np.int32]:
+    """A bit an id, all of them where a request allows everything; nothing where every one does."""
+    num_words = -(-num_ids // WORD_BITS)
+    if not any(own.allowed_token_ids for own in params):
+        return np.zeros((len(params), 0), np.int32)
+    bits = np.zeros((len(params), num_words * WORD_BITS), np.uint8)
+    for row, own in zip(bits, params, strict=True):
+        row[list(own.allowed_token_ids) if own.allowed_token_ids else slice(None)] = 1
+    return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+
+
+def _bad_words(params: Sequence[SamplingParams]) -> NDArray[np.int32]:
+    words = [own.bad_words or () for own in params]
+    longest = max((len(word) for own in words for word in own), default=0)
+    table = np.full((len(params), max(map(len, words), default=0), longest), NO_ID, np.int32)
+    for row, own in zip(table, words, strict=True):
+        for place, word in zip(row, own, strict=False):
+            place[longest - len(word) :] = word
+    return table
+
+
+def _doubled(size: int, wanted: int) -> int:
+    while size < wanted:
+        size *= 2
+    return size
