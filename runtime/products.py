@@ -37,7 +37,7 @@ def settle_products(
     if device.type != "cuda" or registry.select("linear", device=device, dtype=dtype).name != "cuda":
         return ()
     sites = sites_of(products)
-    card = choices.card_of(device)
+    card = choices.card_of(device, dtype)
     key = measurements_key(card, dtype)
     choices.adopt(card, read_measurements(store, key))
     if _missing(sites, card) and require_warm:
@@ -100,7 +100,7 @@ def _measure(
 ) -> tuple[Entry, ...]:
     if not sites:
         return ()
-    logger.info("measuring %d products on %s, once", len(sites), choices.card_of(device))
+    logger.info("measuring %d products on %s, once", len(sites), choices.card_of(device, dtype))
     progress("measure", 0.0, f"{len(sites)} products")
     try:
         return tuning.tune(sites, device, dtype)

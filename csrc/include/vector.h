@@ -76,9 +76,13 @@ inline void store(float* to, Vec x) { std::memcpy(to, &x, sizeof(x)); }
 
 // Rounds to nearest, ties to even; a NaN stays a NaN.
 inline void store(BFloat16* to, Vec x) {
+#if defined(__AVX512BF16__)
+  __m256bh narrow = _mm512_cvtneps_pbh((__m512)x);
+#else
   BitVec bits = bit_cast<BitVec>(x);
   BitVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   HalfBits narrow = __builtin_convertvector(x == x ? rounded : BitVec{} + 0x7fc0, HalfBits);
+#endif
   std::memcpy(to, &narrow, sizeof(narrow));
 }
 
@@ -184,6 +188,15 @@ inline void transpose_step(Vec* rows) {
   }
 }
 
+// Of `2 * half` vectors the first half: lanes without bit `half` add up those of rows[i], lanes with it rows[i +
+// half]'s.
+template <int half>
+inline void sum_step(Vec* rows) {
+  for (int i = 0; i < half; i++)
+    rows[i] = shuffle(rows[i], rows[i + half], swap_indices<half, false>(Lanes())) +
+              shuffle(rows[i], rows[i + half], swap_indices<half, true>(Lanes()));
+}
+
 template <int half>
 inline Vec rotate(Vec x) {
   return shuffle(x, x, swap_indices<half, true>(Lanes()));
@@ -201,6 +214,19 @@ inline void transpose(Vec* rows) {
 #endif
   detail::transpose_step<2>(rows);
   detail::transpose_step<1>(rows);
+}
+
+// Lane r of the result is the sum of the lanes of rows[r]; the rows are used up.
+inline Vec sum_rows(Vec* rows) {
+#if defined(__AVX512F__)
+  detail::sum_step<8>(rows);
+#endif
+#if defined(__AVX__)
+  detail::sum_step<4>(rows);
+#endif
+  detail::sum_step<2>(rows);
+  detail::sum_step<1>(rows);
+  return rows[0];
 }
 
 // Lane-wise `combine` over all lanes by a fixed tree; the result is in every lane that matters, the first.
@@ -232,6 +258,15 @@ inline Vec exp2(Vec x) {
   p = p * f + 1.0f;
   Vec scaled = bit_cast<Vec>(bit_cast<BitVec>(p) + (bit_cast<BitVec>(shifted) << 23));
   return x < -126.0f ? Vec{} : scaled;
+}
+
+// e^x within 2 ulp for -87 <= x <= 88, 0 below, infinity above; a NaN stays a NaN.
+inline Vec exp(Vec x) {
+  const float kRound = 12582912.0f, kLog2E = 1.44269504f;
+  const float kLn2High = 0.693145752f, kLn2Low = 1.42860677e-6f;  // an integer times the high part is exact
+  Vec n = (x * kLog2E + kRound) - kRound;
+  Vec scaled = exp2(n) * exp2(((x - n * kLn2High) - n * kLn2Low) * kLog2E);
+  return x > 88.0f ? broadcast(kInfinity) : (x < -87.0f ? Vec{} : scaled);
 }
 
 // tanh by its series near 0, where 1 - 2 / (e^2x + 1) would cancel.

@@ -6,7 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import _composed, _cuda, reference
+from . import _composed, _cpu, _cuda, reference
 
 
 def add_rms_norm_linear(
@@ -77,6 +77,7 @@ define_op(
     providers=(
         _cuda.PROVIDER,
         _composed.PROVIDER,
+        _cpu.PROVIDER,
         Provider(name="reference", load=lambda: reference.add_rms_norm_linear),
     ),
 )

@@ -1,13 +1,15 @@
-"""Which implementation serves a product of few rows: the library's, or the streaming kernel in what cut.
+"""Which implementation serves a product of few rows: the library's, or one of our kernels and in what cut.
 
-A choice depends on the shapes, on the number of rows up to the next of BUCKETS, and on the card's name alone.
-It comes from measurements: those in measured.json, or those that tune made here and adopt was given. Nothing
-is measured while serving; what was not measured is the library's.
+A choice depends on the shapes, on the number of rows up to the next of BUCKETS, and on the device's name
+alone. It comes from measurements: those in measured.json, or those that tune made here and adopt was given.
+Nothing is measured while serving; what was not measured is the library's on a card, and a guess on a CPU.
 """
 
+import enum
 import functools
 import itertools
 import json
+import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,13 +52,20 @@ class Cut(NamedTuple):
     stages: int  # tiles of 64 columns in flight
 
 
+class Method(enum.Enum):
+    """How a kernel on a CPU multiplies."""
+
+    DOTS = "dots"  # vectors along the rows of weights
+    TILES = "tiles"  # the tile unit of CPUs that have one
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """What was measured of a site: the best cut, and the best time without it, which is the library's
-    or that of the ops the site stands for, one after another."""
+    """What was measured of a site: the best cut or method, and the best time without it, which is that of
+    the library or of the ops the site stands for, one after another."""
 
     site: Site
-    cut: Cut
+    cut: Cut | Method
     microseconds: float
     otherwise: float
 
@@ -64,18 +73,20 @@ class Entry:
         """One line of a file of measurements."""
         site = self.site
         shape = [site.kind, site.num_tokens, site.n, site.k]
-        return [*shape, [*self.cut], self.microseconds, self.otherwise]
+        cut = self.cut.value if isinstance(self.cut, Method) else [*self.cut]
+        return [*shape, cut, self.microseconds, self.otherwise]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The implementation of a site: a cut of the streaming kernel, or None for the other way."""
+    """The implementation of a site: a cut of the streaming kernel, a method, or None for the other way."""
 
-    cut: Cut | None
+    cut: Cut | Method | None
     reason: str
+    is_measured: bool = True
 
 
-_adopted: dict[tuple[str, Site], Entry] = {}  # by card
+_adopted: dict[tuple[str, Site], Entry] = {}  # by device
 
 
 def parse_entry(line: Iterable[Any]) -> Entry:
@@ -83,16 +94,17 @@ def parse_entry(line: Iterable[Any]) -> Entry:
     kind, num_tokens, n, k, cut, microseconds, otherwise = line
     return Entry(
         site=Site(kind=kind, num_tokens=num_tokens, n=n, k=k),
-        cut=Cut(*cut),
+        cut=Method(cut) if isinstance(cut, str) else Cut(*cut),
         microseconds=float(microseconds),
         otherwise=float(otherwise),
     )
 
 
 def adopt(card: str, entries: Iterable[Entry]) -> None:
-    """Let later choices for a card follow these measurements, before any that are shipped."""
+    """Let later choices for a device follow these measurements, before any that are shipped."""
     _adopted.update({(card, entry.site): entry for entry in entries})
     choose.cache_clear()
+    choose_at.cache_clear()
 
 
 def sites_of(op: str, n: int, k: int) -> tuple[Site, ...]:
@@ -108,7 +120,7 @@ def is_measured(site: Site, card: str) -> bool:
 
 
 def candidates(site: Site) -> tuple[Cut, ...]:
-    """The cuts that are worth measuring: enough blocks for a card, and as many stages as its memory takes."""
+    """The cuts worth measuring: enough blocks for a card, and as many stages as its memory takes."""
     found = []
     for groups, tokens, split in itertools.product((1, 2, 4), _block_tokens(site), (1, 2, 4, 8)):
         width, rows = (site.n // 2, groups * 32) if site.kind == "gated" else (site.n, groups * 64)
@@ -169,11 +181,17 @@ def choose(site: Site, card: str) -> Choice:
     """The implementation of a site on a card."""
     entry = _adopted.get((card, site)) or shipped().get((card, site))
     if entry is None:
-        return Choice(cut=None, reason=f"not measured on {card}")
+        return Choice(cut=None, reason=f"not measured on {card}", is_measured=False)
     here = "here" if (card, site) in _adopted else f"on {card}"
     reason = f"measured {here}: {entry.microseconds:.1f} us, otherwise {entry.otherwise:.1f} us"
     limit = entry.otherwise * (1.0 if site.num_tokens <= BOUND_BY_MEMORY else CLEARLY)
     return Choice(cut=entry.cut if entry.microseconds < limit else None, reason=reason)
+
+
+@functools.cache
+def choose_at(kind: Kind, num_tokens: int, n: int, k: int, card: str) -> Choice:
+    """The implementation of the site of these figures, as fast as a lookup is."""
+    return choose(Site(kind=kind, num_tokens=num_tokens, n=n, k=k), card)
 
 
 @functools.cache
@@ -184,7 +202,24 @@ def shipped() -> Mapping[tuple[str, Site], Entry]:
     return {(card, entry.site): entry for card, entry in entries}
 
 
+def card_of(device: torch.device, dtype: torch.dtype) -> str:
+    """The name by which measurements know a device, and where it matters what it computes in."""
+    if device.type == "cuda":
+        return _name_of_card(device)
+    return f"{_name_of_cpu()} with {torch.get_num_threads()} threads in {dtype}"
+
+
 @functools.cache
-def card_of(device: torch.device) -> str:
-    """The name by which measurements know a device."""
+def _name_of_card(device: torch.device) -> str:
     return torch.cuda.get_device_name(device)
+
+
+@functools.cache
+def _name_of_cpu() -> str:
+    """The model that the system tells, else the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

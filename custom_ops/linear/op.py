@@ -7,7 +7,7 @@ from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
 from ..triton_provider import triton_provider
-from . import _cuda, reference
+from . import _cpu, _cuda, reference
 
 
 def linear(
@@ -42,6 +42,7 @@ define_op(
     providers=(
         _cuda.PROVIDER,
         triton_provider("linear", dtypes=_cuda.PROVIDER.dtypes),
+        _cpu.PROVIDER,
         Provider(name="reference", load=lambda: reference.linear),
     ),
 )

@@ -28,7 +28,7 @@ def tune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tup
     entries = []
     for site in sorted(sites, key=lambda site: site.kind == "gated"):  # after the products in them
         entries.append(_measure(site, device, dtype))
-        adopt(card_of(device), entries[-1:])
+        adopt(card_of(device, dtype), entries[-1:])
     return tuple(entries)
 
 

@@ -1,14 +1,23 @@
 """lamina::add_rms_norm_linear: what the ops it stands for do one after another."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import add_rms_norm, add_rms_norm_linear, linear, silu_and_mul
-from lamina.custom_ops.add_rms_norm_linear import _composed
+from lamina.custom_ops.add_rms_norm_linear import _composed, _cpu, reference
+from lamina.custom_ops.linear._cpu import methods as linear_methods
+from lamina.custom_ops.linear.choices import Method
+from lamina.custom_ops.registry import select
 
+CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
@@ -31,20 +40,78 @@ def make_arguments(
 @pytest.mark.parametrize("num_tokens", [0, 1, 5])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
-def test_it_has_the_bits_of_the_ops_one_after_another(
+def test_formula_and_composition_have_the_bits_of_the_ops_one_after_another(
     dtype: torch.dtype, num_tokens: int, with_bias: bool, gated: bool
 ) -> None:
     arguments = make_arguments(dtype, num_tokens=num_tokens, with_bias=with_bias, gated=gated)
-    out, total = add_rms_norm_linear(**arguments)
-    normed, expected_total = add_rms_norm(
-        *(arguments[name] for name in ("x", "residual", "norm_weight", "eps"))
-    )
-    expected = linear(normed, arguments["weight"], arguments["bias"])
+    norm = (arguments[name] for name in ("x", "residual", "norm_weight", "eps"))
+    normed, expected_total = add_rms_norm(*norm)
+    for call, product in (
+        (_composed.add_rms_norm_linear, linear),
+        (reference.add_rms_norm_linear, F.linear),
+    ):
+        out, total = call(*arguments.values())
+        expected = product(normed, arguments["weight"], arguments["bias"])
+        assert torch.equal(total, expected_total)
+        assert torch.equal(out, silu_and_mul(expected) if gated else expected)
+
+
+@given(
+    num_tokens=st.integers(1, 80),
+    hidden=st.integers(1, 100),
+    rows=st.integers(1, 50),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    with_bias=st.booleans(),
+    gated=st.booleans(),
+    method=st.sampled_from(Method),
+    is_strided=st.booleans(),
+)
+def test_the_cpp_kernel_is_as_good_as_the_ops_one_after_another(
+    assert_close_to_reference: Callable[..., None],
+    num_tokens: int,
+    hidden: int,
+    rows: int,
+    dtype: torch.dtype,
+    with_bias: bool,
+    gated: bool,
+    method: Method,
+    is_strided: bool,
+) -> None:
+    assume(method in {Method.DOTS, *linear_methods(dtype, 1)})
+    generator = torch.Generator().manual_seed(hidden)
+
+    def random(*shape: int) -> Tensor:
+        values = torch.randn(*shape[:-1], shape[-1] + 3, generator=generator).to(dtype)[..., :-3]
+        return values if is_strided else values.contiguous()
+
+    arguments: dict[str, Any] = {
+        "x": random(num_tokens, hidden) * 3,
+        "residual": random(num_tokens, hidden),
+        "norm_weight": random(hidden),
+        "eps": 1e-5,
+        "weight": random(2 * rows, hidden),
+        "bias": random(2 * rows) if with_bias else None,
+        "silu_and_mul": gated,
+    }
+    arguments["weight"] /= hidden**0.5
+    wide = {name: x.double() if isinstance(x, Tensor) else x for name, x in arguments.items()}
+    naive, expected_total = reference.add_rms_norm_linear(**arguments)
+    out, total = _cpu.launch(**arguments, method=method)
     assert torch.equal(total, expected_total)
-    assert torch.equal(out, silu_and_mul(expected) if gated else expected)
-    composed = _composed.add_rms_norm_linear(*arguments.values())
-    assert torch.equal(composed[0], out)
-    assert torch.equal(composed[1], total)
+    assert_close_to_reference(out, reference.add_rms_norm_linear(**wide)[0], naive, floor=2e-5)
+    provider = select("add_rms_norm_linear", device=CPU, dtype=dtype, provider="cpu").call
+    torch.testing.assert_close(provider(*arguments.values())[1], total, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gate_of_large_numbers_is_the_formulas(dtype: torch.dtype) -> None:
+    """A norm of one number is 1 or -1, so that the product is the weight."""
+    edges = [0.0, -0.5, 5.0, -20.0, 90.0, -90.0, -104.0, 3e38, -3e38, torch.inf, torch.nan]
+    weight = torch.tensor([*edges, *[1.0] * len(edges)]).to(dtype).unsqueeze(1)
+    one = torch.ones(1, 1, dtype=dtype)
+    arguments = (one, one, one[0], 0.0, weight, None, True)
+    out, _ = _cpu.launch(*arguments, method=Method.DOTS)
+    torch.testing.assert_close(out, reference.add_rms_norm_linear(*arguments)[0], equal_nan=True)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -136,7 +136,7 @@ def stream_all(num_rows: int, up: tuple[int, int], down: tuple[int, int]) -> Non
     )
     cuts = {gated: cut_of(2, tokens), alone: cut_of(1, tokens, 1, 4)}
     known = [Entry(site=site, cut=cut, microseconds=1.0, otherwise=2.0) for site, cut in cuts.items()]
-    adopt(card_of(DEVICE), known)
+    adopt(card_of(DEVICE, torch.bfloat16), known)
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 32, 200])

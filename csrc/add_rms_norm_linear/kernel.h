@@ -1,0 +1,84 @@
+// out = (silu_and_mul of) norm(x + residual) @ weight.T + bias; each step rounds as an op of its own would.
+#pragma once
+
+#include <cmath>
+
+#include "product.h"
+#include "rounding.h"
+
+namespace lamina {
+
+template <typename T>
+struct Norm {
+  const T *x, *residual, *weight;
+  int64_t x_token, residual_token;  // strides; a row is contiguous
+  int64_t width;
+  float eps;
+  T* total;  // contiguous
+
+  // The sum of a token, kept, and its norm in `to`.
+  void row(int64_t token, T* to) const {
+    const T *left = x + token * x_token, *right = residual + token * residual_token;
+    T* sum = total + token * width;
+    Vec squares = {};
+    for (int64_t k = 0; k < width; k += kLanes) {
+      Vec both = rounded<T>(load_some(left + k, width - k) + load_some(right + k, width - k));
+      store_some(sum + k, both, width - k);
+      squares += both * both;
+    }
+    const float mean = reduce(squares, [](Vec a, Vec b) { return a + b; }) / static_cast<float>(width);
+    const float scale = 1.0f / std::sqrt(mean + eps);
+    for (int64_t k = 0; k < width; k += kLanes) {
+      Vec unit = rounded<T>(load_some(sum + k, width - k) * scale);
+      store_some(to + k, unit * load_some(weight + k, width - k), width - k);
+    }
+  }
+};
+
+template <typename T>
+inline Vec silu_and_mul(Vec gate, Vec up) {
+  Vec g = rounded<T>(gate);
+  return rounded<T>(g / (1.0f + exp(-g))) * rounded<T>(up);
+}
+
+template <typename T>
+struct AddRmsNormLinear {
+  Norm<T> norm;
+  int64_t tokens;
+  Matrix<T> weight;
+  const T* bias;  // or null
+  bool gated;
+  T* out;  // contiguous
+
+  int64_t out_rows() const { return gated ? weight.rows / 2 : weight.rows; }
+
+  void rows(int64_t first, int count, const T** to) const {
+    thread_local Buffer buffer;
+    T* normed = reinterpret_cast<T*>(buffer.reserve(count * norm.width * sizeof(T) / sizeof(float) + 1));
+    for (int t = 0; t < count; t++, normed += norm.width) {
+      norm.row(first + t, normed);
+      to[t] = normed;
+    }
+  }
+
+  void write(int64_t token, int64_t row, Vec first, Vec second) const {
+    const int64_t width = out_rows(), count = width - row;
+    T* to = out + token * width + row;
+    if (gated) return store_some(to, silu_and_mul<T>(biased(first, row), biased(second, width + row)), count);
+    store_some(to, biased(first, row), count);
+    if (count > kLanes) store_some(to + kLanes, biased(second, row + kLanes), count - kLanes);
+  }
+
+  Vec biased(Vec sums, int64_t row) const {
+    return bias == nullptr ? sums : sums + load_some(bias + row, out_rows() - row % out_rows());
+  }
+
+  bool run(Method method, int threads) const {
+    return multiply_by(
+        method, weight, gated, tokens, threads,
+        [this](int64_t first, int count, const T** to) { rows(first, count, to); },
+        [this](int64_t token, int64_t row, Vec first, Vec second) { write(token, row, first, second); });
+  }
+};
+
+}  // namespace lamina

@@ -1,0 +1,265 @@
+// Products by rows of weights that are read once and where they lie: sum over k of x[token][k] * weight[row][k].
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "buffer.h"
+#include "tiles.h"
+#include "vector.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace lamina {
+
+constexpr int kBlockTokens = 64;               // of which a unit's sums are kept before they are written
+constexpr int64_t kMinParallelWork = 1 << 17;  // multiply-adds below which waking threads costs more than it saves
+
+// kLanes rows of weights, or fewer at the end of a matrix.
+template <typename T>
+struct Strip {
+  const T* data;
+  int64_t stride;  // in elements
+  int count;
+};
+
+// Two strips that are worked on together, with the rows of the product they stand for.
+template <typename T>
+struct Unit {
+  Strip<T> strips[2];
+  int64_t rows_ahead;  // from a strip to the one the same thread takes next
+};
+
+// How `dots` takes a vector of weights: T as floats, or in pairs where the CPU multiplies those.
+template <typename T>
+struct Lanes {
+  using Packed = float;
+  static constexpr int kStep = kLanes;
+  static void pack(const T* from, int64_t count, float* to) { store(to, load_some(from, count)); }
+  static Vec multiply_add(Vec sum, const T* weight, const float* x) { return sum + load(weight) * load(x); }
+};
+
+#if defined(__AVX512BF16__)
+template <>
+struct Lanes<BFloat16> {
+  using Packed = BFloat16;
+  static constexpr int kStep = 2 * kLanes;
+  static void pack(const BFloat16* from, int64_t count, BFloat16* to) {
+    Vec pairs = load_pairs(from, count);
+    std::memcpy(to, &pairs, sizeof(pairs));
+  }
+  static Vec multiply_add(Vec sum, const BFloat16* weight, const BFloat16* x) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(x), (__m512bh)_mm512_loadu_si512(weight));
+  }
+};
+#endif
+
+// x as `Dots` and `Tiles` want it: rows of whole steps, zeros behind their end.
+template <typename T>
+class Dots {
+ public:
+  using Packed = typename Lanes<T>::Packed;
+  static constexpr int kStep = Lanes<T>::kStep;
+
+  explicit Dots(int64_t depth) : depth_(depth), row_((depth + kStep - 1) / kStep * kStep) {}
+
+  static constexpr int kPackTokens = 1;
+  struct Scope {};
+
+  size_t packed_elements(int64_t tokens) const { return tokens * row_; }
+
+  // A row of x, contiguous, as token `token`.
+  void pack(const T* const* rows, int64_t token, int, Packed* x) const {
+    for (int64_t k = 0; k < depth_; k += kStep) Lanes<T>::pack(rows[0] + k, depth_ - k, x + token * row_ + k);
+  }
+
+  // sums[s][t], lane r: row r of strip s times token first + t.
+  void multiply(const Unit<T>& unit, const Packed* x, int64_t first, int tokens, int64_t,
+                Vec (*sums)[kBlockTokens]) const {
+    const int64_t ahead = first == 0 ? unit.rows_ahead : 0;
+    for (int s = 0; s < 2; s++) strip(unit.strips[s], x + first * row_, tokens, ahead, sums[s]);
+  }
+
+ private:
+  void strip(const Strip<T>& weights, const Packed* x, int tokens, int64_t ahead, Vec* sums) const {
+    constexpr int kWide = kRegisters == 32 ? 4 : 2;
+    int t = 0;
+    for (; tokens - t >= 4; t += 4, ahead = 0) columns<kWide, 4>(weights, x + t * row_, ahead, sums + t);
+    for (; tokens - t >= 2; t += 2, ahead = 0) columns<2 * kWide, 2>(weights, x + t * row_, ahead, sums + t);
+    for (; tokens - t >= 1; t += 1, ahead = 0) columns<4 * kWide, 1>(weights, x + t * row_, ahead, sums + t);
+  }
+
+  // `rows` weights by `tokens` rows of x at a time; each product's terms are summed in one order whatever those are.
+  template <int rows, int tokens>
+  void columns(const Strip<T>& weights, const Packed* x, int64_t ahead, Vec* sums) const {
+    Vec parts[tokens][kLanes];
+    for (int r = 0; r < kLanes; r += rows) {
+      const T* from[rows];
+      for (int i = 0; i < rows; i++) from[i] = weights.data + std::min(r + i, weights.count - 1) * weights.stride;
+      block<rows, tokens>(from, x, ahead * weights.stride, &parts[0][r]);
+    }
+    for (int t = 0; t < tokens; t++) sums[t] = sum_rows(parts[t]);
+  }
+
+  template <int rows, int tokens>
+  void block(const T* const* weights, const Packed* x, int64_t ahead, Vec* parts) const {
+    Vec sum[rows][tokens] = {};
+    int64_t k = 0;
+    for (; k + kStep <= depth_; k += kStep) {
+      if (ahead != 0)
+        for (int r = 0; r < rows; r++) __builtin_prefetch(weights[r] + ahead + k, 0, 2);
+      for (int r = 0; r < rows; r++)
+        for (int t = 0; t < tokens; t++)
+          sum[r][t] = Lanes<T>::multiply_add(sum[r][t], weights[r] + k, x + t * row_ + k);
+    }
+    if (k < depth_) {
+      for (int r = 0; r < rows; r++) {
+        T end[kStep] = {};
+        std::memcpy(end, weights[r] + k, (depth_ - k) * sizeof(T));
+        for (int t = 0; t < tokens; t++) sum[r][t] = Lanes<T>::multiply_add(sum[r][t], end, x + t * row_ + k);
+      }
+    }
+    for (int r = 0; r < rows; r++)
+      for (int t = 0; t < tokens; t++) parts[t * kLanes + r] = sum[r][t];
+  }
+
+  int64_t depth_, row_;
+};
+
+#if defined(LAMINA_TILES)
+class Tiles {
+ public:
+  using Packed = BFloat16;
+  static_assert(kLanes == kTileRows, "a strip is a tile");
+
+  explicit Tiles(int64_t depth) : depth_(depth), group_((depth + kTileDepth - 1) / kTileDepth * kTileElements) {}
+
+  static constexpr int kPackTokens = kTileRows;
+  using Scope = TileScope;
+
+  size_t packed_elements(int64_t tokens) const { return (tokens + kTileRows - 1) / kTileRows * group_; }
+
+  void pack(const BFloat16* const* rows, int64_t token, int count, BFloat16* x) const {
+    x += token / kTileRows * group_;
+    for (int64_t k = 0; k < depth_; k += kTileDepth, x += kTileElements) pack_tile(rows, count, k, depth_ - k, x);
+  }
+
+  void multiply(const Unit<BFloat16>& unit, const BFloat16* x, int64_t first, int tokens, int64_t all,
+                Vec (*sums)[kBlockTokens]) const {
+    const TileRows strips[2] = {{unit.strips[0].data, unit.strips[0].stride, unit.strips[0].count},
+                                {unit.strips[1].data, unit.strips[1].stride, unit.strips[1].count}};
+    x += first / kTileRows * group_;
+    const int blocks = static_cast<int>((all + 2 * kTileRows - 1) / (2 * kTileRows));
+    for (int t = 0; t < tokens; t += 2 * kTileRows, x += 2 * group_) {
+      const Ahead ahead{unit.rows_ahead, blocks, static_cast<int>((first + t) / (2 * kTileRows))};
+      if (tokens - t <= kTileRows)
+        tile_block<1>(strips, x, group_, depth_, ahead, sums[0] + t, sums[1] + t);
+      else
+        tile_block<2>(strips, x, group_, depth_, ahead, sums[0] + t, sums[1] + t);
+    }
+  }
+
+ private:
+  int64_t depth_, group_;
+};
+#endif
+
+// Weights [rows, depth], each row contiguous.
+template <typename T>
+struct Matrix {
+  const T* data;
+  int64_t rows, depth, stride;
+
+  Strip<T> strip(int64_t row, int64_t end) const {
+    int64_t count = std::min<int64_t>(kLanes, end - row);
+    return count > 0 ? Strip<T>{data + row * stride, stride, static_cast<int>(count)} : Strip<T>{data, stride, 1};
+  }
+};
+
+// The units of a product: neighbouring strips, or with `gated` one of each half of the rows.
+template <typename T>
+class Units {
+ public:
+  Units(const Matrix<T>& weight, bool gated)
+      : weight_(weight), gated_(gated), half_(gated ? weight.rows / 2 : 0), step_(gated ? kLanes : 2 * kLanes) {}
+
+  int64_t count() const { return ((gated_ ? half_ : weight_.rows) + step_ - 1) / step_; }
+  int64_t row(int64_t unit) const { return unit * step_; }
+  Unit<T> operator[](int64_t unit) const {
+    int64_t first = row(unit), second = gated_ ? half_ + first : first + kLanes;
+    return {{weight_.strip(first, gated_ ? half_ : weight_.rows), weight_.strip(second, weight_.rows)}, step_};
+  }
+
+ private:
+  Matrix<T> weight_;
+  bool gated_;
+  int64_t half_, step_;
+};
+
+constexpr int64_t kChunkTokens = 512;  // packed at once: they stay in a core's own cache while the weights go by
+
+// Calls write(token, row, sums of the first strip, sums of the second) for every token and unit. rows(first, count,
+// pointers) leaves pointers to `count` contiguous rows of x, at most 16, that live until the thread's next call.
+template <typename T, typename Kernel, typename Rows, typename Write>
+void multiply(const Kernel& kernel, const Matrix<T>& weight, bool gated, int64_t tokens, int threads, const Rows& rows,
+              const Write& write) {
+  thread_local Buffer buffer;
+  const size_t elements = kernel.packed_elements(std::min(tokens, kChunkTokens));
+  using Packed = typename Kernel::Packed;
+  auto* packed = reinterpret_cast<Packed*>(buffer.reserve(elements * sizeof(Packed) / sizeof(float) + 1));
+  const Units<T> units(weight, gated);
+  const int64_t num_units = units.count();
+  constexpr int kPack = Kernel::kPackTokens;
+  // One thread or all: a team of another size would end and start threads.
+  [[maybe_unused]] const bool parallel = threads > 1 && tokens * weight.rows * weight.depth > kMinParallelWork;
+#pragma omp parallel num_threads(threads) if (parallel)
+  {
+    [[maybe_unused]] typename Kernel::Scope scope;
+    for (int64_t first = 0; first < tokens; first += kChunkTokens) {
+      const int64_t count = std::min(kChunkTokens, tokens - first);
+#pragma omp for schedule(static)
+      for (int64_t token = 0; token < count; token += kPack) {
+        const T* from[kPack];
+        const int some = static_cast<int>(std::min<int64_t>(kPack, count - token));
+        rows(first + token, some, from);
+        kernel.pack(from, token, some, packed);
+      }
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < num_units; i++) {
+        const Unit<T> unit = units[i];
+        Vec sums[2][kBlockTokens];
+        for (int64_t block = 0; block < count; block += kBlockTokens) {
+          const int some = static_cast<int>(std::min<int64_t>(kBlockTokens, count - block));
+          kernel.multiply(unit, packed, block, some, count, sums);
+          for (int t = 0; t < some; t++) write(first + block + t, units.row(i), sums[0][t], sums[1][t]);
+        }
+      }
+    }
+  }
+}
+
+enum class Method : int64_t { kDots = 0, kTiles = 1 };
+
+// The same by a method; false where this CPU or T has no such.
+template <typename T, typename Rows, typename Write>
+bool multiply_by(Method method, const Matrix<T>& weight, bool gated, int64_t tokens, int threads, const Rows& rows,
+                 const Write& write) {
+  if (method == Method::kDots) {
+    multiply(Dots<T>(weight.depth), weight, gated, tokens, threads, rows, write);
+    return true;
+  }
+#if defined(LAMINA_TILES)
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (!has_tiles()) return false;
+    multiply(Tiles(weight.depth), weight, gated, tokens, threads, rows, write);
+    return true;
+  }
+#endif
+  return false;
+}
+
+}  // namespace lamina

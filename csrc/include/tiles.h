@@ -1,0 +1,149 @@
+// Products of bfloat16 by the tile unit (AMX), for CPUs that have one.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "vector.h"
+
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#define LAMINA_TILES 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace lamina {
+
+constexpr int kTileRows = 16;                          // of weights, or of tokens
+constexpr int kTileDepth = 32;                         // elements of a row in a tile
+constexpr int kTileElements = kTileRows * kTileDepth;  // 1 KB
+
+#if defined(LAMINA_TILES)
+
+// Whether the system lets this process use tiles; asks it once.
+inline bool has_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+
+// Eight full tiles for as long as it lives, then the thread's configuration as it was: others keep theirs too.
+class TileScope {
+ public:
+  TileScope() {
+    _tile_storeconfig(before_);
+    Config config{};
+    config.palette = 1;
+    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = kTileRows;
+    asm volatile("" ::"r"(&config) : "memory");  // gcc 12 takes the load for one of 8 bytes and drops the rest
+    _tile_loadconfig(&config);
+  }
+  ~TileScope() {
+    asm volatile("" ::"r"(before_) : "memory");
+    if (before_[0] != 0)
+      _tile_loadconfig(before_);
+    else
+      _tile_release();
+  }
+  TileScope(const TileScope&) = delete;
+  TileScope& operator=(const TileScope&) = delete;
+
+ private:
+  struct Config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  };
+  static_assert(sizeof(Config) == 64, "what the instruction loads");
+  alignas(64) uint8_t before_[64];
+};
+
+// Tokens [16] x depth [32] as one tile: row p holds elements 2p and 2p + 1 of every token, side by side.
+inline void pack_tile(const BFloat16* const* tokens, int num_tokens, int64_t from, int64_t count, BFloat16* tile) {
+  Vec rows[kTileRows];
+  for (int t = 0; t < kTileRows; t++) rows[t] = t < num_tokens ? load_pairs(tokens[t] + from, count) : Vec{};
+  transpose(rows);
+  for (int p = 0; p < kTileRows; p++) std::memcpy(tile + p * kTileDepth, &rows[p], sizeof(Vec));
+}
+
+// Sixteen rows of weights where they lie; what is missing of a tile, at the end of the matrix, is zero.
+struct TileRows {
+  const BFloat16* data;
+  int64_t stride;  // in elements
+  int count;
+
+  // A tile's address and the bytes between its rows: a copy in `spare` where the matrix does not fill it.
+  const BFloat16* tile(int64_t from, int64_t depth, BFloat16* spare, int64_t* row_bytes) const {
+    int64_t left = depth - from;
+    if (count == kTileRows && left >= kTileDepth) {
+      *row_bytes = stride * 2;
+      return data + from;
+    }
+    std::memset(spare, 0, kTileElements * sizeof(BFloat16));
+    for (int r = 0; r < count; r++)
+      std::memcpy(spare + r * kTileDepth, data + r * stride + from, std::min<int64_t>(left, kTileDepth) * 2);
+    asm volatile("" ::"r"(spare) : "memory");  // gcc does not know that the load of a tile reads it
+    *row_bytes = kTileDepth * 2;
+    return spare;
+  }
+
+  void prefetch(int64_t from, int64_t rows_ahead) const {
+    for (int r = 0; r < kTileRows; r++)
+      __builtin_prefetch(reinterpret_cast<const char*>(data + (r + rows_ahead) * stride + from), 0, 2);
+  }
+};
+
+// What is read ahead beside a block of tokens: every `period`th tile, after `steps`, of the strips `rows` further down.
+struct Ahead {
+  int64_t rows;
+  int period, steps;
+};
+
+// sums[strip][16 g + t], lane r: row r of a strip times token t of group g, for one or two groups of packed tokens.
+template <int groups>
+inline void tile_block(const TileRows* strips, const BFloat16* x, int64_t group_size, int64_t depth, Ahead ahead,
+                       Vec* first, Vec* second) {
+  alignas(64) BFloat16 spare[2][kTileElements];
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t from = 0; from < depth; from += kTileDepth, x += kTileElements) {
+    int64_t row_bytes[2];
+    const BFloat16* a = strips[0].tile(from, depth, spare[0], &row_bytes[0]);
+    const BFloat16* b = strips[1].tile(from, depth, spare[1], &row_bytes[1]);
+    _tile_loadd(4, a, row_bytes[0]);
+    _tile_stream_loadd(6, x, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, b, row_bytes[1]);
+    _tile_dpbf16ps(1, 5, 6);
+    if (--ahead.steps < 0) {
+      strips[0].prefetch(from, ahead.rows), strips[1].prefetch(from, ahead.rows);
+      ahead.steps = ahead.period - 1;
+    }
+    if (groups == 2) {
+      _tile_stream_loadd(7, x + group_size, 64);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, first, 64);
+  _tile_stored(1, second, 64);
+  transpose(first);
+  transpose(second);
+  if (groups == 2) {
+    _tile_stored(2, first + kTileRows, 64);
+    _tile_stored(3, second + kTileRows, 64);
+    transpose(first + kTileRows);
+    transpose(second + kTileRows);
+  }
+}
+
+#else
+
+inline bool has_tiles() { return false; }
+
+#endif
+
+}  // namespace lamina

@@ -1,0 +1,74 @@
+"""The C++ kernel of lamina::add_rms_norm_linear: norm, product and gate in one go over the threads."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
+from ..linear._cpu import CODES, method_of
+from ..linear.choices import Method
+from ..registry import Provider
+from . import _composed
+
+
+@functools.cache
+def find_kernel() -> CpuKernel:
+    """The compiled kernel."""
+    return CpuKernel("add_rms_norm_linear", "16qd")  # struct AddRmsNormLinearArguments
+
+
+def load() -> Callable[..., tuple[Tensor, Tensor]]:
+    """The kernel behind the op's signature."""
+    find_kernel()
+    return add_rms_norm_linear
+
+
+def add_rms_norm_linear(
+    x: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu_and_mul: bool,
+) -> tuple[Tensor, Tensor]:
+    """The op's signature."""
+    method = method_of("gated" if silu_and_mul else "linear", x, weight)
+    arguments = x, residual, norm_weight, eps, weight, bias, silu_and_mul
+    return _composed.add_rms_norm_linear(*arguments) if method is None else launch(*arguments, method)
+
+
+def launch(
+    x: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu_and_mul: bool,
+    method: Method,
+) -> tuple[Tensor, Tensor]:
+    """The op by a method that this CPU has, with weights whose rows are contiguous."""
+    num_tokens, (rows, columns) = x.shape[0], weight.shape
+    x, residual, norm_weight = (_by_rows(tensor) for tensor in (x, residual, norm_weight))
+    bias = None if bias is None else bias.contiguous()
+    out, total = x.new_empty((num_tokens, rows // 2 if silu_and_mul else rows)), x.new_empty(x.shape)
+    done = find_kernel()(
+        x.dtype,
+        *(x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), norm_weight.data_ptr()),
+        *(weight.data_ptr(), weight.stride(0), 0 if bias is None else bias.data_ptr()),
+        *(out.data_ptr(), total.data_ptr(), num_tokens, rows, columns),
+        *(silu_and_mul, CODES[method], torch.get_num_threads(), eps),
+    )
+    assert done, f"{method} of {x.dtype}"
+    return out, total
+
+
+def _by_rows(tensor: Tensor) -> Tensor:
+    """The tensor with its last dimension contiguous."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

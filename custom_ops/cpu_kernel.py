@@ -1,0 +1,33 @@
+"""What providers with a C++ kernel share: an entry point a dtype that takes one packed argument."""
+
+import ctypes
+import struct
+
+import torch
+
+from .build import load_kernel
+
+DEVICES = frozenset({"cpu"})
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+class CpuKernel:
+    """The entry points of csrc/<op>/cpu.cpp, called with a dtype and the fields of its arguments struct.
+
+    One packed argument costs a tenth of as many converted by ctypes.
+    """
+
+    def __init__(self, op: str, layout: str) -> None:
+        library = load_kernel(op)
+        self._arguments = struct.Struct(layout)
+        size = getattr(library, f"{op}_arguments_size")
+        size.restype = ctypes.c_int64
+        assert size() == self._arguments.size
+        self.library = library
+        self._entries = {dtype: getattr(library, f"{op}_{name}") for dtype, name in DTYPES.items()}
+        for entry in self._entries.values():
+            entry.argtypes, entry.restype = [ctypes.c_char_p], ctypes.c_int64
+
+    def __call__(self, dtype: torch.dtype, *fields: float) -> int:
+        result: int = self._entries[dtype](self._arguments.pack(*fields))
+        return result

@@ -1,0 +1,78 @@
+"""The C++ kernels of lamina::linear; the library's product wherever that was faster."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
+from ..registry import Provider
+from .choices import BUCKETS, Cut, Kind, Method, bucket_of, card_of, choose_at
+
+CODES = {Method.DOTS: 0, Method.TILES: 1}  # csrc/include/product.h has the same
+MANY = 32  # rows from which on a library's products keep to the registers better than dot products do
+
+
+@functools.cache
+def find_kernel() -> CpuKernel:
+    """The compiled kernel."""
+    return CpuKernel("linear", "12q")  # struct LinearArguments
+
+
+def load() -> Callable[..., Tensor]:
+    """The kernel behind the op's signature."""
+    find_kernel()
+    return linear
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The op's signature."""
+    method = method_of("linear", x, weight)
+    if method is None:  # torch 2.13 lets what lies beside narrow rows of bfloat16 into their products
+        return F.linear(x.contiguous(), weight, bias)
+    return launch(x, weight, bias, method)
+
+
+def launch(x: Tensor, weight: Tensor, bias: Tensor | None, method: Method) -> Tensor:
+    """The product by a method that this CPU has, of weights whose rows are contiguous."""
+    num_tokens, (rows, columns) = x.shape[0], weight.shape
+    out = x.new_empty((num_tokens, rows))
+    bias = None if bias is None else bias.contiguous()
+    done = find_kernel()(
+        x.dtype,
+        *(x.data_ptr(), *x.stride(), weight.data_ptr(), weight.stride(0)),
+        *(0 if bias is None else bias.data_ptr(), out.data_ptr()),
+        *(num_tokens, rows, columns, CODES[method], torch.get_num_threads()),
+    )
+    assert done, f"{method} of {x.dtype}"
+    return out
+
+
+def methods(dtype: torch.dtype, num_tokens: int) -> tuple[Method, ...]:
+    """The ways of this CPU that may be the best for so many rows, the likeliest first."""
+    if dtype == torch.bfloat16 and _has_tiles():
+        return (Method.TILES, Method.DOTS) if num_tokens == 1 else (Method.TILES,)
+    return (Method.DOTS,) if num_tokens <= MANY else ()
+
+
+def method_of(kind: Kind, x: Tensor, weight: Tensor) -> Method | None:
+    """How the kernel multiplies these tensors; None where it is not the choice or cannot."""
+    num_tokens, (rows, columns) = x.shape[0], weight.shape
+    if not num_tokens * rows * columns or weight.stride(1) != 1:
+        return None
+    bucket = bucket_of(num_tokens) or BUCKETS[-1]
+    choice = choose_at(kind, bucket, rows, columns, card_of(x.device, x.dtype))
+    if choice.is_measured:
+        assert not isinstance(choice.cut, Cut), "a cut of cards"
+        return choice.cut
+    return next(iter(methods(x.dtype, num_tokens)), None)
+
+
+@functools.cache
+def _has_tiles() -> bool:
+    return bool(find_kernel().library.linear_has_tiles())
+
+
+PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))
