@@ -8,7 +8,7 @@ from ..registry import Provider
 from ..rotary_embedding.op import check_rotary
 from ..triton_provider import triton_provider
 from ..write_kv_cache.op import check_write
-from . import _cuda, reference
+from . import _cpu, _cuda, reference
 
 
 def rotary_and_write_kv_cache(
@@ -63,6 +63,7 @@ define_op(
     providers=(
         _cuda.PROVIDER,
         triton_provider("rotary_and_write_kv_cache", dtypes=_cuda.PROVIDER.dtypes),
+        _cpu.PROVIDER,
         Provider(name="reference", load=lambda: reference.rotary_and_write_kv_cache),
     ),
 )

@@ -5,6 +5,8 @@ import torch
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import rotary_and_write_kv_cache, rotary_embedding, write_kv_cache
+from lamina.custom_ops.registry import select
+from lamina.custom_ops.rotary_and_write_kv_cache import reference
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -35,6 +37,35 @@ def test_it_equals_rotary_embedding_followed_by_write_kv_cache(dtype: torch.dtyp
     assert torch.equal(arguments["key_cache"], key_cache)
     assert torch.equal(arguments["value_cache"], value_cache)
     assert (key_cache.flatten(0, 1)[1:3] == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_tokens", [1, 3, 300])
+@pytest.mark.parametrize("head_dim", [2, 20, 64, 96])
+def test_the_kernel_rounds_as_the_formula_does(dtype: torch.dtype, num_tokens: int, head_dim: int) -> None:
+    """Whatever the strides: of heads in a wider row, of elements apart, of caches inside wider ones."""
+    qkv = torch.randn(num_tokens, 9, 2 * head_dim).to(dtype)
+    angles = torch.rand(num_tokens, head_dim // 2) * 100
+    slots = torch.randperm(512)[:num_tokens].int()
+    slots[1::3] = -1
+    results = []
+    for call in (
+        select("rotary_and_write_kv_cache", device=qkv.device, dtype=dtype, provider="cpu").call,
+        reference.rotary_and_write_kv_cache,
+    ):
+        caches = [torch.full((32, 16, 3, head_dim + 3), 7.0, dtype=dtype)[..., :head_dim] for _ in range(2)]
+        heads = qkv[:, :5, ::2], qkv[:, 5:7, :head_dim], qkv[:, 7:, head_dim:]
+        query = call(*heads, angles.cos(), angles.sin(), *(cache[:, :, :2] for cache in caches), slots)
+        results.append((query, *caches))
+    assert all(torch.equal(ours, formula) for ours, formula in zip(*results, strict=True))
+
+
+def test_a_slot_beyond_the_cache_is_refused_before_anything_is_written() -> None:
+    arguments = make_arguments()
+    arguments["slot_mapping"] = torch.tensor([3, -1, 12, 0, -1], dtype=torch.int32)
+    with pytest.raises(ShapeError, match=r"slot_mapping\[2\] is 12; wanted less than 12"):
+        rotary_and_write_kv_cache(**arguments)
+    assert (arguments["key_cache"] == 7.0).all()
 
 
 @pytest.mark.parametrize(
