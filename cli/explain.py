@@ -20,6 +20,7 @@ def explain(
     as_json: Json = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    quantization: options.Quantization = None,
     numerics: options.Numerics = "fast",
     max_model_len: options.MaxModelLen = None,
     cache_dir: options.CacheDir = None,
@@ -35,6 +36,7 @@ def explain(
         model=model,
         dtype=dtype,
         device=device,
+        quantization=quantization,  # type: ignore[arg-type]  # checked by the config
         numerics=numerics,  # type: ignore[arg-type]  # checked by the config
         max_model_len=max_model_len,
         load_format="dummy",

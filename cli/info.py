@@ -29,12 +29,14 @@ def info(
     model: Model = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    quantization: options.Quantization = None,
     max_model_len: options.MaxModelLen = None,
 ) -> None:
     """Show the machine, its compiler and cards, the versions, the cache folder, and what of a model fits."""
     facts = describe_machine()
     if model is not None:
-        facts |= describe_fit(model, dtype=dtype, device=device, max_model_len=max_model_len)
+        settings = {"dtype": dtype, "device": device, "quantization": quantization}
+        facts |= describe_fit(model, max_model_len=max_model_len, **settings)
     if as_json:
         print(json.dumps(facts, indent=2))
         return

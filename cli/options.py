@@ -19,6 +19,7 @@ MinP = Annotated[float | None, typer.Option(help="Drop tokens less likely than p
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Quantization = Annotated[str | None, typer.Option(help="int8: projections in one byte a weight, on a CPU.")]
 Compile = Annotated[
     bool, typer.Option("--compile/--no-compile", help="Compile the model, or run it eagerly.")
 ]
@@ -34,6 +35,7 @@ class RuntimeOptions:
     model: str
     dtype: str
     device: str
+    quantization: str | None
     compile: bool
     numerics: str
     max_model_len: int | None
@@ -50,6 +52,7 @@ class RuntimeOptions:
                 self.model,
                 dtype=self.dtype,
                 device=self.device,
+                quantization=self.quantization,
                 max_model_len=self.max_model_len,
                 compile=self.compile,
                 numerics=self.numerics,

@@ -27,6 +27,7 @@ def warmup(
     as_json: Json = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    quantization: options.Quantization = None,
     numerics: options.Numerics = "fast",
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = 256,
@@ -44,6 +45,7 @@ def warmup(
         model=model,
         dtype=dtype,
         device=device,
+        quantization=quantization,  # type: ignore[arg-type]  # checked by the config
         numerics=numerics,  # type: ignore[arg-type]  # checked by the config
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,

@@ -8,6 +8,7 @@ from .copy_blocks.op import copy_blocks
 from .gelu_and_mul.op import gelu_and_mul
 from .keep_typical.op import keep_typical
 from .linear.op import linear
+from .linear_int8.op import linear_int8
 from .paged_attention.op import paged_attention
 from .rms_norm.op import rms_norm
 from .rotary_and_write_kv_cache.op import rotary_and_write_kv_cache
@@ -26,6 +27,7 @@ __all__ = [
     "gelu_and_mul",
     "keep_typical",
     "linear",
+    "linear_int8",
     "paged_attention",
     "rms_norm",
     "rotary_and_write_kv_cache",

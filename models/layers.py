@@ -1,7 +1,7 @@
 """The operations a model is written in: formulas that a compiler fuses, or ops with fixed rounding."""
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol, cast
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +15,16 @@ from ..custom_ops.zero_centred_rms_norm.reference import zero_centred_rms_norm
 
 # (layer, query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D], out [T, Hq, D] to be written in place)
 Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+
+
+SCALE = "_scale"  # behind a projection's name: the name of its scales, where it is quantized
+
+
+class QuantizedWeight(NamedTuple):
+    """A projection as lamina::linear_int8 takes it; nothing but Ops.linear may meet one."""
+
+    values: Tensor  # [out, in] int8
+    scale: Tensor  # [out] float32
 
 
 class Linear(Protocol):
@@ -56,3 +66,21 @@ EXACT_OPS = Ops(
     gelu_and_mul=custom_ops.gelu_and_mul,
     zero_centred_rms_norm=custom_ops.zero_centred_rms_norm,
 )
+
+
+def join_scales(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Every weight by name as a model's forward takes them: those with scales as a QuantizedWeight."""
+    scaled = {name.removesuffix(SCALE) for name in weights if name.endswith(SCALE)}
+    joined = {name: QuantizedWeight(weights[name], weights[name + SCALE]) for name in scaled}
+    return {**weights, **cast(Mapping[str, Tensor], joined)}
+
+
+def taking_quantized(ops: Ops) -> Ops:
+    """The same ops, whose linear takes a QuantizedWeight too."""
+
+    def linear(x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None = None, /) -> Tensor:
+        if isinstance(weight, QuantizedWeight):
+            return custom_ops.linear_int8(x, weight.values, weight.scale, bias)
+        return ops.linear(x, weight, bias)
+
+    return ops._replace(linear=linear)

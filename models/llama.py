@@ -35,7 +35,9 @@ def parameters(config: ModelConfig) -> dict[str, ParameterSpec]:
             specs[f"layers.{layer}.{name}"] = spec
     specs["final_norm"] = ParameterSpec(shape=(config.hidden_size,), sources=("model.norm.weight",))
     tied_to = "embedding" if config.tie_word_embeddings else None
-    specs["lm_head"] = ParameterSpec(shape=embedding_shape, sources=("lm_head.weight",), tied_to=tied_to)
+    specs["lm_head"] = ParameterSpec(
+        shape=embedding_shape, sources=("lm_head.weight",), tied_to=tied_to, projection=True
+    )
     return specs
 
 
@@ -51,9 +53,8 @@ def _layer_parameters(config: ModelConfig, prefix: str) -> dict[str, ParameterSp
         return ParameterSpec(shape=(hidden,), sources=(f"{prefix}.{name}.weight",))
 
     def linear(modules: tuple[str, ...], rows: tuple[int, ...], columns: int) -> ParameterSpec:
-        return ParameterSpec(
-            shape=(sum(rows), columns), sources=tuple(f"{m}.weight" for m in modules), rows=rows
-        )
+        sources = tuple(f"{m}.weight" for m in modules)
+        return ParameterSpec(shape=(sum(rows), columns), sources=sources, rows=rows, projection=True)
 
     def bias(modules: tuple[str, ...], rows: tuple[int, ...]) -> ParameterSpec:
         return ParameterSpec(shape=(sum(rows),), sources=tuple(f"{m}.bias" for m in modules), rows=rows)

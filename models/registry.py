@@ -23,12 +23,15 @@ class ParameterSpec:
 
     `sources` are laid one below the other along dimension 0, `rows` of each (empty: equally many). A
     parameter with `tied_to` is that other one under a second name; its sources may be absent from the file.
+    A `projection` is a matrix that the model gives to Ops.linear and to nothing else, so that it may be
+    quantized.
     """
 
     shape: tuple[int, ...]
     sources: tuple[str, ...]
     rows: tuple[int, ...] = ()
     tied_to: str | None = None
+    projection: bool = False
 
     def __post_init__(self) -> None:
         if not self.sources:

@@ -16,6 +16,7 @@ from ..common.logging import get_logger
 from ..common.progress import Progress
 from .config import ModelConfig
 from .fields import read_json
+from .quantization import Int8Quantizer
 from .registry import ModelDefinition, ParameterSpec
 
 logger = get_logger("models.weights")
@@ -43,28 +44,33 @@ def load_weights(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
+    quantizer: Int8Quantizer | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
-    """Every weight by name; a tensor without a place, or a place without a tensor, is an error."""
+    """Every weight by name; a tensor without a place, or a place without a tensor, is an error.
+
+    A quantizer of the model's parameters takes its projections, and what they became is among the result; a
+    tied one is quantized beside the dense tensor that it is tied to.
+    """
     specs = definition.parameters(config)
     files = _locate(folder)
     slots = _slots(specs)
     _check_names(specs, slots, files, folder)
-    weights = _with_ties(
-        specs, {name: _empty(spec, dtype, device) for name, spec in specs.items() if not spec.tied_to}
-    )
+    weights = _allocate(specs, dtype, device, quantizer)
     untied = {name: slot for name, slot in slots.items() if specs[slot.parameter].tied_to is None}
     done, total = 0, sum(len(names) for names in files.values())
     for path, names in files.items():
         for name, tensor in _tensors(path, [name for name in names if name in untied]):
-            _rows(weights, _checked(slots[name], name, tensor, path)).copy_(tensor)
+            _fill(weights, _checked(slots[name], name, tensor, path), tensor, quantizer)
             done += 1
             if progress is not None:
                 progress("weights", done / total, path.name)
     for path, names in files.items():
-        _warn_of_ignored_copies(
-            path, [name for name in names if name in slots and name not in untied], slots, weights
-        )
+        copies = {name: slots[name] for name in names if name in slots and name not in untied}
+        kept = {
+            name: slot._replace(parameter=str(specs[slot.parameter].tied_to)) for name, slot in copies.items()
+        }
+        _warn_of_ignored_copies(path, kept, weights)
     if progress is not None:
         progress("weights", 1.0, "")
     return weights
@@ -77,27 +83,56 @@ def dummy_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     seed: int,
+    quantizer: Int8Quantizer | None = None,
 ) -> dict[str, Tensor]:
-    """Weights as a new model would have them: norms of one, all else normal with deviation 0.02."""
+    """Weights as a new model would have them: norms of one, all else normal with deviation 0.02.
+
+    A quantizer makes of them what it would make of a checkpoint's.
+    """
     specs = definition.parameters(config)
     generator = torch.Generator(device=device).manual_seed(seed)
-    weights = {name: _empty(spec, dtype, device) for name, spec in specs.items() if not spec.tied_to}
-    for name, weight in weights.items():
+    weights = _allocate(specs, dtype, device, quantizer)
+    for name, spec in specs.items():
+        if spec.tied_to:
+            continue
+        is_dense = weights[name].dtype == dtype
+        value = weights[name] if is_dense else torch.empty(spec.shape, dtype=dtype, device=device)
         if name.endswith("norm"):
-            weight.fill_(1.0)
+            value.fill_(1.0)
         else:
-            weight.normal_(0.0, 0.02, generator=generator)
-    return _with_ties(specs, weights)
+            value.normal_(0.0, 0.02, generator=generator)
+        _fill(weights, Slot(name, 0, spec.shape), value, quantizer)
+    return weights
 
 
-def _empty(spec: ParameterSpec, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    return torch.empty(spec.shape, dtype=dtype, device=device)
+def _allocate(
+    specs: Mapping[str, ParameterSpec],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    quantizer: Int8Quantizer | None,
+) -> dict[str, Tensor]:
+    """Memory for all, in the order of the specs, tied parameters being the same tensor; scales come last."""
+    quantized = quantizer.weights if quantizer is not None else {}
+    own = {
+        name: torch.empty(spec.shape, dtype=dtype, device=device)
+        for name, spec in specs.items()
+        if not spec.tied_to and name not in quantized
+    } | quantized
+    ordered = {name: own[name if name in own else str(spec.tied_to)] for name, spec in specs.items()}
+    return {**ordered, **own}
 
 
-def _with_ties(specs: Mapping[str, ParameterSpec], weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """In the order of the specs, tied parameters being the same tensor; what has no spec comes last."""
-    ordered = {name: weights[spec.tied_to or name] for name, spec in specs.items()}
-    return {**ordered, **weights}
+def _fill(
+    weights: Mapping[str, Tensor],
+    slot: Slot,
+    tensor: Tensor,
+    quantizer: Int8Quantizer | None,
+) -> None:
+    """Put a tensor where it belongs, and where a quantized projection is tied to it."""
+    if quantizer is None or slot.parameter not in quantizer.weights:
+        _rows(weights, slot).copy_(tensor)
+    if quantizer is not None:
+        quantizer.take(slot.parameter, slot.start, tensor)
 
 
 def _slots(specs: Mapping[str, ParameterSpec]) -> dict[str, Slot]:
@@ -209,10 +244,8 @@ def _rows(weights: Mapping[str, Tensor], slot: Slot) -> Tensor:
     return weights[slot.parameter].narrow(0, slot.start, slot.shape[0])
 
 
-def _warn_of_ignored_copies(
-    path: Path, names: list[str], slots: Mapping[str, Slot], weights: Mapping[str, Tensor]
-) -> None:
-    for name, tensor in _tensors(path, names):
+def _warn_of_ignored_copies(path: Path, slots: Mapping[str, Slot], weights: Mapping[str, Tensor]) -> None:
+    for name, tensor in _tensors(path, list(slots)):
         kept = _rows(weights, _checked(slots[name], name, tensor, path))
         if not torch.equal(tensor.to(kept.dtype), kept.cpu()):
             logger.warning(

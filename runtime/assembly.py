@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TextIO
@@ -16,7 +17,8 @@ from ..compiler.cuda_graphs import CudaGraphs
 from ..compiler.passes.products import Product
 from ..custom_ops import linear
 from ..models.config import ModelConfig
-from ..models.layers import Ops
+from ..models.layers import Ops, join_scales, taking_quantized
+from ..models.quantization import Int8Quantizer
 from ..models.registry import ModelDefinition
 from . import memory
 from .attention import AttentionBackend, PagedAttention, allocate_caches
@@ -49,6 +51,7 @@ class Parts:
     attention: AttentionBackend
     compiled: Compiled | None
     weights: dict[str, Tensor]
+    quantizer: Int8Quantizer | None  # knows what its bytes differ by
     ops: Ops
     num_valid_ids: int  # ids from here on are padding of the vocabulary
 
@@ -186,7 +189,7 @@ def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> Mode
     )
     return ModelRunner(
         forward=_forward(parts),
-        logits=partial(_logits, definition, model, parts.weights, parts.ops._replace(linear=linear)),
+        logits=partial(_logits, definition, model, join_scales(parts.weights), _ops_of_logits(parts)),
         attention=PagedAttention(parts.attention, caches, definition.attention(model)),
         arena=arena,
         num_valid_ids=parts.num_valid_ids,
@@ -199,13 +202,21 @@ def _forward(parts: Parts) -> Forward:
     if parts.compiled is not None:
         return parts.compiled.plan.bind(parts.weights, parts.resolved.device)
 
+    weights = join_scales(parts.weights)
+
     def eager(token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
-        return parts.definition.forward(parts.model, parts.weights, token_ids, positions, attend, parts.ops)
+        return parts.definition.forward(parts.model, weights, token_ids, positions, attend, parts.ops)
 
     return eager
 
 
+def _ops_of_logits(parts: Parts) -> Ops:
+    """The model's, but the LM head's product is never left to torch: kernels for few rows are ours."""
+    ops = parts.ops._replace(linear=linear)
+    return ops if parts.resolved.quantization is None else taking_quantized(ops)
+
+
 def _logits(
-    definition: ModelDefinition, model: ModelConfig, weights: dict[str, Tensor], ops: Ops, hidden: Tensor
+    definition: ModelDefinition, model: ModelConfig, weights: Mapping[str, Tensor], ops: Ops, hidden: Tensor
 ) -> Tensor:
     return definition.logits(model, weights, hidden, ops)

@@ -13,6 +13,7 @@ from ..common.errors import ConfigError, UnsupportedError
 from ..common.logging import get_logger, log_once
 from ..compiler.config import MAX_NUM_TOKENS, NUMERICS, CompileConfig, Numerics
 from ..models.config import ModelConfig
+from ..models.quantization import QUANTIZATIONS, Quantization
 from . import memory
 
 logger = get_logger("runtime")
@@ -57,6 +58,7 @@ class RuntimeConfig:
     tokenizer: Any = None
     dtype: str | torch.dtype = "auto"
     device: str | torch.device = "auto"
+    quantization: Quantization | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
@@ -91,6 +93,7 @@ class RuntimeConfig:
             raise ConfigError(f"memory_fraction is {self.memory_fraction}; wanted above 0, at most 1")
         _check_choice("numerics", self.numerics, NUMERICS)
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
+        _check_choice("quantization", self.quantization, (None, *QUANTIZATIONS))
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens > MAX_NUM_TOKENS:
             got = f"max_num_batched_tokens is {self.max_num_batched_tokens}"
             raise ConfigError(f"{got}; wanted at most {MAX_NUM_TOKENS}, the bound of compiled pieces")
@@ -115,9 +118,9 @@ def _check_type(name: str, value: object, types: tuple[type, ...], wanted: str) 
         raise ConfigError(f"{name} is {value!r}; wanted {wanted}")
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name} is {value!r}; wanted {' or '.join(choices)}")
+        raise ConfigError(f"{name} is {value!r}; wanted {' or '.join(str(choice) for choice in choices)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +129,7 @@ class Resolved:
 
     dtype: torch.dtype
     device: torch.device
+    quantization: Quantization | None
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -181,6 +185,7 @@ def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, devic
     resolved = Resolved(
         dtype=dtype,
         device=device,
+        quantization=config.quantization,
         max_model_len=max_model_len,
         max_num_seqs=min(config.max_num_seqs, max_num_batched_tokens),  # each takes a token of a step
         max_num_batched_tokens=max_num_batched_tokens,

@@ -23,7 +23,8 @@ from ..custom_ops.ledger import LEDGER, watched
 from ..custom_ops.triton_cache import keep_triton_kernels
 from ..models import rope
 from ..models.config import GenerationDefaults, ModelConfig, read_generation_config, read_model_config
-from ..models.layers import EXACT_OPS, FAST_OPS, Ops
+from ..models.layers import EXACT_OPS, FAST_OPS, SCALE, Ops, join_scales, taking_quantized
+from ..models.quantization import Int8Quantizer, check_quantization, quantized_names
 from ..models.registry import ModelDefinition, find_model
 from ..models.source import resolve_source
 from ..models.source_files import source_files
@@ -158,6 +159,7 @@ def _find(config: RuntimeConfig, progress: Progress) -> Found:
         keep_triton_kernels(store)
     folder = _find_folder(config, store, device, progress)
     model, definition, defaults = _read_configs(folder, config)
+    check_quantization(config.quantization, definition.parameters(model), device)
     return Found(
         config=config,
         store=store,
@@ -188,7 +190,8 @@ def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
     )
     watch.lap("config")
     with ThreadPoolExecutor(max_workers=2) as pool:
-        weights_read = pool.submit(_weights, folder, model, definition, config, resolved, progress)
+        quantizer = _quantizer(found)
+        weights_read = pool.submit(_weights, folder, model, definition, config, resolved, quantizer, progress)
         tokenizer_read = pool.submit(load_tokenizer, folder, override=config.tokenizer)
 
         def report(stage: str, fraction: float, detail: str) -> None:
@@ -201,6 +204,8 @@ def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
         watch.lap("compile")
         watch.split("compile", compiled.seconds if compiled else {})
         weights = weights_read.result()
+        if quantizer is not None:
+            logger.info("quantization %s: %s", resolved.quantization, quantizer.sentence())
         watch.lap("weights")
         tokenizer = tokenizer_read.result()
         watch.lap("tokenizer")
@@ -212,6 +217,7 @@ def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
         attention=attention,
         compiled=compiled,
         weights=weights,
+        quantizer=quantizer,
         ops=_ops(config),
         num_valid_ids=min(model.vocab_size, tokenizer.size) if tokenizer else model.vocab_size,
     )
@@ -269,7 +275,8 @@ def _described(defaults: GenerationDefaults) -> str:
 
 
 def _ops(config: RuntimeConfig) -> Ops:
-    return EXACT_OPS if config.numerics == "exact" else FAST_OPS
+    ops = EXACT_OPS if config.numerics == "exact" else FAST_OPS
+    return ops if config.quantization is None else taking_quantized(ops)
 
 
 def _weights(
@@ -278,15 +285,17 @@ def _weights(
     definition: ModelDefinition,
     config: RuntimeConfig,
     resolved: Resolved,
+    quantizer: Int8Quantizer | None,
     progress: Progress,
 ) -> dict[str, Tensor]:
     """The weights and the rope tables."""
     dtype, device = resolved.dtype, resolved.device
+    into: dict[str, Any] = {"dtype": dtype, "device": device, "quantizer": quantizer}
     try:
         if config.load_format == "dummy":
-            weights = dummy_weights(definition, model, dtype=dtype, device=device, seed=config.seed)
+            weights = dummy_weights(definition, model, seed=config.seed, **into)
         else:
-            weights = load_weights(definition, model, folder, dtype=dtype, device=device, progress=progress)
+            weights = load_weights(definition, model, folder, progress=progress, **into)
     except torch.OutOfMemoryError as error:
         raise LoadError(
             f"the weights of {folder} do not fit on {device}: {error}; use a smaller dtype"
@@ -295,9 +304,22 @@ def _weights(
     return weights | rope.rotation_tables(model, max_model_len=max_model_len, dtype=dtype, device=device)
 
 
+def _quantizer(found: Found) -> Int8Quantizer | None:
+    if found.resolved.quantization is None:
+        return None
+    return Int8Quantizer(found.definition.parameters(found.model), found.resolved.device)
+
+
 def parameter_table(model: ModelConfig, definition: ModelDefinition, resolved: Resolved) -> ParameterTable:
     """Shape and dtype of every tensor that the forward may read."""
-    table = {name: (spec.shape, resolved.dtype) for name, spec in definition.parameters(model).items()}
+    specs = definition.parameters(model)
+    table = {name: (spec.shape, resolved.dtype) for name, spec in specs.items()}
+    if resolved.quantization is not None:
+        for name in quantized_names(specs):
+            table |= {
+                name: (specs[name].shape, torch.int8),
+                name + SCALE: (specs[name].shape[:1], torch.float32),
+            }
     wide = torch.float64 if resolved.dtype == torch.float64 else torch.float32
     rotation = rope.rotation_shapes(model, resolved.max_model_len)
     return table | {name: (shape, wide) for name, shape in rotation.items()}
@@ -324,7 +346,7 @@ def _program(
     ops = _ops(config)
 
     def forward(weights: Mapping[str, Tensor], token_ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
-        return definition.forward(model, weights, token_ids, positions, attend, ops)
+        return definition.forward(model, join_scales(weights), token_ids, positions, attend, ops)
 
     return Program(
         forward=forward,

@@ -10,6 +10,7 @@ import torch
 from ..common.errors import ConfigError
 from ..compiler.torch_compat import cpu_has_bfloat16_units
 from ..models.config import ModelConfig
+from ..models.quantization import Quantization
 
 if TYPE_CHECKING:
     from .config import Resolved
@@ -34,14 +35,15 @@ def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: flo
     per_request = -(-resolved.max_model_len // resolved.block_size)
     wanted = resolved.max_num_seqs * per_request + 1
     available = available_bytes(resolved.device)
-    budget = int(available * memory_fraction) - weight_bytes(model, resolved.dtype)
+    weights = weight_bytes(model, resolved.dtype, resolved.quantization)
+    budget = int(available * memory_fraction) - weights
     if resolved.device.type == "cpu":
         budget = min(budget, CPU_CACHE_BYTES)
     blocks = min(wanted, budget // per_block)
     if blocks < 2:
         raise ConfigError(
             f"{available / 2**30:.1f} GiB are available, the weights take "
-            f"{weight_bytes(model, resolved.dtype) / 2**30:.1f} GiB and a block of KV cache "
+            f"{weights / 2**30:.1f} GiB and a block of KV cache "
             f"{per_block / 2**20:.1f} MiB: raise memory_fraction, lower block_size, or use a smaller dtype"
         )
     return blocks
@@ -81,11 +83,14 @@ def blocks_left(
     return blocks
 
 
-def weight_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+def weight_bytes(model: ModelConfig, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
     """Bytes of the weights, to the accuracy that sizing needs."""
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     per_layer = model.hidden_size * (heads + 3 * model.intermediate_size)
-    embeddings = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
+    embedding = model.vocab_size * model.hidden_size
+    if quantization is not None:  # the LM head has bytes of its own, tied or not
+        return model.num_layers * per_layer + embedding + embedding * dtype.itemsize
+    embeddings = embedding if model.tie_word_embeddings else 2 * embedding
     return (model.num_layers * per_layer + embeddings) * dtype.itemsize
 
 

@@ -112,8 +112,12 @@ class Runtime:
         compiled, products = loaded.parts.compiled, loaded.assembled.products
         text = "the model runs eagerly: nothing was compiled" if compiled is None else explain_text(compiled)
         served = ["\nmatrix products:", *(f"  {line}" for line in products)] if products else []
+        quantizer = loaded.parts.quantizer
+        quantized = (
+            [f"\nquantization {loaded.resolved.quantization}: {quantizer.sentence()}"] if quantizer else []
+        )
         late = [f"built in the middle of a request: {what}" for what in loaded.late_builds.events]
-        return "\n".join([text, *served, *late])
+        return "\n".join([text, *quantized, *served, *late])
 
     def close(self) -> None:
         """Abort what is running and give back memory; a second call does nothing."""

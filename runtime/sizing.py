@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ..models.config import ModelConfig
+from ..models.quantization import Quantization
 from . import memory
 from .config import Resolved, RuntimeConfig
 
@@ -16,6 +17,7 @@ class Sizing:
 
     device: torch.device
     dtype: torch.dtype
+    quantization: Quantization | None
     weight_bytes: int
     available_bytes: int  # free now, before the weights are read
     token_bytes: int  # keys and values of one token
@@ -58,7 +60,8 @@ class Sizing:
                 yield f"num_kv_blocks={wanted // (self.token_bytes * self.block_size)}"
             elif fraction > self.memory_fraction:
                 yield f"memory_fraction={min(1.0, fraction + 0.005):.2f}"
-        left = int(self.available_bytes * self.memory_fraction) - self.weight_bytes // 2 - kept
+        weights = self.weight_bytes // 2 if self.quantization is None else self.weight_bytes
+        left = int(self.available_bytes * self.memory_fraction) - weights - kept
         budget = min(left, memory.CPU_CACHE_BYTES) if is_cpu else left
         if self.dtype.itemsize == 4 and wanted // 2 <= budget:
             yield "dtype='bfloat16'"
@@ -69,7 +72,8 @@ def size(config: RuntimeConfig, model: ModelConfig, resolved: Resolved) -> Sizin
     return Sizing(
         device=resolved.device,
         dtype=resolved.dtype,
-        weight_bytes=memory.weight_bytes(model, resolved.dtype),
+        quantization=resolved.quantization,
+        weight_bytes=memory.weight_bytes(model, resolved.dtype, resolved.quantization),
         available_bytes=memory.available_bytes(resolved.device),
         token_bytes=memory.block_bytes(model, 1, resolved.dtype),
         block_size=resolved.block_size,

@@ -1,5 +1,6 @@
 """The figures of a running engine, under names that stay."""
 
+from dataclasses import asdict
 from typing import Any
 
 from ..compiler.compile import Compiled
@@ -33,6 +34,7 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
         "cuda_graphs": _graph_stats(loaded.assembled),
         "startup": loaded.startup | {"first_token": loaded.engine.first_token_seconds},
         "resolved": _resolved_stats(loaded),
+        "quantization": _quantization_stats(loaded),
     }
 
 
@@ -64,6 +66,19 @@ def _graph_stats(assembled: Assembled) -> dict[str, Any]:
     }
 
 
+def _quantization_stats(loaded: Loaded) -> dict[str, Any] | None:
+    """What the bytes of the projections differ by from the checkpoint's weights, each and all together."""
+    quantizer = loaded.parts.quantizer
+    if quantizer is None:
+        return None
+    return {
+        "name": loaded.resolved.quantization,
+        "bytes": sum(weight.nbytes for weight in quantizer.weights.values()),
+        "total": asdict(quantizer.total_error()),
+        "tensors": {name: asdict(error) for name, error in quantizer.errors().items()},
+    }
+
+
 def _resolved_stats(loaded: Loaded) -> dict[str, Any]:
     resolved, defaults = loaded.resolved, loaded.defaults
     return {
@@ -75,6 +90,7 @@ def _resolved_stats(loaded: Loaded) -> dict[str, Any]:
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "block_size": resolved.block_size,
         "dtype": str(resolved.dtype).removeprefix("torch."),
+        "quantization": resolved.quantization,
         "attention": loaded.parts.attention.name,
         "products": list(loaded.assembled.products),
         "device": str(resolved.device),

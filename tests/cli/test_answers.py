@@ -74,6 +74,14 @@ def test_json_is_one_document_with_texts_and_figures(lamina, answers):
     assert document["stats"]["resolved"]["device"]
 
 
+def test_a_quantization_reaches_the_runtime_and_an_unknown_one_is_one_clear_line(lamina):
+    code, out, _ = lamina("generate", "--json", "--quantization", "int8", PROMPT)
+    assert (code, json.loads(out)["stats"]["quantization"]["name"]) == (0, "int8")
+    code, out, err = lamina("generate", "--quantization", "int3", PROMPT)
+    assert (code, out) == (2, "")
+    assert "quantization is 'int3'; wanted None or int8" in err
+
+
 def test_a_folder_that_is_no_model_is_one_clear_line(lamina, tmp_path):
     code, out, err = lamina("generate", "--model", str(tmp_path), PROMPT)
     assert (code, out) == (2, "")

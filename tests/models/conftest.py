@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lamina.custom_ops.paged_attention.reference import dense_attention
 from lamina.models.config import read_model_config
-from lamina.models.layers import FAST_OPS, Ops
+from lamina.models.layers import FAST_OPS, Ops, join_scales, taking_quantized
+from lamina.models.quantization import Int8Quantizer
 from lamina.models.registry import find_model
 from lamina.models.rope import rotation_tables
 from lamina.models.weights import load_weights
@@ -27,12 +28,14 @@ def _logits(
     dtype: torch.dtype = torch.float32,
     ops: Ops = FAST_OPS,
     max_model_len: int | None = None,
+    quantized: bool = False,
     config_changes: Mapping[str, Any] | None = None,
     weight_changes: Callable[[dict[str, Tensor]], None] = lambda weights: None,
 ) -> Tensor:
     config = read_model_config(folder)
     model = find_model(config.architecture)
-    weights = load_weights(model, config, folder, dtype=dtype, device="cpu")
+    quantizer = Int8Quantizer(model.parameters(config), "cpu") if quantized else None
+    weights = load_weights(model, config, folder, dtype=dtype, device="cpu", quantizer=quantizer)
     config = dataclasses.replace(config, **config_changes or {})
     length = max_model_len or len(token_ids)
     weights |= rotation_tables(config, max_model_len=length, dtype=dtype, device="cpu")
@@ -48,13 +51,14 @@ def _logits(
         torch.tensor(token_ids, dtype=torch.int32),
         torch.arange(len(token_ids), dtype=torch.int32),
     )
+    joined, ops = join_scales(weights), taking_quantized(ops)
     with torch.inference_mode():
-        return model.logits(config, weights, model.forward(config, weights, ids, positions, attend, ops), ops)
+        return model.logits(config, joined, model.forward(config, joined, ids, positions, attend, ops), ops)
 
 
 @pytest.fixture(scope="session")
 def logits_of() -> Callable[..., Tensor]:
-    """logits_of(folder, token_ids, dtype=, ops=, …) -> our logits [T, vocab] with dense attention."""
+    """logits_of(folder, token_ids, dtype=, ops=, quantized=, …) -> our logits [T, vocab], attention dense."""
     return _logits
 
 

@@ -76,6 +76,7 @@ BAD_SETTINGS = [
     ("num_kv_blocks", [0, 1, 10**13, "9"]),
     ("compile", ["yes", 1, None]),
     ("numerics", ["precise", None, []]),
+    ("quantization", ["int4", "INT8", 8, True, []]),
     ("load_format", ["gguf", None]),
     ("dtype", ["int8", "fp32", torch.int8, 8, None]),
     ("device", ["tpu", "meta", None, 5, []]),
