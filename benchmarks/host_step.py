@@ -125,7 +125,7 @@ def generation(number: int, length: int) -> Generation:
         params=params,
         max_total_tokens=length,
     )
-    return Generation(request=request, prompt=None, detokenizer=None)
+    return Generation(request=request, detokenizer=None, asked_id=request.request_id)
 
 
 def build(batch: int) -> tuple[Engine, ModelRunner, InputBatch]:

@@ -15,6 +15,7 @@ from .rotary_and_write_kv_cache.op import rotary_and_write_kv_cache
 from .rotary_embedding.op import rotary_embedding
 from .sample.op import sample
 from .silu_and_mul.op import silu_and_mul
+from .top_logprobs.op import top_logprobs
 from .write_kv_cache.op import write_kv_cache
 from .zero_centred_rms_norm.op import zero_centred_rms_norm
 
@@ -34,6 +35,7 @@ __all__ = [
     "rotary_embedding",
     "sample",
     "silu_and_mul",
+    "top_logprobs",
     "write_kv_cache",
     "zero_centred_rms_norm",
 ]

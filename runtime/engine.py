@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,22 +10,29 @@ from numpy.typing import NDArray
 from ..common.errors import ProcessorError
 from .detokenizer import IncrementalDetokenizer
 from .latency import Latencies
+from .logprobs import Teller, cumulative
 from .model_runner import ModelRunner, StepHandle
-from .outputs import CompletionOutput, RequestOutput, RequestTimes, StreamDelta
+from .outputs import CompletionOutput, StreamDelta
 from .request import Request
 from .scheduler import Scheduler
-from .scheduler_output import SchedulerOutput
+from .scheduler_output import Reports, SchedulerOutput
 
 
 @dataclass(slots=True)
 class Generation:
-    """A request with its text; whoever steps the engine fills `deltas`, whoever asked empties it."""
+    """A request with its text; whoever steps the engine fills `deltas`, whoever asked empties it.
+
+    It writes one answer to what a caller asked, of which there may be several.
+    """
 
     request: Request
-    prompt: str | None
     detokenizer: IncrementalDetokenizer | None
+    asked_id: str  # what the caller knows it by
+    index: int = 0  # of the answer
+    teller: Teller = field(default_factory=Teller)
     deltas: deque[StreamDelta] | None = None  # None where nobody wants the answer in pieces
     error: ProcessorError | None = None  # what ended it, for whoever asked
+    has_told_prompt: bool = False  # its log-probabilities
 
     @property
     def is_finished(self) -> bool:
@@ -38,27 +45,22 @@ class Generation:
     @property
     def has_told_its_end(self) -> bool:
         """Whether the last piece of the answer is out."""
-        return self.deltas is not None and any(delta.finish_reason for delta in self.deltas)
+        return self.deltas is not None and any(
+            delta.finish_reason for delta in self.deltas if delta.index == self.index
+        )
 
-    def output(self) -> RequestOutput:
-        """The whole answer, once it is finished."""
-        request, times = self.request, self.request.times
-        assert times.queued is not None
-        answer = CompletionOutput(
-            index=0,
+    def answer(self, index: int) -> CompletionOutput:
+        """The whole of it, once it is finished, as the answer of that index."""
+        request = self.request
+        reports = request.logprobs[: len(request.output_token_ids)]  # an interrupt may come between the two
+        return CompletionOutput(
+            index=index,
             text=self.detokenizer.text if self.detokenizer else "",
             token_ids=tuple(request.output_token_ids),
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
-        )
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=(answer,),
-            times=RequestTimes(queued=times.queued, first_token=times.first_token, finished=times.finished),
-            num_cached_tokens=request.num_cached_tokens,
-            num_preemptions=request.num_preemptions,
+            logprobs=self.teller.of_answer(reports),
+            cumulative_logprob=None if request.params.logprobs is None else cumulative(reports),
         )
 
 
@@ -149,10 +151,10 @@ class Engine:
     def _take_in_oldest(self) -> None:
         plan, handle = self._pending[0]
         self._at_model = plan
-        token_ids = handle.token_ids()
+        token_ids, reports = handle.token_ids(), handle.reports()
         self._at_model = None
         self._pending.popleft()
-        self._take_in(plan, token_ids)
+        self._take_in(plan, token_ids, reports)
 
     def _undo(self, failed: SchedulerOutput) -> None:
         while self._pending and self._pending[-1][0].step >= failed.step:
@@ -175,8 +177,8 @@ class Engine:
         self._generations.clear()
         self._attentive.clear()
 
-    def _take_in(self, plan: SchedulerOutput, token_ids: NDArray[np.int32]) -> None:
-        received = self.scheduler.update(plan, token_ids)
+    def _take_in(self, plan: SchedulerOutput, token_ids: NDArray[np.int32], reports: Reports | None) -> None:
+        received = self.scheduler.update(plan, token_ids, reports)
         if self.first_token_seconds is None and received:
             self.first_token_seconds = _seconds_to_first_token(received[0])
         for request in received:
@@ -228,15 +230,18 @@ def _is_shown(request: Request) -> bool:
 
 
 def _emit(generation: Generation, text: str, token_ids: Sequence[int]) -> None:
-    request = generation.request
+    request, teller = generation.request, generation.teller
     if generation.deltas is None or not (text or token_ids or request.finish_reason):
         return
+    told_before, generation.has_told_prompt = generation.has_told_prompt, True
     generation.deltas.append(
         StreamDelta(
-            request_id=request.request_id,
-            index=0,
+            request_id=generation.asked_id,
+            index=generation.index,
             text=text,
             token_ids=tuple(token_ids),
             finish_reason=request.finish_reason,
+            logprobs=teller.of_answer(request.logprobs[-1:] if token_ids else ()),
+            prompt_logprobs=None if told_before else teller.of_prompt(request.prompt_logprobs),
         )
     )

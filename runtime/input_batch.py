@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .block_pool import NULL_BLOCK
-from .scheduler_output import ON_HOST, Banned, Ints, SchedulerOutput
+from .device_reports import ReportRows
+from .scheduler_output import ON_HOST, Banned, Ints, SchedulerOutput, WantedReports
 
 NO_ID = -1  # in place of a banned id
 MAX_BANNED = 32  # ids a row in the arena; a step with more has a tensor of its own, and is not recorded
@@ -47,6 +48,7 @@ class BatchView:
     seeds: Tensor
     sample_positions: Tensor  # where the sampled tokens will stand: the counters of their noise
     banned: Tensor  # [padded_samples, any number] ids that a row must not sample, and NO_ID
+    reports: ReportRows | None = None  # whose log-probabilities are wanted
 
 
 class InputBatch:
@@ -117,6 +119,7 @@ class InputBatch:
             num_samples=plan.num_samples,
             max_query_len=int(plan.counts.max(initial=0)),
             banned=self._update_banned(plan.banned, sizes[2]),
+            reports=None if plan.reports is None else self._send_reports(plan.reports),
             **views,
         )
 
@@ -189,6 +192,10 @@ class InputBatch:
             known = [id_ for id_ in ids if id_ < self.vocab_size]
             table[row, : len(known)] = known
         return table
+
+    def _send_reports(self, wanted: WantedReports) -> ReportRows:
+        samples, before, targets = wanted.samples, wanted.before, wanted.targets
+        return ReportRows(wanted.num_top, self._send(samples), self._send(before), self._send(targets))
 
     def _send_fields(self, plan: SchedulerOutput, layout: "_Layout") -> None:
         packed = _staged(layout.size, self.device)

@@ -14,9 +14,10 @@ from ..compiler.cuda_graphs import CudaGraphs
 from ..compiler.plan import BoundPlan
 from .adjuster import Adjuster
 from .attention import PagedAttention
+from .device_reports import Tables, report_prompts, report_samples
 from .input_batch import BatchView, InputBatch, fits_recording
 from .sampler import SamplingRows, sample
-from .scheduler_output import SchedulerOutput, no_requests
+from .scheduler_output import Reports, SchedulerOutput, no_requests
 
 Forward = Callable[[Tensor, Tensor, PagedAttention], Tensor]  # token_ids [T], positions [T] -> hidden [T, H]
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
@@ -39,8 +40,9 @@ class Mixed:
 class StepHandle:
     """A step that was launched; its tokens are read when they are needed."""
 
-    def __init__(self, sampled: Tensor, arrived: torch.cuda.Event | None = None) -> None:
+    def __init__(self, sampled: Tensor, tables: Tables | None, arrived: torch.cuda.Event | None) -> None:
         self._sampled = sampled
+        self._tables = tables
         self._arrived = arrived
 
     def token_ids(self) -> NDArray[np.int32]:
@@ -49,6 +51,10 @@ class StepHandle:
             self._arrived.synchronize()
         token_ids: NDArray[np.int32] = self._sampled.numpy()
         return token_ids
+
+    def reports(self) -> Reports | None:
+        """The log-probabilities that the plan wants, after the ids; None where it wants none."""
+        return None if self._tables is None else self._tables.read()
 
 
 class ModelRunner:
@@ -74,11 +80,13 @@ class ModelRunner:
         self._decode_sizes: tuple[int, ...] = ()
         self._mixed_sizes: tuple[int, ...] = ()
         self._num_eager_steps = 0
+        self._tables: Tables | None = None  # what the last step reports
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> StepHandle:
         """Launch one step and return at once with the means to read its tokens."""
         try:
+            self._tables = Tables() if plan.reports is not None else None
             self._launch(plan)
             return self._handle(plan.num_samples)
         except BaseException:
@@ -108,6 +116,9 @@ class ModelRunner:
         if plan.adjusted is not None:
             assert logits is not None, "samples of a step without any"
             self._adjuster.choose(plan.adjusted, batch, logits)
+        if batch.reports is not None and self._tables is not None and logits is not None:
+            samples = report_samples(batch.reports, logits, batch.sampled, self._num_valid_ids)
+            self._tables = self._tables._replace(samples=samples)
 
     @torch.inference_mode()
     def record(
@@ -178,6 +189,9 @@ class ModelRunner:
 
     def _sample(self, batch: BatchView, hidden: Tensor) -> Tensor | None:
         """Leave a token a sampling row in the arena, where the next step finds it; returns the logits."""
+        if batch.reports is not None:
+            prompts = report_prompts(batch.reports, hidden, self._logits, self._num_valid_ids)
+            self._tables = Tables(prompts=prompts)
         if not batch.logits_rows.shape[0]:
             return None
         logits = self._logits(hidden.index_select(0, batch.logits_rows))
@@ -186,14 +200,14 @@ class ModelRunner:
 
     def _handle(self, num_samples: int) -> StepHandle:
         """Start the tokens on their way to the host: the next step overwrites where they are."""
-        sampled = self._arena.sampled(num_samples)
+        sampled, tables = self._arena.sampled(num_samples), self._tables
         if sampled.device.type != "cuda":
-            return StepHandle(sampled.clone())
-        staged = torch.empty(num_samples, dtype=torch.int32, pin_memory=True)
-        staged.copy_(sampled, non_blocking=True)
+            return StepHandle(sampled.clone(), tables, None)
+        staged = _on_its_way(sampled)
+        tables = tables and tables.each(_on_its_way)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return StepHandle(staged, arrived)
+        return StepHandle(staged, tables, arrived)
 
     def _sampling_rows(self, batch: BatchView) -> SamplingRows:
         return SamplingRows(
@@ -211,6 +225,11 @@ class ModelRunner:
 def _fitting(sizes: Sequence[int], wanted: int) -> int | None:
     """The smallest recorded size that holds so many, None where there is none."""
     return next((size for size in sizes if size >= wanted), None)
+
+
+def _on_its_way(values: Tensor) -> Tensor:
+    """A copy in pinned memory, which is there when all that was launched is over."""
+    return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
 
 
 def _reads(batch: BatchView) -> tuple[Tensor, ...]:

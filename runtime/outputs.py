@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from .logprobs import Logprobs
 from .request import FinishReason
 
 
@@ -25,6 +26,8 @@ class CompletionOutput:
     stop_reason: int | str | None = (
         None  # the token id or string that ended it, None for an EOS or the length
     )
+    logprobs: tuple[Logprobs, ...] | None = None  # of each token, where wanted
+    cumulative_logprob: float | None = None  # their sum, where they were computed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +41,9 @@ class RequestOutput:
     times: RequestTimes
     num_cached_tokens: int = 0  # of the prompt, whose keys and values were in the cache
     num_preemptions: int = 0
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = (
+        None  # of each token of the prompt, where wanted; the first has none
+    )
 
     @property
     def text(self) -> str:
@@ -65,10 +71,15 @@ class RequestOutput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamDelta:
-    """What one step added to one answer; the last delta of an answer alone has a finish_reason."""
+    """What one step added to one answer; the last delta of an answer alone has a finish_reason.
+
+    Where the prompt's log-probabilities are wanted, the first delta of the first answer has them.
+    """
 
     request_id: str
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    logprobs: tuple[Logprobs, ...] | None = None  # of each token, where wanted
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None

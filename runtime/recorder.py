@@ -15,7 +15,7 @@ from .prefix_cache import Chain
 from .request import FinishReason, Request
 from .scheduler import Scheduler
 from .scheduler_config import SchedulerConfig
-from .scheduler_output import ON_HOST, SchedulerOutput
+from .scheduler_output import ON_HOST, Reports, SchedulerOutput
 
 FORMAT = 1
 
@@ -53,6 +53,7 @@ class RecordingScheduler(Scheduler):
                 "queued": request.times.queued,
                 "blocks": self._blocks(request, len(request.prompt_token_ids)),
             }
+            | ({} if request.params.prompt_logprobs is None else {"prompt_logprobs": True})
         )
 
     def finish(self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None) -> None:
@@ -68,9 +69,14 @@ class RecordingScheduler(Scheduler):
         self._write(self._encoder.encode(plan))
         return plan
 
-    def update(self, plan: SchedulerOutput, sampled: Sequence[int] | NDArray[np.int32]) -> list[Request]:
+    def update(
+        self,
+        plan: SchedulerOutput,
+        sampled: Sequence[int] | NDArray[np.int32],
+        reports: Reports | None = None,
+    ) -> list[Request]:
         """Take in the tokens of the oldest step in flight, one a row that samples; returns who got one."""
-        received = super().update(plan, sampled)
+        received = super().update(plan, sampled, reports)
         ended = [request for request in received if request.finish_reason is not None]
         said: dict[str, Any] = {"update": plan.step}
         if ended:

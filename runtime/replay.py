@@ -112,7 +112,11 @@ class _Player:
         self.now = said["queued"]
         number = self.result.num_requests
         recorded = _Recorded(number, self._blocks.get(number, []), self.block_size)
-        params = SamplingParams(min_tokens=said["min_tokens"], seed=said["seed"]).resolve(None, seed=0)
+        params = SamplingParams(
+            min_tokens=said["min_tokens"],
+            seed=said["seed"],
+            prompt_logprobs=0 if said.get("prompt_logprobs") else None,
+        ).resolve(None, seed=0)
         recorded.request = Request(
             request_id=said["add"],
             prompt_token_ids=tuple(map(recorded.token, range(said["prompt"]))),

@@ -8,6 +8,7 @@ from typing import Literal
 from ..common.errors import RequestError
 from .border import as_int, number
 from .sampling_params import SamplingParams
+from .scheduler_output import TokenReport
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -82,6 +83,20 @@ class Request:
     arrival: int = -1
     rank: tuple[float, int] = (0.0, -1)  # lower ones are served first
     times: Timeline = field(default_factory=Timeline)
+    logprobs: list[TokenReport] = field(default_factory=list)  # of the output, where wanted
+    prompt_logprobs: list[TokenReport] = field(default_factory=list)  # from the second token on
+    num_reported: int = 0  # tokens of the prompt that these are of
+
+    @property
+    def num_reusable(self) -> int:
+        """Of how many first tokens nothing is wanted but their keys and values; the last one is computed.
+
+        A token whose log-probability is wanted is read off the token before it, so that one is, too.
+        """
+        last = len(self.prompt_token_ids) - 1
+        if self.params.prompt_logprobs is None or self.num_reported == last:
+            return self.num_tokens - 1
+        return self.num_reported
 
     @property
     def deadline(self) -> float | None:

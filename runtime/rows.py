@@ -31,6 +31,7 @@ COUNTS = (
     "table_row",  # where the device holds its table, or NEW
     "slot",  # where the device keeps its tokens, or NO_SLOT
     "told",  # of them, how many it has
+    "reports",  # whether log-probabilities are wanted
 )
 
 
@@ -58,6 +59,7 @@ class Rows:
             self.table_row,
             self.slot,
             self.told,
+            self.reports,
         ) = self._counts
         self.sampling = np.zeros(max_num_rows, SAMPLING)
         self.requests: list[Request] = []
@@ -90,6 +92,7 @@ class Rows:
             NEW,
             self._free_slots.pop() if request.params.adjusts else NO_SLOT,
             0,
+            request.params.wants_reports,
         )
         self.sampling[row] = sampling_row(request.params)
 
@@ -138,6 +141,7 @@ class Rows:
             assert self.sent[row] <= self.blocks[row], request
             assert self.told[row] <= known + flying, request
             assert (self.slot[row] != NO_SLOT) == request.params.adjusts, request
+            assert self.reports[row] == request.params.wants_reports == (row in self.reporters), request
             assert self.sampling[row].item() == np.array(sampling_row(request.params), SAMPLING).item()
         used = self.slot[: len(self)][self.slot[: len(self)] != NO_SLOT].tolist()
         assert sorted(used + self._free_slots) == list(range(len(self.slot))), "a slot was lost or kept"
@@ -156,6 +160,7 @@ class Rows:
         self._all_sampling: NDArray[np.void] | None = None
         self._tables_are_in_place = False
         self._slotted: Ints | None = None
+        self._reporters: list[int] | None = None
 
     def _free_slot(self, row: int) -> None:
         if self.slot[row] != NO_SLOT:
@@ -173,6 +178,13 @@ class Rows:
     def need_tokens(self) -> bool:
         """Whether any is adjusted by code of the host's, which has to know every token before the next."""
         return any(self.requests[row].params.logits_processors for row in self.slotted.tolist())
+
+    @property
+    def reporters(self) -> list[int]:
+        """The rows of which log-probabilities are wanted; the same list while nothing changes."""
+        if self._reporters is None:
+            self._reporters = np.flatnonzero(self.reports[: len(self)]).tolist()
+        return self._reporters
 
     def request_ids(self, num: int) -> tuple[str, ...]:
         """Whose the first rows are; the same tuple while nothing changes."""

@@ -4,25 +4,31 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from ..common.errors import ClosedError, RequestError
 from ..common.progress import Progress, say_nothing
 from ..compiler.explain import explain_text
 from ..custom_ops.ledger import watched
+from .answers import Answers, params_of_each
+from .beam_rounds import BeamRounds, Searched
+from .beam_search import BeamSearch, BeamSearchParams
 from .config import RuntimeConfig
 from .detokenizer import IncrementalDetokenizer
 from .engine import Generation
 from .loading import Loaded, load, note_use
+from .logprobs import Teller
 from .outputs import RequestOutput, StreamDelta
 from .request import Request, RequestOptions, check_prompt, total_tokens
-from .sampling_params import SamplingParams, check_ids, settle_words, stopping_token_ids
+from .sampling_params import SamplingParams, check_ids, check_reports, settle_words, stopping_token_ids
 from .stats import collect_stats
 from .tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
+Prepared = TypeVar("Prepared")
 SEED_STEP = 0x9E3779B97F4A7C15  # odd and without a pattern, so that unseeded requests draw apart
 
 
@@ -55,17 +61,9 @@ class Runtime:
 
         options: the fields of RequestOptions.
         """
-        generations = self._prepare_all(_as_list(prompts), params, RequestOptions(**options))
-        try:
-            self._start(generations)
-            for generation in generations:
-                while not generation.is_finished:
-                    self._step()
-                if generation.error is not None:
-                    raise generation.error
-        finally:
-            self._abandon(generations)
-        return [generation.output() for generation in generations]
+        asked = self._prepare_each(_as_list(prompts), params, RequestOptions(**options))
+        self._run([generation for answers in asked for generation in answers.generations])
+        return [answers.output() for answers in asked]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
@@ -73,11 +71,27 @@ class Runtime:
         """The answer to one prompt as it is written; options are the fields of RequestOptions.
 
         The prompt is checked now and queued when the first piece is asked for; closing the iterator, or
-        dropping it, aborts the request.
+        dropping it, aborts the request. Pieces of several answers come in turns, each with its index.
         """
-        generation = self._prepare(_checked_kind(prompt), params, RequestOptions(**options))
-        generation.deltas = deque()
-        return self._stream(generation, generation.deltas)
+        answers = self._prepare(_checked_kind(prompt), params, RequestOptions(**options))
+        if len(answers.generations) > answers.num_wanted:
+            raise RequestError(
+                f"best_of is {len(answers.generations)}, above n {answers.num_wanted}; wanted none in a "
+                "stream, as the best answers are known when all have ended; use generate()"
+            )
+        return self._stream(answers, answers.stream())
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None, **options: Any
+    ) -> list[RequestOutput]:
+        """The likeliest continuations of each prompt, the best first; options are those of generate()."""
+        params = BeamSearchParams() if params is None else params
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params is {params!r:.80}; wanted a BeamSearchParams")
+        rounds = BeamRounds(RequestOptions(**options), self._run)
+        searched = _each(_as_list(prompts), lambda _, prompt: self._searched(prompt, params))
+        rounds.run(searched)
+        return [each.output(self._open.tokenizer) for each in searched]
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
@@ -148,49 +162,89 @@ class Runtime:
             )
         return tokenizer
 
-    def _prepare_all(
+    def _prepare_each(
         self, prompts: Sequence[Prompt], params: Params, options: RequestOptions
-    ) -> list[Generation]:
-        generations = []
-        for index, (prompt, own) in enumerate(zip(prompts, _one_each(params, len(prompts)), strict=True)):
-            try:
-                generations.append(self._prepare(prompt, own, options))
-            except RequestError as error:
-                if len(prompts) == 1:
-                    raise
-                raise RequestError(f"prompts[{index}]: {error}") from error
-        return generations
+    ) -> list[Answers]:
+        own = _one_each(params, len(prompts))
+        return _each(prompts, lambda index, prompt: self._prepare(prompt, own[index], options))
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> Generation:
-        """A request that is checked and has all it needs; nothing is queued yet."""
+    def _checked(self, prompt: Prompt) -> tuple[int, ...]:
+        """A prompt as token ids that can be served here."""
         loaded = self._open
-        if params is not None and not isinstance(params, SamplingParams):
-            raise RequestError(f"params is {params!r:.80}; wanted a SamplingParams")
-        ids = self._tokenizer("a text prompt").encode(prompt) if isinstance(prompt, str) else prompt
-        checked = check_prompt(
-            ids,
+        return check_prompt(
+            self._tokenizer("a text prompt").encode(prompt) if isinstance(prompt, str) else prompt,
             vocab_size=loaded.parts.model.vocab_size,
             max_model_len=loaded.resolved.max_model_len,
             capacity_tokens=loaded.assembled.kv_cache.capacity_tokens,
         )
+
+    def _searched(self, prompt: Prompt, params: BeamSearchParams) -> Searched:
+        """A search that is checked; nothing is queued yet."""
+        loaded, checked = self._open, self._checked(prompt)
+        num_ids, width = loaded.parts.num_valid_ids, params.beam_width
+        if width > num_ids:
+            raise RequestError(f"beam_width is {width}; wanted at most {num_ids}, the number of tokens")
+        longest = min(loaded.resolved.max_model_len, loaded.assembled.kv_cache.capacity_tokens + 1)
+        room = longest - len(checked)
+        return Searched(
+            name=str(next(self._ids)),
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=checked,
+            search=BeamSearch(params, loaded.eos_token_ids, room=room, vocab_size=num_ids),
+        )
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> Answers:
+        """Requests that are checked and have all they need; nothing is queued yet."""
+        loaded = self._open
+        if params is not None and not isinstance(params, SamplingParams):
+            raise RequestError(f"params is {params!r:.80}; wanted a SamplingParams")
+        checked = self._checked(prompt)
         number = next(self._ids)
         seed = (self.config.seed + (number + 1) * SEED_STEP) % 2**63
         resolved = (params or SamplingParams()).resolve(loaded.defaults, seed=seed)
         resolved = settle_words(resolved, self._encode_word)
-        stop_token_ids = stopping_token_ids(resolved, loaded.eos_token_ids)
-        check_ids(resolved, stop_token_ids, loaded.parts.num_valid_ids)
-        request = Request(
-            request_id=str(number),
-            prompt_token_ids=checked,
-            params=resolved,
-            stop_token_ids=stop_token_ids,
-            max_total_tokens=total_tokens(len(checked), resolved, loaded.resolved.max_model_len),
+        check_ids(resolved, stopping_token_ids(resolved, loaded.eos_token_ids), loaded.parts.num_valid_ids)
+        check_reports(resolved, loaded.parts.num_valid_ids)
+        each = params_of_each(resolved)
+        names = [str(number), *(f"{number}-{index}" for index in range(1, len(each)))]
+        return Answers(
+            prompt=prompt if isinstance(prompt, str) else None,
+            num_wanted=resolved.n,
+            generations=tuple(
+                Generation(
+                    request=self._request(names[index], checked, own, options),
+                    detokenizer=self._detokenizer(own),
+                    asked_id=names[0],
+                    index=index,
+                    teller=self._teller(resolved, index),
+                )
+                for index, own in enumerate(each)
+            ),
+        )
+
+    def _request(
+        self, name: str, prompt: tuple[int, ...], params: SamplingParams, options: RequestOptions
+    ) -> Request:
+        loaded = self._open
+        return Request(
+            request_id=name,
+            prompt_token_ids=prompt,
+            params=params,
+            stop_token_ids=stopping_token_ids(params, loaded.eos_token_ids),
+            max_total_tokens=total_tokens(len(prompt), params, loaded.resolved.max_model_len),
             priority=options.priority,
             timeout=options.timeout,
             cache_salt=options.cache_salt,
         )
-        text = prompt if isinstance(prompt, str) else None
-        return Generation(request=request, prompt=text, detokenizer=self._detokenizer(resolved))
+
+    def _teller(self, params: SamplingParams, index: int) -> Teller:
+        """Log-probabilities of the answer of that index, with texts where there are texts at all."""
+        tokenizer = None if params.detokenize is False else self._open.tokenizer
+        return Teller(
+            num_top=params.logprobs,
+            num_prompt_top=params.prompt_logprobs if index == 0 else None,
+            decode=None if tokenizer is None else partial(_text_of, tokenizer),
+        )
 
     def _encode_word(self, word: str) -> list[int]:
         return self._tokenizer(f"bad_words={word!r}").encode(word, add_special_tokens=False)
@@ -210,6 +264,18 @@ class Runtime:
             skip_special_tokens=params.skip_special_tokens,
             include_stop_str_in_output=params.include_stop_str_in_output,
         )
+
+    def _run(self, generations: Sequence[Generation]) -> None:
+        """See these to their ends, or abort what is left of them."""
+        try:
+            self._start(generations)
+            for generation in generations:
+                while not generation.is_finished:
+                    self._step()
+                if generation.error is not None:
+                    raise generation.error
+        finally:
+            self._abandon(generations)
 
     def _start(self, generations: Sequence[Generation]) -> None:
         with self._held() as loaded:
@@ -253,19 +319,23 @@ class Runtime:
             finally:
                 self._lock.release()
 
-    def _stream(self, generation: Generation, deltas: deque[StreamDelta]) -> Iterator[StreamDelta]:
+    def _stream(self, answers: Answers, deltas: deque[StreamDelta]) -> Iterator[StreamDelta]:
         try:
-            self._start([generation])
+            self._start(answers.generations)
             while True:
                 while deltas:
                     yield deltas.popleft()
-                if generation.error is not None:
-                    raise generation.error
-                if generation.is_finished:
+                if answers.error is not None:
+                    raise answers.error
+                if answers.is_finished:
                     return
                 self._step()
         finally:
-            self._abandon([generation])
+            self._abandon(answers.generations)
+
+
+def _text_of(tokenizer: Tokenizer, token_id: int) -> str:
+    return tokenizer.decode([token_id], skip_special_tokens=False)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -277,6 +347,19 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if all(isinstance(item, (str, Sequence)) for item in prompts):
         return list(prompts)  # type: ignore[arg-type]
     return [prompts]  # type: ignore[list-item]
+
+
+def _each(prompts: Sequence[Prompt], prepare: Callable[[int, Prompt], Prepared]) -> list[Prepared]:
+    """prepare(index, prompt) of every prompt; what is wrong with one of many is said with its place."""
+    prepared = []
+    for index, prompt in enumerate(prompts):
+        try:
+            prepared.append(prepare(index, prompt))
+        except RequestError as error:
+            if len(prompts) == 1:
+                raise
+            raise RequestError(f"prompts[{index}]: {error}") from error
+    return prepared
 
 
 def _checked_kind(prompts: Any) -> Any:

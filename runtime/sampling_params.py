@@ -52,8 +52,15 @@ class SamplingParams:
     Penalties count the tokens of the answer, repetition_penalty those of the prompt as well; neutral are 0, 0
     and 1. logit_bias is added to logits, by id. allowed_token_ids: no other is sampled. bad_words, texts or
     token ids: none is completed. logits_processors: see docs/sampling.md, as for the order of all of these.
+
+    n answers are drawn apart; of best_of, the n with the highest mean log-probability of their tokens.
+    logprobs and prompt_logprobs: so many likeliest tokens are reported beside each token, 0 for it alone.
     """
 
+    n: int = 1
+    best_of: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float | None = None
@@ -77,6 +84,11 @@ class SamplingParams:
     detokenize: bool | None = None
 
     def __post_init__(self) -> None:
+        self._settle("n", integer("n", self.n, "at least 1", low=1, optional=False))
+        self._settle("best_of", integer("best_of", self.best_of, f"n ({self.n}) or more", low=self.n))
+        self._settle("logprobs", integer("logprobs", self.logprobs, "0 or more", low=0))
+        wanted = "0 or more"
+        self._settle("prompt_logprobs", integer("prompt_logprobs", self.prompt_logprobs, wanted, low=0))
         self._settle("max_tokens", integer("max_tokens", self.max_tokens, "at least 1", low=1))
         self._settle("min_tokens", integer("min_tokens", self.min_tokens, "0 or more", low=0, optional=False))
         self._settle("temperature", number("temperature", self.temperature, "0 (greedy) or more"))
@@ -143,6 +155,11 @@ class SamplingParams:
             **{name: choose(name, neutral) for name, neutral in MODEL_DEFAULTS.items()},
         )
 
+    @property
+    def wants_reports(self) -> bool:
+        """Whether log-probabilities of any token are wanted."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
+
     def _settle(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # only while being built: a checked value in its stored form
 
@@ -190,6 +207,16 @@ def check_ids(params: SamplingParams, stop_token_ids: Iterable[int], num_ids: in
         raise RequestError(
             f"min_tokens is {params.min_tokens}, but allowed_token_ids leaves only ids that stop"
         )
+
+
+def check_reports(params: SamplingParams, num_valid_ids: int) -> None:
+    """RequestError where more of the likeliest tokens are wanted than there are."""
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and wanted > num_valid_ids:
+            raise RequestError(
+                f"{name} is {wanted}; wanted at most {num_valid_ids}, the number of tokens that there are"
+            )
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:

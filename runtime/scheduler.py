@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .lifecycle import Lifecycle
+from .reporting import take_in_reports, wanted_reports
 from .request import Request, RequestStatus
-from .scheduler_output import ON_HOST, Ints, SchedulerOutput
+from .scheduler_output import ON_HOST, Ints, Reports, SchedulerOutput
 
 
 class Scheduler(Lifecycle):
@@ -38,10 +39,18 @@ class Scheduler(Lifecycle):
             return None
         return self._launch(counts)
 
-    def update(self, plan: SchedulerOutput, sampled: Sequence[int] | NDArray[np.int32]) -> list[Request]:
+    def update(
+        self,
+        plan: SchedulerOutput,
+        sampled: Sequence[int] | NDArray[np.int32],
+        reports: Reports | None = None,
+    ) -> list[Request]:
         """Take in the tokens of the oldest step in flight, one a row that samples; returns who got one."""
         assert len(sampled) == plan.num_samples, f"{len(sampled)} tokens for {plan.num_samples} samples"
         samplers = self._in_flight.finish(plan)
+        if plan.reports is not None:
+            rows = [self._requests.get(request_id) for request_id in plan.request_ids]
+            take_in_reports(plan.reports, reports, samplers, rows)
         self._free_leaving()
         return self._take_in(samplers, np.asarray(sampled, np.int64))
 
@@ -96,7 +105,7 @@ class Scheduler(Lifecycle):
             num_cached = self._kv_cache.admit(
                 request,
                 request.num_tokens,
-                num_reusable=request.num_tokens - 1,  # the last one is computed, to see what comes next
+                num_reusable=request.num_reusable,
                 spare_blocks=self._spare_blocks(request),
             )
             if num_cached is None:
@@ -152,6 +161,7 @@ class Scheduler(Lifecycle):
             moved_from=rows.move_tables(),
             new_blocks=self._new_blocks(),
             preempted_ids=tuple(self._preempted_ids),
+            reports=wanted_reports(rows, counts, samples) if rows.reporters else None,
         )
         self._preempted_ids.clear()
         self._in_flight.launch(plan, requests)

@@ -1,6 +1,7 @@
 """One step, as plain data that another process could receive."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,33 @@ SAMPLING = np.dtype(
         ("seed", np.int64),
     ]
 )
+
+
+class TokenReport(NamedTuple):
+    """The log-probabilities of a token and of the likeliest ones in its place."""
+
+    token_ids: tuple[int, ...]  # the token, then the likeliest in order
+    logprobs: tuple[float, ...]
+    rank: int  # of the token itself, from 1 on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WantedReports:
+    """Which log-probabilities a step is to tell: of its samples, and of tokens of prompts."""
+
+    num_top: int  # likeliest tokens beside each, as many as anyone wants
+    samples: Ints  # [a] which of the step's samples
+    before: Ints  # [b] which of the step's tokens come before a token of a prompt that is to be reported
+    targets: NDArray[np.int32]  # [b] that token
+    spans: tuple[tuple[int, int], ...] = ()  # (row, how many of its tokens these are), in order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Reports:
+    """What was wanted, in the same order."""
+
+    samples: tuple[TokenReport, ...]
+    prompts: tuple[TokenReport, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -74,6 +102,7 @@ class SchedulerOutput:
     moved_from: Ints | None = None  # [num_tables] the row that each row's table was in; None: nothing moved
     new_blocks: Ints  # [3, num_new] rows, columns and block ids of table entries to set
     preempted_ids: tuple[str, ...] = ()
+    reports: WantedReports | None = None  # None where nobody wants any
 
     @property
     def num_tokens(self) -> int:

@@ -13,10 +13,10 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._by_priority: dict[int, OrderedDict[str, Request]] = {}
-        self._num = 0
 
     def __len__(self) -> int:
-        return self._num
+        """Counted anew, as an interrupt may come between a queue and a number beside it."""
+        return sum(map(len, self._by_priority.values()))
 
     def __iter__(self) -> Iterator[Request]:
         for queue in self._by_priority.values():
@@ -25,7 +25,6 @@ class WaitingQueue:
     def append(self, request: Request) -> None:
         """A request that ranks after all others of its priority."""
         self._by_priority.setdefault(request.priority, OrderedDict())[request.request_id] = request
-        self._num += 1
 
     def put_back(self, request: Request) -> None:
         """A request that was let in and is to be let in again: as a rule it ranks before all that wait."""
@@ -45,19 +44,15 @@ class WaitingQueue:
     def discard(self, request: Request) -> None:
         """Take a request out, if it waits."""
         queue = self._by_priority.get(request.priority)
-        if queue is not None and queue.pop(request.request_id, None) is not None:
-            self._num -= 1
-            if not queue:
-                del self._by_priority[request.priority]
+        if queue is not None and queue.pop(request.request_id, None) is not None and not queue:
+            del self._by_priority[request.priority]
 
     def clear(self) -> None:
         """Nobody waits."""
         self._by_priority.clear()
-        self._num = 0
 
     def check(self) -> None:
-        """Every queue is in order of rank, and all are counted; for tests."""
-        assert self._num == sum(map(len, self._by_priority.values()))
+        """Every queue is in order of rank; for tests."""
         for queue in self._by_priority.values():
             ranks = [request.rank for request in queue.values()]
             assert ranks == sorted(ranks), "someone overtook"

@@ -20,6 +20,8 @@ from .common.errors import (
 
 if TYPE_CHECKING:
     from .compiler.config import CompileConfig
+    from .runtime.beam_search import BeamSearchParams
+    from .runtime.logprobs import Logprob
     from .runtime.outputs import CompletionOutput, RequestOutput, StreamDelta
     from .runtime.runtime import Runtime
     from .runtime.sampling_params import SamplingParams
@@ -28,10 +30,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Runtime",
     "SamplingParams",
+    "BeamSearchParams",
     "CompileConfig",
     "RequestOutput",
     "CompletionOutput",
     "StreamDelta",
+    "Logprob",
     "LaminaError",
     "ConfigError",
     "RequestError",
@@ -50,10 +54,12 @@ __all__ = [
 _HOMES = {
     "Runtime": ".runtime.runtime",
     "SamplingParams": ".runtime.sampling_params",
+    "BeamSearchParams": ".runtime.beam_search",
     "CompileConfig": ".compiler.config",
     "RequestOutput": ".runtime.outputs",
     "CompletionOutput": ".runtime.outputs",
     "StreamDelta": ".runtime.outputs",
+    "Logprob": ".runtime.logprobs",
 }
 
 

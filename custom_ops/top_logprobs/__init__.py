@@ -1,0 +1,1 @@
+"""lamina::top_logprobs."""
