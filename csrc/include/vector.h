@@ -42,6 +42,7 @@ struct Float16 {
 typedef _Float16 Float16Vec __attribute__((vector_size(kLanes * 2)));
 #endif
 
+constexpr float kLog2E = 1.44269504f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 template <typename To, typename From>
@@ -190,11 +191,11 @@ inline void transpose_step(Vec* rows) {
 
 // Of `2 * half` vectors the first half: lanes without bit `half` add up those of rows[i], lanes with it rows[i +
 // half]'s.
-template <int half>
-inline void sum_step(Vec* rows) {
+template <int half, typename Combine>
+inline void combine_step(Vec* rows, Combine combine) {
   for (int i = 0; i < half; i++)
-    rows[i] = shuffle(rows[i], rows[i + half], swap_indices<half, false>(Lanes())) +
-              shuffle(rows[i], rows[i + half], swap_indices<half, true>(Lanes()));
+    rows[i] = combine(shuffle(rows[i], rows[i + half], swap_indices<half, false>(Lanes())),
+                      shuffle(rows[i], rows[i + half], swap_indices<half, true>(Lanes())));
 }
 
 template <int half>
@@ -216,17 +217,22 @@ inline void transpose(Vec* rows) {
   detail::transpose_step<1>(rows);
 }
 
-// Lane r of the result is the sum of the lanes of rows[r]; the rows are used up.
-inline Vec sum_rows(Vec* rows) {
+// Lane r of the result is what `reduce` makes of rows[r]; the rows are used up.
+template <typename Combine>
+inline Vec reduce_rows(Vec* rows, Combine combine) {
 #if defined(__AVX512F__)
-  detail::sum_step<8>(rows);
+  detail::combine_step<8>(rows, combine);
 #endif
 #if defined(__AVX__)
-  detail::sum_step<4>(rows);
+  detail::combine_step<4>(rows, combine);
 #endif
-  detail::sum_step<2>(rows);
-  detail::sum_step<1>(rows);
+  detail::combine_step<2>(rows, combine);
+  detail::combine_step<1>(rows, combine);
   return rows[0];
+}
+
+inline Vec sum_rows(Vec* rows) {
+  return reduce_rows(rows, [](Vec a, Vec b) { return a + b; });
 }
 
 // Lane-wise `combine` over all lanes by a fixed tree; the result is in every lane that matters, the first.
@@ -245,10 +251,15 @@ inline float reduce(Vec x, Combine combine) {
 
 // 2^x within 1 ulp for -126 <= x <= 127, exactly 1 at 0, exactly 0 below -126; a NaN stays a NaN.
 inline Vec exp2(Vec x) {
+#if defined(__AVX512F__)
+  const Vec whole = (Vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Vec f = x - whole;
+#else
   const float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   Vec clamped = x < -127.0f ? broadcast(-127.0f) : x;
   Vec shifted = clamped + kRound;
   Vec f = clamped - (shifted - kRound);
+#endif
   Vec p = broadcast(1.5355398e-4f);
   p = p * f + 1.3398833e-3f;
   p = p * f + 9.618430e-3f;
@@ -256,8 +267,13 @@ inline Vec exp2(Vec x) {
   p = p * f + 2.4022648e-1f;
   p = p * f + 6.9314720e-1f;
   p = p * f + 1.0f;
+#if defined(__AVX512F__)
+  const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (Vec)_mm512_maskz_scalef_ps(is_normal, (__m512)p, (__m512)whole);
+#else
   Vec scaled = bit_cast<Vec>(bit_cast<BitVec>(p) + (bit_cast<BitVec>(shifted) << 23));
   return x < -126.0f ? Vec{} : scaled;
+#endif
 }
 
 // e^x within 2 ulp for -87 <= x <= 88, 0 below, infinity above; a NaN stays a NaN.
@@ -271,7 +287,6 @@ inline Vec exp(Vec x) {
 
 // tanh by its series near 0, where 1 - 2 / (e^2x + 1) would cancel.
 inline Vec tanh(Vec x) {
-  const float kLog2E = 1.44269504f;
   Vec bounded = x < -10.0f ? broadcast(-10.0f) : (x > 10.0f ? broadcast(10.0f) : x);
   Vec far = 1.0f - 2.0f / (exp2(bounded * (2.0f * kLog2E)) + 1.0f);
   Vec s = x * x;

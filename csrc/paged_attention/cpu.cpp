@@ -10,7 +10,6 @@
 namespace lamina {
 namespace {
 
-constexpr int kMaxRowsInParts = 16;       // a tile of few rows may be attended split by split
 constexpr double kMinParallelWork = 3e5;  // multiply-adds below which waking threads costs more than it saves
 constexpr int kUnitsPerThread = 4;        // so that unequal units even out
 
@@ -63,8 +62,8 @@ class Plan {
   void add_sequence(const Attention<T>& a, int seq) {
     int rows = a.query_len(seq) * a.group();
     int64_t past = a.seq_lens[seq] - a.query_len(seq);
-    for (int first = 0; first < rows; first += kTileRows) {
-      Tile tile{seq, first, std::min(kTileRows, rows - first)};
+    for (int first = 0; first < rows; first += kMaxRows) {
+      Tile tile{seq, first, std::min(kMaxRows, rows - first)};
       int64_t oldest = a.window < 0 ? 0 : std::max<int64_t>(0, past + first / a.group() - a.window + 1);
       int64_t end = past + (first + tile.rows - 1) / a.group() + 1;
       jobs.push_back(

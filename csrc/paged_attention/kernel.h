@@ -2,22 +2,25 @@
 //
 // The rows of a tile are the queries that share one key-value head: a group of query heads times some tokens. For each
 // tile of keys, keys are packed transposed and values are rows, both as floats, so that scores and outputs are two
-// small matrix products and K and V are read once for all rows. Softmax is online within a split of kSplitKeys keys;
-// splits start at fixed positions and are merged in order. So a row's bits depend on its own sequence alone: not
-// on its neighbours, on how a prompt is chunked, or on the number of threads.
+// small matrix products and K and V are read once for all rows; many rows of bfloat16 go to the tile unit. Softmax is
+// online within a split of kSplitKeys keys; splits start at fixed positions and are merged in order. So a row's bits
+// depend on its own sequence alone: not on its neighbours, on how a prompt is chunked, or on the number of threads.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "buffer.h"
 #include "gemm.h"
+#include "tile_products.h"
 #include "vector.h"
 
 namespace lamina {
 
-constexpr int kTileRows = 64;
+constexpr int kMaxRows = 64;
 constexpr int kTileKeys = 64;
+constexpr int kMaxRowsInParts = 16;  // a tile of few rows may be attended split by split
 constexpr int kSplitKeys = 256;
 
 struct Strides {
@@ -85,34 +88,35 @@ class Worker {
       : attention_(attention),
         group_(attention.group()),
         dim_(static_cast<int>(attention.head_dim)),
-        padded_dim_(attention.padded_dim()) {
-    size_t panel = static_cast<size_t>(kTileKeys) * padded_dim_, rows = static_cast<size_t>(kTileRows) * padded_dim_;
-    size_t partial = Partial::size(kTileRows, padded_dim_);
-    float* memory = buffer.reserve(2 * panel + rows + kTileRows * kTileKeys + 2 * partial);
-    keys_ = memory;
-    values_ = keys_ + panel;
-    query_ = values_ + panel;
-    scores_ = query_ + rows;
-    total_ = scores_ + kTileRows * kTileKeys;
-    part_ = total_ + partial;
-  }
+        padded_dim_(attention.padded_dim()),
+        factor_((attention.soft_cap > 0 ? 1 / attention.soft_cap : kLog2E) * attention.scale),
+        panel_(static_cast<size_t>(kTileKeys) * padded_dim_),
+        rows_(static_cast<size_t>(kMaxRows) * padded_dim_),
+        partial_(Partial::size(kMaxRows, padded_dim_)),
+        keys_(buffer.reserve(2 * panel_ + rows_ + kMaxRows * kTileKeys + 2 * partial_ +
+                             TileProducts::num_floats(padded_dim_))),
+        values_(keys_ + panel_),
+        query_(values_ + panel_),
+        scores_(query_ + rows_),
+        total_(scores_ + kMaxRows * kTileKeys),
+        part_(total_ + partial_),
+        products_(part_ + partial_, dim_) {}
 
   // All splits of a tile, written to `out`.
   void finish(const Tile& tile, int kv_head, int first_split, int last_split) {
-    Partial total(total_, tile.rows, padded_dim_), part(part_, tile.rows, padded_dim_);
-    total.clear(tile.rows, padded_dim_);
-    load_query(tile, kv_head);
-    for (int split = first_split; split < last_split; split++) {
-      attend(tile, kv_head, split, part);
-      merge(total, part, tile.rows, padded_dim_);
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (tile.rows > kMaxRowsInParts && TileProducts::serves(dim_)) {
+        TileProducts::Scope scope;
+        return finish_with<true>(tile, kv_head, first_split, last_split);
+      }
     }
-    write(tile, kv_head, total);
+    finish_with<false>(tile, kv_head, first_split, last_split);
   }
 
   // One split of a tile, left in `part`.
   void attend_split(const Tile& tile, int kv_head, int split, Partial part) {
-    load_query(tile, kv_head);
-    attend(tile, kv_head, split, part);
+    load_query<false>(tile, kv_head);
+    attend<false>(tile, kv_head, split, part);
   }
 
   // Splits that were attended one by one, written to `out`.
@@ -126,6 +130,18 @@ class Worker {
   }
 
  private:
+  template <bool by_tiles>
+  void finish_with(const Tile& tile, int kv_head, int first_split, int last_split) {
+    Partial total(total_, tile.rows, padded_dim_), part(part_, kMaxRows, padded_dim_);
+    total.clear(tile.rows, padded_dim_);
+    load_query<by_tiles>(tile, kv_head);
+    for (int split = first_split; split < last_split; split++) {
+      attend<by_tiles>(tile, kv_head, split, part);
+      merge(total, part, tile.rows, padded_dim_);
+    }
+    write(tile, kv_head, total);
+  }
+
   int64_t position(const Tile& tile, int row) const {
     int64_t past = attention_.seq_lens[tile.seq] - attention_.query_len(tile.seq);
     return past + (tile.first_row + row) / group_;
@@ -142,19 +158,25 @@ class Worker {
     return base + token * strides.token + head * strides.head;
   }
 
-  // Scores come out of the product in units of log2, or divided by the soft cap where there is one.
+  template <bool by_tiles>
   void load_query(const Tile& tile, int kv_head) {
-    const float kLog2E = 1.44269504f;
-    Vec factor =
-        broadcast(attention_.soft_cap > 0 ? attention_.scale / attention_.soft_cap : attention_.scale * kLog2E);
+    const T* rows[kMaxRows];
     for (int r = 0; r < tile.rows; r++) {
       positions_[r] = position(tile, r);
-      const T* from = row_of(attention_.query, attention_.query_strides, tile, kv_head, r);
-      for (int d = 0; d < dim_; d += kLanes)
-        store(query_ + r * padded_dim_ + d, load_some(from + d, dim_ - d) * factor);
+      rows[r] = row_of(attention_.query, attention_.query_strides, tile, kv_head, r);
     }
+    if constexpr (by_tiles) return products_.load_query(as_bfloat16(rows), tile.rows);
+    for (int r = 0; r < tile.rows; r++)
+      for (int d = 0; d < dim_; d += kLanes)
+        store(query_ + r * padded_dim_ + d, load_some(rows[r] + d, dim_ - d) * factor_);
   }
 
+  // Of bfloat16 rows, which are all that tiles are asked for.
+  static const BFloat16* const* as_bfloat16(const T* const* rows) {
+    return reinterpret_cast<const BFloat16* const*>(rows);
+  }
+
+  template <bool by_tiles>
   void attend(const Tile& tile, int kv_head, int split, Partial& part) {
     part.clear(tile.rows, padded_dim_);
     int64_t start = static_cast<int64_t>(split) * kSplitKeys;
@@ -165,10 +187,17 @@ class Worker {
       int to = static_cast<int>(std::min<int64_t>(last - base, kTileKeys));
       int vectors = (to + kLanes - 1) / kLanes;
       locate(tile.seq, kv_head, base, from, to);
-      pack_keys(from, to);
-      gemm<false>(tile.rows, vectors, dim_, query_, padded_dim_, Panel{keys_, kTileKeys}, scores_, kTileKeys);
-      for (int r = 0; r < tile.rows; r++) softmax(r, base, vectors, part);
-      gather(tile.rows, from, to, part.out);
+      if constexpr (by_tiles) {
+        products_.score(as_bfloat16(key_rows_), from, to, scores_);
+      } else {
+        pack_keys(from, to);
+        gemm<false>(tile.rows, vectors, dim_, query_, padded_dim_, Panel{keys_, kTileKeys}, scores_, kTileKeys);
+      }
+      softmax<by_tiles>(tile.rows, base, vectors, part);
+      if constexpr (by_tiles)
+        products_.gather(as_bfloat16(value_rows_), from, to, part.out);
+      else
+        gather(tile.rows, from, to, part.out);
     }
   }
 
@@ -246,36 +275,63 @@ class Worker {
     }
   }
 
-  // Scores of a row become weights; its sum and what it has gathered so far move to the new maximum.
-  void softmax(int row, int64_t base, int vectors, Partial& part) {
+  // Scores become weights; the sums of rows and what they have gathered so far move to the new maximum.
+  template <bool by_tiles>
+  void softmax(int rows, int64_t base, int vectors, Partial& part) {
+    for (int first = 0; first < rows; first += kLanes) {
+      const int count = std::min(rows - first, kLanes);
+      Vec highest[kLanes], sums[kLanes] = {};
+      std::fill(highest, highest + kLanes, broadcast(-kInfinity));
+      for (int r = 0; r < count; r++) highest[r] = settle<by_tiles>(first + r, base, vectors);
+      const Vec old_max = load_some(part.max + first, count);
+      const Vec new_max = max(old_max, reduce_rows(highest, [](Vec a, Vec b) { return max(a, b); }));
+      const Vec shift = new_max == -kInfinity ? Vec{} : new_max, keep = exp2(old_max - shift);
+      for (int r = 0; r < count; r++) sums[r] = weigh<by_tiles>(first + r, vectors, shift[r]);
+      store_some(part.sum + first, load_some(part.sum + first, count) * keep + sum_rows(sums), count);
+      store_some(part.max + first, new_max, count);
+      for (int r = 0; r < count; r++)
+        if (keep[r] != 1.0f) rescale(part.out + (first + r) * padded_dim_, keep[r]);
+    }
+  }
+
+  // Products become scores: capped, and masked by position. Their maxima, lane by lane.
+  template <bool by_tiles>
+  Vec settle(int row, int64_t base, int vectors) {
     float* scores = scores_ + row * kTileKeys;
     int64_t newest = positions_[row];
     int begin = static_cast<int>(std::min<int64_t>(std::max<int64_t>(oldest(newest) - base, 0), kTileKeys));
     int end = static_cast<int>(std::min<int64_t>(std::max<int64_t>(newest + 1 - base, 0), kTileKeys));
     Vec highest = broadcast(-kInfinity);
+    const bool all = begin == 0 && end >= vectors * kLanes;
     for (int v = 0; v < vectors; v++) {
-      Vec x = mask(cap(load(scores + v * kLanes)), v * kLanes, begin, end);
+      Vec x = load(scores + v * kLanes);
+      x = cap(by_tiles ? x * factor_ : x);
+      if (!all) x = mask(x, v * kLanes, begin, end);
       store(scores + v * kLanes, x);
       highest = max(highest, x);
     }
-    float new_max = std::max(part.max[row], reduce(highest, [](Vec a, Vec b) { return max(a, b); }));
-    float shift = exponent_base(new_max);
+    return highest;
+  }
+
+  // Scores become weights; their sums, lane by lane.
+  template <bool by_tiles>
+  Vec weigh(int row, int vectors, float shift) {
+    float* scores = scores_ + row * kTileKeys;
     Vec sum = Vec{};
     for (int v = 0; v < vectors; v++) {
       Vec weight = exp2(load(scores + v * kLanes) - shift);
       store(scores + v * kLanes, weight);
       sum += weight;
     }
-    float keep = exp2_scalar(part.max[row] - shift);
-    part.sum[row] = part.sum[row] * keep + reduce(sum, [](Vec a, Vec b) { return a + b; });
-    if (new_max != part.max[row]) rescale(part.out + row * padded_dim_, keep);
-    part.max[row] = new_max;
+    if constexpr (by_tiles) {
+      for (int v = 0; v < vectors; v += 2)
+        products_.set_weights(row, v, load(scores + v * kLanes),
+                              v + 1 < vectors ? load(scores + (v + 1) * kLanes) : Vec{});
+    }
+    return sum;
   }
 
-  Vec cap(Vec x) const {
-    const float kLog2E = 1.44269504f;
-    return attention_.soft_cap > 0 ? tanh(x) * (attention_.soft_cap * kLog2E) : x;
-  }
+  Vec cap(Vec x) const { return attention_.soft_cap > 0 ? tanh(x) * (attention_.soft_cap * kLog2E) : x; }
 
   // Lanes hold keys lane, lane + 1, ...; those outside [begin, end) get no weight.
   static Vec mask(Vec x, int lane, int begin, int end) {
@@ -298,9 +354,12 @@ class Worker {
 
   const Attention<T>& attention_;
   const int group_, dim_, padded_dim_;
+  const float factor_;  // of products: to scores in units of log2, or divided by the soft cap where there is one
+  const size_t panel_, rows_, partial_;
   const T *key_rows_[kTileKeys], *value_rows_[kTileKeys];
-  int64_t positions_[kTileRows];
-  float *keys_, *values_, *query_, *scores_, *total_, *part_;
+  int64_t positions_[kMaxRows];
+  float *const keys_, *const values_, *const query_, *const scores_, *const total_, *const part_;
+  TileProducts products_;
 };
 
 }  // namespace lamina

@@ -75,6 +75,29 @@ def test_long_contexts_are_joined_from_their_splits(
     assert_close_to_reference(kernel(case), exact, formula(case, torch.float32), floor=4e-6)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64},
+        {"num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "window": 70},
+        {"num_heads": 4, "num_kv_heads": 4, "head_dim": 96, "soft_cap": 20.0},
+        {"num_heads": 4, "num_kv_heads": 1, "head_dim": 32, "window": 33, "block_size": 7},
+    ],
+)
+@pytest.mark.parametrize("length,chunk", [(300, 300), (270, 97), (65, 17)])
+def test_long_prompts_in_bfloat16_err_no_more_than_twice_the_plain_formula(
+    make_paged_case: MakeCase,
+    assert_close_to_reference: Callable[..., None],
+    shape: dict[str, Any],
+    length: int,
+    chunk: int,
+) -> None:
+    """Enough rows for whatever the CPU has for many: a tile unit, if any."""
+    case = make_paged_case([length, 40], [chunk, 1], **{"block_size": 16} | shape, dtype=torch.bfloat16)
+    exact = formula(case, torch.float64)
+    assert_close_to_reference(kernel(case), exact, formula(case, torch.bfloat16), floor=4e-6)
+
+
 @given(batches())
 def test_formula_is_what_torch_calls_attention(make_paged_case: MakeCase, batch: Any) -> None:
     case = make_paged_case(**batch | {"soft_cap": 0.0}, dtype=torch.float64)

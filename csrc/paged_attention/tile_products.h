@@ -1,0 +1,167 @@
+// The two products of attention for many rows of bfloat16, by the tile unit (AMX).
+//
+// Scores are sums of exact products in float. Weights are split into two bfloat16 numbers, which together hold 16
+// bits of them, so that what is gathered is as exact as the scores; the unit is fast enough for both.
+#pragma once
+
+#include <initializer_list>
+
+#include "tiles.h"
+
+namespace lamina {
+
+#if defined(LAMINA_TILES)
+
+class TileProducts {
+ public:
+  using Scope = TileScope;  // lives while score and gather are called
+  static constexpr int kRows = 64, kKeys = 64;
+
+  static bool serves(int dim) { return dim % kTileDepth == 0 && has_tiles(); }
+  static size_t num_floats(int dim) { return (kRows * dim + 2 * kKeys * dim + 2 * kRows * kKeys) / 2; }
+
+  TileProducts(float* memory, int dim)
+      : dim_(dim),
+        query_(reinterpret_cast<BFloat16*>(memory)),
+        keys_(query_ + kRows * dim),
+        values_(keys_ + kKeys * dim),
+        high_(values_ + kKeys * dim),
+        low_(high_ + kRows * kKeys) {}
+
+  void load_query(const BFloat16* const* rows, int count) {
+    groups_ = (count + 2 * kTileRows - 1) / (2 * kTileRows) * 2;
+    for (int r = 0; r < count; r++) std::memcpy(query_ + r * dim_, rows[r], dim_ * sizeof(BFloat16));
+    std::memset(query_ + count * dim_, 0, (groups_ * kTileRows - count) * dim_ * sizeof(BFloat16));
+  }
+
+  // scores[row][kKeys] of key groups from .. to; others are undefined.
+  void score(const BFloat16* const* keys, int from, int to, float* scores) {
+    const int chunks = dim_ / kTileDepth;
+    for (int group = from / kTileRows; group * kTileRows < to; group++)
+      for (int c = 0; c < chunks; c++)
+        pack_tile(keys + group * kTileRows, kTileRows, c * kTileDepth, kTileDepth, key_tile(group, c));
+    written();
+    for (int group = 0; group < groups_; group++, scores += kTileRows * kKeys) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      for (int c = 0; c < chunks; c++) {
+        _tile_loadd(4, query_ + group * kTileRows * dim_ + c * kTileDepth, dim_ * 2);
+        _tile_loadd(5, key_tile(0, c), 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, key_tile(1, c), 64);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(7, key_tile(2, c), 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(5, key_tile(3, c), 64);
+        _tile_dpbf16ps(3, 4, 5);
+      }
+      _tile_stored(0, scores, kKeys * 4);
+      _tile_stored(1, scores + kTileRows, kKeys * 4);
+      _tile_stored(2, scores + 2 * kTileRows, kKeys * 4);
+      _tile_stored(3, scores + 3 * kTileRows, kKeys * 4);
+    }
+  }
+
+  // The weights of a row, for `gather`.
+  void set_weights(int row, int vector, Vec first, Vec second) {
+    const __m512bh high = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    BFloat16* to = high_ + row * kKeys + vector * kLanes;
+    std::memcpy(to, &high, sizeof(high));
+    const __m512bh low = _mm512_cvtne2ps_pbh((__m512)(second - load(to + kLanes)), (__m512)(first - load(to)));
+    std::memcpy(low_ + row * kKeys + vector * kLanes, &low, sizeof(low));
+  }
+
+  // out[row][dim] += weights @ values, over keys from .. to; the rows of out are as many as the groups hold.
+  void gather(const BFloat16* const* values, int from, int to, float* out) {
+    const int first = from / kTileDepth, last = (to + kTileDepth - 1) / kTileDepth;
+    for (int chunk = first; chunk < last; chunk++)
+      for (int pair = chunk * kTileRows; pair < (chunk + 1) * kTileRows; pair++) pack_values(values, pair, from, to);
+    written();
+    for (int group = 0; group < groups_; group += 2)
+      for (int d = 0; d < dim_; d += 2 * kTileRows) gather_block(group, d, first, last, out);
+  }
+
+ private:
+  static void written() { asm volatile("" ::: "memory"); }  // gcc does not know that loads of tiles read memory
+
+  BFloat16* key_tile(int group, int chunk) { return keys_ + (group * (dim_ / kTileDepth) + chunk) * kTileElements; }
+
+  // Two groups of rows by two of dims: four chains of products, as many as hide how long one takes.
+  void gather_block(int group, int d, int first, int last, float* out) {
+    float* above = out + group * kTileRows * dim_ + d;
+    float* below = above + kTileRows * dim_;
+    _tile_loadd(0, above, dim_ * 4);
+    _tile_loadd(1, above + kTileRows, dim_ * 4);
+    _tile_loadd(2, below, dim_ * 4);
+    _tile_loadd(3, below + kTileRows, dim_ * 4);
+    for (int chunk = first; chunk < last; chunk++) {
+      _tile_loadd(6, value_row(chunk * kTileRows, d), dim_ * 4);
+      _tile_loadd(7, value_row(chunk * kTileRows, d + kTileRows), dim_ * 4);
+      for (const BFloat16* part : {high_, low_}) {
+        const BFloat16* weights = part + group * kTileRows * kKeys + chunk * kTileDepth;
+        _tile_loadd(4, weights, kKeys * 2);
+        _tile_loadd(5, weights + kTileRows * kKeys, kKeys * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, above, dim_ * 4);
+    _tile_stored(1, above + kTileRows, dim_ * 4);
+    _tile_stored(2, below, dim_ * 4);
+    _tile_stored(3, below + kTileRows, dim_ * 4);
+  }
+
+  // Elements of two keys side by side.
+  BFloat16* value_row(int pair, int d) { return values_ + 2 * (pair * dim_ + d); }
+
+  // A key that is not attended may hold anything; its weight is 0, and 0 times anything has to be 0.
+  void pack_values(const BFloat16* const* values, int pair, int from, int to) {
+    const int key = 2 * pair;
+    for (int d = 0; d < dim_; d += kTileDepth) {
+      const __m512i even = load_value(values[key], d, key >= from && key < to);
+      const __m512i odd = load_value(values[key + 1], d, key + 1 >= from && key + 1 < to);
+      _mm512_storeu_si512(value_row(pair, d), _mm512_permutex2var_epi16(even, side_by_side(0), odd));
+      _mm512_storeu_si512(value_row(pair, d + kTileRows), _mm512_permutex2var_epi16(even, side_by_side(16), odd));
+    }
+  }
+
+  static __m512i load_value(const BFloat16* row, int d, bool is_attended) {
+    return is_attended ? _mm512_loadu_si512(row + d) : _mm512_setzero_si512();
+  }
+
+  // Lanes 2l and 2l + 1 of the result are lane from + l of either operand.
+  static __m512i side_by_side(int from) {
+    const BitVec lane = (BitVec)lane_ids() + static_cast<uint32_t>(from);
+    return (__m512i)(lane | ((lane + 32) << 16));
+  }
+
+  const int dim_;
+  int groups_ = 0;
+  BFloat16* const query_;
+  BFloat16* const keys_;
+  BFloat16* const values_;
+  BFloat16* const high_;
+  BFloat16* const low_;
+};
+
+#else
+
+class TileProducts {
+ public:
+  struct Scope {};
+  static bool serves(int) { return false; }
+  static size_t num_floats(int) { return 0; }
+  TileProducts(float*, int) {}
+  void load_query(const BFloat16* const*, int) {}
+  void score(const BFloat16* const*, int, int, float*) {}
+  void set_weights(int, int, Vec, Vec) {}
+  void gather(const BFloat16* const*, int, int, float*) {}
+};
+
+#endif
+
+}  // namespace lamina
