@@ -74,7 +74,7 @@ struct AddRmsNormLinear {
   }
 
   bool run(Method method, int threads) const {
-    return multiply_by(
+    return multiply_by<T>(
         method, weight, gated, tokens, threads,
         [this](int64_t first, int count, const T** to) { rows(first, count, to); },
         [this](int64_t token, int64_t row, Vec first, Vec second) { write(token, row, first, second); });

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "buffer.h"
+#include "int8.h"
 #include "tiles.h"
 #include "vector.h"
 
@@ -20,32 +21,32 @@ constexpr int kBlockTokens = 64;               // of which a unit's sums are kep
 constexpr int64_t kMinParallelWork = 1 << 17;  // multiply-adds below which waking threads costs more than it saves
 
 // kLanes rows of weights, or fewer at the end of a matrix.
-template <typename T>
+template <typename W>
 struct Strip {
-  const T* data;
+  const W* data;
   int64_t stride;  // in elements
   int count;
 };
 
 // Two strips that are worked on together, with the rows of the product they stand for.
-template <typename T>
+template <typename W>
 struct Unit {
-  Strip<T> strips[2];
+  Strip<W> strips[2];
   int64_t rows_ahead;  // from a strip to the one the same thread takes next
 };
 
-// How `dots` takes a vector of weights: T as floats, or in pairs where the CPU multiplies those.
-template <typename T>
+// How `Dots` takes a vector of weights of type W to x of type T: as floats, or in pairs where the CPU multiplies those.
+template <typename T, typename W>
 struct Lanes {
   using Packed = float;
   static constexpr int kStep = kLanes;
   static void pack(const T* from, int64_t count, float* to) { store(to, load_some(from, count)); }
-  static Vec multiply_add(Vec sum, const T* weight, const float* x) { return sum + load(weight) * load(x); }
+  static Vec multiply_add(Vec sum, const W* weight, const float* x) { return sum + load(weight) * load(x); }
 };
 
 #if defined(__AVX512BF16__)
 template <>
-struct Lanes<BFloat16> {
+struct Lanes<BFloat16, BFloat16> {
   using Packed = BFloat16;
   static constexpr int kStep = 2 * kLanes;
   static void pack(const BFloat16* from, int64_t count, BFloat16* to) {
@@ -58,12 +59,32 @@ struct Lanes<BFloat16> {
 };
 #endif
 
+#if defined(LAMINA_BYTES_AS_BF16)
+template <>
+struct Lanes<BFloat16, int8_t> {
+  using Packed = BFloat16;
+  static constexpr int kStep = kBytes;
+  static void pack(const BFloat16* from, int64_t count, BFloat16* to) {
+    Vec halves[2];
+    load_widened(from, count, halves[0], halves[1]);
+    std::memcpy(to, halves, sizeof(halves));
+  }
+  static Vec multiply_add(Vec sum, const int8_t* weight, const BFloat16* x) {
+    __m512i first, second;
+    widen(_mm512_loadu_si512(weight), first, second);
+    __m512 total = _mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(x), (__m512bh)first);
+    return (Vec)_mm512_dpbf16_ps(total, (__m512bh)_mm512_loadu_si512(x + kBytes / 2), (__m512bh)second);
+  }
+};
+#endif
+
 // x as `Dots` and `Tiles` want it: rows of whole steps, zeros behind their end.
-template <typename T>
+template <typename T, typename W>
 class Dots {
  public:
-  using Packed = typename Lanes<T>::Packed;
-  static constexpr int kStep = Lanes<T>::kStep;
+  using Element = T;
+  using Packed = typename Lanes<T, W>::Packed;
+  static constexpr int kStep = Lanes<T, W>::kStep;
 
   explicit Dots(int64_t depth) : depth_(depth), row_((depth + kStep - 1) / kStep * kStep) {}
 
@@ -74,18 +95,18 @@ class Dots {
 
   // A row of x, contiguous, as token `token`.
   void pack(const T* const* rows, int64_t token, int, Packed* x) const {
-    for (int64_t k = 0; k < depth_; k += kStep) Lanes<T>::pack(rows[0] + k, depth_ - k, x + token * row_ + k);
+    for (int64_t k = 0; k < depth_; k += kStep) Lanes<T, W>::pack(rows[0] + k, depth_ - k, x + token * row_ + k);
   }
 
   // sums[s][t], lane r: row r of strip s times token first + t.
-  void multiply(const Unit<T>& unit, const Packed* x, int64_t first, int tokens, int64_t,
+  void multiply(const Unit<W>& unit, const Packed* x, int64_t first, int tokens, int64_t,
                 Vec (*sums)[kBlockTokens]) const {
     const int64_t ahead = first == 0 ? unit.rows_ahead : 0;
     for (int s = 0; s < 2; s++) strip(unit.strips[s], x + first * row_, tokens, ahead, sums[s]);
   }
 
  private:
-  void strip(const Strip<T>& weights, const Packed* x, int tokens, int64_t ahead, Vec* sums) const {
+  void strip(const Strip<W>& weights, const Packed* x, int tokens, int64_t ahead, Vec* sums) const {
     constexpr int kWide = kRegisters == 32 ? 4 : 2;
     int t = 0;
     for (; tokens - t >= 4; t += 4, ahead = 0) columns<kWide, 4>(weights, x + t * row_, ahead, sums + t);
@@ -95,10 +116,10 @@ class Dots {
 
   // `rows` weights by `tokens` rows of x at a time; each product's terms are summed in one order whatever those are.
   template <int rows, int tokens>
-  void columns(const Strip<T>& weights, const Packed* x, int64_t ahead, Vec* sums) const {
+  void columns(const Strip<W>& weights, const Packed* x, int64_t ahead, Vec* sums) const {
     Vec parts[tokens][kLanes];
     for (int r = 0; r < kLanes; r += rows) {
-      const T* from[rows];
+      const W* from[rows];
       for (int i = 0; i < rows; i++) from[i] = weights.data + std::min(r + i, weights.count - 1) * weights.stride;
       block<rows, tokens>(from, x, ahead * weights.stride, &parts[0][r]);
     }
@@ -106,7 +127,7 @@ class Dots {
   }
 
   template <int rows, int tokens>
-  void block(const T* const* weights, const Packed* x, int64_t ahead, Vec* parts) const {
+  void block(const W* const* weights, const Packed* x, int64_t ahead, Vec* parts) const {
     Vec sum[rows][tokens] = {};
     int64_t k = 0;
     for (; k + kStep <= depth_; k += kStep) {
@@ -114,13 +135,13 @@ class Dots {
         for (int r = 0; r < rows; r++) __builtin_prefetch(weights[r] + ahead + k, 0, 2);
       for (int r = 0; r < rows; r++)
         for (int t = 0; t < tokens; t++)
-          sum[r][t] = Lanes<T>::multiply_add(sum[r][t], weights[r] + k, x + t * row_ + k);
+          sum[r][t] = Lanes<T, W>::multiply_add(sum[r][t], weights[r] + k, x + t * row_ + k);
     }
     if (k < depth_) {
       for (int r = 0; r < rows; r++) {
-        T end[kStep] = {};
-        std::memcpy(end, weights[r] + k, (depth_ - k) * sizeof(T));
-        for (int t = 0; t < tokens; t++) sum[r][t] = Lanes<T>::multiply_add(sum[r][t], end, x + t * row_ + k);
+        W end[kStep] = {};
+        std::memcpy(end, weights[r] + k, (depth_ - k) * sizeof(W));
+        for (int t = 0; t < tokens; t++) sum[r][t] = Lanes<T, W>::multiply_add(sum[r][t], end, x + t * row_ + k);
       }
     }
     for (int r = 0; r < rows; r++)
@@ -133,6 +154,7 @@ class Dots {
 #if defined(LAMINA_TILES)
 class Tiles {
  public:
+  using Element = BFloat16;
   using Packed = BFloat16;
   static_assert(kLanes == kTileRows, "a strip is a tile");
 
@@ -156,10 +178,14 @@ class Tiles {
     const int blocks = static_cast<int>((all + 2 * kTileRows - 1) / (2 * kTileRows));
     for (int t = 0; t < tokens; t += 2 * kTileRows, x += 2 * group_) {
       const Ahead ahead{unit.rows_ahead, blocks, static_cast<int>((first + t) / (2 * kTileRows))};
-      if (tokens - t <= kTileRows)
-        tile_block<1>(strips, x, group_, depth_, ahead, sums[0] + t, sums[1] + t);
-      else
-        tile_block<2>(strips, x, group_, depth_, ahead, sums[0] + t, sums[1] + t);
+      clear_sums();
+      if (tokens - t <= kTileRows) {
+        add_tiles<1>(strips, x, group_, depth_, ahead);
+        store_sums<1>(sums[0] + t, sums[1] + t);
+      } else {
+        add_tiles<2>(strips, x, group_, depth_, ahead);
+        store_sums<2>(sums[0] + t, sums[1] + t);
+      }
     }
   }
 
@@ -168,34 +194,107 @@ class Tiles {
 };
 #endif
 
+#if defined(LAMINA_TILES) && defined(LAMINA_BYTES_AS_BF16)
+class TilesOfBytes {
+ public:
+  using Element = BFloat16;
+  using Packed = BFloat16;
+
+  explicit TilesOfBytes(int64_t depth) : depth_(depth), padded_((depth + kBytes - 1) / kBytes * kBytes) {}
+
+  static constexpr int kPackTokens = kTileRows;
+  using Scope = TileScope;
+
+  size_t packed_elements(int64_t tokens) const { return (tokens + kTileRows - 1) / kTileRows * group(); }
+
+  void pack(const BFloat16* const* rows, int64_t token, int count, BFloat16* x) const {
+    x += token / kTileRows * group();
+    for (int64_t k = 0; k < depth_; k += kBytes, x += 2 * kTileElements) {
+      Vec halves[2][kTileRows] = {};
+      for (int t = 0; t < count; t++) load_widened(rows[t] + k, depth_ - k, halves[0][t], halves[1][t]);
+      transpose(halves[0]);
+      transpose(halves[1]);
+      std::memcpy(x, halves, sizeof(halves));
+    }
+  }
+
+  // Of few tokens each weight is widened just before it is used; of many, a unit's are all widened with the first.
+  void multiply(const Unit<int8_t>& unit, const BFloat16* x, int64_t first, int tokens, int64_t all,
+                Vec (*sums)[kBlockTokens]) const {
+    thread_local Buffer buffer;
+    const bool once = all <= 2 * kTileRows;
+    const int64_t chunk = once ? std::min(kFewColumns, padded_) : padded_;
+    const int64_t stride = chunk + kTileDepth;  // not a power of two, of which few fit the first cache
+    auto* wide = reinterpret_cast<BFloat16*>(buffer.reserve(kTileRows * stride));
+    const TileRows strips[2] = {{wide, stride, kTileRows}, {wide + kTileRows * stride, stride, kTileRows}};
+    x += first / kTileRows * group();
+    for (int t = 0; t < tokens; t += 2 * kTileRows, x += 2 * group()) {
+      clear_sums();
+      for (int64_t from = 0; from < padded_; from += chunk) {
+        const int64_t count = std::min(chunk, padded_ - from);
+        if (once || first + t == 0) widen_unit(unit, from, count, wide, stride);
+        add(tokens - t, strips, x + from * kTileRows, count);
+      }
+      tokens - t <= kTileRows ? store_sums<1>(sums[0] + t, sums[1] + t) : store_sums<2>(sums[0] + t, sums[1] + t);
+    }
+  }
+
+ private:
+  static constexpr int64_t kFewColumns = 128;
+
+  int64_t group() const { return padded_ * kTileRows; }
+
+  void add(int tokens, const TileRows* strips, const BFloat16* x, int64_t count) const {
+    const Ahead nothing{0, 1 << 30, 1 << 30};
+    tokens <= kTileRows ? add_tiles<1>(strips, x, group(), count, nothing)
+                        : add_tiles<2>(strips, x, group(), count, nothing);
+  }
+
+  void widen_unit(const Unit<int8_t>& unit, int64_t from, int64_t count, BFloat16* to, int64_t stride) const {
+    for (const Strip<int8_t>& strip : unit.strips)
+      for (int r = 0; r < kTileRows; r++, to += stride) {
+        const int8_t* row = strip.data + std::min(r, strip.count - 1) * strip.stride;
+        for (int64_t k = from; k < from + count; k += kBytes) {
+          __builtin_prefetch(row + unit.rows_ahead * strip.stride + k, 0, 2);
+          __m512i halves[2];
+          widen(load_bytes(row + k, depth_ - k), halves[0], halves[1]);
+          std::memcpy(to + k - from, halves, sizeof(halves));
+        }
+      }
+  }
+
+  int64_t depth_, padded_;
+};
+#endif
+
 // Weights [rows, depth], each row contiguous.
-template <typename T>
+template <typename W>
 struct Matrix {
-  const T* data;
+  const W* data;
   int64_t rows, depth, stride;
 
-  Strip<T> strip(int64_t row, int64_t end) const {
+  Strip<W> strip(int64_t row, int64_t end) const {
     int64_t count = std::min<int64_t>(kLanes, end - row);
-    return count > 0 ? Strip<T>{data + row * stride, stride, static_cast<int>(count)} : Strip<T>{data, stride, 1};
+    return count > 0 ? Strip<W>{data + row * stride, stride, static_cast<int>(count)} : Strip<W>{data, stride, 1};
   }
 };
 
 // The units of a product: neighbouring strips, or with `gated` one of each half of the rows.
-template <typename T>
+template <typename W>
 class Units {
  public:
-  Units(const Matrix<T>& weight, bool gated)
+  Units(const Matrix<W>& weight, bool gated)
       : weight_(weight), gated_(gated), half_(gated ? weight.rows / 2 : 0), step_(gated ? kLanes : 2 * kLanes) {}
 
   int64_t count() const { return ((gated_ ? half_ : weight_.rows) + step_ - 1) / step_; }
   int64_t row(int64_t unit) const { return unit * step_; }
-  Unit<T> operator[](int64_t unit) const {
+  Unit<W> operator[](int64_t unit) const {
     int64_t first = row(unit), second = gated_ ? half_ + first : first + kLanes;
     return {{weight_.strip(first, gated_ ? half_ : weight_.rows), weight_.strip(second, weight_.rows)}, step_};
   }
 
  private:
-  Matrix<T> weight_;
+  Matrix<W> weight_;
   bool gated_;
   int64_t half_, step_;
 };
@@ -204,14 +303,15 @@ constexpr int64_t kChunkTokens = 512;  // packed at once: they stay in a core's 
 
 // Calls write(token, row, sums of the first strip, sums of the second) for every token and unit. rows(first, count,
 // pointers) leaves pointers to `count` contiguous rows of x, at most 16, that live until the thread's next call.
-template <typename T, typename Kernel, typename Rows, typename Write>
-void multiply(const Kernel& kernel, const Matrix<T>& weight, bool gated, int64_t tokens, int threads, const Rows& rows,
+template <typename W, typename Kernel, typename Rows, typename Write>
+void multiply(const Kernel& kernel, const Matrix<W>& weight, bool gated, int64_t tokens, int threads, const Rows& rows,
               const Write& write) {
+  using T = typename Kernel::Element;
   thread_local Buffer buffer;
   const size_t elements = kernel.packed_elements(std::min(tokens, kChunkTokens));
   using Packed = typename Kernel::Packed;
   auto* packed = reinterpret_cast<Packed*>(buffer.reserve(elements * sizeof(Packed) / sizeof(float) + 1));
-  const Units<T> units(weight, gated);
+  const Units<W> units(weight, gated);
   const int64_t num_units = units.count();
   constexpr int kPack = Kernel::kPackTokens;
   // One thread or all: a team of another size would end and start threads.
@@ -230,7 +330,7 @@ void multiply(const Kernel& kernel, const Matrix<T>& weight, bool gated, int64_t
       }
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < num_units; i++) {
-        const Unit<T> unit = units[i];
+        const Unit<W> unit = units[i];
         Vec sums[2][kBlockTokens];
         for (int64_t block = 0; block < count; block += kBlockTokens) {
           const int some = static_cast<int>(std::min<int64_t>(kBlockTokens, count - block));
@@ -244,18 +344,25 @@ void multiply(const Kernel& kernel, const Matrix<T>& weight, bool gated, int64_t
 
 enum class Method : int64_t { kDots = 0, kTiles = 1 };
 
-// The same by a method; false where this CPU or T has no such.
-template <typename T, typename Rows, typename Write>
-bool multiply_by(Method method, const Matrix<T>& weight, bool gated, int64_t tokens, int threads, const Rows& rows,
+// The same by a method, x being of type T; false where this CPU or T has no such.
+template <typename T, typename W, typename Rows, typename Write>
+bool multiply_by(Method method, const Matrix<W>& weight, bool gated, int64_t tokens, int threads, const Rows& rows,
                  const Write& write) {
   if (method == Method::kDots) {
-    multiply(Dots<T>(weight.depth), weight, gated, tokens, threads, rows, write);
+    multiply(Dots<T, W>(weight.depth), weight, gated, tokens, threads, rows, write);
     return true;
   }
 #if defined(LAMINA_TILES)
-  if constexpr (std::is_same_v<T, BFloat16>) {
+  if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<W, BFloat16>) {
     if (!has_tiles()) return false;
     multiply(Tiles(weight.depth), weight, gated, tokens, threads, rows, write);
+    return true;
+  }
+#endif
+#if defined(LAMINA_TILES) && defined(LAMINA_BYTES_AS_BF16)
+  if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<W, int8_t>) {
+    if (!has_tiles()) return false;
+    multiply(TilesOfBytes(weight.depth), weight, gated, tokens, threads, rows, write);
     return true;
   }
 #endif

@@ -83,7 +83,6 @@ struct TileRows {
     std::memset(spare, 0, kTileElements * sizeof(BFloat16));
     for (int r = 0; r < count; r++)
       std::memcpy(spare + r * kTileDepth, data + r * stride + from, std::min<int64_t>(left, kTileDepth) * 2);
-    asm volatile("" ::"r"(spare) : "memory");  // gcc does not know that the load of a tile reads it
     *row_bytes = kTileDepth * 2;
     return spare;
   }
@@ -94,40 +93,58 @@ struct TileRows {
   }
 };
 
+// The compiler's own ask for literals, and do not say that memory is read.
+template <int tile>
+inline void load_tile(const void* from, int64_t row_bytes) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(tile) : "memory");
+}
+
+template <int tile>
+inline void stream_tile(const void* from) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(int64_t{64}), "i"(tile) : "memory");
+}
+
 // What is read ahead beside a block of tokens: every `period`th tile, after `steps`, of the strips `rows` further down.
 struct Ahead {
   int64_t rows;
   int period, steps;
 };
 
-// sums[strip][16 g + t], lane r: row r of a strip times token t of group g, for one or two groups of packed tokens.
-template <int groups>
-inline void tile_block(const TileRows* strips, const BFloat16* x, int64_t group_size, int64_t depth, Ahead ahead,
-                       Vec* first, Vec* second) {
-  alignas(64) BFloat16 spare[2][kTileElements];
+inline void clear_sums() {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
+}
+
+// Adds to the sums two strips times one or two groups of packed tokens, each `group_size` elements.
+template <int groups>
+inline void add_tiles(const TileRows* strips, const BFloat16* x, int64_t group_size, int64_t depth, Ahead ahead) {
+  alignas(64) BFloat16 spare[2][kTileElements];
   for (int64_t from = 0; from < depth; from += kTileDepth, x += kTileElements) {
     int64_t row_bytes[2];
     const BFloat16* a = strips[0].tile(from, depth, spare[0], &row_bytes[0]);
     const BFloat16* b = strips[1].tile(from, depth, spare[1], &row_bytes[1]);
-    _tile_loadd(4, a, row_bytes[0]);
-    _tile_stream_loadd(6, x, 64);
+    load_tile<4>(a, row_bytes[0]);
+    stream_tile<6>(x);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, b, row_bytes[1]);
+    load_tile<5>(b, row_bytes[1]);
     _tile_dpbf16ps(1, 5, 6);
     if (--ahead.steps < 0) {
       strips[0].prefetch(from, ahead.rows), strips[1].prefetch(from, ahead.rows);
       ahead.steps = ahead.period - 1;
     }
     if (groups == 2) {
-      _tile_stream_loadd(7, x + group_size, 64);
+      stream_tile<7>(x + group_size);
       _tile_dpbf16ps(2, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }
   }
+}
+
+// sums[strip][16 g + t], lane r: row r of a strip times token t of group g.
+template <int groups>
+inline void store_sums(Vec* first, Vec* second) {
   _tile_stored(0, first, 64);
   _tile_stored(1, second, 64);
   transpose(first);

@@ -73,6 +73,19 @@ inline Vec load(const BFloat16* from) {
 #endif
 }
 
+inline Vec load(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+  return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(__builtin_convertvector(bytes, IntVec), Vec);
+#endif
+}
+
 inline void store(float* to, Vec x) { std::memcpy(to, &x, sizeof(x)); }
 
 // Rounds to nearest, ties to even; a NaN stays a NaN.

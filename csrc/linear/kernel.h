@@ -40,7 +40,7 @@ struct Linear {
   }
 
   bool run(Method method, int threads) const {
-    return multiply_by(
+    return multiply_by<T>(
         method, weight, false, tokens, threads,
         [this](int64_t first, int count, const T** to) { rows(first, count, to); },
         [this](int64_t token, int64_t row, Vec first, Vec second) { write(token, row, first, second); });

@@ -1,43 +1,62 @@
-"""The C++ kernel of lamina::linear_int8."""
+"""The C++ kernels of lamina::linear_int8."""
 
-import ctypes
-import struct
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ..build import load_kernel
+from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
+from ..linear._cpu import CODES
+from ..linear.choices import Method
 from ..registry import Provider
 
-NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+FEW = 2  # rows up to which dot products, which widen each weight in registers, are as fast as tiles
 
-_ARGUMENTS = struct.Struct("10q")  # struct LinearInt8Arguments
+
+@functools.cache
+def find_kernel() -> CpuKernel:
+    """The compiled kernel."""
+    return CpuKernel("linear_int8", "11q")  # struct LinearInt8Arguments
 
 
 def load() -> Callable[..., Tensor]:
     """The kernel behind the op's signature."""
-    library = load_kernel("linear_int8")
-    assert library.linear_int8_arguments_size() == _ARGUMENTS.size
-    entries = {dtype: getattr(library, f"linear_int8_{name}") for dtype, name in NAMES.items()}
-    for entry in entries.values():
-        entry.argtypes, entry.restype = [ctypes.c_char_p], None
-
-    def linear_int8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        bias = None if bias is None else bias.contiguous()
-        out = x.new_empty((x.shape[0], weight.shape[0]))
-        entries[x.dtype](
-            _ARGUMENTS.pack(
-                *(x.data_ptr(), weight.data_ptr(), scale.data_ptr()),
-                *(0 if bias is None else bias.data_ptr(), out.data_ptr()),
-                *(x.stride(0), x.shape[0], *weight.shape, torch.get_num_threads()),
-            )
-        )
-        return out
-
+    find_kernel()
     return linear_int8
 
 
-PROVIDER = Provider(name="cpu", load=load, devices=frozenset({"cpu"}), dtypes=frozenset(NAMES))
+def linear_int8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The op's signature."""
+    return launch(x, weight, scale, bias, method_of(x.dtype, x.shape[0]))
+
+
+def launch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, method: Method) -> Tensor:
+    """The product by a method that this CPU has."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    num_tokens, (rows, columns) = x.shape[0], weight.shape
+    out = x.new_empty((num_tokens, rows))
+    bias = None if bias is None else bias.contiguous()
+    done = find_kernel()(
+        x.dtype,
+        *(x.data_ptr(), x.stride(0), weight.data_ptr(), scale.data_ptr()),
+        *(0 if bias is None else bias.data_ptr(), out.data_ptr()),
+        *(num_tokens, rows, columns, CODES[method], torch.get_num_threads()),
+    )
+    assert done, f"{method} of {x.dtype}"
+    return out
+
+
+def method_of(dtype: torch.dtype, num_tokens: int) -> Method:
+    """How so many rows are multiplied on this CPU."""
+    many = num_tokens > FEW and dtype == torch.bfloat16 and has_tiles()
+    return Method.TILES if many else Method.DOTS
+
+
+@functools.cache
+def has_tiles() -> bool:
+    """Whether this CPU multiplies tiles of weights that were bytes."""
+    return bool(find_kernel().library.linear_int8_has_tiles())
+
+
+PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

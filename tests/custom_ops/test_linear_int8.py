@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lamina.common.errors import ShapeError
-from lamina.custom_ops import linear_int8, registry
+from lamina.custom_ops import linear_int8
+from lamina.custom_ops.linear.choices import Method
+from lamina.custom_ops.linear_int8 import _cpu
 from lamina.custom_ops.linear_int8.reference import linear_int8 as formula
 
-CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SUM_ERROR = 2e-6  # of a sum of float32, by the sum of its terms' sizes
 # What a register of bytes holds, what a tile or a group of rows takes, and one to each side of them.
@@ -40,15 +41,19 @@ def check(result: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor
     assert ((result.double() - exact).abs() <= allowed).all()
 
 
-@pytest.mark.parametrize("provider", registry.providers("linear_int8"))
-@pytest.mark.parametrize("dtype", DTYPES)
+WAYS = [(None, dtype) for dtype in DTYPES] + [(Method.DOTS, dtype) for dtype in DTYPES]
+
+
+@pytest.mark.parametrize("method, dtype", [*WAYS, (Method.TILES, torch.bfloat16)], ids=str)
 @given(num_tokens=TOKENS, columns=FEATURES, rows=FEATURES, bias=st.booleans(), seed=st.integers(0, 99))
 def test_it_is_the_product_of_the_dequantized_weights_rounded_once(
-    provider: str, dtype: torch.dtype, num_tokens: int, columns: int, rows: int, bias: bool, seed: int
+    method: Method | None, dtype: torch.dtype, num_tokens: int, columns: int, rows: int, bias: bool, seed: int
 ) -> None:
+    """By the formula, and by each way of the kernel that this CPU has."""
+    if method == Method.TILES and not _cpu.has_tiles():
+        pytest.skip("no tile unit")
     given_ = operands(num_tokens, columns, rows, dtype, bias=bias, seed=seed)
-    call = registry.select("linear_int8", device=CPU, dtype=dtype, provider=provider).call
-    result = call(*given_)
+    result = formula(*given_) if method is None else _cpu.launch(*given_, method)
     assert result.shape == (num_tokens, rows)
     assert result.dtype == dtype
     assert result.is_contiguous()
