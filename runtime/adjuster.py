@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import custom_ops
 from ..common.errors import ProcessorError
+from ..custom_ops import registry
 from ..custom_ops.adjust_logits.reference import WORD_BITS
 from .input_batch import NO_ID, BatchView
 from .sampler import SamplingRows, sample
@@ -18,6 +19,13 @@ from .scheduler_output import Adjusted, Said
 
 FIRST_SLOTS, FIRST_TOKENS = 8, 1024  # room that a history begins with; it doubles as needed
 WIDTH_UNIT = 8  # ids that adjusted rows are a multiple of, so that kernels can load vectors
+
+
+def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
+    """Have what adjusts logits of a dtype built before any request can ask for it."""
+    registry.select("adjust_logits", device=device, dtype=dtype)
+    for op in ("keep_typical", "sample"):
+        registry.select(op, device=device, dtype=torch.float32)
 
 
 class _Tables(NamedTuple):

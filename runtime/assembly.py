@@ -21,6 +21,7 @@ from ..models.layers import Ops, join_scales, taking_quantized
 from ..models.quantization import Int8Quantizer
 from ..models.registry import ModelDefinition
 from . import memory
+from .adjuster import load_kernels
 from .attention import AttentionBackend, PagedAttention, allocate_caches
 from .block_pool import BlockPool
 from .config import TOKENS_BESIDE_DECODE, Resolved, RuntimeConfig
@@ -187,6 +188,7 @@ def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> Mode
         vocab_size=model.vocab_size,
         device=resolved.device,
     )
+    load_kernels(resolved.device, resolved.dtype)
     return ModelRunner(
         forward=_forward(parts),
         logits=partial(_logits, definition, model, join_scales(parts.weights), _ops_of_logits(parts)),

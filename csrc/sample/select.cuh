@@ -16,7 +16,7 @@ constexpr int kBlock = 512, kWarps = kBlock / kWarp;
 constexpr int kBinBits = 14, kBins = 1 << kBinBits;  // 64 to every doubling of the gap in the first cut
 constexpr int kBinsEach = kBins / kWarps;            // a warp
 constexpr int kListed = 2048;                        // tokens gathered at most
-constexpr float kWhole = 2147483648.0f;              // the odds of a whole row as an integer
+constexpr float kRoom = 1.0005f;                     // for what rounding may add to a sum of 2^20 weights
 static_assert(kBinsEach == kWarp * kWarp, "a warp scans its bins as a square");
 
 using Rank = uint64_t;
@@ -82,13 +82,20 @@ __device__ __noinline__ Interval find_bin(Shared& shared, const Interval& interv
   return shared.found;
 }
 
-// What a token counts for: its odds as an integer, which add up to about 2^31 over the row, or 1 where scale is 0.
+// What a token counts for: its odds as an integer, or 1 where scale is 0.
 struct Weight {
   float scale;
   __device__ __forceinline__ uint32_t of(float gap) const {
     return scale == 0.0f ? 1 : __float2uint_rn(odds_of(gap) * scale);
   }
 };
+
+// A power of two, so that tokens as likely as the likeliest count for exactly as much as they weigh, and the largest
+// with which the weights of a row of this total add up to less than 2^32.
+__device__ __forceinline__ float scale_of(float total) {
+  const uint32_t exponent = (__float_as_uint(total * kRoom) >> 23) - 126;  // total * kRoom < 2^exponent
+  return __uint_as_float((127 + 32 - exponent) << 23);
+}
 
 template <typename T, int kWidth>
 struct Filter {
@@ -252,8 +259,9 @@ struct Filter {
       if (last != summed) sum_kept(last);
       summed = last;
       if (stage == 2) break;
-      const float scale = stage == 0 ? 0.0f : kWhole / total_mass();
-      const double goal = stage == 0 ? top_k : fmax(ceil(static_cast<double>(top_p) * kWhole), 1.0);
+      const float total = stage == 0 ? 0.0f : total_mass(), scale = stage == 0 ? 0.0f : scale_of(total);
+      const double share = static_cast<double>(top_p) * total * scale;
+      const double goal = stage == 0 ? top_k : fmax(ceil(share), 1.0);
       last = select(last, static_cast<uint32_t>(goal), {scale});
     }
     return last;

@@ -6,7 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import _numpy, reference
+from . import _cuda, _numpy, reference
 
 
 def adjust_logits(
@@ -133,5 +133,9 @@ define_op(
     " Tensor banned, int num_valid_ids, Tensor(a!) out) -> ()",
     fake=_fake,
     check=_check,
-    providers=(_numpy.PROVIDER, Provider(name="reference", load=lambda: reference.adjust_logits)),
+    providers=(
+        _cuda.PROVIDER,
+        _numpy.PROVIDER,
+        Provider(name="reference", load=lambda: reference.adjust_logits),
+    ),
 )

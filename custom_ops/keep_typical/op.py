@@ -6,7 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import _numpy, reference
+from . import _cuda, _numpy, reference
 
 
 def keep_typical(
@@ -40,5 +40,9 @@ define_op(
     "keep_typical(Tensor(a!) logits, Tensor temperature, Tensor typical_p) -> ()",
     fake=_fake,
     check=_check,
-    providers=(_numpy.PROVIDER, Provider(name="reference", load=lambda: reference.keep_typical)),
+    providers=(
+        _cuda.PROVIDER,
+        _numpy.PROVIDER,
+        Provider(name="reference", load=lambda: reference.keep_typical),
+    ),
 )

@@ -14,7 +14,7 @@ PARTS = tl.constexpr(8)  # of an interval of ranks
 ID_BITS = tl.constexpr(20)  # a rank is a gap's bits, then an id
 LAST_ID = tl.constexpr((1 << 20) - 1)
 LARGEST = tl.constexpr(3.4028234663852886e38)
-WHOLE = tl.constexpr(2147483648.0)  # the odds of a whole row as an integer
+ROOM = tl.constexpr(1.0005)  # for what rounding may add to a sum of 2**20 weights
 
 
 @triton.jit
@@ -113,8 +113,15 @@ def last_rank(gap):
 
 @triton.jit
 def weights_of(gaps, scale):
-    """What tokens count for: their odds as integers that add up to about 2**31, or 1 where scale is 0."""
+    """What tokens count for: their odds as integers, or 1 where scale is 0."""
     return tl.where(scale == 0, 1.0, tl.exp(-gaps) * scale + 0.5).to(tl.int64)
+
+
+@triton.jit
+def scale_of(total):
+    """A power of two, so that equals of the likeliest count for what they weigh; sums stay below 2**32."""
+    exponent = ((total * ROOM).to(tl.int32, bitcast=True) >> 23) - 126
+    return ((127 + 32 - exponent) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -236,8 +243,9 @@ def keep(
             sum_kept(logits, banned, num_banned, num_ids, live, num_live, peak, sharpness, masses, last)
             tl.debug_barrier()
             total = tl.sum(tl.load(masses + chunks, mask=chunks < num_chunks, other=0.0), 0)
-        goal = tl.maximum(tl.ceil(top_p.to(tl.float64) * WHOLE).to(tl.int64), 1)
-        scale = WHOLE / total
+        scale = scale_of(total)
+        share = top_p.to(tl.float64) * total.to(tl.float64) * scale.to(tl.float64)
+        goal = tl.maximum(tl.ceil(share).to(tl.int64), 1)
         high = bound_by_largest(gaps, ends, last, goal, scale)
         num_live = list_live(live, gaps, ends, num_chunks, high)
         last = select(logits, banned, num_banned, num_ids, live, num_live, peak, sharpness, high, goal, scale)

@@ -1,5 +1,6 @@
 """lamina::sample on a card, by each provider, against the formula."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -174,6 +175,21 @@ def test_equal_logits_are_kept_by_id(provider: str) -> None:
         drawn = run(call_of(provider, torch.bfloat16), logits, rows)
         assert int(drawn.max()) < top_k
         assert int(drawn.max()) > 0.98 * top_k - 2
+
+
+@providers
+@pytest.mark.parametrize("vocab", [1977, 20_000, 50_257, 66_001, 128_256])
+def test_a_share_of_equal_logits_is_kept_to_the_token(provider: str, vocab: int) -> None:
+    logits = torch.zeros(512, vocab, dtype=torch.bfloat16, device=DEVICE)
+    for top_p in (0.02, 0.3, 0.5, 0.7, 0.9, 0.95, 0.999):
+        share = torch.tensor(top_p).double().item() * vocab
+        last = math.ceil(share) - 1
+        rows = make_rows(512, vocab, top_p=top_p)
+        drawn, expected = (
+            run(call, logits, rows) for call in (call_of(provider, logits.dtype), reference.sample)
+        )
+        assert torch.equal(drawn, expected)
+        assert int(drawn.max()) <= last
 
 
 @providers

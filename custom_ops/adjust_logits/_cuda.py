@@ -1,0 +1,45 @@
+"""The CUDA kernel of lamina::adjust_logits."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
+from ..registry import Provider
+
+
+def load() -> Callable[..., None]:
+    """The kernel behind the op's signature."""
+    kernel = CudaKernel("adjust_logits", "25q")  # struct AdjustLogitsArguments
+
+    def adjust_logits(
+        logits: Tensor,
+        rows: Tensor,
+        history: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        num_prompt: Tensor,
+        penalties: Tensor,
+        bias_ids: Tensor,
+        biases: Tensor,
+        allowed: Tensor,
+        bad_words: Tensor,
+        banned: Tensor,
+        num_valid_ids: int,
+        out: Tensor,
+    ) -> None:
+        kernel(
+            logits.device,
+            *(logits.data_ptr(), logits.stride(0), rows.data_ptr(), history.data_ptr(), history.shape[1]),
+            *(slots.data_ptr(), lengths.data_ptr(), num_prompt.data_ptr(), penalties.data_ptr()),
+            *(bias_ids.data_ptr(), biases.data_ptr(), bias_ids.shape[1]),
+            *(allowed.data_ptr(), allowed.shape[1]),
+            *(bad_words.data_ptr(), bad_words.shape[1], bad_words.shape[2]),
+            *(banned.data_ptr(), banned.shape[1]),
+            *(out.data_ptr(), out.stride(0), len(out), num_valid_ids, out.shape[1], DTYPES[logits.dtype]),
+        )
+
+    return adjust_logits
+
+
+PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))
