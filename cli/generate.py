@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from . import options
 from .streaming import print_stream
 
 if TYPE_CHECKING:
-    from ..runtime.outputs import RequestOutput
+    from ..runtime.outputs import CompletionOutput, RequestOutput
     from ..runtime.runtime import Runtime
     from ..runtime.sampling_params import SamplingParams
 
@@ -33,6 +34,8 @@ def generate(
     top_p: options.TopP = None,
     min_p: options.MinP = None,
     seed: options.Seed = None,
+    n: options.NumAnswers = 1,
+    logprobs: options.Logprobs = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     quantization: options.Quantization = None,
@@ -43,7 +46,11 @@ def generate(
 ) -> None:
     """Continue each prompt; the text goes to standard output, progress and figures to standard error."""
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
-    params = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed)
+    if logprobs is not None and not as_json:
+        raise typer.BadParameter("--logprobs are told with --json; add it", param_hint="--logprobs")
+    params = options.sampling_params(
+        max_tokens, temperature, top_k, top_p, min_p, seed, n=n, logprobs=logprobs
+    )
     runtime_options = options.RuntimeOptions(
         model=model,
         dtype=dtype,
@@ -58,7 +65,7 @@ def generate(
         inputs = [_templated(runtime, text) for text in texts] if chat else texts
         if as_json:
             _print_json(runtime, texts, inputs, params)
-        elif len(inputs) == 1:
+        elif len(inputs) == n == 1:
             _print_stream(runtime, inputs[0], params)
         else:
             _print_texts(runtime, inputs, params)
@@ -79,23 +86,35 @@ def _print_stream(runtime: "Runtime", prompt: str | list[int], params: "Sampling
 def _print_texts(runtime: "Runtime", prompts: list[Any], params: "SamplingParams") -> None:
     outputs, seconds = _generate(runtime, prompts, params)
     for output in outputs:
-        print(output.text)
+        for answer in output.outputs:
+            print(answer.text)
     _print_figures(runtime, _num_tokens(outputs), seconds)
 
 
 def _print_json(runtime: "Runtime", texts: list[str], prompts: list[Any], params: "SamplingParams") -> None:
     outputs, seconds = _generate(runtime, prompts, params)
     rows = [
-        {
-            "prompt": text,
-            "text": output.text,
-            "token_ids": list(output.outputs[0].token_ids),
-            "finish_reason": output.outputs[0].finish_reason,
-        }
+        {"prompt": text} | _row(answer)
         for text, output in zip(texts, outputs, strict=True)
+        for answer in output.outputs
     ]
     document = {"outputs": rows, "tokens": _num_tokens(outputs), "seconds": seconds, "stats": runtime.stats()}
     print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def _row(answer: "CompletionOutput") -> dict[str, Any]:
+    row = {
+        "index": answer.index,
+        "text": answer.text,
+        "token_ids": list(answer.token_ids),
+        "finish_reason": answer.finish_reason,
+    }
+    if answer.logprobs is not None:
+        row["logprobs"] = [
+            [{"token_id": token_id} | asdict(told) for token_id, told in entry.items()]
+            for entry in answer.logprobs
+        ]
+    return row
 
 
 def _generate(
@@ -106,7 +125,7 @@ def _generate(
 
 
 def _num_tokens(outputs: list["RequestOutput"]) -> int:
-    return sum(len(output.outputs[0].token_ids) for output in outputs)
+    return sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
 
 
 def _print_figures(runtime: "Runtime", num_tokens: int, seconds: float) -> None:

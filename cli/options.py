@@ -17,6 +17,10 @@ TopK = Annotated[int | None, typer.Option(help="Choose among the k likeliest tok
 TopP = Annotated[float | None, typer.Option(help="Choose among the likeliest tokens that sum to p.")]
 MinP = Annotated[float | None, typer.Option(help="Drop tokens less likely than p times the likeliest.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
+NumAnswers = Annotated[int, typer.Option("--n", help="So many answers to each prompt, drawn apart.")]
+Logprobs = Annotated[
+    int | None, typer.Option(help="With --json: each token's log-probability, and so many likeliest ones.")
+]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Quantization = Annotated[str | None, typer.Option(help="int8: projections in one byte a weight, on a CPU.")]
@@ -68,10 +72,20 @@ def sampling_params(
     top_p: float | None,
     min_p: float | None,
     seed: int | None,
+    *,
+    n: int = 1,
+    logprobs: int | None = None,
 ) -> "SamplingParams":
     """Checked before anything is loaded, so that a typing error costs no time."""
     from ..runtime.sampling_params import SamplingParams
 
     return SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+        n=n,
+        logprobs=logprobs,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
     )

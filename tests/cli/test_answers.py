@@ -82,6 +82,22 @@ def test_a_quantization_reaches_the_runtime_and_an_unknown_one_is_one_clear_line
     assert "quantization is 'int3'; wanted None or int8" in err
 
 
+def test_several_answers_to_a_prompt_are_printed_each_on_its_line(lamina, answers):
+    code, out, _ = lamina("generate", "--n", "2", PROMPT, "th")
+    assert (code, out) == (0, "".join(text + "\n" for text in answers["raw"] for _ in range(2)))
+
+
+def test_json_tells_log_probabilities_and_the_index_of_each_answer(lamina):
+    code, out, _ = lamina("generate", "--json", "--n", "2", "--logprobs", "1", PROMPT)
+    rows = json.loads(out)["outputs"]
+    assert (code, [row["index"] for row in rows]) == (0, [0, 1])
+    for row in rows:
+        assert [entry[0]["token_id"] for entry in row["logprobs"]] == row["token_ids"]
+        assert {entry[0]["rank"] for entry in row["logprobs"]} == {1}
+        assert all(entry[0]["logprob"] < 0 for entry in row["logprobs"])
+    assert "".join(entry[0]["decoded_token"] for entry in rows[0]["logprobs"]).startswith(rows[0]["text"][:1])
+
+
 def test_a_folder_that_is_no_model_is_one_clear_line(lamina, tmp_path):
     code, out, err = lamina("generate", "--model", str(tmp_path), PROMPT)
     assert (code, out) == (2, "")

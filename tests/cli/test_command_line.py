@@ -79,6 +79,7 @@ def test_info_is_a_table_without_json(capsys):
         (("generate", "--model", "somewhere"), "PROMPT"),
         (("generate", "--model", "somewhere", "--max-tokens", "many", "hello"), "--max-tokens"),
         (("generate", "--model", "somewhere", "--frobnicate", "hello"), "--frobnicate"),
+        (("generate", "--model", "somewhere", "--logprobs", "2", "hello"), "--json"),
         (("frobnicate",), "frobnicate"),
     ],
 )
@@ -89,7 +90,9 @@ def test_wrong_usage_is_named_and_ends_with_2(arguments, said):
     assert not result.stdout
 
 
-@pytest.mark.parametrize("option, value", [("--top-p", "7"), ("--temperature", "-1"), ("--max-tokens", "-1")])
+@pytest.mark.parametrize(
+    "option, value", [("--top-p", "7"), ("--temperature", "-1"), ("--max-tokens", "-1"), ("--n", "0")]
+)
 def test_impossible_sampling_is_refused_before_loading(option, value):
     result = lamina("generate", "--model", "/no/such/model", option, value, "hello")
     assert result.returncode == 2

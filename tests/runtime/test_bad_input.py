@@ -43,6 +43,14 @@ BAD_PARAMS = [
     (SamplingParams(detokenize=True), "detokenize=True needs a tokenizer"),
 ]
 BAD_SAMPLING = [
+    ("n", 0),
+    ("n", None),
+    ("n", 1.5),
+    ("best_of", 0),
+    ("logprobs", -1),
+    ("logprobs", True),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", "1"),
     ("max_tokens", 0),
     ("max_tokens", 2.5),
     ("max_tokens", "3"),

@@ -57,6 +57,8 @@ params = st.builds(
     top_k=st.sampled_from([0, 5]),
     top_p=st.sampled_from([1.0, 0.7]),
     seed=st.integers(0, 3),
+    logprobs=st.sampled_from([None, None, 2]),
+    prompt_logprobs=st.sampled_from([None, None, 1]),
 )
 requests = st.tuples(st.integers(1, 12), st.integers(0, 3), params)
 
@@ -92,10 +94,21 @@ def test_random_traffic_changes_nobodys_tokens_and_leaves_nothing(
         check(received[number], alone(ids, own), room=capacity + 1 - len(ids))
 
 
+def numbers(entries):
+    """Ids and log-probabilities in a row."""
+    return [number for entry in entries for id_, told in entry.items() for number in (id_, told.logprob)]
+
+
 def check(deltas, whole, room):
     """The deltas are those of the whole answer, up to where they were closed or the cache was full."""
     got = [token for delta in deltas for token in delta.token_ids]
     assert got == tokens(whole)[: len(got)]
+    right = whole.outputs[0].logprobs
+    told = [entry for delta in deltas if delta.logprobs is not None for entry in delta.logprobs]
+    assert numbers(told) == pytest.approx(numbers(() if right is None else right[: len(got)]), abs=1e-5)
+    if deltas and deltas[0].token_ids and whole.prompt_logprobs is not None:
+        of_prompt = deltas[0].prompt_logprobs[1:]
+        assert numbers(of_prompt) == pytest.approx(numbers(whole.prompt_logprobs[1:]), abs=1e-5)
     reasons = [delta.finish_reason for delta in deltas]
     assert not any(reasons[:-1])
     if reasons[-1:] not in ([], [None]):

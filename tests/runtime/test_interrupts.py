@@ -13,6 +13,7 @@ import lamina
 from lamina import Runtime, SamplingParams
 from lamina.runtime import assembly
 from lamina.runtime.model_runner import ModelRunner, StepHandle
+from lamina.runtime.waiting import WaitingQueue
 
 ENGINE = str(Path(lamina.__file__).parent / "runtime")
 PROMPTS = [[5], [7, 8, 9], [11] * 6]
@@ -99,6 +100,23 @@ def test_an_interrupt_at_any_line_frees_every_block_and_changes_no_later_answer(
     is_idle(runtime)
     runtime._loaded.engine.scheduler.check()
     assert tokens(runtime.generate(PROMPTS, GREEDY)) == right
+
+
+def test_a_queue_is_never_shorter_than_empty_wherever_an_interrupt_hits_it(make_server):
+    request = make_server(blocks=4).add("a", 3)
+    before = sys.gettrace()
+    for line in range(1, 12):
+        queue = WaitingQueue()
+        sys.settrace(interrupt_at_line(line))
+        try:
+            queue.append(request)
+            queue.put_back(request)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        queue.discard(request)
+        assert len(queue) == 0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])

@@ -42,6 +42,7 @@ def traffic(server, seed, count=60):
             source.randint(0, 3),
             max_tokens=source.randint(1, 12),
             min_tokens=source.randint(0, 1),
+            prompt_logprobs=source.choice([None, None, 0]),
             options=options,
         )
         for _ in range(source.randint(0, 3)):

@@ -140,3 +140,13 @@ def test_exact_numerics_give_the_same_tokens_compiled_and_not(open_runtime, comp
 
 def test_exact_numerics_give_the_tokens_of_transformers(open_runtime, narrow):
     narrow.check(together(open_runtime(dtype="float32", numerics="exact")), NEAR_TIE)
+
+
+def test_a_head_dim_of_its_own_sizes_the_cache_and_gives_the_tokens_of_transformers(
+    open_runtime, make_tiny_folder, tiny_reference
+):
+    folder = make_tiny_folder(head_dim=32)
+    runtime = open_runtime(folder)
+    caches = runtime._loaded.assembled.runner._attention._caches
+    assert {cache.shape[-1] for of_layer in caches for cache in of_layer} == {32}
+    Oracle(tiny_reference(folder)).check(together(runtime), NEAR_TIE)
