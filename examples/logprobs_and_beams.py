@@ -1,4 +1,4 @@
-"""Answers with the odds of their tokens, a prompt scored, a search: python examples/logprobs_and_beams.py MODEL."""
+"""How likely answers, their tokens and a prompt are; a search: python examples/logprobs_and_beams.py MODEL."""
 
 import sys
 
