@@ -1,4 +1,4 @@
-"""How likely answers, their tokens and a prompt are; a search: python examples/logprobs_and_beams.py MODEL."""
+"""How likely answers, their tokens and a prompt are: python examples/logprobs_and_beams.py MODEL."""
 
 import sys
 

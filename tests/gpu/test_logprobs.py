@@ -1,4 +1,4 @@
-"""Log-probabilities on a card: the formula's and transformers', from recorded steps, two of them in flight."""
+"""Log-probabilities on a card: the formula's and transformers', from recorded steps."""
 
 from collections.abc import Callable
 from pathlib import Path
