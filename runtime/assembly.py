@@ -83,7 +83,10 @@ def assemble(parts: Parts, store: Store, progress: Progress) -> Assembled:
         decode, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
         runner.record(decode, mixed, lambda done: progress("graphs", done, ""))
     kv_cache = KVCacheManager(
-        BlockPool(resolved.num_kv_blocks), resolved.block_size, prefix_cache=parts.config.prefix_cache
+        BlockPool(resolved.num_kv_blocks),
+        resolved.block_size,
+        prefix_cache=parts.config.prefix_cache,
+        window=memory.widest_window(parts.model),
     )
     limits = SchedulerConfig(
         max_num_seqs=resolved.max_num_seqs,

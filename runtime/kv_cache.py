@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ..common.errors import ConfigError
-from .block_pool import BlockPool
+from .block_pool import NULL_BLOCK, BlockPool
 from .prefix_cache import Chain, PrefixCache
 
 
@@ -24,16 +24,23 @@ class KVCacheManager:
 
     With a prefix cache, full blocks are found again by their tokens, and a table begins with those that
     hold its first tokens already. Only full blocks are shared, and nothing is written into a full block.
+
+    Where every layer sees a `window` of tokens alone, what no layer will see again is given back sooner; in
+    the table stands the null block in its place.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, *, prefix_cache: bool = False) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, *, prefix_cache: bool = False, window: int | None = None
+    ) -> None:
         if block_size < 1:
             raise ConfigError(f"block_size is {block_size}; wanted at least 1")
         self.pool = pool
         self.block_size = block_size
+        self.window = window  # the most that any layer sees, the token's own position included; None: all
         self.prefix = PrefixCache(block_size) if prefix_cache else None
         self._tables: dict[str, list[int]] = {}
         self._shared: dict[str, int] = {}  # how many blocks of each table were found
+        self._released: dict[str, int] = {}  # how many of its first blocks were given back
         self._chains: dict[str, Chain] = {}
 
     @property
@@ -58,6 +65,7 @@ class KVCacheManager:
         self.pool.share(found)  # before any is dropped to make room
         self._tables[tokens.request_id] = found + self._allocate(missing)
         self._shared[tokens.request_id] = len(found)
+        self._released[tokens.request_id] = 0
         return len(found) * self.block_size
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
@@ -85,6 +93,22 @@ class KVCacheManager:
             full = table[: num_tokens // self.block_size]
             self.pool.keep(self.prefix.commit(self._chain(tokens), full, step))
 
+    def release(self, tokens: Tokens, num_computed: int, step: int) -> None:
+        """Give back the blocks out of every window once so many tokens are computed, by steps that are over.
+
+        What they hold is kept, as when a table is freed, so that it can still be found.
+        """
+        if self.window is None:
+            return
+        first, last = self._released[tokens.request_id], max(0, num_computed - self.window + 1)
+        last //= self.block_size
+        if last > first:
+            self.commit(tokens, last * self.block_size, step)
+            table = self._tables[tokens.request_id]
+            self.pool.free(table[first:last])
+            table[first:last] = [NULL_BLOCK] * (last - first)
+            self._released[tokens.request_id] = last
+
     def uncommit(self, step: int) -> list[str]:
         """That step and later ones never were: forget what they wrote; returns who had found some of it."""
         if self.prefix is None:
@@ -103,13 +127,14 @@ class KVCacheManager:
 
     def free(self, request_id: str) -> None:
         """Give back every block of a request, its last first; nothing to do for one that has none."""
-        self.pool.free(reversed(self._tables.pop(request_id, ())))
+        table, released = self._tables.pop(request_id, ()), self._released.pop(request_id, 0)
+        self.pool.free(reversed(table[released:]))
         self._shared.pop(request_id, None)
         self._chains.pop(request_id, None)
 
     def clear(self) -> None:
         """No request has a table, every block is free, and nothing is known of what they hold."""
-        for book in (self._tables, self._shared, self._chains):
+        for book in (self._tables, self._shared, self._released, self._chains):
             book.clear()
         self.pool.clear()
         if self.prefix is not None:
@@ -124,7 +149,12 @@ class KVCacheManager:
             assert len(table) >= self._num_blocks(num_tokens), (
                 f"{request_id}: {table} for {num_tokens} tokens"
             )
+            released = self._released[request_id]
+            assert table[:released] == [NULL_BLOCK] * released, f"{request_id}: {table}, {released} released"
+            assert NULL_BLOCK not in table[released:], f"{request_id}: {table}, {released} released"
+            assert released * self.block_size <= max(0, num_tokens - (self.window or num_tokens) + 1)
         counts = Counter(block_id for table in self._tables.values() for block_id in table)
+        counts.pop(NULL_BLOCK, None)
         assert len(counts) == self.pool.num_used, f"{len(counts)} blocks in tables, {self.pool.num_used} used"
         for block_id, count in counts.items():
             held = self.pool.references(block_id)
@@ -133,13 +163,16 @@ class KVCacheManager:
 
     def _check_sharing(self, counts: Mapping[int, int]) -> None:
         """A block has one owner, and whoever else has it found it; what is to be kept can be found."""
-        owned = [block for name, table in self._tables.items() for block in table[self._shared[name] :]]
+        begins = {name: max(shared, self._released[name]) for name, shared in self._shared.items()}
+        owned = [block for name, table in self._tables.items() for block in table[begins[name] :]]
         assert len(owned) == len(set(owned)), "a block has two owners"
         known = set() if self.prefix is None else {*self.prefix.block_ids()}
         for block_id in range(self.pool.num_blocks):
             assert self.pool.is_kept(block_id) == (block_id in known), f"block {block_id} is kept or known"
         for name, shared in self._shared.items():
-            assert known.issuperset(self._tables[name][:shared]), f"{name} has found a block that is unknown"
+            if self._released[name] == 0:  # else what came before may have been forgotten since
+                found = self._tables[name][:shared]
+                assert known.issuperset(found), f"{name} has found a block that is unknown"
         if self.prefix is not None:
             self.prefix.check()
 

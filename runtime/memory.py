@@ -11,6 +11,7 @@ from ..common.errors import ConfigError
 from ..compiler.torch_compat import cpu_has_bfloat16_units
 from ..models.config import ModelConfig
 from ..models.quantization import Quantization
+from ..models.registry import find_model
 
 if TYPE_CHECKING:
     from .config import Resolved
@@ -24,6 +25,12 @@ GRAPH_BYTES = 1 << 30
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block: keys and values of every layer."""
     return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+
+
+def widest_window(model: ModelConfig) -> int | None:
+    """How many positions a token sees at most, in any layer; None where a layer sees all before it."""
+    windows = [spec.window for spec in find_model(model.architecture).attention(model)]
+    return None if None in windows else max(window for window in windows if window is not None)
 
 
 def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: float) -> int:

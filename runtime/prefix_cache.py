@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import xxhash
 
+from .block_pool import NULL_BLOCK
+
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
@@ -81,7 +83,10 @@ class PrefixCache:
         return found
 
     def commit(self, chain: Chain, block_ids: Sequence[int], step: int) -> list[int]:
-        """Enter what is not known of a chain's first blocks, which these hold; returns those entered."""
+        """Enter what is not known of a chain's first blocks, which these hold; returns those entered.
+
+        The null block stands for one that was given back: if it was forgotten since, so is what follows.
+        """
         entries = chain.entries
         entered: list[int] = []
         while entries and self._by_block.get(entries[-1].block_id) is not entries[-1]:
@@ -92,6 +97,8 @@ class PrefixCache:
         blocks = chain.blocks(len(block_ids), self)[known : len(block_ids)]
         for block_id, (digest, token_ids) in zip(block_ids[known:], blocks, strict=True):
             entry = self._by_digest.get(digest)
+            if entry is None and block_id == NULL_BLOCK:
+                break
             if entry is None:
                 entry = CachedBlock(block_id, digest, token_ids, parent, step)
                 self._enter(entry)

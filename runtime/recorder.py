@@ -32,10 +32,14 @@ class RecordingScheduler(Scheduler):
         self._file = file
         self._encoder = PlanEncoder()
         self._numbers: dict[bytes, int] = {}
+        self._kept: dict[
+            str, list[int]
+        ] = {}  # of live requests, blocks that others can find since the last line
         cache = {
             "num_blocks": kv_cache.pool.num_blocks,
             "block_size": kv_cache.block_size,
             "prefix_cache": kv_cache.prefix is not None,
+            "window": kv_cache.window,
         }
         self._write({"lamina": FORMAT, "limits": asdict(config), "cache": cache})
 
@@ -95,6 +99,19 @@ class RecordingScheduler(Scheduler):
         super().end_all()
         self._write({"end_all": True})
 
+    def _give_back(self, request: Request) -> None:
+        super()._give_back(request)
+        self._keep(request)
+
+    def _release(self, request: Request, num_computed: int, step: int) -> None:
+        super()._release(request, num_computed, step)
+        self._keep(request)
+
+    def _keep(self, request: Request) -> None:
+        """Note an answer that is not at its end, as others find what its request has given back."""
+        if request.finish_reason is None:
+            self._kept[request.request_id] = self._blocks(request, request.num_tokens)
+
     def _blocks(self, request: Request, num_tokens: int) -> list[int]:
         """Which full blocks a request's first tokens make; nothing where nobody could find them."""
         cache = self._kv_cache.prefix
@@ -105,6 +122,9 @@ class RecordingScheduler(Scheduler):
         return [self._numbers.setdefault(digest, len(self._numbers)) for digest, _ in blocks]
 
     def _write(self, said: dict[str, Any]) -> None:
+        kept, self._kept = self._kept, {}
+        if kept:
+            self._write({"kept": kept})
         self._file.write(json.dumps(said, separators=(",", ":")) + "\n")
 
 

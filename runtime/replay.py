@@ -74,7 +74,10 @@ class _Player:
         cache = header["cache"]
         self.block_size = cache["block_size"]
         kv_cache = KVCacheManager(
-            BlockPool(cache["num_blocks"]), self.block_size, prefix_cache=cache["prefix_cache"]
+            BlockPool(cache["num_blocks"]),
+            self.block_size,
+            prefix_cache=cache["prefix_cache"],
+            window=cache.get("window"),
         )
         self.now = 0.0
         self.scheduler = Scheduler(SchedulerConfig(**header["limits"]), kv_cache, clock=lambda: self.now)
@@ -98,6 +101,8 @@ class _Player:
             self.scheduler.discard(self._plans[said["discard"]])
         elif "end_all" in said:
             self.scheduler.end_all()
+        elif "kept" in said:
+            pass  # the blocks are known from the beginning
         else:
             return "no event of this name is known"
         return None
@@ -151,7 +156,7 @@ class _Player:
 
 
 def _last_blocks(lines: list[Said]) -> dict[int, list[int]]:
-    """Of each request, by its number, the blocks that it had in the end."""
+    """Of each request, by its number, the blocks it had in the end, or when others last could find some."""
     blocks: dict[int, list[int]] = {}
     numbers: dict[str, int] = {}
     for said in lines:
@@ -160,8 +165,8 @@ def _last_blocks(lines: list[Said]) -> dict[int, list[int]]:
             blocks[len(blocks)] = said["blocks"]
         elif "finish" in said:
             blocks[numbers[said["finish"]]] = said["blocks"]
-        elif "update" in said:
-            for name, own in said.get("blocks", {}).items():
+        elif "kept" in said or "update" in said:
+            for name, own in (said.get("kept") or said.get("blocks") or {}).items():
                 blocks[numbers[name]] = own
     return blocks
 

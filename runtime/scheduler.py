@@ -52,7 +52,9 @@ class Scheduler(Lifecycle):
             rows = [self._requests.get(request_id) for request_id in plan.request_ids]
             take_in_reports(plan.reports, reports, samplers, rows)
         self._free_leaving()
-        return self._take_in(samplers, np.asarray(sampled, np.int64))
+        received = self._take_in(samplers, np.asarray(sampled, np.int64))
+        self._release_unseen(plan)
+        return received
 
     def _advance_running(self) -> Ints:
         """Tokens to compute of each running request, up to the first that has to sit the step out."""
@@ -233,6 +235,21 @@ class Scheduler(Lifecycle):
         for request, token in stopped:
             named = token in (request.params.stop_token_ids or ())
             self._close(request, "stop", token if named else None)
+
+    def _release_unseen(self, plan: SchedulerOutput) -> None:
+        """Give back the blocks that left every window with a step that is over; none that it could undo."""
+        window, size = self._kv_cache.window, self._kv_cache.block_size
+        if window is None:
+            return
+        computed = plan.num_computed + plan.counts
+        unseen, before = ((ends - window + 1).clip(0) // size for ends in (computed, plan.num_computed))
+        for row in np.flatnonzero(unseen > before).tolist():
+            request = self._requests.get(plan.request_ids[row])
+            if request is not None and request.row >= 0:
+                self._release(request, int(computed[row]), plan.step)
+
+    def _release(self, request: Request, num_computed: int, step: int) -> None:
+        self._kv_cache.release(request, num_computed, step)
 
     def _budget(self) -> int:
         """Tokens of the step in all; fewer where it keeps someone waiting for the next token of an answer."""

@@ -25,6 +25,7 @@ class Sizing:
     num_blocks: int  # the null block included
     max_model_len: int
     memory_fraction: float
+    window: int | None  # of its tokens, as many of the last ones a request keeps; None: all
 
     @property
     def capacity_tokens(self) -> int:
@@ -40,6 +41,8 @@ class Sizing:
     def sentence(self) -> str:
         """Whether a request of max_model_len tokens fits, and if not, everything that would help."""
         held = f"this fits {self.capacity_tokens:,} tokens ({self._cache_gib():.1f} GiB of KV cache)"
+        if self.window is not None and self.window < self.max_model_len:
+            held += f", and a request keeps its last {self.window:,}"
         if not self.missing_bytes:
             return f"{held}, of which a request may have {self.max_model_len:,}"
         missing = f"for {self.max_model_len:,} you need {self.missing_bytes / 2**30:.1f} GiB more"
@@ -80,4 +83,5 @@ def size(config: RuntimeConfig, model: ModelConfig, resolved: Resolved) -> Sizin
         num_blocks=resolved.num_kv_blocks,
         max_model_len=resolved.max_model_len,
         memory_fraction=config.memory_fraction,
+        window=memory.widest_window(model),
     )

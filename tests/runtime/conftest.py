@@ -40,8 +40,9 @@ class PagedModel:
     back through the block table, so that a wrong id, position, slot, table or length shows as a wrong token.
     """
 
-    def __init__(self, block_size, next_token):
+    def __init__(self, block_size, next_token, window=None):
         self.block_size = block_size
+        self.window = window  # positions that each token sees, its own included
         self.next_token = next_token
         self.slots = {}
 
@@ -50,7 +51,9 @@ class PagedModel:
         prefixes = {row: self._prefix(view, row) for row in range(view.num_seqs)}
         ends = {end - 1: row for row, end in enumerate(view.query_start_loc.tolist()[1 : view.num_seqs + 1])}
         sampled = [prefixes[ends[row]] for row in view.logits_rows.tolist()]
-        assert view.sample_positions.tolist() == [len(prefix) for prefix in sampled]
+        assert view.sample_positions.tolist() == [
+            view.seq_lens[ends[row]] for row in view.logits_rows.tolist()
+        ]
         banned = [[id_ for id_ in ids if id_ != NO_ID] for ids in view.banned.tolist()]
         return [self.next_token(prefix, ids) for prefix, ids in zip(sampled, banned, strict=True)]
 
@@ -65,12 +68,17 @@ class PagedModel:
         assert view.seq_lens[view.num_seqs :].tolist() == [0] * (len(view.seq_lens) - view.num_seqs)
 
     def _prefix(self, view, row):
+        """All that the row's first query and those after it see; then what the last of them sees."""
         size, table = self.block_size, view.block_tables[row].tolist()
-        stored = [self.slots[table[p // size] * size + p % size] for p in range(int(view.seq_lens[row]))]
-        assert [position for position, _ in stored] == list(range(len(stored))), (
-            "these slots hold other positions"
-        )
-        return tuple(token for _, token in stored)
+        length, starts = int(view.seq_lens[row]), view.query_start_loc.tolist()
+        query_len = starts[row + 1] - starts[row]
+        seen = range(0 if self.window is None else max(0, length - query_len - self.window + 1), length)
+        stored = [self.slots[table[p // size] * size + p % size] for p in seen]
+        assert [position for position, _ in stored] == [*seen], "these slots hold other positions"
+        return self.visible(tuple(token for _, token in stored))
+
+    def visible(self, prefix):
+        return prefix if self.window is None else prefix[-self.window :]
 
 
 class Part(NamedTuple):
@@ -114,13 +122,14 @@ class Server:
         next_token=hashed,
         depth=1,
         prefix_cache=False,
+        window=None,
         clock=time.monotonic,
     ):
         self.depth = depth  # steps launched before the oldest is read
         self.pending = deque()
         self.written = deque()  # the blocks that each pending step writes
         self.pool = BlockPool(blocks + 1)  # one is the null block
-        self.kv_cache = KVCacheManager(self.pool, block_size, prefix_cache=prefix_cache)
+        self.kv_cache = KVCacheManager(self.pool, block_size, prefix_cache=prefix_cache, window=window)
         self.config = SchedulerConfig(
             max_num_seqs=seqs,
             max_num_batched_tokens=budget,
@@ -138,7 +147,7 @@ class Server:
             device=torch.device("cpu"),
         )
         self.eos = eos
-        self.model = PagedModel(block_size, next_token)
+        self.model = PagedModel(block_size, next_token, window)
         self.requests = {}
 
     def add(self, name, length, seed=0, options=None, **params):
@@ -221,7 +230,8 @@ class Server:
         output, stops, least = [], request.stop_token_ids, request.params.min_tokens
         while True:
             prefix = (*request.prompt_token_ids, *output)
-            output.append(self.model.next_token(prefix, stops if len(output) < least else ()))
+            seen = self.model.visible(prefix)
+            output.append(self.model.next_token(seen, stops if len(output) < least else ()))
             if len(output) > least and output[-1] in stops:
                 return output, "stop"
             if len(prefix) + 1 >= limit:

@@ -25,19 +25,25 @@ class Owner:
         return self.tokens[start:stop]
 
 
+TOKENS = st.sampled_from([0, 0, 0, 1])  # so that many begin alike
+STEPS_IN_FLIGHT = 3  # the last ones, which may still fail
+
+
 class KVCacheMachine(RuleBasedStateMachine):
     """Requests come, compute, share, fail and go; `slots` is what the device's memory holds."""
 
     @initialize(
         blocks=st.integers(1, 10), block_size=st.integers(1, 3), prefix_cache=st.sampled_from([1, 1, 0])
     )
-    def start(self, blocks, block_size, prefix_cache):
-        self.cache = KVCacheManager(BlockPool(blocks + 1), block_size, prefix_cache=bool(prefix_cache))
+    def start(self, blocks, block_size, prefix_cache, window=None):
+        self.cache = KVCacheManager(
+            BlockPool(blocks + 1), block_size, prefix_cache=bool(prefix_cache), window=window
+        )
         self.slots, self.owners, self.step, self.undo = {}, {}, 0, []
         self.num_owners = 0
 
     @rule(
-        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=12),
+        tokens=st.lists(TOKENS, min_size=1, max_size=12),
         salt=st.sampled_from(["", "", "a"]),
         spare=st.integers(0, 2),
     )
@@ -57,9 +63,9 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert found < len(tokens), "the last token is to be computed"
         owner.num_found = owner.num_computed = found
         self.owners[owner.request_id] = owner
-        self.undo.append((self.step, owner, 0))
+        self.undo.append((self.step, owner, found))
 
-    @rule(data=st.data(), more=st.lists(st.integers(0, 1), max_size=4), count=st.integers(1, 5))
+    @rule(data=st.data(), more=st.lists(TOKENS, max_size=4), count=st.integers(1, 5))
     def compute(self, data, more, count):
         """A step of one request: it grows, writes some tokens and lets its full blocks be found."""
         owner = self.draw(data)
@@ -81,6 +87,9 @@ class KVCacheMachine(RuleBasedStateMachine):
             self.slots[block, position % self.cache.block_size] = owner.tokens[position]
         owner.num_computed = stop
         self.cache.commit(owner, stop, self.step)
+        over = self.step - STEPS_IN_FLIGHT
+        undone = [computed for step, other, computed in self.undo if other is owner and step > over]
+        self.cache.release(owner, min(undone), over)
 
     @rule(data=st.data(), keep=st.booleans())
     def leave(self, data, keep):
@@ -90,7 +99,7 @@ class KVCacheMachine(RuleBasedStateMachine):
                 self.cache.commit(owner, owner.num_computed, 0)
             self.drop(owner)
 
-    @rule(count=st.integers(1, 3))
+    @rule(count=st.integers(1, STEPS_IN_FLIGHT))
     def fail(self, count):
         """The last steps never were: what they wrote is gone, and so are those who counted on it."""
         first = self.step - count + 1
@@ -129,8 +138,10 @@ class KVCacheMachine(RuleBasedStateMachine):
     def every_table_holds_its_tokens(self):
         for name, owner in getattr(self, "owners", {}).items():
             table, size = self.cache.block_ids(name), self.cache.block_size
-            held = [self.slots.get((table[p // size], p % size)) for p in range(owner.num_computed)]
-            assert held == owner.tokens[: owner.num_computed], f"{name} reads another's tokens"
+            window = self.cache.window or owner.num_computed + 1
+            seen = range(max(0, owner.num_computed - window + 1), owner.num_computed)
+            held = [self.slots.get((table[p // size], p % size)) for p in seen]
+            assert held == [owner.tokens[p] for p in seen], f"{name} reads another's tokens"
 
     def teardown(self):
         for owner in [*getattr(self, "owners", {}).values()]:
@@ -138,9 +149,23 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.everything_adds_up()
 
 
-def test_any_history_leaves_the_right_tokens_in_every_table():
+class WindowMachine(KVCacheMachine):
+    """The same where every layer sees a window alone."""
+
+    @initialize(
+        blocks=st.integers(1, 10),
+        block_size=st.integers(1, 3),
+        prefix_cache=st.sampled_from([1, 1, 0]),
+        window=st.integers(1, 5),
+    )
+    def start(self, **limits):
+        super().start(**limits)
+
+
+@pytest.mark.parametrize("machine", [KVCacheMachine, WindowMachine])
+def test_any_history_leaves_the_right_tokens_in_every_table(machine):
     limits = settings(max_examples=10 * settings.default.max_examples, stateful_step_count=40, deadline=None)
-    run_state_machine_as_test(KVCacheMachine, settings=limits)
+    run_state_machine_as_test(machine, settings=limits)
 
 
 def test_so_does_any_with_one_hash_for_all():
@@ -200,6 +225,10 @@ def _admit_without_room(
     return admit(self, tokens, num_tokens, num_reusable=num_reusable, spare_blocks=max(0, spare_blocks - 1))
 
 
+def _release_one_too_many(self, tokens, num_computed, step, release=KVCacheManager.release):
+    release(self, tokens, num_computed + 1, step)
+
+
 MUTANTS = {
     "the last token is found": (KVCacheManager, "_find", _find_one_too_many),
     "a block is found before it is full": (KVCacheManager, "commit", _commit_what_is_not_full),
@@ -207,8 +236,13 @@ MUTANTS = {
     "a second reference is not counted": (BlockPool, "share", _share_without_counting),
     "what follows a forgotten block stays": (PrefixCache, "drop", _drop_without_what_follows),
     "a failed step stays committed": (KVCacheManager, "uncommit", _uncommit_nothing),
+    "a block is given back too soon": (KVCacheManager, "release", _release_one_too_many),
     "spare blocks are not spared": (KVCacheManager, "admit", _admit_without_room),
 }
+
+
+# Without windows what comes first is given back last, and is hardly ever forgotten before what follows it.
+SEEN_WITH_WINDOWS = {"a block is given back too soon", "what follows a forgotten block stays"}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -223,7 +257,9 @@ def test_each_way_to_get_it_wrong_is_noticed(mutant):
             suppress_health_check=[*HealthCheck],
         )
         with pytest.raises((AssertionError, KeyError, IndexError)):
-            run_state_machine_as_test(KVCacheMachine, settings=limits)
+            run_state_machine_as_test(
+                WindowMachine if mutant in SEEN_WITH_WINDOWS else KVCacheMachine, settings=limits
+            )
 
 
 COMPARED = "lamina.runtime.prefix_cache._is"

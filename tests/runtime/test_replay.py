@@ -56,16 +56,18 @@ def traffic(server, seed, count=60):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("prefix_cache", [False, True])
-@pytest.mark.parametrize("blocks, block_size, chunk", [(8, 2, 3), (6, 4, None)])
-def test_what_was_recorded_is_decided_again(record, depth, prefix_cache, blocks, block_size, chunk):
-    server, path = record(
-        blocks=blocks, block_size=block_size, chunk=chunk, depth=depth, prefix_cache=prefix_cache, eos=(5,)
-    )
+@pytest.mark.parametrize(
+    "blocks, block_size, chunk, window", [(8, 2, 3, None), (6, 4, None, None), (6, 2, 3, 5)]
+)
+def test_what_was_recorded_is_decided_again(record, depth, prefix_cache, blocks, block_size, chunk, window):
+    limits = {"blocks": blocks, "block_size": block_size, "chunk": chunk, "window": window}
+    server, path = record(**limits, depth=depth, prefix_cache=prefix_cache, eos=(5,))
     traffic(server, seed=depth)
     result = replay(path)
     assert result.difference is None
     assert result.num_requests == 60
-    assert result.num_preemptions == server.scheduler.num_preemptions > 0
+    assert result.num_preemptions == server.scheduler.num_preemptions
+    assert window or result.num_preemptions > 0
     assert result.num_hit_tokens == server.scheduler.num_hit_tokens
     assert (result.num_hit_tokens > 0) == prefix_cache
 
@@ -79,6 +81,39 @@ def test_a_conversation_is_found_again_in_the_replay(record):
     assert turn.num_cached_tokens == 12
     result = replay(path)
     assert (result.difference, result.num_hit_tokens) == (None, 12)
+
+
+def follow_a_live_answer(server, name):
+    """A request whose prompt goes on from the answer that another one, still live, has so far."""
+    source = server.requests[name]
+    prompt = (*source.prompt_token_ids, *source.output_token_ids, 1)
+    follower = server.add("follower", prompt, max_tokens=1, options={"priority": -1})
+    while follower.finish_reason is None:
+        server.step()
+    assert follower.num_cached_tokens > len(source.prompt_token_ids)
+    assert source.finish_reason is None
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_answer_that_is_not_at_its_end_with_the_recording_is_found_in_the_replay(record, depth):
+    server, path = record(blocks=10, prefix_cache=True, depth=depth)
+    for seed, name in enumerate("ab"):
+        server.add(name, 5, seed, max_tokens=24)
+    while not server.requests["b"].num_preemptions:
+        server.step()
+    follow_a_live_answer(server, "b")
+    result = replay(path)
+    assert (result.difference, result.num_hit_tokens) == (None, server.scheduler.num_hit_tokens)
+
+
+def test_so_is_one_whose_first_blocks_have_left_every_window(record):
+    server, path = record(blocks=20, prefix_cache=True, window=5)
+    server.add("a", 5, max_tokens=40)
+    while len(server.requests["a"].output_token_ids) < 20:
+        server.step()
+    follow_a_live_answer(server, "a")
+    result = replay(path)
+    assert (result.difference, result.num_hit_tokens) == (None, server.scheduler.num_hit_tokens)
 
 
 def test_a_recording_tells_numbers_of_tokens_and_no_token(record):

@@ -46,6 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eos=st.sets(TOKENS, max_size=1),
         depth=st.integers(1, 3),
         prefix_cache=st.booleans(),
+        window=st.none() | st.integers(1, 10),
     )
     def start(self, eos, **limits):
         self.clock = Clock()

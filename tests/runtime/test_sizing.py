@@ -57,6 +57,13 @@ def test_where_only_the_caution_of_a_cpu_keeps_the_cache_small_more_blocks_are_a
     assert fit(1 << 30, num_kv_blocks=int(blocks) - 1).missing_bytes > 0
 
 
+def test_where_every_layer_has_a_window_it_says_what_a_request_keeps(fit, monkeypatch):
+    assert "keeps" not in fit(1 << 30).sentence()
+    monkeypatch.setattr(memory, "widest_window", lambda model: 40)
+    assert "GiB of KV cache), and a request keeps its last 40, of which" in fit(1 << 30).sentence()
+    assert "keeps" not in fit(1 << 30, max_model_len=40).sentence()
+
+
 def test_a_remedy_that_would_not_do_is_not_named(fit):
     sizing = fit((fit.weights + 512 * 16 * 2) * 10 // 9, dtype=torch.bfloat16, memory_fraction=0.5)
     assert sizing.missing_bytes > 0
