@@ -53,13 +53,17 @@ def describe_machine() -> dict[str, Any]:
     """Facts about this machine by name, as plain data."""
     import torch
 
+    from ..runtime.threads import choose_threads
+
+    threads = choose_threads()
     page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
     root = env.cache_root()
     return {
         "system": platform.platform(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": threads.count,
+        "threads_because": threads.reason,
         "isa": torch.backends.cpu.get_cpu_capability(),
         "memory_gib": round(page * pages / 2**30, 1),
         "cards": _cards(),

@@ -38,6 +38,18 @@ def cuda_home() -> str | None:
     return os.environ.get("CUDA_HOME") or None
 
 
+def omp_threads() -> str | None:
+    """The variable that says how many threads OpenMP uses, as NAME=value, or None."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    return next((f"{name}={os.environ[name]}" for name in names if os.environ.get(name)), None)
+
+
+def omp_binding() -> str | None:
+    """OMP_PROC_BIND or OMP_PLACES, which bind threads to cores, as NAME=value, or None."""
+    names = ("OMP_PROC_BIND", "OMP_PLACES")
+    return next((f"{name}={os.environ[name]}" for name in names if os.environ.get(name)), None)
+
+
 def hub_token() -> str | None:
     """HF_TOKEN, the access token for model hubs."""
     return os.environ.get("HF_TOKEN") or None

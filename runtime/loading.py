@@ -36,6 +36,7 @@ from .config import Resolved, RuntimeConfig, resolve, resolve_device, resolve_dt
 from .engine import Engine
 from .sampling_params import MODEL_DEFAULTS
 from .sizing import Sizing, size
+from .threads import settle_threads
 from .tokenizer import Tokenizer, load_tokenizer
 
 IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
@@ -157,6 +158,8 @@ def _find(config: RuntimeConfig, progress: Progress) -> Found:
     LEDGER.keep_in(store)
     if device.type == "cuda":
         keep_triton_kernels(store)
+    else:
+        settle_threads()  # first of all: code that is generated counts on it
     folder = _find_folder(config, store, device, progress)
     model, definition, defaults = _read_configs(folder, config)
     check_quantization(config.quantization, definition.parameters(model), device)

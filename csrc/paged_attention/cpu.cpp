@@ -10,8 +10,9 @@
 namespace lamina {
 namespace {
 
-constexpr double kMinParallelWork = 3e5;  // multiply-adds below which waking threads costs more than it saves
-constexpr int kUnitsPerThread = 4;        // so that unequal units even out
+constexpr double kMinParallelWork = 3e5;   // multiply-adds below which waking threads costs more than it saves
+constexpr int kUnitsPerThread = 4;         // so that unequal units even out
+constexpr int64_t kCachedBytes = 1 << 18;  // of a core's own cache, for what is read ahead
 
 struct Job {
   Tile tile;
@@ -21,7 +22,7 @@ struct Job {
 };
 
 struct Unit {
-  int job, kv_head, split;  // split -1: all
+  int job, first_head, last_head, split;  // of kv heads; split -1: all
 };
 
 // The first sequence whose lengths or blocks do not fit the cache, or -1.
@@ -54,8 +55,7 @@ class Plan {
     jobs.clear(), units.clear(), num_parts_floats = 0, work = 0;
     for (int seq = 0; seq < a.num_seqs; seq++)
       if (a.seq_lens[seq] > 0) add_sequence(a, seq);
-    double share = work / (static_cast<double>(threads) * kUnitsPerThread);
-    for (size_t i = 0; i < jobs.size(); i++) add_units(a, static_cast<int>(i), threads > 1 ? share : work);
+    for (size_t i = 0; i < jobs.size(); i++) add_units(a, static_cast<int>(i), heads_at_once(a, threads));
   }
 
  private:
@@ -72,16 +72,27 @@ class Plan {
     }
   }
 
-  void add_units(const Attention<T>& a, int index, double share) {
+  // Heads of a token lie side by side, and memory is read fastest in order: as many as a core's own cache holds for a
+  // split of the keys, unless threads would be left without work.
+  int heads_at_once(const Attention<T>& a, int threads) const {
+    const int64_t bytes = 2 * kSplitKeys * a.head_dim * sizeof(T);
+    int64_t num_splits = 0;
+    for (const Job& job : jobs) num_splits += job.splits();
+    if (num_splits < threads * kUnitsPerThread) return 1;
+    return static_cast<int>(std::clamp<int64_t>(kCachedBytes / bytes, 1, a.num_kv_heads));
+  }
+
+  void add_units(const Attention<T>& a, int index, int heads) {
     Job& job = jobs[index];
-    double cost = 2.0 * job.tile.rows * job.splits() * kSplitKeys * a.head_dim;
-    bool whole = job.splits() == 1 || job.tile.rows > kMaxRowsInParts || cost <= share;
+    const bool whole = job.splits() == 1 || job.tile.rows > kMaxRowsInParts;
+    const int kv_heads = static_cast<int>(a.num_kv_heads);
     if (!whole) {
       job.parts = num_parts_floats;
-      num_parts_floats += Partial::size(job.tile.rows, a.padded_dim()) * job.splits() * a.num_kv_heads;
+      num_parts_floats += Partial::size(job.tile.rows, a.padded_dim()) * job.splits() * kv_heads;
     }
     for (int split = job.first_split; split < (whole ? job.first_split + 1 : job.last_split); split++)
-      for (int head = 0; head < a.num_kv_heads; head++) units.push_back({index, head, whole ? -1 : split});
+      for (int head = 0; head < kv_heads; head += heads)
+        units.push_back({index, head, std::min(head + heads, kv_heads), whole ? -1 : split});
   }
 };
 
@@ -105,13 +116,18 @@ void run(const Attention<T>& a, int threads) {
     for (int i = 0; i < num_units; i++) {
       const Unit& unit = units[i];
       const Job& job = jobs[unit.job];
-      if (unit.split < 0) {
-        worker.finish(job.tile, unit.kv_head, job.first_split, job.last_split);
-        continue;
+      const bool whole = unit.split < 0;
+      if (job.tile.rows <= kMaxRowsInParts)
+        worker.prefetch(job.tile, unit.first_head, unit.last_head, whole ? job.first_split : unit.split);
+      for (int head = unit.first_head; head < unit.last_head; head++) {
+        if (whole) {
+          worker.finish(job.tile, head, job.first_split, job.last_split);
+          continue;
+        }
+        size_t size = Partial::size(job.tile.rows, a.padded_dim());
+        float* part = parts + job.parts + size * (head * job.splits() + unit.split - job.first_split);
+        worker.attend_split(job.tile, head, unit.split, Partial(part, job.tile.rows, a.padded_dim()));
       }
-      size_t size = Partial::size(job.tile.rows, a.padded_dim());
-      float* part = parts + job.parts + size * (unit.kv_head * job.splits() + unit.split - job.first_split);
-      worker.attend_split(job.tile, unit.kv_head, unit.split, Partial(part, job.tile.rows, a.padded_dim()));
     }
 #pragma omp for schedule(static)
     for (int i = 0; i < num_jobs * kv_heads; i++) {

@@ -102,6 +102,15 @@ class Worker {
         part_(total_ + partial_),
         products_(part_ + partial_, dim_) {}
 
+  // Asks for the keys and values of some heads of a split in the order in which they lie.
+  void prefetch(const Tile& tile, int first_head, int last_head, int split) const {
+    const int64_t start = static_cast<int64_t>(split) * kSplitKeys;
+    const int64_t first = std::max(start, oldest(position(tile, 0)));
+    const int64_t last = std::min(start + kSplitKeys, position(tile, tile.rows - 1) + 1);
+    prefetch(attention_.key_cache, attention_.key_strides, tile.seq, first_head, last_head, first, last);
+    prefetch(attention_.value_cache, attention_.value_strides, tile.seq, first_head, last_head, first, last);
+  }
+
   // All splits of a tile, written to `out`.
   void finish(const Tile& tile, int kv_head, int first_split, int last_split) {
     if constexpr (std::is_same_v<T, BFloat16>) {
@@ -130,6 +139,19 @@ class Worker {
   }
 
  private:
+  void prefetch(const T* cache, const Strides& strides, int seq, int first_head, int last_head, int64_t first,
+                int64_t last) const {
+    constexpr int64_t kLine = 64;
+    const int32_t* table = attention_.block_tables + seq * attention_.block_tables_stride;
+    const int64_t block_size = attention_.block_size;
+    const int64_t bytes = ((last_head - first_head - 1) * strides.head + dim_) * sizeof(T);
+    for (int64_t key = first; key < last; key++) {
+      const T* row = cache + table[key / block_size] * strides.outer + key % block_size * strides.token;
+      const char* from = reinterpret_cast<const char*>(row + first_head * strides.head);
+      for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(from + i, 0, 2);
+    }
+  }
+
   template <bool by_tiles>
   void finish_with(const Tile& tile, int kv_head, int first_split, int last_split) {
     Partial total(total_, tile.rows, padded_dim_), part(part_, kMaxRows, padded_dim_);
