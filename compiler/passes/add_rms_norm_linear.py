@@ -12,13 +12,14 @@ from .graph import Pass, PassReport, copy_graph, emit, erase_dead, replace
 from .providers import Choose, choose
 
 OPS = torch.ops.lamina
+PRODUCTS = (OPS.linear.default, OPS.linear_int8.default)
 NAME = "add_rms_norm_linear"
 
 
 def run(graph: fx.Graph, choose: Choose = choose) -> tuple[fx.Graph, PassReport]:
     graph = copy_graph(graph)
     chosen, skipped = [], []
-    for product in graph.find_nodes(op="call_function", target=OPS.linear.default):
+    for product in [node for node in graph.nodes if node.target in PRODUCTS]:
         norm = _norm_behind(product)
         if norm is None:
             continue
@@ -57,10 +58,20 @@ def _gate_behind(product: fx.Node) -> fx.Node | None:
     return user if not others and user.target is OPS.silu_and_mul.default else None
 
 
+def _operands(product: fx.Node) -> tuple[Any, Any, Any]:
+    """weight, scale or None, bias or None of a product."""
+    if product.target is OPS.linear.default:
+        _, weight, bias = (*product.args, None)[:3]
+        return weight, None, bias
+    _, weight, scale, bias = (*product.args, None)[:4]
+    return weight, scale, bias
+
+
 def _write(graph: fx.Graph, norm: fx.Node, product: fx.Node) -> None:
-    _, weight, bias = (*product.args, None)[:3]
+    weight, scale, bias = _operands(product)
     gate = _gate_behind(product)
-    both = emit(graph, norm, OPS.add_rms_norm_linear.default, *norm.args, weight, bias, gate is not None)
+    args = (*norm.args, weight, bias, gate is not None, *([] if scale is None else [scale]))
+    both = emit(graph, norm, OPS.add_rms_norm_linear.default, *args)
     out, total = (emit(graph, norm, operator.getitem, both, item) for item in (0, 1))
     replace(gate or product, out)
     for item in list(norm.users):

@@ -9,6 +9,7 @@ struct AddRmsNormLinearArguments {
   int64_t residual_token;
   const void *norm_weight, *weight;
   int64_t weight_row;
+  const float* scale;  // null where the weights are of x's type
   const void* bias;
   void *out, *total;
   int64_t tokens, rows, columns, gated, method, threads;
@@ -17,9 +18,9 @@ struct AddRmsNormLinearArguments {
 
 namespace {
 
-// Whether this CPU has the method for this type; nothing is written where not.
-template <typename T>
-int64_t add_rms_norm_linear(const AddRmsNormLinearArguments& p) {
+// Whether this CPU has the method for x of type T and weights of type W; nothing is written where not.
+template <typename T, typename W>
+int64_t run(const AddRmsNormLinearArguments& p) {
   const lamina::Norm<T> norm{static_cast<const T*>(p.x),
                              static_cast<const T*>(p.residual),
                              static_cast<const T*>(p.norm_weight),
@@ -28,13 +29,19 @@ int64_t add_rms_norm_linear(const AddRmsNormLinearArguments& p) {
                              p.columns,
                              static_cast<float>(p.eps),
                              static_cast<T*>(p.total)};
-  const lamina::AddRmsNormLinear<T> op{norm,
-                                       p.tokens,
-                                       {static_cast<const T*>(p.weight), p.rows, p.columns, p.weight_row},
-                                       static_cast<const T*>(p.bias),
-                                       p.gated != 0,
-                                       static_cast<T*>(p.out)};
+  const lamina::AddRmsNormLinear<T, W> op{norm,
+                                          p.tokens,
+                                          {static_cast<const W*>(p.weight), p.rows, p.columns, p.weight_row},
+                                          p.scale,
+                                          static_cast<const T*>(p.bias),
+                                          p.gated != 0,
+                                          static_cast<T*>(p.out)};
   return op.run(static_cast<lamina::Method>(p.method), static_cast<int>(p.threads));
+}
+
+template <typename T>
+int64_t add_rms_norm_linear(const AddRmsNormLinearArguments& p) {
+  return p.scale == nullptr ? run<T, T>(p) : run<T, int8_t>(p);
 }
 
 }  // namespace

@@ -41,12 +41,13 @@ inline Vec silu_and_mul(Vec gate, Vec up) {
   return rounded<T>(g / (1.0f + exp(-g))) * rounded<T>(up);
 }
 
-template <typename T>
+template <typename T, typename W>
 struct AddRmsNormLinear {
   Norm<T> norm;
   int64_t tokens;
-  Matrix<T> weight;
-  const T* bias;  // or null
+  Matrix<W> weight;
+  const float* scale;  // of each row, or null
+  const T* bias;       // or null
   bool gated;
   T* out;  // contiguous
 
@@ -64,13 +65,15 @@ struct AddRmsNormLinear {
   void write(int64_t token, int64_t row, Vec first, Vec second) const {
     const int64_t width = out_rows(), count = width - row;
     T* to = out + token * width + row;
-    if (gated) return store_some(to, silu_and_mul<T>(biased(first, row), biased(second, width + row)), count);
-    store_some(to, biased(first, row), count);
-    if (count > kLanes) store_some(to + kLanes, biased(second, row + kLanes), count - kLanes);
+    if (gated) return store_some(to, silu_and_mul<T>(finished(first, row), finished(second, width + row)), count);
+    store_some(to, finished(first, row), count);
+    if (count > kLanes) store_some(to + kLanes, finished(second, row + kLanes), count - kLanes);
   }
 
-  Vec biased(Vec sums, int64_t row) const {
-    return bias == nullptr ? sums : sums + load_some(bias + row, out_rows() - row % out_rows());
+  Vec finished(Vec sums, int64_t row) const {
+    const int64_t count = out_rows() - row % out_rows();
+    if (scale != nullptr) sums *= load_some(scale + row, count);
+    return bias == nullptr ? sums : sums + load_some(bias + row, count);
   }
 
   bool run(Method method, int threads) const {

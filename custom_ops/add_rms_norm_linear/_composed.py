@@ -16,10 +16,14 @@ def add_rms_norm_linear(
     weight: Tensor,
     bias: Tensor | None,
     silu_and_mul: bool,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The op's signature: what wins where the product outweighs reading the norm again."""
     normed, total = OPS.add_rms_norm.default(x, residual, norm_weight, eps)
-    out = OPS.linear.default(normed, weight, bias)
+    if scale is None:
+        out = OPS.linear.default(normed, weight, bias)
+    else:
+        out = OPS.linear_int8.default(normed, weight, scale, bias)
     return OPS.silu_and_mul.default(out) if silu_and_mul else out, total
 
 

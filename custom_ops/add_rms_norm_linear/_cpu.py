@@ -9,6 +9,7 @@ from torch import Tensor
 from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
 from ..linear._cpu import CODES, method_of
 from ..linear.choices import Method
+from ..linear_int8._cpu import method_of as method_of_bytes
 from ..registry import Provider
 from . import _composed
 
@@ -16,7 +17,7 @@ from . import _composed
 @functools.cache
 def find_kernel() -> CpuKernel:
     """The compiled kernel."""
-    return CpuKernel("add_rms_norm_linear", "16qd")  # struct AddRmsNormLinearArguments
+    return CpuKernel("add_rms_norm_linear", "17qd")  # struct AddRmsNormLinearArguments
 
 
 def load() -> Callable[..., tuple[Tensor, Tensor]]:
@@ -33,11 +34,17 @@ def add_rms_norm_linear(
     weight: Tensor,
     bias: Tensor | None,
     silu_and_mul: bool,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The op's signature."""
-    method = method_of("gated" if silu_and_mul else "linear", x, weight)
+    if scale is None:
+        method = method_of("gated" if silu_and_mul else "linear", x, weight)
+    else:
+        method = method_of_bytes(x.dtype, x.shape[0])
     arguments = x, residual, norm_weight, eps, weight, bias, silu_and_mul
-    return _composed.add_rms_norm_linear(*arguments) if method is None else launch(*arguments, method)
+    if method is None:
+        return _composed.add_rms_norm_linear(*arguments, scale)
+    return launch(*arguments, method, scale)
 
 
 def launch(
@@ -49,6 +56,7 @@ def launch(
     bias: Tensor | None,
     silu_and_mul: bool,
     method: Method,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The op by a method that this CPU has, with weights whose rows are contiguous."""
     num_tokens, (rows, columns) = x.shape[0], weight.shape
@@ -58,7 +66,8 @@ def launch(
     done = find_kernel()(
         x.dtype,
         *(x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), norm_weight.data_ptr()),
-        *(weight.data_ptr(), weight.stride(0), 0 if bias is None else bias.data_ptr()),
+        *(weight.data_ptr(), weight.stride(0), 0 if scale is None else scale.data_ptr()),
+        *(0 if bias is None else bias.data_ptr(),),
         *(out.data_ptr(), total.data_ptr(), num_tokens, rows, columns),
         *(silu_and_mul, CODES[method], torch.get_num_threads(), eps),
     )

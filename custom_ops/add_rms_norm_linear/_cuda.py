@@ -15,6 +15,7 @@ from ..linear._cuda import PROVIDER as LINEAR
 from ..linear._cuda import check_card, cut_of
 from ..linear.choices import Cut
 from ..registry import Provider
+from . import _composed
 
 OPS = torch.ops.lamina
 
@@ -40,8 +41,12 @@ def add_rms_norm_linear(
     weight: Tensor,
     bias: Tensor | None,
     silu_and_mul: bool,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The op's signature."""
+    if scale is not None:
+        arguments = x, residual, norm_weight, eps, weight, bias, silu_and_mul, scale
+        return _composed.add_rms_norm_linear(*arguments)
     normed, total = OPS.add_rms_norm.default(x, residual, norm_weight, eps)
     cut = cut_of("gated", normed, weight) if silu_and_mul else None
     if cut is not None:

@@ -17,14 +17,16 @@ def add_rms_norm_linear(
     weight: Tensor,  # [out_features, hidden]; with silu_and_mul the gate's rows, then as many of up
     bias: Tensor | None,  # [out_features]
     silu_and_mul: bool,
+    scale: Tensor | None = None,  # [out_features] float32: of the rows of a weight in int8
 ) -> tuple[Tensor, Tensor]:
     """(linear(n, weight, bias), s) with n, s = add_rms_norm(x, residual, norm_weight, eps).
 
-    With silu_and_mul the first is silu_and_mul of that product, [num_tokens, out_features / 2]. Whatever is
-    rounded by those ops one after another is rounded here: s, n, the product, silu of the gate.
+    With a scale the product is linear_int8(n, weight, scale, bias). With silu_and_mul the first result is
+    silu_and_mul of that product, [num_tokens, out_features / 2]. Whatever is rounded by those ops one after
+    another is rounded here: s, n, the product, silu of the gate.
     """
     result: tuple[Tensor, Tensor] = torch.ops.lamina.add_rms_norm_linear.default(
-        x, residual, norm_weight, eps, weight, bias, silu_and_mul
+        x, residual, norm_weight, eps, weight, bias, silu_and_mul, scale
     )
     return result
 
@@ -37,6 +39,7 @@ def _fake(
     weight: Tensor,
     bias: Tensor | None,
     silu_and_mul: bool,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     rows = weight.shape[0] // 2 if silu_and_mul else weight.shape[0]
     return x.new_empty((x.shape[0], rows)), x.new_empty(x.shape)
@@ -50,6 +53,7 @@ def _check(
     weight: Tensor,
     bias: Tensor | None,
     silu_and_mul: bool,
+    scale: Tensor | None = None,
 ) -> None:
     if x.dim() != 2 or weight.dim() != 2 or weight.shape[1:] != x.shape[1:]:
         got = f"x is {list(x.shape)}, weight {list(weight.shape)}"
@@ -63,15 +67,26 @@ def _check(
         raise ShapeError(
             f"add_rms_norm_linear: weight is {list(weight.shape)}; wanted as many rows of gate as up"
         )
-    others = (residual, norm_weight, weight) if bias is None else (residual, norm_weight, weight, bias)
+    others = [residual, norm_weight, *([weight] if scale is None else []), *([] if bias is None else [bias])]
     if any(other.dtype != x.dtype for other in others):
         got = ", ".join(str(other.dtype) for other in others)
         raise ShapeError(f"add_rms_norm_linear: residual, weights and bias are {got}; wanted x's {x.dtype}")
+    if scale is not None:
+        _check_bytes(weight, scale)
+
+
+def _check_bytes(weight: Tensor, scale: Tensor) -> None:
+    got = f"weight is {weight.dtype}, scale {scale.dtype} {list(scale.shape)}"
+    if weight.dtype != torch.int8 or scale.dtype != torch.float32 or scale.shape != weight.shape[:1]:
+        wanted = f"torch.int8, and torch.float32 [{weight.shape[0]}]"
+        raise ShapeError(f"add_rms_norm_linear: {got}; wanted {wanted}")
+    if not weight.is_contiguous() or not scale.is_contiguous():
+        raise ShapeError("add_rms_norm_linear: wanted bytes and their scale contiguous")
 
 
 define_op(
     "add_rms_norm_linear(Tensor x, Tensor residual, Tensor norm_weight, float eps, Tensor weight,"
-    " Tensor? bias, bool silu_and_mul) -> (Tensor, Tensor)",
+    " Tensor? bias, bool silu_and_mul, Tensor? scale=None) -> (Tensor, Tensor)",
     fake=_fake,
     check=_check,
     providers=(

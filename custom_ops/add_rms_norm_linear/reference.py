@@ -4,6 +4,7 @@ from torch import Tensor
 
 from ..add_rms_norm.reference import add_rms_norm
 from ..linear.reference import linear
+from ..linear_int8.reference import linear_int8
 from ..silu_and_mul import reference as gate
 
 
@@ -15,8 +16,9 @@ def add_rms_norm_linear(
     weight: Tensor,
     bias: Tensor | None,
     silu_and_mul: bool,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """add_rms_norm, then linear of the norm, then silu_and_mul of the product where it is asked for."""
+    """add_rms_norm, then linear or, with a scale, linear_int8, then silu_and_mul where it is asked for."""
     normed, total = add_rms_norm(x, residual, norm_weight, eps)
-    out = linear(normed, weight, bias)
+    out = linear(normed, weight, bias) if scale is None else linear_int8(normed, weight, scale, bias)
     return gate.silu_and_mul(out) if silu_and_mul else out, total

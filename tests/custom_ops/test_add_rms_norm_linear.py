@@ -65,6 +65,7 @@ def test_formula_and_composition_have_the_bits_of_the_ops_one_after_another(
     gated=st.booleans(),
     method=st.sampled_from(Method),
     is_strided=st.booleans(),
+    in_bytes=st.booleans(),
 )
 def test_the_cpp_kernel_is_as_good_as_the_ops_one_after_another(
     assert_close_to_reference: Callable[..., None],
@@ -76,6 +77,7 @@ def test_the_cpp_kernel_is_as_good_as_the_ops_one_after_another(
     gated: bool,
     method: Method,
     is_strided: bool,
+    in_bytes: bool,
 ) -> None:
     assume(method in {Method.DOTS, *linear_methods(dtype, 1)})
     generator = torch.Generator().manual_seed(hidden)
@@ -94,7 +96,14 @@ def test_the_cpp_kernel_is_as_good_as_the_ops_one_after_another(
         "silu_and_mul": gated,
     }
     arguments["weight"] /= hidden**0.5
-    wide = {name: x.double() if isinstance(x, Tensor) else x for name, x in arguments.items()}
+    if in_bytes:
+        peak = arguments["weight"].float().abs().amax(dim=1) + 1e-6
+        arguments["weight"] = (arguments["weight"].float() / peak[:, None] * 127).round().to(torch.int8)
+        arguments["scale"] = peak / 127
+    kept = ("scale", "weight") if in_bytes else ()
+    wide = {
+        name: x.double() if isinstance(x, Tensor) and name not in kept else x for name, x in arguments.items()
+    }
     naive, expected_total = reference.add_rms_norm_linear(**arguments)
     out, total = _cpu.launch(**arguments, method=method)
     assert torch.equal(total, expected_total)
@@ -114,11 +123,15 @@ def test_the_gate_of_large_numbers_is_the_formulas(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, reference.add_rms_norm_linear(*arguments)[0], equal_nan=True)
 
 
+BYTES = torch.ones(12, 32, dtype=torch.int8)
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
-def test_opcheck(with_bias: bool, gated: bool) -> None:
-    arguments = tuple(make_arguments(torch.bfloat16, with_bias=with_bias, gated=gated).values())
-    torch.library.opcheck(torch.ops.lamina.add_rms_norm_linear.default, arguments)
+@pytest.mark.parametrize("change", [{}, {"weight": BYTES, "scale": torch.ones(12)}], ids=["dense", "bytes"])
+def test_opcheck(with_bias: bool, gated: bool, change: dict[str, Any]) -> None:
+    arguments = make_arguments(torch.bfloat16, with_bias=with_bias, gated=gated) | change
+    torch.library.opcheck(torch.ops.lamina.add_rms_norm_linear.default, tuple(arguments.values()))
 
 
 @pytest.mark.parametrize(
@@ -129,6 +142,8 @@ def test_opcheck(with_bias: bool, gated: bool) -> None:
         ({"norm_weight": torch.zeros(31)}, r"norm_weight \[31\]; wanted \[5, 32\] and \[32\]"),
         ({"bias": torch.zeros(11)}, r"bias is \[11\]; wanted \[12\]"),
         ({"weight": torch.zeros(11, 32), "silu_and_mul": True}, "wanted as many rows of gate as up"),
+        ({"weight": BYTES, "scale": torch.ones(11)}, r"scale torch\.float32 \[11\]; wanted torch\.int8"),
+        ({"scale": torch.ones(12)}, r"weight is torch\.float32, scale.*wanted torch\.int8"),
         (
             {"weight": torch.zeros(12, 32).half()},
             r"torch\.float32, torch\.float32, torch\.float16; wanted x's",
