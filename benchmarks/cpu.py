@@ -26,7 +26,8 @@ BATCHES = (1, 8, 32)
 CONTEXT = 100
 PREFILL = 512
 VOCABULARY = 10_000  # ids below this are ordinary tokens in every tokenizer met so far
-OURS = {"lamina": {}}  # contender: what the runtime is told beside the defaults
+# contender: what the runtime is told beside the defaults
+OURS: dict[str, dict[str, Any]] = {"lamina": {}, "lamina-int8": {"quantization": "int8"}}
 PEERS = ("transformers", "transformers+compile")
 
 Samples = dict[tuple[str, str], list[Spent]]
