@@ -159,6 +159,22 @@ def test_prompts_that_begin_alike_get_their_own_tokens_from_shared_blocks(
     assert stats["preemptions"] > 0
 
 
+def test_log_probabilities_are_those_of_transformers(
+    runtime: Runtime, reference: Any, encode: Callable[[str], list[int]]
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=3, prompt_logprobs=0)
+    for prompt, output in zip(PROMPTS[:7:2], runtime.generate(PROMPTS[:7:2], params), strict=True):
+        ids, answer = encode(prompt), output.outputs[0]
+        with torch.inference_mode():
+            rows = reference(torch.tensor([[*ids, *answer.token_ids]])).logits[0].log_softmax(-1)
+        assert output.prompt_logprobs is not None
+        assert answer.logprobs is not None
+        for row, entry in zip(rows, [*output.prompt_logprobs[1:], *answer.logprobs], strict=False):
+            assert entry is not None
+            told = {token_id: logprob.logprob for token_id, logprob in entry.items()}
+            assert told == pytest.approx({token_id: float(row[token_id]) for token_id in told}, abs=2e-3)
+
+
 def test_a_small_cache_serves_many_requests_and_gives_every_block_back(
     folder: Path, answers: list[Answer]
 ) -> None:

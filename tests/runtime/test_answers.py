@@ -172,6 +172,22 @@ def test_a_deadline_ends_every_answer_with_what_it_has(open_runtime):
     assert output.times.first_token is None
 
 
+def test_a_processor_that_fails_in_one_answer_ends_the_call_and_leaves_nothing(open_runtime, is_idle):
+    def fail_late(prompt, answer, logits):
+        if len(answer) == 4:
+            raise KeyError("lost")
+        return logits
+
+    runtime = open_runtime()
+    params = of(DRAWN, n=3, logits_processors=[fail_late])
+    with pytest.raises(RequestError, match=r"logits_processors\[0\] raised KeyError"):
+        runtime.generate([PROMPT], params)
+    is_idle(runtime)
+    with pytest.raises(RequestError, match=r"logits_processors\[0\] raised KeyError"):
+        list(runtime.stream(PROMPT, params))
+    is_idle(runtime)
+
+
 def test_times_and_counts_are_those_of_all_answers(open_runtime):
     runtime = open_runtime()
     output = runtime.generate([PROMPT], of(DRAWN, n=3))[0]

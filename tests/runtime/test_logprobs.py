@@ -1,5 +1,6 @@
 """Log-probabilities: those of transformers however a request is served, finite, and free where unwanted."""
 
+import dataclasses
 import json
 from unittest.mock import patch
 
@@ -152,6 +153,28 @@ def test_they_are_of_the_model_alone_whatever_a_request_filters_and_fit_into_jso
     assert numbers[0] == pytest.approx([right[1], right[0], right[2], -9999, -9999])
     assert (entries[1][9].logprob, entries[1][9].rank) == (-9999, 10)
     assert numbers[2] == numbers[3] == pytest.approx([*right, -9999, -9999])
+
+
+ADJUSTMENTS = [
+    {"logit_bias": {9: 100.0}},
+    {"allowed_token_ids": [40, 41, 42], "repetition_penalty": 1.8},
+    {"presence_penalty": 2.0, "frequency_penalty": 1.5, "typical_p": 0.4},
+    {"logits_processors": [lambda prompt, answer, logits: -logits]},
+    {"min_tokens": 12, "stop_token_ids": list(range(160))},
+]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_of_a_token_chosen_from_adjusted_logits_the_model_s_own_are_told(open_runtime, oracle, depth):
+    with patch.dict(assembly.DEPTHS, cpu=depth):
+        runtime = open_runtime()
+    params = [dataclasses.replace(WANTED, **adjusted) for adjusted in ADJUSTMENTS]
+    outputs = runtime.generate([PROMPTS[1]] * 5, params)
+    for output, adjusted in zip(outputs, params, strict=True):
+        check_output(output, oracle)
+        silent = dataclasses.replace(adjusted, logprobs=None, prompt_logprobs=None)
+        assert runtime.generate([PROMPTS[1]], silent)[0].outputs[0].token_ids == output.outputs[0].token_ids
+    assert set(outputs[0].outputs[0].token_ids) == {9}
 
 
 def test_ids_that_the_tokenizer_has_not_are_no_part_of_the_distribution(scripted, bbpe_tokenizer):
