@@ -6,7 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import reference
+from . import _cuda, reference
 
 
 def top_logprobs(
@@ -58,5 +58,5 @@ define_op(
     " -> (Tensor, Tensor, Tensor)",
     fake=_fake,
     check=_check,
-    providers=(Provider(name="reference", load=lambda: reference.top_logprobs),),
+    providers=(_cuda.PROVIDER, Provider(name="reference", load=lambda: reference.top_logprobs)),
 )

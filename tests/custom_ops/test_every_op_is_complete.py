@@ -19,6 +19,7 @@ TWINS = {  # what serves cards that the CUDA kernel does not; else Triton
     "add_rms_norm_linear": "composed",
     "adjust_logits": "reference",
     "keep_typical": "reference",
+    "top_logprobs": "reference",
 }
 
 every_op = pytest.mark.parametrize("op", OPS)

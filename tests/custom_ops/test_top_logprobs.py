@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import top_logprobs
-from lamina.custom_ops.top_logprobs import reference
+from lamina.custom_ops.top_logprobs import _cuda, reference
 
 
 def by_definition(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[list[Any], list[Any], list[int]]:
@@ -83,6 +83,31 @@ def test_off_the_cpu_nothing_waits_for_values() -> None:
         torch.empty(70, 1000, device="meta"), torch.empty(70, dtype=torch.int32, device="meta"), 900, 3
     )
     assert (ids.shape, logprobs.shape, ranks.shape) == ((70, 4), (70, 4), (70,))
+
+
+@pytest.mark.parametrize(
+    "num_ids, num_top, fits",
+    [(320, 320, True), (128256, 20, True), (256000, 20, True), (128256, 64, False), (1500, 1100, False)],
+)
+def test_the_kernel_of_a_card_takes_what_is_usually_wanted(num_ids: int, num_top: int, fits: bool) -> None:
+    assert _cuda.fits(num_ids, num_top) == fits
+
+
+@given(seed=st.integers(0, 1000), num_ids=st.integers(1, 5000), num_top=st.integers(1, 30), data=st.data())
+def test_no_more_tokens_reach_the_last_of_the_best_than_the_kernel_has_room_for(
+    seed: int, num_ids: int, num_top: int, data: Any
+) -> None:
+    """Tokens fall to threads in turns; what reaches the num_top-th of the threads' best is bounded."""
+    num_top = min(num_top, num_ids)
+    values = torch.randn(num_ids, generator=torch.Generator().manual_seed(seed))
+    if data.draw(st.booleans()):  # the largest all in a few threads
+        values = values.sort(descending=True).values
+        values[:: _cuda.THREADS] += 10
+    keys = reference.ordered_keys(values.unsqueeze(0))[0]
+    missing = -num_ids % _cuda.THREADS
+    columns = torch.cat((keys, keys.new_full((missing,), -(2**63)))).view(-1, _cuda.THREADS)
+    last = columns.amax(dim=0).topk(num_top).values[-1]
+    assert num_top <= int((keys >= last).sum()) <= num_top * -(-num_ids // _cuda.THREADS)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

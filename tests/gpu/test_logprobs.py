@@ -18,15 +18,25 @@ WANTED = SamplingParams(
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("num_rows, vocab", [(1, 320), (70, 32000), (5, 128256)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("num_top", [0, 1, 6, 20, 100])  # the last is more than the kernel has room for
+@pytest.mark.parametrize("num_rows, vocab", [(1, 320), (70, 32000), (5, 128256), (3, 256000)])
+@pytest.mark.parametrize("kind", ["any", "many equals", "likeliest side by side", "broken"])
 def test_the_op_tells_on_a_card_what_it_tells_on_the_cpu(
-    num_rows: int, vocab: int, dtype: torch.dtype
+    num_rows: int, vocab: int, num_top: int, dtype: torch.dtype, kind: str
 ) -> None:
     logits = (torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    if kind == "many equals":
+        logits = logits.round()
+    elif kind == "likeliest side by side":  # for the kernel's threads: all in the first few
+        logits[:, ::1024] += 50
+        logits[:, 1::1024] += 40
+    elif kind == "broken":
+        logits[0, 5], logits[-1] = torch.inf, -torch.inf
     token_ids = torch.arange(num_rows, dtype=torch.int32) * 4
-    right = top_logprobs(logits, token_ids, vocab - 7, 6)
-    ids, logprobs, ranks = top_logprobs(logits.cuda(), token_ids.cuda(), vocab - 7, 6)
+    token_ids[0] = vocab - 1  # of the padding
+    right = top_logprobs(logits, token_ids, vocab - 7, num_top)
+    ids, logprobs, ranks = top_logprobs(logits.cuda(), token_ids.cuda(), vocab - 7, num_top)
     assert torch.equal(ids.cpu(), right[0])
     assert torch.equal(ranks.cpu(), right[2])
     torch.testing.assert_close(logprobs.cpu(), right[1], rtol=1e-5, atol=1e-5)
