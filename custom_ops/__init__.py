@@ -2,6 +2,7 @@
 
 from .add_rms_norm.op import add_rms_norm
 from .add_rms_norm_linear.op import add_rms_norm_linear
+from .add_zero_centred_rms_norm.op import add_zero_centred_rms_norm
 from .adjust_logits.op import adjust_logits
 from .attention_site.op import attention_site
 from .copy_blocks.op import copy_blocks
@@ -10,6 +11,7 @@ from .keep_typical.op import keep_typical
 from .linear.op import linear
 from .linear_int8.op import linear_int8
 from .paged_attention.op import paged_attention
+from .qk_norm.op import qk_norm
 from .rms_norm.op import rms_norm
 from .rotary_and_write_kv_cache.op import rotary_and_write_kv_cache
 from .rotary_embedding.op import rotary_embedding
@@ -23,6 +25,7 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_linear",
     "adjust_logits",
+    "add_zero_centred_rms_norm",
     "attention_site",
     "copy_blocks",
     "gelu_and_mul",
@@ -30,6 +33,7 @@ __all__ = [
     "linear",
     "linear_int8",
     "paged_attention",
+    "qk_norm",
     "rms_norm",
     "rotary_and_write_kv_cache",
     "rotary_embedding",

@@ -86,19 +86,27 @@ def decode(
     ops: Ops,
 ) -> Tensor:
     """Attention and MLP of every layer in turn, each between two norms."""
+    eps = config.rms_norm_eps
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return ops.zero_centred_rms_norm(x, weights[name], config.rms_norm_eps)
+        return ops.zero_centred_rms_norm(x, weights[name], eps)
+
+    def add_norms(x: Tensor, residual: Tensor, own: str, following: str) -> tuple[Tensor, Tensor]:
+        """What a part adds, behind its own norm, and the sum behind the norm of the part that follows."""
+        return ops.add_zero_centred_rms_norm(norm(x, own), residual, weights[following], eps)
 
     embedded = F.embedding(token_ids, weights["embedding"])
     residual = embedded * rounded(config.embedding_scale, embedded.dtype)
+    x = norm(residual, "layers.0.input_norm")
     for index in range(config.num_layers):
         prefix, layer = f"layers.{index}", llama.layer_weights(weights, index)
-        x = attention(index, layer, norm(residual, f"{prefix}.input_norm"))
-        residual = residual + norm(x, f"{prefix}.post_norm")
-        x = llama.gated_mlp(config, layer, norm(residual, f"{prefix}.pre_mlp_norm"), ops)
-        residual = residual + norm(x, f"{prefix}.post_mlp_norm")
-    return norm(residual, "final_norm")
+        is_last = index + 1 == config.num_layers
+        following = "final_norm" if is_last else f"layers.{index + 1}.input_norm"
+        x = attention(index, layer, x)
+        x, residual = add_norms(x, residual, f"{prefix}.post_norm", f"{prefix}.pre_mlp_norm")
+        x = llama.gated_mlp(config, layer, x, ops)
+        x, residual = add_norms(x, residual, f"{prefix}.post_mlp_norm", following)
+    return x
 
 
 def rounded(value: float, dtype: torch.dtype) -> float:

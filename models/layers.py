@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import custom_ops
 from ..custom_ops.add_rms_norm.reference import add_rms_norm
+from ..custom_ops.add_zero_centred_rms_norm.reference import add_zero_centred_rms_norm
 from ..custom_ops.gelu_and_mul.reference import gelu_and_mul
 from ..custom_ops.rms_norm.reference import rms_norm
 from ..custom_ops.silu_and_mul.reference import silu_and_mul
@@ -43,6 +44,7 @@ class Ops(NamedTuple):
     rotary_embedding: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     gelu_and_mul: Callable[[Tensor], Tensor]
     zero_centred_rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_zero_centred_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 # What Inductor sees through and fuses; the rotation is named, since it may move into attention.
@@ -54,6 +56,7 @@ FAST_OPS = Ops(
     rotary_embedding=custom_ops.rotary_embedding,
     gelu_and_mul=gelu_and_mul,
     zero_centred_rms_norm=zero_centred_rms_norm,
+    add_zero_centred_rms_norm=add_zero_centred_rms_norm,
 )
 
 # Each rounds where its formula says, compiled or not, so both give the same bits.
@@ -65,6 +68,7 @@ EXACT_OPS = Ops(
     rotary_embedding=custom_ops.rotary_embedding,
     gelu_and_mul=custom_ops.gelu_and_mul,
     zero_centred_rms_norm=custom_ops.zero_centred_rms_norm,
+    add_zero_centred_rms_norm=custom_ops.add_zero_centred_rms_norm,
 )
 
 

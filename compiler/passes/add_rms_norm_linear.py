@@ -40,7 +40,8 @@ def _norm_behind(product: fx.Node) -> fx.Node | None:
     if normed.target is not operator.getitem or normed.args[1] != 0:
         return None
     norm: fx.Node = normed.args[0]
-    return norm if norm.target is OPS.add_rms_norm.default else None
+    is_rounded = len(norm.args) == 4  # a sum that is normed before it is rounded stays by itself
+    return norm if norm.target is OPS.add_rms_norm.default and is_rounded else None
 
 
 def _obstacle(norm: fx.Node, product: fx.Node) -> str | None:

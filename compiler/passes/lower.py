@@ -7,17 +7,23 @@ import torch
 from torch import fx
 
 from ...custom_ops.add_rms_norm.reference import add_rms_norm
+from ...custom_ops.add_zero_centred_rms_norm.reference import add_zero_centred_rms_norm
+from ...custom_ops.gelu_and_mul.reference import gelu_and_mul
 from ...custom_ops.rms_norm.reference import rms_norm
 from ...custom_ops.rotary_embedding.reference import rotary_embedding
 from ...custom_ops.silu_and_mul.reference import silu_and_mul
+from ...custom_ops.zero_centred_rms_norm.reference import zero_centred_rms_norm
 from .. import torch_compat
 from .graph import Pass, PassReport, copy_graph, erase_dead
 
 FORMULAS: dict[Any, Callable[..., Any]] = {
     torch.ops.lamina.add_rms_norm.default: add_rms_norm,
+    torch.ops.lamina.add_zero_centred_rms_norm.default: add_zero_centred_rms_norm,
+    torch.ops.lamina.gelu_and_mul.default: gelu_and_mul,
     torch.ops.lamina.rms_norm.default: rms_norm,
     torch.ops.lamina.rotary_embedding.default: rotary_embedding,
     torch.ops.lamina.silu_and_mul.default: silu_and_mul,
+    torch.ops.lamina.zero_centred_rms_norm.default: zero_centred_rms_norm,
 }
 
 

@@ -18,9 +18,10 @@ from .canonicalise import CANONICALISE
 from .graph import Pass, PassReport, is_mutating
 from .linear import LINEAR
 from .lower import LOWER
+from .qk_norm import QK_NORM
 from .residual_barrier import RESIDUAL_BARRIER
 from .rotary_and_write import ROTARY_AND_WRITE
-from .silu_and_mul import SILU_AND_MUL
+from .silu_and_mul import GELU_AND_MUL, SILU_AND_MUL
 
 PIPELINE: tuple[Pass, ...] = (
     ROTARY_AND_WRITE,  # of the whole model: in a piece the rotation and the write are apart
@@ -28,7 +29,9 @@ PIPELINE: tuple[Pass, ...] = (
     RESIDUAL_BARRIER,  # before the norms, which look for the sum that it writes
     ADD_RMS_NORM,  # before rms_norm, which would take the norm and leave the sum
     RMS_NORM,  # the norms without a sum
+    QK_NORM,  # joins two of what rms_norm has named
     SILU_AND_MUL,  # meets nothing of the others
+    GELU_AND_MUL,  # likewise, in other models
     LINEAR,  # after the barrier, which looks for products
     ADD_RMS_NORM_LINEAR,  # joins what the three before it have named
     LOWER,  # last: turns what was named into what its provider runs

@@ -9,6 +9,7 @@ NARROW = (torch.bfloat16, torch.float16)
 TAKEN = {
     "linear": NARROW,  # wider products stay torch's, whose sums tests compare with
     "add_rms_norm_linear": NARROW,
+    "qk_norm": NARROW,
     "rotary_and_write_kv_cache": (*NARROW, torch.float32),
 }
 

@@ -1,6 +1,8 @@
-"""SiLU of one half times the other half, recognised in ATen and named as one op."""
+"""SiLU or GELU of one half times the other half, recognised in ATen and named as one op."""
 
+import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,14 +13,19 @@ from .match import Any_, Call, Match, find
 
 ATEN = torch.ops.aten
 CONVERT = (torch.ops.prims.convert_element_type.default,)
-MUL = (ATEN.mul.Tensor,)
+ADD, MUL = (ATEN.add.Tensor,), (ATEN.mul.Tensor,)
 
 
 def _silu(gate: Any) -> Call:
-    denominator = Call(
-        (ATEN.add.Tensor,), (Call((ATEN.exp.default,), (Call((ATEN.neg.default,), (gate,)),)), 1)
-    )
+    denominator = Call(ADD, (Call((ATEN.exp.default,), (Call((ATEN.neg.default,), (gate,)),)), 1))
     return Call((ATEN.div.Tensor,), (gate, denominator))
+
+
+def _gelu(gate: Any) -> Call:
+    """GELU by its tanh formula, as torch spells it; the constants are those of the op."""
+    cube = Call(MUL, (Call(MUL, (gate, gate)), gate))
+    inner = Call(MUL, (Call(ADD, (gate, Call(MUL, (cube, 0.044715)))), math.sqrt(2 / math.pi)))
+    return Call(MUL, (Call(MUL, (gate, 0.5)), Call(ADD, (Call((ATEN.tanh.default,), (inner,)), 1))))
 
 
 def _is_tensor(value: Any) -> bool:
@@ -26,21 +33,30 @@ def _is_tensor(value: Any) -> bool:
 
 
 GATE, UP = Any_("gate", _is_tensor), Any_("up", _is_tensor)
-PATTERNS = (
-    Call(
-        MUL,
-        (Call(CONVERT, (_silu(Call(CONVERT, (GATE, torch.float32))), Any_("rounded_to"))), UP),
-        commutes=True,
-    ),
-    Call(MUL, (_silu(GATE), UP), commutes=True),
-)
 
 
-def run(graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
+def _patterns(act: Callable[[Any], Call]) -> tuple[Call, ...]:
+    """The activation of the gate times up, computed in float32 and rounded, or in the dtype it comes in."""
+    rounded = Call(CONVERT, (act(Call(CONVERT, (GATE, torch.float32))), Any_("rounded_to")))
+    return tuple(Call(MUL, (active, UP), commutes=True) for active in (rounded, act(GATE)))
+
+
+SILU_PATTERNS, GELU_PATTERNS = _patterns(_silu), _patterns(_gelu)
+
+
+def run_silu_and_mul(graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
+    return _run(graph, SILU_AND_MUL.name, SILU_PATTERNS, torch.ops.lamina.silu_and_mul.default)
+
+
+def run_gelu_and_mul(graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
+    return _run(graph, GELU_AND_MUL.name, GELU_PATTERNS, torch.ops.lamina.gelu_and_mul.default)
+
+
+def _run(graph: fx.Graph, name: str, patterns: tuple[Call, ...], op: Any) -> tuple[fx.Graph, PassReport]:
     graph = copy_graph(graph)
     matches, skipped = 0, []
     for node in graph.find_nodes(op="call_function", target=ATEN.mul.Tensor):
-        match = next((match for pattern in PATTERNS if (match := find(pattern, node))), None)
+        match = next((match for pattern in patterns if (match := find(pattern, node))), None)
         if match is None:
             continue
         reason = _obstacle(match)
@@ -48,10 +64,10 @@ def run(graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
             skipped.append(f"{node.name}: {reason}")
             continue
         whole = match.bound["gate"].args[0].args[0]
-        replace(node, emit(graph, node, torch.ops.lamina.silu_and_mul.default, whole))
+        replace(node, emit(graph, node, op, whole))
         matches += 1
     erase_dead(graph)
-    return graph, PassReport(name=SILU_AND_MUL.name, num_matches=matches, skipped=tuple(skipped))
+    return graph, PassReport(name=name, num_matches=matches, skipped=tuple(skipped))
 
 
 def _obstacle(match: Match) -> str | None:
@@ -98,5 +114,12 @@ SILU_AND_MUL = Pass(
     version=1,
     reason="one site with one provider between the two matrix products of the MLP",
     contract="bitwise equal to the ATen graph it replaces; eager SiLU in float32 may differ in the last bit",
-    run=run,
+    run=run_silu_and_mul,
+)
+GELU_AND_MUL = Pass(
+    name="gelu_and_mul",
+    version=1,
+    reason="the same of models whose gate is a GELU",
+    contract="bitwise equal to the ATen graph it replaces; eager GELU in float32 may differ in the last bits",
+    run=run_gelu_and_mul,
 )

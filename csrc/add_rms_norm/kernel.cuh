@@ -1,13 +1,11 @@
-// total = x + residual, rounded; out = total / sqrt(mean(total²) + eps), rounded, times weight.
+// total = x + residual, rounded; out = s / sqrt(mean(s²) + eps), rounded, times weight, where s is total, or the sum
+// before it was rounded.
 #pragma once
 
 #include "row_norm.cuh"
 
 namespace lamina {
 
-template <typename T>
-int add_rms_norm(const RowNorm<T>& norm, cudaStream_t stream) {
-  return launch_norm<T, true>(norm, stream);
-}
+inline int add_rms_norm(const SumAndNormArguments& p) { return add_and_norm_rows<Weight::kPlain>(p); }
 
 }  // namespace lamina

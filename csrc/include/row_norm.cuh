@@ -9,13 +9,37 @@ namespace lamina {
 
 constexpr int kWarp = 32, kThreads = 256, kMaxThreads = 512;  // threads a row: wanted, at most
 
+// What is normed: x itself, the sum of x and residual rounded to T, or that sum as float has it.
+enum class Sum { kNone, kRounded, kUnrounded };
+// How the unit vector meets the weight: rounded to T, then times w; or as it is, times 1 + w.
+enum class Weight { kPlain, kZeroCentred };
+
+// As the callers pack them: 8 bytes each, strides in elements.
+struct NormArguments {
+  const void *x, *weight;
+  void* out;
+  int64_t rows, hidden, x_stride;
+  double eps;
+  int64_t dtype;
+  cudaStream_t stream;
+};
+
+struct SumAndNormArguments {
+  const void *x, *residual, *weight;
+  void *out, *total;
+  int64_t rows, hidden, x_stride, residual_stride;
+  double eps;
+  int64_t unrounded, dtype;
+  cudaStream_t stream;
+};
+
 template <typename T>
 struct RowNorm {
   const T* x;         // [rows, hidden], rows x_stride apart
-  const T* residual;  // like x, rows residual_stride apart; only where two rows are added
+  const T* residual;  // like x, rows residual_stride apart; only where two rows are added, as total
   const T* weight;    // [hidden]
   T* out;             // [rows, hidden]
-  T* total;           // [rows, hidden], x + residual; only where two rows are added
+  T* total;           // [rows, hidden], x + residual rounded
   int64_t rows, hidden, x_stride, residual_stride;
   float eps;
 };
@@ -37,43 +61,51 @@ __device__ __forceinline__ float inverse_rms(const RowNorm<T>& norm, float sum_o
   return rsqrtf(sum_of_squares / static_cast<float>(norm.hidden) + norm.eps);
 }
 
-// The unit vector is rounded before it meets the weight, as the formula has it.
-template <typename T, int kWidth>
-__device__ __forceinline__ Vec<T, kWidth> scale(const Vec<T, kWidth>& row, const Vec<T, kWidth>& weight, float factor) {
-  float values[kWidth], weights[kWidth];
-  to_floats(values, row);
+template <Weight kWeight, typename T, int kWidth>
+__device__ __forceinline__ Vec<T, kWidth> scale(float (&values)[kWidth], const Vec<T, kWidth>& weight, float factor) {
+  float weights[kWidth];
   to_floats(weights, weight);
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) values[i] *= factor;
-  round_to<T>(values);
+  if (kWeight == Weight::kPlain) round_to<T>(values);
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) values[i] *= weights[i];
+  for (int i = 0; i < kWidth; ++i) values[i] *= kWeight == Weight::kPlain ? weights[i] : 1.0f + weights[i];
   return from_floats<T>(values);
 }
 
-template <typename T, int kWidth>
-__device__ __forceinline__ Vec<T, kWidth> add(const Vec<T, kWidth>& row, const Vec<T, kWidth>& residual) {
-  float values[kWidth], others[kWidth];
+// What is normed, of a row and, but where that is the sum already, the residual.
+template <Sum kSum, typename T, int kWidth>
+__device__ __forceinline__ void normed_floats(float (&values)[kWidth], const Vec<T, kWidth>& row,
+                                              const Vec<T, kWidth>& residual) {
   to_floats(values, row);
-  to_floats(others, residual);
+  if (kSum == Sum::kUnrounded) {
+    float others[kWidth];
+    to_floats(others, residual);
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) values[i] += others[i];
-  return from_floats<T>(values);
+    for (int i = 0; i < kWidth; ++i) values[i] += others[i];
+  }
 }
 
-template <typename T, int kWidth>
-__device__ __forceinline__ float sum_of_squares(const Vec<T, kWidth>& row) {
-  float values[kWidth], sum = 0.0f;
-  to_floats(values, row);
+template <int kWidth>
+__device__ __forceinline__ float sum_of_squares(const float (&values)[kWidth]) {
+  float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) sum += values[i] * values[i];
   return sum;
 }
 
+template <typename T, int kWidth>
+__device__ __forceinline__ Vec<T, kWidth> add(const Vec<T, kWidth>& row, const Vec<T, kWidth>& residual) {
+  float values[kWidth];
+  normed_floats<Sum::kUnrounded>(values, row, residual);
+  return from_floats<T>(values);
+}
+
 // One block a row, which is read once and stays in registers: kVecs vectors a thread, blockDim.x apart.
-template <typename T, int kVecs, bool kAdd>
+template <typename T, int kVecs, Sum kSum, Weight kWeight>
 __global__ void __launch_bounds__(kMaxThreads) norm_rows_in_registers(RowNorm<T> norm) {
   constexpr int kWidth = kVecWidth<T>;
+  constexpr bool kAdd = kSum != Sum::kNone;
   const int64_t row = blockIdx.x;
   const int vecs = static_cast<int>(norm.hidden / kWidth);
   Vec<T, kWidth> values[kVecs], residual[kVecs], weight[kVecs];
@@ -92,10 +124,13 @@ __global__ void __launch_bounds__(kMaxThreads) norm_rows_in_registers(RowNorm<T>
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec >= vecs) continue;
     if (kAdd) {
-      values[i] = add(values[i], residual[i]);
-      store(norm.total + row * norm.hidden + vec * kWidth, values[i]);
+      const Vec<T, kWidth> total = add(values[i], residual[i]);
+      store(norm.total + row * norm.hidden + vec * kWidth, total);
+      if (kSum == Sum::kRounded) values[i] = total;
     }
-    sum += sum_of_squares(values[i]);
+    float floats[kWidth];
+    normed_floats<kSum>(floats, values[i], residual[i]);
+    sum += sum_of_squares(floats);
   }
   const float factor = inverse_rms(norm, block_sum(sum));
 #pragma unroll
@@ -103,33 +138,43 @@ __global__ void __launch_bounds__(kMaxThreads) norm_rows_in_registers(RowNorm<T>
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec >= vecs) continue;
     keep_packed(values[i]);
-    store(norm.out + row * norm.hidden + vec * kWidth, scale(values[i], weight[i], factor));
+    if (kSum == Sum::kUnrounded) keep_packed(residual[i]);
+    float floats[kWidth];
+    normed_floats<kSum>(floats, values[i], residual[i]);
+    store(norm.out + row * norm.hidden + vec * kWidth, scale<kWeight>(floats, weight[i], factor));
   }
 }
 
 // Any size and any alignment: one element at a time, read twice; each thread reads back only what it wrote.
-template <typename T, bool kAdd>
+template <typename T, Sum kSum, Weight kWeight>
 __global__ void __launch_bounds__(kMaxThreads) norm_rows_by_element(RowNorm<T> norm) {
   const int64_t row = blockIdx.x;
   const T* x = norm.x + row * norm.x_stride;
+  const T* residual = kSum == Sum::kNone ? x : norm.residual + row * norm.residual_stride;
   follow_predecessor();
   float sum = 0.0f;
   for (int64_t i = threadIdx.x; i < norm.hidden; i += blockDim.x) {
     Vec<T, 1> value = load<1>(x + i);
-    if (kAdd) {
-      value = add(value, load<1>(norm.residual + row * norm.residual_stride + i));
-      store(norm.total + row * norm.hidden + i, value);
+    const Vec<T, 1> other = load<1>(residual + i);
+    if (kSum != Sum::kNone) {
+      const Vec<T, 1> total = add(value, other);
+      store(norm.total + row * norm.hidden + i, total);
+      if (kSum == Sum::kRounded) value = total;
     }
-    sum += sum_of_squares(value);
+    float floats[1];
+    normed_floats<kSum>(floats, value, other);
+    sum += sum_of_squares(floats);
   }
   const float factor = inverse_rms(norm, block_sum(sum));
-  const T* kept = kAdd ? norm.total + row * norm.hidden : x;
+  const T* kept = kSum == Sum::kRounded ? norm.total + row * norm.hidden : x;
   for (int64_t i = threadIdx.x; i < norm.hidden; i += blockDim.x) {
-    store(norm.out + row * norm.hidden + i, scale(load<1>(kept + i), load<1>(norm.weight + i), factor));
+    float floats[1];
+    normed_floats<kSum>(floats, load<1>(kept + i), load<1>(residual + i));
+    store(norm.out + row * norm.hidden + i, scale<kWeight>(floats, load<1>(norm.weight + i), factor));
   }
 }
 
-template <typename T, bool kAdd>
+template <Sum kSum, Weight kWeight, typename T>
 int launch_norm(const RowNorm<T>& norm, cudaStream_t stream) {
   if (norm.rows == 0 || norm.hidden == 0) return cudaSuccess;
   const auto rows = static_cast<unsigned>(norm.rows);
@@ -141,10 +186,47 @@ int launch_norm(const RowNorm<T>& norm, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int64_t block) {
     return static_cast<int>(launch_early(kernel, dim3(rows), dim3(static_cast<unsigned>(block)), stream, norm));
   };
-  if (!even || threads(4) > kMaxThreads) return launch(norm_rows_by_element<T, kAdd>, kMaxThreads);
-  if (vecs_each <= 1) return launch(norm_rows_in_registers<T, 1, kAdd>, threads(1));
-  if (vecs_each <= 2) return launch(norm_rows_in_registers<T, 2, kAdd>, threads(2));
-  return launch(norm_rows_in_registers<T, 4, kAdd>, threads(4));
+  if (!even || threads(4) > kMaxThreads) return launch(norm_rows_by_element<T, kSum, kWeight>, kMaxThreads);
+  if (vecs_each <= 1) return launch(norm_rows_in_registers<T, 1, kSum, kWeight>, threads(1));
+  if (vecs_each <= 2) return launch(norm_rows_in_registers<T, 2, kSum, kWeight>, threads(2));
+  return launch(norm_rows_in_registers<T, 4, kSum, kWeight>, threads(4));
+}
+
+template <Weight kWeight>
+int norm_rows(const NormArguments& p) {
+  return with_dtype(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const RowNorm<T> norm{static_cast<const T*>(p.x),
+                          nullptr,
+                          static_cast<const T*>(p.weight),
+                          static_cast<T*>(p.out),
+                          nullptr,
+                          p.rows,
+                          p.hidden,
+                          p.x_stride,
+                          0,
+                          static_cast<float>(p.eps)};
+    return launch_norm<Sum::kNone, kWeight>(norm, p.stream);
+  });
+}
+
+template <Weight kWeight>
+int add_and_norm_rows(const SumAndNormArguments& p) {
+  return with_dtype(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const RowNorm<T> norm{static_cast<const T*>(p.x),
+                          static_cast<const T*>(p.residual),
+                          static_cast<const T*>(p.weight),
+                          static_cast<T*>(p.out),
+                          static_cast<T*>(p.total),
+                          p.rows,
+                          p.hidden,
+                          p.x_stride,
+                          p.residual_stride,
+                          static_cast<float>(p.eps)};
+    return p.unrounded ? launch_norm<Sum::kUnrounded, kWeight>(norm, p.stream)
+                       : launch_norm<Sum::kRounded, kWeight>(norm, p.stream);
+  });
 }
 
 }  // namespace lamina

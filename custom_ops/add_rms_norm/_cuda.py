@@ -9,11 +9,13 @@ from ..layout import as_rows, num_rows
 from ..registry import Provider
 
 
-def load() -> Callable[..., tuple[Tensor, Tensor]]:
-    """The kernel behind the op's signature."""
-    kernel = CudaKernel("add_rms_norm", "9qdq")  # struct AddRmsNormArguments
+def load(op: str = "add_rms_norm") -> Callable[..., tuple[Tensor, Tensor]]:
+    """The kernel behind the signature of an op of a sum and its norm."""
+    kernel = CudaKernel(op, "9qd2q")  # struct SumAndNormArguments
 
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        x: Tensor, residual: Tensor, weight: Tensor, eps: float, unrounded: bool = False
+    ) -> tuple[Tensor, Tensor]:
         out, total = x.new_empty(x.shape), x.new_empty(x.shape)
         x, x_stride = as_rows(x)
         residual, residual_stride = as_rows(residual)
@@ -22,7 +24,7 @@ def load() -> Callable[..., tuple[Tensor, Tensor]]:
             x.device,
             *(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr()),
             *(num_rows(x), x.shape[-1], x_stride, residual_stride),
-            *(eps, DTYPES[x.dtype]),
+            *(eps, unrounded, DTYPES[x.dtype]),
         )
         return out, total
 

@@ -5,8 +5,10 @@ from torch import Tensor
 from ..rms_norm._triton import launch
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, unrounded: bool = False
+) -> tuple[Tensor, Tensor]:
     """The op's signature."""
     out, total = x.new_empty(x.shape), x.new_empty(x.shape)
-    launch(x, residual, weight, out, total, eps)
+    launch(x, residual, weight, out, total, eps, unrounded=unrounded)
     return out, total

@@ -6,7 +6,8 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
-from . import reference
+from ..triton_provider import triton_provider
+from . import _cuda, reference
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
@@ -28,5 +29,9 @@ define_op(
     "gelu_and_mul(Tensor gate_up) -> Tensor",
     fake=_fake,
     check=_check,
-    providers=(Provider(name="reference", load=lambda: reference.gelu_and_mul),),
+    providers=(
+        _cuda.PROVIDER,
+        triton_provider("gelu_and_mul", dtypes=_cuda.PROVIDER.dtypes),
+        Provider(name="reference", load=lambda: reference.gelu_and_mul),
+    ),
 )

@@ -9,9 +9,9 @@ from ..layout import as_rows, num_rows
 from ..registry import Provider
 
 
-def load() -> Callable[..., Tensor]:
-    """The kernel behind the op's signature."""
-    kernel = CudaKernel("rms_norm", "6qdq")  # struct RmsNormArguments
+def load(op: str = "rms_norm") -> Callable[..., Tensor]:
+    """The kernel behind the signature of an op of a norm alone."""
+    kernel = CudaKernel(op, "6qdq")  # struct NormArguments
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = x.new_empty(x.shape)

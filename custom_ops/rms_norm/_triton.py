@@ -1,4 +1,4 @@
-"""The Triton kernel of lamina::rms_norm and lamina::add_rms_norm: a program a row, which is read once."""
+"""The Triton kernel of the norms, alone or of a sum, by either kind of weight: a program a row, read once."""
 
 import torch
 import triton
@@ -20,6 +20,8 @@ def norm_kernel(
     hidden,
     eps,
     ADD: tl.constexpr,
+    UNROUNDED: tl.constexpr,  # the sum meets the norm as it is
+    ZERO_CENTRED: tl.constexpr,  # weights are kept less one
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -30,14 +32,29 @@ def norm_kernel(
     if ADD:
         values += tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
         tl.store(total + row * hidden + columns, values.to(dtype), mask=inside)
-        values = values.to(dtype).to(tl.float32)
+        if not UNROUNDED:
+            values = values.to(dtype).to(tl.float32)
     weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     factor = tl.rsqrt(tl.sum(values * values, axis=0) / hidden + eps)
-    units = (values * factor).to(dtype).to(tl.float32)  # rounded before it meets the weight
+    units = values * factor
+    if ZERO_CENTRED:
+        weights += 1.0
+    else:
+        units = units.to(dtype).to(tl.float32)  # rounded before it meets the weight
     tl.store(out + row * hidden + columns, (units * weights).to(dtype), mask=inside)
 
 
-def launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Tensor, eps: float) -> None:
+def launch(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    total: Tensor,
+    eps: float,
+    *,
+    unrounded: bool = False,
+    zero_centred: bool = False,
+) -> None:
     """Normalise x, or where total is not out the sum of x and residual."""
     x, x_stride = as_rows(x)
     residual, residual_stride = as_rows(residual)
@@ -57,6 +74,8 @@ def launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Tens
             hidden,
             eps,
             ADD=total is not out,
+            UNROUNDED=unrounded,
+            ZERO_CENTRED=zero_centred,
             BLOCK=block,
             num_warps=min(16, max(1, block // 512)),
         )

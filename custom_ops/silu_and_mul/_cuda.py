@@ -9,11 +9,11 @@ from ..layout import as_rows, num_rows
 from ..registry import Provider
 
 
-def load() -> Callable[..., Tensor]:
-    """The kernel behind the op's signature."""
-    kernel = CudaKernel("silu_and_mul", "6q")  # struct SiluAndMulArguments
+def load(op: str = "silu_and_mul") -> Callable[..., Tensor]:
+    """The kernel behind the signature of an op of a gate."""
+    kernel = CudaKernel(op, "6q")  # struct GateArguments
 
-    def silu_and_mul(gate_up: Tensor) -> Tensor:
+    def act_and_mul(gate_up: Tensor) -> Tensor:
         intermediate = gate_up.shape[-1] // 2
         out = gate_up.new_empty((*gate_up.shape[:-1], intermediate))
         gate_up, stride = as_rows(gate_up)
@@ -24,7 +24,7 @@ def load() -> Callable[..., Tensor]:
         )
         return out
 
-    return silu_and_mul
+    return act_and_mul
 
 
 PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

@@ -6,7 +6,8 @@ from torch import Tensor
 from ..library import define_op
 from ..registry import Provider
 from ..rms_norm.op import check_norm
-from . import reference
+from ..triton_provider import triton_provider
+from . import _cuda, reference
 
 
 def zero_centred_rms_norm(
@@ -31,5 +32,9 @@ define_op(
     "zero_centred_rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
     fake=_fake,
     check=_check,
-    providers=(Provider(name="reference", load=lambda: reference.zero_centred_rms_norm),),
+    providers=(
+        _cuda.PROVIDER,
+        triton_provider("zero_centred_rms_norm", dtypes=_cuda.PROVIDER.dtypes),
+        Provider(name="reference", load=lambda: reference.zero_centred_rms_norm),
+    ),
 )

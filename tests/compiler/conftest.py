@@ -1,8 +1,20 @@
-"""A store of its own for a test or for all tests of a module."""
+"""A store of its own for a test or for a module's tests; and what was proved of the passes, in numbers."""
 
 import pytest
 
 from lamina.common.store import Store
+
+from .tally import PROVED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The numbers behind "the passes are proved", where such tests have run."""
+    if PROVED:
+        terminalreporter.section("passes")
+        terminalreporter.write_line(
+            f"{PROVED['programs']} programs, {PROVED['planted']} sites planted, {PROVED['found']} found; "
+            f"{PROVED['caught']} of {PROVED['faults']} faults put into passes caught"
+        )
 
 
 @pytest.fixture

@@ -40,7 +40,10 @@ class State:
     barriers: int = 0
     sum_norms: int = 0
     norms: int = 0  # with and without a sum
+    fused_norms: int = 0  # that are none without their sum, which is not rounded before
+    head_norms: int = 0  # pairs of norms of one tensor's heads
     gates: int = 0
+    gelus: int = 0
     linears: int = 0
     fused: int = 0  # linears that alone read the norm of a sum
 

@@ -1,4 +1,4 @@
-"""Fragments of gated MLPs: SiLU of one half times the other, and what only looks like it."""
+"""Fragments of gated MLPs: SiLU or GELU of one half times the other, and what only looks like it."""
 
 from collections.abc import Callable
 
@@ -131,10 +131,72 @@ def mlp_with_up_in_other_dtype(state: State, step: Step) -> None:
     _down(state, _multiply(step, F.silu(gate), up.to(state.other_dtype)).to(state.dtype))
 
 
-PLAIN: tuple[Callable[[State, Step], None], ...] = (mlp, written_mlp)
+def _gelu(gate: Tensor) -> Tensor:
+    return F.gelu(gate, approximate="tanh")
+
+
+def gelu_mlp(state: State, step: Step) -> None:
+    state.gelus += 1
+    _down(state, FAST_OPS.gelu_and_mul(apply_linear(state, state.x, 2 * state.intermediate)))
+
+
+def written_gelu_mlp(state: State, step: Step) -> None:
+    state.gelus += 1
+    gate, up = _halves(state)
+    _down(state, _multiply(step, _gelu(gate), up))
+
+
+def gelu_mlp_with_gate_read_twice(state: State, step: Step) -> None:
+    state.gelus += 1
+    gate, up = _halves(state)
+    activated = _gelu(gate)
+    state.extras += [activated * 2, gate * 2]
+    _down(state, _multiply(step, activated, up))
+
+
+def gelu_mlp_in_float32(state: State, step: Step) -> None:
+    state.gelus += state.dtype != torch.float64
+    gate, up = _halves(state)
+    _down(state, _multiply(step, _gelu(gate.float()).to(state.dtype), up))
+
+
+def gelu_mlp_rounded_once(state: State, step: Step) -> None:
+    state.gelus += not state.is_narrow
+    gate, up = (half.to(accumulation_dtype(state.dtype)) for half in _halves(state))
+    _down(state, _multiply(step, _gelu(gate), up).to(state.dtype))
+
+
+def gelu_mlp_of_swapped_halves(state: State, step: Step) -> None:
+    up, gate = _halves(state)
+    _down(state, _multiply(step, _gelu(gate), up))
+
+
+def gelu_mlp_by_columns(state: State, step: Step) -> None:
+    state.gelus += state.intermediate == 1
+    gate, up = by_columns(state, 2 * state.intermediate).chunk(2, dim=-1)
+    gated = _multiply(step, _gelu(gate), up)
+    state.extras.append(gated)
+    _down(state, gated)
+
+
+def gelu_mlp_by_another_constant(state: State, step: Step) -> None:
+    gate, up = _halves(state)
+    wide = gate.to(accumulation_dtype(state.dtype))
+    inner = (wide + wide * wide * wide * 0.04) * 0.7978845608028654
+    _down(state, _multiply(step, (wide * 0.5 * (torch.tanh(inner) + 1)).to(state.dtype), up))
+
+
+def gelu_mlp_with_up_in_other_dtype(state: State, step: Step) -> None:
+    gate, up = _halves(state)
+    _down(state, _multiply(step, _gelu(gate), up.to(state.other_dtype)).to(state.dtype))
+
+
+PLAIN: tuple[Callable[[State, Step], None], ...] = (mlp, written_mlp, gelu_mlp, written_gelu_mlp)
 ODD: tuple[Callable[[State, Step], None], ...] = (
     *(mlp_of_split_sizes, mlp_with_gate_read_twice, mlp_in_float32, mlp_in_own_dtype, mlp_rounded_once),
     *(mlp_of_swapped_halves, mlp_of_one_half, mlp_of_thirds, mlp_of_uneven_parts, mlp_of_two_products),
     *(mlp_of_slices, mlp_split_over_tokens, mlp_by_columns, mlp_with_gelu, mlp_with_scaled_gate),
-    mlp_with_up_in_other_dtype,
+    *(mlp_with_up_in_other_dtype, gelu_mlp_with_gate_read_twice, gelu_mlp_in_float32),
+    *(gelu_mlp_rounded_once, gelu_mlp_of_swapped_halves, gelu_mlp_by_columns),
+    *(gelu_mlp_by_another_constant, gelu_mlp_with_up_in_other_dtype),
 )

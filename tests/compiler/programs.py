@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +11,21 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lamina.compiler import torch_compat
 
-from . import fragments, gates, projections
+from . import fragments, gates, heads, projections, zero_centred
 from .fragments import State, Step
 
 Inputs = tuple[tuple[tuple[int | None, ...], torch.dtype], ...]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 TOKEN_COUNTS = (0, 1, 2, 7)
-PLAIN = {body.__name__: body for body in (*fragments.PLAIN, *gates.PLAIN, *projections.PLAIN)}
-ODD = {body.__name__: body for body in (*fragments.ODD, *gates.ODD, *projections.ODD)}
+Formulas = Mapping[Any, Callable[..., Any]]
+NO_FORMULAS: Formulas = {}
+MODULES = (fragments, zero_centred, heads, gates, projections)
+PLAIN = {body.__name__: body for module in MODULES for body in module.PLAIN}
+ODD = {body.__name__: body for module in MODULES for body in module.ODD}
 BODIES = PLAIN | ODD
 
 
@@ -65,10 +69,41 @@ class Traced:
         return {num_tokens: run(self.graph, self.values(num_tokens)) for num_tokens in TOKEN_COUNTS}
 
 
-def run(graph: fx.Graph, values: list[Tensor]) -> list[Tensor]:
-    """What a graph makes of values, node by node and eagerly."""
+def run(graph: fx.Graph, values: list[Tensor], formulas: Formulas = NO_FORMULAS) -> list[Tensor]:
+    """What a graph makes of values, node by node and eagerly; some targets by their formula in ATen."""
+    return list(results_of(graph, values, formulas)[graph.output_node()])
+
+
+def results_of(graph: fx.Graph, values: list[Tensor], formulas: Formulas = NO_FORMULAS) -> dict[fx.Node, Any]:
+    """The value of every node."""
+    known: dict[fx.Node, Any] = dict(zip(graph.find_nodes(op="placeholder"), values, strict=True))
     with torch.no_grad():
-        return list(fx.Interpreter(fx.GraphModule(torch.nn.Module(), graph)).run(*values))
+        for node in graph.nodes:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            if node.target in formulas:
+                with _Decomposed():
+                    known[node] = formulas[node.target](*args, **kwargs)
+            elif node.op == "call_function":
+                known[node] = node.target(*args, **kwargs)
+            elif node.op == "output":
+                known[node] = args[0]
+    return known
+
+
+class _Decomposed(TorchDispatchMode):
+    """Activations as Inductor spells them: torch's own kernels have exponentials of their own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        formula = _activations().get(func)
+        return (formula or func)(*args, **kwargs or {})
+
+
+@functools.cache
+def _activations() -> dict[Any, Callable[..., Any]]:
+    from torch._inductor.decomposition import select_decomp_table
+
+    aten = torch.ops.aten
+    return {target: select_decomp_table()[target] for target in (aten.silu.default, aten.gelu.default)}
 
 
 @functools.lru_cache(maxsize=256)
@@ -111,7 +146,10 @@ def _replay(program: Program, given: tuple[Tensor, ...], sites: Counter[str]) ->
         residual_barrier=state.barriers,
         add_rms_norm=state.sum_norms,
         rms_norm=state.norms,
+        fused_norms=state.fused_norms,
+        qk_norm=state.head_norms,
         silu_and_mul=state.gates,
+        gelu_and_mul=state.gelus,
         linear=state.linears,
         add_rms_norm_linear=state.fused,
     )

@@ -1,20 +1,16 @@
 """The checks are tested: passes broken on purpose, one fault each, and every one must be caught."""
 
-import random
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import Phase, find, settings
-from hypothesis.errors import NoSuchExample
 
 from lamina.compiler.passes import (
     add_rms_norm,
     add_rms_norm_linear,
     canonicalise,
     linear,
-    pipeline,
     residual_barrier,
     silu_and_mul,
 )
@@ -25,9 +21,8 @@ from lamina.compiler.passes.residual_barrier import RESIDUAL_BARRIER
 from lamina.compiler.passes.silu_and_mul import SILU_AND_MUL
 from lamina.custom_ops.rms_norm.reference import rms_norm
 
-from . import checks
 from .checks import ADD_RMS_NORM_LINEAR, LINEAR
-from .programs import programs, trace
+from .mutants import assert_caught, census, forgetting, form, is_caught, memory, values, with_op
 
 OPS = {
     RMS_NORM: torch.ops.lamina.rms_norm.default,
@@ -36,7 +31,6 @@ OPS = {
     LINEAR: torch.ops.lamina.linear.default,
     ADD_RMS_NORM_LINEAR: torch.ops.lamina.add_rms_norm_linear.default,
 }
-JOINED = (ADD_RMS_NORM, SILU_AND_MUL, LINEAR)  # what ADD_RMS_NORM_LINEAR joins must have its names
 KINDS = {
     RMS_NORM: ("norm", "written_norm"),
     ADD_RMS_NORM: ("add_norm", "norm_of_kept_sum"),
@@ -46,60 +40,6 @@ KINDS = {
     RESIDUAL_BARRIER: ("linear", "add", "add_norm"),
     CANONICALISE: ("repeated_calls", "idle_calls", "equal_outputs", "output_of_idle_call"),
 }
-
-
-def before(step, traced):
-    if step is CANONICALISE:
-        return traced.graph
-    named = JOINED if step.name == "add_rms_norm_linear" else ()
-    return pipeline.rewrite(traced.graph, (CANONICALISE, *named)).graph
-
-
-def values(step, traced):
-    checks.check_values(traced, step.run(before(step, traced))[0])
-
-
-def memory(step, traced):
-    checks.check_memory(traced, step.run(before(step, traced))[0])
-
-
-def form(step, traced):
-    graph = before(step, traced)
-    checks.check_well_formed(traced, graph, checks.apply(step, graph)[0])
-
-
-def census(step, traced):
-    assert step.run(before(step, traced))[1].num_matches == traced.sites[step.name]
-
-
-def is_caught(step, check, kinds, max_examples=60):
-    """Whether some program makes the check fail; a pass that breaks down has failed too."""
-
-    def fails(program):
-        try:
-            check(step, trace(program))
-        except Exception:
-            return True
-        return False
-
-    once = settings(max_examples=max_examples, database=None, deadline=None, phases=[Phase.generate])
-    try:
-        find(programs(kinds), fails, settings=once, random=random.Random(0))
-    except NoSuchExample:
-        return False
-    return True
-
-
-def with_op(step, wrong):
-    """The pass with its op replaced by a wrong formula."""
-
-    def run(graph):
-        graph, report = step.run(graph)
-        for node in graph.find_nodes(op="call_function", target=OPS[step]):
-            node.target = wrong
-        return graph, report
-
-    return replace(step, run=run)
 
 
 def wide(x):
@@ -240,7 +180,7 @@ WRONG_FORMULAS = [
 
 @pytest.mark.parametrize("step, wrong", WRONG_FORMULAS, ids=[wrong.__name__ for _, wrong in WRONG_FORMULAS])
 def test_a_wrong_formula_is_caught_by_its_values(step, wrong):
-    assert is_caught(with_op(step, wrong), values, KINDS[step])
+    assert_caught(with_op(step, OPS[step], wrong), values, KINDS[step])
 
 
 @pytest.mark.parametrize("step", OPS, ids=lambda step: step.name)
@@ -282,15 +222,9 @@ PRECONDITIONS = [
     ids=[f"{reason}: {kind}" for _, _, reason, kind, _ in PRECONDITIONS],
 )
 def test_a_precondition_left_out_is_caught(monkeypatch, step, module, reason, kind, check):
-    original = module._obstacle
-
-    def forgetful(*site):
-        found = original(*site)
-        return None if found and reason in found else found
-
     kinds = (kind, "linear", "norm") if kind.startswith("add_") else (kind,)
-    monkeypatch.setattr(module, "_obstacle", forgetful)
-    assert is_caught(step, check, kinds)
+    monkeypatch.setattr(module, "_obstacle", forgetting(module._obstacle, reason))
+    assert_caught(step, check, kinds)
     assert is_caught(step, census, kinds)
 
 
@@ -307,7 +241,7 @@ def test_the_second_match_of_a_chain_lost_is_caught(monkeypatch):
         return RMS_NORM.run(graph)
 
     original = add_rms_norm.find
-    assert is_caught(replace(RMS_NORM, run=run), census, KINDS[RMS_NORM])
+    assert_caught(replace(RMS_NORM, run=run), census, KINDS[RMS_NORM])
 
 
 def test_an_order_of_operands_not_thought_of_is_caught(monkeypatch):
@@ -317,12 +251,12 @@ def test_an_order_of_operands_not_thought_of_is_caught(monkeypatch):
         return replace(pattern, args=tuple(map(fixed, pattern.args)), commutes=False)
 
     monkeypatch.setattr(add_rms_norm, "PLAIN_PATTERNS", tuple(map(fixed, add_rms_norm.PLAIN_PATTERNS)))
-    assert is_caught(RMS_NORM, census, KINDS[RMS_NORM])
+    assert_caught(RMS_NORM, census, KINDS[RMS_NORM])
 
 
 def test_memory_shared_by_a_merge_is_caught(monkeypatch):
     monkeypatch.setattr(canonicalise, "_shown", lambda graph: set())
-    assert is_caught(CANONICALISE, memory, KINDS[CANONICALISE])
+    assert_caught(CANONICALISE, memory, KINDS[CANONICALISE])
 
 
 def test_a_conversion_that_loses_bits_taken_for_idle_is_caught(monkeypatch):
@@ -330,7 +264,7 @@ def test_a_conversion_that_loses_bits_taken_for_idle_is_caught(monkeypatch):
         return node.target is canonicalise.CONVERT and bool(node.all_input_nodes)
 
     monkeypatch.setattr(canonicalise, "_is_idle", idle)
-    assert is_caught(CANONICALISE, values, ("add_norm", "norm"))
+    assert_caught(CANONICALISE, values, ("add_norm", "norm"))
 
 
 def test_a_sum_rounded_before_it_is_added_is_caught(monkeypatch):
@@ -340,7 +274,7 @@ def test_a_sum_rounded_before_it_is_added_is_caught(monkeypatch):
 
     emit = residual_barrier.emit
     monkeypatch.setattr(residual_barrier, "emit", to_bfloat16)
-    assert is_caught(RESIDUAL_BARRIER, values, KINDS[RESIDUAL_BARRIER])
+    assert_caught(RESIDUAL_BARRIER, values, KINDS[RESIDUAL_BARRIER])
 
 
 @pytest.mark.parametrize(
@@ -355,4 +289,4 @@ def test_a_sum_rounded_before_it_is_added_is_caught(monkeypatch):
 def test_careless_handling_of_graphs_is_caught(monkeypatch, name, broken):
     for step, module in ((RMS_NORM, add_rms_norm), (SILU_AND_MUL, silu_and_mul)):
         monkeypatch.setattr(module, name, broken)
-        assert is_caught(step, form, KINDS[step])
+        assert_caught(step, form, KINDS[step])

@@ -1,4 +1,4 @@
-"""A small LLaMA as the compiler is handed it, with its weights and its eager result."""
+"""A small LLaMA, or one of its kin, as the compiler is handed it, with weights and eager result."""
 
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,11 +10,10 @@ from torch import Tensor
 
 from lamina.compiler.compile import Program
 from lamina.custom_ops.paged_attention.reference import dense_attention
-from lamina.models import llama
+from lamina.models import find_model, llama
 from lamina.models.config import ModelConfig
 from lamina.models.layers import EXACT_OPS, FAST_OPS, Ops
-from lamina.models.llama import LLAMA
-from lamina.models.rope import rope_tables
+from lamina.models.rope import rotation_tables
 from lamina.models.weights import dummy_weights
 
 CPU = torch.device("cpu")
@@ -53,16 +52,15 @@ class Tiny:
     def eager(self, num_tokens: int) -> Tensor:
         with torch.no_grad():
             ids, positions = self.tokens(num_tokens)
-            return LLAMA.forward(self.config, self.weights, ids, positions, self.attend, self.ops)
+            return _forward(self.config, self.ops, self.weights, ids, positions, self.attend)
 
 
 def make_tiny(*, dtype: torch.dtype = torch.float32, exact: bool = False, **sizes: Any) -> Tiny:
     """A TINY model with some sizes changed."""
     config = ModelConfig(**SIZES | sizes)
     ops = EXACT_OPS if exact else FAST_OPS
-    weights = dummy_weights(LLAMA, config, dtype=dtype, device=CPU, seed=0)
-    cos, sin = rope_tables(config, max_model_len=256, dtype=dtype, device=CPU)
-    weights |= {"rope_cos": cos, "rope_sin": sin}
+    weights = dummy_weights(find_model(config.architecture), config, dtype=dtype, device=CPU, seed=0)
+    weights |= rotation_tables(config, max_model_len=256, dtype=dtype, device=CPU)
     program = Program(
         forward=partial(_forward, config, ops),
         parameters={name: (tuple(weight.shape), weight.dtype) for name, weight in weights.items()},
@@ -76,4 +74,5 @@ def make_tiny(*, dtype: torch.dtype = torch.float32, exact: bool = False, **size
 def _forward(
     config: ModelConfig, ops: Ops, weights: Any, ids: Tensor, positions: Tensor, attend: Any
 ) -> Tensor:
-    return LLAMA.forward(config, weights, ids, positions, attend, ops)
+    definition = find_model(config.architecture)
+    return definition.forward(config, weights, ids, positions, attend, ops)

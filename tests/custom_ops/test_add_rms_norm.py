@@ -14,7 +14,19 @@ def test_it_is_the_rounded_sum_and_its_norm(dtype: torch.dtype) -> None:
     normed, total = add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(total, x + residual)
     assert torch.equal(normed, rms_norm(total, weight, 1e-5))
-    torch.library.opcheck(torch.ops.lamina.add_rms_norm.default, (x, residual, weight, 1e-5))
+    for unrounded in ((), (True,)):
+        arguments = (x, residual, weight, 1e-5, *unrounded)
+        torch.library.opcheck(torch.ops.lamina.add_rms_norm.default, arguments)
+
+
+def test_unrounded_the_norm_is_of_the_sum_in_float32() -> None:
+    x, residual = (torch.randn(64, 32).bfloat16() for _ in range(2))
+    weight = torch.randn(32).bfloat16()
+    normed, total = add_rms_norm(x, residual, weight, 1e-5, True)
+    assert torch.equal(total, x + residual)
+    unit = rms_norm(x.float() + residual.float(), torch.ones(32), 1e-5)
+    assert torch.equal(normed, unit.bfloat16() * weight)
+    assert not torch.equal(normed, rms_norm(total, weight, 1e-5))
 
 
 def test_a_residual_that_does_not_fit_is_named() -> None:

@@ -9,13 +9,17 @@ from torch import Tensor
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops.add_rms_norm import reference as add_rms_norm
+from lamina.custom_ops.add_zero_centred_rms_norm import reference as add_zero_centred_rms_norm
 from lamina.custom_ops.copy_blocks import reference as copy_blocks
+from lamina.custom_ops.gelu_and_mul import reference as gelu_and_mul
+from lamina.custom_ops.qk_norm import reference as qk_norm
 from lamina.custom_ops.registry import select
 from lamina.custom_ops.rms_norm import reference as rms_norm
 from lamina.custom_ops.rotary_and_write_kv_cache import reference as rotary_and_write_kv_cache
 from lamina.custom_ops.rotary_embedding import reference as rotary_embedding
 from lamina.custom_ops.silu_and_mul import reference as silu_and_mul
 from lamina.custom_ops.write_kv_cache import reference as write_kv_cache
+from lamina.custom_ops.zero_centred_rms_norm import reference as zero_centred_rms_norm
 
 pytestmark = pytest.mark.gpu
 
@@ -66,6 +70,18 @@ def random(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     return (torch.randn(*shape, device=DEVICE) * scale).to(dtype)
 
 
+NORM_FORMULAS: dict[str, Callable[..., Any]] = {
+    "rms_norm": rms_norm.rms_norm,
+    "zero_centred_rms_norm": zero_centred_rms_norm.zero_centred_rms_norm,
+}
+SUM_FORMULAS: dict[str, Callable[..., Any]] = {
+    "add_rms_norm": add_rms_norm.add_rms_norm,
+    "add_zero_centred_rms_norm": add_zero_centred_rms_norm.add_zero_centred_rms_norm,
+}
+GATE_FORMULAS: dict[str, Callable[..., Any]] = {
+    "silu_and_mul": silu_and_mul.silu_and_mul,
+    "gelu_and_mul": gelu_and_mul.gelu_and_mul,
+}
 NORMS = [(1, 64), (3, 100), (300, 576), (1, 2048), (600, 4096), (2, 5120), (5, 8192), (2, 16384), (1, 40008)]
 
 
@@ -75,9 +91,11 @@ NORMS = [(1, 64), (3, 100), (300, 576), (1, 2048), (600, 4096), (2, 5120), (5, 8
 def test_norms(check: Callable[..., None], provider: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x, residual = random(*shape, dtype=dtype, scale=3), random(*shape, dtype=dtype, scale=3)
     weight = random(shape[-1], dtype=dtype)
-    check(rms_norm.rms_norm, call_of("rms_norm", provider, dtype), x, weight, EPS)
-    call = call_of("add_rms_norm", provider, dtype)
-    check(add_rms_norm.add_rms_norm, call, x, residual, weight, EPS)
+    for op, formula in NORM_FORMULAS.items():
+        check(formula, call_of(op, provider, dtype), x, weight, EPS)
+    for op, formula in SUM_FORMULAS.items():
+        for unrounded in (False, True):
+            check(formula, call_of(op, provider, dtype), x, residual, weight, EPS, unrounded)
 
 
 @providers
@@ -89,28 +107,44 @@ def test_norms_of_rows_inside_wider_rows(
     wide = random(5, 3 * hidden + 8, dtype=dtype)
     x, residual = wide[:, start : start + hidden], wide[:, -hidden:]
     weight = random(2, hidden, dtype=dtype).T.contiguous().T[1]
-    check(rms_norm.rms_norm, call_of("rms_norm", provider, dtype), x, weight, EPS)
-    call = call_of("add_rms_norm", provider, dtype)
-    check(add_rms_norm.add_rms_norm, call, x, residual, weight, EPS)
     transposed = random(hidden, 5, dtype=dtype).T
-    check(add_rms_norm.add_rms_norm, call, transposed, transposed, weight, EPS)
+    for op, formula in NORM_FORMULAS.items():
+        check(formula, call_of(op, provider, dtype), x, weight, EPS)
+    for op, formula in SUM_FORMULAS.items():
+        call = call_of(op, provider, dtype)
+        check(formula, call, x, residual, weight, EPS, True)
+        check(formula, call, transposed, transposed, weight, EPS)
 
 
 @providers
 @dtypes
-def test_the_sum_that_add_rms_norm_hands_on_has_the_formulas_bits(provider: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("unrounded", [False, True])
+@pytest.mark.parametrize("op", SUM_FORMULAS)
+def test_the_sum_that_is_handed_on_has_the_formulas_bits(
+    provider: str, dtype: torch.dtype, op: str, unrounded: bool
+) -> None:
     x, residual = (random(33, 1024, dtype=dtype, scale=9) for _ in range(2))
-    _, total = call_of("add_rms_norm", provider, dtype)(x, residual, random(1024, dtype=dtype), EPS)
-    assert torch.equal(total, x + residual)
+    weight = random(1024, dtype=dtype)
+    assert torch.equal(call_of(op, provider, dtype)(x, residual, weight, EPS, unrounded)[1], x + residual)
+
+
+@providers
+@pytest.mark.parametrize("op", SUM_FORMULAS)
+def test_a_sum_is_normed_before_it_is_rounded_where_that_is_asked_for(provider: str, op: str) -> None:
+    x, residual, weight = (random(*shape, dtype=torch.bfloat16) for shape in ((64, 512), (64, 512), (512,)))
+    call = call_of(op, provider, torch.bfloat16)
+    before, after = (call(x, residual, weight, EPS, unrounded) for unrounded in (False, True))
+    assert torch.equal(before[1], after[1])
+    assert not torch.equal(before[0], after[0])
 
 
 @providers
 @dtypes
-@pytest.mark.parametrize("op", ["rms_norm", "add_rms_norm"])
+@pytest.mark.parametrize("op", [*NORM_FORMULAS, *SUM_FORMULAS])
 def test_a_row_of_a_norm_has_the_same_bits_in_any_batch(provider: str, dtype: torch.dtype, op: str) -> None:
     x, weight = random(900, 4096, dtype=dtype), random(4096, dtype=dtype)
     call = call_of(op, provider, dtype)
-    rows = (x,) if op == "rms_norm" else (x, x.flip(1))
+    rows = (x,) if op in NORM_FORMULAS else (x, x.flip(1))
     whole = as_tuple(call(*rows, weight, EPS))[0]
     assert torch.equal(as_tuple(call(*(row[:1] for row in rows), weight, EPS))[0], whole[:1])
 
@@ -118,22 +152,23 @@ def test_a_row_of_a_norm_has_the_same_bits_in_any_batch(provider: str, dtype: to
 @providers
 @dtypes
 @pytest.mark.parametrize("shape", [(1, 2), (3, 200), (5, 2 * 1001), (64, 2 * 4096), (2, 2 * 14336), (0, 8)])
-def test_silu_and_mul(
-    check: Callable[..., None], provider: str, dtype: torch.dtype, shape: tuple[int, int]
+@pytest.mark.parametrize("op", GATE_FORMULAS)
+def test_gates(
+    check: Callable[..., None], provider: str, dtype: torch.dtype, shape: tuple[int, int], op: str
 ) -> None:
-    call = call_of("silu_and_mul", provider, dtype)
-    check(silu_and_mul.silu_and_mul, call, random(*shape, dtype=dtype, scale=4))
-    check(silu_and_mul.silu_and_mul, call, random(shape[0], shape[1] + 24, dtype=dtype)[:, 8:-16])
+    call = call_of(op, provider, dtype)
+    check(GATE_FORMULAS[op], call, random(*shape, dtype=dtype, scale=4))
+    check(GATE_FORMULAS[op], call, random(shape[0], shape[1] + 24, dtype=dtype)[:, 8:-16])
 
 
 @providers
 @dtypes
-def test_silu_and_mul_of_extreme_gates(provider: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("op", GATE_FORMULAS)
+def test_extreme_gates(provider: str, dtype: torch.dtype, op: str) -> None:
     gates = torch.tensor([-torch.inf, torch.inf, torch.nan, -6e4, 6e4, -90, -88, 0, -0.0], device=DEVICE)
     gate_up = torch.cat([gates, torch.ones_like(gates)]).to(dtype)[None].repeat(3, 1)
-    expected = silu_and_mul.silu_and_mul(gate_up)
-    out = call_of("silu_and_mul", provider, dtype)(gate_up)
-    torch.testing.assert_close(out, expected, equal_nan=True, rtol=1e-2, atol=1e-30)
+    out = call_of(op, provider, dtype)(gate_up)
+    torch.testing.assert_close(out, GATE_FORMULAS[op](gate_up), equal_nan=True, rtol=1e-2, atol=1e-30)
 
 
 HEADS = [(32, 8, 128), (32, 8, 64), (9, 3, 64), (12, 12, 80), (4, 1, 96), (2, 2, 256), (5, 1, 6), (1, 1, 2)]
@@ -180,6 +215,36 @@ def memory_of(caches: list[Tensor]) -> Tensor:
 
 
 views_of_heads = pytest.mark.parametrize("views", ["qkv", "odd", "transposed"])
+
+
+@providers
+@dtypes
+@views_of_heads
+@pytest.mark.parametrize("zero_centred", [False, True])
+@pytest.mark.parametrize("heads", [*HEADS, (3, 1, 520)], ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 37])
+def test_norms_of_heads(
+    check: Callable[..., None],
+    provider: str,
+    dtype: torch.dtype,
+    views: str,
+    zero_centred: bool,
+    heads: tuple[int, int, int],
+    num_tokens: int,
+) -> None:
+    query, key, _ = heads_of(num_tokens, heads, dtype, views)
+    weights = random(heads[2], dtype=dtype), random(heads[2], dtype=dtype)
+    check(qk_norm.qk_norm, call_of("qk_norm", provider, dtype), query, key, *weights, EPS, zero_centred)
+
+
+@providers
+@dtypes
+def test_a_head_is_normed_to_the_same_bits_in_any_batch(provider: str, dtype: torch.dtype) -> None:
+    query, key, _ = heads_of(300, (16, 8, 128), dtype, "qkv")
+    weight, call = random(128, dtype=dtype), call_of("qk_norm", provider, dtype)
+    whole = call(query, key, weight, weight, EPS, False)
+    one = call(query[:1], key[:1], weight, weight, EPS, False)
+    assert all(torch.equal(few, many[:1]) for few, many in zip(one, whole, strict=True))
 
 
 @providers
@@ -259,6 +324,8 @@ def test_no_tokens_launch_nothing(provider: str) -> None:
     query, key, value = heads_of(0, heads, dtype, "qkv")
     angles, caches, slots = angles_of(0, 64), caches_of(heads, dtype), slots_of(0)
     assert call_of("rotary_embedding", provider, dtype)(query, key, *angles)[1].shape == (0, 2, 64)
+    weights = random(2, 64, dtype=dtype)
+    assert call_of("qk_norm", provider, dtype)(query, key, *weights, EPS, True)[1].shape == (0, 2, 64)
     call_of("write_kv_cache", provider, dtype)(key, value, *caches, slots)
     call = call_of("rotary_and_write_kv_cache", provider, dtype)
     assert call(query, key, value, *angles, *caches, slots).shape == (0, 4, 64)

@@ -51,13 +51,17 @@ def attention() -> tuple[Any, ...]:
 
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "add_rms_norm": lambda: (bf16(TOKENS, 512), bf16(TOKENS, 512), bf16(512), 1e-5),
+    "add_zero_centred_rms_norm": lambda: (bf16(TOKENS, 512), bf16(TOKENS, 512), bf16(512), 1e-5, True),
     "copy_blocks": lambda: (*caches(), int32(0, 1, 2, 3).view(2, 2)),
+    "gelu_and_mul": lambda: (bf16(TOKENS, 512),),
     "paged_attention": attention,
+    "qk_norm": lambda: (*heads()[:2], bf16(HEAD_DIM), bf16(HEAD_DIM), 1e-5, False),
     "rms_norm": lambda: (bf16(TOKENS, 512), bf16(512), 1e-5),
     "rotary_and_write_kv_cache": lambda: (*heads(), *angles(), *caches(), slots()),
     "rotary_embedding": lambda: (*heads()[:2], *angles()),
     "silu_and_mul": lambda: (bf16(TOKENS, 512),),
     "write_kv_cache": lambda: (*heads()[1:], *caches(), slots()),
+    "zero_centred_rms_norm": lambda: (bf16(TOKENS, 512), bf16(512), 1e-5),
 }
 
 every_op = pytest.mark.parametrize("op", ARGUMENTS)

@@ -1,0 +1,8 @@
+// The C entry point of add_zero_centred_rms_norm on CUDA.
+#include "kernel.cuh"
+
+extern "C" {
+int64_t add_zero_centred_rms_norm_arguments_size() { return sizeof(lamina::SumAndNormArguments); }
+
+int add_zero_centred_rms_norm(const lamina::SumAndNormArguments* p) { return lamina::add_zero_centred_rms_norm(*p); }
+}

@@ -1,0 +1,13 @@
+// total = x + residual, rounded; out = s / sqrt(mean(s²) + eps) * (1 + weight), rounded once, where s is total, or the
+// sum before it was rounded.
+#pragma once
+
+#include "row_norm.cuh"
+
+namespace lamina {
+
+inline int add_zero_centred_rms_norm(const SumAndNormArguments& p) {
+  return add_and_norm_rows<Weight::kZeroCentred>(p);
+}
+
+}  // namespace lamina

@@ -1,0 +1,1 @@
+"""lamina::add_zero_centred_rms_norm."""

@@ -1,0 +1,1 @@
+"""lamina::qk_norm."""

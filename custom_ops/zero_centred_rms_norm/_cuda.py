@@ -1,0 +1,11 @@
+"""The CUDA kernel of lamina::zero_centred_rms_norm."""
+
+from functools import partial
+
+from ..cuda_kernel import DEVICES, DTYPES
+from ..registry import Provider
+from ..rms_norm._cuda import load
+
+PROVIDER = Provider(
+    name="cuda", load=partial(load, "zero_centred_rms_norm"), devices=DEVICES, dtypes=frozenset(DTYPES)
+)
