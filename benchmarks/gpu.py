@@ -94,7 +94,12 @@ def measure_shape(shape: str, options: argparse.Namespace, ceilings: dict[str, f
         }
         _generate(runtime, workloads.prompts(1, PROMPT, 9), 8)
         result["stats_after_start"] = runtime.stats()
-        print(shape, "start", {k: round(v, 2) for k, v in runtime.stats()["startup"].items()}, flush=True)
+        print(
+            shape,
+            "start",
+            {k: round(v, 2) for k, v in runtime.stats()["startup"].items() if k != "overlapped"},
+            flush=True,
+        )
         result["decode_ms"] = {batch: decode(runtime, shape, batch, options, ceilings) for batch in BATCHES}
         result["first_token_ms"] = {length: prefill(runtime, shape, length, options) for length in PREFILLS}
         if not options.no_mixed:

@@ -1,11 +1,11 @@
-"""The command line: `lamina generate | chat | warmup | cache | info | replay`."""
+"""The command line: `lamina generate | chat | warmup | cache | explain | verify | info | replay`."""
 
 import sys
 
 import typer
 
 from ..common.errors import LaminaError
-from . import cache, chat, explain, generate, info, replay, warmup
+from . import cache, chat, explain, generate, info, replay, verify, warmup
 
 # Heavy imports (torch, the runtime) happen inside the commands, so that --help answers at once.
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command()(chat.chat)
 app.command()(warmup.warmup)
 app.add_typer(cache.app, name="cache")
 app.command()(explain.explain)
+app.command()(verify.verify)
 app.command()(info.info)
 app.command()(replay.replay)
 

@@ -34,6 +34,7 @@ def chat(
     numerics: options.Numerics = "fast",
     max_model_len: options.MaxModelLen = None,
     cache_dir: options.CacheDir = None,
+    without_pass: options.WithoutPass = None,
 ) -> None:
     """Talk with a model: /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
     params = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed)
@@ -46,6 +47,7 @@ def chat(
         numerics=numerics,
         max_model_len=max_model_len,
         cache_dir=cache_dir,
+        without_pass=without_pass,
     )
     with runtime_options.open() as runtime:
         typer.echo(HELP, err=True)

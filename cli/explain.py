@@ -24,6 +24,7 @@ def explain(
     numerics: options.Numerics = "fast",
     max_model_len: options.MaxModelLen = None,
     cache_dir: options.CacheDir = None,
+    without_pass: options.WithoutPass = None,
 ) -> None:
     """Show each unique piece, what the passes did to it and why not more, its kernels and the guards.
 
@@ -41,6 +42,7 @@ def explain(
         max_model_len=max_model_len,
         load_format="dummy",
         cache_dir=cache_dir,
+        compile=options.compile_setting(True, without_pass),
     )
     with loading_progress() as progress:
         from ..compiler.explain import explain_text

@@ -43,6 +43,7 @@ def generate(
     numerics: options.Numerics = "fast",
     max_model_len: options.MaxModelLen = None,
     cache_dir: options.CacheDir = None,
+    without_pass: options.WithoutPass = None,
 ) -> None:
     """Continue each prompt; the text goes to standard output, progress and figures to standard error."""
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
@@ -60,6 +61,7 @@ def generate(
         numerics=numerics,
         max_model_len=max_model_len,
         cache_dir=cache_dir,
+        without_pass=without_pass,
     )
     with runtime_options.open() as runtime:
         inputs = [_templated(runtime, text) for text in texts] if chat else texts

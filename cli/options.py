@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from ..compiler.config import CompileConfig
     from ..runtime.runtime import Runtime
     from ..runtime.sampling_params import SamplingParams
 
@@ -29,6 +30,9 @@ Compile = Annotated[
 ]
 Numerics = Annotated[str, typer.Option(help="fast, or exact: compiled equals eager bit for bit.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Longest sequence; else what the model allows.")]
+WithoutPass = Annotated[
+    list[str] | None, typer.Option(help="Leave out a pass of the compiler by its name; may be repeated.")
+]
 CacheDir = Annotated[Path | None, typer.Option(help="Where compiled code and converted models are kept.")]
 
 
@@ -44,6 +48,7 @@ class RuntimeOptions:
     numerics: str
     max_model_len: int | None
     cache_dir: Path | None
+    without_pass: list[str] | None = None
 
     def open(self) -> "Runtime":
         """The runtime, with its progress on standard error."""
@@ -58,11 +63,23 @@ class RuntimeOptions:
                 device=self.device,
                 quantization=self.quantization,
                 max_model_len=self.max_model_len,
-                compile=self.compile,
+                compile=compile_setting(self.compile, self.without_pass),
                 numerics=self.numerics,
                 cache_dir=self.cache_dir,
                 progress=progress,
             )
+
+
+def compile_setting(
+    compile: bool, without_pass: list[str] | None, verify: bool = True
+) -> "bool | CompileConfig":
+    """The compiler's settings with some passes left out; ConfigError for a pass that there is not."""
+    if not compile or (verify and not without_pass):
+        return compile
+    from ..compiler.config import CompileConfig
+    from ..compiler.passes.pipeline import all_but
+
+    return CompileConfig(passes=all_but(*without_pass) if without_pass else None, verify=verify)
 
 
 def sampling_params(

@@ -34,6 +34,7 @@ def warmup(
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     dummy_weights: Dummy = False,
     cache_dir: options.CacheDir = None,
+    without_pass: options.WithoutPass = None,
 ) -> None:
     """Fill the cache for serving with these settings, so that the next start compiles nothing.
 
@@ -52,6 +53,7 @@ def warmup(
         max_num_batched_tokens=max_num_batched_tokens,
         load_format="dummy" if dummy_weights else "auto",
         cache_dir=cache_dir,
+        compile=options.compile_setting(True, without_pass),
     )
     report = _check(config) if check else _fill(config)
     if as_json:
@@ -95,6 +97,9 @@ def _print(report: dict[str, Any]) -> None:
     print(
         f"warm in {report['seconds']:.1f} s: {pieces['compiled']} pieces compiled, {pieces['loaded']} loaded"
     )
+    overlapped = report["startup"].pop("overlapped")
     for stage, seconds in report["startup"].items():
         if seconds >= 0.005:
             print(f"  {stage:<12} {seconds:7.2f} s")
+    for name, seconds in overlapped.items():
+        print(f"  ({name} took {seconds:.2f} s meanwhile)")

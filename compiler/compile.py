@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from . import cache, torch_compat
 from .capture import Captured, Forward, capture
 from .config import MAX_NUM_TOKENS, TOKENS_HINT, CompileConfig, Numerics
 from .fingerprint import canonical_text, group_equal
-from .inductor import Piece, compile_piece
+from .inductor import Call, Piece, compile_piece
 from .passes import pipeline
 from .passes.graph import Pass, PassReport
 from .plan import ParameterTable, Plan, steps_of
 from .split import SplitModel, split
+from .verify import require_right
 
 logger = get_logger("compiler")
 
@@ -77,7 +78,7 @@ def compile_program(
     miss = cache.explain_miss(factors, store)
     with store.lock("compile"):
         loaded = _load(factors, store, program.device)
-        return loaded or _compile(program, passes, numerics, factors, store, miss, progress)
+        return loaded or _compile(program, passes, config, numerics, factors, store, miss, progress)
 
 
 def factors_of(program: Program, config: CompileConfig, numerics: Numerics) -> dict[str, Any]:
@@ -119,6 +120,7 @@ def _load(factors: Mapping[str, Any], store: Store, device: torch.device) -> Com
 def _compile(
     program: Program,
     passes: tuple[Pass, ...],
+    config: CompileConfig,
     numerics: Numerics,
     factors: Mapping[str, Any],
     store: Store,
@@ -136,8 +138,10 @@ def _compile(
     pieces: list[Piece] = []
     for count, index in enumerate(unique):
         progress("compile", count / len(unique), f"piece {count + 1} of {len(unique)}")
+        module = model.pieces[index].graph
+        check = _check(module, passes, numerics, store, program.device, toolchain) if config.verify else None
         with _explained(f"piece {count + 1} of {len(unique)}"):
-            pieces.append(compile_piece(model.pieces[index].graph, passes, store, program.device, toolchain))
+            pieces.append(compile_piece(module, passes, store, program.device, toolchain, check))
     plan = Plan(
         steps=steps_of(model, [unique.index(index) for index in first]),
         pieces=tuple(pieces),
@@ -156,6 +160,23 @@ def _compile(
         seconds={"capture": captured.seconds, "compile": time.perf_counter() - started},
         miss=miss,
     )
+
+
+def _check(
+    module: fx.GraphModule,
+    passes: tuple[Pass, ...],
+    numerics: Numerics,
+    store: Store,
+    device: torch.device,
+    factors: Mapping[str, Any],
+) -> Callable[[Call], None]:
+    """Refuses code that computes something else than its piece."""
+
+    def compile_without(fewer: Sequence[Pass]) -> Call:
+        return compile_piece(module, fewer, store, device, factors).call
+
+    folder = store.outside_folder("inductor")
+    return lambda call: require_right(module, call, passes, numerics, device, folder, compile_without)
 
 
 @contextlib.contextmanager
@@ -193,6 +214,11 @@ def _used_parameters(parameters: ParameterTable, captured: Captured) -> Paramete
     """The weights that the captured graph reads."""
     used = set(captured.inputs.values())
     return {name: entry for name, entry in parameters.items() if name in used}
+
+
+def split_program(program: Program, passes: tuple[Pass, ...]) -> SplitModel:
+    """The program captured and cut into the pieces of its plan, before the passes over each of them."""
+    return _cut(_capture(program), passes)[0]
 
 
 def piece_graphs(program: Program) -> list[fx.Graph]:

@@ -20,6 +20,7 @@ from .passes.graph import Pass
 from .passes.products import Product, products
 from .wrapper import load_source, obstacle
 
+Call = Callable[[list[Any]], tuple[Any, ...]]
 PIECES = "pieces"  # the kind of the store's names for artifacts
 
 
@@ -45,7 +46,7 @@ class Piece:
     """An artifact made callable: a list of tensors in, a tuple of tensors out; the list is emptied."""
 
     artifact: Artifact
-    call: Callable[[list[Any]], tuple[Any, ...]]
+    call: Call
     was_compiled: bool
 
 
@@ -55,8 +56,9 @@ def compile_piece(
     store: Store,
     device: torch.device,
     factors: Mapping[str, Any],
+    check: Callable[[Call], None] | None = None,
 ) -> Piece:
-    """The piece from the store where its rewritten graph is known, else compiled and stored."""
+    """The piece from the store where its rewritten graph is known, else compiled, checked and stored."""
     started = time.perf_counter()
     found: dict[str, Any] = {}
 
@@ -78,6 +80,8 @@ def compile_piece(
         return known
     source = normalise(source)
     namespace = torch_compat.run_source(source, f"lamina_piece_{found['key'][:16]}", kernel_folder)
+    if check is not None:
+        check(namespace["call"])
     kernels = torch_compat.native_kernels(namespace)
     artifact = Artifact(
         key=found["key"],

@@ -2,11 +2,12 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ..common.errors import ConfigError, LoadError
 from ..common.logging import get_logger
 from ..common.progress import Progress
 from ..common.store import Store
-from ..compiler import cache
+from ..compiler import cache, torch_compat
 from ..compiler.compile import Compiled, Program, compile_program, factors_of
 from ..compiler.plan import ParameterTable
 from ..custom_ops.ledger import LEDGER, watched
@@ -31,7 +32,7 @@ from ..models.source_files import source_files
 from ..models.weights import dummy_weights, load_weights
 from . import IMPORT_STARTED, warm
 from .assembly import Assembled, Parts, assemble
-from .attention import select_backend
+from .attention import AttentionBackend, select_backend
 from .config import Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
 from .engine import Engine
 from .sampling_params import MODEL_DEFAULTS
@@ -48,7 +49,8 @@ NOT_TRACED = {
     *("sliding_window", "attention_scale", "attention_soft_cap", "logits_soft_cap", "logits_divisor"),
 }
 logger = get_logger("runtime")
-STAGES = ("config", "weights", "tokenizer", "capture", "compile", "load", "kv_cache", "graphs")
+STAGES = ("config", "kernels", "weights", "tokenizer", "capture", "compile", "load", "kv_cache", "graphs")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +64,7 @@ class Loaded:
     defaults: GenerationDefaults
     eos_token_ids: frozenset[int]
     startup: dict[str, float]
+    overlapped: dict[str, float]
     late_builds: warm.LateBuilds
 
     @property
@@ -75,9 +78,13 @@ class Loaded:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds of each stage of the start, as the caller waited for them: they add up to the whole."""
+    """Seconds of each stage of the start, as the caller waited for them: they add up to the whole.
+
+    What is read meanwhile is `overlapped`: its seconds are not the caller's, but for those spent waiting.
+    """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    overlapped: dict[str, float] = field(default_factory=dict)
     _last: float = field(default_factory=time.perf_counter)
 
     def lap(self, stage: str) -> None:
@@ -85,6 +92,14 @@ class Stopwatch:
         now = time.perf_counter()
         self.seconds[stage] += now - self._last
         self._last = now
+
+    def overlap(self, name: str, work: Callable[[], Result]) -> Result:
+        """Do something on another thread, and keep how long it took."""
+        started = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.overlapped[name] = time.perf_counter() - started
 
     def split(self, stage: str, parts: Mapping[str, float]) -> None:
         """Book parts of a stage under their own names."""
@@ -102,7 +117,7 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
 
 def missing(config: RuntimeConfig, progress: Progress) -> list[str]:
     """What serving with these settings would have to compile, trace or build; weights are not read."""
-    found = _find(config, progress)
+    found = find(config, progress)
     factors = found.plan_factors()
     lacks = [] if factors is None else cache.missing_parts(factors, found.store)
     return lacks + warm.missing_kernels(found.store, warm.serving_factors(config, found.resolved, factors))
@@ -110,13 +125,13 @@ def missing(config: RuntimeConfig, progress: Progress) -> list[str]:
 
 def sizing(config: RuntimeConfig, progress: Progress) -> Sizing:
     """What fits with these settings, before weights are read."""
-    found = _find(config, progress)
+    found = find(config, progress)
     return size(config, found.model, found.resolved)
 
 
 def compile_only(config: RuntimeConfig, progress: Progress) -> Compiled:
     """The plan of a model with these settings, without its weights."""
-    compiled = _compile(_find(config, progress), progress)
+    compiled = _compile(find(config, progress), progress)
     if compiled is None:
         raise ConfigError("compile is False; wanted True or a CompileConfig, to have anything to explain")
     return compiled
@@ -146,13 +161,23 @@ class Found:
         """What the compiler is handed."""
         return _program(self.model, self.definition, self.config, self.resolved)
 
+    def ops(self) -> Ops:
+        """The operations that the model is written in, by its numerics."""
+        return _ops(self.config)
+
+    def piece_factors(self) -> dict[str, Any]:
+        """What a compiled piece depends on beside its graph."""
+        toolchain = torch_compat.toolchain(self.resolved.device)
+        return {"toolchain": toolchain, "numerics": self.config.numerics}
+
     def plan_factors(self) -> dict[str, Any] | None:
         """What the plan depends on, None where the caller wants the model to run eagerly."""
         config = self.config.compile_config
         return None if config is None else factors_of(self.program(), config, self.config.numerics)
 
 
-def _find(config: RuntimeConfig, progress: Progress) -> Found:
+def find(config: RuntimeConfig, progress: Progress) -> Found:
+    """The model's files, shapes and settings, before anything large is read."""
     store = Store(config.cache_dir)
     device = resolve_device(config.device)
     LEDGER.keep_in(store)
@@ -181,21 +206,19 @@ def _say_what_fits(fit: Sizing, *, is_asked_for: bool) -> None:
 
 def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
     watch = Stopwatch()
-    found = _find(config, progress)
+    found = find(config, progress)
     folder, model, definition, resolved = found.folder, found.model, found.definition, found.resolved
     _say_what_fits(size(config, model, resolved), is_asked_for=config.max_model_len is not None)
-    attention = select_backend(
-        config.attention,
-        device=resolved.device,
-        dtype=resolved.dtype,
-        head_dim=model.head_dim,
-        block_size=resolved.block_size,
-    )
+    quantizer = quantizer_of(found)
     watch.lap("config")
     with ThreadPoolExecutor(max_workers=2) as pool:
-        quantizer = _quantizer(found)
-        weights_read = pool.submit(_weights, folder, model, definition, config, resolved, quantizer, progress)
-        tokenizer_read = pool.submit(load_tokenizer, folder, override=config.tokenizer)
+        weights_read = pool.submit(
+            watch.overlap, "weights", partial(read_weights, found, quantizer, progress)
+        )
+        read = partial(load_tokenizer, folder, override=config.tokenizer)
+        tokenizer_read = pool.submit(watch.overlap, "tokenizer", read)
+        attention = _attention(found)
+        watch.lap("kernels")
 
         def report(stage: str, fraction: float, detail: str) -> None:
             for read in (weights_read, tokenizer_read):
@@ -226,23 +249,39 @@ def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
     )
     assembled = assemble(parts, found.store, progress)
     watch.lap("graphs" if assembled.graphs else "kv_cache")
-    eos = {*model.eos_token_ids, *found.defaults.eos_token_ids}
-    eos |= set(tokenizer.eos_token_ids if tokenizer else ())
-    logger.info(
-        "eos token ids: %s; sampling defaults of the model: %s", sorted(eos), _described(found.defaults)
-    )
     loaded = Loaded(
         found=found,
         assembled=assembled,
         parts=parts,
         tokenizer=tokenizer,
         defaults=found.defaults,
-        eos_token_ids=frozenset(eos),
+        eos_token_ids=_eos_token_ids(found, tokenizer),
         startup={"imports": IMPORT_SECONDS} | watch.seconds,
+        overlapped=watch.overlapped,
         late_builds=warm.LateBuilds(strict=bool(config.compile_config and config.compile_config.strict)),
     )
     note_use(loaded)
     return loaded
+
+
+def _attention(found: Found) -> AttentionBackend:
+    """The kernels of attention; where they are built, that takes seconds."""
+    return select_backend(
+        found.config.attention,
+        device=found.resolved.device,
+        dtype=found.resolved.dtype,
+        head_dim=found.model.head_dim,
+        block_size=found.resolved.block_size,
+    )
+
+
+def _eos_token_ids(found: Found, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Every id that ends an answer, by whichever file says so."""
+    eos = {*found.model.eos_token_ids, *found.defaults.eos_token_ids}
+    eos |= set(tokenizer.eos_token_ids if tokenizer else ())
+    defaults = _described(found.defaults)
+    logger.info("eos token ids: %s; sampling defaults of the model: %s", sorted(eos), defaults)
+    return frozenset(eos)
 
 
 def _find_folder(config: RuntimeConfig, store: Store, device: torch.device, progress: Progress) -> Path:
@@ -282,16 +321,10 @@ def _ops(config: RuntimeConfig) -> Ops:
     return ops if config.quantization is None else taking_quantized(ops)
 
 
-def _weights(
-    folder: Path,
-    model: ModelConfig,
-    definition: ModelDefinition,
-    config: RuntimeConfig,
-    resolved: Resolved,
-    quantizer: Int8Quantizer | None,
-    progress: Progress,
-) -> dict[str, Tensor]:
+def read_weights(found: Found, quantizer: Int8Quantizer | None, progress: Progress) -> dict[str, Tensor]:
     """The weights and the rope tables."""
+    config, folder, model, definition = found.config, found.folder, found.model, found.definition
+    resolved = found.resolved
     dtype, device = resolved.dtype, resolved.device
     into: dict[str, Any] = {"dtype": dtype, "device": device, "quantizer": quantizer}
     try:
@@ -307,7 +340,8 @@ def _weights(
     return weights | rope.rotation_tables(model, max_model_len=max_model_len, dtype=dtype, device=device)
 
 
-def _quantizer(found: Found) -> Int8Quantizer | None:
+def quantizer_of(found: Found) -> Int8Quantizer | None:
+    """What quantizes the weights while they are read, None where none is asked for."""
     if found.resolved.quantization is None:
         return None
     return Int8Quantizer(found.definition.parameters(found.model), found.resolved.device)

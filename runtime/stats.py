@@ -32,7 +32,11 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
         "latency": loaded.engine.latencies.summary(),
         "compile": _compile_stats(loaded.parts.compiled, len(loaded.late_builds.events)),
         "cuda_graphs": _graph_stats(loaded.assembled),
-        "startup": loaded.startup | {"first_token": loaded.engine.first_token_seconds},
+        "startup": {
+            **loaded.startup,
+            "first_token": loaded.engine.first_token_seconds,
+            "overlapped": dict(loaded.overlapped),  # read while the stages above ran; not part of their sum
+        },
         "resolved": _resolved_stats(loaded),
         "quantization": _quantization_stats(loaded),
     }

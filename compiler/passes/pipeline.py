@@ -60,6 +60,12 @@ def check_passes(chosen: Sequence[str | Pass]) -> None:
             raise ConfigError(f"the pass {step.name!r} is in no file; its text is part of every cache key")
 
 
+def all_but(*names: str) -> tuple[str, ...]:
+    """The names of all passes but these, for CompileConfig(passes=…); ConfigError for one that is unknown."""
+    check_passes(names)
+    return tuple(name for name in PASS_NAMES if name not in names)
+
+
 def select(chosen: Sequence[str | Pass] | None, numerics: Numerics) -> tuple[Pass, ...]:
     """The passes to run; in exact mode the model's own ops stay as they are, so none is lowered or joined."""
     names = PASS_NAMES if chosen is None else [step for step in chosen if isinstance(step, str)]

@@ -1,0 +1,336 @@
+"""A model compiled, run op by op, and run by transformers: where they differ, and which pass is to blame."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..common.errors import ConfigError, RequestError
+from ..common.logging import get_logger
+from ..common.progress import Progress
+from ..compiler import verify as pieces
+from ..compiler.compile import Compiled, split_program
+from ..compiler.inductor import compile_piece
+from ..compiler.passes import pipeline
+from ..compiler.passes.graph import Pass
+from ..compiler.split import PieceCall, SplitModel
+from ..compiler.verify import Culprit, Error, PieceCheck, error_of
+from ..custom_ops.paged_attention.reference import dense_attention
+from ..custom_ops.rotary_embedding.reference import rotary_embedding
+from ..models.layers import join_scales
+from .config import RuntimeConfig
+from .loading import Found, compile_only, find, quantizer_of, read_weights
+from .tokenizer import load_tokenizer
+
+logger = get_logger("runtime")
+PROMPTS = (
+    "The capital of France is Paris, and the capital of",
+    "def fibonacci(n):\n    if n < 2:\n        return",
+    "1 + 1 = 2, 2 + 2 = 4, 4 + 4 = 8, 8 + 8 =",
+)
+SLACK = 2.0  # of errors that have come through layers, and differ by chance more than those of a piece
+NUM_RANDOM_IDS = 24  # of a prompt for a model without a tokenizer
+Forward = Callable[[Tensor, Tensor, Any], Tensor]
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a run showed: query, key and value of each layer, as attention met them; the logits [T, vocab]."""
+
+    layers: list[tuple[Tensor, ...]] = field(default_factory=list)
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerErrors:
+    """How far query, key and value of a layer (-1: the logits) are off, the worst of the three."""
+
+    layer: int
+    compiled_to_eager: Error
+    compiled: Error | None  # to transformers in a wider dtype, as the next
+    eager: Error | None
+    is_right: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """A position after which the likeliest token is not the same; margin: of the reference's best logit."""
+
+    prompt: int
+    position: int
+    compiled: int
+    eager: int
+    transformers: int | None
+    margin: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verified:
+    """What `lamina verify` found."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    layers: tuple[LayerErrors, ...]  # the worst of all prompts
+    differences: tuple[Difference, ...]
+    pieces: tuple[PieceCheck, ...]  # each in its place, on what the pieces before it computed op by op
+    first_wrong: int | None  # of the pieces
+    culprit: Culprit | None
+    reference: str  # transformers, or why not
+
+    @property
+    def is_right(self) -> bool:
+        """Whether rounding explains everything."""
+        return self.culprit is None and all(layer.is_right for layer in self.layers)
+
+
+def verify(
+    config: RuntimeConfig, prompts: Sequence[str | Sequence[int]], max_tokens: int, progress: Progress
+) -> Verified:
+    """Compare the three on prompts, each continued by max_tokens of the likeliest tokens.
+
+    No prompts: a few of our own. Raises ConfigError where nothing is compiled, RequestError for a text
+    without a tokenizer, and what loading and compiling raise.
+    """
+    if config.compile_config is None:
+        raise ConfigError("compile is False; wanted True or a CompileConfig, to have anything to verify")
+    found = find(config, progress)
+    compiled = compile_only(config, progress)
+    weights = read_weights(found, quantizer_of(found), progress)
+    subject = _Subject(found, compiled, weights)
+    ids = [subject.continued(prompt, max_tokens) for prompt in _token_ids(found, prompts)]
+    eager = [subject.observe(subject.eager, prompt) for prompt in ids]
+    bound = compiled.plan.bind(weights, found.resolved.device)
+    ours = [subject.observe(bound, prompt) for prompt in ids]
+    progress("verify", 0.3, "transformers")
+    theirs, reference = _by_transformers(found, ids)
+    progress("verify", 0.6, "pieces")
+    checks, first_wrong, culprit = _check_pieces(subject, ids[0])
+    return Verified(
+        prompts=tuple(map(tuple, ids)),
+        layers=_layers(ours, eager, theirs, found.resolved.dtype),
+        differences=tuple(_differences(ours, eager, theirs)),
+        pieces=checks,
+        first_wrong=first_wrong,
+        culprit=culprit,
+        reference=reference,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """The model under test with all it takes to run it op by op."""
+
+    found: Found
+    compiled: Compiled
+    weights: dict[str, Tensor]
+
+    def eager(self, token_ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
+        return self.found.program().forward(self.weights, token_ids, positions, attend)
+
+    @torch.inference_mode()
+    def observe(self, forward: Forward, ids: Sequence[int]) -> Observed:
+        """A run of one sequence with attention by its formula."""
+        observed = Observed()
+        hidden = forward(*self.inputs(ids), self.attention(observed))
+        found = self.found
+        weights = join_scales(self.weights)
+        observed.logits = found.definition.logits(found.model, weights, hidden, found.ops()).float()
+        return observed
+
+    def inputs(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        device = self.found.resolved.device
+        token_ids = torch.tensor(list(ids), dtype=torch.int32, device=device)
+        return token_ids, torch.arange(len(ids), dtype=torch.int32, device=device)
+
+    def attention(self, observed: Observed) -> Callable[..., None]:
+        specs = self.found.definition.attention(self.found.model)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *angles: Tensor) -> None:
+            if angles:
+                q, k = rotary_embedding(q, k, *angles)
+            spec = specs[layer]
+            window, soft_cap = spec.window or -1, spec.soft_cap or 0.0
+            out.copy_(dense_attention(q, k, v, spec.scale, window=window, soft_cap=soft_cap))
+            observed.layers.append((q.clone(), k.clone(), v.clone()))
+
+        return attend
+
+    def continued(self, ids: Sequence[int], max_tokens: int) -> list[int]:
+        """The prompt and what the model, run op by op, finds likeliest after it."""
+        out = list(ids)
+        for _ in range(max_tokens):
+            out.append(int(self.observe(self.eager, out).logits[-1].argmax()))
+        return out
+
+
+def _token_ids(found: Found, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    tokenizer = load_tokenizer(found.folder, override=found.config.tokenizer)
+    if tokenizer is None and not prompts:
+        generator = torch.Generator().manual_seed(0)
+        return [torch.randint(found.model.vocab_size, (NUM_RANDOM_IDS,), generator=generator).tolist()]
+    ids = []
+    for prompt in prompts or PROMPTS:
+        if isinstance(prompt, str):
+            if tokenizer is None:
+                raise RequestError("a text prompt needs a tokenizer, and the model's folder has none")
+            prompt = tokenizer.encode(prompt)
+        if not prompt:
+            raise RequestError("a prompt is empty; wanted at least one token")
+        ids.append(list(prompt))
+    return ids
+
+
+def _check_pieces(
+    subject: _Subject, ids: Sequence[int]
+) -> tuple[tuple[PieceCheck, ...], int | None, Culprit | None]:
+    """Every piece on what those before it computed op by op, up to the first that is wrong."""
+    found, plan = subject.found, subject.compiled.plan
+    config = found.config.compile_config
+    assert config is not None
+    passes = pipeline.select(config.passes, found.config.numerics)
+    model = split_program(found.program(), passes)
+    calls = [plan.pieces[step.piece] for step in plan.steps if step.piece is not None]
+    checks: list[PieceCheck] = []
+    blamed: list[Culprit] = []
+
+    def on_piece(number: int, piece: PieceCall, arguments: list[Any]) -> None:
+        if blamed:
+            return
+        check = pieces.check_piece(piece.graph, calls[number].call, arguments, found.config.numerics)
+        checks.append(check)
+        if not check.is_right:
+            blamed.append(_culprit(subject, piece, passes, arguments))
+
+    with torch.inference_mode():
+        pieces.walk(model, subject.weights, *subject.inputs(ids), subject.attention(Observed()), on_piece)
+    if blamed:
+        return tuple(checks), len(checks) - 1, blamed[0]
+    return tuple(checks), None, _guilty_model_pass(subject, passes, ids)
+
+
+def _culprit(
+    subject: _Subject, piece: PieceCall, passes: Sequence[Pass], arguments: Sequence[Any]
+) -> Culprit:
+    found = subject.found
+    factors = found.piece_factors()
+
+    def compile_without(fewer: Sequence[Pass]) -> pieces.Call:
+        return compile_piece(piece.graph, fewer, found.store, found.resolved.device, factors).call
+
+    folder = found.store.outside_folder("inductor")
+    return pieces.find_culprit(piece.graph, passes, arguments, found.config.numerics, folder, compile_without)
+
+
+def _guilty_model_pass(subject: _Subject, passes: Sequence[Pass], ids: Sequence[int]) -> Culprit | None:
+    """The pass over the whole model, if any, without which the model run op by op gives something else."""
+    eps = torch.finfo(subject.found.resolved.dtype).eps
+
+    def run(chosen: Sequence[Pass]) -> Tensor:
+        model: SplitModel = split_program(subject.found.program(), tuple(chosen))
+        attention = subject.attention(Observed())
+        with torch.inference_mode():
+            return pieces.walk(model, subject.weights, *subject.inputs(ids), attention, lambda *_: None)
+
+    taken = [report["name"] for report in subject.compiled.plan.reports if report["num_matches"]]
+    for step in [step for step in passes if step.name in taken]:
+        error = error_of(run([step]), run([]))
+        if error.rms > pieces.RMS_FLOOR * eps * len(ids):
+            return Culprit(name=step.name, is_pass=True, error=error)
+    return None
+
+
+def _by_transformers(found: Found, ids: Sequence[Sequence[int]]) -> tuple[list[Observed] | None, str]:
+    """What transformers computes in a dtype wider than ours on the CPU, or None and why not."""
+    wide = torch.float32 if found.resolved.dtype.itemsize < 4 else torch.float64
+    try:
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            found.folder, dtype=wide, attn_implementation="eager", local_files_only=True
+        )
+    except Exception as error:  # an architecture it does not know, files it cannot read
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return None, f"not compared with transformers: {lines[0]}"
+    runs = []
+    for prompt in ids:
+        observed = Observed()
+        with torch.inference_mode(), _watched(model, observed):
+            observed.logits = model(torch.tensor([list(prompt)]), use_cache=False).logits[0]
+        runs.append(observed)
+    return runs, "transformers"
+
+
+@contextlib.contextmanager
+def _watched(model: Any, observed: Observed) -> Iterator[None]:
+    """Query, key and value of each layer, as transformers' own attention formula is handed them."""
+    module: Any = sys.modules[type(model).__module__]
+    formula = module.eager_attention_forward
+
+    def attention(layer: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
+        observed.layers.append(tuple(tensor[0].transpose(0, 1) for tensor in (query, key, value)))
+        return formula(layer, query, key, value, *rest, **options)
+
+    module.eager_attention_forward = attention
+    try:
+        yield
+    finally:
+        module.eager_attention_forward = formula
+
+
+def _layers(
+    ours: Sequence[Observed], eager: Sequence[Observed], theirs: Sequence[Observed] | None, dtype: torch.dtype
+) -> tuple[LayerErrors, ...]:
+    """The worst of all prompts for each layer, the logits last."""
+    rows = []
+    for layer in [*range(len(ours[0].layers)), -1]:
+        candidates = [
+            _layer_errors(layer, run, plain, theirs[index] if theirs else None, dtype)
+            for index, (run, plain) in enumerate(zip(ours, eager, strict=True))
+        ]
+        rows.append(max(candidates, key=lambda row: (not row.is_right, row.compiled_to_eager.rms)))
+    return tuple(rows)
+
+
+def _layer_errors(
+    layer: int, run: Observed, plain: Observed, right: Observed | None, dtype: torch.dtype
+) -> LayerErrors:
+    def tensors(observed: Observed) -> tuple[Tensor, ...]:
+        return observed.layers[layer] if layer >= 0 else (observed.logits,)
+
+    def worst(left: Observed, other: Observed) -> Error:
+        pairs = zip(tensors(left), tensors(other), strict=True)
+        return max((error_of(a.cpu(), b.cpu()) for a, b in pairs), key=lambda error: error.rms)
+
+    to_eager = worst(run, plain)
+    if right is None:
+        return LayerErrors(layer=layer, compiled_to_eager=to_eager, compiled=None, eager=None, is_right=True)
+    compiled, eager = worst(run, right), worst(plain, right)
+    return LayerErrors(
+        layer=layer,
+        compiled_to_eager=to_eager,
+        compiled=compiled,
+        eager=eager,
+        is_right=compiled.is_explained_by(eager, dtype, SLACK),
+    )
+
+
+def _differences(
+    ours: Sequence[Observed], eager: Sequence[Observed], theirs: Sequence[Observed] | None
+) -> Iterator[Difference]:
+    for prompt, (run, plain) in enumerate(zip(ours, eager, strict=True)):
+        reference = theirs[prompt] if theirs else plain
+        best = reference.logits.topk(2).values.cpu()
+        chosen = [observed.logits.argmax(-1).cpu().tolist() for observed in (run, plain, reference)]
+        for position, tokens in enumerate(zip(*chosen, strict=True)):
+            if len(set(tokens)) > 1:
+                yield Difference(
+                    prompt=prompt,
+                    position=position,
+                    compiled=tokens[0],
+                    eager=tokens[1],
+                    transformers=tokens[2] if theirs else None,
+                    margin=float(best[position, 0] - best[position, 1]),
+                )
