@@ -150,9 +150,10 @@ def test_a_folder_without_config_is_an_error(tmp_path: Path) -> None:
 
 
 def test_generation_defaults_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
-    sampling = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05}
-    GenerationConfig(eos_token_id=[2, 7], **sampling).save_pretrained(tmp_path)
-    expected = GenerationDefaults(eos_token_ids=(2, 7), temperature=0.6, top_k=20, top_p=0.9, min_p=0.05)
+    sampling = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "typical_p": 0.8}
+    sampling |= {"repetition_penalty": 1.05}
+    GenerationConfig(do_sample=True, eos_token_id=[2, 7], **sampling).save_pretrained(tmp_path)
+    expected = GenerationDefaults(eos_token_ids=(2, 7), **sampling)
     assert read_generation_config(tmp_path) == expected
 
 
@@ -169,6 +170,8 @@ def test_no_generation_config_means_no_defaults(tmp_path: Path) -> None:
         ("top_p", 0),
         ("top_p", 1.5),
         ("min_p", 2),
+        ("typical_p", 0),
+        ("repetition_penalty", 0),
         ("eos_token_id", "x"),
     ],
 )

@@ -45,8 +45,9 @@ class PagedModel:
         self.window = window  # positions that each token sees, its own included
         self.next_token = next_token
         self.slots = {}
+        self.said = {}  # token by (slot, position), of requests whose logits are adjusted
 
-    def run(self, view):
+    def run(self, view, adjusted=None):
         self._store(view)
         prefixes = {row: self._prefix(view, row) for row in range(view.num_seqs)}
         ends = {end - 1: row for row, end in enumerate(view.query_start_loc.tolist()[1 : view.num_seqs + 1])}
@@ -54,6 +55,8 @@ class PagedModel:
         assert view.sample_positions.tolist() == [
             view.seq_lens[ends[row]] for row in view.logits_rows.tolist()
         ]
+        if adjusted is not None:
+            self._remember(view, adjusted, sampled)
         banned = [[id_ for id_ in ids if id_ != NO_ID] for ids in view.banned.tolist()]
         return [self.next_token(prefix, ids) for prefix, ids in zip(sampled, banned, strict=True)]
 
@@ -66,6 +69,18 @@ class PagedModel:
             self.slots[slot] = (position, token)
         assert all(token == (0, 0, -1) for token in tokens[view.num_tokens :])
         assert view.seq_lens[view.num_seqs :].tolist() == [0] * (len(view.seq_lens) - view.num_seqs)
+
+    def _remember(self, view, adjusted, sampled):
+        """As a device does: what it missed, then the newest token, which only it may know."""
+        for slot, start, tokens in adjusted.missed:
+            self.said |= {(slot, start + place): token for place, token in enumerate(tokens)}
+        lengths = view.sample_positions.tolist()
+        for sample, slot in zip(adjusted.samples.tolist(), adjusted.slots.tolist(), strict=True):
+            length, seen = lengths[sample], sampled[sample]
+            self.said[slot, length - 1] = view.token_ids[view.logits_rows[sample]].item()
+            said = tuple(self.said[slot, place] for place in range(length))
+            assert said[length - len(seen) :] == seen
+        assert adjusted.longest == max(lengths[sample] for sample in adjusted.samples.tolist())
 
     def _prefix(self, view, row):
         """All that the row's first query and those after it see; then what the last of them sees."""
@@ -178,7 +193,7 @@ class Server:
         if plan is not None:
             view = self.arena.write(plan, self.config.max_num_batched_tokens, self.config.max_num_seqs)
             self.arena.take_token_ids(view)
-            sampled = self.model.run(view)
+            sampled = self.model.run(view, plan.adjusted)
             self.arena.sampled(len(sampled)).copy_(torch.tensor(sampled, dtype=torch.int32))
             slots = view.slot_mapping[: plan.num_tokens]
             self.pending.append((plan, sampled))

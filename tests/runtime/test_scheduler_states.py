@@ -68,11 +68,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 4),
         stop_token_ids=st.lists(TOKENS, max_size=2),
         ignore_eos=st.booleans(),
+        penalty=st.sampled_from([0.0, 1.0]),
     )
-    def add(self, length, seed, options, max_tokens, min_tokens, stop_token_ids, ignore_eos):
+    def add(self, length, seed, options, max_tokens, min_tokens, stop_token_ids, ignore_eos, penalty):
         limit = min(self.server.config.max_model_len - 1, self.server.kv_cache.capacity_tokens)
         arguments = {"max_tokens": max_tokens, "stop_token_ids": stop_token_ids, "ignore_eos": ignore_eos}
-        arguments["options"] = options
+        arguments |= {"options": options, "presence_penalty": penalty}
         arguments["min_tokens"] = min(min_tokens, max_tokens or min_tokens)
         if length > limit:
             with pytest.raises(RequestError):
