@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kMinParallelWork = 3e5;   // multiply-adds below which waking threads costs more than it saves
 constexpr int kUnitsPerThread = 4;         // so that unequal units even out
-constexpr int64_t kCachedBytes = 1 << 18;  // of a core's own cache, for what is read ahead
+constexpr int64_t kCachedBytes = 1 << 20;  // of a core's own cache, for what is read ahead
 
 struct Job {
   Tile tile;
@@ -118,7 +118,7 @@ void run(const Attention<T>& a, int threads) {
       const Job& job = jobs[unit.job];
       const bool whole = unit.split < 0;
       if (job.tile.rows <= kMaxRowsInParts)
-        worker.prefetch(job.tile, unit.first_head, unit.last_head, whole ? job.first_split : unit.split);
+        worker.read_ahead(job.tile, unit.first_head, unit.last_head, whole ? job.first_split : unit.split);
       for (int head = unit.first_head; head < unit.last_head; head++) {
         if (whole) {
           worker.finish(job.tile, head, job.first_split, job.last_split);

@@ -102,13 +102,14 @@ class Worker {
         part_(total_ + partial_),
         products_(part_ + partial_, dim_) {}
 
-  // Asks for the keys and values of some heads of a split in the order in which they lie.
-  void prefetch(const Tile& tile, int first_head, int last_head, int split) const {
+  // Brings the keys and values of some heads of a split into the cache in the order in which they lie. By loads: a
+  // prefetch of a page whose address is not at hand may be dropped.
+  void read_ahead(const Tile& tile, int first_head, int last_head, int split) const {
     const int64_t start = static_cast<int64_t>(split) * kSplitKeys;
     const int64_t first = std::max(start, oldest(position(tile, 0)));
     const int64_t last = std::min(start + kSplitKeys, position(tile, tile.rows - 1) + 1);
-    prefetch(attention_.key_cache, attention_.key_strides, tile.seq, first_head, last_head, first, last);
-    prefetch(attention_.value_cache, attention_.value_strides, tile.seq, first_head, last_head, first, last);
+    read_ahead(attention_.key_cache, attention_.key_strides, tile.seq, first_head, last_head, first, last);
+    read_ahead(attention_.value_cache, attention_.value_strides, tile.seq, first_head, last_head, first, last);
   }
 
   // All splits of a tile, written to `out`.
@@ -139,8 +140,8 @@ class Worker {
   }
 
  private:
-  void prefetch(const T* cache, const Strides& strides, int seq, int first_head, int last_head, int64_t first,
-                int64_t last) const {
+  void read_ahead(const T* cache, const Strides& strides, int seq, int first_head, int last_head, int64_t first,
+                  int64_t last) const {
     constexpr int64_t kLine = 64;
     const int32_t* table = attention_.block_tables + seq * attention_.block_tables_stride;
     const int64_t block_size = attention_.block_size;
@@ -148,7 +149,8 @@ class Worker {
     for (int64_t key = first; key < last; key++) {
       const T* row = cache + table[key / block_size] * strides.outer + key % block_size * strides.token;
       const char* from = reinterpret_cast<const char*>(row + first_head * strides.head);
-      for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(from + i, 0, 2);
+      for (int64_t i = 0; i < bytes; i += kLine)
+        asm volatile("" ::"r"(*reinterpret_cast<const volatile char*>(from + i)));
     }
   }
 
