@@ -35,7 +35,7 @@ from .assembly import Assembled, Parts, assemble
 from .attention import AttentionBackend, select_backend
 from .config import Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
 from .engine import Engine
-from .sampling_params import MODEL_DEFAULTS
+from .sampling_params import describe_defaults
 from .sizing import Sizing, size
 from .threads import settle_threads
 from .tokenizer import Tokenizer, load_tokenizer
@@ -279,7 +279,7 @@ def _eos_token_ids(found: Found, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Every id that ends an answer, by whichever file says so."""
     eos = {*found.model.eos_token_ids, *found.defaults.eos_token_ids}
     eos |= set(tokenizer.eos_token_ids if tokenizer else ())
-    defaults = _described(found.defaults)
+    defaults = describe_defaults(found.defaults)
     logger.info("eos token ids: %s; sampling defaults of the model: %s", sorted(eos), defaults)
     return frozenset(eos)
 
@@ -309,11 +309,6 @@ def _read_configs(
     if not config.generation_defaults:  # how to sample is the caller's choice, where the model ends is not
         defaults = GenerationDefaults(eos_token_ids=defaults.eos_token_ids)
     return model, find_model(model.architecture), defaults
-
-
-def _described(defaults: GenerationDefaults) -> str:
-    values = ((name, getattr(defaults, name)) for name in MODEL_DEFAULTS)
-    return ", ".join(f"{name} {value}" for name, value in values if value is not None) or "none"
 
 
 def _ops(config: RuntimeConfig) -> Ops:

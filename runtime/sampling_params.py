@@ -164,6 +164,12 @@ class SamplingParams:
         object.__setattr__(self, name, value)  # only while being built: a checked value in its stored form
 
 
+def describe_defaults(defaults: SamplingDefaults) -> str:
+    """What a model's author set, in words."""
+    values = ((name, getattr(defaults, name)) for name in MODEL_DEFAULTS)
+    return ", ".join(f"{name} {value}" for name, value in values if value is not None) or "none"
+
+
 def stopping_token_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
     """The ids that end a request: the caller's own, and every EOS unless ignore_eos."""
     own = params.stop_token_ids or ()
