@@ -30,14 +30,14 @@ import re, sys
 from pathlib import Path
 import gguf, torch
 from lamina.common.store import Store
-from lamina.models import find_model, gguf_file, weights
+from lamina.models import find_model, gguf_file, quantization, weights
 from lamina.models.config import read_model_config
 from lamina.models.source import resolve_source
 
 def memory(name):
     return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
-weights.MAPPED_BYTES, gguf_file.CHUNK_ELEMENTS = 1 << 22, 1 << 18
+weights.MAPPED_BYTES, gguf_file.CHUNK_ELEMENTS, quantization.CHUNK_ELEMENTS = 1 << 22, 1 << 18, 1 << 18
 gguf.dequantize(gguf.quantize(torch.zeros(1, 32).numpy(), gguf.GGMLQuantizationType.Q8_0),
                 gguf.GGMLQuantizationType.Q8_0)
 before = memory("VmRSS")
@@ -45,7 +45,8 @@ Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
 folder = resolve_source(sys.argv[1], store=Store(Path(sys.argv[2])))
 config = read_model_config(folder)
 model = find_model(config.architecture)
-held = weights.load_weights(model, config, folder, dtype=torch.bfloat16, device="cpu")
+quantizer = quantization.Int8Quantizer(model.parameters(config), "cpu") if sys.argv[3:] else None
+held = weights.load_weights(model, config, folder, dtype=torch.bfloat16, device="cpu", quantizer=quantizer)
 print(memory("VmHWM") - before, sum(weight.nbytes for weight in held.values()))
 """
 
@@ -94,13 +95,15 @@ def gguf_q8(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "gguf_q8"])
+@pytest.mark.parametrize(
+    "kind, quantization", [("safetensors", []), ("gguf_q8", []), ("safetensors", ["int8"])]
+)
 def test_the_peak_is_at_most_a_tenth_above_the_weights(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, quantization: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     source = request.getfixturevalue(kind)
     child = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(source), str(tmp_path / "store")],
+        [sys.executable, "-c", SCRIPT, str(source), str(tmp_path / "store"), *quantization],
         env={"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -108,5 +111,5 @@ def test_the_peak_is_at_most_a_tenth_above_the_weights(
     )
     assert child.returncode == 0, child.stderr
     peak, weights = map(int, child.stdout.split())
-    assert weights > 300e6
+    assert weights > (150e6 if quantization else 300e6)
     assert peak <= 1.1 * weights

@@ -1,0 +1,148 @@
+"""Perplexity of a fixed text: Lamina in each precision beside transformers, on the same windows of tokens."""
+
+import argparse
+import datetime
+import hashlib
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from pydoc_data.topics import topics  # Python's own reference, under its licence
+from typing import Any
+
+import torch
+
+from lamina import Runtime, SamplingParams
+from lamina.common.store import Store
+from lamina.models.source import resolve_source
+
+RESULTS = Path(__file__).resolve().parent / "results"
+CHAPTERS = ("execmodel", "class", "exceptions", "naming", "objects", "types", "compound", "with")
+WINDOW = 512  # tokens that are told one after another; nothing is known before a window's first
+OURS: Mapping[str, Mapping[str, Any]] = {
+    "lamina float32": {"dtype": "float32"},
+    "lamina bfloat16": {"dtype": "bfloat16"},
+    "lamina bfloat16, int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "lamina float32, int8": {"dtype": "float32", "quantization": "int8"},
+}
+ORACLE = "transformers float32"
+Windows = Sequence[list[int]]
+Told = list[float]  # the log-probability of each token that was told
+
+
+def main() -> None:
+    """Measure, write benchmarks/results/NAME.json, print the table."""
+    options = parse_arguments()
+    folder = resolve_source(options.model, store=Store())
+    windows = read_windows(folder, options.tokens)
+    contenders: dict[str, Callable[[], Told]] = {
+        ORACLE: lambda: by_transformers(folder, "float32", windows),
+        "transformers bfloat16": lambda: by_transformers(folder, "bfloat16", windows),
+    }
+    for name, settings in OURS.items():
+        contenders[name] = lambda settings=settings: by_lamina(folder, settings, windows)  # type: ignore[misc]
+    told: dict[str, Told] = {}
+    for name, measure in contenders.items():
+        started = time.perf_counter()
+        told[name] = measure()
+        perplexity = perplexity_of(told[name])
+        print(f"{name}: {perplexity:.4f} in {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    document = report(options, windows, told)
+    (RESULTS / f"{options.name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    print(render(document))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True, help="a model folder, a .gguf file or a hub id")
+    parser.add_argument("--tokens", type=int, default=8 * WINDOW)
+    parser.add_argument("--name", default="perplexity", help="name of the result file")
+    return parser.parse_args()
+
+
+def read_windows(folder: Path, num_tokens: int) -> list[list[int]]:
+    """The first tokens of the text, in windows."""
+    from transformers import AutoTokenizer
+
+    text = "\n\n".join(topics[name] for name in CHAPTERS)
+    ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"][:num_tokens]
+    return [ids[start : start + WINDOW] for start in range(0, len(ids) - 1, WINDOW)]
+
+
+def by_transformers(folder: Path, dtype: str, windows: Windows) -> Told:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    told: Told = []
+    for ids in windows:
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids])).logits[0, :-1].float()
+        told += logits.log_softmax(dim=-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+    return told
+
+
+def by_lamina(folder: Path, settings: Mapping[str, Any], windows: Windows) -> Told:
+    """What the runtime reports of a prompt's own tokens."""
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    told: Told = []
+    with Runtime.from_pretrained(folder, device="cpu", max_model_len=WINDOW + 1, **settings) as runtime:
+        for ids in windows:
+            (output,) = runtime.generate([ids], params)
+            reports = output.prompt_logprobs or ()
+            told += [report[token].logprob for report, token in zip(reports, ids, strict=True) if report]
+    return told
+
+
+def perplexity_of(told: Told) -> float:
+    return math.exp(-sum(told) / len(told))
+
+
+def report(options: argparse.Namespace, windows: Windows, told: Mapping[str, Told]) -> dict[str, Any]:
+    exact = told[ORACLE]
+    text = json.dumps([list(ids) for ids in windows])
+    return {
+        "model": Path(options.model).name,
+        "text": f"{', '.join(CHAPTERS)} of Python {platform.python_version()}'s reference",
+        "sha256_of_ids": hashlib.sha256(text.encode()).hexdigest(),
+        "window": WINDOW,
+        "tokens_told": len(exact),
+        "date": datetime.date.today().isoformat(),
+        "command": " ".join(["benchmarks/perplexity.py", *sys.argv[1:]]),
+        "torch": torch.__version__,
+        "results": [
+            {
+                "name": name,
+                "perplexity": round(perplexity_of(values), 4),
+                "by_the_oracles": round(perplexity_of(values) / perplexity_of(exact), 5),
+                "mean_absolute_difference": round(_mean_difference(values, exact), 5),
+            }
+            for name, values in told.items()
+        ],
+    }
+
+
+def _mean_difference(values: Told, exact: Told) -> float:
+    """Of a token's log-probability, in nats."""
+    pairs = zip(values, exact, strict=True)
+    return sum(abs(value - right) for value, right in pairs) / len(exact)
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """Markdown: a row a contender."""
+    lines = [
+        f"| {document['tokens_told']} tokens | perplexity | by that of {ORACLE} | nats off a token |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['name']} | {row['perplexity']:.3f} | {row['by_the_oracles']:.4f} "
+        f"| {row['mean_absolute_difference']:.4f} |"
+        for row in document["results"]
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
