@@ -30,16 +30,18 @@ import re, sys
 from pathlib import Path
 import gguf, torch
 from lamina.common.store import Store
-from lamina.models import find_model, gguf_file, quantization, weights
+from lamina.models import ParameterSpec, find_model, gguf_file, quantization, weights
 from lamina.models.config import read_model_config
 from lamina.models.source import resolve_source
 
 def memory(name):
     return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
-weights.MAPPED_BYTES, gguf_file.CHUNK_ELEMENTS, quantization.CHUNK_ELEMENTS = 1 << 22, 1 << 18, 1 << 18
+weights.MAPPED_BYTES, gguf_file.CHUNK_ELEMENTS, quantization.CHUNK_ELEMENTS = 1 << 22, 1 << 18, 1 << 16
 gguf.dequantize(gguf.quantize(torch.zeros(1, 32).numpy(), gguf.GGMLQuantizationType.Q8_0),
                 gguf.GGMLQuantizationType.Q8_0)
+small = ParameterSpec(shape=(64, 64), sources=("w",), projection=True)
+quantization.Int8Quantizer({"w": small}, "cpu").take("w", 0, torch.ones(64, 64, dtype=torch.bfloat16))
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
 folder = resolve_source(sys.argv[1], store=Store(Path(sys.argv[2])))
