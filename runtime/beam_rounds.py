@@ -34,10 +34,11 @@ class Searched:
             self.num_cached_tokens = requests[0].num_cached_tokens
         self.last = requests[-1].times
         self.num_preemptions += sum(request.num_preemptions for request in requests)
-        if all(request.logprobs for request in requests):
-            self.search.advance([_likeliest(request, self.search.num_top) for request in requests])
+        cut_off = next((request for request in requests if not request.logprobs), None)
+        if cut_off is not None:
+            self.search.stop("abort", cut_off.stop_reason)
         else:
-            self.search.stop("abort", "deadline")
+            self.search.advance([_likeliest(request, self.search.num_top) for request in requests])
 
     def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
         """The best sequences, once the search is over."""

@@ -89,7 +89,7 @@ class BeamSearch:
         if len(self._ended) == width and self.live and self._bound() <= self._score(self._ended[-1]):
             self.live = []
 
-    def stop(self, reason: FinishReason, stop_reason: str) -> None:
+    def stop(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         """End the search with what it has."""
         self._put_aside(beam._replace(finish_reason=reason, stop_reason=stop_reason) for beam in self.live)
         self.live = []

@@ -110,9 +110,12 @@ class Runtime:
         return self._tokenizer("a chat").apply_chat_template(messages)
 
     def warm_up(self) -> None:
-        """Answer two short prompts, greedily and by chance, and note for later starts what that needed."""
+        """Answer short prompts in every way that has kernels of its own; note what that needed for later starts."""
+        few: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
         for temperature in (0.0, 1.0):
-            self.generate([0], SamplingParams(max_tokens=4, temperature=temperature, ignore_eos=True))
+            self.generate([0], SamplingParams(temperature=temperature, **few))
+        adjusted = SamplingParams(temperature=1.0, typical_p=0.9, presence_penalty=1.0, logprobs=1, **few)
+        self.generate([0], adjusted)
         note_use(self._open)
 
     def stats(self) -> dict[str, Any]:
