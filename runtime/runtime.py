@@ -110,7 +110,7 @@ class Runtime:
         return self._tokenizer("a chat").apply_chat_template(messages)
 
     def warm_up(self) -> None:
-        """Answer short prompts in every way that has kernels of its own; note what that needed for later starts."""
+        """Answer short prompts in every way that has kernels of its own; note that for later starts."""
         few: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
         for temperature in (0.0, 1.0):
             self.generate([0], SamplingParams(temperature=temperature, **few))

@@ -28,7 +28,10 @@ int top_logprobs(const TopLogprobsArguments* p) {
                                       lamina::narrow(p->num_rows),
                                       lamina::narrow(p->num_ids),
                                       lamina::narrow(p->num_top)};
-    return lamina::top_logprobs(args, p->stream);
+    if (p->num_rows == 0) return static_cast<int>(cudaSuccess);
+    lamina::top_logprobs_kernel<T><<<static_cast<unsigned>(p->num_rows), lamina::kReportThreads,
+                                     lamina::report_bytes(p->num_ids, p->num_top), p->stream>>>(args);
+    return lamina::launch_error();
   });
 }
 }

@@ -54,19 +54,30 @@ __device__ __forceinline__ V combine_block(V value, V* shared, const Combine& co
 // A thread has at most ceil(num_ids / threads) tokens, and num_top threads have one among the likeliest of all
 // threads' likeliest, so that many times num_top is all that can reach the last of these.
 inline int64_t report_candidates(int64_t num_ids, int64_t num_top) {
-  return num_top * ceil_div(num_ids, kReportThreads);
+  return num_top * ((num_ids + kReportThreads - 1) / kReportThreads);
+}
+
+struct ReportShared {
+  union {
+    float floats[kReportThreads];
+    int ints[kReportThreads];
+  };
+  int64_t last;  // the key that num_top threads reach
+  int num_candidates;
+};
+
+// Shared memory of a block: room for every candidate, and before for every thread's likeliest.
+inline size_t report_bytes(int64_t num_ids, int64_t num_top) {
+  const int64_t most = report_candidates(num_ids, num_top);
+  return sizeof(ReportShared) + static_cast<size_t>(most > kReportThreads ? most : kReportThreads) * sizeof(int64_t);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kReportThreads) top_logprobs_kernel(TopLogprobs<T> args) {
-  extern __shared__ int64_t candidates[];
+  extern __shared__ int64_t report_memory[];
+  auto& shared = *reinterpret_cast<ReportShared*>(report_memory);
+  int64_t* candidates = report_memory + sizeof(ReportShared) / sizeof(int64_t);
   int64_t* best = candidates;  // every thread's likeliest, until there are candidates
-  __shared__ union {
-    float floats[kReportThreads];
-    int ints[kReportThreads];
-  } scratch;
-  __shared__ int64_t last;  // the key that num_top threads reach
-  __shared__ int num_candidates;
   const T* logits = args.logits + blockIdx.x * args.row_stride;
   const int own = args.token_ids[blockIdx.x], width = 1 + args.num_top;
   int32_t* ids = args.ids + static_cast<int64_t>(blockIdx.x) * width;
@@ -85,48 +96,39 @@ __global__ void __launch_bounds__(kReportThreads) top_logprobs_kernel(TopLogprob
     likeliest = key > likeliest ? key : likeliest;
     num_before += key > own_key;
   }
-  largest = combine_block(largest, scratch.floats, [](float a, float b) { return fmaxf(a, b); });
-  num_before = combine_block(num_before, scratch.ints, [](int a, int b) { return a + b; });
+  largest = combine_block(largest, shared.floats, [](float a, float b) { return fmaxf(a, b); });
+  num_before = combine_block(num_before, shared.ints, [](int a, int b) { return a + b; });
   best[threadIdx.x] = likeliest;
-  if (threadIdx.x == 0) num_candidates = 0;
+  if (threadIdx.x == 0) shared.num_candidates = 0;
   __syncthreads();
   int num_better = 0;
   for (int other = 0; other < kReportThreads; ++other) num_better += best[other] > likeliest;
-  if (likeliest != INT64_MIN && num_better == args.num_top - 1) last = likeliest;
+  if (likeliest != INT64_MIN && num_better == args.num_top - 1) shared.last = likeliest;
   __syncthreads();
 
   float sum = 0.0f;
   for (int id = threadIdx.x; id < args.num_ids; id += kReportThreads) {
     const float logit = static_cast<float>(logits[id]);
     sum += expf(logit - largest);
-    if (args.num_top > 0 && report_key(logit, id) >= last) {
-      candidates[atomicAdd(&num_candidates, 1)] = report_key(logit, id);
+    if (args.num_top > 0 && report_key(logit, id) >= shared.last) {
+      candidates[atomicAdd(&shared.num_candidates, 1)] = report_key(logit, id);
     }
   }
-  sum = combine_block(sum, scratch.floats, [](float a, float b) { return a + b; });
+  sum = combine_block(sum, shared.floats, [](float a, float b) { return a + b; });
   const float log_sum = logf(sum);
   if (threadIdx.x == 0) {
     ids[0] = own;
     logprobs[0] = is_padding ? -9999.0f : report_finite(own_logit - largest - log_sum);
     args.ranks[blockIdx.x] = is_padding ? args.num_ids + 1 : num_before + 1;
   }
-  for (int place = threadIdx.x; place < num_candidates; place += kReportThreads) {
+  for (int place = threadIdx.x; place < shared.num_candidates; place += kReportThreads) {
     const int64_t key = candidates[place];
     int rank = 1;
-    for (int other = 0; other < num_candidates; ++other) rank += candidates[other] > key;
+    for (int other = 0; other < shared.num_candidates; ++other) rank += candidates[other] > key;
     if (rank > args.num_top) continue;
     ids[rank] = report_id(key);
     logprobs[rank] = report_finite(report_logit(key) - largest - log_sum);
   }
-}
-
-template <typename T>
-int top_logprobs(const TopLogprobs<T>& args, cudaStream_t stream) {
-  if (args.num_rows == 0) return cudaSuccess;
-  const int64_t most = report_candidates(args.num_ids, args.num_top);
-  const auto bytes = static_cast<size_t>(most > kReportThreads ? most : kReportThreads) * sizeof(int64_t);
-  top_logprobs_kernel<T><<<static_cast<unsigned>(args.num_rows), kReportThreads, bytes, stream>>>(args);
-  return launch_error();
 }
 
 }  // namespace lamina

@@ -22,11 +22,11 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture(scope="module")
-def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Callable[..., None]]:
+def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Callable[..., Any]]:
     """on_host(op) -> the CUDA provider's call, with its kernel run here."""
 
     @functools.cache
-    def load(op: str) -> Callable[..., None]:
+    def load(op: str) -> Callable[..., Any]:
         library = tmp_path_factory.mktemp("host") / f"{op}.so"
         flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", f"-I{SOURCES}"]
         command = [str(COMPILER), *flags, str(SOURCES / f"{op}.cpp"), "-o", str(library)]
@@ -43,13 +43,13 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Callabl
         provider = importlib.import_module(f"lamina.custom_ops.{op}._cuda")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(provider, "CudaKernel", Kernel)
-            call: Callable[..., None] = provider.load()
+            call: Callable[..., Any] = provider.load()
         return call
 
     return load
 
 
-def formula(op: str) -> Callable[..., None]:
+def formula(op: str) -> Callable[..., Any]:
     return select(op, device=torch.device("cpu"), dtype=torch.float32, provider="reference").call
 
 
@@ -112,3 +112,20 @@ def test_what_is_typical_is_what_the_formula_keeps(on_host: Any, vocab: int) -> 
             call(out, temperature, typical_p)
         assert same_bits(*outs)
         assert not same_bits(outs[0], logits)
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 20])
+@pytest.mark.parametrize("num_ids", [20, 5000])
+def test_the_likeliest_are_those_of_the_formula(on_host: Any, num_ids: int, num_top: int) -> None:
+    kernel, generator = on_host("top_logprobs"), torch.Generator().manual_seed(num_ids)
+    logits = torch.randn(6, num_ids + 3, generator=generator) * 3
+    logits[1] = logits[1].round()
+    logits[2] = 0.0
+    logits[3, ::1024] += 50  # all of one thread's
+    logits[4, 7], logits[5] = torch.inf, -torch.inf
+    token_ids = torch.tensor([5, 0, num_ids - 1, 3, 7, num_ids + 1], dtype=torch.int32)
+    got = kernel(logits, token_ids, num_ids, num_top)
+    right = formula("top_logprobs")(logits, token_ids, num_ids, num_top)
+    assert torch.equal(got[0], right[0])
+    assert torch.equal(got[2], right[2])
+    torch.testing.assert_close(got[1], right[1], rtol=1e-5, atol=1e-5)

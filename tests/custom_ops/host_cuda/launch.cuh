@@ -93,6 +93,13 @@ inline uint32_t __float_as_uint(float x) {
   return bits;
 }
 
+inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
+inline float __int_as_float(int bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
 template <typename T>
 T atomicAdd(T* to, T value) {
   const T before = *to;
