@@ -153,7 +153,8 @@ def build(batch: int) -> tuple[Engine, ModelRunner, InputBatch]:
         num_valid_ids=VOCAB,
         graphs=CudaGraphs(device),
     )
-    runner.record([batch], [], lambda done: None)
+    runner.plan_recordings([batch], [])
+    runner.record_next()
     kv_cache = KVCacheManager(BlockPool(batch * 256), BLOCK_SIZE, prefix_cache=True)
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8192, max_model_len=CONTEXT)
     return Engine(Scheduler(limits, kv_cache), runner), runner, arena

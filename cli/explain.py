@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,12 +13,14 @@ if TYPE_CHECKING:
     from ..compiler.compile import Compiled
 
 Model = Annotated[str, typer.Argument(help="A model folder, a .gguf file or a hub id.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page to look at, in one file without links.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
 def explain(
     model: Model,
     as_json: Json = False,
+    html: Html = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     quantization: options.Quantization = None,
@@ -45,10 +48,17 @@ def explain(
         compile=options.compile_setting(True, without_pass),
     )
     with loading_progress() as progress:
+        from ..common.store import Store
         from ..compiler.explain import explain_text
+        from ..compiler.explain_page import explain_page
         from ..runtime.loading import compile_only
 
         compiled = compile_only(config, progress)
+    if html is not None:
+        page = explain_page(compiled, Store(cache_dir), title=Path(model).name, numerics=numerics)
+        html.write_text(page, encoding="utf-8")
+        typer.echo(f"written: {html}", err=True)
+        return
     print(json.dumps(_facts(compiled), indent=2) if as_json else explain_text(compiled))
 
 

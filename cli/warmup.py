@@ -16,6 +16,8 @@ Check = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Dummy = Annotated[bool, typer.Option("--dummy-weights", help="Random weights: config.json is enough.")]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens of a block of the KV cache.")]
+Attention = Annotated[str, typer.Option(help="auto or the name of a provider of attention.")]
 Model = Annotated[str, typer.Argument(help="A model folder, a .gguf file or a hub id.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Requests that are computed at once.")]
 MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Tokens of a step at most.")]
@@ -32,6 +34,8 @@ def warmup(
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
+    block_size: BlockSize = None,
+    attention: Attention = "auto",
     dummy_weights: Dummy = False,
     cache_dir: options.CacheDir = None,
     without_pass: options.WithoutPass = None,
@@ -51,6 +55,8 @@ def warmup(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        attention=attention,
         load_format="dummy" if dummy_weights else "auto",
         cache_dir=cache_dir,
         compile=options.compile_setting(True, without_pass),

@@ -23,22 +23,23 @@ class CompileConfig:
     passes: names out of compiler.passes.pipeline, which run in the order of the pipeline, and passes of the
         caller's own, which run in their order before `lower`; None means all that Lamina has.
     cuda_graphs: "auto" records on a card, "off" never, "on" everywhere: a CPU runs the recorded code again on
-        the same padded, static tensors, a way to look for faults of padding and not to be fast.
+        the same padded, static tensors, a way to look for faults of padding and not to be fast. "lazy" is
+        "on", but the runtime is ready before anything is recorded: Runtime.idle() records one size a call.
     verify: each piece is compared, when it is compiled, with its graph run op by op, both against float64; an
         error that rounding does not explain is a CompileError that names the pass to leave out.
     strict: what would be built once the runtime is ready is an error; else it is counted, and explained.
     """
 
     passes: tuple[Union[str, "Pass"], ...] | None = None
-    cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    cuda_graphs: Literal["auto", "on", "off", "lazy"] = "auto"
     verify: bool = True
     strict: bool = False
 
     def __post_init__(self) -> None:
         from .passes.pipeline import check_passes
 
-        if self.cuda_graphs not in ("auto", "on", "off"):
-            raise ConfigError(f"cuda_graphs is {self.cuda_graphs!r}; wanted auto, on or off")
+        if self.cuda_graphs not in ("auto", "on", "off", "lazy"):
+            raise ConfigError(f"cuda_graphs is {self.cuda_graphs!r}; wanted auto, on, off or lazy")
         for name in ("verify", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; wanted True or False")

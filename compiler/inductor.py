@@ -15,6 +15,7 @@ from ..common.store import Store
 from . import torch_compat
 from .fingerprint import canonical_text
 from .launch import kernels_of
+from .origins import origins
 from .passes import pipeline
 from .passes.graph import Pass
 from .passes.products import Product, products
@@ -34,8 +35,9 @@ class Artifact:
     kernels: Mapping[str, str]  # C++, by name
     launches: Mapping[str, Any]  # Triton, by name; without those that only Inductor can launch
     graph_before: str
-    graph_after: str
-    reports: tuple[Mapping[str, Any], ...]
+    stages: tuple[str, ...]  # the graph after each pass
+    origins: str  # the lines of the model's code behind graph_before
+    reports: tuple[Mapping[str, Any], ...]  # of each pass
     products: tuple[Product, ...]
     device: str
     seconds: float = 0.0  # that making it took here
@@ -64,10 +66,11 @@ def compile_piece(
 
     def rewrite(graph: fx.Graph) -> fx.Graph:
         rewritten = pipeline.rewrite(graph, passes)
-        found["before"], found["after"] = canonical_text(graph), canonical_text(rewritten.graph)
+        found["before"], found["origins"] = canonical_text(graph), origins(graph)
+        found["stages"] = [canonical_text(stage) for stage in rewritten.stages]
         found["reports"] = tuple(asdict(report) for report in rewritten.reports)
         found["products"] = products(rewritten.graph)
-        found["key"] = piece_key(found["after"], factors)
+        found["key"] = piece_key(canonical_text(rewritten.graph), factors)
         found["known"] = load_piece(found["key"], store, device)
         if found["known"] is not None:
             raise torch_compat.AlreadyKnown
@@ -89,7 +92,8 @@ def compile_piece(
         kernels={name: store.put(path.read_bytes()) for name, path in sorted(kernels.items())},
         launches={name: one.as_record() for name, one in kernels_of(namespace, store).items()},
         graph_before=store.put(found["before"].encode()),
-        graph_after=store.put(found["after"].encode()),
+        stages=tuple(store.put(text.encode()) for text in found["stages"]),
+        origins=store.put(json.dumps(found["origins"]).encode()),
         reports=found["reports"],
         products=found["products"],
         device=device.type,
@@ -129,7 +133,14 @@ def missing_of_piece(key: str, store: Store) -> str | None:
 
 def _read_artifact(record: Mapping[str, Any]) -> Artifact:
     found = tuple(Product(**product) for product in record["products"])
-    return Artifact(**{**record, "reports": tuple(record["reports"]), "products": found})
+    return Artifact(
+        **{
+            **record,
+            "reports": tuple(record["reports"]),
+            "stages": tuple(record["stages"]),
+            "products": found,
+        }
+    )
 
 
 def piece_key(text: str, factors: Mapping[str, Any]) -> str:

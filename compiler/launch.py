@@ -31,6 +31,7 @@ class TritonKernel:
     arguments: tuple[int, ...]  # positions of those that the kernel takes
     num_scratch: int  # null pointers that follow them
     grid: tuple[tuple[int, int], ...]  # per dimension: position of its size, and what a program covers
+    num_registers: int | None = None  # of a thread, where Triton said
 
     def as_record(self) -> dict[str, Any]:
         """As JSON."""
@@ -73,6 +74,7 @@ def _kernel_of(tuner: Any, store: Store) -> TritonKernel | None:
     return TritonKernel(
         cubin=store.put(cubin.read_bytes()),
         symbol=kernel.name,
+        num_registers=getattr(kernel, "n_regs", None),
         num_warps=kernel.num_warps,
         shared=kernel.shared,
         arguments=tuple(place for place, which in enumerate(passed) if which not in constant),

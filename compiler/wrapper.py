@@ -59,7 +59,7 @@ def load_source(
 
 def obstacle(source: str, kernels: Collection[str]) -> str | None:
     """Why a source needs Inductor to run, or None where its own few names and these kernels suffice."""
-    wrapper = _find_wrapper(ast.parse(source))
+    wrapper = find_wrapper(ast.parse(source))
     if wrapper is None:
         return "it has no function that calls its kernels"
     missing = _names_used(wrapper) - set(torch_compat.wrapper_names()) - {"extern_kernels", *kernels}
@@ -71,7 +71,7 @@ def _call_of(
     source: str, name: str, kernels: Mapping[str, Any], device: torch.device
 ) -> Callable[[list[Any]], Any]:
     """The wrapper function alone, with the names it uses, on a device."""
-    wrapper = _find_wrapper(ast.parse(source))
+    wrapper = find_wrapper(ast.parse(source))
     assert wrapper is not None
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -105,7 +105,7 @@ class _OnDevice(ast.NodeTransformer):
         return node
 
 
-def _find_wrapper(tree: ast.Module) -> ast.ClassDef | ast.FunctionDef | None:
+def find_wrapper(tree: ast.Module) -> ast.ClassDef | ast.FunctionDef | None:
     """The class Runner with its method call, or the function call, as the torch versions write it."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "call":

@@ -15,6 +15,7 @@ from ..common.store import Store
 from ..compiler.compile import Compiled
 from ..compiler.cuda_graphs import CudaGraphs
 from ..compiler.passes.products import Product
+from ..compiler.plan import Plan
 from ..custom_ops import linear
 from ..models.config import ModelConfig
 from ..models.layers import Ops, join_scales, taking_quantized
@@ -81,7 +82,10 @@ def assemble(parts: Parts, store: Store, progress: Progress) -> Assembled:
     runner = _runner(parts, resolved, graphs)
     if graphs is not None:
         decode, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
-        runner.record(decode, mixed, lambda done: progress("graphs", done, ""))
+        number = runner.plan_recordings(decode, mixed)
+        for count in range(0 if _records_when_idle(parts.config) else number):
+            runner.record_next()
+            progress("graphs", (count + 1) / number, "")
     kv_cache = KVCacheManager(
         BlockPool(resolved.num_kv_blocks),
         resolved.block_size,
@@ -110,17 +114,22 @@ def assemble(parts: Parts, store: Store, progress: Progress) -> Assembled:
 
 def _settle_products(parts: Parts, store: Store, progress: Progress) -> tuple[str, ...]:
     """What serves the products that the plan leaves to our ops, and the LM head."""
-    resolved, model = parts.resolved, parts.model
-    dtype = str(resolved.dtype).removeprefix("torch.")
-    head = Product(kind="linear", rows=model.vocab_size, columns=model.hidden_size, dtype=dtype)
+    resolved = parts.resolved
     return settle_products(
-        (*(parts.compiled.plan.products if parts.compiled else ()), head),
+        products_of(parts.compiled.plan if parts.compiled else None, parts.model, resolved),
         resolved.device,
         resolved.dtype,
         store,
         require_warm=parts.config.require_warm,
         progress=progress,
     )
+
+
+def products_of(plan: Plan | None, model: ModelConfig, resolved: Resolved) -> tuple[Product, ...]:
+    """The products that a plan leaves to our ops, and the LM head, which always is."""
+    dtype = str(resolved.dtype).removeprefix("torch.")
+    head = Product(kind="linear", rows=model.vocab_size, columns=model.hidden_size, dtype=dtype)
+    return (*(plan.products if plan else ()), head)
 
 
 def graph_sizes(resolved: Resolved, launch_bound_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -153,7 +162,11 @@ def _wants_graphs(config: RuntimeConfig, device: torch.device) -> bool:
     compile_config = config.compile_config
     if compile_config is None or compile_config.cuda_graphs == "off":
         return False
-    return compile_config.cuda_graphs == "on" or device.type == "cuda"
+    return compile_config.cuda_graphs != "auto" or device.type == "cuda"
+
+
+def _records_when_idle(config: RuntimeConfig) -> bool:
+    return config.compile_config is not None and config.compile_config.cuda_graphs == "lazy"
 
 
 def _blocks_left(parts: Parts) -> int:

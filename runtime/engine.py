@@ -108,6 +108,17 @@ class Engine:
         """
         self._advance(self._step)
 
+    def idle(self) -> bool:
+        """Record one more size where no request is live; False where there was nothing to do."""
+        if self.scheduler.has_work or self._pending:
+            return False
+        return self._model_runner.record_next()
+
+    def forget_recordings(self) -> None:
+        """Drop every recording; steps run without until idle() makes them again."""
+        self._finish_pending()
+        self._model_runner.forget_recordings()
+
     def close(self) -> None:
         """Abort every live request."""
         for request_id in list(self._generations):

@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +31,14 @@ from ..models.source import resolve_source
 from ..models.source_files import source_files
 from ..models.weights import dummy_weights, load_weights
 from . import IMPORT_STARTED, warm
-from .assembly import Assembled, Parts, assemble
+from .assembly import Assembled, Parts, assemble, products_of
 from .attention import AttentionBackend, select_backend
 from .config import Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
 from .engine import Engine
+from .products import missing_measurements
 from .sampling_params import describe_defaults
 from .sizing import Sizing, size
+from .stopwatch import Stopwatch
 from .threads import settle_threads
 from .tokenizer import Tokenizer, load_tokenizer
 
@@ -49,8 +51,6 @@ NOT_TRACED = {
     *("sliding_window", "attention_scale", "attention_soft_cap", "logits_soft_cap", "logits_divisor"),
 }
 logger = get_logger("runtime")
-STAGES = ("config", "kernels", "weights", "tokenizer", "capture", "compile", "load", "kv_cache", "graphs")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,39 +76,6 @@ class Loaded:
         return self.assembled.resolved
 
 
-@dataclass(slots=True)
-class Stopwatch:
-    """Seconds of each stage of the start, as the caller waited for them: they add up to the whole.
-
-    What is read meanwhile is `overlapped`: its seconds are not the caller's, but for those spent waiting.
-    """
-
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    overlapped: dict[str, float] = field(default_factory=dict)
-    _last: float = field(default_factory=time.perf_counter)
-
-    def lap(self, stage: str) -> None:
-        """Book the time since the last lap to a stage."""
-        now = time.perf_counter()
-        self.seconds[stage] += now - self._last
-        self._last = now
-
-    def overlap(self, name: str, work: Callable[[], Result]) -> Result:
-        """Do something on another thread, and keep how long it took."""
-        started = time.perf_counter()
-        try:
-            return work()
-        finally:
-            self.overlapped[name] = time.perf_counter() - started
-
-    def split(self, stage: str, parts: Mapping[str, float]) -> None:
-        """Book parts of a stage under their own names."""
-        for part, seconds in parts.items():
-            if part != stage:
-                self.seconds[part] = seconds
-                self.seconds[stage] -= seconds
-
-
 def load(config: RuntimeConfig, progress: Progress) -> Loaded:
     """Load and compile a model; every failure is a LaminaError, and nothing is left running after it."""
     with watched(warm.refuse if config.require_warm else warm.permit):
@@ -120,7 +87,11 @@ def missing(config: RuntimeConfig, progress: Progress) -> list[str]:
     found = find(config, progress)
     factors = found.plan_factors()
     lacks = [] if factors is None else cache.missing_parts(factors, found.store)
-    return lacks + warm.missing_kernels(found.store, warm.serving_factors(config, found.resolved, factors))
+    resolved, store = found.resolved, found.store
+    loaded = None if lacks or factors is None else cache.load_plan(factors, store, resolved.device)
+    products = products_of(loaded[0] if loaded else None, found.model, resolved)
+    lacks += missing_measurements(products, resolved.device, resolved.dtype, store)
+    return lacks + warm.missing_kernels(store, warm.serving_factors(config, resolved, factors))
 
 
 def sizing(config: RuntimeConfig, progress: Progress) -> Sizing:

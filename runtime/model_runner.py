@@ -1,6 +1,7 @@
 """Runs one scheduled step on the device: the arena, the forward, the logits of the last rows, the sampler."""
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,7 @@ class ModelRunner:
         self._graphs = graphs
         self._decode_sizes: tuple[int, ...] = ()
         self._mixed_sizes: tuple[int, ...] = ()
+        self._to_record: deque[Decode | Mixed] = deque()
         self._num_eager_steps = 0
         self._tables: Tables | None = None  # what the last step reports
 
@@ -120,20 +122,38 @@ class ModelRunner:
             samples = report_samples(batch.reports, logits, batch.sampled, self._num_valid_ids)
             self._tables = self._tables._replace(samples=samples)
 
+    def plan_recordings(self, decode_sizes: Sequence[int], mixed_sizes: Sequence[int]) -> int:
+        """Note which sizes are to be recorded; the largest first, so that smaller ones fit into it."""
+        mixed = sorted(mixed_sizes if isinstance(self._forward, BoundPlan) else ())
+        self._to_record.extend(Mixed(size) for size in mixed[::-1])
+        self._to_record.extend(Decode(size) for size in sorted(decode_sizes)[::-1])
+        return len(self._to_record)
+
     @torch.inference_mode()
-    def record(
-        self, decode_sizes: Sequence[int], mixed_sizes: Sequence[int], on_recorded: Callable[[float], None]
-    ) -> None:
-        """Record every size, the largest first, so that smaller ones fit into its memory."""
-        graphs = self._graphs
-        assert graphs is not None, "no graphs to record into"
-        mixed = tuple(sorted(mixed_sizes if isinstance(self._forward, BoundPlan) else ()))
-        keys: list[Decode | Mixed] = [Mixed(size) for size in mixed[::-1]]
-        keys += [Decode(size) for size in sorted(decode_sizes)[::-1]]
-        for count, key in enumerate(keys):
-            self._record(graphs, key)
-            on_recorded((count + 1) / len(keys))
-        self._decode_sizes, self._mixed_sizes = tuple(sorted(decode_sizes)), mixed
+    def record_next(self) -> bool:
+        """Record one size, which steps use from then on; False where none is left. No step may be running."""
+        if not self._to_record:
+            return False
+        assert self._graphs is not None, "no graphs to record into"
+        key = self._to_record[0]
+        self._record(self._graphs, key)
+        self._to_record.popleft()
+        if isinstance(key, Decode):
+            self._decode_sizes = tuple(sorted((*self._decode_sizes, key.size)))
+        else:
+            self._mixed_sizes = tuple(sorted((*self._mixed_sizes, key.size)))
+        return True
+
+    def forget_recordings(self) -> None:
+        """Drop every recording and its memory; the sizes are to be recorded again."""
+        if self._graphs is not None:
+            self._graphs.close()
+        decode, mixed = self._decode_sizes, self._mixed_sizes
+        left = [key.size for key in self._to_record if isinstance(key, Mixed)]
+        left_decode = [key.size for key in self._to_record if isinstance(key, Decode)]
+        self._to_record.clear()
+        self._decode_sizes = self._mixed_sizes = ()
+        self.plan_recordings((*decode, *left_decode), (*mixed, *left))
 
     def profile(self, num_tokens: int, num_seqs: int) -> None:
         """Run the largest step there can be on padding, to see what memory it takes beside the cache."""

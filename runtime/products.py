@@ -34,16 +34,13 @@ def settle_products(
     What neither the package nor the store knows is measured now, before anything is recorded, and kept.
     Raises NotWarmError where require_warm and something would have to be measured.
     """
-    if device.type != "cuda" or registry.select("linear", device=device, dtype=dtype).name != "cuda":
+    lacks = missing_measurements(products := tuple(products), device, dtype, store)
+    if lacks and require_warm:
+        raise NotWarmError(f"the cache {store.root} lacks {lacks[0]}")
+    if not _is_chosen(device, dtype):
         return ()
-    sites = sites_of(products)
-    card = choices.card_of(device, dtype)
+    sites, card = sites_of(products), choices.card_of(device, dtype)
     key = measurements_key(card, dtype)
-    choices.adopt(card, read_measurements(store, key))
-    if _missing(sites, card) and require_warm:
-        raise NotWarmError(
-            f"the cache {store.root} lacks measurements of products: {_missing(sites, card)[0]}"
-        )
     if _missing(sites, card):
         with store.lock(MEASUREMENTS):  # of processes that start at once the first measures for all
             known = read_measurements(store, key)
@@ -52,6 +49,22 @@ def settle_products(
             entries = [entry.to_json() for entry in (*known, *measured)]
             store.write_ref(MEASUREMENTS, key, {"card": card, "entries": entries})
     return tuple(_described(site, card) for site in sites)
+
+
+def missing_measurements(
+    products: Iterable[Product], device: torch.device, dtype: torch.dtype, store: Store
+) -> list[str]:
+    """What would have to be measured before these products are served, one line each."""
+    if not _is_chosen(device, dtype):
+        return []
+    card = choices.card_of(device, dtype)
+    choices.adopt(card, read_measurements(store, measurements_key(card, dtype)))
+    return [f"measurements of products: {site}" for site in _missing(sites_of(products), card)]
+
+
+def _is_chosen(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there are kernels to choose from."""
+    return device.type == "cuda" and registry.select("linear", device=device, dtype=dtype).name == "cuda"
 
 
 def _missing(sites: Iterable[Site], card: str) -> list[Site]:

@@ -4,9 +4,9 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from ..common.errors import ClosedError, RequestError
 from ..common.progress import Progress, say_nothing
@@ -21,14 +21,12 @@ from .engine import Generation
 from .loading import Loaded, load, note_use
 from .logprobs import Teller
 from .outputs import RequestOutput, StreamDelta
+from .prompts import Params, Prompt, as_list, checked_kind, each, one_each
 from .request import Request, RequestOptions, check_prompt, total_tokens
 from .sampling_params import SamplingParams, check_ids, check_reports, settle_words, stopping_token_ids
-from .stats import collect_stats
+from .stats import collect_stats, page_of
 from .tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
-Params = SamplingParams | Sequence[SamplingParams] | None
-Prepared = TypeVar("Prepared")
 SEED_STEP = 0x9E3779B97F4A7C15  # odd and without a pattern, so that unseeded requests draw apart
 
 
@@ -61,7 +59,7 @@ class Runtime:
 
         options: the fields of RequestOptions.
         """
-        asked = self._prepare_each(_as_list(prompts), params, RequestOptions(**options))
+        asked = self._prepare_each(as_list(prompts), params, RequestOptions(**options))
         self._run([generation for answers in asked for generation in answers.generations])
         return [answers.output() for answers in asked]
 
@@ -73,7 +71,7 @@ class Runtime:
         The prompt is checked now and queued when the first piece is asked for; closing the iterator, or
         dropping it, aborts the request. Pieces of several answers come in turns, each with its index.
         """
-        answers = self._prepare(_checked_kind(prompt), params, RequestOptions(**options))
+        answers = self._prepare(checked_kind(prompt), params, RequestOptions(**options))
         if len(answers.generations) > answers.num_wanted:
             raise RequestError(
                 f"best_of is {len(answers.generations)}, above n {answers.num_wanted}; wanted none in a "
@@ -89,7 +87,7 @@ class Runtime:
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params is {params!r:.80}; wanted a BeamSearchParams")
         rounds = BeamRounds(RequestOptions(**options), self._run)
-        searched = _each(_as_list(prompts), lambda _, prompt: self._searched(prompt, params))
+        searched = each(as_list(prompts), lambda _, prompt: self._searched(prompt, params))
         rounds.run(searched)
         return [each.output(self._open.tokenizer) for each in searched]
 
@@ -117,6 +115,34 @@ class Runtime:
         adjusted = SamplingParams(temperature=1.0, typical_p=0.9, presence_penalty=1.0, logprobs=1, **few)
         self.generate([0], adjusted)
         note_use(self._open)
+
+    def idle(self) -> bool:
+        """Use a moment without requests to record one size; False where none is left, or a request is live.
+
+        Only with CompileConfig(cuda_graphs="lazy"), which serves at once and leaves recording to the caller.
+        """
+        with self._held() as loaded, watched(loaded.late_builds):
+            return loaded.engine.idle()
+
+    def explain_html(self) -> str:
+        """explain() as one page of HTML that needs no other file, with what recordings cost and padded."""
+        with self._held() as loaded:
+            return page_of(loaded)
+
+    def suspend(self) -> None:
+        """Drop every recording, which no snapshot or fork of the process may hold; serving goes on without.
+
+        Raises RequestError while requests are live.
+        """
+        with self._held() as loaded:
+            if loaded.engine.scheduler.has_work:
+                raise RequestError("suspend while requests are live; wait for them or abort them first")
+            loaded.engine.forget_recordings()
+
+    def resume(self) -> None:
+        """Record every size again, after suspend()."""
+        while self.idle():
+            pass
 
     def stats(self) -> dict[str, Any]:
         """Counters and settings, under names that stay."""
@@ -168,8 +194,8 @@ class Runtime:
     def _prepare_each(
         self, prompts: Sequence[Prompt], params: Params, options: RequestOptions
     ) -> list[Answers]:
-        own = _one_each(params, len(prompts))
-        return _each(prompts, lambda index, prompt: self._prepare(prompt, own[index], options))
+        own = one_each(params, len(prompts))
+        return each(prompts, lambda index, prompt: self._prepare(prompt, own[index], options))
 
     def _checked(self, prompt: Prompt) -> tuple[int, ...]:
         """A prompt as token ids that can be served here."""
@@ -339,44 +365,3 @@ class Runtime:
 
 def _text_of(tokenizer: Tokenizer, token_id: int) -> str:
     return tokenizer.decode([token_id], skip_special_tokens=False)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a list of integers is one prompt."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not _checked_kind(prompts):
-        raise RequestError("prompts is empty; wanted at least one prompt")
-    if all(isinstance(item, (str, Sequence)) for item in prompts):
-        return list(prompts)  # type: ignore[arg-type]
-    return [prompts]  # type: ignore[list-item]
-
-
-def _each(prompts: Sequence[Prompt], prepare: Callable[[int, Prompt], Prepared]) -> list[Prepared]:
-    """prepare(index, prompt) of every prompt; what is wrong with one of many is said with its place."""
-    prepared = []
-    for index, prompt in enumerate(prompts):
-        try:
-            prepared.append(prepare(index, prompt))
-        except RequestError as error:
-            if len(prompts) == 1:
-                raise
-            raise RequestError(f"prompts[{index}]: {error}") from error
-    return prepared
-
-
-def _checked_kind(prompts: Any) -> Any:
-    """What was given, if it is of a kind that can be a prompt or many."""
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise RequestError(f"prompts is {prompts!r:.80}; wanted text, token ids, or a list of either")
-    return prompts
-
-
-def _one_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence) or len(params) != count:
-        raise RequestError(
-            f"params is {params!r:.80}; wanted one SamplingParams, or a list of {count}, one for each prompt"
-        )
-    return params

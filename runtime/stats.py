@@ -1,9 +1,12 @@
 """The figures of a running engine, under names that stay."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from ..common.errors import RequestError
 from ..compiler.compile import Compiled
+from ..compiler.explain_page import explain_page
 from .assembly import Assembled
 from .loading import Loaded
 from .sampling_params import MODEL_DEFAULTS
@@ -40,6 +43,16 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
         "resolved": _resolved_stats(loaded),
         "quantization": _quantization_stats(loaded),
     }
+
+
+def page_of(loaded: Loaded) -> str:
+    """The page of what was compiled and recorded; RequestError where nothing was."""
+    compiled, config = loaded.parts.compiled, loaded.found.config
+    if compiled is None:
+        raise RequestError("the model runs eagerly: nothing was compiled, so there is nothing to show")
+    graphs = loaded.assembled.graphs.ledger() if loaded.assembled.graphs else ()
+    title = Path(config.model).name
+    return explain_page(compiled, loaded.found.store, title=title, numerics=config.numerics, graphs=graphs)
 
 
 def _compile_stats(compiled: Compiled | None, num_late: int) -> dict[str, Any]:

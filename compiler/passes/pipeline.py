@@ -45,6 +45,7 @@ class Rewritten:
 
     graph: fx.Graph
     reports: tuple[PassReport, ...]
+    stages: tuple[fx.Graph, ...]  # the graph after each pass
 
 
 def check_passes(chosen: Sequence[str | Pass]) -> None:
@@ -115,12 +116,13 @@ def rewrite_model(graph: fx.Graph, passes: Sequence[Pass]) -> Rewritten:
 
 
 def _run(graph: fx.Graph, passes: Sequence[Pass]) -> Rewritten:
-    reports = []
+    reports, stages = [], []
     for step in passes:
         graph, report = step.run(graph)
         graph.lint()
         reports.append(report)
-    return Rewritten(graph=graph, reports=tuple(reports))
+        stages.append(graph)
+    return Rewritten(graph=graph, reports=tuple(reports), stages=tuple(stages))
 
 
 def describe(passes: Sequence[Pass]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from lamina.compiler.passes.products import Product
 from lamina.custom_ops.linear import choices, tuning
 from lamina.custom_ops.linear.choices import Cut, Entry, Site
 from lamina.runtime import products as settling
-from lamina.runtime.products import settle_products
+from lamina.runtime.products import missing_measurements, settle_products
 
 CARD, CUDA = "a card on paper", torch.device("cuda")
 PRODUCTS = (
@@ -90,6 +90,16 @@ def test_only_what_is_new_is_measured_and_the_rest_is_kept(store: Store, asked: 
     start_anew()
     settle(store)
     assert not asked
+
+
+def test_what_is_not_measured_yet_is_named_without_measuring(store: Store, asked: list[Site]) -> None:
+    lacks = missing_measurements(PRODUCTS, CUDA, torch.bfloat16, store)
+    assert lacks[0].startswith("measurements of products: linear [2048, 1024]")
+    assert not asked
+    settle(store)
+    start_anew()
+    assert missing_measurements(PRODUCTS, CUDA, torch.bfloat16, store) == []
+    assert missing_measurements(PRODUCTS, torch.device("cpu"), torch.bfloat16, store) == []
 
 
 def test_nothing_is_measured_where_all_must_be_warm(store: Store, asked: list[Site]) -> None:

@@ -1,0 +1,42 @@
+"""Where the seconds of a start go: what the caller waits for, and what is done meanwhile."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+STAGES = ("config", "kernels", "weights", "tokenizer", "capture", "compile", "load", "kv_cache", "graphs")
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds of each stage of the start, as the caller waited for them: they add up to the whole.
+
+    What is read meanwhile is `overlapped`: its seconds are not the caller's, but for those spent waiting.
+    """
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    overlapped: dict[str, float] = field(default_factory=dict)
+    _last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, stage: str) -> None:
+        """Book the time since the last lap to a stage."""
+        now = time.perf_counter()
+        self.seconds[stage] += now - self._last
+        self._last = now
+
+    def overlap(self, name: str, work: Callable[[], Result]) -> Result:
+        """Do something on another thread, and keep how long it took."""
+        started = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.overlapped[name] = time.perf_counter() - started
+
+    def split(self, stage: str, parts: Mapping[str, float]) -> None:
+        """Book parts of a stage under their own names."""
+        for part, seconds in parts.items():
+            if part != stage:
+                self.seconds[part] = seconds
+                self.seconds[stage] -= seconds
