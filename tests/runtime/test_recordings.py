@@ -65,7 +65,7 @@ def test_what_lies_in_padding_reaches_no_real_row(open_recorded, unrecorded, mon
 
 
 def test_a_lazy_runtime_serves_at_once_and_records_only_when_idle(open_recorded, unrecorded):
-    runtime = open_recorded("lazy", max_num_seqs=8)
+    runtime = open_recorded("lazy", max_num_seqs=8, max_num_batched_tokens=64)
     assert runtime.stats()["cuda_graphs"]["sizes"] == []
     assert tokens(runtime.generate(prompts(3), GREEDY)) == unrecorded(3)
     stream = runtime.stream(prompts(1)[0], GREEDY)
@@ -76,7 +76,9 @@ def test_a_lazy_runtime_serves_at_once_and_records_only_when_idle(open_recorded,
     while runtime.idle():
         assert tokens(runtime.generate(prompts(5), GREEDY)) == unrecorded(5)
     stats = runtime.stats()["cuda_graphs"]
-    everything = open_recorded("on", max_num_seqs=8).stats()["cuda_graphs"]["sizes"]
+    everything = open_recorded("on", max_num_seqs=8, max_num_batched_tokens=64).stats()["cuda_graphs"][
+        "sizes"
+    ]
     assert stats["sizes"] == everything
     assert stats["replays"] > 0
 
