@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,7 +51,11 @@ def compiled(shared_store):
 
 @pytest.fixture(scope="module")
 def page(compiled, shared_store):
-    graphs = [GraphRecord(key=8, bytes=3 * 2**20, milliseconds=4.2, num_replays=7, num_padded_tokens=5)]
+    graphs = [
+        GraphRecord(
+            key=SimpleNamespace(size=8), bytes=3 * 2**20, milliseconds=4.2, num_replays=7, num_padded_tokens=5
+        )
+    ]
     return explain_page(compiled, shared_store, title="<tiny> & co", numerics="fast", graphs=graphs)
 
 
