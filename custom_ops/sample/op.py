@@ -7,7 +7,7 @@ from ...common.errors import ShapeError
 from ..library import define_op
 from ..registry import Provider
 from ..triton_provider import triton_provider
-from . import _cuda, _numpy, reference
+from . import _cpu, _cuda, _numpy, reference
 
 
 def sample(
@@ -95,6 +95,7 @@ define_op(
     providers=(
         _cuda.PROVIDER,
         triton_provider("sample", dtypes=_cuda.PROVIDER.dtypes),
+        _cpu.PROVIDER,
         _numpy.PROVIDER,
         Provider(name="reference", load=lambda: reference.sample),
     ),

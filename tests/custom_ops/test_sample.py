@@ -62,12 +62,14 @@ row_settings = st.tuples(
     num_banned=st.sampled_from([0, 0, 3]),
     seed=st.integers(0, 1000),
 )
-def test_the_numpy_provider_chooses_the_formulas_tokens(
+def test_every_provider_chooses_the_formulas_tokens(
     settings: list[tuple[Any, ...]], vocab: int, dtype: torch.dtype, scale: float, num_banned: int, seed: int
 ) -> None:
     logits = torch.randn(len(settings), vocab, generator=torch.Generator().manual_seed(seed)) * scale
     given_ = arguments(logits.to(dtype), settings, num_banned)
-    assert run("numpy", **given_) == run("reference", **given_ | {"out": given_["out"].clone()})
+    expected = run("reference", **given_)
+    for provider in ("numpy", *(["cpu"] if dtype != torch.float64 else [])):
+        assert run(provider, **given_ | {"out": given_["out"].clone()}) == expected, provider
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
@@ -83,8 +85,9 @@ def test_broken_logits_choose_the_same_token_everywhere(
     logits[1] = broken
     logits[2, 3:] = broken
     given_ = arguments(logits, [(temperature, *filters, row, row) for row in range(4)])
-    chosen = run("numpy", **given_)
-    assert chosen == run("reference", **given_ | {"out": given_["out"].clone()})
+    chosen = run("reference", **given_)
+    for provider in ("numpy", "cpu"):
+        assert run(provider, **given_ | {"out": given_["out"].clone()}) == chosen, provider
     if broken > 0:
         assert chosen[:3] == [20, 0, 3]
     if broken != broken:
