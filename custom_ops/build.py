@@ -32,6 +32,11 @@ def load_kernel(op: str) -> ctypes.CDLL:
         raise KernelBuildError(f"the kernel of {op} was built but cannot be loaded: {error}") from error
 
 
+def is_built(op: str) -> bool:
+    """Whether the kernel of an op need not be built any more."""
+    return find_built(LEDGER.store, _key(op, CSRC)) is not None
+
+
 def build_kernel(op: str, csrc: Path, store: Store) -> Path:
     """Where the built library lies; many processes at once compile it only once."""
     return find_or_build(op, _key(op, csrc), store, lambda key: _build(op, csrc, store, key))

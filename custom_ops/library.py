@@ -35,14 +35,27 @@ def declare_op(
 
 
 def _automatic(op: str, device_type: str) -> Callable[..., Any]:
+    device = torch.device(device_type)
+    return _by_dtype(lambda dtype: registry.select(op, device=device, dtype=dtype).call)
+
+
+def direct_call(op: str, device: torch.device) -> Callable[..., Any]:
+    """What torch.ops.lamina.<op> does on a device, without the dispatcher and the check of its arguments.
+
+    For compiled pieces, whose arguments were checked when they were made.
+    """
+    return _by_dtype(lambda dtype: registry.unchecked(op, device=device, dtype=dtype))
+
+
+def _by_dtype(find: Callable[[torch.dtype], Callable[..., Any]]) -> Callable[..., Any]:
+    """A call of what is found for the dtype of the first argument, looked for once."""
     calls: dict[torch.dtype, Callable[..., Any]] = {}
 
-    def implementation(*args: Any) -> Any:
+    def implementation(*args: Any, **options: Any) -> Any:
         dtype = args[0].dtype
         call = calls.get(dtype)
         if call is None:
-            selected = registry.select(op, device=torch.device(device_type), dtype=dtype)
-            call = calls[dtype] = selected.call
-        return call(*args)
+            call = calls[dtype] = find(dtype)
+        return call(*args, **options)
 
     return implementation

@@ -109,10 +109,19 @@ def _select_auto(op: str, device_type: str, dtype: torch.dtype) -> Selected:
     raise UnsupportedError(f"{op} on {device_type} {dtype}: {why}")
 
 
+def unchecked(op: str, *, device: torch.device, dtype: torch.dtype) -> Call:
+    """What select calls without the check, for arguments that are known to fit."""
+    return _implementation(op, select(op, device=device, dtype=dtype).name)
+
+
+@functools.cache
+def _implementation(op: str, name: str) -> Call:
+    return _find(op).providers[name].load()
+
+
 @functools.cache
 def _load(op: str, name: str) -> Call:
-    entry = _find(op)
-    check, call = entry.check, entry.providers[name].load()
+    check, call = _find(op).check, _implementation(op, name)
 
     def checked(*args: Any) -> Any:
         check(*args)

@@ -16,7 +16,7 @@ from ..compiler.compile import Compiled
 from ..compiler.cuda_graphs import CudaGraphs
 from ..compiler.passes.products import Product
 from ..compiler.plan import Plan
-from ..custom_ops import linear
+from ..custom_ops import linear, registry
 from ..models.config import ModelConfig
 from ..models.layers import Ops, join_scales, taking_quantized
 from ..models.quantization import Int8Quantizer
@@ -75,6 +75,7 @@ def assemble(parts: Parts, store: Store, progress: Progress) -> Assembled:
     """The engine; on a card the cache takes what a trial run of the largest step leaves."""
     resolved = parts.resolved
     products = _settle_products(parts, store, progress)  # before anything is recorded
+    registry.select("sample", device=resolved.device, dtype=resolved.dtype)  # built now, not amid a request
     if resolved.device.type == "cuda" and parts.config.num_kv_blocks is None:
         blocks = _blocks_left(parts)
         resolved = dataclasses.replace(resolved, num_kv_blocks=blocks)

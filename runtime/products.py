@@ -1,4 +1,4 @@
-"""Which kernels serve a model's products on a card: looked up, or measured once and kept in the store."""
+"""Which kernels serve a model's products: looked up, or measured once and kept in the store."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,13 +10,16 @@ from ..common.progress import Progress, say_nothing
 from ..common.store import Store
 from ..compiler.passes.products import Product
 from ..custom_ops import registry
-from ..custom_ops.build import CSRC, hash_factors, read_sources
-from ..custom_ops.linear import choices, tuning
+from ..custom_ops.build import CSRC, hash_factors, is_built, read_sources
+from ..custom_ops.linear import _cpu, choices, tuning
 from ..custom_ops.linear._cuda import EVEN
-from ..custom_ops.linear.choices import Entry, Site
+from ..custom_ops.linear.choices import Choice, Entry, Method, Site
 
 SMALLEST = 1 << 20  # weights, below which a product takes no longer than its launch
 MEASUREMENTS = "measurements"  # the kind of the store's names for them
+OPS = {"linear": "linear", "norm": "add_rms_norm_linear", "norm_gated": "add_rms_norm_linear"}
+SOURCES = {"cuda": (".cu", ".cuh"), "cpu": (".cpp", ".h")}  # suffixes of what the kernels are made of
+BY_METHOD = {Method.DOTS: "dot products", Method.TILES: "the tile unit"}
 logger = get_logger("runtime")
 
 
@@ -34,13 +37,16 @@ def settle_products(
     What neither the package nor the store knows is measured now, before anything is recorded, and kept.
     Raises NotWarmError where require_warm and something would have to be measured.
     """
-    lacks = missing_measurements(products := tuple(products), device, dtype, store)
+    products = tuple(products)
+    for op in {OPS[product.kind] for product in products}:
+        registry.select(op, device=device, dtype=dtype)  # built now, not amid a request
+    lacks = missing_measurements(products, device, dtype, store)
     if lacks and require_warm:
         raise NotWarmError(f"the cache {store.root} lacks {lacks[0]}")
     if not _is_chosen(device, dtype):
         return ()
-    sites, card = sites_of(products), choices.card_of(device, dtype)
-    key = measurements_key(card, dtype)
+    sites, card = sites_of(products, device, dtype), choices.card_of(device, dtype)
+    key = measurements_key(device, card, dtype)
     if _missing(sites, card):
         with store.lock(MEASUREMENTS):  # of processes that start at once the first measures for all
             known = read_measurements(store, key)
@@ -55,16 +61,18 @@ def missing_measurements(
     products: Iterable[Product], device: torch.device, dtype: torch.dtype, store: Store
 ) -> list[str]:
     """What would have to be measured before these products are served, one line each."""
+    if device.type == "cpu" and not is_built("linear"):
+        return []  # without the kernel, which is told of as missing itself, nothing can be known
     if not _is_chosen(device, dtype):
         return []
     card = choices.card_of(device, dtype)
-    choices.adopt(card, read_measurements(store, measurements_key(card, dtype)))
-    return [f"measurements of products: {site}" for site in _missing(sites_of(products), card)]
+    choices.adopt(card, read_measurements(store, measurements_key(device, card, dtype)))
+    return [f"measurements of products: {site}" for site in _missing(sites_of(products, device, dtype), card)]
 
 
 def _is_chosen(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there are kernels to choose from."""
-    return device.type == "cuda" and registry.select("linear", device=device, dtype=dtype).name == "cuda"
+    return registry.select("linear", device=device, dtype=dtype).name == device.type
 
 
 def _missing(sites: Iterable[Site], card: str) -> list[Site]:
@@ -73,26 +81,35 @@ def _missing(sites: Iterable[Site], card: str) -> list[Site]:
 
 def _described(site: Site, card: str) -> str:
     choice = choices.choose(site, card)
-    served_by = "the ops it stands for" if choice.cut is None else f"the streaming kernel, {choice.cut}"
-    return f"{site}: {served_by} ({choice.reason})"
+    return f"{site}: {_served_by(choice)} ({choice.reason})"
 
 
-def sites_of(products: Iterable[Product]) -> tuple[Site, ...]:
+def _served_by(choice: Choice) -> str:
+    if choice.cut is None:
+        return "the ops it stands for"
+    return BY_METHOD[choice.cut] if isinstance(choice.cut, Method) else f"the streaming kernel, {choice.cut}"
+
+
+def sites_of(products: Iterable[Product], device: torch.device, dtype: torch.dtype) -> tuple[Site, ...]:
     """Every kernel that might serve the products, for every number of rows that a choice is made for."""
-    worth = [
-        product
-        for product in products
-        if product.rows * product.columns >= SMALLEST and product.columns % EVEN == 0
-    ]
+    worth = [product for product in products if product.rows * product.columns >= SMALLEST]
     found = [
         site for product in worth for site in choices.sites_of(product.kind, product.rows, product.columns)
     ]
-    return tuple(site for site in dict.fromkeys(found) if choices.candidates(site))
+    return tuple(site for site in dict.fromkeys(found) if _may_serve(site, device, dtype))
 
 
-def measurements_key(card: str, dtype: torch.dtype) -> str:
-    """The name of what was measured on a card with the kernels as they are now."""
-    sources = [read_sources(op, CSRC, (".cu", ".cuh")) for op in ("linear", "add_rms_norm_linear")]
+def _may_serve(site: Site, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a kernel of ours is a candidate for a site."""
+    if device.type == "cpu":
+        return bool(_cpu.methods(dtype, site.num_tokens))
+    return site.k % EVEN == 0 and bool(choices.candidates(site))
+
+
+def measurements_key(device: torch.device, card: str, dtype: torch.dtype) -> str:
+    """The name of what was measured on a device with the kernels as they are now."""
+    suffixes = SOURCES[device.type]
+    sources = [read_sources(op, CSRC, suffixes) for op in ("linear", "add_rms_norm_linear")]
     return hash_factors(MEASUREMENTS, card, str(dtype), torch.__version__, sources)
 
 

@@ -85,8 +85,8 @@ def add_rms_norm_linear_pass(choose: Choose) -> Pass:
     choosing: Callable[[fx.Graph], tuple[fx.Graph, PassReport]] = partial(run, choose=choose)
     return Pass(
         name=NAME,
-        version=1,
-        reason="at few tokens a launch for the norm and one for the gate cost as much as reading a weight",
+        version=2,
+        reason="at few tokens launches or calls for the norm and the gate cost as much as reading a weight",
         contract="bitwise equal to the three ops one after another, given the same product",
         run=choosing,
         numerics=("fast",),

@@ -73,7 +73,7 @@ def linear_pass(choose: Choose) -> Pass:
     choosing: Callable[[fx.Graph], tuple[fx.Graph, PassReport]] = partial(run, choose=choose)
     return Pass(
         name="linear",
-        version=1,
+        version=2,
         reason="one site with one provider a shape: a product of few rows is bound by reading its weight",
         contract="sums in float32 in an order of the kernel's own, rounded once, as those of the product are",
         run=choosing,

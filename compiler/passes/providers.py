@@ -1,16 +1,20 @@
 """Who serves a site: code that Inductor generates, or an op with kernels of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 NARROW = (torch.bfloat16, torch.float16)
-TAKEN = {
-    "linear": NARROW,  # wider products stay torch's, whose sums tests compare with
-    "add_rms_norm_linear": NARROW,
-    "qk_norm": NARROW,
-    "rotary_and_write_kv_cache": (*NARROW, torch.float32),
+FLOATS = (*NARROW, torch.float32)
+TAKEN: Mapping[str, Mapping[str, tuple[torch.dtype, ...]]] = {
+    "cuda": {
+        "linear": NARROW,  # wider products stay torch's, whose sums tests compare with
+        "add_rms_norm_linear": NARROW,
+        "qk_norm": NARROW,
+        "rotary_and_write_kv_cache": FLOATS,
+    },
+    "cpu": {"linear": NARROW, "add_rms_norm_linear": NARROW, "rotary_and_write_kv_cache": NARROW},
 }
 
 
@@ -26,9 +30,10 @@ Choose = Callable[[str, torch.device, torch.dtype], Choice]
 
 
 def choose(op: str, device: torch.device, dtype: torch.dtype) -> Choice:
-    """The op on a card and for dtypes that its kernels are meant for, else what Inductor generates."""
-    if device.type != "cuda":
+    """The op on devices and for dtypes that it has kernels for, else what Inductor generates."""
+    taken = TAKEN[device.type]
+    if op not in taken:
         return Choice(is_op=False, reason=f"on {device.type} the code that Inductor generates serves")
-    if dtype not in TAKEN[op]:
+    if dtype not in taken[op]:
         return Choice(is_op=False, reason=f"{dtype} is left to the code that Inductor generates")
     return Choice(is_op=True, reason=f"lamina::{op} has kernels of its own for {dtype} on {device.type}")

@@ -96,8 +96,8 @@ def rotary_and_write_pass(choose: Choose) -> Pass:
     choosing: Callable[[fx.Graph], tuple[fx.Graph, PassReport]] = partial(run, choose=choose)
     return Pass(
         name=NAME,
-        version=1,
-        reason="the rotated key goes straight to its slot of the cache: one launch a layer in place of three",
+        version=2,
+        reason="the rotated key goes straight to its slot of the cache: one call a layer in place of three",
         contract="bitwise equal: the op in attention's stead rotates with the same rounding",
         run=choosing,
         scope="model",

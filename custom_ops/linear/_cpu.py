@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
 from ..registry import Provider
-from .choices import BUCKETS, Cut, Kind, Method, bucket_of, card_of, choose_at
+from .choices import BUCKETS, Cut, Kind, Method, Site, bucket_of, cached_until_adopted, card_of, choose
 
+CPU = torch.device("cpu")
 CODES = {Method.DOTS: 0, Method.TILES: 1}  # csrc/include/product.h has the same
 MANY = 32  # rows from which on a library's products keep to the registers better than dot products do
 
@@ -59,15 +60,25 @@ def methods(dtype: torch.dtype, num_tokens: int) -> tuple[Method, ...]:
 
 def method_of(kind: Kind, x: Tensor, weight: Tensor) -> Method | None:
     """How the kernel multiplies these tensors; None where it is not the choice or cannot."""
-    num_tokens, (rows, columns) = x.shape[0], weight.shape
-    if not num_tokens * rows * columns or weight.stride(1) != 1:
+    if weight.stride(1) != 1:
         return None
-    bucket = bucket_of(num_tokens) or BUCKETS[-1]
-    choice = choose_at(kind, bucket, rows, columns, card_of(x.device, x.dtype))
+    rows, columns = weight.shape
+    return _method(kind, x.shape[0], rows, columns, x.dtype, torch.get_num_threads())
+
+
+@cached_until_adopted
+def _method(
+    kind: Kind, num_tokens: int, rows: int, columns: int, dtype: torch.dtype, num_threads: int
+) -> Method | None:
+    """By measurement where there is one, on so many threads, else the likeliest."""
+    if 0 in (num_tokens, rows, columns):
+        return None
+    site = Site(kind=kind, num_tokens=bucket_of(num_tokens) or BUCKETS[-1], n=rows, k=columns)
+    choice = choose(site, card_of(CPU, dtype))
     if choice.is_measured:
         assert not isinstance(choice.cut, Cut), "a cut of cards"
         return choice.cut
-    return next(iter(methods(x.dtype, num_tokens)), None)
+    return next(iter(methods(dtype, num_tokens)), None)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...common.errors import UnsupportedError
 from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
 from ..registry import Provider
-from .choices import Cut, Kind, Method, bucket_of, card_of, choose_at
+from .choices import Cut, Kind, Method, Site, bucket_of, card_of, choose
 
 HOPPER = (9, 0)
 EVEN = 8  # elements: rows that bulk copies take start, and end, at multiples of 16 bytes
@@ -59,7 +59,8 @@ def cut_of(kind: Kind, x: Tensor, weight: Tensor) -> Cut | None:
     bucket = bucket_of(x.shape[0])
     if bucket is None or not fits(x) or not fits(weight) or not weight.is_contiguous():
         return None
-    cut = choose_at(kind, bucket, *weight.shape, card_of(x.device, x.dtype)).cut
+    n, k = weight.shape
+    cut = choose(Site(kind=kind, num_tokens=bucket, n=n, k=k), card_of(x.device, x.dtype)).cut
     assert not isinstance(cut, Method), "a method of CPUs"
     return cut
 

@@ -10,10 +10,10 @@ import functools
 import itertools
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ MAX_STAGES = 24  # of the kernel
 # Up to so many rows a kernel that begins early gains between others more than in a row of its like; above, a
 # few percent in such a row were a loss in a whole step.
 BOUND_BY_MEMORY, CLEARLY = 64, 0.97
+CLOSE = 1.15  # on a CPU, where other processes disturb: the library must win by more
 FEWEST, MOST_SPLIT = 60, 300  # blocks: fewer leave memory idle; more need not share out columns
 MEASURED = Path(__file__).with_name("measured.json")
 
@@ -87,6 +88,15 @@ class Choice:
 
 
 _adopted: dict[tuple[str, Site], Entry] = {}  # by device
+_lookups: list[Any] = []
+Lookup = TypeVar("Lookup", bound=Callable[..., Any])
+
+
+def cached_until_adopted(lookup: Lookup) -> Lookup:
+    """functools.cache that begins anew whenever measurements are adopted."""
+    cached: Any = functools.cache(lookup)
+    _lookups.append(cached)
+    return cached  # type: ignore[no-any-return]
 
 
 def parse_entry(line: Iterable[Any]) -> Entry:
@@ -103,8 +113,8 @@ def parse_entry(line: Iterable[Any]) -> Entry:
 def adopt(card: str, entries: Iterable[Entry]) -> None:
     """Let later choices for a device follow these measurements, before any that are shipped."""
     _adopted.update({(card, entry.site): entry for entry in entries})
-    choose.cache_clear()
-    choose_at.cache_clear()
+    for lookup in _lookups:
+        lookup.cache_clear()
 
 
 def sites_of(op: str, n: int, k: int) -> tuple[Site, ...]:
@@ -176,7 +186,7 @@ def bucket_of(num_tokens: int) -> int | None:
     return next((bucket for bucket in BUCKETS if num_tokens <= bucket), None)
 
 
-@functools.cache
+@cached_until_adopted
 def choose(site: Site, card: str) -> Choice:
     """The implementation of a site on a card."""
     entry = _adopted.get((card, site)) or shipped().get((card, site))
@@ -184,14 +194,15 @@ def choose(site: Site, card: str) -> Choice:
         return Choice(cut=None, reason=f"not measured on {card}", is_measured=False)
     here = "here" if (card, site) in _adopted else f"on {card}"
     reason = f"measured {here}: {entry.microseconds:.1f} us, otherwise {entry.otherwise:.1f} us"
-    limit = entry.otherwise * (1.0 if site.num_tokens <= BOUND_BY_MEMORY else CLEARLY)
+    limit = entry.otherwise * _allowance(entry)
     return Choice(cut=entry.cut if entry.microseconds < limit else None, reason=reason)
 
 
-@functools.cache
-def choose_at(kind: Kind, num_tokens: int, n: int, k: int, card: str) -> Choice:
-    """The implementation of the site of these figures, as fast as a lookup is."""
-    return choose(Site(kind=kind, num_tokens=num_tokens, n=n, k=k), card)
+def _allowance(entry: Entry) -> float:
+    """How much of the other way's time a kernel of ours may take to be chosen."""
+    if isinstance(entry.cut, Method):
+        return CLOSE
+    return 1.0 if entry.site.num_tokens <= BOUND_BY_MEMORY else CLEARLY
 
 
 @functools.cache

@@ -1,6 +1,9 @@
 """Measures the sites of products that no figures are known of, once, before anything is captured."""
 
+import functools
+import itertools
 import statistics
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -9,15 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..add_rms_norm_linear import _composed
+from ..add_rms_norm_linear import _cpu as fused_cpu
 from ..add_rms_norm_linear import _cuda as fused
+from . import _cpu as plain_cpu
 from . import _cuda as plain
-from .choices import Cut, Entry, Site, adopt, candidates, card_of, ceil_div
+from .choices import Cut, Entry, Method, Site, adopt, candidates, card_of, ceil_div
 
 OPS = torch.ops.lamina
 Stream: Any = torch.cuda.Stream  # torch leaves them without types
 Event: Any = torch.cuda.Event
 ROTATED_BYTES = 160 << 20  # of weights that a measurement goes through: they must come from device memory
 MIN_CALLS, REPEATS = 8, 3
+MOST_ROUNDS, ROUNDS_TAKE = 20, 0.02  # of all calls on a CPU; seconds of the slowest, about
 
 
 def tune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tuple[Entry, ...]:
@@ -26,9 +33,12 @@ def tune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tup
     Must not run while a graph is captured or other work is under way.
     """
     entries = []
-    for site in sorted(sites, key=lambda site: site.kind == "gated"):  # after the products in them
-        entries.append(_measure(site, device, dtype))
+    by_shape = sorted(sites, key=lambda site: (site.kind == "gated", site.n, site.k))
+    for site in by_shape:  # gated ones after the products in them
+        measured = _measure(site, device, dtype) if device.type == "cuda" else _measure_on_cpu(site, dtype)
+        entries.append(measured)
         adopt(card_of(device, dtype), entries[-1:])
+    _weights.cache_clear()
     return tuple(entries)
 
 
@@ -80,3 +90,45 @@ def _microseconds(call: Callable[[Tensor], object], weights: list[Tensor]) -> fl
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3 / len(sequence))
     return statistics.median(times[1:])
+
+
+def _measure_on_cpu(site: Site, dtype: torch.dtype) -> Entry:
+    weights = _weights(site.n, site.k, dtype)
+    x, residual = (torch.randn(site.num_tokens, site.k).to(dtype) for _ in range(2))
+    norm = x, residual, torch.ones(site.k, dtype=dtype), 1e-5
+
+    def ours(method: Method, weight: Tensor) -> object:
+        if site.kind == "linear":
+            return plain_cpu.launch(x, weight, None, method)
+        return fused_cpu.launch(*norm, weight, None, True, method)
+
+    def otherwise(weight: Tensor) -> object:
+        if site.kind == "linear":
+            return F.linear(x, weight)
+        return _composed.add_rms_norm_linear(*norm, weight, None, True)
+
+    methods = plain_cpu.methods(dtype, site.num_tokens)
+    *taken, library = _race([*(partial(ours, method) for method in methods), otherwise], weights)
+    best = min(taken)
+    return Entry(site=site, cut=methods[taken.index(best)], microseconds=best, otherwise=library)
+
+
+@functools.lru_cache(maxsize=1)  # the sites of a shape come one after another
+def _weights(rows: int, columns: int, dtype: torch.dtype) -> list[Tensor]:
+    weight = torch.randn(rows, columns).to(dtype) / columns**0.5
+    return [weight.clone() for _ in range(ceil_div(ROTATED_BYTES, weight.nbytes))]
+
+
+def _race(calls: list[Callable[[Tensor], object]], weights: list[Tensor]) -> list[float]:
+    """Best microseconds of each call, in rounds of all of them: what else runs must not decide."""
+    following = itertools.cycle(weights)
+
+    def seconds(call: Callable[[Tensor], object]) -> float:
+        started = time.perf_counter()
+        call(next(following))
+        return time.perf_counter() - started
+
+    longest = max(seconds(call) for call in calls)  # the first calls, which prepare as well
+    num_rounds = max(REPEATS, min(MOST_ROUNDS, int(ROUNDS_TAKE / longest)))
+    rounds = [[seconds(call) for call in calls] for _ in range(num_rounds)]
+    return [min(times) * 1e6 for times in zip(*rounds, strict=True)]

@@ -49,7 +49,7 @@ def test_exact_is_eager_bit_for_bit_at_every_size_with_one_code_object(shared_st
     assert compiled.num_compiled == len(compiled.plan.pieces) == 3
 
 
-def test_fast_is_eager_to_rounding_with_inductors_own_kernels_in_every_piece(shared_store):
+def test_fast_is_eager_to_rounding_with_fused_kernels_in_every_piece(shared_store):
     tiny = make_tiny()
     compiled = _compile(tiny, shared_store)
     for num_tokens in SIZES:
@@ -57,7 +57,8 @@ def test_fast_is_eager_to_rounding_with_inductors_own_kernels_in_every_piece(sha
             _run(tiny, compiled, num_tokens), tiny.eager(num_tokens), rtol=1e-5, atol=1e-5
         )
     for piece in compiled.plan.pieces:
-        assert piece.artifact.kernels, "a piece without a fused kernel"
+        joined = {product.kind for product in piece.artifact.products} - {"linear"}
+        assert piece.artifact.kernels or joined, "a piece without a fused kernel"
         assert "torch.ops.lamina" not in shared_store.get(piece.artifact.source).decode()
 
 
@@ -101,7 +102,7 @@ def test_where_only_loading_is_allowed_an_empty_store_is_an_error(tmp_path):
 def test_a_damaged_object_is_made_again_and_the_output_is_right(shared_store, damage):
     tiny = make_tiny()
     compiled = _compile(tiny, shared_store)
-    artifact = compiled.plan.pieces[1].artifact
+    artifact = compiled.plan.pieces[0].artifact  # the first has a kernel of Inductor's on every device
     for digest in (artifact.source, next(iter(artifact.kernels.values()))):
         path = shared_store.root / "objects" / digest[:2] / digest[2:]
         content = path.read_bytes()

@@ -146,8 +146,10 @@ def test_after_the_cut_attention_gets_the_angles_and_pieces_rotate_nothing():
         ("cuda", torch.bfloat16, True),
         ("cuda", torch.float32, True),
         ("cuda", torch.float64, False),
-        ("cpu", torch.bfloat16, False),
+        ("cpu", torch.bfloat16, True),
+        ("cpu", torch.float32, False),
+        ("cpu", torch.float64, False),
     ],
 )
-def test_it_moves_on_a_card_for_dtypes_with_a_kernel(device, dtype, moves):
+def test_it_moves_for_dtypes_with_a_kernel(device, dtype, moves):
     assert choose("rotary_and_write_kv_cache", torch.device(device), dtype).is_op == moves

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lamina.compiler.compile import Program
 from lamina.custom_ops.paged_attention.reference import dense_attention
+from lamina.custom_ops.rotary_embedding.reference import rotary_embedding
 from lamina.models import find_model, llama
 from lamina.models.config import ModelConfig
 from lamina.models.layers import EXACT_OPS, FAST_OPS, Ops
@@ -40,7 +41,18 @@ class Tiny:
     program: Program
     weights: dict[str, Tensor]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+    ) -> None:
+        if cos is not None and sin is not None:
+            query, key = rotary_embedding(query, key, cos, sin)
         out.copy_(dense_attention(query, key, value, self.config.head_dim**-0.5))
 
     def tokens(self, num_tokens: int) -> tuple[Tensor, Tensor]:

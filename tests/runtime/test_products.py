@@ -10,12 +10,12 @@ import torch
 from lamina.common.errors import NotWarmError
 from lamina.common.store import Store
 from lamina.compiler.passes.products import Product
-from lamina.custom_ops.linear import choices, tuning
+from lamina.custom_ops.linear import _cpu, choices, tuning
 from lamina.custom_ops.linear.choices import Cut, Entry, Site
 from lamina.runtime import products as settling
 from lamina.runtime.products import missing_measurements, settle_products
 
-CARD, CUDA = "a card on paper", torch.device("cuda")
+CARD, CUDA, CPU = "a card on paper", torch.device("cuda"), torch.device("cpu")
 PRODUCTS = (
     Product(kind="linear", rows=2048, columns=1024, dtype="bfloat16"),
     Product(kind="norm_gated", rows=4096, columns=1024, dtype="bfloat16"),
@@ -45,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Site]:
     monkeypatch.setattr(choices, "card_of", lambda device, dtype: CARD)
     monkeypatch.setattr(choices, "candidates", lambda site: [CUT] if site.num_tokens <= 16 else [])
     monkeypatch.setattr(settling.registry, "select", lambda *args, **kwargs: _Named("cuda"))
-    choices.choose.cache_clear()
+    choices.adopt(CARD, ())
     return measured
 
 
@@ -61,7 +61,7 @@ def settle(store: Store, products: tuple[Product, ...] = PRODUCTS, **options: An
 def start_anew() -> None:
     """What another process begins with."""
     choices._adopted.clear()
-    choices.choose.cache_clear()
+    choices.adopt(CARD, ())
 
 
 def test_every_kernel_that_might_serve_is_measured_once_and_told(store: Store, asked: list[Site]) -> None:
@@ -122,7 +122,7 @@ def test_nothing_is_measured_where_all_must_be_warm(store: Store, asked: list[Si
 def test_measurements_that_cannot_be_read_are_made_again(
     store: Store, asked: list[Site], record: Any
 ) -> None:
-    key = settling.measurements_key(CARD, torch.bfloat16)
+    key = settling.measurements_key(CUDA, CARD, torch.bfloat16)
     store.write_ref(settling.MEASUREMENTS, key, record)
     assert settle(store)
     assert asked
@@ -149,14 +149,31 @@ def test_without_room_to_measure_the_library_serves(
 
 
 def test_another_dtype_is_measured_apart(store: Store, asked: list[Site]) -> None:
-    keys = {settling.measurements_key(CARD, dtype) for dtype in (torch.bfloat16, torch.float16)}
+    keys = {settling.measurements_key(CUDA, CARD, dtype) for dtype in (torch.bfloat16, torch.float16)}
     assert len(keys) == 2
 
 
-@pytest.mark.parametrize("device, provider", [("cpu", "cuda"), ("cuda", "triton")])
+@pytest.mark.parametrize("device, provider", [("cpu", "reference"), ("cuda", "triton")])
 def test_where_nothing_is_to_choose_nothing_is_done(
     store: Store, asked: list[Site], monkeypatch: pytest.MonkeyPatch, device: str, provider: str
 ) -> None:
     monkeypatch.setattr(settling.registry, "select", lambda *args, **kwargs: _Named(provider))
     assert settle_products(PRODUCTS, torch.device(device), torch.bfloat16, store) == ()
     assert not asked
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_cpu_measures_its_products_once_and_says_what_serves_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(choices, "_adopted", {})
+    monkeypatch.setattr(tuning, "ROTATED_BYTES", 1)
+    products = (Product(kind="norm_gated", rows=1024, columns=1024, dtype="any"),)
+    lines = settle_products(products, CPU, dtype, store)
+    assert len(lines) == 2 * sum(bool(_cpu.methods(dtype, rows)) for rows in choices.BUCKETS)
+    assert any(
+        "the tile unit (measured here" in line or "dot products (measured here" in line for line in lines
+    )
+    start_anew()
+    monkeypatch.setattr(tuning, "tune", None)
+    assert settle_products(products, CPU, dtype, store, require_warm=True) == lines
