@@ -136,45 +136,6 @@ def test_small_blocks_and_chunked_prompts_change_no_token(
             _check(output.prompt or "", output.outputs[0].token_ids, answer)
 
 
-def test_prompts_that_begin_alike_get_their_own_tokens_from_shared_blocks(
-    folder: Path, encode: Callable[[str], list[int]], answers: list[Answer]
-) -> None:
-    """Each prompt, bare and with some of its answer: what follows is the rest of it, alone and batched."""
-    chosen = [
-        (place, own, Answer(answers[place].tokens[own:], answers[place].leads[own:]))
-        for place in range(8)
-        for own in (0, 9, 30, 33)
-    ]
-    prompts = [encode(PROMPTS[place]) + answers[place].tokens[:own] for place, own, _ in chosen]
-    params = [SamplingParams(temperature=0, max_tokens=NUM_TOKENS - own) for _, own, _ in chosen]
-    settings = {"block_size": 4, "num_kv_blocks": 20 * 8 + 1, "max_model_len": 256}
-    with Runtime.from_pretrained(folder, dtype="float32", **settings) as runtime:
-        together = runtime.generate(prompts, params)
-        alone = [runtime.generate([ids], own)[0] for ids, own in zip(prompts[:8], params, strict=False)]
-        stats = runtime.stats()
-    for (place, _, answer), output in zip(chosen + chosen[:8], together + alone, strict=True):
-        _check(PROMPTS[place], output.outputs[0].token_ids, answer)
-    assert sum(output.num_cached_tokens > 0 for output in together) > 8
-    assert all(output.num_cached_tokens > 0 for output in alone[1:4]), "found from before"
-    assert stats["preemptions"] > 0
-
-
-def test_log_probabilities_are_those_of_transformers(
-    runtime: Runtime, reference: Any, encode: Callable[[str], list[int]]
-) -> None:
-    params = SamplingParams(temperature=0, max_tokens=4, logprobs=3, prompt_logprobs=0)
-    for prompt, output in zip(PROMPTS[:7:2], runtime.generate(PROMPTS[:7:2], params), strict=True):
-        ids, answer = encode(prompt), output.outputs[0]
-        with torch.inference_mode():
-            rows = reference(torch.tensor([[*ids, *answer.token_ids]])).logits[0].log_softmax(-1)
-        assert output.prompt_logprobs is not None
-        assert answer.logprobs is not None
-        for row, entry in zip(rows, [*output.prompt_logprobs[1:], *answer.logprobs], strict=False):
-            assert entry is not None
-            told = {token_id: logprob.logprob for token_id, logprob in entry.items()}
-            assert told == pytest.approx({token_id: float(row[token_id]) for token_id in told}, abs=2e-3)
-
-
 def test_a_small_cache_serves_many_requests_and_gives_every_block_back(
     folder: Path, answers: list[Answer]
 ) -> None:
