@@ -146,7 +146,8 @@ def report(
     return {
         "date": time.strftime("%Y-%m-%d"),
         "command": f"benchmarks/cpu.py --dtype {options.dtype} --rounds {options.rounds}"
-        f" --tokens {options.tokens}" + (f" --gguf {files}" if files else ""),
+        f" --tokens {options.tokens} --contenders {' '.join(options.contenders)}"
+        + (f" --gguf {files}" if files else ""),
         "model": Path(options.model).name,
         "dtype": options.dtype,
         "context": CONTEXT,
