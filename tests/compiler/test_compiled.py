@@ -1,5 +1,6 @@
 """Real code from Inductor: equal to eager, kept, found by other processes, made again when damaged."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from lamina.common.errors import NotWarmError
 from lamina.common.store import Store
 from lamina.compiler.compile import compile_program
 from lamina.compiler.config import CompileConfig
+from lamina.compiler.passes import pipeline
 from lamina.compiler.passes.pipeline import PASS_NAMES
 from lamina.compiler.torch_compat import toolchain
 
@@ -47,6 +49,31 @@ def test_exact_is_eager_bit_for_bit_at_every_size_with_one_code_object(shared_st
     for num_tokens in SIZES:
         assert torch.equal(_run(tiny, compiled, num_tokens), tiny.eager(num_tokens)), num_tokens
     assert compiled.num_compiled == len(compiled.plan.pieces) == 3
+
+
+def pairwise(names):
+    """Few subsets in which any two names are both there, the one or the other alone, and both missing."""
+    members = list(itertools.combinations(range(5), 3))  # of the subsets; no two names are in the same ones
+    assert len(names) <= len(members)
+    chosen = [[name for name, own in zip(names, members, strict=False) if row in own] for row in range(5)]
+    return [(), *map(tuple, chosen)]
+
+
+EXACT_PASSES = [step.name for step in pipeline.select(None, "exact")]
+
+
+def test_the_subsets_hold_every_pair_of_passes_in_all_four_ways():
+    for pair in itertools.combinations(EXACT_PASSES, 2):
+        ways = {tuple(name in subset for name in pair) for subset in pairwise(EXACT_PASSES)}
+        assert len(ways) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("passes", pairwise(EXACT_PASSES), ids=lambda names: f"{len(names)} passes")
+def test_exact_is_eager_bit_for_bit_whichever_passes_run(shared_store, passes, dtype):
+    tiny = make_tiny(dtype=dtype, exact=True)
+    compiled = _compile(tiny, shared_store, numerics="exact", config=CompileConfig(passes=passes))
+    assert torch.equal(_run(tiny, compiled, 7), tiny.eager(7))
 
 
 def test_fast_is_eager_to_rounding_with_fused_kernels_in_every_piece(shared_store):

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from torch import fx
 
 from lamina.common.errors import CompileError
@@ -27,6 +27,10 @@ JOINING = (ADD_RMS_NORM_LINEAR,)
 GATES, FREE = (SILU_AND_MUL, GELU_AND_MUL), (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, LINEAR)
 
 
+is_proving = settings.get_current_profile_name() == "prove"
+thorough = settings(max_examples=10_000) if is_proving else settings()
+
+
 def single(kind, dtype, before=()):
     steps = tuple(Step(kind=name, eps=1e-5) for name in (*before, kind))
     return Program(steps=steps, dtype=dtype, hidden=8, intermediate=3, scale=1.0, seed=0)
@@ -43,6 +47,7 @@ def alone(program):
     return [(step, met.get(step, canonical)) for step in PIPELINE]
 
 
+@thorough
 @given(programs())
 def test_every_pass_does_on_every_program_what_it_says_and_nothing_else(program):
     """What is planted is found, no bit changes, outputs keep their memory, a second run finds nothing."""
@@ -92,6 +97,7 @@ def check_census_in_order(program):
     assert found == {name: sites[name] for name in found} | {"rms_norm": left}
 
 
+@thorough
 @given(programs())
 def test_any_passes_in_any_order_give_the_same_bits(program):
     chance = random.Random(program.seed)
@@ -99,6 +105,7 @@ def test_any_passes_in_any_order_give_the_same_bits(program):
     checks.check_values(trace(program), pipeline.rewrite(trace(program).graph, steps).graph)
 
 
+@thorough
 @given(programs())
 def test_a_gate_commutes_with_every_pass_before_it_is_joined(program):
     """The others have an order: the pipeline's comments say which and why."""
