@@ -78,8 +78,9 @@ class BlockPool:
         """Give back one reference to each; a block without any is free or cached, in the order given here."""
         references, kept = self._references, self._kept
         for block_id in block_ids:
-            count = references[block_id] = references[block_id] - 1
+            count = references[block_id] - 1
             assert count >= 0, f"block {block_id} is freed but nobody holds it"
+            references[block_id] = count
             if count == 0:
                 if block_id in kept:
                     self._cached[block_id] = None

@@ -14,6 +14,10 @@ import torch
 from safetensors.torch import save_file
 
 from lamina import ClosedError, Runtime
+from lamina.custom_ops import registry
+from lamina.custom_ops.add_rms_norm_linear import _cpu as add_rms_norm_linear
+from lamina.custom_ops.linear import _cpu as linear
+from lamina.custom_ops.linear_int8 import _cpu as linear_int8
 from lamina.models.registry import ModelDefinition, ParameterSpec, register_model
 from lamina.runtime.block_pool import BlockPool
 from lamina.runtime.input_batch import NO_ID, InputBatch
@@ -25,6 +29,19 @@ from lamina.runtime.scheduler_config import SchedulerConfig
 from lamina.runtime.scheduler_output import ON_HOST
 
 VOCAB = 11  # of the hashing model
+
+
+@pytest.fixture(scope="session")
+def forget_kernels():
+    """forget_kernels() -> what this process has chosen and loaded for each op is chosen and loaded anew."""
+
+    def forget():
+        for known in (registry._select_auto, registry._load, registry._implementation):
+            known.cache_clear()
+        for kernel in (linear, linear_int8, add_rms_norm_linear):
+            kernel.find_kernel.cache_clear()
+
+    return forget
 
 
 def hashed(prefix, banned=()):

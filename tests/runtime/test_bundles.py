@@ -5,7 +5,6 @@ import pytest
 from lamina import Runtime, SamplingParams
 from lamina.common.bundle import export_bundle, import_bundle, read_bundle
 from lamina.common.store import Store
-from lamina.custom_ops import registry
 from lamina.custom_ops.ledger import LEDGER
 
 pytestmark = pytest.mark.timeout(600)
@@ -19,13 +18,12 @@ def tokens(folder, cache, **settings):
 
 
 @pytest.fixture
-def forgetful(monkeypatch):
+def forgetful(monkeypatch, forget_kernels):
     """forgetful() -> what this process has loaded is not copied to the next cache."""
 
     def forget():
         monkeypatch.setattr(LEDGER, "_used", {})
-        registry._load.cache_clear()
-        registry._select_auto.cache_clear()
+        forget_kernels()
 
     return forget
 

@@ -11,7 +11,6 @@ import pytest
 from lamina import CompileConfig, NotWarmError, Runtime, SamplingParams
 from lamina.common.progress import say_nothing
 from lamina.common.store import Store
-from lamina.custom_ops import registry
 from lamina.custom_ops.ledger import before_build
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.loading import missing
@@ -39,9 +38,10 @@ def lacks(folder, cache, **settings):
 
 
 @pytest.fixture(scope="module")
-def warm(tiny_folder, tmp_path_factory):
+def warm(tiny_folder, tmp_path_factory, forget_kernels):
     """A cache that served TINY and nothing else, as tests count and remove what it holds; and its tokens."""
     cache = tmp_path_factory.mktemp("warm")
+    forget_kernels()
     with Runtime.from_pretrained(tiny_folder, device="cpu", cache_dir=cache) as runtime:
         runtime.warm_up()
         outputs = runtime.generate([[1, 2, 3], [4]], GREEDY)
@@ -90,7 +90,7 @@ def test_serving_from_a_warm_cache_needs_no_compiler_of_any_kind(tiny_folder, wa
 
 
 @pytest.mark.parametrize("kind", ["kernels", "pieces", "plans", "objects"])
-def test_whatever_is_lost_is_named_and_made_again(tiny_folder, warm, kind):
+def test_whatever_is_lost_is_named_and_made_again(tiny_folder, warm, kind, forget_kernels):
     cache, tokens = warm
     store = Store(cache)
     if kind == "objects":
@@ -104,8 +104,7 @@ def test_whatever_is_lost_is_named_and_made_again(tiny_folder, warm, kind):
     said = lacks(tiny_folder, cache)
     assert len(said) == 1
     assert ("kernel of" if kind == "kernels" else "plan") in said[0]
-    registry._load.cache_clear()
-    registry._select_auto.cache_clear()
+    forget_kernels()
     with Runtime.from_pretrained(tiny_folder, device="cpu", cache_dir=cache) as runtime:
         assert [
             list(out.outputs[0].token_ids) for out in runtime.generate([[1, 2, 3], [4]], GREEDY)
