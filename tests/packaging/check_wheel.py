@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = Path("src") / "lamina"
-SHIPPED = {".py", ".typed", ".cu", ".cuh", ".cpp", ".h", ".json"}
+SHIPPED = {".py", ".typed", ".cu", ".cuh", ".cpp", ".h", ".json", ".css"}
 SMOKE_TEST = Path(__file__).resolve().parent / "smoke.py"
 
 
