@@ -51,9 +51,9 @@ def explain(
         from ..common.store import Store
         from ..compiler.explain import explain_text
         from ..compiler.explain_page import explain_page
-        from ..runtime.loading import compile_only
+        from ..runtime.loading import compile_only, find
 
-        compiled = compile_only(config, progress)
+        compiled = compile_only(find(config, progress), progress)
     if html is not None:
         page = explain_page(compiled, Store(cache_dir), title=Path(model).name, numerics=numerics)
         html.write_text(page, encoding="utf-8")

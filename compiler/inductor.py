@@ -102,9 +102,8 @@ def compile_piece(
     store.write_ref(PIECES, artifact.key, asdict(artifact))
     call = namespace["call"]
     if device.type == "cpu" and obstacle(source, {*artifact.kernels, *artifact.launches}) is None:
-        call = load_source(
-            artifact.source, artifact.kernels, artifact.launches, store, device
-        )  # calls directly
+        # as a warm start has it, which calls our ops directly
+        call = load_source(artifact.source, artifact.kernels, artifact.launches, store, device)
     return Piece(artifact=artifact, call=call, was_compiled=True)
 
 

@@ -4,6 +4,7 @@ import ctypes
 import struct
 
 import torch
+from torch import Tensor
 
 from .build import load_kernel
 
@@ -31,3 +32,8 @@ class CpuKernel:
     def __call__(self, dtype: torch.dtype, *fields: float) -> int:
         result: int = self._entries[dtype](self._arguments.pack(*fields))
         return result
+
+
+def by_rows(tensor: Tensor) -> Tensor:
+    """The tensor with its last dimension contiguous."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -12,8 +12,8 @@ from .. import custom_ops
 from ..common.errors import ProcessorError
 from ..custom_ops import registry
 from ..custom_ops.adjust_logits.reference import WORD_BITS
-from .input_batch import NO_ID, BatchView
-from .sampler import SamplingRows, sample
+from .input_batch import NO_ID, BatchView, send
+from .sampler import SamplingRows, rows_of, sample
 from .sampling_params import LogitsProcessor, SamplingParams
 from .scheduler_output import Adjusted, Said
 
@@ -80,9 +80,8 @@ class Adjuster:
         tables = self._tables
         if tables is None or not tables.are_of(adjusted):
             tables = self._tables = self._built(adjusted)
-        positions = batch.sample_positions.index_select(0, tables.samples)
-        self._remember(adjusted, tables, batch, positions)
-        rows = _selected(batch, tables.samples, positions, self._num_valid_ids)
+        rows = rows_of(batch, self._num_valid_ids).selected(tables.samples)
+        self._remember(adjusted, tables, batch, rows.positions)
         scores = self._scores(tables, rows, logits)
         for said in adjusted.said:
             processors = adjusted.params[said.which].logits_processors or ()
@@ -154,24 +153,7 @@ class Adjuster:
         )
 
     def _sent(self, values: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(values)
-        if self._device.type == "cuda" and values.size:
-            tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
-
-
-def _selected(batch: BatchView, samples: Tensor, positions: Tensor, num_valid_ids: int) -> SamplingRows:
-    """What the adjusted samples are sampled with."""
-    return SamplingRows(
-        temperature=batch.temperature.index_select(0, samples),
-        top_k=batch.top_k.index_select(0, samples),
-        top_p=batch.top_p.index_select(0, samples),
-        min_p=batch.min_p.index_select(0, samples),
-        seeds=batch.seeds.index_select(0, samples),
-        positions=positions,
-        banned=batch.banned.index_select(0, samples),
-        num_valid_ids=num_valid_ids,
-    )
+        return send(values, self._device)
 
 
 def _process(processors: Sequence[LogitsProcessor], said: Said, logits: Tensor) -> None:

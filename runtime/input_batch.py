@@ -260,13 +260,7 @@ class InputBatch:
         }
 
     def _send(self, values: NDArray[Any]) -> Tensor:
-        """A copy on the device."""
-        held = torch.from_numpy(values)
-        if self.device.type == "cpu":
-            return held.clone()
-        staged = _staged(values.size, self.device, held.dtype)
-        staged.numpy()[:] = values.reshape(-1)
-        return staged.to(self.device, non_blocking=True).view(values.shape)
+        return send(values, self.device)
 
 
 class _Layout(NamedTuple):
@@ -302,6 +296,16 @@ def fill(array: NDArray[Any], field: slice, values: NDArray[Any], *, padding: in
     end = field.start + len(values)
     array[field.start : end] = values
     array[end : field.stop] = padding
+
+
+def send(values: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy on the device."""
+    held = torch.from_numpy(values)
+    if device.type == "cpu":
+        return held.clone()
+    staged = _staged(values.size, device, held.dtype)
+    staged.numpy()[:] = values.reshape(-1)
+    return staged.to(device, non_blocking=True).view(values.shape)
 
 
 def _staged(size: int, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:

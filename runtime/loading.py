@@ -100,9 +100,9 @@ def sizing(config: RuntimeConfig, progress: Progress) -> Sizing:
     return size(config, found.model, found.resolved)
 
 
-def compile_only(config: RuntimeConfig, progress: Progress) -> Compiled:
-    """The plan of a model with these settings, without its weights."""
-    compiled = _compile(find(config, progress), progress)
+def compile_only(found: "Found", progress: Progress) -> Compiled:
+    """The plan of a model with its settings, without its weights."""
+    compiled = _compile(found, progress)
     if compiled is None:
         raise ConfigError("compile is False; wanted True or a CompileConfig, to have anything to explain")
     return compiled

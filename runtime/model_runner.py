@@ -17,7 +17,7 @@ from .adjuster import Adjuster
 from .attention import PagedAttention
 from .device_reports import Tables, report_prompts, report_samples
 from .input_batch import BatchView, InputBatch, fits_recording
-from .sampler import SamplingRows, sample
+from .sampler import rows_of, sample
 from .scheduler_output import Reports, SchedulerOutput, no_requests
 
 Forward = Callable[[Tensor, Tensor, PagedAttention], Tensor]  # token_ids [T], positions [T] -> hidden [T, H]
@@ -215,7 +215,7 @@ class ModelRunner:
         if not batch.logits_rows.shape[0]:
             return None
         logits = self._logits(hidden.index_select(0, batch.logits_rows))
-        sample(logits, self._sampling_rows(batch), batch.sampled)
+        sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
         return logits
 
     def _handle(self, num_samples: int) -> StepHandle:
@@ -228,18 +228,6 @@ class ModelRunner:
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
         return StepHandle(staged, tables, arrived)
-
-    def _sampling_rows(self, batch: BatchView) -> SamplingRows:
-        return SamplingRows(
-            temperature=batch.temperature,
-            top_k=batch.top_k,
-            top_p=batch.top_p,
-            min_p=batch.min_p,
-            seeds=batch.seeds,
-            positions=batch.sample_positions,
-            banned=batch.banned,
-            num_valid_ids=self._num_valid_ids,
-        )
 
 
 def _fitting(sizes: Sequence[int], wanted: int) -> int | None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import custom_ops
+from .input_batch import BatchView
 
 
 class SamplingRows(NamedTuple):
@@ -23,6 +24,25 @@ class SamplingRows(NamedTuple):
     positions: Tensor  # [n] int64, where in its sequence the sampled token will stand
     banned: Tensor | None = None  # [n, any number] int32: token ids never to be chosen, -1: none
     num_valid_ids: int | None = None  # ids from here on are padding of the vocabulary
+
+    def selected(self, rows: Tensor) -> "SamplingRows":
+        """The same of some rows, int64 [any number]."""
+        entries = (entry.index_select(0, rows) if isinstance(entry, Tensor) else entry for entry in self)
+        return SamplingRows._make(entries)
+
+
+def rows_of(batch: BatchView, num_valid_ids: int) -> SamplingRows:
+    """What a step's samples are sampled with."""
+    return SamplingRows(
+        temperature=batch.temperature,
+        top_k=batch.top_k,
+        top_p=batch.top_p,
+        min_p=batch.min_p,
+        seeds=batch.seeds,
+        positions=batch.sample_positions,
+        banned=batch.banned,
+        num_valid_ids=num_valid_ids,
+    )
 
 
 def sample(logits: Tensor, rows: SamplingRows, out: Tensor | None = None) -> Tensor:

@@ -97,7 +97,7 @@ def verify(
     if config.compile_config is None:
         raise ConfigError("compile is False; wanted True or a CompileConfig, to have anything to verify")
     found = find(config, progress)
-    compiled = compile_only(config, progress)
+    compiled = compile_only(found, progress)
     weights = read_weights(found, quantizer_of(found), progress)
     subject = _Subject(found, compiled, weights)
     ids = [subject.continued(prompt, max_tokens) for prompt in _token_ids(found, prompts)]
@@ -235,8 +235,11 @@ def _guilty_model_pass(subject: _Subject, passes: Sequence[Pass], ids: Sequence[
             return pieces.walk(model, subject.weights, *subject.inputs(ids), attention, lambda *_: None)
 
     taken = [report["name"] for report in subject.compiled.plan.reports if report["num_matches"]]
-    for step in [step for step in passes if step.name in taken]:
-        error = error_of(run([step]), run([]))
+    suspects = [step for step in passes if step.name in taken]
+    plain = run([]) if suspects else None  # a run traces the whole model
+    for step in suspects:
+        assert plain is not None
+        error = error_of(run([step]), plain)
         if error.rms > pieces.RMS_FLOOR * eps * len(ids):
             return Culprit(name=step.name, is_pass=True, error=error)
     return None

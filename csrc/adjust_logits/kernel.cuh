@@ -30,6 +30,45 @@ struct Adjust {
   int num_rows, num_biases, num_words, num_bad_words, longest, num_banned, num_ids, width;
 };
 
+// As the caller packs them: 8 bytes each, strides in elements.
+struct AdjustLogitsArguments {
+  const void* logits;
+  int64_t row_stride;
+  const int64_t* rows;
+  const int32_t* history;
+  int64_t history_stride;
+  const int64_t *slots, *lengths;
+  const int32_t* num_prompt;
+  const float* penalties;
+  const int32_t* bias_ids;
+  const float* biases;
+  int64_t num_biases;
+  const int32_t* allowed;
+  int64_t num_words;
+  const int32_t* bad_words;
+  int64_t num_bad_words, longest;
+  const int32_t* banned;
+  int64_t num_banned;
+  float* out;
+  int64_t out_stride, num_rows, num_ids, width, dtype;
+  cudaStream_t stream;
+};
+
+template <typename T>
+Adjust<T> unpacked(const AdjustLogitsArguments& p) {
+  Adjust<T> args;
+  args.logits = static_cast<const T*>(p.logits), args.rows = p.rows, args.history = p.history;
+  args.slots = p.slots, args.lengths = p.lengths, args.num_prompt = p.num_prompt, args.penalties = p.penalties;
+  args.bias_ids = p.bias_ids, args.biases = p.biases, args.allowed = p.allowed;
+  args.bad_words = p.bad_words, args.banned = p.banned, args.out = p.out;
+  args.row_stride = p.row_stride, args.history_stride = p.history_stride, args.out_stride = p.out_stride;
+  args.num_rows = narrow(p.num_rows), args.num_biases = narrow(p.num_biases);
+  args.num_words = narrow(p.num_words), args.num_bad_words = narrow(p.num_bad_words);
+  args.longest = narrow(p.longest), args.num_banned = narrow(p.num_banned);
+  args.num_ids = narrow(p.num_ids), args.width = narrow(p.width);
+  return args;
+}
+
 template <typename T>
 struct Row {
   const Adjust<T>& args;

@@ -24,6 +24,18 @@ struct Typical {
   int vocab;
 };
 
+// As the caller packs them: 8 bytes each, the stride in elements.
+struct KeepTypicalArguments {
+  float* logits;
+  const float *temperature, *typical_p;
+  int64_t row_stride, num_rows, vocab;
+  cudaStream_t stream;
+};
+
+inline Typical unpacked(const KeepTypicalArguments& p) {
+  return {p.logits, p.temperature, p.typical_p, p.row_stride, narrow(p.vocab)};
+}
+
 struct TypicalShared {
   Mass sums[kDigits], groups[kGroups];
   double parts[2][kTypicalThreads];

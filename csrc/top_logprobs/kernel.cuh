@@ -21,6 +21,31 @@ struct TopLogprobs {
   int num_rows, num_ids, num_top;
 };
 
+// As the caller packs them: 8 bytes each, the stride in elements.
+struct TopLogprobsArguments {
+  const void* logits;
+  int64_t row_stride;
+  const int32_t* token_ids;
+  int32_t* ids;
+  float* logprobs;
+  int32_t* ranks;
+  int64_t num_rows, num_ids, num_top, dtype;
+  cudaStream_t stream;
+};
+
+template <typename T>
+TopLogprobs<T> unpacked(const TopLogprobsArguments& p) {
+  return {static_cast<const T*>(p.logits),
+          p.row_stride,
+          p.token_ids,
+          p.ids,
+          p.logprobs,
+          p.ranks,
+          narrow(p.num_rows),
+          narrow(p.num_ids),
+          narrow(p.num_top)};
+}
+
 // A number that orders logits by value and equal ones by id, the lower first; no two of a row are equal.
 __device__ __forceinline__ int64_t report_key(float logit, int id) {
   const int bits = __float_as_int(logit + 0.0f);  // -0 is 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
+from ..cpu_kernel import DEVICES, DTYPES, CpuKernel, by_rows
 from ..linear._cpu import CODES, method_of
 from ..linear.choices import Method
 from ..linear_int8._cpu import method_of as method_of_bytes
@@ -60,7 +60,7 @@ def launch(
 ) -> tuple[Tensor, Tensor]:
     """The op by a method that this CPU has, with weights whose rows are contiguous."""
     num_tokens, (rows, columns) = x.shape[0], weight.shape
-    x, residual, norm_weight = (_by_rows(tensor) for tensor in (x, residual, norm_weight))
+    x, residual, norm_weight = (by_rows(tensor) for tensor in (x, residual, norm_weight))
     bias = None if bias is None else bias.contiguous()
     out, total = x.new_empty((num_tokens, rows // 2 if silu_and_mul else rows)), x.new_empty(x.shape)
     done = find_kernel()(
@@ -73,11 +73,6 @@ def launch(
     )
     assert done, f"{method} of {x.dtype}"
     return out, total
-
-
-def _by_rows(tensor: Tensor) -> Tensor:
-    """The tensor with its last dimension contiguous."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

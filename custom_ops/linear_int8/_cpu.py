@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
+from ..cpu_kernel import DEVICES, DTYPES, CpuKernel, by_rows
 from ..linear._cpu import CODES
 from ..linear.choices import Method
 from ..registry import Provider
@@ -33,7 +33,7 @@ def linear_int8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = 
 
 def launch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, method: Method) -> Tensor:
     """The product by a method that this CPU has."""
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = by_rows(x)
     num_tokens, (rows, columns) = x.shape[0], weight.shape
     out = x.new_empty((num_tokens, rows))
     bias = None if bias is None else bias.contiguous()

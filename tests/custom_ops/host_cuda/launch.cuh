@@ -117,3 +117,9 @@ T atomicOr(T* to, T value) {
 using std::fmax;
 using std::fmaxf;
 using std::fminf;
+
+using cudaStream_t = void*;
+
+namespace lamina {
+inline int narrow(int64_t x) { return static_cast<int>(x); }
+}  // namespace lamina
