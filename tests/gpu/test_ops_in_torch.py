@@ -74,9 +74,10 @@ def tensors(*values: Any) -> list[Tensor]:
     return [value for value in flat if isinstance(value, Tensor)]
 
 
-def test_every_op_with_a_kernel_is_here() -> None:
-    assert set(custom_ops.__all__) - {"attention_site", "linear", "add_rms_norm_linear"} == set(ARGUMENTS)
-    assert all(registry.providers(op)[:2] == ("cuda", "triton") for op in ARGUMENTS)
+def test_every_op_that_both_cuda_and_triton_have_is_here() -> None:
+    ops = set(custom_ops.__all__) - {"attention_site"}  # a mark in a graph, which nothing serves
+    both = {op for op in ops if {"cuda", "triton"} <= set(registry.providers(op))}
+    assert both - {"linear", "sample"} == set(ARGUMENTS)  # the two have files of their own
 
 
 @every_op
