@@ -40,7 +40,8 @@ def test_the_op_tells_on_a_card_what_it_tells_on_the_cpu(
     ids, logprobs, ranks = top_logprobs(logits.cuda(), token_ids.cuda(), vocab - 7, num_top)
     assert torch.equal(ids.cpu(), right[0])
     assert torch.equal(ranks.cpu(), right[2])
-    exact = logits[:, : vocab - 7].float().double().log_softmax(-1)  # float32 loses digits where very many are equal
+    # In float32 a sum of very many equal terms loses digits.
+    exact = logits[:, : vocab - 7].float().double().log_softmax(-1)
     exact = exact.gather(1, right[0].long().clamp(max=vocab - 8)).float()
     exact = torch.where(right[1] == IMPOSSIBLE, IMPOSSIBLE, exact)
     torch.testing.assert_close(logprobs.cpu(), exact, rtol=1e-5, atol=1e-5)
