@@ -12,7 +12,7 @@ from .fields import Fields, read_json
 from .registry import find_model
 from .rope_config import RopeConfig, mention_unknown, read_rope, refuse
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -94,8 +94,11 @@ class ModelConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
-    layer_types: tuple[str, ...] = ()  # full_attention or sliding_attention of each layer; empty: all full
+    layer_types: tuple[str, ...] = ()  # full, sliding or chunked _attention of each layer; empty: all full
     sliding_window: int | None = None  # positions that a token of a sliding layer sees, its own included
+    attention_chunk_size: int | None = (
+        None  # a chunked layer's tokens see their own chunk of so many positions
+    )
     sliding_rope: RopeConfig | None = None  # of the sliding layers, where they have another
     rotated_layers: tuple[bool, ...] = ()  # whether each layer rotates; empty: all do
     attention_scale: float | None = None  # of query @ key; None: head_dim ** -0.5
@@ -142,16 +145,23 @@ class ModelConfig:
                 raise ConfigError(
                     f"{name} has {len(values)} entries; wanted one for each of {self.num_layers}"
                 )
-        unknown = sorted(set(self.layer_types) - {FULL, SLIDING})
+        unknown = sorted(set(self.layer_types) - {FULL, SLIDING, CHUNKED})
         if unknown:
-            raise UnsupportedError(f"layer_types holds {unknown}; supported are {FULL!r} and {SLIDING!r}")
-        if SLIDING in self.layer_types and self.sliding_window is None:
-            raise ConfigError("sliding_window is None; wanted an integer >= 1, since layers are sliding")
+            wanted = f"{FULL!r}, {SLIDING!r} and {CHUNKED!r}"
+            raise UnsupportedError(f"layer_types holds {unknown}; supported are {wanted}")
+        for kind, name in ((SLIDING, "sliding_window"), (CHUNKED, "attention_chunk_size")):
+            if kind in self.layer_types and getattr(self, name) is None:
+                raise ConfigError(f"{name} is None; wanted an integer >= 1, since layers are {kind}")
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """What each layer's tokens see: all before them, a window, or their own chunk."""
+        return self.layer_types or (FULL,) * self.num_layers
 
     @property
     def sliding_layers(self) -> tuple[bool, ...]:
         """Whether each layer's tokens see a window alone."""
-        return tuple(kind == SLIDING for kind in self.layer_types) or (False,) * self.num_layers
+        return tuple(kind == SLIDING for kind in self.layer_kinds)
 
     @property
     def rotary_dim(self) -> int:
@@ -231,6 +241,7 @@ def _common(fields: Fields, own: Mapping[str, Any]) -> dict[str, Any]:
         "rope": own["rope"] if "rope" in own else read_rope(fields),
         "max_position_embeddings": fields.integer("max_position_embeddings", 2048),
         "layer_types": fields.texts("layer_types"),
+        "attention_chunk_size": fields.integer("attention_chunk_size", None),
         "attention_bias": fields.boolean("attention_bias", False),
         "mlp_bias": fields.boolean("mlp_bias", False),
         "tie_word_embeddings": fields.boolean("tie_word_embeddings", False),

@@ -92,25 +92,33 @@ class AttentionSpec:
     scale: float  # of query @ key
     window: int | None = None  # a token sees this many positions, the last being its own; None: all before it
     soft_cap: float | None = None  # scores become soft_cap * tanh(scores / soft_cap); None: they stay
+    chunk: int | None = None  # positions are cut into so many each, and a token sees none of another's cut
 
     def __post_init__(self) -> None:
         if self.scale <= 0:
             raise ConfigError(f"the scale of attention is {self.scale}; wanted a number > 0")
-        if self.window is not None and self.window < 1:
-            raise ConfigError(f"the window of attention is {self.window}; wanted an integer >= 1 or None")
+        for name, limit in (("window", self.window), ("chunk", self.chunk)):
+            if limit is not None and limit < 1:
+                raise ConfigError(f"the {name} of attention is {limit}; wanted an integer >= 1 or None")
         if self.soft_cap is not None and self.soft_cap <= 0:
             raise ConfigError(f"the soft_cap of attention is {self.soft_cap}; wanted a number > 0 or None")
 
+    @property
+    def reach(self) -> int | None:
+        """How many positions a token sees at most, its own included; None: all before it."""
+        return min((limit for limit in (self.window, self.chunk) if limit is not None), default=None)
+
 
 def attention_specs(config: "ModelConfig") -> tuple[AttentionSpec, ...]:
-    """One for each layer, by the config's layer types, window, scale and soft cap."""
+    """One for each layer, by the config's layer types, window, chunk, scale and soft cap."""
     return tuple(
         AttentionSpec(
             scale=config.attention_scale or config.head_dim**-0.5,
-            window=config.sliding_window if is_sliding else None,
+            window=config.sliding_window if kind == "sliding_attention" else None,
+            chunk=config.attention_chunk_size if kind == "chunked_attention" else None,
             soft_cap=config.attention_soft_cap,
         )
-        for is_sliding in config.sliding_layers
+        for kind in config.layer_kinds
     )
 
 

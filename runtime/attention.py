@@ -13,7 +13,7 @@ from ..custom_ops.paged_attention.phases import select_by_phase
 from ..models.registry import AttentionSpec
 from .input_batch import BatchView
 
-NO_WINDOW = -1
+NO_LIMIT = -1
 NO_SOFT_CAP = 0.0
 
 
@@ -62,8 +62,9 @@ class PagedAttention:
         self._backend = backend
         self._caches = caches  # per layer: keys, values [num_blocks, block_size, num_kv_heads, head_dim]
         self._masks = [
-            (spec.scale, spec.window or NO_WINDOW, spec.soft_cap or NO_SOFT_CAP) for spec in specs
-        ]  # per layer: scale, window, soft cap
+            (spec.scale, spec.window or NO_LIMIT, spec.chunk or NO_LIMIT, spec.soft_cap or NO_SOFT_CAP)
+            for spec in specs
+        ]  # per layer: scale, window, chunk, soft cap
         self._batch: BatchView | None = None
 
     def begin(self, batch: BatchView) -> None:

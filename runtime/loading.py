@@ -48,7 +48,14 @@ TRACED_OP_FILES = ("op.py", "reference.py", "precision.py")
 # Fields of a model's config that say nothing about the graph of its forward beyond the shapes of its weights.
 NOT_TRACED = {
     *("bos_token_id", "eos_token_ids", "dtype", "max_position_embeddings", "rope", "sliding_rope"),
-    *("sliding_window", "attention_scale", "attention_soft_cap", "logits_soft_cap", "logits_divisor"),
+    *(
+        "sliding_window",
+        "attention_chunk_size",
+        "attention_scale",
+        "attention_soft_cap",
+        "logits_soft_cap",
+        "logits_divisor",
+    ),
 }
 logger = get_logger("runtime")
 

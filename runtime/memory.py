@@ -29,8 +29,8 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
 
 def widest_window(model: ModelConfig) -> int | None:
     """How many positions a token sees at most, in any layer; None where a layer sees all before it."""
-    windows = [spec.window for spec in find_model(model.architecture).attention(model)]
-    return None if None in windows else max(window for window in windows if window is not None)
+    reaches = [spec.reach for spec in find_model(model.architecture).attention(model)]
+    return None if None in reaches else max(reach for reach in reaches if reach is not None)
 
 
 def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: float) -> int:

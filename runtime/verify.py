@@ -152,8 +152,8 @@ class _Subject:
             if angles:
                 q, k = rotary_embedding(q, k, *angles)
             spec = specs[layer]
-            window, soft_cap = spec.window or -1, spec.soft_cap or 0.0
-            out.copy_(dense_attention(q, k, v, spec.scale, window=window, soft_cap=soft_cap))
+            limits = {"window": spec.window or -1, "chunk": spec.chunk or -1}
+            out.copy_(dense_attention(q, k, v, spec.scale, **limits, soft_cap=spec.soft_cap or 0.0))
             observed.layers.append((q.clone(), k.clone(), v.clone()))
 
         return attend

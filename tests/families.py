@@ -1,6 +1,6 @@
 """Tiny models of every family, made by transformers, whose attention is far from uniform."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,10 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from transformers.masking_utils import create_chunked_causal_mask
 
 WINDOW = 5
+CHUNK = 7
 SIZES: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -65,6 +67,13 @@ class Family:
 
 
 FAMILIES = {
+    "llama-chunks": Family(
+        prefix="Llama",
+        changes={
+            "layer_types": ["chunked_attention", "chunked_attention", "full_attention", "chunked_attention"],
+            "attention_chunk_size": CHUNK,
+        },
+    ),
     "mistral": Family(prefix="Mistral", changes={"sliding_window": WINDOW}),
     "mistral-full": Family(
         prefix="Mistral", changes={"sliding_window": None, "head_dim": 24, "vocab_size": 323}
@@ -128,7 +137,20 @@ FAMILIES = {
 def oracle(folder: Path, architecture: str) -> Any:
     """transformers' own model, eager and in float32."""
     model = getattr(transformers, architecture)
-    return model.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = model.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    kinds = getattr(model.config, "layer_types", None) or ()
+    for layer, kind in zip(model.model.layers, kinds, strict=False):
+        if kind == "chunked_attention":  # of which the LLaMA of transformers knows nothing, but its masks do
+            layer.register_forward_pre_hook(_with_chunks(model.config), with_kwargs=True)
+    return model
+
+
+def _with_chunks(config: Any) -> Callable[..., Any]:
+    def hook(layer: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
+        mask = create_chunked_causal_mask(config, args[0], attention_mask=None, cache=None)
+        return args, {**kwargs, "attention_mask": mask}
+
+    return hook
 
 
 def oracle_logits(model: Any, token_ids: Sequence[int]) -> Tensor:

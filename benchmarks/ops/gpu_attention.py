@@ -94,7 +94,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype) -> list[Inputs]:
         starts = torch.arange(0, tokens + 1, shape.query_len, dtype=torch.int32, device=DEVICE)
         seq_lens = torch.tensor(lens, dtype=torch.int32, device=DEVICE)
         scale = shape.head_dim**-0.5
-        limits = (shape.query_len, scale, -1, 0.0)
+        limits = (shape.query_len, scale, -1, -1, 0.0)
         sets.append(
             Inputs(shape, lens, (torch.empty_like(query), query, *caches, tables, seq_lens, starts, *limits))
         )

@@ -38,7 +38,7 @@ def make_arguments(heads: Heads, batch: int, context: int, query_len: int, dtype
     lens = torch.full((batch,), context, dtype=torch.int32)
     starts = torch.arange(batch + 1, dtype=torch.int32) * query_len
     scale = heads.dim**-0.5
-    return [torch.empty_like(query), query, *caches, tables, lens, starts, query_len, scale, -1, 0.0]
+    return [torch.empty_like(query), query, *caches, tables, lens, starts, query_len, scale, -1, -1, 0.0]
 
 
 def sdpa(arguments: list, heads: Heads, batch: int, context: int, query_len: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ struct PagedAttentionArguments {
   int64_t key_cache, key_block, key_token, key_head;
   int64_t value_cache, value_block, value_token, value_head;
   int64_t block_tables, block_tables_stride, seq_lens, query_start_loc;
-  int64_t num_tokens, num_blocks, num_seqs, num_heads, num_kv_heads, head_dim, block_size, window;
+  int64_t num_tokens, num_blocks, num_seqs, num_heads, num_kv_heads, head_dim, block_size, window, chunk;
   int64_t partials, arrivals;
   int64_t device_blocks;  // that the device holds at once
   int64_t num_tiles, num_splits, fill_splits, min_split_keys, max_split_keys, min_rows, max_rows;
@@ -49,7 +49,7 @@ PagedAttention<T> unpack(const PagedAttentionArguments& p) {
   a.num_kv_heads = static_cast<int>(p.num_kv_heads);
   a.group = static_cast<int>(p.num_heads / p.num_kv_heads);
   a.head_dim = static_cast<int>(p.head_dim), a.block_size = static_cast<int>(p.block_size);
-  a.window = static_cast<int>(p.window);
+  a.window = static_cast<int>(p.window), a.chunk = static_cast<int>(p.chunk);
   a.scale = static_cast<float>(capped ? p.scale / p.soft_cap : p.scale * kLog2E);
   a.cap = static_cast<float>(p.soft_cap * kLog2E);
   a.fill_splits = static_cast<int>(p.fill_splits);

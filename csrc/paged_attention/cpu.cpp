@@ -33,7 +33,7 @@ int64_t find_invalid(const Attention<T>& a, int64_t num_tokens, int64_t num_bloc
     if (length == 0) continue;
     if (length < 0 || start < 0 || end < start || end > num_tokens || end - start > length) return seq;
     int64_t used = (length + a.block_size - 1) / a.block_size;
-    int64_t first = a.window < 0 ? 0 : std::max<int64_t>(0, length - (end - start) - a.window + 1) / a.block_size;
+    int64_t first = a.oldest(length - (end - start)) / a.block_size;
     if (used > max_blocks) return seq;
     for (int64_t i = first; i < used; i++) {
       int64_t block = a.block_tables[seq * a.block_tables_stride + i];
@@ -64,7 +64,7 @@ class Plan {
     int64_t past = a.seq_lens[seq] - a.query_len(seq);
     for (int first = 0; first < rows; first += kMaxRows) {
       Tile tile{seq, first, std::min(kMaxRows, rows - first)};
-      int64_t oldest = a.window < 0 ? 0 : std::max<int64_t>(0, past + first / a.group() - a.window + 1);
+      int64_t oldest = a.oldest(past + first / a.group());
       int64_t end = past + (first + tile.rows - 1) / a.group() + 1;
       jobs.push_back(
           {tile, static_cast<int>(oldest / kSplitKeys), static_cast<int>((end + kSplitKeys - 1) / kSplitKeys), -1});
@@ -156,7 +156,7 @@ struct PagedAttentionArguments {
   int64_t block_tables_row, block_tables_column;
   const int32_t *seq_lens, *query_start_loc;
   int64_t num_tokens, num_heads, head_dim, num_blocks, block_size, num_kv_heads, cache_head_dim;
-  int64_t num_seqs, max_blocks, window, threads;
+  int64_t num_seqs, max_blocks, window, chunk, threads;
   double scale, soft_cap;
 };
 
@@ -189,6 +189,7 @@ int64_t paged_attention(const PagedAttentionArguments& p) {
       p.block_size,
       static_cast<float>(p.scale),
       p.window,
+      p.chunk,
       static_cast<float>(p.soft_cap),
   };
   int64_t invalid = lamina::find_invalid(attention, p.num_tokens, p.num_blocks, p.max_blocks);

@@ -46,14 +46,18 @@ class HopperConsumer {
     start_scores();
     wait_for_products<0>();
     finish_scores();
-    rows_.template weigh<true>(tile * S::kKeys);
+    rows_.template weigh<true>(a_, tile * S::kKeys);
     rows_.pack();
-    clear_values(a_.seq_lens[work.seq] - tile * S::kKeys);
+    clear_values(a_.seq_lens[work.seq] - tile * S::kKeys, S::kKeys);
     --tile;
-    const int masked = max(first, (work.past + work.first_row / a_.group + 1) / S::kKeys);  // the first such tile
+    // All rows see all keys of the tiles from `seen` to before `masked`.
+    const int masked = max(first, (work.past + work.first_row / a_.group + 1) / S::kKeys);
+    const int seen = div_up(a_.oldest(work.past + (work.first_row + work.rows - 1) / a_.group), S::kKeys);
     for (; tile >= masked; --tile) step<true>(tile);
-    for (; tile >= first; --tile) step<false>(tile);
+    for (; tile >= max(first, seen); --tile) step<false>(tile);
+    for (; tile >= first; --tile) step<true>(tile);
     release(shared_address(&shared_.query_empty));
+    clear_values(0, work.oldest - work.begin);
     start_sums();
     wait_for_products<0>();
     finish_sums();
@@ -69,7 +73,7 @@ class HopperConsumer {
     pass_turn();
     wait_for_products<1>();
     finish_scores();
-    const float2 keep = rows_.template weigh<is_masked>(tile * S::kKeys);
+    const float2 keep = rows_.template weigh<is_masked>(a_, tile * S::kKeys);
     wait_for_products<0>();
     finish_sums();
     rows_.rescale(keep);
@@ -125,14 +129,14 @@ class HopperConsumer {
     values_.advance();
   }
 
-  // Puts zeros behind the last key, where anything may lie: weights of zero do not undo a NaN.
-  __device__ __forceinline__ void clear_values(int count) {
-    if (count >= S::kKeys) return;
+  // Puts zeros before the oldest key and behind the last, where anything may lie: weights of zero do not undo a NaN.
+  __device__ __forceinline__ void clear_values(int begin, int end) {
+    if (begin >= end) return;
     wait_for_values();
     uint4* values = reinterpret_cast<uint4*>(shared_.values[values_.stage]);
-    const int units = (S::kKeys - count) * 8;  // of a panel
+    const int units = (end - begin) * 8;  // of a panel
     for (int i = static_cast<int>(threadIdx.x); i < units * S::kPanels; i += S::kRowThreads)
-      values[i / units * S::kKeys * 8 + count * 8 + i % units] = uint4{0, 0, 0, 0};
+      values[i / units * S::kKeys * 8 + begin * 8 + i % units] = uint4{0, 0, 0, 0};
     fence_shared_for_async();
     sync_threads(kRowThreadsBarrier, S::kRowThreads);
   }

@@ -59,9 +59,9 @@ class HopperProducer {
     const int32_t* table = a_.block_tables + work.seq * a_.block_tables_stride;
     const int end = a_.seq_lens[work.seq], first = work.begin / S::kKeys;
     int tile = (work.end - 1) / S::kKeys;
-    int block = look_up(table, tile, end);
+    int block = look_up(table, tile, work.oldest, end);
     for (; tile >= first; --tile) {
-      const int next = tile > first ? look_up(table, tile - 1, end) : 0;  // its way is long
+      const int next = tile > first ? look_up(table, tile - 1, work.oldest, end) : 0;  // its way is long
       const int boxes = div_up(min(end - tile * S::kKeys, S::kKeys), h_.box_keys);
       bring(shared_.keys[ring_.stage], h_.key_map, shared_address(&shared_.keys_full[ring_.stage]),
             shared_address(&shared_.keys_empty[ring_.stage]), work.kv_head, tile, block, boxes);
@@ -72,10 +72,11 @@ class HopperProducer {
     }
   }
 
-  // Lane i finds the block of the tile's box i.
-  __device__ __forceinline__ int look_up(const int32_t* table, int tile, int end) const {
+  // Lane i finds the block of the tile's box i, of a box without keys to be seen any block.
+  __device__ __forceinline__ int look_up(const int32_t* table, int tile, int oldest, int end) const {
     const int key = tile * S::kKeys + lane_id() * h_.box_keys;
-    return lane_id() * h_.box_keys < S::kKeys && key < end ? table[key / a_.block_size] : 0;
+    const bool wanted = lane_id() * h_.box_keys < S::kKeys && key < end && key + h_.box_keys > oldest;
+    return wanted ? table[key / a_.block_size] : 0;
   }
 
   __device__ __forceinline__ void bring(T* to, const CUtensorMap& map, uint32_t full, uint32_t empty, int kv_head,

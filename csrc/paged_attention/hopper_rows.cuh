@@ -33,11 +33,14 @@ struct HopperRows {
 
   // Turns scores into weights relative to the rows' new maxima; returns by how much what came before must shrink.
   template <bool is_masked>
-  __device__ __forceinline__ float2 weigh(int first_key) {
+  __device__ __forceinline__ float2 weigh(const PagedAttention<T>& a, int first_key) {
     float keep[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (is_masked) mask(half, position[half] - first_key - lane_id() % 4 * 2);
+      if (is_masked) {
+        const int first_column = first_key + lane_id() % 4 * 2;
+        mask(half, a.oldest(position[half]) - first_column, position[half] - first_column);
+      }
       float tops[4] = {max[half], -INFINITY, -INFINITY, -INFINITY};  // independent, since each waits for its last
 #pragma unroll
       for (int i = 2 * half, j = 0; i < S::kKeys / 2; i += 4, j ^= 2) {
@@ -64,12 +67,12 @@ struct HopperRows {
     return float2{keep[0], keep[1]};
   }
 
-  __device__ __forceinline__ void mask(int half, int last) {
+  __device__ __forceinline__ void mask(int half, int first, int last) {
 #pragma unroll
     for (int i = 0; i < S::kKeys / 8; ++i)
 #pragma unroll
       for (int column = 0; column < 2; ++column)
-        if (8 * i + column > last) scores[4 * i + 2 * half + column] = -INFINITY;
+        if (8 * i + column < first || 8 * i + column > last) scores[4 * i + 2 * half + column] = -INFINITY;
   }
 
   __device__ __forceinline__ void pack() {

@@ -21,7 +21,7 @@ template <typename Element, int dim>
 struct HopperShape {
   using T = Element;
   using Parameters = HopperAttention<T>;
-  static constexpr bool kMany = true, kWholeTokens = true;
+  static constexpr bool kMany = true, kWholeTokens = true, kAlignedTiles = true;
   static constexpr int kDim = dim, kPanels = dim / kPanelColumns;
   static constexpr int kWarpgroups = dim == 64 ? 3 : 2;  // of 64 rows each, beside the producer
   static constexpr int kRows = 64 * kWarpgroups;

@@ -37,11 +37,17 @@ struct Attention {
   int64_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
   float scale;
   int64_t window;  // < 0: none
+  int64_t chunk;   // < 0: none
   float soft_cap;  // 0: none
 
   int group() const { return static_cast<int>(num_heads / num_kv_heads); }
   int padded_dim() const { return static_cast<int>((head_dim + kLanes - 1) / kLanes * kLanes); }
   int query_len(int seq) const { return query_start_loc[seq + 1] - query_start_loc[seq]; }
+  // The first key that a query sees.
+  int64_t oldest(int64_t position) const {
+    return std::max(window < 0 ? 0 : std::max<int64_t>(0, position - window + 1),
+                    chunk < 0 ? 0 : position - position % chunk);
+  }
 };
 
 // Some rows of one sequence: row r is query head r % group of token r / group.
@@ -106,7 +112,7 @@ class Worker {
   // prefetch of a page whose address is not at hand may be dropped.
   void read_ahead(const Tile& tile, int first_head, int last_head, int split) const {
     const int64_t start = static_cast<int64_t>(split) * kSplitKeys;
-    const int64_t first = std::max(start, oldest(position(tile, 0)));
+    const int64_t first = std::max(start, attention_.oldest(position(tile, 0)));
     const int64_t last = std::min(start + kSplitKeys, position(tile, tile.rows - 1) + 1);
     read_ahead(attention_.key_cache, attention_.key_strides, tile.seq, first_head, last_head, first, last);
     read_ahead(attention_.value_cache, attention_.value_strides, tile.seq, first_head, last_head, first, last);
@@ -171,10 +177,6 @@ class Worker {
     return past + (tile.first_row + row) / group_;
   }
 
-  int64_t oldest(int64_t position) const {
-    return attention_.window < 0 ? 0 : std::max<int64_t>(0, position - attention_.window + 1);
-  }
-
   template <typename Pointer>
   Pointer row_of(Pointer base, const Strides& strides, const Tile& tile, int kv_head, int row) const {
     int64_t token = attention_.query_start_loc[tile.seq] + (tile.first_row + row) / group_;
@@ -204,7 +206,7 @@ class Worker {
   void attend(const Tile& tile, int kv_head, int split, Partial& part) {
     part.clear(tile.rows, padded_dim_);
     int64_t start = static_cast<int64_t>(split) * kSplitKeys;
-    int64_t first = std::max(start, oldest(positions_[0]));
+    int64_t first = std::max(start, attention_.oldest(positions_[0]));
     int64_t last = std::min<int64_t>(start + kSplitKeys, positions_[tile.rows - 1] + 1);
     for (int64_t base = first / kTileKeys * kTileKeys; base < last; base += kTileKeys) {
       int from = static_cast<int>(std::max<int64_t>(first - base, 0));
@@ -323,7 +325,7 @@ class Worker {
   Vec settle(int row, int64_t base, int vectors) {
     float* scores = scores_ + row * kTileKeys;
     int64_t newest = positions_[row];
-    int begin = static_cast<int>(std::min<int64_t>(std::max<int64_t>(oldest(newest) - base, 0), kTileKeys));
+    int begin = static_cast<int>(std::min<int64_t>(std::max<int64_t>(attention_.oldest(newest) - base, 0), kTileKeys));
     int end = static_cast<int>(std::min<int64_t>(std::max<int64_t>(newest + 1 - base, 0), kTileKeys));
     Vec highest = broadcast(-kInfinity);
     const bool all = begin == 0 && end >= vectors * kLanes;

@@ -40,14 +40,13 @@ class WarpRows {
 
   __device__ __forceinline__ void attend(const T* keys, const T* values, int first_key) {
     const int last_key = first_key + S::kTileKeys - 1;
-    const bool windowed = a_.window >= 0;
-    if (first_key > last_position_ || (windowed && last_key <= first_position_ - a_.window)) return;
+    if (first_key > last_position_ || last_key < a_.oldest(first_position_)) return;
     Scores scores;
 #pragma unroll
     for (int m = 0; m < S::kTeamWarps; ++m) products_.score(scores[m], keys + m * 16 * S::kPitch);
     scale(scores);
     const bool all_visible =
-        last_key < work_.end && last_key <= first_position_ && !(windowed && first_key <= last_position_ - a_.window);
+        last_key < work_.end && last_key <= first_position_ && first_key >= a_.oldest(last_position_);
     if (!all_visible) mask(scores, first_key);
     weigh(scores);
 #pragma unroll
@@ -109,7 +108,7 @@ class WarpRows {
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
         const int last = position(row_ + 8 * n + lane_id() % 4 * 2 + column);
-        const int oldest = a_.window < 0 ? 0 : last - a_.window + 1;
+        const int oldest = a_.oldest(last);
 #pragma unroll
         for (int m = 0; m < S::kTeamWarps; ++m)
 #pragma unroll

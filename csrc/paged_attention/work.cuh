@@ -25,11 +25,17 @@ struct PagedAttention {
   Strides key_strides, value_strides;
   int num_seqs, num_tiles, num_splits, num_kv_heads, group, head_dim, block_size;
   int window;       // < 0: none
+  int chunk;        // < 0: none
   float scale;      // scores become those of base 2: scale * dot, or where capped, cap * tanh(scale * dot)
   float cap;        // 0: none
   int fill_splits;  // as many as fill the card, of at least min_split_keys keys
   int min_split_keys, max_split_keys;
   int min_rows, max_rows;  // sequences with rows outside (min_rows, max_rows] are another launch's
+
+  // The first key that a query sees.
+  __device__ __forceinline__ int oldest(int position) const {
+    return max(window < 0 ? 0 : max(0, position - window + 1), chunk < 0 ? 0 : position - position % chunk);
+  }
 };
 
 // The constants of one kernel. Kind 0: 8 rows, 1: 16 rows, 2: many rows.
@@ -40,7 +46,8 @@ struct Shape {
   static constexpr bool kMany = kind == 2;
   static constexpr int kDim = dim;
   static constexpr int kTiles = !kMany ? kind + 1 : sizeof(T) == 4 ? 2 : dim <= 64 ? 4 : dim <= 128 ? 3 : 1;
-  static constexpr bool kWholeTokens = false;  // whether all rows of a token lie in one tile
+  static constexpr bool kWholeTokens = false;   // whether all rows of a token lie in one tile
+  static constexpr bool kAlignedTiles = false;  // whether tiles of keys begin at multiples of their size
   using Arithmetic = Products<T, kDim, kTiles>;
   static constexpr int kPitch = Arithmetic::kPitch;
   static constexpr int kRowBytes = kPitch * static_cast<int>(sizeof(T));
@@ -71,6 +78,7 @@ struct Work {
   int unit;             // all splits of the same rows
   int first_row, rows;  // row r is head r % group of the sequence's token r / group
   int start, past;      // the sequence's first query: its row of `query`, its position
+  int oldest;           // the first key that any row sees
   int begin, end;       // keys
   int split, num_splits;
 };
@@ -125,7 +133,8 @@ __device__ __forceinline__ bool find_work(const PagedAttention<typename S::T>& a
   if (seq_len == 0 || work.rows <= 0 || rows <= a.min_rows || rows > a.max_rows) return false;
   work.past = seq_len - query_len;
   const int first = work.past + work.first_row / a.group;
-  work.begin = a.window < 0 ? 0 : max(0, first - a.window + 1);
+  work.oldest = a.oldest(first);
+  work.begin = S::kAlignedTiles ? work.oldest / S::kTileKeys * S::kTileKeys : work.oldest;
   work.end = work.past + (work.first_row + work.rows - 1) / a.group + 1;
   return take_split<S>(a, work);
 }

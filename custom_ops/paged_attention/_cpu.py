@@ -14,7 +14,7 @@ from ..registry import Provider
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 # struct PagedAttentionArguments; one packed argument costs a tenth of thirty converted by ctypes
-_ARGUMENTS = struct.Struct("34q2d")
+_ARGUMENTS = struct.Struct("35q2d")
 
 _NOT_CONTIGUOUS = -2
 
@@ -38,6 +38,7 @@ def load() -> Callable[..., None]:
         max_query_len: int,
         scale: float,
         window: int,
+        chunk: int,
         soft_cap: float,
     ) -> None:
         arguments = _ARGUMENTS.pack(
@@ -50,7 +51,7 @@ def load() -> Callable[..., None]:
             *query.shape,
             *key_cache.shape,
             *block_tables.shape,
-            *(window, torch.get_num_threads()),
+            *(window, chunk, torch.get_num_threads()),
             *(scale, soft_cap),
         )
         result = entries[query.dtype](arguments)

@@ -22,7 +22,7 @@ MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
 
 def load() -> Callable[..., None]:
     """The kernels behind the op's signature."""
-    kernel = CudaKernel("paged_attention", "36q2d2q")  # struct PagedAttentionArguments
+    kernel = CudaKernel("paged_attention", "37q2d2q")  # struct PagedAttentionArguments
 
     def paged_attention(
         out: Tensor,
@@ -35,6 +35,7 @@ def load() -> Callable[..., None]:
         max_query_len: int,
         scale: float,
         window: int,
+        chunk: int,
         soft_cap: float,
     ) -> None:
         num_tokens, num_heads, head_dim = query.shape
@@ -49,7 +50,7 @@ def load() -> Callable[..., None]:
             num_kv_heads=num_kv_heads,
             max_query_len=max_query_len,
             capacity=block_tables.shape[1] * block_size,
-            many=_kernel_of_many_rows(query, key_cache, scale, window, soft_cap),
+            many=_kernel_of_many_rows(query, key_cache, scale, soft_cap),
         )
         tensors = (
             *(out.data_ptr(), *out.stride()[:2]),
@@ -67,6 +68,7 @@ def load() -> Callable[..., None]:
                 head_dim,
                 block_size,
                 window,
+                chunk,
             ),
         )
         for launch in launches:
@@ -97,9 +99,9 @@ def _shapes(device: torch.device, dtype: torch.dtype, head_dim: int) -> Callable
     return shape_of
 
 
-def _kernel_of_many_rows(query: Tensor, key_cache: Tensor, scale: float, window: int, soft_cap: float) -> int:
+def _kernel_of_many_rows(query: Tensor, key_cache: Tensor, scale: float, soft_cap: float) -> int:
     block_size, num_kv_heads, head_dim = key_cache.shape[1:]
-    if window >= 0 or soft_cap > 0 or scale <= 0 or query.shape[1] > HOPPER_GROUP * num_kv_heads:
+    if soft_cap > 0 or scale <= 0 or query.shape[1] > HOPPER_GROUP * num_kv_heads:
         return MANY
     obstacle = hopper_obstacle(query.device, query.dtype, head_dim, block_size)
     return HOPPER if obstacle is None else MANY

@@ -48,6 +48,7 @@ class Arguments(NamedTuple):
     max_query_len: int
     scale: float
     window: int
+    chunk: int
     soft_cap: float
 
 
@@ -83,6 +84,8 @@ def load() -> Call:
         choice = choose(a.query.device, a.query.shape[2], a.key_cache.shape[1])
         if choice.attend is None:
             raise UnsupportedError(f"paged_attention: {choice.reason}")
+        if a.chunk >= 0:
+            raise UnsupportedError(f"paged_attention: chunk is {a.chunk}; FlashAttention takes none")
         if a.query.shape[0] and a.seq_lens.shape[0]:
             choice.attend(a)
 

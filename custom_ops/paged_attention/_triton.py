@@ -69,6 +69,17 @@ def finite(largest):
 
 
 @triton.jit
+def oldest_visible(positions, constants, HAS_WINDOW: tl.constexpr, HAS_CHUNK: tl.constexpr):
+    """The first key that a query at each of these positions sees."""
+    oldest = positions * 0
+    if HAS_WINDOW:
+        oldest = tl.maximum(oldest, positions - constants[1] + 1)
+    if HAS_CHUNK:
+        oldest = tl.maximum(oldest, positions - positions % constants[2])
+    return oldest
+
+
+@triton.jit
 def attend(
     queries,  # [ROWS, DIM]
     positions,  # [ROWS]
@@ -81,13 +92,14 @@ def attend(
     values_from,
     value_strides,
     table,  # the sequence's row
-    constants,  # scale, window, soft_cap
+    constants,  # scale, window, chunk, soft_cap
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CHUNK: tl.constexpr,
     HAS_CAP: tl.constexpr,
 ):
     """Of each row: largest score in units of log 2, sum of weights relative to it, weighted sum of values."""
@@ -96,6 +108,7 @@ def attend(
     largest = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, DIM], tl.float32)
+    oldest_seen = oldest_visible(positions, constants, HAS_WINDOW, HAS_CHUNK)
     for step in range(begin, end):
         key = step * KEYS + tl.arange(0, KEYS)
         is_key = (key >= oldest) & (key < num_keys)
@@ -108,10 +121,8 @@ def attend(
         values = tl.load(values_from + value_at[:, None] + dims[None, :], mask=is_value_element, other=0.0)
         scores = tl.dot(queries, keys, input_precision="ieee") * constants[0]
         if HAS_CAP:
-            scores = constants[2] * tanh(scores / constants[2])
-        visible = key[None, :] <= positions[:, None]
-        if HAS_WINDOW:
-            visible &= key[None, :] > positions[:, None] - constants[1]
+            scores = constants[3] * tanh(scores / constants[3])
+        visible = (key[None, :] <= positions[:, None]) & (key[None, :] >= oldest_seen[:, None])
         scores = tl.where(visible, scores * LOG2_E, -float("inf"))
         new_largest = tl.maximum(largest, tl.max(scores, axis=1))
         rescale = tl.exp2(largest - finite(new_largest))
@@ -153,6 +164,7 @@ def attention_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CHUNK: tl.constexpr,
     HAS_CAP: tl.constexpr,
     ONE_EACH: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -170,7 +182,7 @@ def attention_kernel(
     queries = tl.load(query + at, mask=inside, other=0.0)
     before = seq_len - query_len  # keys older than the first query
     num_keys = tl.minimum(seq_len, before + start + TILE)
-    oldest = tl.maximum(0, before + start - constants[1] + 1) if HAS_WINDOW else 0
+    oldest = oldest_visible(before + start, constants, HAS_WINDOW, HAS_CHUNK)
     begin, end = split_steps(oldest // KEYS, tl.cdiv(num_keys, KEYS))
     keys_from = key_cache + tl.program_id(1) * key_strides[2]
     values_from = value_cache + tl.program_id(1) * value_strides[2]
@@ -178,7 +190,8 @@ def attention_kernel(
     # fmt: off
     largest, total, sums = attend(
         queries, before + query_row, begin, end, oldest, num_keys, keys_from, key_strides, values_from,
-        value_strides, table, constants, HEAD_DIM, DIM, BLOCK_SIZE, ROWS, KEYS, HAS_WINDOW, HAS_CAP)
+        value_strides, table, constants, HEAD_DIM, DIM, BLOCK_SIZE, ROWS, KEYS, HAS_WINDOW,
+        HAS_CHUNK, HAS_CAP)
     # fmt: on
     if SPLIT:
         rows = partial_rows(tl.num_programs(2), tl.program_id(2), ROWS)
@@ -251,6 +264,7 @@ def paged_attention(
     max_query_len: int,
     scale: float,
     window: int,
+    chunk: int,
     soft_cap: float,
 ) -> None:
     """The op's signature."""
@@ -273,11 +287,12 @@ def paged_attention(
         attention_kernel[(tiles, num_kv_heads, splits)](
             *(out, out.stride()[:2], query, query.stride()[:2]),
             *(key_cache, key_cache.stride()[:3], value_cache, value_cache.stride()[:3]),
-            *(block_tables, block_tables.stride(0), *metadata, (scale, window, soft_cap)),
+            *(block_tables, block_tables.stride(0), *metadata, (scale, window, chunk, soft_cap)),
             **shape,
             BLOCK_SIZE=block_size,
             KEYS=32 if wide or dim > 128 else 64,
             HAS_WINDOW=window >= 0,
+            HAS_CHUNK=chunk >= 0,
             HAS_CAP=soft_cap > 0,
             SPLIT=splits > 1,
             num_stages=1 if wide else 2,

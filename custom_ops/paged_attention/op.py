@@ -21,6 +21,7 @@ def paged_attention(
     max_query_len: int,
     scale: float,
     window: int,  # each query sees its last `window` positions, itself included; -1: all
+    chunk: int,  # each query sees the positions of its own `chunk` of the sequence alone; -1: all
     soft_cap: float,  # scores become soft_cap * tanh(scores / soft_cap); 0: they stay
 ) -> None:
     """out = causal softmax(scale * query @ keys.T) @ values over each sequence's own blocks.
@@ -39,6 +40,7 @@ def paged_attention(
         max_query_len,
         scale,
         window,
+        chunk,
         soft_cap,
     )
 
@@ -54,6 +56,7 @@ def _fake(
     max_query_len: int,
     scale: float,
     window: int,
+    chunk: int,
     soft_cap: float,
 ) -> None:
     return None
@@ -70,6 +73,7 @@ def _check(
     max_query_len: int,
     scale: float,
     window: int,
+    chunk: int,
     soft_cap: float,
 ) -> None:
     shape, cache_shape = query.shape, key_cache.shape
@@ -83,9 +87,9 @@ def _check(
     if not out.dtype == query.dtype == key_cache.dtype == value_cache.dtype:
         got = f"out is {out.dtype}, query {query.dtype}, caches {key_cache.dtype}, {value_cache.dtype}"
         raise ShapeError(f"paged_attention: {got}; wanted one dtype")
-    if window == 0 or window < -1 or soft_cap < 0:
-        got = f"window is {window}, soft_cap {soft_cap}"
-        raise ShapeError(f"paged_attention: {got}; wanted a window of -1 or >= 1, a soft_cap >= 0")
+    if any(limit == 0 or limit < -1 for limit in (window, chunk)) or soft_cap < 0:
+        got = f"window is {window}, chunk {chunk}, soft_cap {soft_cap}"
+        raise ShapeError(f"paged_attention: {got}; wanted window and chunk -1 or >= 1, a soft_cap >= 0")
     _check_metadata(block_tables, seq_lens, query_start_loc)
 
 
@@ -103,8 +107,8 @@ def _check_metadata(block_tables: Tensor, seq_lens: Tensor, query_start_loc: Ten
 
 define_op(
     "paged_attention(Tensor(a!) out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables,"
-    " Tensor seq_lens, Tensor query_start_loc, int max_query_len, float scale, int window, float soft_cap)"
-    " -> ()",
+    " Tensor seq_lens, Tensor query_start_loc, int max_query_len, float scale, int window, int chunk,"
+    " float soft_cap) -> ()",
     fake=_fake,
     check=_check,
     providers=(

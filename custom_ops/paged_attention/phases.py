@@ -19,6 +19,7 @@ ONLY_CUDA = "only cuda has one"
 # docs/attention_backends.md has the figures behind both rules.
 LONGEST_DECODE = 16  # queries a sequence; a step with more in any of them is prefill
 MAX_QUERY_LEN = 7  # where the op's arguments hold how many there are
+CHUNK = 10  # and where the chunks of which FlashAttention knows nothing
 
 FindFlash = Callable[[torch.device, int, int], _flash_attn.Choice]
 FindObstacle = Callable[[torch.device, torch.dtype, int, int], str | None]
@@ -76,6 +77,7 @@ def _flash_in_prefill(
 
 def _by_length(decode: Call, prefill: Call) -> Call:
     def paged_attention(*args: Any) -> Any:
-        return (decode if args[MAX_QUERY_LEN] <= LONGEST_DECODE else prefill)(*args)
+        ours = args[MAX_QUERY_LEN] <= LONGEST_DECODE or args[CHUNK] >= 0
+        return (decode if ours else prefill)(*args)
 
     return paged_attention

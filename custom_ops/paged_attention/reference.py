@@ -17,6 +17,7 @@ def paged_attention(
     max_query_len: int,
     scale: float,
     window: int,
+    chunk: int,
     soft_cap: float,
 ) -> None:
     """out = causal softmax(scale * query @ keys.T) @ values over each sequence's own blocks."""
@@ -26,11 +27,18 @@ def paged_attention(
         query_len = rows.stop - rows.start
         if seq_len == 0 or query_len == 0:
             continue
-        oldest = 0 if window < 0 else max(0, seq_len - query_len - window + 1)
+        oldest = oldest_visible(seq_len - query_len, window, chunk)
         keys, values = (
             _gather(cache, block_tables[sequence], oldest, seq_len) for cache in (key_cache, value_cache)
         )
-        out[rows] = dense_attention(query[rows], keys, values, scale, window=window, soft_cap=soft_cap)
+        out[rows] = dense_attention(
+            query[rows], keys, values, scale, window=window, chunk=chunk, soft_cap=soft_cap, first=oldest
+        )
+
+
+def oldest_visible(position: int, window: int, chunk: int) -> int:
+    """The first position that a query at this one sees, and so all that a sequence's later queries see."""
+    return max(0, position - window + 1 if window >= 0 else 0, position // chunk * chunk if chunk >= 0 else 0)
 
 
 def dense_attention(
@@ -40,7 +48,9 @@ def dense_attention(
     scale: float,
     *,
     window: int = -1,
+    chunk: int = -1,
     soft_cap: float = 0.0,
+    first: int = 0,  # the position of the first key
 ) -> Tensor:
     """Causal attention of one sequence without a cache, in float32 (float64 for float64), rounded once."""
     wide = accumulation_dtype(query.dtype)
@@ -49,7 +59,8 @@ def dense_attention(
     scores = scale * (query.to(wide).transpose(0, 1) @ keys.transpose(1, 2))  # [heads, queries, keys]
     if soft_cap > 0:
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    visible = _visible(query.shape[0], keys.shape[1], window, query.device)
+    key = torch.arange(first, first + keys.shape[1], device=query.device)
+    visible = _visible(key, key[len(key) - len(query) :, None], window, chunk)
     weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
     return (weights @ values).transpose(0, 1).to(query.dtype)
 
@@ -61,8 +72,10 @@ def _gather(cache: Tensor, block_table: Tensor, start: int, stop: int) -> Tensor
     return blocks[start - first * block_size : stop - first * block_size]
 
 
-def _visible(num_queries: int, num_keys: int, window: int, device: torch.device) -> Tensor:
-    key = torch.arange(num_keys, device=device)
-    position = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
-    causal = key <= position
-    return causal if window < 0 else causal & (key > position - window)
+def _visible(key: Tensor, position: Tensor, window: int, chunk: int) -> Tensor:
+    visible = key <= position
+    if window >= 0:
+        visible &= key > position - window
+    if chunk >= 0:
+        visible &= key // chunk == position // chunk
+    return visible

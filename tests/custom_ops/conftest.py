@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lamina.custom_ops.paged_attention.reference import oldest_visible
+
 POISON_BLOCK = 2**30  # an index that no kernel may follow
 
 
@@ -24,6 +26,7 @@ class PagedCase(NamedTuple):
     max_query_len: int
     scale: float
     window: int
+    chunk: int
     soft_cap: float
 
     def to(self, dtype: torch.dtype) -> "PagedCase":
@@ -59,6 +62,7 @@ def _make_case(
     block_size: int = 4,
     dtype: torch.dtype = torch.float32,
     window: int = -1,
+    chunk: int = -1,
     soft_cap: float = 0.0,
     seed: int = 0,
 ) -> PagedCase:
@@ -76,7 +80,7 @@ def _make_case(
     value_cache = value_cache[:, :, :num_kv_heads, :head_dim]
     tables = torch.full((len(seq_lens), max(used, default=0) + 2), POISON_BLOCK, dtype=torch.int32)
     for row, (length, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
-        oldest = 0 if window < 0 else max(0, length - query_len - window + 1)
+        oldest = oldest_visible(max(0, length - query_len), window, chunk)
         for index in range(oldest // block_size, used[row]):
             block = tables[row, index] = free.pop()
             filled = slice(max(0, oldest - index * block_size), min(block_size, length - index * block_size))
@@ -95,6 +99,7 @@ def _make_case(
         max_query_len=max(query_lens, default=0),
         scale=head_dim**-0.5,
         window=window,
+        chunk=chunk,
         soft_cap=soft_cap,
     )
 

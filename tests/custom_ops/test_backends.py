@@ -154,14 +154,15 @@ def select(
     )
 
 
-def served_by(selected: registry.Selected, max_query_len: int) -> Any:
-    return selected.call(*[None] * phases.MAX_QUERY_LEN, max_query_len, 1.0, -1, 0.0)
+def served_by(selected: registry.Selected, max_query_len: int, chunk: int = -1) -> Any:
+    return selected.call(*[None] * phases.MAX_QUERY_LEN, max_query_len, 1.0, -1, chunk, 0.0)
 
 
 def test_auto_takes_our_kernels_for_decode_and_a_faster_flash_attention_for_prefill(op: str) -> None:
     selected = select(op, "auto", chosen(version("flash-attn-9")))
     assert [served_by(selected, queries) for queries in (0, 1, phases.LONGEST_DECODE)] == ["cuda"] * 3
     assert served_by(selected, phases.LONGEST_DECODE + 1) == "flash_attn"
+    assert served_by(selected, phases.LONGEST_DECODE + 1, chunk=64) == "cuda", "FlashAttention has no chunks"
     assert selected.name == "cuda+flash_attn"
     assert selected.reason == (
         "cuda in decode (first choice), flash_attn in prefill (flash-attn-9 is faster there)"

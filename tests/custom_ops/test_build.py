@@ -171,7 +171,7 @@ i = lambda *values: torch.tensor(values, dtype=torch.int32)
 q, cache = torch.ones(2, 2, 4), torch.ones(2, 4, 2, 4)
 out = torch.zeros_like(q)
 for _ in range(3):
-    paged_attention(out, q, cache, cache, i(1)[None], i(2), i(0, 2), 2, 0.5, -1, 0.0)
+    paged_attention(out, q, cache, cache, i(1)[None], i(2), i(0, 2), 2, 0.5, -1, -1, 0.0)
 assert torch.equal(out, q)
 try:
     select("paged_attention", device=torch.device("cpu"), dtype=torch.float32, provider="cpu")

@@ -49,6 +49,7 @@ def batches(draw: st.DrawFn, *, max_len: int = 90) -> dict[str, Any]:
         "head_dim": draw(st.sampled_from([16, 20, 64, 80, 96, 128, 256])),
         "block_size": draw(st.sampled_from([4, 7, 16, 64, 256])),
         "window": draw(st.sampled_from([-1, -1, 1, 5, 64, 1000])),
+        "chunk": draw(st.sampled_from([-1, -1, 1, 7, 64, 1000])),
         "soft_cap": draw(st.sampled_from([0.0, 0.0, 2.0, 30.0])),
         "seed": draw(st.integers(0, 1000)),
     }
@@ -82,6 +83,7 @@ def test_long_contexts_are_joined_from_their_splits(
         {"num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "window": 70},
         {"num_heads": 4, "num_kv_heads": 4, "head_dim": 96, "soft_cap": 20.0},
         {"num_heads": 4, "num_kv_heads": 1, "head_dim": 32, "window": 33, "block_size": 7},
+        {"num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "chunk": 50},
     ],
 )
 @pytest.mark.parametrize("length,chunk", [(300, 300), (270, 97), (65, 17)])
@@ -109,6 +111,8 @@ def test_formula_is_what_torch_calls_attention(make_paged_case: MakeCase, batch:
         visible = torch.arange(length) <= position
         if case.window > 0:
             visible &= torch.arange(length) > position - case.window
+        if case.chunk > 0:
+            visible &= torch.arange(length) // case.chunk == position // case.chunk
         query = case.query[first:last].transpose(0, 1)
         expected = F.scaled_dot_product_attention(
             query, keys, values, attn_mask=visible, scale=case.scale, enable_gqa=True
@@ -137,11 +141,11 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(make_paged_case: MakeCase,
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 64, 256, 299])
-@pytest.mark.parametrize("window", [-1, 70])
+@pytest.mark.parametrize("limits", [{}, {"window": 70}, {"chunk": 70}], ids=str)
 def test_a_row_has_the_same_bits_however_its_prompt_is_chunked(
-    make_paged_case: MakeCase, chunk: int, window: int
+    make_paged_case: MakeCase, chunk: int, limits: dict[str, int]
 ) -> None:
-    whole = make_paged_case([300], [300], num_heads=6, block_size=16, window=window)
+    whole = make_paged_case([300], [300], num_heads=6, block_size=16, **limits)
     expected = kernel(whole)
     for start in range(0, 300, chunk):
         end = min(start + chunk, 300)
@@ -219,6 +223,7 @@ def test_lengths_and_blocks_that_do_not_fit_are_refused_and_nothing_is_written(
     "change,message",
     [
         ({"window": 0}, "window is 0"),
+        ({"chunk": 0}, "chunk 0"),
         ({"soft_cap": -1.0}, "soft_cap -1"),
         ({"seq_lens": torch.tensor([5, 5])}, "wanted int32"),
         ({"query": torch.zeros(2, 3, 16)}, "query \\[2, 3, 16\\]"),

@@ -74,7 +74,7 @@ x, w, q, table = torch.ones(2, 8), torch.ones(8), torch.ones(2, 2, 4), torch.one
 cache = torch.zeros(2, 4, 2, 4)
 linear(x, torch.ones(4, 8)); rms_norm(x, w, 1e-5); add_rms_norm(x, x, w, 1e-5); silu_and_mul(x)
 rotary_embedding(q, q, table, table); write_kv_cache(q, q, cache, cache, i(4, 5))
-paged_attention(q.clone(), q, cache, cache, i(1)[None], i(2), i(0, 2), 2, 0.5, -1, 0.0)
+paged_attention(q.clone(), q, cache, cache, i(1)[None], i(2), i(0, 2), 2, 0.5, -1, -1, 0.0)
 heavy = (["torch", "_dynamo"], ["torch", "_inductor"])
 new = {name for name in set(sys.modules) - before if name.split(".")[:2] in heavy}
 assert not new, sorted(new)

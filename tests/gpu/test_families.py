@@ -34,7 +34,7 @@ def answers(folder: Path, cache: Path, **settings: Any) -> list[list[int]]:
         return [list(output.outputs[0].token_ids) for output in runtime.generate(PROMPTS, GREEDY)]
 
 
-@pytest.mark.parametrize("name", ["gemma3", "smollm3-windows", "phi3-longrope", "granite"])
+@pytest.mark.parametrize("name", ["gemma3", "smollm3-windows", "phi3-longrope", "granite", "llama-chunks"])
 def test_tokens_are_those_of_transformers(
     name: str, folder_of: Callable[[str], Path], compile_cache: Path
 ) -> None:

@@ -45,7 +45,7 @@ def slots() -> Tensor:
 def attention() -> tuple[Any, ...]:
     query = bf16(TOKENS, HEADS, HEAD_DIM)
     tables = int32(1, 3, 2, 0).view(2, 2)
-    limits = (3, HEAD_DIM**-0.5, -1, 0.0)
+    limits = (3, HEAD_DIM**-0.5, -1, -1, 0.0)
     return torch.zeros_like(query), query, *caches(), tables, int32(20, 9), int32(0, 2, 5), *limits
 
 

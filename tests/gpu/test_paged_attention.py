@@ -36,6 +36,7 @@ class Case(NamedTuple):
     max_query_len: int
     scale: float
     window: int
+    chunk: int
     soft_cap: float
 
 
@@ -49,6 +50,7 @@ def make_case(
     block_size: int = 16,
     dtype: torch.dtype = torch.bfloat16,
     window: int = -1,
+    chunk: int = -1,
     soft_cap: float = 0.0,
     capacity: int = 0,
     extra_tokens: int = 0,
@@ -68,7 +70,7 @@ def make_case(
     keys, values = keys.to(dtype)[..., :head_dim], values.to(dtype)[:, :, :num_kv_heads, :head_dim]
     for row, blocks in enumerate(order.split(used)):
         length = seq_lens[row]
-        oldest = 0 if window < 0 else max(0, length - query_lens[row] - window + 1)
+        oldest = reference.oldest_visible(max(0, length - query_lens[row]), window, chunk)
         tables[row, oldest // block_size : used[row]] = blocks[oldest // block_size :]
         position = torch.arange(used[row] * block_size, device=DEVICE)
         readable = ((position >= oldest) & (position < length)).view(-1, block_size, 1, 1)
@@ -90,6 +92,7 @@ def make_case(
         max_query_len=max(query_lens, default=0),
         scale=head_dim**-0.5,
         window=window,
+        chunk=chunk,
         soft_cap=soft_cap,
     )
 
@@ -118,8 +121,8 @@ def naive(case: Case) -> Tensor:
         if not length or first == last:
             continue
         position = torch.arange(length - (last - first), length, device=DEVICE)[:, None]
-        oldest = int(position[0]) - case.window + 1 if case.window >= 0 else 0
-        start = max(0, oldest) // case.key_cache.shape[1] * case.key_cache.shape[1]
+        oldest = reference.oldest_visible(int(position[0]), case.window, case.chunk)
+        start = oldest // case.key_cache.shape[1] * case.key_cache.shape[1]
         blocks = case.block_tables[row, start // case.key_cache.shape[1] :][
             : -(-length // case.key_cache.shape[1])
         ]
@@ -137,6 +140,8 @@ def naive(case: Case) -> Tensor:
             scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
         key = torch.arange(start, length, device=DEVICE)
         visible = (key <= position) & ((key > position - case.window) | (case.window < 0))
+        if case.chunk >= 0:
+            visible &= key >= position - position % case.chunk
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         out[first:last] = (weights @ values).transpose(0, 1)
     return out
@@ -180,6 +185,7 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
         "head_dim": draw(st.sampled_from([16, 32, 64, 72, 80, 96, 128, 200, 256])),
         "block_size": draw(st.sampled_from([4, 8, 16, 24, 32, 64, 128, 256])),
         "window": draw(st.sampled_from([-1, -1, 1, 5, 64, 1000])),
+        "chunk": draw(st.sampled_from([-1, -1, 1, 7, 64, 200])),
         "soft_cap": draw(st.sampled_from([0.0, 0.0, 2.0, 30.0])),
         "seed": draw(st.integers(0, 2**31)),
     }
@@ -220,6 +226,20 @@ def test_prefill_of_ragged_chunks_over_prefixes_beside_decode(
         check(make_case(lens, query_lens, num_heads=2 * group, num_kv_heads=2, extra_tokens=3, **shape))
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("limit", [("window", n) for n in (1, 100, 400)] + [("chunk", n) for n in (64, 200)])
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+def test_prefill_and_decode_that_see_a_window_or_their_own_chunk(
+    check: Callable[[Case], Tensor], dtype: torch.dtype, limit: tuple[str, int], block_size: int
+) -> None:
+    """Blocks and keys that no query sees are poison, whatever tile they lie in."""
+    lens, query_lens = [1000, 77, 0, 1300, 5, 640, 3000], [300, 1, 0, 17, 5, 128, 1]
+    for head_dim, heads in ((64, 6), (128, 8), (128, 40)):
+        shape = {"head_dim": head_dim, "block_size": block_size, "dtype": dtype}
+        check(make_case(lens, query_lens, num_heads=heads, num_kv_heads=2, **dict([limit]), **shape))
+        check(make_case([9000], [70], num_heads=heads, num_kv_heads=2, **dict([limit]), **shape))
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_every_kernel_once_in_small_shapes(check: Callable[[Case], Tensor], head_dim: int) -> None:
     """What the sanitizers run, which slow kernels down a hundredfold."""
@@ -228,6 +248,7 @@ def test_every_kernel_once_in_small_shapes(check: Callable[[Case], Tensor], head
     check(make_case([300, 40], [4, 1], num_heads=8, **shape))
     check(make_case([1100, 33, 0], [150, 1, 0], num_heads=8, **shape))
     check(make_case([200, 333], [130, 33], num_heads=6, window=100, **shape))
+    check(make_case([200, 333, 90], [130, 33, 1], num_heads=6, chunk=50, **shape))
     check(make_case([700, 333], [70, 33], num_heads=6, **shape))
 
 

@@ -45,6 +45,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "groups of 20": {"num_heads": 20, "num_kv_heads": 1, "head_dim": 96, "block_size": 24},
     "wide heads": {"num_heads": 4, "num_kv_heads": 4, "head_dim": 256, "block_size": 64},
     "window": {"num_heads": 8, "num_kv_heads": 2, "window": 100},
+    "chunk": {"num_heads": 8, "num_kv_heads": 2, "chunk": 100},
     "soft cap": {"num_heads": 8, "num_kv_heads": 2, "soft_cap": 30.0},
 }
 

@@ -44,7 +44,8 @@ def _logits(
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
         spec = specs[layer]
-        mask: dict[str, Any] = {"window": spec.window or -1, "soft_cap": spec.soft_cap or 0.0}
+        mask: dict[str, Any] = {"window": spec.window or -1, "chunk": spec.chunk or -1}
+        mask["soft_cap"] = spec.soft_cap or 0.0
         out.copy_(dense_attention(query, key, value, spec.scale, **mask))
 
     ids, positions = (

@@ -17,7 +17,7 @@ from lamina.models.layers import EXACT_OPS, FAST_OPS, Ops
 from lamina.models.rope_config import RopeConfig
 from lamina.models.source_files import source_files
 
-from ..families import FAMILIES, SIZES, WINDOW, oracle, oracle_logits
+from ..families import CHUNK, FAMILIES, SIZES, WINDOW, oracle, oracle_logits
 
 Logits = Callable[..., Tensor]
 PROMPT = [(37 * i) % 317 + 3 for i in range(24)]
@@ -86,6 +86,8 @@ FAULTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "another theta": ("mistral-full", {"config_changes": {"rope": RopeConfig(theta=20000.0)}}),
     "a window one too wide": ("mistral", {"config_changes": {"sliding_window": WINDOW + 1}}),
     "a window one too narrow": ("mistral", {"config_changes": {"sliding_window": WINDOW - 1}}),
+    "chunks one too long": ("llama-chunks", {"config_changes": {"attention_chunk_size": CHUNK + 1}}),
+    "no chunks": ("llama-chunks", {"config_changes": {"layer_types": ()}}),
     "no windows in the upper layers": ("qwen2-windows", {"config_changes": {"layer_types": ()}}),
     "no norm of heads": ("qwen3", {"weight_changes": _without_head_norms}),
     "no soft cap on scores": ("gemma2", {"config_changes": {"attention_soft_cap": None}}),
@@ -162,6 +164,13 @@ def test_a_layer_is_attended_as_its_kind_says() -> None:
     assert specs == (sliding, dataclasses.replace(sliding, window=None)) * 2
 
 
+def test_a_layer_of_chunks_sees_no_more_than_one() -> None:
+    config = read("llama-chunks")
+    specs = find_model(config.architecture).attention(config)
+    assert [spec.chunk for spec in specs] == [CHUNK, CHUNK, None, CHUNK]
+    assert [spec.reach for spec in specs] == [CHUNK, CHUNK, None, CHUNK]
+
+
 def test_layer_types_win_over_the_rule_of_a_family() -> None:
     types = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
     for name in ("mistral", "gemma2", "gemma3", "phi3"):
@@ -176,7 +185,9 @@ def test_a_window_counts_for_qwen_only_where_it_is_switched_on() -> None:
 @pytest.mark.parametrize(
     "name, changes, message",
     [
-        ("mistral", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+        ("mistral", {"layer_types": ["dilated_attention"] * 4}, "dilated_attention"),
+        ("mistral", {"layer_types": ["chunked_attention"] * 4}, "attention_chunk_size is None"),
+        ("llama-chunks", {"attention_chunk_size": 0}, "attention_chunk_size is 0; wanted an integer >= 1"),
         (
             "mistral",
             {"layer_types": ["full_attention"]},

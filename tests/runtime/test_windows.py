@@ -100,7 +100,9 @@ def test_a_window_counts_only_where_every_layer_has_one(tmp_path):
     from lamina.models.config import read_model_config
 
     found = {}
-    for name in ("mistral", "phi3", "gemma2", "qwen2-windows", "qwen3"):
-        FAMILIES[name].config().save_pretrained(tmp_path / name)
+    changes = {"llama-chunks": {"layer_types": ["chunked_attention"] * 4}}
+    for name in ("mistral", "phi3", "gemma2", "qwen2-windows", "qwen3", "llama-chunks"):
+        FAMILIES[name].config(**changes.get(name, {})).save_pretrained(tmp_path / name)
         found[name] = memory.widest_window(read_model_config(tmp_path / name))
-    assert found == {"mistral": 5, "phi3": 5, "gemma2": None, "qwen2-windows": None, "qwen3": None}
+    bounded = {"mistral": 5, "phi3": 5, "llama-chunks": 7}
+    assert found == bounded | {"gemma2": None, "qwen2-windows": None, "qwen3": None}
