@@ -15,6 +15,7 @@ from .capture import Attend
 from .plan import BoundPlan
 
 Run = Callable[[], Any]
+Stream: Any = torch.cuda.Stream  # torch leaves it without types
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class CudaGraphs:
     device: torch.device
     _recordings: dict[Hashable, _Recording] = field(default_factory=dict)
     _pool: Any = None
+    _stream: Any = None  # recordings that share a pool are made on one stream
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._recordings
@@ -91,7 +93,8 @@ class CudaGraphs:
     def _record(self, key: Hashable, capture: Callable[[], Run], reads: Sequence[Tensor]) -> None:
         assert key not in self._recordings, f"{key} is recorded already"
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # recording does so first; what that frees is not its gain
+            torch.cuda.synchronize(self.device)  # nothing may run in the pool's memory when it is given out
+            torch.cuda.empty_cache()  # what that frees is not the recording's gain
         before, started = self._memory_in_use(), time.perf_counter()
         replay = capture()
         self._recordings[key] = _Recording(
@@ -125,10 +128,14 @@ class CudaGraphs:
 
     def _capture_graph(self, run: Run) -> tuple[torch.cuda.CUDAGraph, Any]:
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), Stream(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = run()
+        with torch.cuda.stream(self._stream):  # torch.cuda.graph would empty the cache for every piece
+            graph.capture_begin(pool=self._pool)
+            try:
+                result = run()
+            finally:
+                graph.capture_end()
         return graph, result
 
     def _capture_pieces(self, plan: BoundPlan, token_ids: Tensor, positions: Tensor, attend: Attend) -> Run:

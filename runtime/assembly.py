@@ -34,6 +34,7 @@ from .products import settle_products
 from .recorder import RecordingScheduler, open_recording
 from .scheduler import Scheduler
 from .scheduler_config import SchedulerConfig
+from .stopwatch import Stopwatch
 
 DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 MIXED_SIZES = (16, 32, 64, 128, 256, 512)
@@ -71,22 +72,25 @@ class Assembled:
     products: tuple[str, ...]  # what serves each matrix product, where that is chosen by measurement
 
 
-def assemble(parts: Parts, store: Store, progress: Progress) -> Assembled:
+def assemble(parts: Parts, store: Store, progress: Progress, watch: Stopwatch) -> Assembled:
     """The engine; on a card the cache takes what a trial run of the largest step leaves."""
     resolved = parts.resolved
     products = _settle_products(parts, store, progress)  # before anything is recorded
     registry.select("sample", device=resolved.device, dtype=resolved.dtype)  # built now, not amid a request
+    watch.lap("products")
     if resolved.device.type == "cuda" and parts.config.num_kv_blocks is None:
         blocks = _blocks_left(parts)
         resolved = dataclasses.replace(resolved, num_kv_blocks=blocks)
     graphs = CudaGraphs(resolved.device) if _wants_graphs(parts.config, resolved.device) else None
     runner = _runner(parts, resolved, graphs)
+    watch.lap("kv_cache")
     if graphs is not None:
         decode, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
         number = runner.plan_recordings(decode, mixed)
         for count in range(0 if _records_when_idle(parts.config) else number):
             runner.record_next()
             progress("graphs", (count + 1) / number, "")
+        watch.lap("graphs")
     kv_cache = KVCacheManager(
         BlockPool(resolved.num_kv_blocks),
         resolved.block_size,

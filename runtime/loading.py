@@ -225,8 +225,8 @@ def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
         ops=_ops(config),
         num_valid_ids=min(model.vocab_size, tokenizer.size) if tokenizer else model.vocab_size,
     )
-    assembled = assemble(parts, found.store, progress)
-    watch.lap("graphs" if assembled.graphs else "kv_cache")
+    assembled = assemble(parts, found.store, progress, watch)
+    watch.lap("kv_cache")
     loaded = Loaded(
         found=found,
         assembled=assembled,

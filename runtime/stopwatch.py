@@ -5,7 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-STAGES = ("config", "kernels", "weights", "tokenizer", "capture", "compile", "load", "kv_cache", "graphs")
+STAGES = (
+    *("config", "kernels", "weights", "tokenizer", "capture", "compile", "load"),
+    *("products", "kv_cache", "graphs"),  # kv_cache: what a trial of the largest step leaves, allocated
+)
 Result = TypeVar("Result")
 
 
