@@ -1,0 +1,96 @@
+"""What sampling parameters cost: a decode step of a full batch on one card, greedy beside every mixture."""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import workloads
+from gpu import describe_machine
+
+from lamina import Runtime, SamplingParams
+
+RESULT = Path(__file__).resolve().parent / "results" / "gpu_sampling.json"
+PROMPT = 128
+Settings = list[dict[str, Any]]  # one after another, over and over
+FILTERS: Settings = [{}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.05}]
+ADJUSTMENTS: Settings = [
+    {"frequency_penalty": 0.3, "presence_penalty": 0.2},
+    {"repetition_penalty": 1.1, "top_k": 40, "top_p": 0.95},
+    {"logit_bias": {1000 + i: 2.0 for i in range(8)}},
+]
+# Random weights make logits with a deviation of about one; so cold, their odds are like a trained model's.
+SHARP = 0.2
+CASES: dict[str, Settings] = {
+    "greedy": [{"temperature": 0}],
+    "temperature": [{}],
+    "filters": FILTERS,
+    "adjustments, greedy": [{"temperature": 0, **own} for own in ADJUSTMENTS],
+    "mixed": [{"temperature": 0}, *FILTERS, *ADJUSTMENTS],
+    "mixed, sharp": [
+        {"temperature": 0},
+        *({"temperature": SHARP, **own} for own in (*FILTERS, *ADJUSTMENTS)),
+    ],
+}
+
+
+def main() -> None:
+    """Measure in rounds of all cases, print a line each at the end, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="1b", choices=list(workloads.SHAPES))
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args()
+    folder = workloads.write_config(options.shape, Path("/tmp/lamina-shapes") / options.shape)
+    settings: dict[str, Any] = {"dtype": "bfloat16", "device": "cuda", "load_format": "dummy"}
+    settings |= {"max_model_len": 2048, "max_num_seqs": options.batch}
+    times: dict[str, list[float]] = {name: [] for name in options.cases}
+    with Runtime.from_pretrained(folder, **settings) as runtime:
+        for number in range(options.rounds + 1):
+            for name in options.cases:
+                taken = milliseconds_a_step(runtime, options, CASES[name], seed=number)
+                if number:  # the first round loads kernels
+                    times[name].append(taken)
+    figures = {name: summary(values, times[options.cases[0]]) for name, values in times.items()}
+    for name, own in figures.items():
+        print(f"{name:22} {own['median_ms']:7.3f} ms a step, {own['ratio']:.3f} of {options.cases[0]}")
+    document = {"machine": describe_machine(), "settings": vars(options) | {"output": None}, "cases": figures}
+    options.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def milliseconds_a_step(
+    runtime: Runtime, options: argparse.Namespace, settings: Settings, seed: int
+) -> float:
+    """A long answer less a short one, over the steps between."""
+    seconds = []
+    for length in (1, 1 + options.steps):
+        prompts = workloads.prompts(options.batch, PROMPT, 100 * seed + length)
+        params = [
+            SamplingParams(
+                max_tokens=length,
+                ignore_eos=True,
+                detokenize=False,
+                seed=row,
+                **{"temperature": 0.8, **settings[row % len(settings)]},
+            )
+            for row in range(options.batch)
+        ]
+        started = time.perf_counter()
+        runtime.generate(prompts, params)
+        seconds.append(time.perf_counter() - started)
+    return (seconds[1] - seconds[0]) / options.steps * 1e3
+
+
+def summary(values: list[float], base: list[float]) -> dict[str, Any]:
+    """The median, and the median of the ratios to the case measured beside it in each round."""
+    ratio = statistics.median(own / other for own, other in zip(values, base, strict=True))
+    return {"median_ms": statistics.median(values), "all_ms": values, "ratio": ratio}
+
+
+if __name__ == "__main__":
+    main()
