@@ -1,11 +1,13 @@
 """What is measured: Lamina and transformers, behind one small interface."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from clock import Clock, Spent
+from torch import Tensor
 
 from lamina import Runtime, SamplingParams
 
@@ -69,40 +71,54 @@ class Lamina:
 
 
 class Transformers:
-    """A bare greedy loop over transformers' own model with its static cache: no generate() overhead."""
+    """A bare greedy loop over transformers' own model with its static cache: no generate() overhead.
 
-    def __init__(self, name: str, folder: Path, dtype: str, *, compiled: bool) -> None:
+    There is one cache for each number of prompts and tokens, made once and emptied between measurements: code
+    compiled for it would be compiled anew for another, even of the same size.
+    """
+
+    def __init__(self, name: str, folder: Path, dtype: str, max_tokens: int, *, compiled: bool) -> None:
         from transformers import AutoModelForCausalLM
 
         self.name = name
+        self.max_tokens = max_tokens  # decoded after a prompt
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
         names = inspect.signature(self.model.forward).parameters
         self.cache_argument = "cache" if "cache" in names else "past_key_values"  # renamed within version 5
-        # Prefill stays eager: compiled code for it would be one more whole-model compile a length.
-        self.step = torch.compile(self.model.forward, dynamic=False) if compiled else self.model.forward
+        # one whole-model compile a shape; prompts that are only there to be continued are computed eagerly
+        self.forward = torch.compile(self.model.forward, dynamic=False) if compiled else self.model.forward
+        self.caches: dict[tuple[int, int], Any] = {}
 
+    @torch.inference_mode()
     def prefill(self, prompts: Prompts) -> Spent:
+        cache, ids = self._empty_cache(prompts), torch.tensor(prompts)
         clock = Clock()
-        self._first_tokens(prompts, 0)[0].tolist()
+        self._next(self.forward, ids, cache).tolist()
         return clock.spent()
 
     @torch.inference_mode()
     def decode(self, prompts: Prompts, num_tokens: int) -> Spent:
-        tokens, cache = self._first_tokens(prompts, num_tokens)
-        length = len(prompts[0])
+        cache, length = self._empty_cache(prompts), len(prompts[0])
+        tokens = self._next(self.model.forward, torch.tensor(prompts), cache)
         clock = Clock()
         for position in range(length, length + num_tokens):
             positions = torch.full((1, 1), position)
-            logits = self.step(tokens, position_ids=positions, **{self.cache_argument: cache}).logits
-            tokens = logits[:, -1:].argmax(-1)
+            tokens = self._next(self.forward, tokens, cache, position_ids=positions)
             tokens.tolist()  # a server has to know each token to stop and to stream
         return clock.spent()
 
-    @torch.inference_mode()
-    def _first_tokens(self, prompts: Prompts, num_tokens: int) -> tuple[torch.Tensor, object]:
+    def _next(self, forward: Callable[..., Any], ids: Tensor, cache: Any, **arguments: Any) -> Tensor:
+        """The likeliest token after each row [n, T] of ids: [n, 1]."""
+        logits = forward(ids, logits_to_keep=1, **{self.cache_argument: cache}, **arguments).logits
+        tokens: Tensor = logits.argmax(-1)
+        return tokens
+
+    def _empty_cache(self, prompts: Prompts) -> Any:
         from transformers import StaticCache
 
-        cache = StaticCache(config=self.model.config, max_cache_len=len(prompts[0]) + num_tokens + 1)
-        ids = torch.tensor(prompts)
-        logits = self.model(ids, logits_to_keep=1, **{self.cache_argument: cache}).logits
-        return logits[:, -1:].argmax(-1), cache
+        shape = len(prompts), len(prompts[0]) + self.max_tokens
+        if shape not in self.caches:
+            self.caches[shape] = cache = StaticCache(config=self.model.config, max_cache_len=shape[1])
+            self._next(self.model.forward, torch.tensor(prompts), cache)  # allocates it
+        self.caches[shape].reset()
+        return self.caches[shape]

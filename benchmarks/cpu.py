@@ -51,9 +51,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="a model folder, a .gguf file or a hub id")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--rounds", type=int, default=5, help="measured, after one that warms up")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens decoded a sequence and measurement")
-    parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
+    parser.add_argument("--rounds", type=at_least_one, default=5, help="measured, after one that warms up")
+    parser.add_argument(
+        "--tokens", type=at_least_one, default=32, help="tokens decoded a sequence and measurement"
+    )
+    parser.add_argument("--batches", type=at_least_one, nargs="*", default=BATCHES)
     parser.add_argument(
         "--contenders", nargs="*", choices=(*OURS, *PEERS), default=(*OURS, *PEERS), help="beside --gguf"
     )
@@ -68,6 +70,13 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def at_least_one(text: str) -> int:
+    """A count from the command line; nothing is not worth a run."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; wanted a whole number >= 1")
+    return int(text)
+
+
 def make_contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
     """All share one process and as many threads, and compute with the same weights, in their own types."""
     batch = max(options.batches, default=1)
@@ -80,7 +89,7 @@ def make_contenders(options: argparse.Namespace, folder: Path) -> list[Contender
     }
     make |= {
         name: lambda name=name: Transformers(  # type: ignore[misc]
-            name, folder, options.dtype, compiled=name.endswith("compile")
+            name, folder, options.dtype, options.tokens, compiled=name.endswith("compile")
         )
         for name in PEERS
     }
@@ -119,8 +128,7 @@ def measure_round(
             yield (f"decode, batch {batch}", contender.name), contender.decode(prompts, num_tokens)
     prompts = random_prompts(numbers, 1, PREFILL)
     for contender in order:
-        if "compile" not in contender.name:  # its prefill is the eager one
-            yield (f"prefill, {PREFILL} tokens", contender.name), contender.prefill(prompts)
+        yield (f"prefill, {PREFILL} tokens", contender.name), contender.prefill(prompts)
 
 
 def random_prompts(numbers: random.Random, count: int, length: int) -> Prompts:
