@@ -22,8 +22,9 @@ class CompileConfig:
 
     passes: names out of compiler.passes.pipeline, which run in the order of the pipeline, and passes of the
         caller's own, which run in their order before `lower`; None means all that Lamina has.
-    cuda_graphs: "auto" records on a card, "off" never, "on" everywhere: a CPU runs the recorded code again on
-        the same padded, static tensors, a way to look for faults of padding and not to be fast. "lazy" is
+    cuda_graphs: "auto" records whole steps on a card and the calls of kernels on a CPU, "off" never records.
+        "on" records steps everywhere: a CPU runs the recorded code again on the same padded, static tensors,
+        a way to look for faults of padding and not to be fast. "lazy" is
         "on", but the runtime is ready before anything is recorded: Runtime.idle() records one size a call.
     verify: each piece is compared, when it is compiled, with its graph run op by op, both against float64; an
         error that rounding does not explain is a CompileError that names the pass to leave out.

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 from ..common.errors import CompileError
 from . import torch_fixes
@@ -370,3 +371,8 @@ def weak_view(tensor: Tensor) -> Tensor:
     )
     view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def num_users(tensor: Tensor) -> int:
+    """How many tensors lie in the memory of this one, itself included."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 1  # less the one made to ask

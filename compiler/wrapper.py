@@ -11,6 +11,7 @@ from ..common.errors import KernelLaunchError
 from ..common.logging import get_logger
 from ..common.store import Store
 from ..custom_ops.library import direct_call
+from ..custom_ops.recording import noted, placed
 from . import torch_compat
 from .launch import Launcher, read_kernel
 
@@ -88,6 +89,8 @@ def _call_of(
         direct.visit(wrapper)
         ast.fix_missing_locations(wrapper)
         namespace |= {name: direct_call(op, device) for name, op in direct.ops.items()}
+        namespace |= {name: noted(kernel) for name, kernel in kernels.items()}
+        namespace["empty_strided_cpu"] = placed(namespace["empty_strided_cpu"])
     exec(compile(ast.Module(body=[wrapper], type_ignores=[]), name, "exec"), namespace)
     if isinstance(wrapper, ast.ClassDef):
         runner = namespace[wrapper.name](partitions=[])

@@ -15,7 +15,8 @@ from ..common.store import Store
 from ..compiler.compile import Compiled
 from ..compiler.cuda_graphs import CudaGraphs
 from ..compiler.passes.products import Product
-from ..compiler.plan import Plan
+from ..compiler.plan import BoundPlan, Plan
+from ..compiler.tape import Tapes
 from ..custom_ops import linear, registry
 from ..models.config import ModelConfig
 from ..models.layers import Ops, join_scales, taking_quantized
@@ -210,14 +211,23 @@ def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> Mode
         device=resolved.device,
     )
     load_kernels(resolved.device, resolved.dtype)
+    forward = _forward(parts)
     return ModelRunner(
-        forward=_forward(parts),
+        forward=forward,
         logits=partial(_logits, definition, model, join_scales(parts.weights), _ops_of_logits(parts)),
         attention=PagedAttention(parts.attention, caches, definition.attention(model)),
         arena=arena,
         num_valid_ids=parts.num_valid_ids,
         graphs=graphs,
+        tapes=Tapes(forward) if isinstance(forward, BoundPlan) and _wants_tapes(parts) else None,
     )
+
+
+def _wants_tapes(parts: Parts) -> bool:
+    """On a CPU, if attention is kernels: other code may read on the host what changes from step to step."""
+    compile_config, attention = parts.config.compile_config, parts.attention
+    is_auto = compile_config is not None and compile_config.cuda_graphs == "auto"
+    return is_auto and parts.resolved.device.type == "cpu" and attention.name == "cpu"
 
 
 def _forward(parts: Parts) -> Forward:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..compiler.cuda_graphs import CudaGraphs
 from ..compiler.plan import BoundPlan
+from ..compiler.tape import Tapes
 from .adjuster import Adjuster
 from .attention import PagedAttention
 from .device_reports import Tables, report_prompts, report_samples
@@ -70,6 +71,7 @@ class ModelRunner:
         arena: InputBatch,
         num_valid_ids: int,
         graphs: CudaGraphs | None = None,
+        tapes: Tapes | None = None,
     ) -> None:
         self._forward = forward
         self._logits = logits
@@ -78,6 +80,7 @@ class ModelRunner:
         self._num_valid_ids = num_valid_ids
         self._adjuster = Adjuster(num_valid_ids=num_valid_ids, device=arena.device)
         self._graphs = graphs
+        self._tapes = tapes
         self._decode_sizes: tuple[int, ...] = ()
         self._mixed_sizes: tuple[int, ...] = ()
         self._to_record: deque[Decode | Mixed] = deque()
@@ -148,6 +151,8 @@ class ModelRunner:
         """Drop every recording and its memory; the sizes are to be recorded again."""
         if self._graphs is not None:
             self._graphs.close()
+        if self._tapes is not None:
+            self._tapes.forget()
         decode, mixed = self._decode_sizes, self._mixed_sizes
         left = [key.size for key in self._to_record if isinstance(key, Mixed)]
         left_decode = [key.size for key in self._to_record if isinstance(key, Decode)]
@@ -164,7 +169,12 @@ class ModelRunner:
     @property
     def num_eager_steps(self) -> int:
         """Steps that no recording served."""
-        return self._num_eager_steps
+        return self._num_eager_steps - self.num_taped_steps
+
+    @property
+    def num_taped_steps(self) -> int:
+        """Decode steps on a CPU that were the recorded calls of their kernels."""
+        return self._tapes.num_replays if self._tapes else 0
 
     def _record(self, graphs: CudaGraphs, key: Decode | Mixed) -> None:
         """Run once, so that modules and workspaces are loaded, then record."""
@@ -205,7 +215,15 @@ class ModelRunner:
         """The step without a recording, or while it is recorded; returns its logits."""
         self._attention.begin(batch)
         self._arena.take_token_ids(batch)
-        return self._sample(batch, self._forward(batch.token_ids, batch.positions, self._attention))
+        return self._sample(batch, self._hidden(batch))
+
+    def _hidden(self, batch: BatchView) -> Tensor:
+        """Hidden states [T, H], good until the next step."""
+        inputs = batch.token_ids, batch.positions
+        if self._tapes is None or not batch.max_query_len == 1 == batch.num_tokens / batch.num_seqs:
+            return self._forward(*inputs, self._attention)
+        reads = (*inputs, batch.slot_mapping, batch.block_tables, batch.seq_lens, batch.query_start_loc)
+        return self._tapes.forward(*inputs, self._attention, reads)
 
     def _sample(self, batch: BatchView, hidden: Tensor) -> Tensor | None:
         """Leave a token a sampling row in the arena, where the next step finds it; returns the logits."""

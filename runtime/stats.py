@@ -74,7 +74,7 @@ def _graph_stats(assembled: Assembled) -> dict[str, Any]:
     ledger = assembled.graphs.ledger() if assembled.graphs else ()
     return {
         "sizes": [[type(record.key).__name__.lower(), record.key.size] for record in ledger],
-        "replays": sum(record.num_replays for record in ledger),
+        "replays": sum(record.num_replays for record in ledger) + assembled.runner.num_taped_steps,
         "eager_steps": assembled.runner.num_eager_steps,
         "tokens": sum(record.num_tokens for record in ledger),
         "padded_tokens": sum(record.num_padded_tokens for record in ledger),

@@ -1,31 +1,20 @@
 """The C++ kernel of lamina::paged_attention."""
 
-import ctypes
-import struct
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..build import load_kernel
+from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
 from ..registry import Provider
-
-NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
-# struct PagedAttentionArguments; one packed argument costs a tenth of thirty converted by ctypes
-_ARGUMENTS = struct.Struct("35q2d")
 
 _NOT_CONTIGUOUS = -2
 
 
 def load() -> Callable[..., None]:
     """The kernel behind the op's signature."""
-    library = load_kernel("paged_attention")
-    assert library.paged_attention_arguments_size() == _ARGUMENTS.size
-    entries = {dtype: getattr(library, f"paged_attention_{name}") for dtype, name in NAMES.items()}
-    for entry in entries.values():
-        entry.argtypes, entry.restype = [ctypes.c_char_p], ctypes.c_int64
+    kernel = CpuKernel("paged_attention", "35q2d")  # struct PagedAttentionArguments
 
     def paged_attention(
         out: Tensor,
@@ -41,7 +30,8 @@ def load() -> Callable[..., None]:
         chunk: int,
         soft_cap: float,
     ) -> None:
-        arguments = _ARGUMENTS.pack(
+        result = kernel(
+            query.dtype,
             *(out.data_ptr(), *out.stride()),
             *(query.data_ptr(), *query.stride()),
             *(key_cache.data_ptr(), *key_cache.stride()),
@@ -54,7 +44,6 @@ def load() -> Callable[..., None]:
             *(window, chunk, torch.get_num_threads()),
             *(scale, soft_cap),
         )
-        result = entries[query.dtype](arguments)
         if result == _NOT_CONTIGUOUS:
             raise ShapeError("paged_attention: wanted tensors whose last dimension is contiguous")
         if result >= 0:
@@ -72,4 +61,4 @@ def _describe(row: int, cache: Tensor, tables: Tensor, seq_lens: Tensor, query_s
     )
 
 
-PROVIDER = Provider(name="cpu", load=load, devices=frozenset({"cpu"}), dtypes=frozenset(NAMES))
+PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

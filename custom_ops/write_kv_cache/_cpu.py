@@ -1,32 +1,26 @@
 """The C++ kernel of lamina::write_kv_cache."""
 
-import ctypes
-import struct
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..build import load_kernel
+from ..cpu_kernel import DEVICES, CpuKernel
 from ..registry import Provider
-
-_ARGUMENTS = struct.Struct("26q")  # struct WriteKvCacheArguments
 
 _NOT_CONTIGUOUS = -2
 
 
 def load() -> Callable[..., None]:
     """The kernel behind the op's signature."""
-    library = load_kernel("write_kv_cache")
-    assert library.write_kv_cache_arguments_size() == _ARGUMENTS.size
-    entry = library.write_kv_cache
-    entry.argtypes, entry.restype = [ctypes.c_char_p], ctypes.c_int64
+    kernel = CpuKernel("write_kv_cache", "26q", moves_bytes=True)  # struct WriteKvCacheArguments
 
     def write_kv_cache(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        arguments = _ARGUMENTS.pack(
+        result = kernel(
+            None,
             *(key.data_ptr(), *key.stride()),
             *(value.data_ptr(), *value.stride()),
             *(key_cache.data_ptr(), *key_cache.stride()),
@@ -35,7 +29,6 @@ def load() -> Callable[..., None]:
             *key_cache.shape,
             *(key.element_size(), torch.get_num_threads()),
         )
-        result = entry(arguments)
         if result == _NOT_CONTIGUOUS:
             raise ShapeError("write_kv_cache: wanted tensors whose last dimension is contiguous")
         if result >= 0:
@@ -45,4 +38,4 @@ def load() -> Callable[..., None]:
     return write_kv_cache
 
 
-PROVIDER = Provider(name="cpu", load=load, devices=frozenset({"cpu"}))
+PROVIDER = Provider(name="cpu", load=load, devices=DEVICES)

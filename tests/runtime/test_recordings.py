@@ -47,6 +47,15 @@ def test_batches_at_and_above_the_largest_recorded_size_are_right(open_recorded,
     assert tokens(runtime.generate(prompts(count), GREEDY)) == unrecorded(count)
 
 
+def test_steps_of_a_cpu_by_recorded_calls_of_kernels_give_the_same_tokens(open_recorded, unrecorded):
+    runtime = open_recorded("auto")
+    for count in (1, 9, 17, 9):
+        assert tokens(runtime.generate(prompts(count), GREEDY)) == unrecorded(count)
+    stats = runtime.stats()["cuda_graphs"]
+    assert stats["replays"] > 0
+    assert stats["sizes"] == []
+
+
 def test_what_lies_in_padding_reaches_no_real_row(open_recorded, unrecorded, monkeypatch):
     runtime = open_recorded("on", max_num_seqs=32)
     write = InputBatch.write
