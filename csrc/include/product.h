@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -218,23 +219,16 @@ class TilesOfBytes {
     }
   }
 
-  // Of few tokens each weight is widened just before it is used; of many, a unit's are all widened with the first.
+  // Of many tokens a unit's weights are all widened with the first.
   void multiply(const Unit<int8_t>& unit, const BFloat16* x, int64_t first, int tokens, int64_t all,
                 Vec (*sums)[kBlockTokens]) const {
-    thread_local Buffer buffer;
-    const bool once = all <= 2 * kTileRows;
-    const int64_t chunk = once ? std::min(kFewColumns, padded_) : padded_;
-    const int64_t stride = chunk + kTileDepth;  // not a power of two, of which few fit the first cache
-    auto* wide = reinterpret_cast<BFloat16*>(buffer.reserve(kTileRows * stride));
-    const TileRows strips[2] = {{wide, stride, kTileRows}, {wide + kTileRows * stride, stride, kTileRows}};
+    if (all <= 2 * kTileRows) return multiply_few(unit, x, tokens, sums);
+    Wide wide(padded_, 1);
     x += first / kTileRows * group();
     for (int t = 0; t < tokens; t += 2 * kTileRows, x += 2 * group()) {
       clear_sums();
-      for (int64_t from = 0; from < padded_; from += chunk) {
-        const int64_t count = std::min(chunk, padded_ - from);
-        if (once || first + t == 0) widen_unit(unit, from, count, wide, stride);
-        add(tokens - t, strips, x + from * kTileRows, count);
-      }
+      if (first + t == 0) widen_unit(unit, 0, padded_, wide, 0);
+      add(tokens - t, wide.strips(0), x, padded_);
       tokens - t <= kTileRows ? store_sums<1>(sums[0] + t, sums[1] + t) : store_sums<2>(sums[0] + t, sums[1] + t);
     }
   }
@@ -242,17 +236,47 @@ class TilesOfBytes {
  private:
   static constexpr int64_t kFewColumns = 128;
 
-  int64_t group() const { return padded_ * kTileRows; }
+  // A thread's memory for widened columns of a unit, once or twice.
+  struct Wide {
+    BFloat16* data;
+    int64_t stride;
 
-  void add(int tokens, const TileRows* strips, const BFloat16* x, int64_t count) const {
-    const Ahead nothing{0, 1 << 30, 1 << 30};
-    tokens <= kTileRows ? add_tiles<1>(strips, x, group(), count, nothing)
-                        : add_tiles<2>(strips, x, group(), count, nothing);
+    Wide(int64_t columns, int copies) : stride(columns + kTileDepth) {  // no power of two: few fit the first cache
+      thread_local Buffer buffer;
+      data = reinterpret_cast<BFloat16*>(buffer.reserve(copies * kTileRows * stride));
+    }
+    BFloat16* copy(int which) const { return data + which * 2 * kTileRows * stride; }
+    std::array<TileRows, 2> strips(int which) const {
+      return {{{copy(which), stride, kTileRows}, {copy(which) + kTileRows * stride, stride, kTileRows}}};
+    }
+  };
+
+  // Few columns at a time, the next ones while the tile unit multiplies: it waits for what was just stored.
+  void multiply_few(const Unit<int8_t>& unit, const BFloat16* x, int tokens, Vec (*sums)[kBlockTokens]) const {
+    const Wide wide(kFewColumns, 2);
+    int now = 0;
+    clear_sums();
+    widen_unit(unit, 0, std::min(kFewColumns, padded_), wide, now);
+    for (int64_t from = 0; from < padded_; from += kFewColumns, now ^= 1) {
+      const int64_t next = from + kFewColumns;
+      if (next < padded_) widen_unit(unit, next, std::min(kFewColumns, padded_ - next), wide, now ^ 1);
+      add(tokens, wide.strips(now), x + from * kTileRows, std::min(kFewColumns, padded_ - from));
+    }
+    tokens <= kTileRows ? store_sums<1>(sums[0], sums[1]) : store_sums<2>(sums[0], sums[1]);
   }
 
-  void widen_unit(const Unit<int8_t>& unit, int64_t from, int64_t count, BFloat16* to, int64_t stride) const {
+  int64_t group() const { return padded_ * kTileRows; }
+
+  void add(int tokens, const std::array<TileRows, 2>& strips, const BFloat16* x, int64_t count) const {
+    const Ahead nothing{0, 1 << 30, 1 << 30};
+    tokens <= kTileRows ? add_tiles<1>(strips.data(), x, group(), count, nothing)
+                        : add_tiles<2>(strips.data(), x, group(), count, nothing);
+  }
+
+  void widen_unit(const Unit<int8_t>& unit, int64_t from, int64_t count, const Wide& wide, int which) const {
+    BFloat16* to = wide.copy(which);
     for (const Strip<int8_t>& strip : unit.strips)
-      for (int r = 0; r < kTileRows; r++, to += stride) {
+      for (int r = 0; r < kTileRows; r++, to += wide.stride) {
         const int8_t* row = strip.data + std::min(r, strip.count - 1) * strip.stride;
         for (int64_t k = from; k < from + count; k += kBytes) {
           __builtin_prefetch(row + unit.rows_ahead * strip.stride + k, 0, 2);
