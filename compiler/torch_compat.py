@@ -18,11 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils import _python_dispatch
 
 from ..common.errors import CompileError
 from . import torch_fixes
 from .torch_fixes import replaced
+
+DispatchMode: Any = _python_dispatch.TorchDispatchMode  # sees what torch computes in its `with`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
