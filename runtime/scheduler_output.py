@@ -101,7 +101,7 @@ class SchedulerOutput:
     adjusted: Adjusted | None = None
     moved_from: Ints | None = None  # [num_tables] the row that each row's table was in; None: nothing moved
     new_blocks: Ints  # [3, num_new] rows, columns and block ids of table entries to set
-    preempted_ids: tuple[str, ...] = ()
+    preempted_ids: tuple[str, ...] = ()  # since the plan before; some may have been let in again
     reports: WantedReports | None = None  # None where nobody wants any
 
     @property

@@ -28,7 +28,17 @@ from lamina.runtime.scheduler import Scheduler
 from lamina.runtime.scheduler_config import SchedulerConfig
 from lamina.runtime.scheduler_output import ON_HOST
 
+from .tally import CACHE, SCHEDULER, in_words
+
 VOCAB = 11  # of the hashing model
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How much random programs have seen, where tests of that kind have run."""
+    for name, counts in (("scheduler", SCHEDULER), ("cache", CACHE)):
+        if counts:
+            terminalreporter.section(name)
+            terminalreporter.write_line(in_words(counts))
 
 
 @pytest.fixture(scope="session")

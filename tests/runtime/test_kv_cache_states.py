@@ -13,6 +13,8 @@ from lamina.runtime.block_pool import BlockPool
 from lamina.runtime.kv_cache import KVCacheManager
 from lamina.runtime.prefix_cache import PrefixCache
 
+from .tally import CACHE
+
 
 class Owner:
     """A request as far as the cache knows one, with what a model has computed of it."""
@@ -26,28 +28,30 @@ class Owner:
 
 
 TOKENS = st.sampled_from([0, 0, 0, 1])  # so that many begin alike
+BLOCKS = st.sampled_from([10, 6, 14, 3, 1])
 STEPS_IN_FLIGHT = 3  # the last ones, which may still fail
 
 
 class KVCacheMachine(RuleBasedStateMachine):
     """Requests come, compute, share, fail and go; `slots` is what the device's memory holds."""
 
-    @initialize(
-        blocks=st.integers(1, 10), block_size=st.integers(1, 3), prefix_cache=st.sampled_from([1, 1, 0])
-    )
+    @initialize(blocks=BLOCKS, block_size=st.integers(1, 3), prefix_cache=st.sampled_from([1, 1, 0]))
     def start(self, blocks, block_size, prefix_cache, window=None):
         self.cache = KVCacheManager(
             BlockPool(blocks + 1), block_size, prefix_cache=bool(prefix_cache), window=window
         )
         self.slots, self.owners, self.step, self.undo = {}, {}, 0, []
         self.num_owners = 0
+        CACHE["programs" if window is None else "programs with windows"] += 1
 
     @rule(
         tokens=st.lists(TOKENS, min_size=1, max_size=12),
         salt=st.sampled_from(["", "", "a"]),
-        spare=st.integers(0, 2),
+        spare=st.sampled_from([0, 0, 1, 2]),
+        count=st.integers(0, 12),
     )
-    def admit(self, tokens, salt, spare):
+    def admit(self, tokens, salt, spare, count):
+        """A request comes, and so many of its tokens are computed at once."""
         self.num_owners += 1
         owner = Owner(str(self.num_owners), tokens, salt)
         pool = self.cache.pool
@@ -57,20 +61,26 @@ class KVCacheMachine(RuleBasedStateMachine):
             assert (pool.num_free, pool.num_cached, pool.num_used) == before
             assert self.blocks(len(tokens)) + spare > pool.num_available or self.cache.prefix
             self.cache.free(owner.request_id)
+            CACHE["tables refused"] += 1
             return
+        CACHE.update({"tables": 1, "tokens found": found})
         assert pool.num_available >= spare
         assert found % self.cache.block_size == 0
         assert found < len(tokens), "the last token is to be computed"
         owner.num_found = owner.num_computed = found
         self.owners[owner.request_id] = owner
         self.undo.append((self.step, owner, found))
+        if count:
+            self.compute_of(owner, [], count)
 
     @rule(data=st.data(), more=st.lists(TOKENS, max_size=4), count=st.integers(1, 5))
     def compute(self, data, more, count):
         """A step of one request: it grows, writes some tokens and lets its full blocks be found."""
         owner = self.draw(data)
-        if owner is None:
-            return
+        if owner is not None:
+            self.compute_of(owner, more, count)
+
+    def compute_of(self, owner, more, count):
         owner_tokens = owner.tokens + more
         if not self.cache.grow(owner.request_id, len(owner_tokens)):
             return
@@ -86,6 +96,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             assert not self.cache.pool.is_kept(block), "a block that can be found is written"
             self.slots[block, position % self.cache.block_size] = owner.tokens[position]
         owner.num_computed = stop
+        CACHE["steps"] += 1
         self.cache.commit(owner, stop, self.step)
         over = self.step - STEPS_IN_FLIGHT
         undone = [computed for step, other, computed in self.undo if other is owner and step > over]
@@ -105,6 +116,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         first = self.step - count + 1
         if first < 1:
             return
+        CACHE["failed steps"] += count
         for step, owner, computed in reversed(self.undo):
             if step >= first and owner.request_id in self.owners and computed < owner.num_computed:
                 table = self.cache.block_ids(owner.request_id)
@@ -153,7 +165,7 @@ class WindowMachine(KVCacheMachine):
     """The same where every layer sees a window alone."""
 
     @initialize(
-        blocks=st.integers(1, 10),
+        blocks=BLOCKS,
         block_size=st.integers(1, 3),
         prefix_cache=st.sampled_from([1, 1, 0]),
         window=st.integers(1, 5),
@@ -248,6 +260,7 @@ SEEN_WITH_WINDOWS = {"a block is given back too soon", "what follows a forgotten
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_way_to_get_it_wrong_is_noticed(mutant):
     with ExitStack() as stack:
+        stack.enter_context(patch.dict(CACHE))  # what a mutant survives proves nothing
         stack.enter_context(patch.object(*MUTANTS[mutant]))
         limits = settings(
             max_examples=20_000,  # it ends with the first that fails

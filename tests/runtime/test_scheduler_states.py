@@ -16,7 +16,29 @@ from hypothesis.stateful import (
 from lamina.common.errors import RequestError
 from lamina.runtime.request import RequestStatus
 
+from .tally import SCHEDULER
+
 TOKENS = st.integers(0, 10)  # the vocabulary of the simulated model
+STEPS = st.integers(0, 3)  # that follow an event, so that there is always something under way
+SALTS = st.sampled_from(["", "", "salt"])
+ARRIVALS = st.fixed_dictionaries(
+    {
+        "length": st.sampled_from([5, 3, 8, 12, 2, 1, 16]),
+        "seed": st.integers(0, 3),
+        "options": st.fixed_dictionaries(
+            {
+                "priority": st.integers(-1, 1),
+                "cache_salt": SALTS,
+                "timeout": st.sampled_from([None, None, 3, 12, 30]),
+            }
+        ),
+        "max_tokens": st.sampled_from([None, 20, 12, 8, 4, 2, 1]),
+        "min_tokens": st.integers(0, 4),
+        "stop_token_ids": st.sampled_from([(), (), (3,), (0, 7)]),
+        "ignore_eos": st.booleans(),
+        "presence_penalty": st.sampled_from([0.0, 1.0]),
+    }
+)
 
 
 class Clock:
@@ -36,96 +58,110 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.make_server = make_server
 
     @initialize(
-        blocks=st.integers(1, 8),
+        blocks=st.sampled_from([8, 6, 4, 10, 8, 2, 1]),
         block_size=st.integers(1, 4),
-        seqs=st.integers(1, 4),
-        budget=st.integers(1, 12),
+        seqs=st.sampled_from([3, 4, 5, 2, 1]),
+        budget=st.sampled_from([12, 20, 8, 5, 1]),
         beside_decode=st.none() | st.integers(1, 12),
-        context=st.integers(2, 30),
+        context=st.sampled_from([30, 20, 30, 8, 2]),
         chunk=st.none() | st.integers(1, 5),
-        eos=st.sets(TOKENS, max_size=1),
+        eos=st.sampled_from([(), (5,)]),
         depth=st.integers(1, 3),
         prefix_cache=st.booleans(),
         window=st.none() | st.integers(1, 10),
+        first=st.lists(ARRIVALS, min_size=2, max_size=5),
     )
-    def start(self, eos, **limits):
+    def start(self, eos, first, **limits):
         self.clock = Clock()
-        self.server = self.make_server(eos=tuple(eos), clock=self.clock, **limits)
+        self.server = self.make_server(eos=eos, clock=self.clock, **limits)
         self.scheduler = self.server.scheduler
         self.ended_early = set()
+        names = {"with windows": limits["window"], "with a prefix cache": limits["prefix_cache"]}
+        SCHEDULER.update(programs=1, **{f"programs {name}": 1 for name, is_on in names.items() if is_on})
+        self.first = first
+        self.arrive()
 
-    @rule(
-        length=st.integers(1, 16),
-        seed=st.integers(0, 3),
-        options=st.fixed_dictionaries(
-            {
-                "priority": st.integers(-1, 1),
-                "cache_salt": st.sampled_from(["", "", "salt"]),
-                "timeout": st.none() | st.integers(1, 30),
-            }
-        ),
-        max_tokens=st.none() | st.integers(1, 20),
-        min_tokens=st.integers(0, 4),
-        stop_token_ids=st.lists(TOKENS, max_size=2),
-        ignore_eos=st.booleans(),
-        penalty=st.sampled_from([0.0, 1.0]),
-    )
-    def add(self, length, seed, options, max_tokens, min_tokens, stop_token_ids, ignore_eos, penalty):
-        limit = min(self.server.config.max_model_len - 1, self.server.kv_cache.capacity_tokens)
-        arguments = {"max_tokens": max_tokens, "stop_token_ids": stop_token_ids, "ignore_eos": ignore_eos}
-        arguments |= {"options": options, "presence_penalty": penalty}
-        arguments["min_tokens"] = min(min_tokens, max_tokens or min_tokens)
+    @rule(arrivals=st.lists(ARRIVALS, min_size=1, max_size=3), steps=STEPS)
+    def add(self, arrivals, steps):
+        for arrival in arrivals:
+            self.queue(**arrival)
+        self.steps(steps)
+
+    def arrive(self):
+        for arrival in self.first:
+            self.queue(**arrival)
+
+    def queue(self, *, length, max_tokens, min_tokens, **more):
+        """As long as that; one that cannot fit is refused, and comes again as short as it must be."""
+        more |= {"max_tokens": max_tokens, "min_tokens": min(min_tokens, max_tokens or min_tokens)}
+        limit = self.longest_prompt()
         if length > limit:
             with pytest.raises(RequestError):
-                self.server.add("too long", length, seed, **arguments)
-        else:
-            self.server.add(f"r{len(self.server.requests)}", length, seed, **arguments)
+                self.server.add("too long", length, **more)
+            SCHEDULER["requests refused"] += 1
+        self.server.add(f"r{len(self.server.requests)}", min(length, limit), **more)
 
-    @rule()
-    def step(self):
-        self.launch()
-        if len(self.server.pending) >= self.server.depth:
-            self.land()
+    def longest_prompt(self):
+        return min(self.server.config.max_model_len - 1, self.server.kv_cache.capacity_tokens)
+
+    @rule(count=st.sampled_from([4, 8, 2, 1]))
+    def steps(self, count):
+        """Where nobody is live, the first ones come again."""
+        for _ in range(count):
+            if not self.scheduler.has_work:
+                self.arrive()
+            self.launch()
+            if len(self.server.pending) >= self.server.depth:
+                self.receive()
 
     @rule(
-        data=st.data(),
-        more=st.lists(TOKENS, min_size=1, max_size=3),
-        cache_salt=st.sampled_from(["", "salt"]),
+        which=st.integers(0, 7), more=st.lists(TOKENS, min_size=1, max_size=3), cache_salt=SALTS, steps=STEPS
     )
-    def fork(self, data, more, cache_salt):
+    def fork(self, which, more, cache_salt, steps):
         """Go on from what a request has so far, as another sample or the next turn does."""
-        if not self.server.requests:
-            return
-        source = self.server.requests[data.draw(st.sampled_from(sorted(self.server.requests)))]
-        prompt = (*source.prompt_token_ids, *source.output_token_ids, *more)
-        if len(prompt) <= min(self.server.config.max_model_len - 1, self.server.kv_cache.capacity_tokens):
-            name = f"r{len(self.server.requests)}"
-            self.server.add(name, prompt, max_tokens=5, options={"cache_salt": cache_salt})
+        sources = [*self.server.requests.values()]
+        source = sources[which % len(sources)]
+        prompt = (*source.prompt_token_ids, *source.output_token_ids, *more)[: self.longest_prompt()]
+        name = f"r{len(self.server.requests)}"
+        self.server.add(name, prompt, max_tokens=8, options={"cache_salt": cache_salt})
+        SCHEDULER["forks"] += 1
+        self.steps(steps)
 
-    @rule()
-    def restart(self):
-        """What an engine does when an interrupt may have left the books half written."""
+    @rule(really=st.integers(0, 4))
+    def restart(self, really):
+        """What an engine does, rarely, when an interrupt may have left the books half written."""
+        if really:
+            return
         self.ended_early.update(r.request_id for r in self.live())
         self.server.pending.clear()
         self.server.written.clear()
         self.scheduler.end_all()
+        SCHEDULER["restarts"] += 1
 
     @rule(seconds=st.integers(1, 20))
     def wait(self, seconds):
         """Time passes, and ends whose time is up."""
         self.server.scheduler.check()
         self.clock.now += seconds
-        self.ended_early.update(request.request_id for request in self.scheduler.expire())
+        late = self.scheduler.expire()
+        self.ended_early.update(request.request_id for request in late)
+        SCHEDULER["deadlines passed"] += len(late)
 
-    @rule(number=st.integers(0, 2))
-    def fail_a_step(self, number):
+    @rule(number=st.integers(0, 2), steps=STEPS)
+    def fail_a_step(self, number, steps):
         """At the model or when it is read: those launched after it go with it."""
         if number < len(self.server.pending):
+            SCHEDULER["failed steps"] += len(self.server.pending) - number
             self.server.fail(number)
+        self.steps(steps)
 
-    @rule()
-    def land(self):
+    @rule(steps=STEPS)
+    def land(self, steps):
         """Read a step before others are launched, as when nothing more can be."""
+        self.receive()
+        self.steps(steps)
+
+    def receive(self):
         if self.server.pending:
             plan = self.server.pending[0][0]
             names = [part.request_id for part in self.server.parts(plan) if part.samples]
@@ -133,25 +169,33 @@ class SchedulerMachine(RuleBasedStateMachine):
             received = self.server.land()
             assert [r.request_id for r in received] == [name for name in names if name in live]
 
-    @rule(data=st.data())
-    def abort(self, data):
+    @rule(which=st.integers(0, 7), steps=STEPS)
+    def abort(self, which, steps):
         assert not self.scheduler.abort("unknown")
-        victim = self.end(data, lambda name: self.scheduler.abort(name))
+        victim = self.end(which, lambda name: self.scheduler.abort(name))
         assert victim is None or not self.scheduler.abort(victim), "twice is a no-op"
+        SCHEDULER["aborts"] += victim is not None
+        self.steps(steps)
 
-    @rule(data=st.data())
-    def stop(self, data):
+    @rule(which=st.integers(0, 7), steps=STEPS)
+    def stop(self, which, steps):
         """What an engine does when it finds a stop string."""
-        self.end(data, lambda name: self.scheduler.finish(name, "stop", "text"))
+        ended = self.end(which, lambda name: self.scheduler.finish(name, "stop", "text"))
+        SCHEDULER["stops"] += ended is not None
+        self.steps(steps)
+
+    def known_blocks(self):
+        prefix = self.server.kv_cache.prefix
+        return set() if prefix is None else {*prefix.block_ids()}
 
     def live(self):
         return [r for r in self.server.requests.values() if r.status is not RequestStatus.FINISHED]
 
-    def end(self, data, how):
+    def end(self, which, how):
         live = [r.request_id for r in self.live()]
         if not live:
             return None
-        name = data.draw(st.sampled_from(live))
+        name = live[which % len(live)]
         how(name)
         self.ended_early.add(name)
         return name
@@ -161,9 +205,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         running = [r for r in live if r.status is RequestStatus.RUNNING]
         first = min(running or live, key=lambda r: r.rank, default=None)
         before = first and self.scheduler.num_computed_tokens(first)
+        known = self.known_blocks()
         plan = self.server.launch()
         if plan is not None:
             self.check_plan(plan)
+            SCHEDULER["steps"] += 1
+        SCHEDULER["blocks evicted"] += len(known - self.known_blocks())
         assert plan is not None or pending or not live
         if live and not pending:
             assert first.request_id in plan.request_ids, "the first of those that run did not advance"
@@ -176,7 +223,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert plan.num_tokens <= (config.max_tokens_beside_decode or plan.num_tokens)
         assert len(set(plan.request_ids)) == len(parts) <= config.max_num_seqs
         assert all(0 < len(r.token_ids) <= (config.prefill_chunk or plan.num_tokens) for r in parts)
-        assert not set(plan.request_ids) & set(plan.preempted_ids)
+        assert all(self.server.requests[name].num_preemptions for name in plan.preempted_ids)
         for part in parts:
             request = self.server.requests[part.request_id]
             assert request.status is RequestStatus.RUNNING
@@ -214,8 +261,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert (count, request.finish_reason) == (len(tokens), reason)
         assert not self.scheduler.num_running
         assert not self.scheduler.num_waiting
+        SCHEDULER.update(
+            {
+                "requests": len(self.server.requests),
+                "requests served to their end": len(self.server.requests.keys() - self.ended_early),
+                "preemptions": self.scheduler.num_preemptions,
+                "tokens found": self.scheduler.num_hit_tokens,
+            }
+        )
 
 
 def test_any_sequence_of_events_gives_each_request_its_own_tokens(make_server):
-    limits = settings(max_examples=10 * settings.default.max_examples, stateful_step_count=40, deadline=None)
+    limits = settings(max_examples=10 * settings.default.max_examples, stateful_step_count=20, deadline=None)
     run_state_machine_as_test(partial(SchedulerMachine, make_server), settings=limits)
