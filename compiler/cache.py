@@ -17,6 +17,8 @@ from .plan import ParameterTable, Plan, Step
 
 logger = get_logger("compiler")
 PLANS = "plans"
+IN_PARTS = ("model", "settings", "toolchain")  # factors that are small, and whose parts say more
+MOST_NAMES = 8  # that a miss lists
 NOUNS = {PLANS: "plan", "serving": "warm-up"}
 
 
@@ -96,11 +98,15 @@ def _read_plan(record: Mapping[str, Any], pieces: tuple[Piece, ...]) -> Plan:
 
 
 def summary(factors: Mapping[str, Any]) -> dict[str, str]:
-    """Each factor as a short text or hash, to compare entries by."""
-    texts = {name: json.dumps(value, sort_keys=True) for name, value in factors.items()}
+    """Each factor as a short text or hash, to compare entries by; some in the parts that have names."""
+    parts = {
+        f"{name}.{part}" if part else name: json.dumps(value, sort_keys=True)
+        for name, whole in factors.items()
+        for part, value in (whole if name in IN_PARTS else {"": whole}).items()
+    }
     return {
         name: text if len(text) <= 200 else hashlib.sha256(text.encode()).hexdigest()[:16]
-        for name, text in texts.items()
+        for name, text in parts.items()
     }
 
 
@@ -119,14 +125,17 @@ def nearest(factors: Mapping[str, Any], store: Store, kind: str) -> str:
     ]
     if not entries:
         return f"the cache holds no {NOUNS[kind]} yet"
-    differing = [[name for name in wanted if entry.get(name) != wanted[name]] for entry in entries]
+    differing = [
+        [name for name in {**wanted, **entry} if entry.get(name) != wanted.get(name)] for entry in entries
+    ]
     _, names = min((len(names), names) for names in differing)
-    difference = ", ".join(names) or "nothing: a part of it was lost"
-    return f"the nearest of {len(entries)} cached {NOUNS[kind]}s differs in {difference}"
+    difference = ", ".join(names[:MOST_NAMES]) or "nothing: a part of it was lost"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"the nearest of {len(entries)} cached {NOUNS[kind]}s differs in {difference}{more}"
 
 
-def missing_parts(factors: Mapping[str, Any], store: Store) -> list[str]:
-    """What of a plan would have to be made, traced or compiled; an empty list where loading is enough."""
+def missing_parts(factors: Mapping[str, Any], store: Store, *, must_be_checked: bool) -> list[str]:
+    """What of a plan would have to be made, traced, compiled or, if it must be, checked; empty: nothing."""
     reference = store.read_ref(PLANS, plan_key(factors))
     if reference is None:
         return [f"the plan: {explain_miss(factors, store)}"]
@@ -134,5 +143,5 @@ def missing_parts(factors: Mapping[str, Any], store: Store) -> list[str]:
         keys = json.loads(store.get(reference["record"]))["pieces"]
     except (StoreError, ValueError, KeyError, TypeError):
         return ["the plan: its record was lost"]
-    lacks = [(number, missing_of_piece(key, store)) for number, key in enumerate(keys)]
-    return [f"piece {number} of the plan: {lack}" for number, lack in lacks if lack]
+    lacks = [missing_of_piece(key, store, must_be_checked=must_be_checked) for key in keys]
+    return [f"piece {number} of the plan: {lack}" for number, lack in enumerate(lacks) if lack]

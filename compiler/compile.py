@@ -70,14 +70,16 @@ def compile_program(
     """
     passes = pipeline.select(config.passes, numerics)
     factors = plan_factors(program, passes, numerics)
-    if require_warm and (missing := cache.missing_parts(factors, store)):
-        raise NotWarmError(f"the cache {store.root} lacks {'; '.join(missing)}; run `lamina warmup`")
-    loaded = _load(factors, store, program.device)
+    if require_warm:
+        missing = cache.missing_parts(factors, store, must_be_checked=config.verify)
+        if missing:
+            raise NotWarmError(f"the cache {store.root} lacks {'; '.join(missing)}; run `lamina warmup`")
+    loaded = _load(factors, store, program.device, config)
     if loaded is not None:
         return loaded
     miss = cache.explain_miss(factors, store)
     with store.lock("compile"):
-        loaded = _load(factors, store, program.device)
+        loaded = _load(factors, store, program.device, config)
         return loaded or _compile(program, passes, config, numerics, factors, store, miss, progress)
 
 
@@ -101,12 +103,16 @@ def plan_factors(program: Program, passes: tuple[Pass, ...], numerics: Numerics)
     }
 
 
-def _load(factors: Mapping[str, Any], store: Store, device: torch.device) -> Compiled | None:
+def _load(
+    factors: Mapping[str, Any], store: Store, device: torch.device, config: CompileConfig
+) -> Compiled | None:
     started = time.perf_counter()
     found = cache.load_plan(factors, store, device)
     if found is None:
         return None
     plan, guards = found
+    if config.verify and not all(piece.artifact.is_checked for piece in plan.pieces):
+        return None  # the pieces are there, and are checked when the plan is made again
     return Compiled(
         plan=plan,
         guards=tuple(guards),

@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class Artifact:
     reports: tuple[Mapping[str, Any], ...]  # of each pass
     products: tuple[Product, ...]
     device: str
+    is_checked: bool  # what it computes, by whoever made it
     seconds: float = 0.0  # that making it took here
 
 
@@ -60,7 +61,10 @@ def compile_piece(
     factors: Mapping[str, Any],
     check: Callable[[Call], None] | None = None,
 ) -> Piece:
-    """The piece from the store where its rewritten graph is known, else compiled, checked and stored."""
+    """The piece from the store where its rewritten graph is known, else compiled and stored.
+
+    check: raises where a call computes the wrong thing; what was stored without one is checked now.
+    """
     started = time.perf_counter()
     found: dict[str, Any] = {}
 
@@ -80,31 +84,42 @@ def compile_piece(
     source = torch_compat.generate(module, rewrite, kernel_folder)
     if source is None:
         known: Piece = found["known"]
-        return known
+        return known if check is None or known.artifact.is_checked else _checked(known, check, store)
     source = normalise(source)
     namespace = torch_compat.run_source(source, f"lamina_piece_{found['key'][:16]}", kernel_folder)
+    digest = store.put(source.encode())
+    native = torch_compat.native_kernels(namespace)
+    kernels = {name: store.put(path.read_bytes()) for name, path in sorted(native.items())}
+    launches = {name: one.as_record() for name, one in kernels_of(namespace, store).items()}
+    call: Call = namespace["call"]
+    if obstacle(source, {*kernels, *launches}) is None:  # checked and used as a warm start has it
+        call = load_source(digest, kernels, launches, store, device)
     if check is not None:
-        check(namespace["call"])
-    kernels = torch_compat.native_kernels(namespace)
+        check(call)
     artifact = Artifact(
         key=found["key"],
-        source=store.put(source.encode()),
-        kernels={name: store.put(path.read_bytes()) for name, path in sorted(kernels.items())},
-        launches={name: one.as_record() for name, one in kernels_of(namespace, store).items()},
+        source=digest,
+        kernels=kernels,
+        launches=launches,
         graph_before=store.put(found["before"].encode()),
         stages=tuple(store.put(text.encode()) for text in found["stages"]),
         origins=store.put(json.dumps(found["origins"]).encode()),
         reports=found["reports"],
         products=found["products"],
         device=device.type,
+        is_checked=check is not None,
         seconds=round(time.perf_counter() - started, 3),
     )
     store.write_ref(PIECES, artifact.key, asdict(artifact))
-    call = namespace["call"]
-    if device.type == "cpu" and obstacle(source, {*artifact.kernels, *artifact.launches}) is None:
-        # as a warm start has it, which calls our ops directly
-        call = load_source(artifact.source, artifact.kernels, artifact.launches, store, device)
     return Piece(artifact=artifact, call=call, was_compiled=True)
+
+
+def _checked(piece: Piece, check: Callable[[Call], None], store: Store) -> Piece:
+    """A stored piece that nobody had checked, checked."""
+    check(piece.call)
+    artifact = replace(piece.artifact, is_checked=True)
+    store.write_ref(PIECES, artifact.key, asdict(artifact))
+    return replace(piece, artifact=artifact)
 
 
 def load_piece(key: str, store: Store, device: torch.device) -> Piece | None:
@@ -120,8 +135,8 @@ def load_piece(key: str, store: Store, device: torch.device) -> Piece | None:
         return None
 
 
-def missing_of_piece(key: str, store: Store) -> str | None:
-    """Why a piece cannot be loaded without a compiler, or None where it can."""
+def missing_of_piece(key: str, store: Store, *, must_be_checked: bool) -> str | None:
+    """Why a piece cannot be used as it lies in the store, or None where it can."""
     try:
         artifact = _read_artifact(store.read_ref(PIECES, key) or {})
         for digest in (*artifact.kernels.values(), *(one["cubin"] for one in artifact.launches.values())):
@@ -131,6 +146,8 @@ def missing_of_piece(key: str, store: Store) -> str | None:
         return str(error)
     except (TypeError, KeyError):
         return "its record was lost"
+    if must_be_checked and not artifact.is_checked:
+        return "nobody has checked what it computes"
     why = obstacle(source, {*artifact.kernels, *artifact.launches})
     return f"only Inductor can load it, since {why}" if why else None
 

@@ -92,9 +92,9 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
 def missing(config: RuntimeConfig, progress: Progress) -> list[str]:
     """What serving with these settings would have to compile, trace or build; weights are not read."""
     found = find(config, progress)
-    factors = found.plan_factors()
-    lacks = [] if factors is None else cache.missing_parts(factors, found.store)
-    resolved, store = found.resolved, found.store
+    resolved, store, factors = found.resolved, found.store, found.plan_factors()
+    must_be_checked = config.compile_config is not None and config.compile_config.verify
+    lacks = [] if factors is None else cache.missing_parts(factors, store, must_be_checked=must_be_checked)
     loaded = None if lacks or factors is None else cache.load_plan(factors, store, resolved.device)
     products = products_of(loaded[0] if loaded else None, found.model, resolved)
     lacks += missing_measurements(products, resolved.device, resolved.dtype, store)

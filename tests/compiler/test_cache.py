@@ -105,9 +105,40 @@ def test_a_miss_names_the_factor_that_differs(store):
     cache.save_plan(make_plan(), factors_of(tiny), GUARDS, store)
     cache.save_plan(make_plan(), factors_of(make_tiny(dtype=torch.float64, num_layers=5)), GUARDS, store)
     changed = factors_of(make_tiny(rms_norm_eps=1e-6))
-    assert cache.explain_miss(changed, store) == "the nearest of 2 cached plans differs in model"
+    assert cache.explain_miss(changed, store) == "the nearest of 2 cached plans differs in model.rms_norm_eps"
     without = factors_of(tiny, ("canonicalise",))
     assert cache.explain_miss(without, store) == "the nearest of 2 cached plans differs in passes"
+
+
+def parts_of(factors):
+    """Every factor, and every part of those that have parts, with all factors where that one is another."""
+    for name, whole in factors.items():
+        if name in cache.IN_PARTS:
+            for part, value in whole.items():
+                yield f"{name}.{part}", factors | {name: whole | {part: ["other", value]}}
+            yield f"{name}.new", factors | {name: whole | {"new": 1}}
+        else:
+            yield name, factors | {name: ["other", whole]}
+
+
+def test_each_factor_alone_makes_a_miss_that_names_it_and_back_it_is_a_hit(store):
+    factors = factors_of(make_tiny())
+    cache.save_plan(make_plan(), factors, GUARDS, store)
+    named = []
+    for name, changed in parts_of(factors):
+        named.append(name)
+        assert cache.load_plan(changed, store, CPU) is None
+        assert cache.explain_miss(changed, store) == f"the nearest of 1 cached plans differs in {name}"
+    assert {"model.num_layers", "parameters", "sources", "passes", "numerics", "toolchain.torch"} <= {*named}
+    assert cache.load_plan(factors, store, CPU) == (make_plan(), GUARDS)
+
+
+def test_of_many_factors_that_differ_the_first_are_listed_and_the_rest_counted(store):
+    cache.save_plan(make_plan(), {"model": {"a": 1}, "sources": ""}, GUARDS, store)
+    other = {"model": {str(number): 0 for number in range(9)}, "sources": ""}
+    assert cache.explain_miss(other, store).endswith(
+        "differs in model.0, model.1, model.2, model.3, model.4, model.5, model.6, model.7 and 2 more"
+    )
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"nonsense", b'{"record": "0000"}'])

@@ -26,6 +26,7 @@ def piece(call):
         reports=(),
         products=(),
         device="cpu",
+        is_checked=True,
         seconds=0.0,
     )
     return Piece(artifact=artifact, call=call, was_compiled=False)

@@ -7,12 +7,14 @@ import torch
 
 from lamina.common.errors import CompileError, ConfigError
 from lamina.common.store import Store
-from lamina.compiler import verify
+from lamina.compiler import verify, wrapper
 from lamina.compiler.compile import compile_program, split_program
 from lamina.compiler.config import CompileConfig
+from lamina.compiler.inductor import compile_piece, missing_of_piece
 from lamina.compiler.passes import pipeline
 from lamina.compiler.passes.graph import copy_graph
 from lamina.compiler.verify import Culprit, Error
+from lamina.custom_ops import library
 
 from .tiny import make_tiny
 
@@ -129,6 +131,42 @@ def test_compiling_with_a_faulty_pass_stops_and_says_how_to_leave_it_out(tmp_pat
         compile_program(make_tiny().program, CompileConfig(), "fast", Store(tmp_path))
     assert not Store(tmp_path).refs("plans"), "what is wrong is not kept"
     assert not Store(tmp_path).refs("pieces")
+
+
+def doubled(op, device):
+    """An op called directly that gives twice what it should."""
+    right = library.direct_call(op, device)
+
+    def wrong(*arguments):
+        result = right(*arguments)
+        (result if isinstance(result, torch.Tensor) else result[0]).mul_(2)
+        return result
+
+    return wrong
+
+
+def test_the_check_of_a_piece_runs_what_is_served_and_what_nobody_checked_is_checked_before_use(
+    store, monkeypatch
+):
+    module, judged = middle(make_tiny(dtype=torch.bfloat16), "fast"), []
+
+    def check(call):
+        judged.append(verify.check_piece(module, call, verify.sample_arguments(module, CPU), "fast").is_right)
+
+    def compiled(check):
+        return compile_piece(module, pipeline.select(None, "fast"), store, CPU, {}, check)
+
+    with monkeypatch.context() as patch:  # only a piece that calls our ops directly meets this one
+        patch.setattr(wrapper, "direct_call", doubled)
+        artifact = compiled(check).artifact
+    assert judged == [False]
+    store.write_ref("pieces", artifact.key, dataclasses.asdict(artifact) | {"is_checked": False})
+    assert missing_of_piece(artifact.key, store, must_be_checked=False) is None
+    assert "checked" in missing_of_piece(artifact.key, store, must_be_checked=True)
+    assert not compiled(None).artifact.is_checked
+    assert compiled(check).artifact.is_checked
+    assert compiled(check).artifact.is_checked
+    assert judged == [False, True], "once"
 
 
 def test_errors_are_relative_and_infinite_for_nan():
