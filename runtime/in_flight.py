@@ -9,11 +9,12 @@ from .scheduler_output import SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
+class Launched:
     """A step, and whose its rows are."""
 
     plan: SchedulerOutput
     requests: list[Request]
+    version: int  # of the scheduler's rows, as they were
 
     def samplers(self) -> list[Request]:
         """The requests that its tokens are for, in order."""
@@ -26,7 +27,7 @@ class InFlight:
     """A queue of steps, numbered from 1: launched in order, over in the same order, undone from the end."""
 
     def __init__(self) -> None:
-        self._steps: deque[_Launched] = deque()
+        self._steps: deque[Launched] = deque()
         self._last_over = 0
         self._num_launched = 0
 
@@ -38,17 +39,17 @@ class InFlight:
         """The number of the step to be launched next; none has it twice."""
         return self._num_launched + 1
 
-    def launch(self, plan: SchedulerOutput, requests: list[Request]) -> None:
+    def launch(self, plan: SchedulerOutput, requests: list[Request], version: int) -> None:
         """A step is on its way, with a row for each of these."""
         self._num_launched = plan.step
-        self._steps.append(_Launched(plan, requests))
+        self._steps.append(Launched(plan, requests, version))
 
-    def finish(self, plan: SchedulerOutput) -> list[Request]:
-        """The oldest step is over; returns whose its tokens are, in order."""
+    def finish(self, plan: SchedulerOutput) -> Launched:
+        """The oldest step is over; returns it."""
         assert len(self) > 0, "no step is in flight"
         assert self._steps[0].plan is plan, "not the oldest step in flight"
         self._last_over = plan.step
-        return self._steps.popleft().samplers()
+        return self._steps.popleft()
 
     def undo(self, plan: SchedulerOutput) -> dict[Request, int]:
         """Forget a step and all after it; returns how many tokens their requests had computed before."""

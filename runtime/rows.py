@@ -1,8 +1,6 @@
 """The running requests with their counts side by side: a step of all of them is a few array operations."""
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
-from operator import le
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ COUNTS = (
     "computed",  # tokens in the cache once every step launched so far is over
     "known",  # tokens the host has read, the prompt's included
     "in_flight",  # tokens sampled by steps launched and not yet read
+    "total",  # both together
     "limit",  # tokens it may have in all
     "num_prompt",
     "to_fill",  # tokens it had when it got its row: until they are computed, it catches up
@@ -47,6 +46,7 @@ class Rows:
             self.computed,
             self.known,
             self.in_flight,
+            self.total,
             self.limit,
             self.num_prompt,
             self.to_fill,
@@ -64,6 +64,8 @@ class Rows:
         self.sampling = np.zeros(max_num_rows, SAMPLING)
         self.requests: list[Request] = []
         self._free_slots = list(range(max_num_rows))[::-1]  # the lowest last
+        self._are_in_order = True  # of rank
+        self.version = 0  # another one whenever the requests or their rows are others
         self._changed()
 
     def __len__(self) -> int:
@@ -72,6 +74,7 @@ class Rows:
     def append(self, request: Request, *, blocks: int, computed: int = 0, in_flight: int = 0) -> None:
         """A row for a request after all others, wherever it ranks."""
         row = request.row = len(self.requests)
+        self._are_in_order &= not self.requests or self.requests[-1].rank < request.rank
         self.requests.append(request)
         self._changed()
         num_prompt = len(request.prompt_token_ids)
@@ -80,6 +83,7 @@ class Rows:
             computed,
             request.num_tokens,
             in_flight,
+            request.num_tokens + in_flight,
             request.max_total_tokens,
             num_prompt,
             request.num_tokens,
@@ -105,29 +109,33 @@ class Rows:
             request.num_computed = int(self.computed[row])
             self._free_slot(row)
             request.row = -1
-        first, before = gone[0], len(self)
-        for row in reversed(gone):
-            del self.requests[row]
-        self._place(first, np.delete(np.arange(first, before), np.array(gone) - first))
+        for number, row in enumerate(gone):
+            self._close_up(row - number)
+        for row, request in enumerate(self.requests[gone[0] :], start=gone[0]):
+            request.row = row
+        self._changed()
+
+    def _close_up(self, row: int) -> None:
+        """Move what stands after a row up by one."""
+        end = len(self)
+        del self.requests[row]
+        self._counts[:, row : end - 1] = self._counts[:, row + 1 : end]
+        self.sampling[row : end - 1] = self.sampling[row + 1 : end]
 
     def sort(self) -> Ints | None:
         """Put everyone where they rank; returns which row each was in, None where nobody moves."""
-        ranks = [request.rank for request in self.requests]
-        if all(map(le, ranks, islice(ranks, 1, None))):
+        if self._are_in_order:
             return None
-        moved = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), np.int64)
+        moved = np.array(sorted(range(len(self)), key=lambda row: self.requests[row].rank), np.int64)
         self.requests = [self.requests[row] for row in moved.tolist()]
-        self._place(0, moved)
-        return moved
-
-    def _place(self, first: int, held: Ints) -> None:
-        """Give the requests from row `first` on, which were in these rows, their rows and counts."""
-        rows = slice(first, len(self))
-        self._counts[:, rows] = self._counts[:, held]
-        self.sampling[rows] = self.sampling[held]
-        for row, request in enumerate(self.requests[rows], start=first):
+        rows = slice(len(self))
+        self._counts[:, rows] = self._counts[:, moved]
+        self.sampling[rows] = self.sampling[moved]
+        for row, request in enumerate(self.requests):
             request.row = row
+        self._are_in_order = True
         self._changed()
+        return moved
 
     def check(self, in_flight: Mapping[Request, int]) -> None:
         """Every column says what the requests do; for tests."""
@@ -136,6 +144,7 @@ class Rows:
         for row, request in enumerate(self.requests):
             known, flying = request.num_tokens, in_flight[request]
             assert (self.known[row], self.in_flight[row]) == (known, flying), request
+            assert self.total[row] == known + flying, request
             assert self.computed[row] < known + flying < self.limit[row] == request.max_total_tokens, request
             assert self.newest[row] == request.token_ids(known - 1, known)[0], request
             assert self.sent[row] <= self.blocks[row], request
@@ -152,15 +161,18 @@ class Rows:
             request.row = -1
         self.requests = []
         self._free_slots = list(range(len(self.slot)))[::-1]
+        self._are_in_order = True
         self._changed()
 
     def _changed(self) -> None:
         """Drop what is remembered of the rows as a whole."""
+        self.version += 1
         self._request_ids: tuple[str, ...] | None = None
         self._all_sampling: NDArray[np.void] | None = None
         self._tables_are_in_place = False
         self._slotted: Ints | None = None
         self._reporters: list[int] | None = None
+        self._may_be_early: bool | None = None
 
     def _free_slot(self, row: int) -> None:
         if self.slot[row] != NO_SLOT:
@@ -200,21 +212,20 @@ class Rows:
             self._all_sampling = self.sampling[: len(self)].copy()
         return self._all_sampling
 
-    def total(self, num: int) -> Ints:
-        """Tokens that each of the first rows has, those in flight included."""
-        return self.known[:num] + self.in_flight[:num]
-
     def num_in_reach(self) -> int:
         """Rows before the first whose newest token neither the host has read nor the last step sampled."""
         num = len(self)
-        lost = (self.in_flight[:num] > 0) & (self.place[:num] == ON_HOST)
+        lost = self.place[:num] == ON_HOST
+        if not lost.any():
+            return num
+        lost &= self.in_flight[:num] > 0
         return int(lost.argmax()) if lost.any() else num
 
     def token_ids(self, counts: Ints, sources: Ints) -> NDArray[np.int32]:
         """So many uncomputed tokens of each of the first rows, row after row; 0 for one not on the host."""
         num = len(counts)
-        is_newest = self.total(num) - self.computed[:num] == 1
         newest = np.where(sources == ON_HOST, self.newest[:num], 0).astype(np.int32)
+        is_newest = self.total[:num] - self.computed[:num] == 1
         if is_newest.all():
             return newest
         ends = np.cumsum(counts)
@@ -228,7 +239,11 @@ class Rows:
     def banned(self, samples: Flags) -> Banned:
         """Ids that the samples of the first rows must not be: those that stop, until min_tokens have come."""
         num = len(samples)
-        early = samples & (self.total(num) < self.may_stop[:num])
+        if self._may_be_early is None:
+            self._may_be_early = bool((self.total[: len(self)] < self.may_stop[: len(self)]).any())
+        if not self._may_be_early:  # nor will it be, before another comes
+            return ()
+        early = samples & (self.total[:num] < self.may_stop[:num])
         if not early.any():
             return ()
         places = np.cumsum(samples) - 1
@@ -244,7 +259,7 @@ class Rows:
         if not len(rows):
             return None
         requests = [self.requests[row] for row in rows.tolist()]
-        total = self.known[rows] + self.in_flight[rows]
+        total = self.total[rows]
         missed = []
         for row in rows[self.told[rows] < total - 1].tolist():
             told, known = int(self.told[row]), int(self.known[row])

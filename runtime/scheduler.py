@@ -1,7 +1,6 @@
 """What each step computes. There is no prefill and no decode, only "computed so far" and "to compute now"."""
 
 from collections.abc import Mapping, Sequence
-from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +46,14 @@ class Scheduler(Lifecycle):
     ) -> list[Request]:
         """Take in the tokens of the oldest step in flight, one a row that samples; returns who got one."""
         assert len(sampled) == plan.num_samples, f"{len(sampled)} tokens for {plan.num_samples} samples"
-        samplers = self._in_flight.finish(plan)
+        launched = self._in_flight.finish(plan)
+        samplers = launched.samplers()
         if plan.reports is not None:
             rows = [self._requests.get(request_id) for request_id in plan.request_ids]
             take_in_reports(plan.reports, reports, samplers, rows)
         self._free_leaving()
-        received = self._take_in(samplers, np.asarray(sampled, np.int64))
+        are_rows = launched.version == self._rows.version and len(samplers) == len(self._rows)
+        received = self._take_in(samplers, np.asarray(sampled, np.int64), are_rows)
         self._release_unseen(plan)
         return received
 
@@ -60,12 +61,15 @@ class Scheduler(Lifecycle):
         """Tokens to compute of each running request, up to the first that has to sit the step out."""
         rows = self._rows
         num = rows.num_in_reach()
-        total = rows.total(num)
-        wanted = self._at_most_a_chunk(total - rows.computed[:num])
-        before = np.cumsum(wanted) - wanted
+        total = rows.total[:num]
+        counts = self._at_most_a_chunk(total - rows.computed[:num])
         budget = self._budget()
-        counts: Ints = np.minimum(wanted, budget - before)[before < budget]
+        if counts.sum() > budget:
+            before = np.cumsum(counts) - counts
+            counts = np.minimum(counts, budget - before)[before < budget]
         short = np.flatnonzero(total[: len(counts)] > rows.blocks[: len(counts)] * self._kv_cache.block_size)
+        if not len(short):
+            return counts
         if self._kv_cache.grow_each([rows.requests[row].request_id for row in short.tolist()]):
             rows.blocks[short] += 1
             return counts
@@ -91,15 +95,16 @@ class Scheduler(Lifecycle):
 
     def _share_filled(self, counts: Ints) -> None:
         """Let others find what the step fills of those that catch up: each finds it from now on."""
-        num = len(counts)
-        end = np.minimum(self._rows.computed[:num] + counts, self._rows.to_fill[:num])
-        for row in np.flatnonzero(self._rows.computed[:num] < self._rows.to_fill[:num]).tolist():
-            self._kv_cache.commit(self._rows.requests[row], int(end[row]), self._in_flight.next_step)
+        rows, num = self._rows, len(counts)
+        for row in np.flatnonzero(rows.computed[:num] < rows.to_fill[:num]).tolist():
+            end = min(int(rows.computed[row] + counts[row]), int(rows.to_fill[row]))
+            self._kv_cache.commit(rows.requests[row], end, self._in_flight.next_step)
 
     def _admit_waiting(self, counts: Ints) -> Ints:
         """Let waiting requests in, in order, while they fit and those that run have blocks to grow into."""
-        budget = self._budget() - int(counts.sum())
         more: list[int] = []
+        room = self.config.max_num_seqs - len(self._rows)
+        budget = self._budget() - int(counts.sum()) if room and len(self._waiting) else 0
         while len(self._waiting) and budget > 0 and len(self._rows) < self.config.max_num_seqs:
             request = self._waiting.first()
             if not self._in_flight.is_over(request.last_step):  # its token is on its way
@@ -146,7 +151,7 @@ class Scheduler(Lifecycle):
     def _launch(self, counts: Ints) -> SchedulerOutput:
         """The plan for so many tokens of each of the first rows, taken as launched from now on."""
         rows, num = self._rows, len(counts)
-        samples = rows.computed[:num] + counts == rows.total(num)
+        samples = rows.computed[:num] + counts == rows.total[:num]
         sources = np.where(rows.in_flight[:num] > 0, rows.place[:num], ON_HOST)
         requests = rows.requests[:num]
         plan = SchedulerOutput(
@@ -166,7 +171,7 @@ class Scheduler(Lifecycle):
             reports=wanted_reports(rows, counts, samples) if rows.reporters else None,
         )
         self._preempted_ids.clear()
-        self._in_flight.launch(plan, requests)
+        self._in_flight.launch(plan, requests, rows.version)
         self._count_launched(plan)
         return plan
 
@@ -174,10 +179,11 @@ class Scheduler(Lifecycle):
         rows, num = self._rows, plan.num_rows
         rows.computed[:num] += plan.counts
         rows.in_flight[:num] += plan.samples
+        rows.total[:num] += plan.samples
         rows.last_step[:num] = plan.step
         rows.place[: len(rows)] = ON_HOST
         rows.place[:num][plan.samples] = np.arange(plan.num_samples)
-        drained = rows.total(num) >= rows.limit[:num]
+        drained = rows.total[:num] >= rows.limit[:num]
         if drained.any():
             leaving = np.flatnonzero(drained)
             self._draining |= {plan.request_ids[row]: rows.requests[row] for row in leaving.tolist()}
@@ -194,18 +200,24 @@ class Scheduler(Lifecycle):
         rows.sent[:num] = rows.blocks[:num]
         return np.array(found, np.int64).reshape(-1, 3).T
 
-    def _take_in(self, samplers: list[Request], tokens: Ints) -> list[Request]:
-        """Give each request that is live its token, and end it where that or the length says so."""
-        places = np.array([request.row for request in samplers], np.int64)
-        rows, at = self._rows, places
-        token_ids = tokens.tolist()
-        notable = {}
-        if (places < 0).any():  # they have left their rows since: to end, or as they have ended
-            in_row = places >= 0
-            at, tokens = places[in_row], tokens[in_row]
-            is_live = [request.finish_reason is None for request in samplers]
-            samplers, token_ids = list(compress(samplers, is_live)), list(compress(token_ids, is_live))
-            notable = {r: token for r, token in zip(samplers, token_ids, strict=True) if r.row < 0}
+    def _take_in(self, samplers: list[Request], tokens: Ints, are_rows: bool) -> list[Request]:
+        """Give each request that is live its token, and end it where that or the length says so.
+
+        Where they are the rows, one by one, nobody has to be asked where it stands.
+        """
+        rows, token_ids = self._rows, tokens.tolist()
+        notable: dict[Request, int] = {}
+        at: Ints | slice = slice(len(rows))
+        if not are_rows:
+            at = np.array([request.row for request in samplers], np.int64)
+            away = np.flatnonzero(at < 0).tolist()  # they have left their rows: to end, or as they have
+            if away:
+                at, tokens = at[at >= 0], tokens[at >= 0]
+                ended = [place for place in away if samplers[place].finish_reason is not None]
+                notable = {samplers[place]: token_ids[place] for place in away if place not in ended}
+                samplers = samplers.copy()
+                for place in reversed(ended):
+                    del samplers[place], token_ids[place]
         rows.known[at] += 1
         rows.in_flight[at] -= 1
         rows.newest[at] = tokens
@@ -213,8 +225,10 @@ class Scheduler(Lifecycle):
             request.output_token_ids.append(token)
             if token in request.stop_token_ids:
                 notable[request] = token
-        for row in at[rows.known[at] == rows.num_prompt[at] + 1].tolist():
-            notable[rows.requests[row]] = rows.requests[row].output_token_ids[-1]
+        has_first = rows.known[at] == rows.num_prompt[at] + 1
+        if has_first.any():
+            for row in np.arange(len(rows))[at][has_first].tolist():
+                notable[rows.requests[row]] = rows.requests[row].output_token_ids[-1]
         self._settle(notable)
         return samplers
 
