@@ -49,7 +49,7 @@ def direct_call(op: str, device: torch.device) -> Callable[..., Any]:
 
 def _by_dtype(find: Callable[[torch.dtype], Callable[..., Any]]) -> Callable[..., Any]:
     """A call of what is found for the dtype of the first argument, looked for once."""
-    calls: dict[torch.dtype, Callable[..., Any]] = {}
+    calls = registry.calls_by_dtype()
 
     def implementation(*args: Any, **options: Any) -> Any:
         dtype = args[0].dtype

@@ -1,8 +1,9 @@
 """Which implementations each op has, and which one serves a device and dtype."""
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,8 @@ class _Op:
 
 
 _ops: dict[str, _Op] = {}
+_forced: dict[str, str] = {}  # provider by op, while somebody compares them
+_found: list[dict[torch.dtype, Call]] = []  # what callers keep, to be found again when that changes
 
 
 def register(op: str, *, check: Callable[..., None], providers: tuple[Provider, ...]) -> None:
@@ -67,8 +70,46 @@ def providers(op: str) -> tuple[str, ...]:
     return tuple(_find(op).providers)
 
 
+@contextlib.contextmanager
+def forced(wanted: Mapping[str, str]) -> Iterator[None]:
+    """While it lasts, "auto" is the named provider of each of these ops: to measure and compare them.
+
+    Recordings made before stay as they are. Raises UnsupportedError for an op or a provider that there is
+    not; a call where the provider cannot run raises it.
+    """
+    for op, provider in wanted.items():
+        if provider not in providers(op):
+            raise UnsupportedError(f"{op} has no provider {provider!r}; wanted {', '.join(providers(op))}")
+    before = dict(_forced)
+    _force(before | wanted)
+    try:
+        yield
+    finally:
+        _force(before)
+
+
+def _force(wanted: dict[str, str]) -> None:
+    _forced.clear()
+    _forced.update(wanted)
+    for calls in _found:
+        calls.clear()
+
+
+def calls_by_dtype() -> dict[torch.dtype, Call]:
+    """A place for what `select` found, emptied whenever another provider is forced."""
+    _found.append({})
+    return _found[-1]
+
+
+def runs_on(op: str, provider: str, device_type: str) -> bool:
+    """Whether a provider of an op is made for this type of device."""
+    return _find(op).providers[provider].runs_on(device_type)
+
+
 def select(op: str, *, device: torch.device, dtype: torch.dtype, provider: str = "auto") -> Selected:
-    """The named provider, or an error saying why it cannot run; "auto" takes the first that can."""
+    """The named provider, or an error saying why it cannot run; "auto" the forced, or the first that can."""
+    if provider == "auto":
+        provider = _forced.get(op, provider)
     if provider == "auto":
         return _select_auto(op, device.type, dtype)
     known = _find(op).providers

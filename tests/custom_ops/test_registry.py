@@ -9,6 +9,7 @@ import torch
 
 from lamina.common.errors import KernelBuildError, UnsupportedError
 from lamina.custom_ops import registry
+from lamina.custom_ops.library import direct_call
 
 CPU = torch.device("cpu")
 
@@ -81,3 +82,24 @@ assert not new, sorted(new)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_calls_of_an_op_go_where_they_are_forced_to_and_back() -> None:
+    x, weight = torch.randn(2, 8), torch.randn(8)
+    nowhere = registry.forced({"rms_norm": "fpga"})
+    with (
+        pytest.raises(UnsupportedError, match="rms_norm has no provider 'fpga'; wanted cuda, triton"),
+        nowhere,
+    ):
+        raise AssertionError("not reached")
+    direct = direct_call("rms_norm", x.device)
+    right = direct(x, weight, 1e-5)
+    with registry.forced({"rms_norm": "cuda"}):
+        for call in (torch.ops.lamina.rms_norm.default, direct):
+            with pytest.raises(UnsupportedError, match="cuda does not run on cpu"):
+                call(x, weight, 1e-5)
+        with registry.forced({"rms_norm": "reference"}):
+            assert torch.equal(torch.ops.lamina.rms_norm.default(x, weight, 1e-5), right)
+        with pytest.raises(UnsupportedError, match="cuda does not run on cpu"):
+            direct(x, weight, 1e-5)
+    assert torch.equal(direct(x, weight, 1e-5), right)
