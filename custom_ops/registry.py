@@ -81,7 +81,7 @@ def forced(wanted: Mapping[str, str]) -> Iterator[None]:
         if provider not in providers(op):
             raise UnsupportedError(f"{op} has no provider {provider!r}; wanted {', '.join(providers(op))}")
     before = dict(_forced)
-    _force(before | wanted)
+    _force({**before, **wanted})
     try:
         yield
     finally:
