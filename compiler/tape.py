@@ -117,7 +117,7 @@ class _Tape:
         return expected
 
 
-class _Recorder(torch_compat.DispatchMode):  # type: ignore[misc]
+class _Recorder(torch_compat.DispatchMode):
     """Takes down kernels, which tell it, and what torch itself computes, which comes by here."""
 
     def __init__(self, memory: "_Memory") -> None:

@@ -24,7 +24,15 @@ from ..common.errors import CompileError
 from . import torch_fixes
 from .torch_fixes import replaced
 
-DispatchMode: Any = _python_dispatch.TorchDispatchMode  # sees what torch computes in its `with`
+_Mode: Any = _python_dispatch.TorchDispatchMode
+
+
+class DispatchMode(_Mode):  # type: ignore[misc]
+    """Sees what torch computes in its `with`; without Dynamo, whose import takes seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
