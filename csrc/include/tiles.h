@@ -104,6 +104,17 @@ inline void stream_tile(const void* from) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(int64_t{64}), "i"(tile) : "memory");
 }
 
+template <int tile>
+inline void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(tile));
+}
+
+// sums += a @ b
+template <int sums, int a, int b>
+inline void multiply_tiles() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));
+}
+
 // What is read ahead beside a block of tokens: every `period`th tile, after `steps`, of the strips `rows` further down.
 struct Ahead {
   int64_t rows;

@@ -1,4 +1,5 @@
 // The C entry points of paged attention, and how its work is spread over threads.
+#include <optional>
 #include <vector>
 
 #ifdef _OPENMP
@@ -112,6 +113,8 @@ void run(const Attention<T>& a, int threads) {
   {
     thread_local Buffer panels;
     Worker<T> worker(a, panels);
+    std::optional<TileProducts::Scope> scope;
+    if (worker.by_tiles()) scope.emplace();
 #pragma omp for schedule(dynamic, 1)
     for (int i = 0; i < num_units; i++) {
       const Unit& unit = units[i];

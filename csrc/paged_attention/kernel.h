@@ -2,9 +2,10 @@
 //
 // The rows of a tile are the queries that share one key-value head: a group of query heads times some tokens. For each
 // tile of keys, keys are packed transposed and values are rows, both as floats, so that scores and outputs are two
-// small matrix products and K and V are read once for all rows; many rows of bfloat16 go to the tile unit. Softmax is
-// online within a split of kSplitKeys keys; splits start at fixed positions and are merged in order. So a row's bits
-// depend on its own sequence alone: not on its neighbours, on how a prompt is chunked, or on the number of threads.
+// small matrix products and K and V are read once for all rows; bfloat16 goes to the tile unit where there is one.
+// Softmax is online within a split of kSplitKeys keys; splits start at fixed positions and are merged in order. So a
+// row's bits depend on its own sequence alone: not on its neighbours, on how a prompt is chunked, or on the number of
+// threads.
 #pragma once
 
 #include <algorithm>
@@ -63,6 +64,12 @@ struct Partial {
   Partial(float* memory, int rows, int padded_dim)
       : out(memory), max(memory + static_cast<size_t>(rows) * padded_dim), sum(max + rows) {}
 
+  void copy(const Partial& from, int rows, int padded_dim) {
+    std::copy(from.out, from.out + static_cast<size_t>(rows) * padded_dim, out);
+    std::copy(from.max, from.max + rows, max);
+    std::copy(from.sum, from.sum + rows, sum);
+  }
+
   void clear(int rows, int padded_dim) {
     std::fill(out, out + static_cast<size_t>(rows) * padded_dim, 0.0f);
     std::fill(max, max + rows, -kInfinity);
@@ -118,19 +125,25 @@ class Worker {
     read_ahead(attention_.value_cache, attention_.value_strides, tile.seq, first_head, last_head, first, last);
   }
 
+  // Whether the tile unit does the products; then a TileProducts::Scope has to live meanwhile.
+  bool by_tiles() const { return std::is_same_v<T, BFloat16> && TileProducts::serves(dim_); }
+
   // All splits of a tile, written to `out`.
   void finish(const Tile& tile, int kv_head, int first_split, int last_split) {
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      if (tile.rows > kMaxRowsInParts && TileProducts::serves(dim_)) {
-        TileProducts::Scope scope;
-        return finish_with<true>(tile, kv_head, first_split, last_split);
-      }
-    }
+    if constexpr (std::is_same_v<T, BFloat16>)
+      if (by_tiles()) return finish_with<true>(tile, kv_head, first_split, last_split);
     finish_with<false>(tile, kv_head, first_split, last_split);
   }
 
   // One split of a tile, left in `part`.
   void attend_split(const Tile& tile, int kv_head, int split, Partial part) {
+    if constexpr (std::is_same_v<T, BFloat16>)
+      if (by_tiles()) {
+        Partial whole_tiles(part_, kMaxRows, padded_dim_);
+        load_query<true>(tile, kv_head);
+        attend<true>(tile, kv_head, split, whole_tiles);
+        return part.copy(whole_tiles, tile.rows, padded_dim_);
+      }
     load_query<false>(tile, kv_head);
     attend<false>(tile, kv_head, split, part);
   }

@@ -1,7 +1,9 @@
-// The two products of attention for many rows of bfloat16, by the tile unit (AMX).
+// The two products of attention for rows of bfloat16, by the tile unit (AMX).
 //
-// Scores are sums of exact products in float. Weights are split into two bfloat16 numbers, which together hold 16
-// bits of them, so that what is gathered is as exact as the scores; the unit is fast enough for both.
+// Few rows, as in decode, are the right operand of the scores: keys are taken where they lie, sixteen at a time, and
+// the sums are turned. Of many rows the keys are turned, once for all. Either way scores are sums of exact products in
+// float. Weights are split into two bfloat16 numbers, which together hold 16 bits of them, so that what is gathered is
+// as exact as the scores; the unit is fast enough for both.
 #pragma once
 
 #include <initializer_list>
@@ -29,6 +31,12 @@ class TileProducts {
         low_(high_ + kRows * kKeys) {}
 
   void load_query(const BFloat16* const* rows, int count) {
+    num_few_ = count <= kTileRows ? count : 0;
+    if (num_few_ != 0) {
+      for (int c = 0; c < dim_ / kTileDepth; c++)
+        pack_tile(rows, count, c * kTileDepth, kTileDepth, query_ + c * kTileElements);
+      return;
+    }
     groups_ = (count + 2 * kTileRows - 1) / (2 * kTileRows) * 2;
     for (int r = 0; r < count; r++) std::memcpy(query_ + r * dim_, rows[r], dim_ * sizeof(BFloat16));
     std::memset(query_ + count * dim_, 0, (groups_ * kTileRows - count) * dim_ * sizeof(BFloat16));
@@ -36,6 +44,7 @@ class TileProducts {
 
   // scores[row][kKeys] of key groups from .. to; others are undefined.
   void score(const BFloat16* const* keys, int from, int to, float* scores) {
+    if (num_few_ != 0) return score_few(keys, from / kTileRows, (to + kTileRows - 1) / kTileRows, scores);
     const int chunks = dim_ / kTileDepth;
     for (int group = from / kTileRows; group * kTileRows < to; group++)
       for (int c = 0; c < chunks; c++)
@@ -73,12 +82,18 @@ class TileProducts {
     std::memcpy(low_ + row * kKeys + vector * kLanes, &low, sizeof(low));
   }
 
-  // out[row][dim] += weights @ values, over keys from .. to; the rows of out are as many as the groups hold.
+  // out[row][dim] += weights @ values, over keys from .. to; out has rows for whole groups, two or one of few rows.
   void gather(const BFloat16* const* values, int from, int to, float* out) {
     const int first = from / kTileDepth, last = (to + kTileDepth - 1) / kTileDepth;
     for (int chunk = first; chunk < last; chunk++)
       for (int pair = chunk * kTileRows; pair < (chunk + 1) * kTileRows; pair++) pack_values(values, pair, from, to);
     written();
+    if (num_few_ != 0) {
+      int d = 0;
+      for (; d + 4 * kTileRows <= dim_; d += 4 * kTileRows) gather_few<4>(d, first, last, out);
+      if (d < dim_) gather_few<2>(d, first, last, out);
+      return;
+    }
     for (int group = 0; group < groups_; group += 2)
       for (int d = 0; d < dim_; d += 2 * kTileRows) gather_block(group, d, first, last, out);
   }
@@ -87,6 +102,76 @@ class TileProducts {
   static void written() { asm volatile("" ::: "memory"); }  // gcc does not know that loads of tiles read memory
 
   BFloat16* key_tile(int group, int chunk) { return keys_ + (group * (dim_ / kTileDepth) + chunk) * kTileElements; }
+
+  void score_few(const BFloat16* const* keys, int first, int last, float* scores) {
+    written();
+    score_group<0>(keys, first, last);
+    score_group<1>(keys, first, last);
+    score_group<2>(keys, first, last);
+    score_group<3>(keys, first, last);
+    alignas(64) Vec sums[kKeys / kTileRows][kTileRows];
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    for (int group = first; group < last; group++) {
+      transpose(sums[group]);
+      for (int r = 0; r < num_few_; r++) store(scores + r * kKeys + group * kTileRows, sums[group][r]);
+    }
+  }
+
+  // Sums of products [key][row] in the tile of the group's number.
+  template <int group>
+  void score_group(const BFloat16* const* keys, int first, int last) {
+    zero_tile<group>();
+    if (group < first || group >= last) return;
+    const BFloat16* const* rows = keys + group * kTileRows;
+    const int64_t stride = rows[1] - rows[0];
+    bool in_order = stride > 0;
+    for (int r = 0; r < kTileRows; r++) in_order &= rows[r] == rows[0] + r * stride;
+    BFloat16* copy = keys_ + group * kTileRows * dim_;
+    if (!in_order) {  // of several blocks, or an end: there rows stand for others that are not attended
+      for (int r = 0; r < kTileRows; r++) std::memcpy(copy + r * dim_, rows[r], dim_ * sizeof(BFloat16));
+      written();
+    }
+    const BFloat16* from = in_order ? rows[0] : copy;
+    const int64_t row_bytes = (in_order ? stride : dim_) * sizeof(BFloat16);
+    for (int c = 0; c < dim_ / kTileDepth; c++) {
+      load_tile<4 + group % 2>(from + c * kTileDepth, row_bytes);
+      load_tile<6 + group % 2>(query_ + c * kTileElements, 64);
+      multiply_tiles<group, 4 + group % 2, 6 + group % 2>();
+    }
+  }
+
+  // One group of rows by `count` of dims.
+  template <int count>
+  void gather_few(int d, int first, int last, float* out) {
+    float* to = out + d;
+    load_tile<0>(to, dim_ * 4);
+    load_tile<1>(to + kTileRows, dim_ * 4);
+    if (count == 4) load_tile<2>(to + 2 * kTileRows, dim_ * 4), load_tile<3>(to + 3 * kTileRows, dim_ * 4);
+    for (int chunk = first; chunk < last; chunk++) {
+      load_tile<4>(high_ + chunk * kTileDepth, kKeys * 2);
+      load_tile<5>(low_ + chunk * kTileDepth, kKeys * 2);
+      weigh_values<0>(chunk, d);
+      weigh_values<1>(chunk, d);
+      if (count == 4) weigh_values<2>(chunk, d), weigh_values<3>(chunk, d);
+    }
+    _tile_stored(0, to, dim_ * 4);
+    _tile_stored(1, to + kTileRows, dim_ * 4);
+    if (count == 4) {
+      _tile_stored(2, to + 2 * kTileRows, dim_ * 4);
+      _tile_stored(3, to + 3 * kTileRows, dim_ * 4);
+    }
+    written();
+  }
+
+  template <int tile>
+  void weigh_values(int chunk, int d) {
+    load_tile<6 + tile % 2>(value_row(chunk * kTileRows, d + tile * kTileRows), dim_ * 4);
+    multiply_tiles<tile, 4, 6 + tile % 2>();
+    multiply_tiles<tile, 5, 6 + tile % 2>();
+  }
 
   // Two groups of rows by two of dims: four chains of products, as many as hide how long one takes.
   void gather_block(int group, int d, int first, int last, float* out) {
@@ -141,6 +226,7 @@ class TileProducts {
 
   const int dim_;
   int groups_ = 0;
+  int num_few_ = 0;  // rows where they are few; else 0
   BFloat16* const query_;
   BFloat16* const keys_;
   BFloat16* const values_;
