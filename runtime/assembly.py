@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TextIO
@@ -92,11 +92,13 @@ def assemble(parts: Parts, store: Store, progress: Progress, watch: Stopwatch) -
             runner.record_next()
             progress("graphs", (count + 1) / number, "")
         watch.lap("graphs")
+    groups = memory.layer_groups(parts.model)
     kv_cache = KVCacheManager(
-        BlockPool(resolved.num_kv_blocks),
+        BlockPool(memory.pool_blocks(resolved.num_kv_blocks, groups)),
         resolved.block_size,
         prefix_cache=parts.config.prefix_cache,
-        window=memory.widest_window(parts.model),
+        window=groups[0].window,
+        sides=[group.window for group in groups[1:]],
     )
     limits = SchedulerConfig(
         max_num_seqs=resolved.max_num_seqs,
@@ -193,9 +195,10 @@ def _blocks_left(parts: Parts) -> int:
 
 def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> ModelRunner:
     model, definition = parts.model, parts.definition
+    groups = memory.layer_groups(model)
     caches = allocate_caches(
-        num_layers=model.num_layers,
-        num_blocks=resolved.num_kv_blocks,
+        num_layers=memory.layers_of_block(groups),
+        num_blocks=memory.pool_blocks(resolved.num_kv_blocks, groups),
         block_size=resolved.block_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
@@ -209,13 +212,14 @@ def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> Mode
         block_size=resolved.block_size,
         vocab_size=model.vocab_size,
         device=resolved.device,
+        num_sides=len(groups) - 1,
     )
     load_kernels(resolved.device, resolved.dtype)
     forward = _forward(parts)
     return ModelRunner(
         forward=forward,
         logits=partial(_logits, definition, model, join_scales(parts.weights), _ops_of_logits(parts)),
-        attention=PagedAttention(parts.attention, caches, definition.attention(model)),
+        attention=_attention(parts, caches, groups),
         arena=arena,
         num_valid_ids=parts.num_valid_ids,
         graphs=graphs,
@@ -228,6 +232,22 @@ def _wants_tapes(parts: Parts) -> bool:
     compile_config, attention = parts.config.compile_config, parts.attention
     is_auto = compile_config is not None and compile_config.cuda_graphs == "auto"
     return is_auto and parts.resolved.device.type == "cpu" and attention.name == "cpu"
+
+
+def _attention(
+    parts: Parts, caches: Sequence[tuple[Tensor, Tensor]], groups: Sequence[memory.LayerGroup]
+) -> PagedAttention:
+    """A layer's keys and values lie where those of its place in every other group do, in other blocks."""
+    where = {
+        layer: (group, place) for group, own in enumerate(groups) for place, layer in enumerate(own.layers)
+    }
+    layers = range(parts.model.num_layers)
+    return PagedAttention(
+        parts.attention,
+        [caches[where[layer][1]] for layer in layers],
+        parts.definition.attention(parts.model),
+        [where[layer][0] for layer in layers],
+    )
 
 
 def _forward(parts: Parts) -> Forward:

@@ -58,9 +58,11 @@ class PagedAttention:
         backend: AttentionBackend,
         caches: Sequence[tuple[Tensor, Tensor]],
         specs: Sequence[AttentionSpec],
+        groups: Sequence[int] | None = None,
     ) -> None:
         self._backend = backend
         self._caches = caches  # per layer: keys, values [num_blocks, block_size, num_kv_heads, head_dim]
+        self._groups = groups or [0] * len(specs)  # per layer: whose block tables find its keys and values
         self._masks = [
             (spec.scale, spec.window or NO_LIMIT, spec.chunk or NO_LIMIT, spec.soft_cap or NO_SOFT_CAP)
             for spec in specs
@@ -84,18 +86,19 @@ class PagedAttention:
         batch = self._batch
         assert batch is not None, "attend before begin"
         key_cache, value_cache = self._caches[layer]
+        slots, tables = batch.slot_mapping, batch.block_tables
+        if side := self._groups[layer]:
+            slots, tables = batch.side_slots[side - 1], batch.side_tables[side - 1]
         if cos is None:
-            self._backend.write_kv_cache(k, v, key_cache, value_cache, batch.slot_mapping)
+            self._backend.write_kv_cache(k, v, key_cache, value_cache, slots)
         else:
-            q = self._backend.rotary_and_write_kv_cache(
-                q, k, v, cos, sin, key_cache, value_cache, batch.slot_mapping
-            )
+            q = self._backend.rotary_and_write_kv_cache(q, k, v, cos, sin, key_cache, value_cache, slots)
         self._backend.paged_attention(
             out,
             q,
             key_cache,
             value_cache,
-            batch.block_tables,
+            tables,
             batch.seq_lens,
             batch.query_start_loc,
             batch.max_query_len,

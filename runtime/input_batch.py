@@ -24,8 +24,9 @@ class BatchView:
     """One step in the arena: tokens, sequences and sampling rows, each with its padding.
 
     Shapes: token_ids, token_sources, positions, slot_mapping [padded_tokens]; block_tables [padded_seqs,
-    max_blocks]; seq_lens [padded_seqs]; query_start_loc [padded_seqs + 1]; the rest [padded_samples], in the
-    plan's order. Token ids are there once InputBatch.take_token_ids has run, after the step before.
+    max_blocks]; side_slots and side_tables the same of each further group of layers; seq_lens [padded_seqs];
+    query_start_loc [padded_seqs + 1]; the rest [padded_samples], in the plan's order. Token ids are there
+    once InputBatch.take_token_ids has run, after the step before.
     """
 
     num_tokens: int
@@ -48,6 +49,8 @@ class BatchView:
     seeds: Tensor
     sample_positions: Tensor  # where the sampled tokens will stand: the counters of their noise
     banned: Tensor  # [padded_samples, any number] ids that a row must not sample, and NO_ID
+    side_slots: tuple[Tensor, ...] = ()
+    side_tables: tuple[Tensor, ...] = ()
     reports: ReportRows | None = None  # whose log-probabilities are wanted
 
 
@@ -71,23 +74,25 @@ class InputBatch:
         block_size: int,
         vocab_size: int,
         device: torch.device,
+        num_sides: int = 0,
     ) -> None:
         self.device = device
+        self._num_groups = 1 + num_sides  # of layers, each with block tables of its own
         self.max_num_seqs = max_num_seqs
         self.max_num_tokens = max_num_tokens
         self.block_size = block_size
         self.vocab_size = vocab_size
-        self._tables = np.full((max_num_seqs, max_blocks_per_seq), NULL_BLOCK, np.int32)
+        self._tables = np.full((self._num_groups * max_num_seqs, max_blocks_per_seq), NULL_BLOCK, np.int32)
         self._block_tables = torch.zeros(self._tables.shape, dtype=torch.int32, device=device)
         self._num_columns = 0  # of the longest table there ever was
         self._token_ids = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
         # The last step's samples and then the host's token ids, in one tensor: a token comes from either.
         self._first_packed = _aligned(max_num_seqs)
-        size = self._first_packed + _Layout.of(max_num_tokens, max_num_seqs, max_num_seqs).size
+        size = self._first_packed + self._layout_of(max_num_tokens, max_num_seqs, max_num_seqs).size
         self._memory = torch.zeros(size, dtype=torch.int32, device=device)
         self._sampling = torch.zeros(6, max_num_seqs, dtype=torch.int32, device=device)
         self._banned = torch.full((max_num_seqs, MAX_BANNED), NO_ID, dtype=torch.int32, device=device)
-        self._layouts: dict[tuple[int, int, int], tuple[_Layout, dict[str, Tensor]]] = {}
+        self._layouts: dict[tuple[int, int, int], tuple[_Layout, dict[str, Any]]] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -153,11 +158,12 @@ class InputBatch:
     def _move_tables(self, moved_from: Ints) -> None:
         """Rows before the first that moves, and columns that no table reaches, stay as they are."""
         first = int((moved_from != np.arange(len(moved_from))).argmax())
-        target = slice(first, len(moved_from)), slice(self._num_columns)
-        sources = moved_from[first:]
-        self._tables[target] = self._tables[sources, : self._num_columns]
         tables = self._block_tables[:, : self._num_columns]
-        self._block_tables[target] = tables.index_select(0, self._send(sources))
+        for start in range(0, len(self._tables), self.max_num_seqs):
+            target = slice(start + first, start + len(moved_from)), slice(self._num_columns)
+            sources = start + moved_from[first:]
+            self._tables[target] = self._tables[sources, : self._num_columns]
+            self._block_tables[target] = tables.index_select(0, self._send(sources))
 
     def _update_sampling(self, sampling: NDArray[np.void]) -> None:
         held = self._sampling_held
@@ -212,15 +218,16 @@ class InputBatch:
         if num_tokens > num_rows:
             rows = np.repeat(rows, counts)
             positions = np.arange(num_tokens) + (computed - ends + counts)[rows]
-        blocks = self._tables[rows, positions // self.block_size]
-        slots = blocks * self.block_size + positions % self.block_size
         sampled = plan.sources != ON_HOST
         sources = packed[layout.token_sources]
         sources[:] = np.arange(self._first_packed, self._first_packed + len(sources))
         sources[ends[sampled] - 1] = plan.sources[sampled]
         fill(packed, layout.token_ids, plan.token_ids, padding=0)
         fill(packed, layout.positions, positions, padding=0)
-        fill(packed, layout.slot_mapping, slots, padding=NO_SLOT)
+        for group, field in enumerate(layout.slot_mappings(self._num_groups)):
+            blocks = self._tables[group * self.max_num_seqs + rows, positions // self.block_size]
+            slots = blocks * self.block_size + positions % self.block_size
+            fill(packed, field, slots, padding=NO_SLOT)
         fill(packed, layout.seq_lens, computed + counts, padding=0)
         packed[layout.query_start_loc.start] = 0
         starts = slice(layout.query_start_loc.start + 1, layout.query_start_loc.stop)
@@ -229,24 +236,32 @@ class InputBatch:
         longs = packed[layout.sample_positions].view(np.int64)
         fill(longs, slice(0, len(longs)), (computed + counts)[plan.samples], padding=0)
 
-    def _layout(self, sizes: tuple[int, int, int]) -> tuple["_Layout", dict[str, Tensor]]:
+    def _layout(self, sizes: tuple[int, int, int]) -> tuple["_Layout", dict[str, Any]]:
         """Where the fields of a step of these sizes lie; the same tensors for the same sizes."""
         found = self._layouts.get(sizes)
         if found is None:
             if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
-            layout = _Layout.of(*sizes)
+            layout = self._layout_of(*sizes)
             found = self._layouts[sizes] = layout, self._views(layout, *sizes)
         return found
 
-    def _views(self, layout: "_Layout", tokens: int, seqs: int, samples: int) -> dict[str, Tensor]:
+    def _layout_of(self, tokens: int, seqs: int, samples: int) -> "_Layout":
+        return _Layout.of(tokens, seqs, samples, self._num_groups)
+
+    def _views(self, layout: "_Layout", tokens: int, seqs: int, samples: int) -> dict[str, Any]:
         packed, floats = self._memory[self._first_packed :], self._sampling.view(torch.float32)
+        slots = [packed[field] for field in layout.slot_mappings(self._num_groups)]
+        starts = range(0, len(self._tables), self.max_num_seqs)
+        tables = [self._block_tables[start : start + seqs] for start in starts]
         return {
             "token_ids": self._token_ids[:tokens],
             "token_sources": packed[layout.token_sources],
             "positions": packed[layout.positions],
-            "slot_mapping": packed[layout.slot_mapping],
-            "block_tables": self._block_tables[:seqs],
+            "slot_mapping": slots[0],
+            "side_slots": tuple(slots[1:]),
+            "block_tables": tables[0],
+            "side_tables": tuple(tables[1:]),
             "seq_lens": packed[layout.seq_lens],
             "query_start_loc": packed[layout.query_start_loc],
             "logits_rows": packed[layout.logits_rows],
@@ -269,7 +284,7 @@ class _Layout(NamedTuple):
     token_ids: slice  # the first, so that their place is the same for all sizes
     token_sources: slice
     positions: slice
-    slot_mapping: slice
+    slot_mapping: slice  # of all groups, each as far as the first
     seq_lens: slice
     query_start_loc: slice
     logits_rows: slice
@@ -277,13 +292,20 @@ class _Layout(NamedTuple):
     size: int
 
     @staticmethod
-    def of(tokens: int, seqs: int, samples: int) -> "_Layout":
+    def of(tokens: int, seqs: int, samples: int, num_groups: int) -> "_Layout":
         start = 0
         fields: list[Any] = []
-        for length in (*[tokens] * 4, seqs, seqs + 1, samples, 2 * samples):
+        slots = num_groups * _aligned(tokens)
+        for length in (*[tokens] * 3, slots, seqs, seqs + 1, samples, 2 * samples):
             fields.append(slice(start, start + length))
             start = _aligned(start + length)
         return _Layout._make([*fields, start])
+
+    def slot_mappings(self, num_groups: int) -> list[slice]:
+        """Where each group has the slots of the step's tokens."""
+        tokens, first = self.token_ids.stop - self.token_ids.start, self.slot_mapping.start
+        starts = [first + group * _aligned(tokens) for group in range(num_groups)]
+        return [slice(start, start + tokens) for start in starts]
 
 
 def fits_recording(banned: Banned) -> bool:

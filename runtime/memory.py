@@ -2,6 +2,8 @@
 
 import functools
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +24,52 @@ CPU_CACHE_BYTES = 4 << 30
 GRAPH_BYTES = 1 << 30
 
 
-def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block: keys and values of every layer."""
-    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+MAX_GROUPS = 8  # of layers with block tables of their own
 
 
-def widest_window(model: ModelConfig) -> int | None:
-    """How many positions a token sees at most, in any layer; None where a layer sees all before it."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerGroup:
+    """Layers that share block tables, and how far back any of them sees; None: to the beginning."""
+
+    window: int | None
+    layers: tuple[int, ...]
+
+
+def layer_groups(model: ModelConfig) -> tuple[LayerGroup, ...]:
+    """The layers by how far they see, in groups of about equal size, those that see all first.
+
+    One group where all see everything, or none does: the widest window is then that of the group.
+    """
     reaches = [spec.reach for spec in find_model(model.architecture).attention(model)]
-    return None if None in reaches else max(reach for reach in reaches if reach is not None)
+    kinds: dict[int | None, list[int]] = {None: []}
+    for layer, reach in enumerate(reaches):
+        kinds.setdefault(reach, []).append(layer)
+    if not kinds[None] or len(kinds) == 1:
+        window = max((reach for reach in reaches if reach is not None), default=None)
+        return (LayerGroup(window=window, layers=tuple(range(model.num_layers))),)
+    size = max(min(map(len, kinds.values())), -(-model.num_layers // MAX_GROUPS))
+    return tuple(
+        LayerGroup(window=window, layers=tuple(layers[first : first + size]))
+        for window, layers in kinds.items()
+        for first in range(0, len(layers), size)
+    )
+
+
+def layers_of_block(groups: Sequence[LayerGroup]) -> int:
+    """How many layers' keys and values a block of the pool has room for."""
+    return max(len(group.layers) for group in groups)
+
+
+def pool_blocks(num_kv_blocks: int, groups: Sequence[LayerGroup]) -> int:
+    """Blocks of the pool, the null block included, that are so many of all layers."""
+    return (num_kv_blocks - 1) * len(groups) + 1
+
+
+def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of keys and values of every layer for one block of tokens."""
+    groups = layer_groups(model)
+    num_layers = len(groups) * layers_of_block(groups)
+    return 2 * num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
 
 
 def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: float) -> int:

@@ -222,7 +222,8 @@ class ModelRunner:
         inputs = batch.token_ids, batch.positions
         if self._tapes is None or not batch.max_query_len == 1 == batch.num_tokens / batch.num_seqs:
             return self._forward(*inputs, self._attention)
-        reads = (*inputs, batch.slot_mapping, batch.block_tables, batch.seq_lens, batch.query_start_loc)
+        tables = batch.slot_mapping, batch.block_tables, *batch.side_slots, *batch.side_tables
+        reads = (*inputs, *tables, batch.seq_lens, batch.query_start_loc)
         return self._tapes.forward(*inputs, self._attention, reads)
 
     def _sample(self, batch: BatchView, hidden: Tensor) -> Tensor | None:
@@ -265,6 +266,8 @@ def _reads(batch: BatchView) -> tuple[Tensor, ...]:
         batch.positions,
         batch.slot_mapping,
         batch.block_tables,
+        *batch.side_slots,
+        *batch.side_tables,
         batch.seq_lens,
         batch.query_start_loc,
         batch.logits_rows,

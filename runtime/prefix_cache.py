@@ -12,13 +12,17 @@ from .block_pool import NULL_BLOCK
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """A full block whose contents are known: its tokens, and what comes before them."""
+    """A full block whose contents are known: its tokens, and what comes before them.
+
+    Its sides are blocks with the same tokens of other groups of layers, each of which may be forgotten alone.
+    """
 
     block_id: int
     digest: bytes
     token_ids: bytes  # int32
     parent: "CachedBlock | str"  # the block before it; of a first one the salt
     step: int  # the last one that writes into it
+    sides: list[int]  # the null block where one is not known
     children: "set[CachedBlock] | None" = None  # the blocks after it; most have none
 
 
@@ -54,8 +58,9 @@ class PrefixCache:
     is known. When a block is forgotten, so is what comes after it, as nothing could find that any more.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, num_sides: int = 0) -> None:
         self.block_size = block_size
+        self.num_sides = num_sides
         self._seed = secrets.randbits(64)  # so that nobody can prepare prompts of equal hash
         self.clear()
 
@@ -66,6 +71,7 @@ class PrefixCache:
         """Nothing is known."""
         self._by_digest: dict[bytes, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
+        self._by_side: dict[int, CachedBlock] = {}
 
     def digest(self, contents: bytes) -> bytes:
         """128 bits of hash."""
@@ -82,10 +88,13 @@ class PrefixCache:
             found.append(entry)
         return found
 
-    def commit(self, chain: Chain, block_ids: Sequence[int], step: int) -> list[int]:
+    def commit(
+        self, chain: Chain, block_ids: Sequence[int], step: int, sides: Sequence[Sequence[int]] = ()
+    ) -> list[int]:
         """Enter what is not known of a chain's first blocks, which these hold; returns those entered.
 
-        The null block stands for one that was given back: if it was forgotten since, so is what follows.
+        The null block stands for one that was given back: if it was forgotten since, so is what follows. A
+        side that was forgotten is entered anew.
         """
         entries = chain.entries
         entered: list[int] = []
@@ -100,17 +109,23 @@ class PrefixCache:
             if entry is None and block_id == NULL_BLOCK:
                 break
             if entry is None:
-                entry = CachedBlock(block_id, digest, token_ids, parent, step)
+                entry = CachedBlock(block_id, digest, token_ids, parent, step, [NULL_BLOCK] * self.num_sides)
                 self._enter(entry)
                 entered.append(block_id)
             elif not _is(entry, token_ids, parent):
                 break  # another block with this hash: neither it nor what follows can be entered
+            if sides:
+                entered += self._enter_sides(entry, [side[len(entries)] for side in sides], step)
             entries.append(entry)
             parent = entry
         return entered
 
     def drop(self, block_id: int) -> list[int]:
-        """Forget a block and those that come after it; returns them all."""
+        """Forget a block and those that come after it, or a side alone; returns them all."""
+        if block_id in self._by_side:
+            entry = self._by_side.pop(block_id)
+            entry.sides[entry.sides.index(block_id)] = NULL_BLOCK
+            return [block_id]
         first = self._by_block[block_id]
         if isinstance(first.parent, CachedBlock) and first.parent.children:
             first.parent.children.discard(first)
@@ -122,6 +137,10 @@ class PrefixCache:
                 entry.children = None
             del self._by_digest[entry.digest], self._by_block[entry.block_id]
             dropped.append(entry.block_id)
+            for side in entry.sides:
+                if side != NULL_BLOCK:
+                    del self._by_side[side]
+                    dropped.append(side)
         return dropped
 
     def drop_since(self, step: int) -> set[int]:
@@ -134,11 +153,16 @@ class PrefixCache:
 
     def block_ids(self) -> Iterable[int]:
         """Every block that is known."""
-        return self._by_block.keys()
+        return self._by_block.keys() | self._by_side.keys()
 
     def check(self) -> None:
         """Each entry is where its hash and its block say, and so is what it comes after; for tests."""
         assert {*self._by_digest.values()} == {*self._by_block.values()}
+        sides = {
+            side: entry for entry in self._by_block.values() for side in entry.sides if side != NULL_BLOCK
+        }
+        assert sides == self._by_side
+        assert not sides.keys() & self._by_block.keys()
         for block_id, entry in self._by_block.items():
             assert entry.block_id == block_id, f"block {block_id} is entered as {entry.block_id}"
             assert self._by_digest[entry.digest] is entry
@@ -149,6 +173,17 @@ class PrefixCache:
                 assert self._by_block.get(parent.block_id) is parent, f"block {block_id} has lost its parent"
                 assert parent.children is not None, f"block {block_id} is no child of its parent"
                 assert entry in parent.children, f"block {block_id} is no child of its parent"
+
+    def _enter_sides(self, entry: CachedBlock, block_ids: Sequence[int], step: int) -> list[int]:
+        """Sides of which none is known so far; returns them. If the step fails, all of the entry goes."""
+        entered = []
+        for which, block_id in enumerate(block_ids):
+            if block_id != NULL_BLOCK and entry.sides[which] == NULL_BLOCK:
+                entry.sides[which] = block_id
+                self._by_side[block_id] = entry
+                entry.step = max(entry.step, step)
+                entered.append(block_id)
+        return entered
 
     def _enter(self, entry: CachedBlock) -> None:
         assert entry.block_id not in self._by_block, f"block {entry.block_id} is entered twice"

@@ -40,6 +40,7 @@ class RecordingScheduler(Scheduler):
             "block_size": kv_cache.block_size,
             "prefix_cache": kv_cache.prefix is not None,
             "window": kv_cache.window,
+            "sides": kv_cache.windows[1:],
         }
         self._write({"lamina": FORMAT, "limits": asdict(config), "cache": cache})
 

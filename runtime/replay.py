@@ -78,6 +78,7 @@ class _Player:
             self.block_size,
             prefix_cache=cache["prefix_cache"],
             window=cache.get("window"),
+            sides=cache.get("sides", ()),
         )
         self.now = 0.0
         self.scheduler = Scheduler(SchedulerConfig(**header["limits"]), kv_cache, clock=lambda: self.now)

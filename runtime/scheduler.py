@@ -190,15 +190,20 @@ class Scheduler(Lifecycle):
             rows.remove(leaving)
 
     def _new_blocks(self) -> Ints:
-        """Table entries that the device has not: rows, columns, block ids."""
+        """Table entries that the device has not: rows, columns, block ids; group after group of all rows."""
         rows, num = self._rows, len(self._rows)
         found: list[tuple[int, int, int]] = []
         for row in np.flatnonzero(rows.blocks[:num] != rows.sent[:num]).tolist():
-            sent = int(rows.sent[row])
-            blocks = self._kv_cache.block_ids(rows.requests[row].request_id, sent)
-            found += [(row, column, block) for column, block in enumerate(blocks, start=sent)]
+            sent, request_id = int(rows.sent[row]), rows.requests[row].request_id
+            for group in range(self._kv_cache.num_groups):
+                blocks, place = self._kv_cache.block_ids(request_id, sent, group), self._place(group, row)
+                found += [(place, column, block) for column, block in enumerate(blocks, start=sent)]
         rows.sent[:num] = rows.blocks[:num]
         return np.array(found, np.int64).reshape(-1, 3).T
+
+    def _place(self, group: int, row: int) -> int:
+        """Where the device has a row's table of a group."""
+        return group * self.config.max_num_seqs + row
 
     def _take_in(self, samplers: list[Request], tokens: Ints, are_rows: bool) -> list[Request]:
         """Give each request that is live its token, and end it where that or the length says so.
@@ -252,12 +257,15 @@ class Scheduler(Lifecycle):
 
     def _release_unseen(self, plan: SchedulerOutput) -> None:
         """Give back the blocks that left every window with a step that is over; none that it could undo."""
-        window, size = self._kv_cache.window, self._kv_cache.block_size
-        if window is None:
+        windows, size = {*self._kv_cache.windows} - {None}, self._kv_cache.block_size
+        if not windows:
             return
-        computed = plan.num_computed + plan.counts
-        unseen, before = ((ends - window + 1).clip(0) // size for ends in (computed, plan.num_computed))
-        for row in np.flatnonzero(unseen > before).tolist():
+        computed, leaves = plan.num_computed + plan.counts, np.zeros(plan.num_rows, bool)
+        for window in windows:
+            assert window is not None
+            unseen, before = ((ends - window + 1).clip(0) // size for ends in (computed, plan.num_computed))
+            leaves |= unseen > before
+        for row in np.flatnonzero(leaves).tolist():
             request = self._requests.get(plan.request_ids[row])
             if request is not None and request.row >= 0:
                 self._release(request, int(computed[row]), plan.step)

@@ -100,7 +100,9 @@ class SchedulerOutput:
     banned: Banned = ()
     adjusted: Adjusted | None = None
     moved_from: Ints | None = None  # [num_tables] the row that each row's table was in; None: nothing moved
-    new_blocks: Ints  # [3, num_new] rows, columns and block ids of table entries to set
+    # [3, num_new] rows, columns and block ids of table entries to set; after all rows of a group of layers,
+    # max_num_seqs of them, come those of the next.
+    new_blocks: Ints
     preempted_ids: tuple[str, ...] = ()  # since the plan before; some may have been let in again
     reports: WantedReports | None = None  # None where nobody wants any
 

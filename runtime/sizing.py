@@ -83,5 +83,5 @@ def size(config: RuntimeConfig, model: ModelConfig, resolved: Resolved) -> Sizin
         num_blocks=resolved.num_kv_blocks,
         max_model_len=resolved.max_model_len,
         memory_fraction=config.memory_fraction,
-        window=memory.widest_window(model),
+        window=memory.layer_groups(model)[0].window,
     )

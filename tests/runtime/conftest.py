@@ -67,9 +67,10 @@ class PagedModel:
     back through the block table, so that a wrong id, position, slot, table or length shows as a wrong token.
     """
 
-    def __init__(self, block_size, next_token, window=None):
+    def __init__(self, block_size, next_token, window=None, sides=()):
         self.block_size = block_size
         self.window = window  # positions that each token sees, its own included
+        self.sides = sides  # the same of further groups of layers
         self.next_token = next_token
         self.slots = {}
         self.said = {}  # token by (slot, position), of requests whose logits are adjusted
@@ -95,6 +96,10 @@ class PagedModel:
             assert slot >= self.block_size, "a real token goes to a real block, and never to the null block"
             self.slots[slot] = (position, token)
         assert all(token == (0, 0, -1) for token in tokens[view.num_tokens :])
+        for slots in view.side_slots:
+            for (token, position, first), slot in zip(tokens, slots.tolist(), strict=True):
+                assert (slot >= self.block_size) == (first >= self.block_size)
+                self.slots[slot] = (position, token)
         assert view.seq_lens[view.num_seqs :].tolist() == [0] * (len(view.seq_lens) - view.num_seqs)
 
     def _remember(self, view, adjusted, sampled):
@@ -111,13 +116,20 @@ class PagedModel:
 
     def _prefix(self, view, row):
         """All that the row's first query and those after it see; then what the last of them sees."""
-        size, table = self.block_size, view.block_tables[row].tolist()
         length, starts = int(view.seq_lens[row]), view.query_start_loc.tolist()
         query_len = starts[row + 1] - starts[row]
-        seen = range(0 if self.window is None else max(0, length - query_len - self.window + 1), length)
+        tokens = self._read(view.block_tables[row].tolist(), self.window, length, query_len)
+        for window, tables in zip(self.sides, view.side_tables, strict=True):
+            side = self._read(tables[row].tolist(), window, length, query_len)
+            assert tokens[len(tokens) - len(side) :] == side, "groups of layers hold other tokens"
+        return self.visible(tokens)
+
+    def _read(self, table, window, length, query_len):
+        size = self.block_size
+        seen = range(0 if window is None else max(0, length - query_len - window + 1), length)
         stored = [self.slots[table[p // size] * size + p % size] for p in seen]
         assert [position for position, _ in stored] == [*seen], "these slots hold other positions"
-        return self.visible(tuple(token for _, token in stored))
+        return tuple(token for _, token in stored)
 
     def visible(self, prefix):
         return prefix if self.window is None else prefix[-self.window :]
@@ -165,13 +177,16 @@ class Server:
         depth=1,
         prefix_cache=False,
         window=None,
+        sides=(),
         clock=time.monotonic,
     ):
         self.depth = depth  # steps launched before the oldest is read
         self.pending = deque()
         self.written = deque()  # the blocks that each pending step writes
-        self.pool = BlockPool(blocks + 1)  # one is the null block
-        self.kv_cache = KVCacheManager(self.pool, block_size, prefix_cache=prefix_cache, window=window)
+        self.pool = BlockPool(blocks * (1 + len(sides)) + 1)  # one is the null block
+        self.kv_cache = KVCacheManager(
+            self.pool, block_size, prefix_cache=prefix_cache, window=window, sides=sides
+        )
         self.config = SchedulerConfig(
             max_num_seqs=seqs,
             max_num_batched_tokens=budget,
@@ -187,9 +202,10 @@ class Server:
             block_size=block_size,
             vocab_size=VOCAB,
             device=torch.device("cpu"),
+            num_sides=len(sides),
         )
         self.eos = eos
-        self.model = PagedModel(block_size, next_token, window)
+        self.model = PagedModel(block_size, next_token, window, sides)
         self.requests = {}
 
     def add(self, name, length, seed=0, options=None, **params):

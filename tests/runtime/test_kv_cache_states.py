@@ -194,12 +194,8 @@ def _match_without_parent(entry, token_ids, parent):
     return entry.token_ids == token_ids
 
 
-def _find_one_too_many(self, tokens, num_reusable):
-    chain = self._chain(tokens)
-    if self.prefix is None:
-        return []
-    chain.entries = self.prefix.match(chain, (num_reusable + 1) // self.block_size)
-    return [entry.block_id for entry in chain.entries]
+def _find_one_too_many(self, tokens, num_reusable, find=KVCacheManager._find):
+    return find(self, tokens, num_reusable + 1)
 
 
 def _commit_what_is_not_full(self, tokens, num_tokens, step, commit=KVCacheManager.commit):

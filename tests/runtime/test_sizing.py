@@ -59,7 +59,8 @@ def test_where_only_the_caution_of_a_cpu_keeps_the_cache_small_more_blocks_are_a
 
 def test_where_every_layer_has_a_window_it_says_what_a_request_keeps(fit, monkeypatch):
     assert "keeps" not in fit(1 << 30).sentence()
-    monkeypatch.setattr(memory, "widest_window", lambda model: 40)
+    windowed = memory.LayerGroup(window=40, layers=(0, 1))
+    monkeypatch.setattr(memory, "layer_groups", lambda model: (windowed,))
     assert "GiB of KV cache), and a request keeps its last 40, of which" in fit(1 << 30).sentence()
     assert "keeps" not in fit(1 << 30, max_model_len=40).sentence()
 

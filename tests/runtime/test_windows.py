@@ -90,19 +90,28 @@ def test_requests_of_a_model_with_windows_fit_where_whole_ones_would_give_way(tm
 
     right, _ = serve()
     assert serve(num_kv_blocks=28) == (right, 0)
-    monkeypatch.setattr(memory, "widest_window", lambda model: None)
+    whole_layers = memory.LayerGroup(window=None, layers=tuple(range(4)))
+    monkeypatch.setattr(memory, "layer_groups", lambda model: (whole_layers,))
     whole, num_preemptions = serve(num_kv_blocks=28)
     assert whole == right
     assert num_preemptions > 0
 
 
-def test_a_window_counts_only_where_every_layer_has_one(tmp_path):
+def test_layers_are_grouped_by_how_far_they_see_where_they_differ(tmp_path):
     from lamina.models.config import read_model_config
 
     found = {}
     changes = {"llama-chunks": {"layer_types": ["chunked_attention"] * 4}}
-    for name in ("mistral", "phi3", "gemma2", "qwen2-windows", "qwen3", "llama-chunks"):
+    for name in ("mistral", "phi3", "gemma2", "gemma3", "qwen2-windows", "qwen3", "llama-chunks"):
         FAMILIES[name].config(**changes.get(name, {})).save_pretrained(tmp_path / name)
-        found[name] = memory.widest_window(read_model_config(tmp_path / name))
-    bounded = {"mistral": 5, "phi3": 5, "llama-chunks": 7}
-    assert found == bounded | {"gemma2": None, "qwen2-windows": None, "qwen3": None}
+        groups = memory.layer_groups(read_model_config(tmp_path / name))
+        found[name] = [(group.window, *group.layers) for group in groups]
+    assert found == {
+        "mistral": [(5, 0, 1, 2, 3)],
+        "phi3": [(5, 0, 1, 2, 3)],
+        "llama-chunks": [(7, 0, 1, 2, 3)],
+        "gemma2": [(None, 1, 3), (5, 0, 2)],
+        "gemma3": [(None, 2), (5, 0), (5, 1), (5, 3)],
+        "qwen2-windows": [(None, 0, 1), (5, 2, 3)],
+        "qwen3": [(None, 0, 1, 2, 3)],
+    }
