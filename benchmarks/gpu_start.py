@@ -36,17 +36,15 @@ def main() -> None:
         return
     document: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "shapes": {}}
     for shape in options.shapes:
+        found: dict[str, list[Any]] = {"cold": [], "warm": [], "no compiler": []}
+        document["shapes"][shape] = found
         with tempfile.TemporaryDirectory() as cache:
             document |= in_new_process("kernels", shape, cache)
-            found = {"cold": in_new_process("free", shape, cache)}
-            found["check"] = in_new_process("check", shape, cache)
-            found["warm"] = [in_new_process("free", shape, cache) for _ in range(options.warm)]
-            found["no compiler"] = in_new_process("guarded", shape, cache)
-        document["shapes"][shape] = found
-        for name, facts in found.items():
-            for one in facts if isinstance(facts, list) else [facts]:
-                print(shape, name, json.dumps(one), flush=True)
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+            for name in ("cold", *["warm"] * options.warm, "no compiler"):
+                kind = "guarded" if name == "no compiler" else "free"
+                found[name].append(in_new_process(kind, shape, cache))
+                print(shape, name, json.dumps(found[name][-1]), flush=True)
+                options.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def in_new_process(kind: str, shape: str, cache: str) -> dict[str, Any]:
@@ -79,25 +77,21 @@ def copy_native_kernels(_: str, cache: Path) -> dict[str, Any]:
     return {"native_kernels_s": round(built - begun, 2), "card": card, "torch": version}
 
 
-def check(shape: str, cache: Path) -> dict[str, Any]:
-    """What `lamina warmup --check` finds missing."""
-    from lamina.common.progress import say_nothing
-    from lamina.runtime.config import RuntimeConfig
-    from lamina.runtime.loading import missing
-
-    folder = workloads.write_config(shape, cache / "shape")
-    return {"missing": missing(RuntimeConfig(model=folder, cache_dir=cache, **SETTINGS), say_nothing)}
-
-
 def start_without_compilers(shape: str, cache: Path) -> dict[str, Any]:
-    """A start in which a new process, or an import of a compiler, raises."""
+    """A start in which a new process or an import of a compiler raises, after `lamina warmup --check`."""
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if event in PROCESSES or (event == "import" and str(arguments[0]).startswith(COMPILERS)):
             raise AssertionError(f"{event} {arguments[:2]} in a start that was said to be warm")
 
     sys.addaudithook(refuse)
-    return start(shape, cache, require_warm=True)
+    from lamina.common.progress import say_nothing
+    from lamina.runtime.config import RuntimeConfig
+    from lamina.runtime.loading import missing
+
+    folder = workloads.write_config(shape, cache / "shape")
+    lacks = missing(RuntimeConfig(model=folder, cache_dir=cache, **SETTINGS), say_nothing)
+    return {"missing": lacks, **start(shape, cache, require_warm=True)}
 
 
 def start(shape: str, cache: Path, *, require_warm: bool = False) -> dict[str, Any]:
@@ -140,7 +134,7 @@ def process_started() -> float:
     return seconds_after_boot - time.clock_gettime(time.CLOCK_BOOTTIME) + time.perf_counter()
 
 
-STARTS = {"kernels": copy_native_kernels, "check": check, "free": start, "guarded": start_without_compilers}
+STARTS = {"kernels": copy_native_kernels, "free": start, "guarded": start_without_compilers}
 
 if __name__ == "__main__":
     main()

@@ -57,7 +57,11 @@ def verify(
 
 
 def _text(found: "Verified") -> str:
-    lines = [f"{'layer':>7}  {'compiled to eager':>22}  {'compiled to transformers':>26}  {'eager':>22}"]
+    pair = f"{'rms':>10} {'largest':>11}"
+    lines = [
+        f"{'':>7}  {'compiled to eager':>22}  {'compiled to transformers':>26}  {'eager to it':>22}",
+        f"{'layer':>7}  {pair}  {pair:>26}  {pair}",
+    ]
     for row in found.layers:
         name = "logits" if row.layer < 0 else str(row.layer)
         mark = "" if row.is_right else "  WRONG"
@@ -65,8 +69,9 @@ def _text(found: "Verified") -> str:
         lines.append(f"{name:>7}  {errors}{mark}")
     worst = max(found.pieces, key=lambda check: check.compiled.rms)
     lines.append(
-        f"{len(found.pieces)} pieces on the inputs they have op by op: error to float64 at most "
-        f"{_error(worst.compiled).strip()}, op by op {_error(worst.eager).strip()}"
+        f"{len(found.pieces)} pieces on the inputs they have op by op: errors to float64 at most "
+        f"{worst.compiled.rms:.2e} rms and {worst.compiled.max:.2e}; op by op {worst.eager.rms:.2e} and "
+        f"{worst.eager.max:.2e}"
     )
     lines += [
         f"prompt {one.prompt}, token {one.position}: compiled {one.compiled}, eager {one.eager}, "

@@ -25,6 +25,8 @@ function show() {
 addEventListener("hashchange", show); show();
 """
 NUMBER = re.compile(r"%\d+")  # a node's: a new one shifts all behind it, which is no difference
+OBVIOUS = re.compile(r"call_function |@\w+(:\d+)?")  # on nearly every line, and nothing to compare by
+LINES_ALIKE = 3  # around what differs
 SHOWN_TOKENS = (1, 64)  # numbers of tokens for which bytes moved are worked out
 HUES = (212, 152, 32, 282, 352, 92, 182, 62)  # of the unique pieces, in turn
 
@@ -63,6 +65,7 @@ def _summary(compiled: Compiled, numerics: str) -> str:
     return _table(facts.items())
 
 
+CHECKED = "against the same piece run op by op, both against float64, when it was made"
 NUMERICS = {
     "fast": "fast: code may fuse, and rounds to the model's dtype wherever the model does",
     "exact": "exact: compiled is eager bit for bit",
@@ -88,12 +91,14 @@ def _piece(compiled: Compiled, number: int, artifact: Artifact, store: Store) ->
     origin = "compiled" if compiled.plan.pieces[number].was_compiled else "loaded from the cache"
     facts = {
         "came": f"{origin}, took {artifact.seconds:.1f} s to make",
+        "checked": CHECKED if artifact.is_checked else "no: CompileConfig(verify=False)",
         "key": f"<code>{artifact.key[:16]}</code>",
     }
     sections = [
         _table(facts.items(), is_html=True),
         _foldable("Source line → ATen", _origins(artifact, store)),
         _foldable("Passes", "".join(_passes(artifact, store)), is_open=True),
+        _foldable("Graph after the passes", f"<pre>{escape(_last_graph(artifact, store))}</pre>"),
         _foldable("Kernels", _kernels(launches(artifact, store)), is_open=True),
         _foldable("Generated source", f"<pre>{escape(_text(store, artifact.source))}</pre>"),
     ]
@@ -131,19 +136,27 @@ def _passes(artifact: Artifact, store: Store) -> Iterator[str]:
         before, any_changed = after, any_changed or opens
 
 
+def _last_graph(artifact: Artifact, store: Store) -> str:
+    return _text(store, artifact.stages[-1] if artifact.stages else artifact.graph_before)
+
+
 def _side_by_side(before: str, after: str) -> str:
-    """Both graphs next to each other, what differs marked."""
+    """Both graphs next to each other: what differs, marked, amid a few lines that do not."""
     if before == after:
         return '<p class="note">The graph is the same before and after.</p>'
     left, right = before.splitlines(), after.splitlines()
     columns: tuple[list[str], list[str]] = ([], [])
     unnumbered = [[NUMBER.sub("%", line) for line in lines] for lines in (left, right)]
-    for kind, a, b, c, d in difflib.SequenceMatcher(None, unnumbered[0], unnumbered[1], False).get_opcodes():
-        height = max(b - a, d - c)
-        for column, lines, mark in ((columns[0], left[a:b], "del"), (columns[1], right[c:d], "ins")):
-            shown = [escape(line) for line in lines]
-            column += shown if kind == "equal" else [f"<{mark}>{line}</{mark}>" for line in shown]
-            column += [" "] * (height - len(lines))
+    matcher = difflib.SequenceMatcher(None, unnumbered[0], unnumbered[1], False)
+    for number, hunk in enumerate(matcher.get_grouped_opcodes(LINES_ALIKE)):
+        for column in columns:
+            column += ["⋯"] * (number > 0)
+        for kind, a, b, c, d in hunk:
+            height = max(b - a, d - c)
+            for column, lines, mark in ((columns[0], left[a:b], "del"), (columns[1], right[c:d], "ins")):
+                shown = [escape(OBVIOUS.sub("", line)) for line in lines]
+                column += shown if kind == "equal" else [f"<{mark}>{line}</{mark}>" for line in shown]
+                column += [" "] * (height - len(lines))
     halves = (
         f"<div><h4>{name}</h4><pre>{chr(10).join(column)}</pre></div>"
         for name, column in zip(("before", "after"), columns, strict=True)
@@ -155,7 +168,7 @@ def _kernels(found: Sequence[Launch]) -> str:
     header = ("launch", "provider", *(f"bytes, T = {tokens}" for tokens in SHOWN_TOKENS), "registers")
     rows = [
         (
-            f"<code>{escape(launch.name)}</code>",
+            f"<code>{escape(launch.name.replace('torch.ops.lamina.', 'lamina::'))}</code>",
             escape(launch.provider),
             *(_bytes(launch.bytes_for(tokens)) for tokens in SHOWN_TOKENS),
             "–" if launch.num_registers is None else str(launch.num_registers),
@@ -174,11 +187,17 @@ def _whole_model(compiled: Compiled) -> str:
         (
             escape(report["name"]),
             str(report["num_matches"]),
-            "<br>".join(escape(reason) for reason in Counter((*report["chosen"], *report["skipped"]))),
+            _counted((*report["chosen"], *report["skipped"])),
         )
         for report in compiled.plan.reports
     ]
     return "<h2>Passes over the whole model</h2>" + _rows(("pass", "sites", "reasons"), rows)
+
+
+def _counted(sites: Sequence[str]) -> str:
+    """Reasons without the sites that they are given for, which are alike but for a number."""
+    counts = Counter(site.partition(": ")[2] or site for site in sites)
+    return "<br>".join(f"{number} × {escape(reason)}" for reason, number in counts.items())
 
 
 def _guards(guards: Sequence[Mapping[str, str]]) -> str:

@@ -251,9 +251,10 @@ def _by_transformers(found: Found, ids: Sequence[Sequence[int]]) -> tuple[list[O
     try:
         from transformers import AutoModelForCausalLM
 
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            found.folder, dtype=wide, attn_implementation="eager", local_files_only=True
-        )
+        with _without_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                found.folder, dtype=wide, attn_implementation="eager", local_files_only=True
+            )
     except Exception as error:  # an architecture it does not know, files it cannot read
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return None, f"not compared with transformers: {lines[0]}"
@@ -264,6 +265,21 @@ def _by_transformers(found: Found, ids: Sequence[Sequence[int]]) -> tuple[list[O
             observed.logits = model(torch.tensor([list(prompt)]), use_cache=False).logits[0]
         runs.append(observed)
     return runs, "transformers"
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """No progress bar of transformers' beside our own."""
+    from transformers.utils import logging
+
+    settings: Any = logging
+    had_bars = settings.is_progress_bar_enabled()
+    settings.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if had_bars:
+            settings.enable_progress_bar()
 
 
 @contextlib.contextmanager

@@ -80,6 +80,20 @@ def test_the_page_shows_passes_sites_contracts_guards_and_recordings(page, compi
     assert "left alone: " in page or not any(r["skipped"] for r in piece.artifact.reports)
 
 
+def test_before_and_after_show_what_differs_and_not_all_that_does_not(page, compiled, shared_store):
+    (_, piece, _) = compiled.plan.pieces
+    whole = shared_store.get(piece.artifact.graph_before).decode()
+    sides = re.findall(
+        r"<h4>before</h4><pre>(.*?)</pre></div><div><h4>after</h4><pre>(.*?)</pre>", page, re.S
+    )
+    assert sides
+    for before, after in sides:
+        assert "<del>" in before or "<ins>" in after
+        assert before.count("\n") == after.count("\n"), "lines face each other"
+        assert "call_function" not in before + after
+    assert min(before.count("\n") for before, _ in sides) < len(whole.splitlines()) / 2
+
+
 def test_lines_of_the_models_code_are_shown_without_places_of_this_machine(compiled, shared_store, page):
     lines = json.loads(shared_store.get(compiled.plan.pieces[1].artifact.origins))
     assert any("models/llama.py:" in line["place"] for line in lines)
