@@ -86,6 +86,7 @@ def describe_fit(model: str, **settings: Any) -> dict[str, Any]:
     return {
         "model": model,
         "weights_gib": round(fit.weight_bytes / 2**30, 2),
+        "penalties_mib": round(fit.adjusting_bytes / 2**20, 1),
         "cache_tokens": fit.capacity_tokens,
         "cache_kib_per_token": round(fit.token_bytes / 2**10, 1),
         "missing_gib": round(fit.missing_bytes / 2**30, 2),

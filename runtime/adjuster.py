@@ -13,9 +13,10 @@ from ..common.errors import ProcessorError
 from ..custom_ops import registry
 from ..custom_ops.adjust_logits.reference import WORD_BITS
 from .input_batch import NO_ID, BatchView, send
-from .sampler import SamplingRows, rows_of, sample
+from .rows import sampling_row
+from .sampler import SamplingRows, sample
 from .sampling_params import LogitsProcessor, SamplingParams
-from .scheduler_output import Adjusted, Said
+from .scheduler_output import SAMPLING, Adjusted, Said
 
 FIRST_SLOTS, FIRST_TOKENS = 8, 1024  # room that a history begins with; it doubles as needed
 WIDTH_UNIT = 8  # ids that adjusted rows are a multiple of, so that kernels can load vectors
@@ -41,6 +42,11 @@ class _Tables(NamedTuple):
     allowed: Tensor
     bad_words: Tensor
     typical_p: Tensor | None  # None: nobody wants it
+    temperature: Tensor  # these five as in SamplingRows; of the arena the step itself has chosen greedily
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
 
     def are_of(self, adjusted: Adjusted) -> bool:
         """Whether they hold for a step as well."""
@@ -57,13 +63,15 @@ class _Tables(NamedTuple):
 class Adjuster:
     """Adjusts logits of some samples of a step and chooses their tokens anew; no other sample is touched.
 
-    It alone writes the history: tokens by slot and position. Nothing is allocated before the first request
-    that needs it, and nothing waits for the device but a request's own logits processors.
+    It alone writes the history: tokens by slot and position, in room that grows as needed. Nothing is
+    allocated before the first request that needs it, and nothing waits for the device but a request's own
+    logits processors.
     """
 
-    def __init__(self, *, num_valid_ids: int, device: torch.device) -> None:
+    def __init__(self, *, num_valid_ids: int, device: torch.device, max_slots: int, max_tokens: int) -> None:
         self._num_valid_ids = num_valid_ids
         self._device = device
+        self._most = max_slots, max_tokens  # what the history may grow to, which memory is kept for
         self._history = torch.empty(0, 0, dtype=torch.int32, device=device)
         self._tables: _Tables | None = None
 
@@ -80,7 +88,16 @@ class Adjuster:
         tables = self._tables
         if tables is None or not tables.are_of(adjusted):
             tables = self._tables = self._built(adjusted)
-        rows = rows_of(batch, self._num_valid_ids).selected(tables.samples)
+        rows = SamplingRows(
+            temperature=tables.temperature,
+            top_k=tables.top_k,
+            top_p=tables.top_p,
+            min_p=tables.min_p,
+            seeds=tables.seeds,
+            positions=batch.sample_positions.index_select(0, tables.samples),
+            banned=batch.banned.index_select(0, tables.samples),
+            num_valid_ids=self._num_valid_ids,
+        )
         self._remember(adjusted, tables, batch, rows.positions)
         scores = self._scores(tables, rows, logits)
         for said in adjusted.said:
@@ -125,7 +142,10 @@ class Adjuster:
         slots, tokens = self._history.shape
         if num_slots <= slots and num_tokens <= tokens:
             return
-        shape = _doubled(max(slots, FIRST_SLOTS), num_slots), _doubled(max(tokens, FIRST_TOKENS), num_tokens)
+        shape = (
+            min(self._most[0], _doubled(max(slots, FIRST_SLOTS), num_slots)),
+            min(self._most[1], _doubled(max(tokens, FIRST_TOKENS), num_tokens)),
+        )
         larger = torch.zeros(shape, dtype=torch.int32, device=self._device)
         larger[:slots, :tokens] = self._history
         self._history = larger
@@ -139,8 +159,15 @@ class Adjuster:
             [own.frequency_penalty for own in params],
             [own.presence_penalty for own in params],
         ]
+        sampling = np.array([sampling_row(own) for own in params], SAMPLING)
+        top_k = np.where(sampling["top_k"] < self._num_valid_ids, sampling["top_k"], 0)
         return _Tables(
             adjusted=adjusted,
+            temperature=self._sent(sampling["temperature"]),
+            top_k=self._sent(top_k.astype(np.int32)),
+            top_p=self._sent(sampling["top_p"]),
+            min_p=self._sent(sampling["min_p"]),
+            seeds=self._sent(sampling["seed"]),
             samples=self._sent(adjusted.samples),
             slots=self._sent(adjusted.slots),
             num_prompt=self._sent(adjusted.num_prompt.astype(np.int32)),

@@ -80,6 +80,7 @@ class InputBatch:
         self._num_groups = 1 + num_sides  # of layers, each with block tables of its own
         self.max_num_seqs = max_num_seqs
         self.max_num_tokens = max_num_tokens
+        self.max_seq_len = max_blocks_per_seq * block_size
         self.block_size = block_size
         self.vocab_size = vocab_size
         self._tables = np.full((self._num_groups * max_num_seqs, max_blocks_per_seq), NULL_BLOCK, np.int32)

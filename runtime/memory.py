@@ -72,6 +72,17 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     return 2 * num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
 
 
+def adjusting_bytes(resolved: "Resolved", model: ModelConfig) -> int:
+    """Bytes on a card if every request has penalties and is as long as can be: tokens said, adjusted logits.
+
+    The tokens lie in one tensor, which is half as large beside its successor when it grows last.
+    """
+    if resolved.device.type == "cpu":
+        return 0
+    history = 4 * resolved.max_num_seqs * resolved.max_model_len
+    return history + history // 2 + 4 * resolved.max_num_seqs * model.vocab_size
+
+
 def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: float) -> int:
     """Blocks for the longest requests the engine may hold at once, or as many as memory allows.
 
@@ -82,7 +93,7 @@ def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: flo
     wanted = resolved.max_num_seqs * per_request + 1
     available = available_bytes(resolved.device)
     weights = weight_bytes(model, resolved.dtype, resolved.quantization)
-    budget = int(available * memory_fraction) - weights
+    budget = int(available * memory_fraction) - weights - adjusting_bytes(resolved, model)
     if resolved.device.type == "cpu":
         budget = min(budget, CPU_CACHE_BYTES)
     blocks = min(wanted, budget // per_block)
@@ -116,15 +127,17 @@ def blocks_left(
     """
     free, total = torch.cuda.mem_get_info(resolved.device)
     per_block = block_bytes(model, resolved.block_size, resolved.dtype)
-    kept = int(total * (1 - memory_fraction)) + activation_bytes + GRAPH_BYTES
+    adjusting = adjusting_bytes(resolved, model)
+    kept = int(total * (1 - memory_fraction)) + activation_bytes + GRAPH_BYTES + adjusting
     wanted = resolved.max_num_seqs * -(-resolved.max_model_len // resolved.block_size) + 1
     blocks = min(wanted, (free - kept) // per_block)
     if blocks < 2:
         raise ConfigError(
             f"{free / 2**30:.1f} GiB are free beside the weights; a step takes "
             f"{activation_bytes / 2**30:.1f} GiB, memory_fraction {memory_fraction} keeps "
-            f"{total * (1 - memory_fraction) / 2**30:.1f} GiB, and a block of KV cache takes "
-            f"{per_block / 2**20:.1f} MiB: raise memory_fraction or lower max_num_batched_tokens"
+            f"{total * (1 - memory_fraction) / 2**30:.1f} GiB, penalties of max_num_seqs requests may take "
+            f"{adjusting / 2**30:.1f} GiB, and a block of KV cache takes {per_block / 2**20:.1f} MiB: "
+            f"raise memory_fraction, or lower max_num_batched_tokens or max_num_seqs"
         )
     return blocks
 

@@ -78,7 +78,12 @@ class ModelRunner:
         self._attention = attention
         self._arena = arena
         self._num_valid_ids = num_valid_ids
-        self._adjuster = Adjuster(num_valid_ids=num_valid_ids, device=arena.device)
+        self._adjuster = Adjuster(
+            num_valid_ids=num_valid_ids,
+            device=arena.device,
+            max_slots=arena.max_num_seqs,
+            max_tokens=arena.max_seq_len,
+        )
         self._graphs = graphs
         self._tapes = tapes
         self._decode_sizes: tuple[int, ...] = ()

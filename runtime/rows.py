@@ -98,7 +98,7 @@ class Rows:
             0,
             request.params.wants_reports,
         )
-        self.sampling[row] = sampling_row(request.params)
+        self.sampling[row] = first_choice(request.params)
 
     def remove(self, rows: Sequence[int] | Ints) -> None:
         """Take requests out; those after them move up."""
@@ -151,7 +151,7 @@ class Rows:
             assert self.told[row] <= known + flying, request
             assert (self.slot[row] != NO_SLOT) == request.params.adjusts, request
             assert self.reports[row] == request.params.wants_reports == (row in self.reporters), request
-            assert self.sampling[row].item() == np.array(sampling_row(request.params), SAMPLING).item()
+            assert self.sampling[row].item() == np.array(first_choice(request.params), SAMPLING).item()
         used = self.slot[: len(self)][self.slot[: len(self)] != NO_SLOT].tolist()
         assert sorted(used + self._free_slots) == list(range(len(self.slot))), "a slot was lost or kept"
 
@@ -296,9 +296,17 @@ class Rows:
         return None if np.array_equal(moved, places) else moved
 
 
-def sampling_row(params: SamplingParams) -> tuple[float, int, float, float, int]:
+SamplingRow = tuple[float, int, float, float, int]
+
+
+def sampling_row(params: SamplingParams) -> SamplingRow:
     """Resolved parameters as a row of SAMPLING."""
     values: tuple[Any, ...] = params.temperature, params.top_k, params.top_p, params.min_p, params.seed
     assert None not in values, "unresolved parameters"
     temperature, top_k, top_p, min_p, seed = values
     return temperature, min(max(top_k, 0), LARGEST_TOP_K), top_p, min_p, seed
+
+
+def first_choice(params: SamplingParams) -> SamplingRow:
+    """What a row is sampled with by the step itself: as cheaply as can be where it is chosen anew."""
+    return (0.0, *sampling_row(params)[1:]) if params.adjusts else sampling_row(params)

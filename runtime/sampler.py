@@ -25,11 +25,6 @@ class SamplingRows(NamedTuple):
     banned: Tensor | None = None  # [n, any number] int32: token ids never to be chosen, -1: none
     num_valid_ids: int | None = None  # ids from here on are padding of the vocabulary
 
-    def selected(self, rows: Tensor) -> "SamplingRows":
-        """The same of some rows, int64 [any number]."""
-        entries = (entry.index_select(0, rows) if isinstance(entry, Tensor) else entry for entry in self)
-        return SamplingRows._make(entries)
-
 
 def rows_of(batch: BatchView, num_valid_ids: int) -> SamplingRows:
     """What a step's samples are sampled with."""

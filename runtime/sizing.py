@@ -20,6 +20,7 @@ class Sizing:
     quantization: Quantization | None
     weight_bytes: int
     available_bytes: int  # free now, before the weights are read
+    adjusting_bytes: int  # kept for penalties on a card
     token_bytes: int  # keys and values of one token
     block_size: int
     num_blocks: int  # the null block included
@@ -56,7 +57,7 @@ class Sizing:
         yield f"max_model_len={self.capacity_tokens + 1}"
         wanted = self.missing_bytes + self.num_blocks * self.block_size * self.token_bytes
         is_cpu = self.device.type == "cpu"
-        kept = 0 if is_cpu else memory.GRAPH_BYTES
+        kept = 0 if is_cpu else memory.GRAPH_BYTES + self.adjusting_bytes
         fraction = (self.weight_bytes + wanted + kept) / self.available_bytes
         if fraction <= 1:
             if is_cpu:  # where the cache is kept small unasked
@@ -78,6 +79,7 @@ def size(config: RuntimeConfig, model: ModelConfig, resolved: Resolved) -> Sizin
         quantization=resolved.quantization,
         weight_bytes=memory.weight_bytes(model, resolved.dtype, resolved.quantization),
         available_bytes=memory.available_bytes(resolved.device),
+        adjusting_bytes=memory.adjusting_bytes(resolved, model),
         token_bytes=memory.block_bytes(model, 1, resolved.dtype),
         block_size=resolved.block_size,
         num_blocks=resolved.num_kv_blocks,

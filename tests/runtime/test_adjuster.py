@@ -24,7 +24,7 @@ def step(
     tokens: list[tuple[int, ...]], params: list[SamplingParams], logits: Tensor, **change: Any
 ) -> Tensor:
     """What one step samples of requests that the device knows nothing of, their last token aside."""
-    adjuster = Adjuster(num_valid_ids=VOCAB, device=torch.device("cpu"))
+    adjuster = Adjuster(num_valid_ids=VOCAB, device=torch.device("cpu"), max_slots=COUNT, max_tokens=4096)
     return choose(adjuster, tokens, params, logits, missed=[own[:-1] for own in tokens], **change)
 
 
@@ -42,19 +42,12 @@ def choose(
     positions[torch.from_numpy(which)] = torch.tensor([len(own) for own in tokens])
     newest = torch.zeros(num_samples, dtype=torch.int32)
     newest[torch.from_numpy(which)] = torch.tensor([own[-1] for own in tokens]).int()
-    columns = {"temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float32}
-    columns |= {"min_p": torch.float32, "seed": torch.int64}
-    rows = {name: torch.zeros(num_samples, dtype=dtype) for name, dtype in columns.items()}
-    for name, column in rows.items():
-        column[torch.from_numpy(which)] = torch.tensor([getattr(own, name) for own in params]).to(column)
     batch = SimpleNamespace(
         token_ids=newest,
         logits_rows=torch.arange(num_samples).int(),
         sample_positions=positions,
         sampled=torch.full((num_samples,), -9, dtype=torch.int32),
         banned=torch.full((num_samples, 1), -1, dtype=torch.int32),
-        seeds=rows.pop("seed"),
-        **rows,
     )
     adjusted = Adjusted(
         samples=which,
@@ -184,7 +177,7 @@ def test_a_sample_gets_the_same_token_alone_and_in_any_place_and_others_are_not_
 
 
 def test_tokens_are_appended_on_the_device_and_may_be_told_again() -> None:
-    adjuster = Adjuster(num_valid_ids=VOCAB, device=torch.device("cpu"))
+    adjuster = Adjuster(num_valid_ids=VOCAB, device=torch.device("cpu"), max_slots=COUNT, max_tokens=4096)
     params = [resolved(temperature=0.0, presence_penalty=2.0, frequency_penalty=1.0)]
     logits = torch.zeros(1, VOCAB)
     logits[0, :5] = torch.tensor([9.0, 8.5, 8.0, 7.5, 7.0])

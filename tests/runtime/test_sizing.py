@@ -80,6 +80,14 @@ def test_on_a_card_a_larger_fraction_is_a_remedy(fit, monkeypatch):
     assert fit(available, device="cuda", memory_fraction=float(fraction)).missing_bytes == 0
 
 
+def test_on_a_card_room_is_kept_for_what_penalties_need_to_know(fit):
+    card = {"device": "cuda", "memory_fraction": 1.0}
+    available = fit.weights + 512 * 64 * 4 + 256 * 4 + 256 * 4 // 2 + 320 * 4
+    assert fit(available, **card).num_blocks == 4
+    assert fit(available - 1, **card).num_blocks == 3
+    assert fit(available).adjusting_bytes == 0, "a CPU gives memory as it is touched"
+
+
 def test_it_is_said_before_weights_are_read_and_loudly_where_it_was_asked_for(tiny_folder, said, monkeypatch):
     Runtime.from_pretrained(tiny_folder, compile=False, max_num_seqs=1).close()
     assert any(line.startswith("memory: this fits 256 tokens") for line in said())
