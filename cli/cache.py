@@ -168,7 +168,7 @@ def _what(kind: str, value: Any) -> str:
     if kind == "pieces":
         return f"{value.get('device', '?')}, {value.get('seconds', 0)} s to compile"
     factors = value.get("factors") or {}
-    wanted = ("numerics", "dtype", "sizes", "toolchain")
+    wanted = ("numerics", "dtype", "sizes", "toolchain.torch")
     return ", ".join(f"{name} {str(factors[name])[:60]}" for name in wanted if name in factors)
 
 

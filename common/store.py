@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -23,6 +24,7 @@ logger = get_logger("store")
 # Layout: objects/<2 hex>/<62 hex> · refs/<kind>/<key>.json · folders/<kind>/<key>/
 #         outside/<name>/ · quarantine/ · locks/ · temporary/
 NOTE_USE_EVERY = 600  # seconds
+DIGEST, NAME = re.compile(r"[0-9a-f]{64}"), re.compile(r"\w[\w.+-]*")
 
 
 class Store:
@@ -111,7 +113,8 @@ class Store:
     def refs(self, kind: str) -> dict[str, Any]:
         """Every readable name of a kind with its value."""
         folders = {root / "refs" / kind for root in (self.home, self.root)}
-        names = sorted({path.stem for folder in folders for path in folder.glob("*.json")})
+        found = {path.stem for folder in folders for path in folder.glob("*.json")}
+        names = sorted(name for name in found if NAME.fullmatch(name))
         values = {name: self.read_ref(kind, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -199,10 +202,14 @@ class Store:
 
 
 def _object_name(digest: str) -> Path:
+    if not DIGEST.fullmatch(digest):  # it may come from a record, and must not lead out of the store
+        raise StoreError(f"{digest!r} is no sha256 in hex")
     return Path("objects", digest[:2], digest[2:])
 
 
 def _ref_name(kind: str, key: str) -> Path:
+    if not NAME.fullmatch(key):
+        raise StoreError(f"{key!r} is no name of the cache")
     return Path("refs", kind, f"{key}.json")
 
 

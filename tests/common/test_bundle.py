@@ -1,5 +1,6 @@
 """Bundles: the same bytes for the same things, refused when changed, and never trusted by accident."""
 
+import hashlib
 import io
 import json
 import shutil
@@ -122,17 +123,29 @@ def test_every_changed_byte_of_a_file_is_refused(store, tmp_path):
         "refs/plans/../../evil.json",
         "refs/gguf/" + "a" * 64 + ".json",
         "outside/x/A/b",
+        "outside/triton/A/..",
     ],
 )
-def test_a_file_that_has_no_place_in_a_cache_is_refused(store, tmp_path, name):
-    manifest = {"format": 1, "files": {name: "0" * 64}}
-    with tarfile.open(tmp_path / "bundle", "w") as archive:
-        for member, data in (("manifest.json", json.dumps(manifest).encode()), (name, b"evil")):
-            info = tarfile.TarInfo(member)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+def test_a_file_that_has_no_place_in_a_cache_is_refused(tmp_path, name):
     with pytest.raises(StoreError, match="which has no place in a cache"):
-        read_bundle(tmp_path / "bundle")
+        read_bundle(bundle_of(tmp_path / "bundle", name, b"evil"))
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"[]", b"\xff"])
+def test_a_record_that_is_none_is_refused(tmp_path, data):
+    with pytest.raises(StoreError, match="is no record"):
+        read_bundle(bundle_of(tmp_path / "bundle", f"refs/plans/{'a' * 64}.json", data))
+
+
+def bundle_of(path, name, data):
+    """A bundle of one file, with a manifest that is right about it."""
+    manifest = {"format": 1, "files": {name: hashlib.sha256(data).hexdigest()}}
+    with tarfile.open(path, "w") as archive:
+        for member, content in (("manifest.json", json.dumps(manifest).encode()), (name, data)):
+            info = tarfile.TarInfo(member)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
 
 
 def test_an_audit_asks_about_rights_foreign_files_and_pickles(store):

@@ -88,6 +88,21 @@ def test_a_damaged_name_is_put_aside(store, damage):
     assert store.read_ref("kind", "key") == {"a": 2}
 
 
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "..///etc/passwd", "A" * 64, "", "a/b"])
+def test_a_name_that_leads_out_of_the_store_is_refused_and_nothing_out_there_is_moved(store, name):
+    outside = store.root.parent / "outside.json"
+    outside.write_text("not ours")
+    with pytest.raises(StoreError):
+        store.get(name)
+    if name != "A" * 64:
+        with pytest.raises(StoreError):
+            store.read_ref("plans", name)
+    (store.root / "refs" / "plans").mkdir(parents=True)
+    (store.root / "refs" / "plans" / "not a name.json").write_text("{")
+    assert store.refs("plans") == {}
+    assert outside.read_text() == "not ours"
+
+
 def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
     (tmp_path / "store").mkdir(mode=0o700)
     if os.geteuid() == 0:

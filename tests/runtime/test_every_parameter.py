@@ -136,6 +136,16 @@ def test_a_parameter_has_the_same_effect_everywhere(alone, served, name, mode):
     assert answers[name] == alone[name][1]
 
 
+@pytest.mark.parametrize("mode", ["compiled", "recorded"])
+def test_a_parameter_comes_and_goes_from_one_batch_to_the_next(open_mode, alone, mode):
+    plain = alone["top_k"][0]
+    with open_mode(**MODES[mode]) as runtime:
+        assert ask(runtime, [PLAIN]) == [plain]
+        for _, with_it, settings in alone.values():
+            assert ask(runtime, [settings]) == [with_it]
+            assert ask(runtime, [PLAIN]) == [plain]
+
+
 def test_the_modes_are_what_they_are_called(served):
     stats = {mode: served(mode)[1] for mode in MODES}
     assert stats["preempted"]["preemptions"] > 0
