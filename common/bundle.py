@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Mapping
@@ -45,7 +46,7 @@ class Bundle:
 def export_bundle(store: Store, target: Path, starts: Iterable[str] = (), sign: Sign | None = None) -> int:
     """Write what the keys that begin so need, or everything, to one file; the number of its files.
 
-    Raises StoreError where a key names nothing or a file is damaged.
+    Raises StoreError where a key names nothing, a file is damaged, or the target cannot be written.
     """
     known = [entry for entry in entries(store) if entry.kind in KINDS]
     files = _files(store, _chosen(known, tuple(starts)), known)
@@ -56,12 +57,24 @@ def export_bundle(store: Store, target: Path, starts: Iterable[str] = (), sign: 
         public_key, signed = sign(text)
         record = {"algorithm": "ed25519", "public_key": public_key, "signature": signed}
         signature[SIGNATURE] = json.dumps(record, indent=1, sort_keys=True).encode()
-    with tarfile.open(target, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, data in {MANIFEST: text, **signature, **dict(sorted(files.items()))}.items():
-            member = tarfile.TarInfo(name)  # of no time and no owner
-            member.size, member.mode = len(data), 0o600
-            archive.addfile(member, io.BytesIO(data))
+    _write(target, {MANIFEST: text, **signature, **dict(sorted(files.items()))})
     return len(files)
+
+
+def _write(target: Path, members: Mapping[str, bytes]) -> None:
+    """The archive, which is there whole or not at all."""
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with tarfile.open(part, "w", format=tarfile.USTAR_FORMAT) as archive:
+            for name, data in members.items():
+                member = tarfile.TarInfo(name)  # of no time and no owner
+                member.size, member.mode = len(data), 0o600
+                archive.addfile(member, io.BytesIO(data))
+        os.replace(part, target)
+    except OSError as error:
+        raise StoreError(f"the bundle {target} cannot be written: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def read_bundle(path: Path) -> Bundle:

@@ -1,5 +1,6 @@
 """Bundles: the same bytes for the same things, refused when changed, and never trusted by accident."""
 
+import errno
 import hashlib
 import io
 import json
@@ -83,6 +84,26 @@ def test_a_key_exports_only_what_it_needs(store, tmp_path):
     assert export_bundle(store, tmp_path / "bundle", [PLAN[:10]]) == 4
     with pytest.raises(StoreError, match="no key in the cache begins with 'f00'; see `lamina cache list`"):
         export_bundle(store, tmp_path / "bundle", ["f00"])
+
+
+def test_a_bundle_that_cannot_be_written_is_an_error_and_leaves_nothing(store, tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    for target in (tmp_path / "folder", tmp_path / "missing" / "bundle"):
+        with pytest.raises(StoreError, match="cannot be written"):
+            export_bundle(store, target)
+    export_bundle(store, tmp_path / "bundle")
+    before = (tmp_path / "bundle").read_bytes()
+    store.put(b"more")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
+    with pytest.raises(StoreError, match="No space left"):
+        export_bundle(store, tmp_path / "bundle")
+    assert (tmp_path / "bundle").read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} >= {"bundle", "folder"}
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_a_signature_holds_for_its_key_and_its_content_alone(store, tmp_path, keys):
