@@ -64,8 +64,9 @@ def line(figures: dict[str, float]) -> str:
 def measure(batch: int, num_steps: int, turnover: bool, waiting: int = 0) -> dict[str, float]:
     """Median microseconds of each phase of a step, of the whole, and of adding a request.
 
-    "scheduler" is what the scheduler has of "schedule" and "update". With turnover, two requests end in a
-    step, as a mean, and others take their places.
+    "scheduler" is what the scheduler has of "schedule" and "update", which there is a mean of, too. With
+    turnover, answers have as many tokens as there are requests, so that one ends in a step, both as a mean,
+    and another takes its place.
     """
     engine, runner, arena = build(batch)
     spent: dict[str, list[float]] = {name: [] for name in ("step", *PHASES, "scheduler", "add")}
@@ -86,7 +87,9 @@ def measure(batch: int, num_steps: int, turnover: bool, waiting: int = 0) -> dic
         while engine.scheduler.num_running + engine.scheduler.num_waiting < batch + waiting:
             number = next(numbers)
             engine.add(
-                generation(number, PROMPT + BLOCK_SIZE + 1 + number * 97 % batch if turnover else longest)
+                generation(
+                    number, PROMPT + BLOCK_SIZE + 1 + number * 194 % (2 * batch) if turnover else longest
+                )
             )
 
     for _ in range(2 * batch if turnover else 32):
@@ -100,6 +103,7 @@ def measure(batch: int, num_steps: int, turnover: bool, waiting: int = 0) -> dic
     spent["scheduler"] = list(map(sum, zip(spent["schedule"], spent["scheduler"], strict=True)))
     figures = {name: statistics.median(times) * 1e6 for name, times in spent.items() if times}
     figures["launch"] -= figures["write"]
+    figures["scheduler mean"] = statistics.mean(spent["scheduler"]) * 1e6
     return {name: round(us, 1) for name, us in figures.items()}
 
 

@@ -85,7 +85,9 @@ def request(runtime: Runtime, source: random.Random) -> Iterator[StreamDelta]:
     begin = [source.randrange(3, 32)] * source.choice([0, 4, 8])
     prompt = begin + [source.randrange(3, 32) for _ in range(source.randint(1, 6))]
     params = SamplingParams(
-        max_tokens=source.choice([1, 2, 3, 16]), temperature=source.choice([0.0, 1.0]), seed=source.randrange(1000)
+        max_tokens=source.choice([1, 2, 3, 16]),
+        temperature=source.choice([0.0, 1.0]),
+        seed=source.randrange(1000),
     )
     timeout = source.choice([None, None, 1e6, 1e-6])
     return runtime.stream(prompt, params, priority=source.randint(-1, 1), timeout=timeout)

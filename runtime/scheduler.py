@@ -192,14 +192,17 @@ class Scheduler(Lifecycle):
     def _new_blocks(self) -> Ints:
         """Table entries that the device has not: rows, columns, block ids; group after group of all rows."""
         rows, num = self._rows, len(self._rows)
-        found: list[tuple[int, int, int]] = []
+        places: list[int] = []
+        columns: list[int] = []
+        blocks: list[int] = []
         for row in np.flatnonzero(rows.blocks[:num] != rows.sent[:num]).tolist():
-            sent, request_id = int(rows.sent[row]), rows.requests[row].request_id
+            sent, own = int(rows.sent[row]), int(rows.blocks[row])
             for group in range(self._kv_cache.num_groups):
-                blocks, place = self._kv_cache.block_ids(request_id, sent, group), self._place(group, row)
-                found += [(place, column, block) for column, block in enumerate(blocks, start=sent)]
+                places += [self._place(group, row)] * (own - sent)
+                columns += range(sent, own)
+                blocks += self._kv_cache.block_ids(rows.requests[row].request_id, sent, group)
         rows.sent[:num] = rows.blocks[:num]
-        return np.array(found, np.int64).reshape(-1, 3).T
+        return np.array((places, columns, blocks), np.int64)
 
     def _place(self, group: int, row: int) -> int:
         """Where the device has a row's table of a group."""
