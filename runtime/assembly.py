@@ -1,6 +1,7 @@
 """The engine put together from a bound model: the cache sized, the arena, the runner and its recordings."""
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +40,9 @@ from .stopwatch import Stopwatch
 
 DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 MIXED_SIZES = (16, 32, 64, 128, 256, 512)
-# Beyond, calling the pieces costs no padding: sizes are recorded while the host is the slower of the two.
+# Beyond, calling the pieces costs no padding: sizes are recorded while the host is the slower of the two, or nearly.
 LARGE_MIXED_SIZES = (768, 1024, 1280, 1536, 1792, 2048)
+NEARLY_BOUND = 1.25  # how much longer than the host the card may take
 DEPTHS = {"cuda": 2, "cpu": 1}  # steps launched before the oldest is read; a CPU is busy with the step itself
 
 
@@ -156,14 +158,17 @@ def _launch_bound_tokens(runner: ModelRunner, resolved: Resolved) -> int:
         return 0
 
     def seconds(num_tokens: int) -> float:
-        runner.profile(num_tokens, 1)  # the first call loads and compiles
         torch.cuda.synchronize(resolved.device)
         started = time.perf_counter()
         runner.profile(num_tokens, 1)
         torch.cuda.synchronize(resolved.device)
         return time.perf_counter() - started
 
-    return int(most * seconds(1) / seconds(most))
+    def median(num_tokens: int) -> float:
+        return statistics.median([seconds(num_tokens) for _ in range(4)][1:])  # the first loads and compiles
+
+    # Where the two are near, a recording costs a little memory, and the want of one costs time.
+    return int(most * NEARLY_BOUND * median(1) / median(most))
 
 
 def _wants_graphs(config: RuntimeConfig, device: torch.device) -> bool:

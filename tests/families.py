@@ -1,5 +1,6 @@
 """Tiny models of every family, made by transformers, whose attention is far from uniform."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,8 +147,12 @@ def oracle(folder: Path, architecture: str) -> Any:
 
 
 def _with_chunks(config: Any) -> Callable[..., Any]:
+    parameters = inspect.signature(create_chunked_causal_mask).parameters.values()  # releases differ in them
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty][2:]
+
     def hook(layer: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
-        mask = create_chunked_causal_mask(config, args[0], attention_mask=None, cache=None)
+        positions = {"cache_position": torch.arange(args[0].shape[1])}
+        mask = create_chunked_causal_mask(config, args[0], **{name: positions.get(name) for name in required})
         return args, {**kwargs, "attention_mask": mask}
 
     return hook

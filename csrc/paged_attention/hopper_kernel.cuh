@@ -56,7 +56,7 @@ class HopperConsumer {
     for (; tile >= masked; --tile) step<true>(tile);
     for (; tile >= max(first, seen); --tile) step<false>(tile);
     for (; tile >= first; --tile) step<true>(tile);
-    release(shared_address(&shared_.query_empty));
+    arrive(shared_address(&shared_.query_empty));  // by every thread, since each has read `work`
     clear_values(0, work.oldest - work.begin);
     start_sums();
     wait_for_products<0>();
@@ -174,7 +174,7 @@ template <typename S>
 __device__ __forceinline__ void init_barriers(HopperShared<S>& shared) {
   constexpr int kWarps = S::kRowThreads / 32;
   init_barrier(shared_address(&shared.query_full), 1);
-  init_barrier(shared_address(&shared.query_empty), kWarps);
+  init_barrier(shared_address(&shared.query_empty), S::kRowThreads);
   for (int stage = 0; stage < S::kStages; ++stage) {
     init_barrier(shared_address(&shared.keys_full[stage]), 1);
     init_barrier(shared_address(&shared.values_full[stage]), 1);

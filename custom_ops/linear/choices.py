@@ -63,10 +63,11 @@ class Method(enum.Enum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """What was measured of a site: the best cut or method, and the best time without it, which is that of
-    the library or of the ops the site stands for, one after another."""
+    the library or of the ops the site stands for, one after another. No cut: whole steps were faster without,
+    whatever rows of the same product say."""
 
     site: Site
-    cut: Cut | Method
+    cut: Cut | Method | None
     microseconds: float
     otherwise: float
 
@@ -74,7 +75,7 @@ class Entry:
         """One line of a file of measurements."""
         site = self.site
         shape = [site.kind, site.num_tokens, site.n, site.k]
-        cut = self.cut.value if isinstance(self.cut, Method) else [*self.cut]
+        cut = self.cut.value if isinstance(self.cut, Method) else self.cut and [*self.cut]
         return [*shape, cut, self.microseconds, self.otherwise]
 
 
@@ -104,7 +105,7 @@ def parse_entry(line: Iterable[Any]) -> Entry:
     kind, num_tokens, n, k, cut, microseconds, otherwise = line
     return Entry(
         site=Site(kind=kind, num_tokens=num_tokens, n=n, k=k),
-        cut=Method(cut) if isinstance(cut, str) else Cut(*cut),
+        cut=Method(cut) if isinstance(cut, str) else cut and Cut(*cut),
         microseconds=float(microseconds),
         otherwise=float(otherwise),
     )
@@ -194,6 +195,8 @@ def choose(site: Site, card: str) -> Choice:
         return Choice(cut=None, reason=f"not measured on {card}", is_measured=False)
     here = "here" if (card, site) in _adopted else f"on {card}"
     reason = f"measured {here}: {entry.microseconds:.1f} us, otherwise {entry.otherwise:.1f} us"
+    if entry.cut is None:
+        reason += ", which whole steps gain from"
     limit = entry.otherwise * _allowance(entry)
     return Choice(cut=entry.cut if entry.microseconds < limit else None, reason=reason)
 
