@@ -40,7 +40,7 @@ from .stopwatch import Stopwatch
 
 DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 MIXED_SIZES = (16, 32, 64, 128, 256, 512)
-# Beyond, calling the pieces costs no padding: sizes are recorded while the host is about the slower of the two.
+# Beyond, calling the pieces costs no padding: sizes are recorded while the host is slower, or nearly so.
 LARGE_MIXED_SIZES = (768, 1024, 1280, 1536, 1792, 2048)
 NEARLY_BOUND = 1.25  # how much longer than the host the card may take
 DEPTHS = {"cuda": 2, "cpu": 1}  # steps launched before the oldest is read; a CPU is busy with the step itself
