@@ -35,11 +35,27 @@ settings.register_profile("ci", max_examples=20, derandomize=True, deadline=None
 settings.register_profile("prove", max_examples=1000, deadline=None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--shares: proving is hours of work, which several runs side by side may divide."""
+    parser.addoption(
+        "--shares",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with the profile prove: run an Nth of the examples; give each of N runs a --hypothesis-seed",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # the profile asked for is loaded by now
 def pytest_configure(config: pytest.Config) -> None:
     """Few, fixed examples unless --hypothesis-profile asks for more; logs reach pytest, once."""
     logging.getLogger("lamina").addHandler(logging.NullHandler())  # so that it gets none of its own
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("ci")
+    elif config.getoption("--shares") > 1:
+        share = -(-settings().max_examples // config.getoption("--shares"))
+        settings.register_profile("share", settings(), max_examples=share, database=None)
+        settings.load_profile("share")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,8 +27,8 @@ JOINING = (ADD_RMS_NORM_LINEAR,)
 GATES, FREE = (SILU_AND_MUL, GELU_AND_MUL), (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, LINEAR)
 
 
-is_proving = settings.get_current_profile_name() == "prove"
-thorough = settings(max_examples=10_000) if is_proving else settings()
+is_proving = settings.get_current_profile_name() != "ci"
+thorough = settings(max_examples=10 * settings().max_examples) if is_proving else settings()
 
 
 def single(kind, dtype, before=()):
