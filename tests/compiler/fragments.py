@@ -228,6 +228,14 @@ def norm_with_weight_in_other_dtype(state: State, step: Step) -> None:
     state.set(_weigh(state, step, _unit(step, state.x), weight).to(state.dtype))
 
 
+def norm_rounded_to_other_dtype(state: State, step: Step) -> None:
+    """All is of one dtype from where it is rounded on, and x is of another."""
+    narrow = torch.float16 if state.dtype == torch.bfloat16 else torch.bfloat16
+    unit = _unit(step, state.x.to(accumulation_dtype(state.dtype))).to(narrow)
+    weight = state.weight(state.hidden, dtype=narrow)
+    state.set(_weigh(state, step, unit, weight).to(state.dtype))
+
+
 def norm_with_weight_before_cast(state: State, step: Step) -> None:
     """For narrow floats a norm that is all in float32, and as such a site."""
     state.sum_norms += not state.is_narrow and state.origin == "sum"
@@ -327,7 +335,13 @@ PLAIN = (linear, biased_linear, add, norm, written_norm, add_norm, norm_of_kept_
 ODD = (
     *(add_viewed_product, add_scaled, add_bias, add_in_other_dtype, two_norms_of_one_sum),
     *(norm_of_view, norm_of_slice, norm_with_unit_read_twice, norm_with_late_weight),
-    *(norm_with_weight_in_other_dtype, norm_with_weight_before_cast, norm_in_float32, norm_in_own_dtype),
+    *(
+        norm_rounded_to_other_dtype,
+        norm_with_weight_in_other_dtype,
+        norm_with_weight_before_cast,
+        norm_in_float32,
+        norm_in_own_dtype,
+    ),
     *(norm_by_columns, add_norm_by_columns, norm_with_eps_outside, norm_with_eps_twice, norm_without_eps),
     *(norm_by_sum, norm_over_tokens, norm_over_all, norm_without_keepdim, norm_scaling_another),
     *(repeated_calls, idle_calls, equal_outputs, output_of_idle_call),

@@ -193,15 +193,16 @@ PRECONDITIONS = [
     (RMS_NORM, add_rms_norm, "computes in a narrow dtype", "norm_in_own_dtype", values),
     (RMS_NORM, add_rms_norm, "computes in float32", "norm_in_float32", values),
     (RMS_NORM, add_rms_norm, "reduces over", "norm_over_tokens", values),
+    (RMS_NORM, add_rms_norm, "mixed dtypes", "norm_rounded_to_other_dtype", values),
     (RMS_NORM, add_rms_norm, "mixed dtypes", "norm_with_weight_in_other_dtype", form),
     (RMS_NORM, add_rms_norm, "laid out otherwise", "norm_by_columns", form),
-    (ADD_RMS_NORM, add_rms_norm, "the weight is computed after", "norm_with_late_weight", form),
+    (ADD_RMS_NORM, add_rms_norm, "the weight is computed after", "norm_with_late_weight", values),
     (ADD_RMS_NORM, add_rms_norm, "operands of different shapes", "add_bias", form),
     (ADD_RMS_NORM, add_rms_norm, "laid out otherwise", "add_norm_by_columns", form),
     (SILU_AND_MUL, silu_and_mul, "not the two halves", "mlp_of_swapped_halves", values),
-    (SILU_AND_MUL, silu_and_mul, "not the two halves", "mlp_of_thirds", form),
+    (SILU_AND_MUL, silu_and_mul, "not the two halves", "mlp_of_thirds", values),
     (SILU_AND_MUL, silu_and_mul, "not the two halves", "mlp_of_two_products", values),
-    (SILU_AND_MUL, silu_and_mul, "not the two halves", "mlp_split_over_tokens", form),
+    (SILU_AND_MUL, silu_and_mul, "not the two halves", "mlp_split_over_tokens", values),
     (SILU_AND_MUL, silu_and_mul, "computes in float32", "mlp_in_float32", values),
     (SILU_AND_MUL, silu_and_mul, "laid out otherwise", "mlp_by_columns", form),
     (RESIDUAL_BARRIER, residual_barrier, "scaled sum", "add_scaled", values),
@@ -212,7 +213,7 @@ PRECONDITIONS = [
     (LINEAR, linear, "laid out otherwise", "product_of_columns", census),
     (LINEAR, linear, "not one number a column", "product_with_matrix_for_bias", form),
     (ADD_RMS_NORM_LINEAR, add_rms_norm_linear, "others read", "add_norm_read_by_two_linears", census),
-    (ADD_RMS_NORM_LINEAR, add_rms_norm_linear, "after the sum", "add_norm_linear_with_late_bias", form),
+    (ADD_RMS_NORM_LINEAR, add_rms_norm_linear, "after the sum", "add_norm_linear_with_late_bias", values),
 ]
 
 
@@ -242,6 +243,22 @@ def test_the_second_match_of_a_chain_lost_is_caught(monkeypatch):
 
     original = add_rms_norm.find
     assert_caught(replace(RMS_NORM, run=run), census, KINDS[RMS_NORM])
+
+
+def test_the_second_match_of_a_chain_taken_for_the_first_is_caught_by_its_values(monkeypatch):
+    def run(graph):
+        matches = []
+
+        def find_as_before(pattern, node):
+            match = original(pattern, node)
+            matches.extend([match] if match else [])
+            return match and replace(match, bound=match.bound | {"x": matches[0].bound["x"]})
+
+        monkeypatch.setattr(add_rms_norm, "find", find_as_before)
+        return RMS_NORM.run(graph)
+
+    original = add_rms_norm.find
+    assert_caught(replace(RMS_NORM, run=run), values, KINDS[RMS_NORM])
 
 
 def test_an_order_of_operands_not_thought_of_is_caught(monkeypatch):

@@ -137,7 +137,7 @@ PRECONDITIONS = [
     (RMS_NORM, add_rms_norm, "laid out otherwise", "zero_norm_by_columns", form),
     (QK_NORM, qk_norm, "weights are kept otherwise", "head_norms_of_two_kinds", values),
     (QK_NORM, qk_norm, "another eps", "head_norms_by_two_eps", values),
-    (QK_NORM, qk_norm, "after the norm", "head_norms_in_turn", form),
+    (QK_NORM, qk_norm, "after the norm", "head_norms_in_turn", values),
     (GELU_AND_MUL, silu_and_mul, "not the two halves", "gelu_mlp_of_swapped_halves", values),
     (GELU_AND_MUL, silu_and_mul, "computes in float32", "gelu_mlp_in_float32", values),
     (GELU_AND_MUL, silu_and_mul, "laid out otherwise", "gelu_mlp_by_columns", form),
