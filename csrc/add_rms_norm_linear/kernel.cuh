@@ -2,13 +2,14 @@
 // the norm, which a kernel of its own has made.
 #pragma once
 
-#include "stream_launch.cuh"
+#include "resident_launch.cuh"
 
 namespace lamina {
 
 template <typename T>
 int gated_linear(const Linear<T>& p, const void* weight, const void* x, int64_t x_stride, const Cut& cut,
                  cudaStream_t stream) {
+  if (cut.clusters > 0) return resident_linear<T, true>(p, weight, x, x_stride, cut, stream);
   return with_cut<true, 8, 16, 32, 64, 128, 256>(cut, [&](auto groups, auto tokens) {
     return launch_linear<T, groups.value, tokens.value, true>(p, weight, x, x_stride, stream);
   });

@@ -65,6 +65,16 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
+// Four floats of this block's shared memory.
+__device__ __forceinline__ float4 load_four(uint32_t offset) {
+  float4 four;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "r"(offset)
+               : "memory");
+  return four;
+}
+
 // ---- bulk tensor copies
 
 __device__ __forceinline__ uint64_t read_once() {
@@ -93,7 +103,17 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
       : "memory");
 }
 
-// The same, to the same offset in every block of the cluster whose bit is set, with news to the barrier there.
+// The same of a tensor of four dimensions.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int x, int y, int z, int w,
+                                         uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+      : "memory");
+}
+
+// As the first, to the same offset in every block of the cluster whose bit is set, with news to the barrier there.
 __device__ __forceinline__ void copy_box_to_peers(uint32_t to, const CUtensorMap* map, int column, int row,
                                                   uint32_t barrier, uint16_t blocks, uint64_t policy) {
   asm volatile(
@@ -188,7 +208,7 @@ __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Two floats to this offset in a block of the cluster, with news to the barrier there.
+// Two floats, or four, to this offset in a block of the cluster, with news to the barrier there.
 __device__ __forceinline__ void send_to_peer(uint32_t to, float x, float y, uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n"
@@ -198,6 +218,18 @@ __device__ __forceinline__ void send_to_peer(uint32_t to, float x, float y, uint
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [address], {%1, %2}, [peer_barrier];\n"
       "}" ::"r"(to),
       "f"(x), "f"(y), "r"(barrier), "r"(rank)
+      : "memory");
+}
+
+__device__ __forceinline__ void send_to_peer(uint32_t to, const float4& four, uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 address, peer_barrier;\n"
+      "mapa.shared::cluster.u32 address, %0, %6;\n"
+      "mapa.shared::cluster.u32 peer_barrier, %5, %6;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [address], {%1, %2, %3, %4}, [peer_barrier];\n"
+      "}" ::"r"(to),
+      "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w), "r"(barrier), "r"(rank)
       : "memory");
 }
 

@@ -20,22 +20,30 @@ inline Encode find_encode() {
 inline CUtensorMapDataType map_type(__nv_bfloat16) { return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; }
 inline CUtensorMapDataType map_type(__half) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT16; }
 
-// Boxes of 64 columns and box_rows rows, in the swizzle that the products read.
+// In the swizzle that the products read; what lies outside is read as zeros.
+template <typename T>
+inline bool encode_map(CUtensorMap* map, const void* data, cuuint32_t dimensions, const cuuint64_t* sizes,
+                       const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps) {
+  static const Encode encode = find_encode();
+  return encode != nullptr &&
+         encode(map, map_type(T{}), dimensions, const_cast<void*>(data), sizes, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Boxes of 64 columns and box_rows rows.
 template <typename T>
 inline bool describe(CUtensorMap* map, const void* data, int64_t rows, int64_t columns, int64_t stride, int box_rows) {
-  static const Encode encode = find_encode();
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * sizeof(T)};
   const cuuint32_t box[2] = {kColumns, static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
-  return encode != nullptr &&
-         encode(map, map_type(T{}), 2, const_cast<void*>(data), sizes, strides, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode_map<T>(map, data, 2, sizes, strides, box, steps);
 }
 
 // What a caller chooses: how a product is cut into blocks.
 struct Cut {
   int64_t groups, tokens, share, split, stages;
+  int64_t clusters;  // that stay and take tile after tile; 0: a cluster for each tile
 };
 
 // Calls function with the one of the constants that is wanted.

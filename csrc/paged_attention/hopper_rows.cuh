@@ -1,6 +1,7 @@
 // The rows of one warpgroup on Hopper: scores, online softmax, weights, sums.
 #pragma once
 
+#include "exchange.cuh"
 #include "hopper_shape.cuh"
 
 namespace lamina {
@@ -110,22 +111,8 @@ struct HopperRows {
           const float* pair = out + i + 4 * j + 2 * half;
           words[j] = lamina::pack(pair[0] * factor, pair[1] * factor, T{});
         }
-        exchange(words);
+        exchange_words(words);
         if (r < work.rows) *reinterpret_cast<uint4*>(to + 2 * i) = uint4{words[0], words[1], words[2], words[3]};
-      }
-    }
-  }
-
-  // Word i of lane j of four goes to word j of lane i.
-  __device__ __forceinline__ static void exchange(uint32_t (&words)[4]) {
-#pragma unroll
-    for (int bit = 1; bit < 4; bit *= 2) {
-      const bool upper = lane_id() & bit;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i & bit) continue;
-        const uint32_t other = __shfl_xor_sync(kAllLanes, upper ? words[i] : words[i | bit], bit);
-        (upper ? words[i] : words[i | bit]) = other;
       }
     }
   }

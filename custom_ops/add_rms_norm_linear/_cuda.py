@@ -23,7 +23,7 @@ OPS = torch.ops.lamina
 @functools.cache
 def find_kernel() -> CudaKernel:
     """The compiled kernel."""
-    return CudaKernel("add_rms_norm_linear", "14q")  # struct AddRmsNormLinearArguments
+    return CudaKernel("add_rms_norm_linear", "15q")  # struct AddRmsNormLinearArguments
 
 
 def load() -> Callable[..., tuple[Tensor, Tensor]]:

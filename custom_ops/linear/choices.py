@@ -22,6 +22,8 @@ Kind = Literal["linear", "gated"]
 BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the matrix units
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
 MAX_STAGES = 24  # of the kernel
+# Blocks that stay. Clusters of four and of eight were measured and lost: sums travel too slowly.
+NUM_PROCESSORS, RESIDENT_TOKENS, RESIDENT_SPLIT = 132, (128, 256), 2
 # Up to so many rows a kernel that begins early gains between others more than in a row of its like; above, a
 # few percent in such a row were a loss in a whole step.
 BOUND_BY_MEMORY, CLEARLY = 64, 0.97
@@ -51,6 +53,7 @@ class Cut(NamedTuple):
     share: int  # blocks that hand each other the tiles of x
     split: int  # blocks that share out the columns of the same weight rows
     stages: int  # tiles of 64 columns in flight
+    clusters: int = 0  # that stay and take one tile of weight rows after the other; 0: a cluster for each
 
 
 class Method(enum.Enum):
@@ -144,7 +147,23 @@ def candidates(site: Site) -> tuple[Cut, ...]:
         for share, num_stages in itertools.product(_shares(tokens), stages):
             if num_stages is not None and share * split <= MAX_CLUSTER:
                 found.append(Cut(groups, tokens, share, split, num_stages))
-    return tuple(found)
+    return (*found, *resident_candidates(site))
+
+
+def resident_candidates(site: Site) -> tuple[Cut, ...]:
+    """The cuts whose blocks stay on the card that are worth measuring."""
+    if site.num_tokens not in RESIDENT_TOKENS or site.n % (16 if site.kind == "gated" else 8):
+        return ()
+    return tuple(
+        Cut(groups, site.num_tokens, 1, RESIDENT_SPLIT, resident_stages(groups, site.num_tokens), clusters)
+        for groups in (1, 2)
+        for clusters in (64, NUM_PROCESSORS // RESIDENT_SPLIT)
+    )
+
+
+def resident_stages(groups: int, tokens: int) -> int:
+    """As many as fit, of blocks that stay; csrc/include/resident_shape.cuh counts the same."""
+    return (MAX_SHARED - 2048) // (groups * 8192 + tokens * 128)
 
 
 def _is_compiled(site: Site, groups: int, tokens: int) -> bool:

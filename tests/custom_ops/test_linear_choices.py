@@ -9,6 +9,7 @@ from lamina.custom_ops.linear.choices import (
     MAX_CLUSTER,
     MAX_SHARED,
     MAX_STAGES,
+    RESIDENT_TOKENS,
     Cut,
     Entry,
     Kind,
@@ -20,6 +21,7 @@ from lamina.custom_ops.linear.choices import (
     is_measured,
     most_stages,
     parse_entry,
+    resident_stages,
     shipped,
     sites_of,
 )
@@ -86,17 +88,31 @@ def test_every_candidate_is_one_that_the_kernel_takes(kind: Kind, n: int, k: int
         for cut in candidates(site):
             assert cut.share * cut.split <= MAX_CLUSTER
             assert cut.tokens % (8 * cut.share) == 0
-            assert kind != "gated" or cut.groups % 2 == 0
-            most = most_stages(site, cut.groups, cut.tokens, cut.split, MAX_SHARED)
-            assert most is not None
-            assert 2 <= cut.stages <= min(most, MAX_STAGES)
+            assert cut.clusters or kind != "gated" or cut.groups % 2 == 0
+            assert 2 <= cut.stages <= min(most_of(site, cut), MAX_STAGES)
+
+
+def most_of(site: Site, cut: Cut) -> int:
+    """The stages that a cut's memory takes."""
+    if cut.clusters:
+        return resident_stages(cut.groups, cut.tokens)
+    most = most_stages(site, cut.groups, cut.tokens, cut.split, MAX_SHARED)
+    assert most is not None
+    return most
+
+
+def test_blocks_that_stay_are_tried_for_many_rows_alone() -> None:
+    def stays(num_tokens: int, n: int = 4096) -> bool:
+        site = Site(kind="linear", num_tokens=num_tokens, n=n, k=4096)
+        return any(cut.clusters for cut in candidates(site))
+
+    assert [bucket for bucket in BUCKETS if stays(bucket)] == list(RESIDENT_TOKENS)
+    assert not stays(256, n=4097)  # results are written eight at once
 
 
 def test_what_is_shipped_can_be_launched() -> None:
     for (card, site), shipped_entry in shipped().items():
         assert choose(site, card).reason.startswith(f"measured on {card}")
-        cut = shipped_entry.cut
-        most = most_stages(site, cut.groups, cut.tokens, cut.split, MAX_SHARED)
         assert site.num_tokens in BUCKETS
-        assert most is not None
-        assert cut.stages <= most
+        assert isinstance(shipped_entry.cut, Cut)
+        assert shipped_entry.cut.stages <= most_of(site, shipped_entry.cut)

@@ -1,5 +1,6 @@
 """The streaming kernel behind lamina::linear and lamina::add_rms_norm_linear, in every way it can be cut."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,8 @@ from lamina.custom_ops.linear import _cuda as plain
 from lamina.custom_ops.linear import reference as formula
 from lamina.custom_ops.linear.choices import (
     MAX_SHARED,
+    RESIDENT_SPLIT,
+    RESIDENT_TOKENS,
     Cut,
     Entry,
     Site,
@@ -19,6 +22,7 @@ from lamina.custom_ops.linear.choices import (
     bucket_of,
     card_of,
     most_stages,
+    resident_stages,
 )
 
 pytestmark = pytest.mark.gpu
@@ -51,6 +55,20 @@ CUTS = [
     *(cut_of(2, tokens, 4, 2) for tokens in (64, 256)),
     Cut(1, 8, 1, 1, 11),
 ]
+
+
+def resident(groups: int, tokens: int, clusters: int) -> Cut:
+    """A cut whose blocks stay."""
+    return Cut(groups, tokens, 1, RESIDENT_SPLIT, resident_stages(groups, tokens), clusters)
+
+
+RESIDENT = [
+    resident(groups, tokens, clusters)
+    for groups, tokens in itertools.product((1, 2), RESIDENT_TOKENS)
+    for clusters in (66, 3, 1)
+]
+# weight rows and columns: less than a tile, tiles that no block has alone, more than all blocks, no whole one
+RESIDENT_SHAPES = [(16, 8), (512, 1032), (2576, 2056), (11 * 128 + 48, 520)]
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +121,33 @@ def test_every_cut_errs_at_most_twice_as_much_as_the_library(
         assert_close_to_reference(out, exact, naive)
 
 
+@pytest.mark.parametrize("cut", RESIDENT, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_blocks_that_stay_err_at_most_twice_as_much_as_the_library(
+    assert_close_to_reference: Callable[..., None], dtype: torch.dtype, cut: Cut
+) -> None:
+    for n, k in RESIDENT_SHAPES:
+        weight, bias = weights(n, k, dtype), vector(n, dtype)
+        for num_rows in (1, cut.tokens // 2 + 1, cut.tokens):
+            x = rows(num_rows, k, dtype)
+            exact = formula.linear(x.double(), weight.double(), bias.double())
+            naive = formula.linear(x, weight, bias)
+            assert_close_to_reference(launch(x, weight, bias, cut), exact, naive)
+
+
+@pytest.mark.parametrize("cut", RESIDENT, ids=str)
+def test_blocks_that_stay_before_a_gate(assert_close_to_reference: Callable[..., None], cut: Cut) -> None:
+    dtype = torch.bfloat16
+    for n, k in RESIDENT_SHAPES:
+        x, weight, bias = rows(cut.tokens - 3, k, dtype), weights(n, k, dtype), vector(n, dtype)
+        out = launch(x, weight, bias, cut, call=fused.launch)
+        exact, naive = (
+            fused_formula.gate.silu_and_mul(formula.linear(x.to(wide), weight.to(wide), bias.to(wide)))
+            for wide in (torch.float64, dtype)
+        )
+        assert_close_to_reference(out, exact, naive)
+
+
 @pytest.mark.parametrize("cut", [cut for cut in CUTS if cut.groups > 1], ids=str)
 def test_every_cut_before_a_gate(assert_close_to_reference: Callable[..., None], cut: Cut) -> None:
     dtype = torch.bfloat16
@@ -115,7 +160,7 @@ def test_every_cut_before_a_gate(assert_close_to_reference: Callable[..., None],
     assert_close_to_reference(out, exact, naive)
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("cut", [*CUTS, *RESIDENT], ids=str)
 def test_a_row_has_the_same_bits_whatever_its_neighbours_hold(cut: Cut) -> None:
     x, weight = rows(9, 1032, torch.bfloat16), weights(200, 1032, torch.bfloat16)
     out = launch(x, weight, None, cut)
@@ -126,7 +171,7 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours_hold(cut: Cut) -> None:
     assert all(torch.equal(launch(x, weight, None, cut), out) for _ in range(5))
 
 
-def stream_all(num_rows: int, up: tuple[int, int], down: tuple[int, int]) -> None:
+def stream_all(num_rows: int, up: tuple[int, int], down: tuple[int, int], *, stays: bool) -> None:
     """Let the kernel serve a gated product and a plain one, as if it had been measured to be faster."""
     bucket = bucket_of(num_rows)
     assert bucket is not None
@@ -135,16 +180,20 @@ def stream_all(num_rows: int, up: tuple[int, int], down: tuple[int, int]) -> Non
         Site(kind=kind, num_tokens=bucket, n=n, k=k) for kind, (n, k) in [("gated", up), ("linear", down)]
     )
     cuts = {gated: cut_of(2, tokens), alone: cut_of(1, tokens, 1, 4)}
+    if stays:
+        cuts = {gated: resident(2, tokens, 8), alone: resident(1, tokens, 64)}
     known = [Entry(site=site, cut=cut, microseconds=1.0, otherwise=2.0) for site, cut in cuts.items()]
     adopt(card_of(DEVICE, torch.bfloat16), known)
 
 
-@pytest.mark.parametrize("num_rows", [1, 8, 32, 200])
-def test_layers_in_a_graph_give_what_they_give_one_by_one(num_rows: int) -> None:
+@pytest.mark.parametrize(
+    "num_rows,stays", [(1, False), (8, False), (32, False), (200, False), (100, True), (200, True)]
+)
+def test_layers_in_a_graph_give_what_they_give_one_by_one(num_rows: int, stays: bool) -> None:
     """In a graph each kernel begins before the one ahead has ended."""
     ops, k = torch.ops.lamina, 1024
     norm_weight = vector(k, torch.bfloat16)
-    stream_all(num_rows, (4 * k, k), (k, 2 * k))
+    stream_all(num_rows, (4 * k, k), (k, 2 * k), stays=stays)
     layers = [(weights(4 * k, k, torch.bfloat16), weights(k, 2 * k, torch.bfloat16)) for _ in range(6)]
 
     def forward(x: Tensor) -> Tensor:

@@ -1,0 +1,175 @@
+// out = x * weightᵀ for as many rows of x as the matrix units need to keep pace with memory: blocks that stay.
+//
+// As in stream_linear.cuh a block takes kGroups * 64 rows of the weights, and their transposed product with all rows of
+// x; one warp asks for tiles, each group of four warps multiplies 64 rows. Here as many blocks as the card holds take
+// tile after tile, so that the next one's weights arrive while results are written. What is left when most blocks have
+// had as many tiles as others is shared out: the kSplit blocks of a cluster take a part of the columns each. Their sums
+// travel through the same ring of stages as the tiles, and are added in the order of the ranks.
+// Where kGated, the first half of the weights is a gate for the second: 8 rows of the one come before 8 of the other.
+#pragma once
+
+#include "hopper.cuh"
+#include "pdl.cuh"
+#include "resident_shape.cuh"
+#include "resident_sums.cuh"
+#include "warpgroup.cuh"
+
+namespace lamina {
+
+// The work of one warp.
+template <typename S, bool kGated>
+class ResidentProducer {
+ public:
+  __device__ __forceinline__ ResidentProducer(const CUtensorMap* weight, const CUtensorMap* x, const RingPlaces& at,
+                                              int rank)
+      : weight_(weight), x_(x), at_(at), rank_(rank), once_(read_once()), often_(read_often()) {}
+
+  __device__ __forceinline__ void run(const Items<S::kRanks>& items) {
+    const bool asks = threadIdx.x % kWarp == 0;
+    Item item;
+    bool found = items.find(0, item);
+    int early = found ? min(S::kStages, item.count) : 0;  // weights asked for before x is there
+    for (int i = 0; asks && i < early; ++i) ask_weight(item, i, i);
+    __syncwarp();
+    wait_for_cluster();  // every block has its barriers
+    if (!asks) return;
+    wait_for_predecessor();
+    for (int index = 1; found; found = items.find(index++, item)) {
+      for (int step = 0; step < item.count; ++step, ring_.advance()) {
+        if (early > 0) {
+          --early;
+        } else {
+          wait_barrier(at_.empty + ring_.stage * 8, ring_.parity ^ 1);
+          ask_weight(item, step, ring_.stage);
+        }
+        copy_box(stage(ring_.stage) + S::kWeightBytes, x_, (item.begin + step) * kColumns, 0,
+                 at_.full + ring_.stage * 8, often_);
+      }
+      if (item.is_shared) take_sums();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t stage(int index) const { return at_.tiles + index * S::kStageBytes; }
+
+  __device__ __forceinline__ void ask_weight(const Item& item, int step, int to) const {
+    const uint32_t barrier = at_.full + to * 8;
+    arrive_expecting(barrier, S::kStageBytes);
+    const int column = (item.begin + step) * kColumns;
+    const int row = kGated ? 0 : item.tile * S::kBlockRows, pair = kGated ? item.tile * (S::kBlockRows / 16) : 0;
+    copy_box(stage(to), weight_, column, row, 0, pair, barrier, once_);
+  }
+
+  // Lets the others send. That this block has their last sums says that each has seen it take stages for them, so that
+  // no barrier counts two items at once.
+  __device__ __forceinline__ void take_sums() {
+#pragma unroll
+    for (int i = 0; i < S::kSumStages; ++i, ring_.advance()) {
+      wait_barrier(at_.empty + ring_.stage * 8, ring_.parity ^ 1);
+      arrive_expecting(at_.full + ring_.stage * 8, S::sum_bytes(i));
+    }
+    wait_barrier(at_.summed, sums_parity_ ^ 1);
+    sums_parity_ ^= 1;
+    for (int peer = 0; peer < S::kRanks; ++peer)
+      if (peer != rank_) arrive_at_peer(at_.ready, peer);
+  }
+
+  const CUtensorMap *weight_, *x_;
+  const RingPlaces& at_;
+  const int rank_;
+  const uint64_t once_, often_;
+  RingPosition<S::kStages> ring_;
+  uint32_t sums_parity_ = 0;
+};
+
+// The sums of an item.
+template <typename T, typename S>
+__device__ __forceinline__ void multiply_item(float (&sums)[S::kSums], int count, const RingPlaces& at,
+                                              RingPosition<S::kStages>& ring) {
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
+  const bool tells = threadIdx.x % kWarp == 0;
+  int before = 0;
+#pragma unroll
+  for (int i = 0; i < S::kSums; ++i) sums[i] = 0.0f;
+  for (int step = 0; step < count; ++step, ring.advance()) {
+    wait_barrier(at.full + ring.stage * 8, ring.parity);
+    const uint32_t tiles = at.tiles + ring.stage * S::kStageBytes;
+    const uint64_t left = tile_descriptor(tiles + group * kTileBytes);
+    const uint64_t right = tile_descriptor(tiles + S::kWeightBytes);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < kColumns / 16; ++k) multiply<S::kTokenRows>(sums, left + 2 * k, right + 2 * k, T{});
+    commit_products();
+    wait_for_products<1>();
+    if (step > 0 && tells) arrive(at.empty + before * 8);
+    before = ring.stage;
+  }
+  wait_for_products<0>();
+  pin(sums);
+  if (tells) arrive(at.empty + before * 8);
+}
+
+// The work of the warps that multiply.
+template <typename T, typename S, bool kGated>
+__device__ __forceinline__ void finish_items(const Linear<T>& p, const Items<S::kRanks>& items, const RingPlaces& at,
+                                             int rank) {
+  RingPosition<S::kStages> ring;
+  SumExchange<S> exchange(at, rank);
+  Item item;
+  for (int index = 0; items.find(index, item); ++index) {
+    float sums[S::kSums];
+    multiply_item<T, S>(sums, item.count, at, ring);
+    const ResidentRows<T, S, kGated> rows(p, item.tile);
+    if (item.is_shared) {
+      exchange.run(sums, ring);
+      rows.template write<S::kOwnSums>(sums, rank * (S::kTokenRows / S::kRanks));
+    } else {
+      rows.template write<S::kSums>(sums, 0);
+    }
+  }
+}
+
+template <typename S>
+__device__ __forceinline__ void init_ring(const RingPlaces& at) {
+  for (int i = 0; i < S::kStages; ++i) {
+    init_barrier(at.full + i * 8, 1);
+    init_barrier(at.empty + i * 8, S::kThreads / kWarp);
+  }
+  init_barrier(at.ready, S::kRanks - 1);
+  init_barrier(at.summed, S::kThreads / kWarp);
+  publish_barriers();
+}
+
+template <typename T, typename S, bool kGated>
+__global__ void __launch_bounds__(S::kAllThreads, 1)
+    resident_linear_kernel(const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x,
+                           Linear<T> p) {
+  extern __shared__ uint8_t shared[];
+  const uint32_t tiles = (shared_offset(shared) + 1023) & ~1023u;
+  const uint32_t full = tiles + S::kStages * S::kStageBytes, empty = full + S::kStages * 8;
+  const RingPlaces at{tiles, full, empty, empty + S::kStages * 8, empty + S::kStages * 8 + 8};
+  const int rank = static_cast<int>(blockIdx.x) % S::kRanks;
+  const Items<S::kRanks> items((p.n + S::kBlockRows - 1) / S::kBlockRows, (p.k + kColumns - 1) / kColumns);
+
+  start_successor();
+  if (threadIdx.x == S::kThreads) {
+    prefetch_map(&weight);
+    prefetch_map(&x);
+    init_ring<S>(at);
+  }
+  __syncthreads();
+  arrive_at_cluster();
+  if (threadIdx.x >= S::kThreads) {
+    if constexpr (S::kMovesRegisters) give_registers<S::kProducerRegisters>();
+    if (threadIdx.x < S::kThreads + kWarp)
+      ResidentProducer<S, kGated>(&weight, &x, at, rank).run(items);
+    else
+      wait_for_cluster();
+  } else {
+    if constexpr (S::kMovesRegisters) take_registers<S::kRowRegisters>();
+    wait_for_cluster();
+    finish_items<T, S, kGated>(p, items, at, rank);
+  }
+}
+
+}  // namespace lamina

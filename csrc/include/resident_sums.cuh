@@ -1,0 +1,150 @@
+// From the sums in a warpgroup's registers to results, without a detour through shared memory.
+#pragma once
+
+#include "cuda_mma.cuh"
+#include "exchange.cuh"
+#include "hopper.cuh"
+#include "resident_shape.cuh"
+#include "stream_sums.cuh"
+
+namespace lamina {
+
+// Sends every other block of the cluster the sums of its rows of x, to the stages that it has taken for them, and adds
+// up those of this block's rows in the order of the ranks; they come to lie first.
+template <typename S>
+class SumExchange {
+ public:
+  using Sums = float[S::kSums];
+
+  __device__ __forceinline__ SumExchange(const RingPlaces& at, int rank) : at_(at), rank_(rank) {}
+
+  __device__ __forceinline__ void run(Sums& sums, RingPosition<S::kStages>& ring) {
+    asm volatile("" : "+r"(rank_));  // what is made of it would else take registers from the products
+    wait_barrier(at_.ready, parity_);
+    parity_ ^= 1;
+#pragma unroll
+    for (int peer = 0; peer < S::kRanks; ++peer) {
+      const int slot = (rank_ < peer ? rank_ : rank_ - 1) * S::kUnitsOfRank;
+#pragma unroll
+      for (int i = 0; i < S::kOwnSums; i += 4) {
+        const float* four = sums + peer * S::kOwnSums + i;
+        if (peer == rank_) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sums[i + j] = four[j];  // in the place of some that were sent
+        } else {
+          const int unit = slot + i / 4;
+          send_to_peer(at_.tiles + place(ring, unit), float4{four[0], four[1], four[2], four[3]},
+                       at_.full + stage_of(ring, unit) * 8, peer);
+        }
+      }
+    }
+    RingPosition<S::kStages> next = ring;
+#pragma unroll
+    for (int i = 0; i < S::kSumStages; ++i, next.advance()) wait_barrier(at_.full + next.stage * 8, next.parity);
+    add_up(sums, ring);
+    __syncwarp();
+    const bool tells = threadIdx.x % kWarp == 0;
+#pragma unroll
+    for (int i = 0; i < S::kSumStages; ++i, ring.advance())
+      if (tells) arrive(at_.empty + ring.stage * 8);
+    if (tells) arrive(at_.summed);
+  }
+
+ private:
+  __device__ __forceinline__ static int stage_of(const RingPosition<S::kStages>& ring, int unit) {
+    const int stage = ring.stage + unit / S::kUnitsInStage;
+    return stage < S::kStages ? stage : stage - S::kStages;
+  }
+
+  __device__ __forceinline__ static uint32_t place(const RingPosition<S::kStages>& ring, int unit) {
+    return stage_of(ring, unit) * S::kStageBytes + unit % S::kUnitsInStage * S::kUnitBytes + threadIdx.x * 16;
+  }
+
+  __device__ __forceinline__ void add_up(Sums& own, const RingPosition<S::kStages>& ring) const {
+#pragma unroll
+    for (int i = 0; i < S::kOwnSums; i += 4) {
+      float total[4] = {};
+#pragma unroll
+      for (int peer = 0; peer < S::kRanks; ++peer) {
+        float4 four = {own[i], own[i + 1], own[i + 2], own[i + 3]};
+        if (peer != rank_) {
+          const int unit = (peer < rank_ ? peer : peer - 1) * S::kUnitsOfRank + i / 4;
+          four = load_four(at_.tiles + place(ring, unit));
+        }
+        total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w;
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) own[i + j] = total[j];
+    }
+  }
+
+  const RingPlaces& at_;
+  int rank_;
+  uint32_t parity_ = 0;
+};
+
+// Writes results. Of `sums` a lane has what products leave it: of each 8 rows of x two neighbours, for weight rows
+// lane / 4 and 8 more of its warp's sixteen; where kGated these are a gate and what it gates.
+template <typename T, typename S, bool kGated>
+class ResidentRows {
+ public:
+  __device__ __forceinline__ ResidentRows(const Linear<T>& p, int tile)
+      : p_(p),
+        lane_(threadIdx.x % kWarp),
+        width_(kGated ? p.n / 2 : p.n),
+        first_(tile * (kGated ? S::kBlockRows / 2 : S::kBlockRows) + threadIdx.x / kWarp * (kGated ? 8 : 16)) {
+    if (p.bias == nullptr) return;
+    const int low = first_ + lane_ / 4, high = kGated ? low : low + 8;
+    if (low < width_) bias_[0] = static_cast<float>(p.bias[low]);
+    if (high < width_) bias_[1] = static_cast<float>(p.bias[kGated ? high + width_ : high]);
+  }
+
+  // Of the rows of x that begin at `token`.
+  template <int kCount>
+  __device__ __forceinline__ void write(const float (&sums)[S::kSums], int token) const {
+    constexpr int kBlocks = kCount / 4, kTaken = kGated ? 4 : 2;  // of 8 rows of x; and at once
+#pragma unroll
+    for (int block = 0; block < kBlocks; block += kTaken) {
+      uint32_t words[4];
+      if constexpr (kGated) {
+        gate_words<kCount>(words, sums, block);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = (block + i / 2) * 4 + i % 2 * 2;
+          const bool is_there = block + i / 2 < kBlocks;
+          words[i] = is_there ? pack(sums[at] + bias_[i % 2], sums[at + 1] + bias_[i % 2], T{}) : 0;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = transpose_matrix(words[i]);
+      exchange_words(words);
+      const int word = lane_ % 4, in_block = block + (kGated ? word : word / 2);
+      const int row = first_ + (kGated ? 0 : word % 2 * 8), of_x = token + in_block * 8 + lane_ / 4;
+      if (in_block < kBlocks && of_x < p_.tokens && row < width_)
+        store_raw(p_.out + static_cast<int64_t>(of_x) * width_ + row, uint4{words[0], words[1], words[2], words[3]});
+    }
+  }
+
+ private:
+  template <int kCount>
+  __device__ __forceinline__ void gate_words(uint32_t (&words)[4], const float (&sums)[S::kSums], int block) const {
+    float gate[kRun], up[kRun];
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      const int at = (block + i / 2) * 4 + i % 2;
+      const bool is_there = at < kCount;
+      gate[i] = is_there ? sums[at] + bias_[0] : 0.0f;
+      up[i] = is_there ? sums[at + 2] + bias_[1] : 0.0f;
+    }
+    gate_values<T>(gate, up);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = pack(gate[2 * i], gate[2 * i + 1], T{});
+  }
+
+  const Linear<T>& p_;
+  const int lane_, width_, first_;
+  float bias_[2] = {};
+};
+
+}  // namespace lamina

@@ -1,0 +1,332 @@
+// In place of hopper.cuh, warpgroup.cuh, cuda_mma.cuh, pdl.cuh and vec.cuh: what a cluster of blocks needs to run on a
+// host as plain C++.
+//
+// Threads are fibers, of which a seeded generator lets some go on and others wait. Copies, and sums that are sent,
+// arrive later, in any order. Barriers, swizzled tiles and the registers of products are those of the card.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __shared__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+struct Index {
+  unsigned x, y, z;
+};
+inline Index threadIdx, blockIdx, gridDim;
+struct float4 {
+  float x, y, z, w;
+};
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+struct CUtensorMap {  // strides and data in elements of two bytes
+  const uint16_t* data;
+  std::array<int64_t, 4> sizes, strides;
+  std::array<int, 4> box;
+};
+using std::min;
+
+// bfloat16: the upper half of a float, rounded to even.
+struct Bf16 {
+  uint16_t bits = 0;
+  Bf16() = default;
+  explicit Bf16(float value) {
+    uint32_t word;
+    std::memcpy(&word, &value, 4);
+    bits = static_cast<uint16_t>((word + 0x7fff + (word >> 16 & 1)) >> 16);
+  }
+  explicit operator float() const {
+    const uint32_t word = static_cast<uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &word, 4);
+    return value;
+  }
+};
+
+namespace host {
+
+constexpr size_t kStack = 96 << 10, kMemory = 228 << 10, kBegin = 16;  // where dynamic memory begins
+constexpr int kPatience = 1000;                                        // rounds without news
+
+struct Barrier {
+  int count = 0, pending = 0, phase = 0;
+  int64_t bytes = 0;
+};
+struct Warp {
+  std::array<uint64_t, 32> given{}, taken{};
+  int num_given = 0, round = 0;
+};
+struct Block {
+  std::vector<char> memory = std::vector<char>(kMemory, 0x7f);
+  std::map<uint32_t, Barrier> barriers;
+  std::vector<Warp> warps;
+  int num_alive = 0, num_synced = 0, sync_round = 0;
+};
+struct Fiber {
+  ucontext_t context{};
+  std::vector<char> stack = std::vector<char>(kStack);
+  int block = 0;
+  unsigned thread = 0;
+  bool is_done = false;
+};
+
+inline std::vector<Block> blocks;
+inline std::vector<Fiber> fibers;
+inline Fiber* current;
+inline ucontext_t home;
+inline std::mt19937 generator;
+inline std::vector<std::function<void()>> arriving;
+inline std::function<void()> body;
+inline std::string failure;
+inline int64_t news, num_at_cluster;
+inline unsigned num_threads;  // of a block
+
+inline Block& block() { return blocks[current->block]; }
+inline Warp& warp() { return block().warps[current->thread / 32]; }
+inline void yield() { swapcontext(&current->context, &home); }
+inline void check(bool is_right, const char* text) {
+  if (!is_right && failure.empty()) failure = text;
+}
+
+inline void settle(Barrier& barrier) {
+  ++news;
+  check(barrier.pending >= 0, "a barrier counts more arrivals than a phase has");
+  if (barrier.pending == 0 && barrier.bytes == 0) ++barrier.phase, barrier.pending = barrier.count;
+}
+
+inline void change(int rank, uint32_t offset, int arrivals, int64_t bytes) {
+  check(blocks[rank].num_alive > 0, "a block has ended that others still write to");
+  const auto found = blocks[rank].barriers.find(offset);
+  if (found == blocks[rank].barriers.end()) return check(false, "there is no barrier at this place");
+  found->second.pending -= arrivals, found->second.bytes += bytes;
+  settle(found->second);
+}
+
+// What every lane of the warp gives.
+template <typename Value>
+const std::array<uint64_t, 32>& share(const Value& value) {
+  Warp& own = warp();
+  std::memcpy(&own.given[current->thread % 32], &value, sizeof(Value));
+  const int round = own.round;
+  if (++own.num_given == 32)
+    own.taken = own.given, own.num_given = 0, ++own.round, ++news;
+  else
+    while (own.round == round) yield();
+  return own.taken;
+}
+
+template <typename Value>
+Value from_lane(const Value& value, unsigned lane) {
+  Value result;
+  std::memcpy(&result, &share(value)[lane % 32], sizeof(Value));
+  return result;
+}
+
+inline void run_fiber() {
+  body();
+  current->is_done = true;
+}
+
+inline void arrive_some(bool all) {
+  while (!arriving.empty() && (all || generator() % 64 == 0)) {
+    std::swap(arriving[generator() % arriving.size()], arriving.back());
+    const auto effect = std::move(arriving.back());
+    arriving.pop_back();
+    effect();
+  }
+}
+
+// Runs function() as all threads of one cluster, which begins at this block; what went wrong is in `failure`.
+inline void run_cluster(unsigned first, int num_blocks, unsigned threads, std::function<void()> function) {
+  body = std::move(function), num_threads = threads, num_at_cluster = 0;
+  blocks.assign(num_blocks, Block{});
+  fibers.resize(num_blocks * threads);
+  for (Block& each : blocks) each.warps.resize(threads / 32), each.num_alive = static_cast<int>(threads);
+  std::vector<unsigned> pause(num_blocks * threads / 32);  // of each warp
+  for (unsigned& each : pause) each = generator() % 3 != 0 ? 1 : 1 + generator() % 6;
+  std::vector<Fiber*> alive;
+  for (Fiber& fiber : fibers) {
+    const size_t i = &fiber - fibers.data();
+    fiber.block = static_cast<int>(i / threads), fiber.thread = i % threads, fiber.is_done = false;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = kStack;
+    fiber.context.uc_link = &home;
+    makecontext(&fiber.context, run_fiber, 0);
+    alive.push_back(&fiber);
+  }
+  int64_t before = -1;
+  for (int rounds = 0; !alive.empty() && failure.empty(); ++rounds) {
+    if (news != before) rounds = 0, before = news;
+    check(rounds < kPatience, "all wait");
+    for (size_t i = 0; i < alive.size(); ++i) {
+      if (generator() % pause[(alive[i] - fibers.data()) / 32] != 0) continue;
+      current = alive[i], threadIdx = {current->thread, 0, 0}, blockIdx = {first + current->block, 0, 0};
+      swapcontext(&home, &current->context);
+      arrive_some(false);
+      if (!current->is_done) continue;
+      --block().num_alive, ++news;
+      alive[i--] = alive.back();
+      alive.pop_back();
+    }
+    if (alive.size() < 64 || rounds % 64 == 63) arrive_some(true);
+  }
+  for (const Block& each : blocks)
+    for (const auto& [offset, barrier] : each.barriers)
+      check(barrier.bytes == 0 && barrier.pending == barrier.count, "a barrier is left within a phase");
+  check(arriving.empty(), "copies arrive after the end");
+  arriving.clear();
+}
+
+}  // namespace host
+
+template <typename Value>
+Value __shfl_sync(unsigned, const Value& value, int lane) {
+  return host::from_lane(value, lane);
+}
+template <typename Value>
+Value __shfl_xor_sync(unsigned, const Value& value, int bits) {
+  return host::from_lane(value, threadIdx.x ^ bits);
+}
+inline void __syncwarp() { host::share(0); }
+inline void __syncthreads() {
+  host::Block& own = host::block();
+  const int round = own.sync_round;
+  if (++own.num_synced == static_cast<int>(host::num_threads))
+    own.num_synced = 0, ++own.sync_round;
+  else
+    while (own.sync_round == round) host::yield();
+}
+inline float __fdividef(float x, float y) { return x / y; }
+
+namespace lamina {
+
+// ---- hopper.cuh, pdl.cuh, warpgroup.cuh
+
+inline uint32_t shared_offset(const void*) { return host::kBegin; }
+inline void init_barrier(uint32_t barrier, uint32_t arrivals) {
+  const int count = static_cast<int>(arrivals);
+  host::block().barriers[barrier] = {count, count};
+}
+inline void publish_barriers() {}
+inline void arrive(uint32_t barrier) { host::change(host::current->block, barrier, 1, 0); }
+inline void arrive_at_peer(uint32_t barrier, uint32_t rank) { host::change(static_cast<int>(rank), barrier, 1, 0); }
+inline void arrive_expecting(uint32_t barrier, uint32_t bytes) {
+  host::change(host::current->block, barrier, 1, bytes);
+}
+inline void wait_barrier(uint32_t barrier, uint32_t parity) {
+  while (static_cast<uint32_t>(host::block().barriers[barrier].phase & 1) == parity) host::yield();
+}
+inline uint64_t read_once() { return 0; }
+inline uint64_t read_often() { return 0; }
+inline void prefetch_map(const CUtensorMap*) {}
+inline int swizzled(int row, int column) { return row * 128 + ((column * 2) ^ (row % 8 * 16)); }
+
+inline void copy_box(uint32_t to, const CUtensorMap* from, int x, int y, int z, int w, uint32_t barrier, uint64_t) {
+  host::check(to % 1024 == 0, "a tile begins at no multiple of 1024");
+  const auto arrive_later = [to, map = *from, x, y, z, w, barrier, rank = host::current->block] {
+    const int rows = map.box[1] * map.box[2] * map.box[3];
+    for (int i = 0; i < rows * map.box[0]; ++i) {
+      const int row = i / map.box[0];
+      const int64_t at[4] = {x + i % map.box[0], y + row % map.box[1], z + row / map.box[1] % map.box[2],
+                             w + row / map.box[1] / map.box[2]};
+      bool is_inside = true;
+      int64_t place = 0;
+      for (int d = 0; d < 4; ++d) is_inside &= at[d] < map.sizes[d], place += at[d] * map.strides[d];
+      const uint16_t element = is_inside ? map.data[place] : 0;
+      std::memcpy(&host::blocks[rank].memory[to + swizzled(row, i % map.box[0])], &element, 2);
+    }
+    host::change(rank, barrier, 0, -rows * 128);
+  };
+  host::arriving.emplace_back(arrive_later);
+}
+inline void copy_box(uint32_t to, const CUtensorMap* from, int x, int y, uint32_t barrier, uint64_t policy) {
+  copy_box(to, from, x, y, 0, 0, barrier, policy);
+}
+
+inline void send_to_peer(uint32_t to, const float4& four, uint32_t barrier, uint32_t rank) {
+  host::arriving.emplace_back([=] {
+    std::memcpy(&host::blocks[rank].memory[to], &four, sizeof(four));
+    host::change(static_cast<int>(rank), barrier, 0, -static_cast<int64_t>(sizeof(four)));
+  });
+}
+inline float4 load_four(uint32_t offset) {
+  float4 four;
+  std::memcpy(&four, &host::block().memory[offset], sizeof(four));
+  return four;
+}
+float4 load_from_peer(uint32_t offset, uint32_t rank);
+
+inline uint64_t tile_descriptor(uint32_t offset) { return offset / 16; }
+inline void begin_products() {}
+inline void commit_products() {}
+template <int pending>
+void wait_for_products() {
+  __syncwarp();
+}
+template <typename T>
+float element(uint64_t tile, int row, int column) {
+  const auto at = static_cast<uint32_t>(tile * 16);
+  T value;
+  const uint32_t begin = at & ~127u;
+  std::memcpy(&value, &host::block().memory[begin + swizzled(row, static_cast<int>(at & 127) / 2 + column)], 2);
+  return static_cast<float>(value);
+}
+template <int columns, typename T>
+void multiply(float (&sum)[columns / 2], uint64_t left, uint64_t right, T) {
+  const int thread = static_cast<int>(threadIdx.x % 128), row = thread / 32 * 16 + thread % 32 / 4;
+  for (int i = 0; i < columns / 2; ++i) {
+    const int column = i / 4 * 8 + thread % 4 * 2 + i % 2, of_left = row + i % 4 / 2 * 8;
+    for (int k = 0; k < 16; ++k) sum[i] += element<T>(left, of_left, k) * element<T>(right, column, k);
+  }
+}
+inline void arrive_at_cluster() { ++host::num_at_cluster, ++host::news; }
+inline void wait_for_cluster() {
+  while (host::num_at_cluster < static_cast<int64_t>(host::fibers.size())) host::yield();
+}
+inline void wait_for_predecessor() {}
+inline void start_successor() {}
+template <int count>
+void take_registers() {}
+template <int count>
+void give_registers() {}
+template <typename Register, int count>
+void pin(Register (&)[count]) {}
+
+// ---- cuda_mma.cuh and vec.cuh
+
+inline uint32_t transpose_matrix(uint32_t matrix) {
+  const auto& words = host::share(matrix);
+  const int row = static_cast<int>(threadIdx.x % 32 / 4), column = static_cast<int>(threadIdx.x % 4 * 2);
+  const auto at = [&](int from) { return static_cast<uint32_t>(words[from * 4 + row / 2]) >> row % 2 * 16 & 0xffff; };
+  return at(column) | at(column + 1) << 16;
+}
+inline uint32_t pack(float low, float high, Bf16) { return Bf16(low).bits | uint32_t{Bf16(high).bits} << 16; }
+template <typename T, int count>
+void round_to(float (&values)[count]) {
+  for (float& value : values) value = static_cast<float>(T(value));
+}
+template <typename T, int count>
+T from_floats(const float (&values)[count]);
+inline void store_raw(void* to, const uint4& raw) {
+  host::check(reinterpret_cast<uintptr_t>(to) % 16 == 0, "16 bytes are stored at no multiple of 16");
+  std::memcpy(to, &raw, 16);
+}
+
+}  // namespace lamina

@@ -1,0 +1,69 @@
+"""The product whose blocks stay, run as C++ in clusters of fibers: its barriers, copies and registers."""
+
+import ctypes
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lamina.custom_ops.build import CSRC
+from lamina.custom_ops.linear import reference
+from lamina.custom_ops.silu_and_mul import reference as gate
+
+SOURCES = Path(__file__).resolve().parent / "host_cuda"
+COMPILER = shutil.which("c++") or shutil.which("g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+KERNEL = ("resident_linear", "resident_shape", "resident_sums", "stream_shape", "stream_sums", "exchange")
+DTYPES = torch.float64, torch.bfloat16
+OF_THE_CARD = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec")
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The kernel's own sources, with what only a card has in their place."""
+    folder = tmp_path_factory.mktemp("resident")
+    for name in KERNEL:
+        shutil.copy(CSRC / "include" / f"{name}.cuh", folder)
+    for name in OF_THE_CARD:
+        (folder / f"{name}.cuh").write_text('#include "cluster.cuh"\n')
+    library = folder / "resident.so"
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", f"-I{folder}", f"-I{SOURCES}"]
+    source = str(SOURCES / "resident_linear.cpp")
+    subprocess.run([str(COMPILER), *flags, source, "-o", str(library)], check=True)
+    found = ctypes.CDLL(str(library))
+    found.run.restype = ctypes.c_char_p
+    return found
+
+
+# groups, split, clusters, weight rows, columns, whether gated: whole tiles and a shared one, many shared ones
+CASES = [
+    (1, 2, 1, 5 * 64, 200, False),
+    (1, 2, 1, 5 * 64, 72, True),
+    (2, 4, 1, 7 * 128 - 16, 136, False),
+    (2, 4, 1, 7 * 128 - 16, 264, True),
+    (1, 8, 1, 3 * 64 - 8, 264, False),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_blocks_that_stay_give_the_product_in_whatever_order_threads_run(
+    assert_close_to_reference: Callable[..., None],
+    kernel: ctypes.CDLL,
+    case: tuple[int, int, int, int, int, bool],
+) -> None:
+    groups, split, clusters, n, k, is_gated = case
+    num_rows, width = 100, n // 2 if is_gated else n
+    torch.manual_seed(n)
+    x = torch.full((num_rows, k + 8), torch.nan).bfloat16()[:, :k].normal_()
+    weight, bias = (torch.randn(n, k) / k**0.5).bfloat16(), torch.randn(n).bfloat16()
+    out = torch.full((num_rows, width), torch.nan).bfloat16()
+    pointers = [tensor.data_ptr() for tensor in (x, weight, bias, out)]
+    numbers = num_rows, n, k, x.stride(0), groups, split, clusters, is_gated, n + k
+    assert kernel.run(struct.pack("13q", *pointers, *numbers)) == b""
+    products = [reference.linear(*(t.to(dtype).contiguous() for t in (x, weight, bias))) for dtype in DTYPES]
+    exact, naive = (gate.silu_and_mul(product) if is_gated else product for product in products)
+    assert_close_to_reference(out, exact, naive)
