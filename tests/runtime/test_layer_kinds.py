@@ -29,7 +29,7 @@ def run_programs(make_server, examples, **options):
 
 
 def test_any_sequence_of_events_gives_each_request_its_own_tokens(make_server):
-    run_programs(make_server, 5 * settings.default.max_examples)
+    run_programs(make_server, 3 * settings.default.max_examples)
 
 
 def _release_one_too_many(self, tokens, num_computed, step, release=KVCacheManager.release):
@@ -110,7 +110,7 @@ def test_a_side_that_was_entered_anew_by_a_step_that_fails_is_forgotten():
     cache.check({"first": 4, "second": 2, "third": 2})
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen2-windows", "llama-chunks"])
+@pytest.mark.parametrize("name", ["gemma3", "llama-chunks"])
 def test_requests_of_a_model_with_both_kinds_fit_where_whole_ones_would_give_way(tmp_path, monkeypatch, name):
     """With the kernels that serve, alone and together: they read nothing of what was given back."""
     folder = FAMILIES[name].save(tmp_path)
