@@ -29,6 +29,7 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Callabl
     def load(op: str) -> Callable[..., Any]:
         library = tmp_path_factory.mktemp("host") / f"{op}.so"
         flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", f"-I{SOURCES}"]
+        flags.append("-fno-gnu-unique")  # each of these libraries has globals of its own
         command = [str(COMPILER), *flags, str(SOURCES / f"{op}.cpp"), "-o", str(library)]
         subprocess.run(command, check=True)
         entry = ctypes.CDLL(str(library)).run

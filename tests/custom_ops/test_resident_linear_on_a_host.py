@@ -31,7 +31,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     for name in OF_THE_CARD:
         (folder / f"{name}.cuh").write_text('#include "cluster.cuh"\n')
     library = folder / "resident.so"
-    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", f"-I{folder}", f"-I{SOURCES}"]
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-gnu-unique", f"-I{folder}", f"-I{SOURCES}"]
     source = str(SOURCES / "resident_linear.cpp")
     subprocess.run([str(COMPILER), *flags, source, "-o", str(library)], check=True)
     found = ctypes.CDLL(str(library))
