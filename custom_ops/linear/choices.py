@@ -215,7 +215,7 @@ def choose(site: Site, card: str) -> Choice:
     here = "here" if (card, site) in _adopted else f"on {card}"
     reason = f"measured {here}: {entry.microseconds:.1f} us, otherwise {entry.otherwise:.1f} us"
     if entry.cut is None:
-        reason += ", which whole steps gain from"
+        reason += ", but whole steps gain from that"
     limit = entry.otherwise * _allowance(entry)
     return Choice(cut=entry.cut if entry.microseconds < limit else None, reason=reason)
 
