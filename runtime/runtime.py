@@ -27,6 +27,7 @@ from .sampling_params import SamplingParams, check_ids, check_reports, settle_wo
 from .stats import collect_stats, page_of
 from .tokenizer import Tokenizer
 
+Messages = Sequence[Mapping[str, Any]]
 SEED_STEP = 0x9E3779B97F4A7C15  # odd and without a pattern, so that unseeded requests draw apart
 
 
@@ -92,20 +93,34 @@ class Runtime:
         return [each.output(self._open.tokenizer) for each in searched]
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Messages | None = None,
+        **options: Any,
     ) -> RequestOutput:
-        """The answer to a conversation, [{"role": …, "content": …}, …], through the model's chat template."""
-        return self.generate([self.apply_chat_template(messages)], params, **options)[0]
+        """The answer to a conversation, [{"role": …, "content": …}, …], through the model's chat template.
+
+        tools: functions that the model may call, as JSON schemas. RequestError where its template refuses
+        either, or does not read tools.
+        """
+        return self.generate([self.apply_chat_template(messages, tools=tools)], params, **options)[0]
 
     def stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Messages | None = None,
+        **options: Any,
     ) -> Iterator[StreamDelta]:
         """chat(), as it is written."""
-        return self.stream(self.apply_chat_template(messages), params, **options)
+        return self.stream(self.apply_chat_template(messages, tools=tools), params, **options)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def apply_chat_template(self, messages: Messages, *, tools: Messages | None = None) -> list[int]:
         """The token ids of a conversation, ready for an answer."""
-        return self._tokenizer("a chat").apply_chat_template(messages)
+        return self._tokenizer("a chat").apply_chat_template(messages, tools=tools)
 
     def warm_up(self) -> None:
         """Answer short prompts in every way that has kernels of its own; note that for later starts."""

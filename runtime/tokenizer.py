@@ -65,12 +65,18 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation as the model's own template writes it."""
+        """Token ids of a conversation as the model's own template writes it, which may know of tools."""
         _check_messages(messages)
+        _check_tools(tools)
         if not self._backend.chat_template:
             raise RequestError(
                 "this model's tokenizer has no chat template; add chat_template.jinja to its folder, "
                 "or use generate() with a prompt of your own"
+            )
+        if tools and not self._has_template_with("tools"):
+            raise RequestError(
+                "this model's chat template does not read tools, so the model would not hear of them; "
+                "give none, or a tokenizer= whose template does"
             )
         try:
             text = self._backend.apply_chat_template(
@@ -82,6 +88,11 @@ class Tokenizer:
         except Exception as error:  # a template is the model author's program: anything may come out of it
             raise RequestError(f"the chat template refuses these messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
+
+    def _has_template_with(self, name: str) -> bool:
+        templates = self._backend.chat_template
+        texts = [templates] if isinstance(templates, str) else templates.values()
+        return any(name in text for text in texts)
 
 
 def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:
@@ -141,3 +152,9 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message:
             raise RequestError(f"a message is {message!r:.80}; {wanted}")
+
+
+def _check_tools(tools: Any) -> None:
+    is_list = isinstance(tools, Sequence) and not isinstance(tools, str)
+    if tools is not None and not (is_list and all(isinstance(tool, Mapping) for tool in tools)):
+        raise RequestError(f"tools is {tools!r:.80}; wanted a list of JSON schemas of functions, as dicts")

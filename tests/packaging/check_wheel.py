@@ -1,4 +1,7 @@
-"""Build the wheel from a clean copy, compare its files with the tree, install it alone, use it from /."""
+"""Build the wheel from a clean copy, compare its files with the tree, install it alone, use it from /.
+
+The example of a model in a package of its own is installed beside it, as its users would.
+"""
 
 import os
 import shutil
@@ -7,11 +10,13 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = Path("src") / "lamina"
 SHIPPED = {".py", ".typed", ".cu", ".cuh", ".cpp", ".h", ".json", ".css"}
+OUTSIDE_MODEL = Path("examples") / "olmo2"
 SMOKE_TEST = Path(__file__).resolve().parent / "smoke.py"
 
 
@@ -51,15 +56,15 @@ def compare(wheel: Path, tree: Path) -> int:
     return len(found)
 
 
-def install(wheel: Path, venv: Path) -> Path:
-    """A venv's Python that has the wheel, and sees what this Python has installed save Lamina itself."""
+def install(packages: Sequence[Path], venv: Path) -> Path:
+    """A venv's Python that has these, and sees what this Python has installed save Lamina itself."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     python = venv / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python]
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
     site = venv / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     # A .pth inside a folder that a .pth names is not followed, so the editable install stays unseen.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--no-build-isolation", *packages], check=True)
     return python
 
 
@@ -77,8 +82,8 @@ def main() -> None:
         copy_tree(tree)
         wheel = build_wheel(tree, folder / "dist")
         print(f"{wheel.name} holds the tree's {compare(wheel, tree)} files")
-        smoke(install(wheel, folder / "venv"), folder)
-    print("the wheel works by itself")
+        smoke(install([wheel, tree / OUTSIDE_MODEL], folder / "venv"), folder)
+    print("the wheel works by itself, and finds a model that another package brings")
 
 
 if __name__ == "__main__":

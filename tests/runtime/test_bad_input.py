@@ -1,5 +1,7 @@
 """Bad requests and bad settings: the error names the thing and the remedy, and others go on."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -88,6 +90,7 @@ BAD_SAMPLING = [
     ("stop_token_ids", 5),
     ("stop_token_ids", ["x"]),
     ("ignore_eos", "yes"),
+    ("include_stop_str_in_output", None),
     ("skip_special_tokens", 1),
     ("detokenize", "x"),
 ]
@@ -161,6 +164,11 @@ def test_bad_params_are_refused_by_what_is_wrong_with_them(runtime, params, mess
 def test_a_bad_sampling_parameter_is_named_with_what_was_wanted(name, value):
     with pytest.raises(RequestError, match=rf"^{name} (is|holds) .*; wanted "):
         SamplingParams(**{name: value})
+
+
+def test_every_sampling_parameter_has_a_value_that_is_refused():
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert {name for name, _ in BAD_SAMPLING} == fields
 
 
 def test_an_unknown_sampling_parameter_is_a_type_error_that_names_it():

@@ -22,6 +22,9 @@ class Answer(NamedTuple):
     text: str
     finish_reason: str
     stop_reason: object
+    others: tuple = ()  # of the same prompt
+    told: tuple = ()  # whose log-probabilities come with each token
+    told_of_prompt: tuple = ()
 
 
 def turn(prompt, answer, logits):
@@ -52,8 +55,11 @@ CASES = {
     "include_stop_str_in_output": lambda plain: ({"stop": plain.text[4:6]}, True),
     "skip_special_tokens": lambda plain: ({"logit_bias": {EOS: 100}}, False),
     "detokenize": lambda plain: ({}, False),
+    "n": lambda plain: ({}, 3),
+    "best_of": lambda plain: ({"n": 2}, 5),
+    "logprobs": lambda plain: ({}, 2),
+    "prompt_logprobs": lambda plain: ({}, 1),
 }
-ELSEWHERE = {"n", "best_of", "logprobs", "prompt_logprobs"}  # what is reported, and of how many answers
 MODES = {
     "batched": {},
     "compiled": {"compile": True},
@@ -68,8 +74,18 @@ MODES = {
 def ask(runtime, settings):
     """The answers to the prompt with each of these settings."""
     outputs = runtime.generate([PROMPT] * len(settings), [SamplingParams(**own) for own in settings])
-    answers = [output.outputs[0] for output in outputs]
-    return [Answer(tuple(a.token_ids), a.text, a.finish_reason, a.stop_reason) for a in answers]
+    return [seen(output) for output in outputs]
+
+
+def seen(output):
+    """What of an output a parameter may change; log-probabilities themselves have a test of their own."""
+    first, *others = output.outputs
+    return Answer(
+        *(tuple(first.token_ids), first.text, first.finish_reason, first.stop_reason),
+        others=tuple((tuple(other.token_ids), other.text) for other in others),
+        told=tuple(map(tuple, first.logprobs or ())),
+        told_of_prompt=tuple(map(tuple, (output.prompt_logprobs or ())[1:])),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +134,8 @@ def served(open_mode, alone):
     return serve
 
 
-def test_every_parameter_is_here_or_on_a_page_of_its_own():
-    fields = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert fields - ELSEWHERE == set(CASES)
+def test_every_parameter_is_here():
+    assert {field.name for field in dataclasses.fields(SamplingParams)} == set(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)

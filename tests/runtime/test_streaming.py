@@ -41,6 +41,18 @@ def test_a_chat_streams_what_it_answers(runtime):
     assert text_of(runtime.stream_chat(messages, GREEDY)) == runtime.chat(messages, GREEDY).text
 
 
+def test_tools_reach_the_template_of_a_chat_streamed_or_not(open_runtime, bbpe_tokenizer):
+    tokenizer, tools = bbpe_tokenizer(), [{"type": "function", "function": {"name": "weather"}}]
+    tokenizer.chat_template = "{{ bos_token }}{{ tools|tojson }}{{ messages[0].content }}"
+    runtime, messages = open_runtime(tokenizer=tokenizer), [{"role": "user", "content": "hello"}]
+    answer = runtime.chat(messages, GREEDY, tools=tools)
+    told = '[{"type": "function", "function": {"name": "weather"}}]hello'
+    assert tokenizer.decode(answer.prompt_token_ids) == "<s>" + told
+    assert text_of(runtime.stream_chat(messages, GREEDY, tools=tools)) == answer.text
+    with pytest.raises(RequestError, match="tools is 5; wanted"):
+        runtime.stream_chat(messages, GREEDY, tools=5)
+
+
 def test_streams_read_in_turns_with_a_call_between_keep_their_own_tokens(runtime):
     right = [runtime.generate([[seed]], GREEDY)[0].outputs[0].token_ids for seed in range(3)]
     streams = [runtime.stream([seed], GREEDY) for seed in range(3)]

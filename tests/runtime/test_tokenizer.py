@@ -148,6 +148,24 @@ def test_messages_of_the_wrong_shape_are_refused(backend: Any, messages: Any) ->
         Tokenizer(backend).apply_chat_template(messages)
 
 
+@pytest.mark.parametrize("tools", ["weather", {"type": "function"}, 7, ["weather"], [None]])
+def test_tools_of_the_wrong_shape_are_refused(backend: Any, tools: Any) -> None:
+    backend.chat_template = EVERY_GLOBAL
+    with pytest.raises(RequestError, match=r"^tools is .*; wanted a list of JSON schemas"):
+        Tokenizer(backend).apply_chat_template(MESSAGES, tools=tools)
+
+
+def test_tools_that_a_template_would_not_mention_are_refused(backend: Any) -> None:
+    """A parameter that is taken is honoured."""
+    tokenizer = Tokenizer(backend)
+    with pytest.raises(RequestError, match="chat template does not read tools"):
+        tokenizer.apply_chat_template(MESSAGES, tools=[{"type": "function"}])
+    assert tokenizer.apply_chat_template(MESSAGES, tools=[]) == tokenizer.apply_chat_template(MESSAGES)
+    backend.chat_template = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools|tojson }}"}
+    with_tools = Tokenizer(backend).apply_chat_template(MESSAGES, tools=[{"type": "function"}])
+    assert backend.decode(with_tools) == '[{"type": "function"}]'
+
+
 def test_a_message_that_is_no_text_is_refused(backend: Any) -> None:
     with pytest.raises(RequestError, match="lone surrogates"):
         Tokenizer(backend).apply_chat_template([{"role": "user", "content": "\ud800"}])
