@@ -210,12 +210,12 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
     fields = Fields(read_json(path), str(path))
     return GenerationDefaults(
         eos_token_ids=fields.token_ids("eos_token_id"),
-        temperature=fields.number("temperature", None),
+        temperature=fields.number("temperature", None, maximum=3e38),
         top_k=fields.integer("top_k", None, minimum=-1),
         top_p=fields.number("top_p", None, positive=True, maximum=1),
         min_p=fields.number("min_p", None, maximum=1),
         typical_p=fields.number("typical_p", None, positive=True, maximum=1),
-        repetition_penalty=fields.number("repetition_penalty", None, positive=True),
+        repetition_penalty=fields.number("repetition_penalty", None, minimum=1e-30, maximum=1e30),
     )
 
 
@@ -232,7 +232,7 @@ def _common(fields: Fields, own: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": fields.integer("vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": fields.integer("intermediate_size"),
-        "num_layers": fields.integer("num_hidden_layers"),
+        "num_layers": num_layers(fields),
         "num_heads": num_heads,
         "num_kv_heads": fields.integer("num_key_value_heads", num_heads),
         "head_dim": fields.integer("head_dim", hidden_size // num_heads),
@@ -254,8 +254,12 @@ def _common(fields: Fields, own: Mapping[str, Any]) -> dict[str, Any]:
 def layer_types(fields: Fields, *, sliding: Callable[[int], bool]) -> tuple[str, ...]:
     """`layer_types` of config.json, else what the rule says of each layer's index."""
     given = fields.texts("layer_types")
-    number = fields.integer("num_hidden_layers")
-    return given or tuple(SLIDING if sliding(index) else FULL for index in range(number))
+    return given or tuple(SLIDING if sliding(index) else FULL for index in range(num_layers(fields)))
+
+
+def num_layers(fields: Fields) -> int:
+    """How many there are; a number that no model has would take all memory before anything is read."""
+    return int(fields.integer("num_hidden_layers", maximum=10_000))
 
 
 def _architecture(fields: Fields) -> str:

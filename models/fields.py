@@ -2,12 +2,14 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..common.errors import ConfigError, LoadError
 
+INT32_MAX = 2**31 - 1  # sizes and ids are kept in 32 bits
 _REQUIRED: Any = object()
 
 
@@ -17,7 +19,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise LoadError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{path} cannot be read as JSON: {error}; download it again") from error
     if not isinstance(value, dict):
         raise LoadError(f"{path} holds {type(value).__name__}, wanted a JSON object; download it again")
@@ -44,13 +46,13 @@ class Fields:
             if value is not None and name not in self._asked
         }
 
-    def integer(self, name: str, default: Any = _REQUIRED, *, minimum: int = 1) -> Any:
-        """An integer of at least `minimum`; bools and floats are refused."""
+    def integer(
+        self, name: str, default: Any = _REQUIRED, *, minimum: int = 1, maximum: int = INT32_MAX
+    ) -> Any:
+        """An integer from `minimum` to `maximum`; bools and floats are refused."""
         value = self._value(name, default)
-        if value is not default and (
-            isinstance(value, bool) or not isinstance(value, int) or value < minimum
-        ):
-            raise self.error(name, value, f"an integer >= {minimum}")
+        if value is not default and not _is_integer(value, minimum, maximum):
+            raise self.error(name, value, f"an integer >= {minimum}, <= {maximum}")
         return value
 
     def number(
@@ -66,8 +68,7 @@ class Fields:
         value = self._value(name, default)
         if value is default:
             return value
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or not minimum <= value <= maximum or (positive and value <= 0):
+        if not _is_number(value) or not minimum <= value <= maximum or (positive and value <= 0):
             wanted = "a number > 0" if positive else f"a number >= {minimum:g}"
             raise self.error(name, value, wanted if maximum == math.inf else f"{wanted}, <= {maximum:g}")
         return float(value)
@@ -96,7 +97,7 @@ class Fields:
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of finite numbers, empty where absent."""
         items = self._list(name)
-        if any(isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x) for x in items):
+        if not all(map(_is_number, items)):
             raise self.error(name, self.values[name], "a list of numbers")
         return tuple(float(x) for x in items)
 
@@ -117,13 +118,13 @@ class Fields:
         """One token id or a list of them; empty where absent."""
         value = self._value(name, ())
         ids = tuple(value) if isinstance(value, list | tuple) else (value,)
-        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+        if not all(_is_integer(id_, 0, INT32_MAX) for id_ in ids):
             raise self.error(name, value, "a token id >= 0 or a list of them")
         return ids
 
     def error(self, name: str, value: Any, wanted: str) -> ConfigError:
         """What to raise for a value that cannot be honoured."""
-        return ConfigError(f"{self.origin}: {name} is {value!r}; wanted {wanted}")
+        return ConfigError(f"{self.origin}: {name} is {value!r:.200}; wanted {wanted}")
 
     def _value(self, name: str, default: Any) -> Any:
         self._asked.add(name)
@@ -133,3 +134,13 @@ class Fields:
         if default is _REQUIRED:
             raise ConfigError(f"{self.origin}: {name} is missing")
         return default
+
+
+def _is_integer(value: Any, minimum: int, maximum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number that a float can hold."""
+    is_kind = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_kind and abs(value) <= sys.float_info.max

@@ -113,5 +113,11 @@ def _write_tokenizer(file: GGUFFile, folder: Path, store: Store) -> None:
     with store.temporary_folder() as alone:  # files beside the original must not be taken for its own
         (alone / "model.gguf").symlink_to(file.path.resolve())
         # AutoTokenizer makes the same one, five times slower: it reads a model config from the file first
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(alone, gguf_file="model.gguf")
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(alone, gguf_file="model.gguf")
+        except Exception as error:  # whatever comes of metadata that is taken for what it should be
+            raise LoadError(
+                f"the tokenizer of {file.path} cannot be read: {error!r}; download the file again, or give "
+                "the model's folder of safetensors"
+            ) from error
         tokenizer.save_pretrained(folder)

@@ -101,7 +101,7 @@ def checkpoint_config(file: GGUFFile, dtype: torch.dtype) -> dict[str, Any]:
         "num_hidden_layers": own.integer("block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": own.integer("attention.head_count_kv", num_heads),
-        "head_dim": own.integer("attention.key_length", rotated or hidden_size // num_heads),
+        "head_dim": own.integer("attention.key_length", rotated or _head_dim(own)),
         "rms_norm_eps": shortest(own.number("attention.layer_norm_rms_epsilon")),
         "max_position_embeddings": own.integer("context_length"),
         "rope_parameters": _rope_parameters(file, own),
@@ -136,7 +136,7 @@ def _refuse_parts(file: GGUFFile, own: Fields) -> None:
 def family_of(file: GGUFFile) -> Family:
     """The family that a file is of."""
     name = file.metadata.get("general.architecture")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise UnsupportedError(
             f"{file.path} has architecture {name!r}; of GGUF files, {', '.join(FAMILIES)} are supported"
         )
@@ -163,7 +163,8 @@ def _end_tokens(file: GGUFFile) -> dict[str, Any]:
 
 def shortest(value: float) -> float:
     """The decimal that was meant by a float32, 1e-5 and not 9.999999747e-06."""
-    return float(str(np.float32(value)))
+    with np.errstate(over="ignore"):  # what is too large becomes inf, which no field takes
+        return float(str(np.float32(value)))
 
 
 def _rope_parameters(file: GGUFFile, own: Fields) -> dict[str, Any]:
@@ -178,7 +179,9 @@ def _rope_parameters(file: GGUFFile, own: Fields) -> dict[str, Any]:
     )
     if kind not in ("none", "linear", "yarn", "longrope") or unknown:
         raise UnsupportedError(f"{file.path}: rope scaling {kind!r} with {unknown} is not supported")
-    if LONG_DIVISORS in file.tensors and SHORT_DIVISORS in file.tensors:
+    if (LONG_DIVISORS in file.tensors) != (SHORT_DIVISORS in file.tensors):
+        raise UnsupportedError(f"{file.path} has one of {SHORT_DIVISORS} and {LONG_DIVISORS}; wanted both")
+    if LONG_DIVISORS in file.tensors:
         return {
             "rope_theta": theta,
             "rope_type": "longrope",
@@ -188,7 +191,9 @@ def _rope_parameters(file: GGUFFile, own: Fields) -> dict[str, Any]:
             "original_max_position_embeddings": original,
         }
     if DIVISORS in file.tensors:
-        return {"rope_theta": theta, **_llama3_parameters(file, theta, own.integer("context_length"))}
+        rotated = own.integer("rope.dimension_count", None) or _head_dim(own)
+        context = own.integer("context_length")
+        return {"rope_theta": theta, **_llama3_parameters(file, theta, rotated, context)}
     if kind == "yarn":
         return {
             "rope_theta": theta,
@@ -206,9 +211,18 @@ def _divisors(file: GGUFFile, name: str) -> list[float]:
     return [shortest(value) for value in held.tolist()]
 
 
-def _llama3_parameters(file: GGUFFile, theta: float, context: int) -> dict[str, Any]:
+def _head_dim(own: Fields) -> int:
+    """Where it is not said, as many heads as there are share the width."""
+    width, heads = own.integer("embedding_length"), own.integer("attention.head_count")
+    return int(own.integer("attention.key_length", max(1, width // heads)))
+
+
+def _llama3_parameters(file: GGUFFile, theta: float, rotated: int, context: int) -> dict[str, Any]:
     """The llama3 scaling that gives the divisors in the file, which does not say its parameters."""
     held = torch.tensor(_divisors(file, DIVISORS))
+    if len(held) != rotated // 2:
+        wanted = f"{rotated // 2}, one for each pair of a head's dimensions"
+        raise LoadError(f"{file.path}: {DIVISORS} has {len(held)} numbers; wanted {wanted}")
     factor = shortest(float(held.max()))
     if factor == 1.0 and bool((held == 1.0).all()):
         return {"rope_type": "default"}
@@ -236,7 +250,7 @@ def _llama_config(file: GGUFFile, own: Fields) -> Mapping[str, Any]:
 
 def _phi3_config(file: GGUFFile, own: Fields) -> Mapping[str, Any]:
     """A window of zero is none; the rope may rotate a part of a head."""
-    head_dim = own.integer("embedding_length") // own.integer("attention.head_count")
+    head_dim = _head_dim(own)
     rotated = own.integer("rope.dimension_count", head_dim)
     return {
         "head_dim": head_dim,
@@ -308,4 +322,6 @@ def row_order(file: GGUFFile, family: Family, name: str) -> npt.NDArray[np.int64
     own = _own_metadata(file)
     heads = own.integer(count, own.integer("attention.head_count"))
     rows: npt.NDArray[np.int64] = np.arange(file.tensors[name].shape[0])
+    if len(rows) % (2 * heads):
+        raise LoadError(f"{name} in {file.path} has {len(rows)} rows; wanted pairs for each of {heads} heads")
     return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

@@ -137,6 +137,8 @@ def _tensor(
         )
     num_rows, row_bytes = (shape[0] if len(shape) == 2 else 1), shape[-1] // block_elements * block_bytes
     content = data[offset : offset + num_rows * row_bytes]
+    if 0 in shape:
+        raise LoadError(f"{path} is damaged: {name} is {list(shape)}, nothing at all; download it again")
     if len(content) != num_rows * row_bytes:
         raise LoadError(f"{path} is cut short: {name} lies beyond its end; download it again")
     return GGUFTensor(shape=shape, quantization=quantization, rows=content.reshape(num_rows, row_bytes))
@@ -152,5 +154,8 @@ def chunks(tensor: GGUFTensor, row_order: npt.NDArray[np.int64] | None = None) -
         rows = rows.reshape(tensor.shape[0], -1)[row_order].reshape(rows.shape)
     step = max(1, CHUNK_ELEMENTS // tensor.shape[-1])
     for start in range(0, len(rows), step):
-        values = gguf.dequantize(np.array(rows[start : start + step]), kind)
+        try:
+            values = gguf.dequantize(np.array(rows[start : start + step]), kind)
+        except NotImplementedError as error:  # of integers and float64, which no model's weights are
+            raise UnsupportedError(f"a tensor has GGML type {kind.name}: {error}") from error
         yield torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))

@@ -44,13 +44,35 @@ def rope_tables(
     """Cosines and sines [rows, rotated / 2] of every position, float32 for every dtype but float64."""
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
     frequencies, attention_factor = inverse_frequencies(config, max_model_len)
-    positions = torch.arange(table_rows(config, max_model_len), dtype=dtype)
-    angles = torch.outer(positions, frequencies.to(dtype))
-    return (angles.cos() * attention_factor).to(device), (angles.sin() * attention_factor).to(device)
+    num_rows = table_rows(config, max_model_len)
+    try:
+        angles = torch.outer(torch.arange(num_rows, dtype=dtype), frequencies.to(dtype))
+        return (angles.cos() * attention_factor).to(device), (angles.sin() * attention_factor).to(device)
+    except RuntimeError as error:  # what a failed allocation is to torch, on a CPU
+        raise ConfigError(
+            f"max_position_embeddings is {config.max_position_embeddings}; wanted rotations that fit into "
+            f"memory, not {num_rows} rows: {error}"
+        ) from error
 
 
 def inverse_frequencies(config: ModelConfig, max_model_len: int) -> tuple[Tensor, float]:
-    """Radians per position [rotated / 2] float32 of every pair, and the factor on cosine and sine."""
+    """Radians per position [rotated / 2] float32 of every pair, and the factor on cosine and sine.
+
+    ConfigError where the config's numbers have no finite ones.
+    """
+    try:
+        frequencies, attention_factor = _frequencies(config, max_model_len)
+        is_finite = bool(frequencies.isfinite().all()) and math.isfinite(attention_factor)
+    except ConfigError:
+        raise
+    except (ArithmeticError, ValueError) as error:
+        raise ConfigError(f"rope is {config.rope}; wanted one with finite angles: {error}") from error
+    if not is_finite:
+        raise ConfigError(f"rope is {config.rope}; wanted one with finite angles")
+    return frequencies, attention_factor
+
+
+def _frequencies(config: ModelConfig, max_model_len: int) -> tuple[Tensor, float]:
     rope, dim = config.rope, config.rotary_dim
     match rope.rope_type:
         case "default":

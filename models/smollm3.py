@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import llama
-from .config import ModelConfig, layer_types
+from .config import ModelConfig, layer_types, num_layers
 from .fields import Fields
 from .layers import Attend, Ops
 from .llama import LayerWeights
@@ -24,7 +24,7 @@ DEFAULTS = {
 
 def config(fields: Fields) -> Mapping[str, Any]:
     """Which layers rotate; those that do not may slide."""
-    number, interval = fields.integer("num_hidden_layers"), fields.integer("no_rope_layer_interval")
+    number, interval = num_layers(fields), fields.integer("no_rope_layer_interval")
     given = fields.numbers("no_rope_layers")  # 1 where a layer rotates, whatever the name says
     if set(given) - {0, 1} or 0 < len(given) < number:
         raise fields.error("no_rope_layers", list(given), f"0 or 1 for each of {number} layers")

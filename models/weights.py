@@ -1,5 +1,6 @@
 """A model's weights: read from safetensors straight into the fused tensors it uses, or invented."""
 
+import os
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -159,7 +160,7 @@ def _locate(folder: Path) -> dict[Path, list[str]]:
         raise LoadError(
             f"{index} has no weight_map from tensor names to file names beside it; download it again"
         )
-    missing = sorted({shard for shard in placed.values() if not (folder / shard).exists()})
+    missing = sorted({shard for shard in placed.values() if not os.path.exists(folder / shard)})
     if missing:
         raise LoadError(
             f"incomplete download: {', '.join(missing)} named by {index} not found; download the model again"

@@ -1,5 +1,6 @@
 """Samples chosen again, from logits that are adjusted by what was said before."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -191,11 +192,23 @@ def _process(processors: Sequence[LogitsProcessor], said: Said, logits: Tensor) 
             result: object = processor(said.prompt, said.answer, logits.clone())
         except Exception as error:  # a caller's program: anything may come out of it
             raise ProcessorError(f"{name} raised {error!r}", said.request_id) from error
-        if not isinstance(result, Tensor) or result.shape != logits.shape:
-            got = list(result.shape) if isinstance(result, Tensor) else repr(result)
-            wanted = f"a tensor {list(logits.shape)}, the logits"
-            raise ProcessorError(f"{name} returned {got}; wanted {wanted}", said.request_id)
+        wrong = _what_is_wrong(result, logits)
+        if wrong is not None:
+            raise ProcessorError(f"{name} returned {wrong}", said.request_id)
+        assert isinstance(result, Tensor)
         logits.copy_(result)
+
+
+def _what_is_wrong(result: object, logits: Tensor) -> str | None:
+    """With what a processor made of logits, in words; None where tokens can be chosen by it."""
+    if not isinstance(result, Tensor) or result.shape != logits.shape or result.is_complex():
+        got = list(result.shape) if isinstance(result, Tensor) else f"{result!r:.80}"
+        return f"{got}; wanted a tensor {list(logits.shape)}, the logits"
+    if not bool((result < math.inf).all()):  # nor is NaN
+        return "NaN or infinity; wanted numbers, and -inf for what must not be chosen"
+    if bool((result == -math.inf).all()) and not bool((logits == -math.inf).all()):
+        return "-inf for every token; wanted one that may be chosen"
+    return None
 
 
 def _padded(rows: Sequence[Sequence[Any]], padding: int, dtype: str) -> NDArray[Any]:

@@ -31,8 +31,8 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         integer("beam_width", self.beam_width, "at least 1", low=1, optional=False)
         integer("max_tokens", self.max_tokens, "at least 1", low=1)
-        if number("length_penalty", self.length_penalty, "0 or more") is None:
-            raise RequestError("length_penalty is None; wanted a number, 0 or more")
+        if number("length_penalty", self.length_penalty, "0 to 10", high=10.0) is None:
+            raise RequestError("length_penalty is None; wanted a number, 0 to 10")
         object.__setattr__(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
         check_flag("ignore_eos", self.ignore_eos)
 

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..common.errors import RequestError
@@ -46,8 +46,8 @@ def number(
 
 
 def iterate(name: str, value: Any) -> Iterable[Any]:
-    """A sequence that is no string, by its name."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+    """A sequence that is no string and no mapping, by its name."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise RequestError(f"{name} is {value!r}; wanted a sequence")
     return value
 
@@ -61,6 +61,14 @@ def token_ids(name: str, values: Any) -> tuple[int, ...]:
             raise RequestError(f"{name} holds {value!r}; wanted token ids, 0 or more")
         plain.append(id_)
     return tuple(plain)
+
+
+def check_unicode(name: str, text: str) -> None:
+    """RequestError for a text that no model can write: half of a surrogate pair is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{name} holds {text!r}; wanted valid Unicode, without lone surrogates") from None
 
 
 def check_flag(name: str, value: object) -> None:

@@ -228,6 +228,7 @@ class Runtime:
         num_ids, width = loaded.parts.num_valid_ids, params.beam_width
         if width > num_ids:
             raise RequestError(f"beam_width is {width}; wanted at most {num_ids}, the number of tokens")
+        check_ids(SamplingParams(stop_token_ids=params.stop_token_ids), (), num_ids)
         longest = min(loaded.resolved.max_model_len, loaded.assembled.kv_cache.capacity_tokens + 1)
         room = longest - len(checked)
         return Searched(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..common.errors import RequestError
-from .border import as_int, check_flag, integer, iterate, number, token_ids
+from .border import as_int, check_flag, check_unicode, integer, iterate, number, token_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ class SamplingParams:
         self._settle("prompt_logprobs", integer("prompt_logprobs", self.prompt_logprobs, wanted, low=0))
         self._settle("max_tokens", integer("max_tokens", self.max_tokens, "at least 1", low=1))
         self._settle("min_tokens", integer("min_tokens", self.min_tokens, "0 or more", low=0, optional=False))
-        self._settle("temperature", number("temperature", self.temperature, "0 (greedy) or more"))
+        self._settle("temperature", number("temperature", self.temperature, "0 (greedy) to 3e38", high=3e38))
         self._settle("top_k", integer("top_k", self.top_k, "at least 1, or 0 for off", low=-1))
         self._settle("top_p", number("top_p", self.top_p, "above 0, at most 1", high=1.0, zero=False))
         self._settle("min_p", number("min_p", self.min_p, "0 to 1", high=1.0))
@@ -117,7 +117,8 @@ class SamplingParams:
             if penalty is None:
                 raise RequestError(f"{name} is None; wanted a number, -2 to 2")
             self._settle(name, penalty)
-        penalty = number("repetition_penalty", self.repetition_penalty, "above 0", zero=False)
+        wanted = "1e-30 to 1e30; 1 is neutral"  # beyond, float32 has no products of it with logits
+        penalty = number("repetition_penalty", self.repetition_penalty, wanted, low=1e-30, high=1e30)
         self._settle("repetition_penalty", penalty)
         self._settle("logit_bias", _biases(self.logit_bias))
         if self.allowed_token_ids is not None:
@@ -183,6 +184,8 @@ def settle_words(params: SamplingParams, encode: Callable[[str], Sequence[int]])
     words: dict[tuple[int, ...], None] = {}
     for word in params.bad_words or ():
         found = (encode(word), encode(" " + word.lstrip())) if isinstance(word, str) else (word,)
+        if not all(found):
+            raise RequestError(f"bad_words holds {word!r}; wanted words that the tokenizer has tokens for")
         words |= {tuple(ids): None for ids in found}
     return dataclasses.replace(params, bad_words=tuple(words))
 
@@ -203,15 +206,16 @@ def check_ids(params: SamplingParams, stop_token_ids: Iterable[int], num_ids: in
         for id_ in ids:
             if id_ >= num_ids:
                 raise RequestError(f"{name} holds {id_}; wanted ids of the vocabulary, 0 to {num_ids - 1}")
-    left = set(params.allowed_token_ids or range(num_ids)) if words or params.allowed_token_ids else {0}
-    left -= {word[0] for word in words if len(word) == 1}
-    if not left:
+    excluded = {word[0] for word in words if len(word) == 1}
+    allowed = params.allowed_token_ids or range(num_ids)
+    if all(id_ in excluded for id_ in allowed):
         raise RequestError(
             f"bad_words holds {len(words)} words, and every token that is allowed is one of them"
         )
-    if params.min_tokens and not left - set(stop_token_ids) and params.allowed_token_ids:
+    excluded |= set(stop_token_ids)
+    if params.min_tokens and all(id_ in excluded for id_ in allowed):
         raise RequestError(
-            f"min_tokens is {params.min_tokens}, but allowed_token_ids leaves only ids that stop"
+            f"min_tokens is {params.min_tokens}, but every token that is allowed stops; wanted another"
         )
 
 
@@ -230,6 +234,7 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     for string in strings:
         if not isinstance(string, str) or not string:
             raise RequestError(f"stop holds {string!r}; wanted non-empty strings, or stop=None for none")
+        check_unicode("stop", string)
     return strings
 
 
@@ -255,6 +260,8 @@ def _bad_words(words: Any) -> tuple[str | tuple[int, ...], ...]:
     for word in () if words is None else iterate("bad_words", words):
         if not (isinstance(word, str) or (isinstance(word, Iterable) and not isinstance(word, bytes))):
             raise RequestError(f"bad_words holds {word!r}; wanted texts or sequences of token ids")
+        if isinstance(word, str):
+            check_unicode("bad_words", word)
         plain.append(word if isinstance(word, str) else token_ids("bad_words", word))
         if not (word.strip() if isinstance(word, str) else plain[-1]):
             raise RequestError(f"bad_words holds {word!r}; wanted words that are not empty")

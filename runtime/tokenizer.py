@@ -140,7 +140,7 @@ def _damaged_file(folder: Path) -> Path:
         try:
             if not isinstance(json.loads(path.read_bytes()), dict):
                 return path
-        except ValueError:
+        except (ValueError, RecursionError):
             return path
     return next(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
 

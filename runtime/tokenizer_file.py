@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import tokenizers
@@ -140,6 +141,9 @@ def _roles(said: Mapping[str, Any]) -> dict[str, AddedToken]:
     """bos_token, eos_token and so on, then those that only this model has; templates read them by name."""
     own = said.get("extra_special_tokens")
     roles = {**said, **own} if isinstance(own, dict) else said
+    wrong = [name for name in NAMED if not isinstance(roles.get(name), (str, dict, NoneType))]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is {roles[wrong[0]]!r:.40}; wanted a token")
     names = (*NAMED, *(name for name in roles if name.endswith("_token") and name not in NAMED))
     return {name: _token(roles[name]) for name in names if isinstance(roles.get(name), (str, dict))}
 
@@ -165,6 +169,8 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, s
     given = config.get("chat_template")
     if isinstance(given, list):
         return {entry["name"]: entry["template"] for entry in given}
+    if not isinstance(given, (str, NoneType)):
+        raise ValueError(f"chat_template is {given!r:.40}; wanted a text")
     return given
 
 

@@ -80,6 +80,10 @@ def test_the_architecture_follows_from_model_type_where_it_is_absent() -> None:
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; wanted an object"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; wanted a list"),
         ({"architectures": None}, "architectures is None"),
+        ({"vocab_size": 2**40}, "vocab_size is 1099511627776; wanted an integer >= 1, <= 2147483647"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; wanted an integer >= 1, <= 10000"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000000"),
+        ({"eos_token_id": 2**31}, "eos_token_id is 2147483648; wanted a token id"),
     ],
     ids=str,
 )
@@ -137,7 +141,11 @@ def test_unknown_keywords_are_type_errors() -> None:
         ModelConfig(architecture="LlamaForCausalLM", num_head=4)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "\xff"], ids=["empty", "cut short", "a list", "no text"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "\xff", "[" * 100_000],
+    ids=["empty", "cut short", "a list", "no text", "nested without end"],
+)
 def test_a_config_that_is_no_json_object_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(LoadError, match=r"config\.json"):
@@ -165,6 +173,8 @@ def test_no_generation_config_means_no_defaults(tmp_path: Path) -> None:
     "field, value",
     [
         ("temperature", -1),
+        ("temperature", 1e39),
+        ("repetition_penalty", 1e-38),
         ("top_k", 0.5),
         ("top_p", "1"),
         ("top_p", 0),

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,79 @@ def test_a_damaged_header_raises_our_errors_alone(
     path.write_bytes(content)
     with contextlib.suppress(LaminaError):
         checkpoint_config(read_gguf(path), torch.float32)
+
+
+def reshaped(content: bytes, *columns_first: int, kind: int = 0) -> bytes:
+    """The file with another shape and type of its embedding."""
+    name = b"token_embd.weight"
+    place = content.index(name) + len(name)
+    entry = struct.pack("<IQQI", 2, *columns_first, kind)
+    return content[:place] + entry + content[place + len(entry) :]
+
+
+@pytest.mark.parametrize(
+    "columns, rows, kind, message",
+    [
+        (64, 320, 99, "token_embd.weight in .* has GGML type 99"),
+        (64, 320, int(KIND.I8), "GGML type I8: Dequantization for I8 is not"),
+        (64, 320, int(KIND.Q2_K), r"token_embd.weight in .* is \[320, 64\]; wanted rows of 256 n"),
+        (0, 320, 0, r"damaged: token_embd.weight is \[320, 0\], nothing at all"),
+        (2**40, 2**40, 0, "cut short: token_embd.weight lies beyond its end"),
+        (63, 320, 0, r"has shape \[320, 63\]; config.json calls for \[320, 64\]"),
+    ],
+)
+def test_a_tensor_that_cannot_be_read_is_named(
+    tiny_folder: Path,
+    tmp_path: Path,
+    store: Store,
+    logits_of: Run,
+    columns: int,
+    rows: int,
+    kind: int,
+    message: str,
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_folder)
+    path.write_bytes(reshaped(path.read_bytes(), columns, rows, kind=kind))
+    with pytest.raises((LoadError, UnsupportedError), match=message):
+        logits_of(convert_gguf(path, store, dtype=torch.float32), PROMPT)
+
+
+@pytest.mark.parametrize(
+    "extra, message",
+    [
+        ({"rope_freqs.weight": np.ones(3)}, "rope_freqs.weight has 3 numbers; wanted 8"),
+        ({"rope_factors_long.weight": np.ones(8)}, "has one of rope_factors_short.weight and"),
+        ({"blk.0.attn_q.weight": np.ones((63, 64))}, "blk.0.attn_q.weight in .* has 63 rows; wanted pairs"),
+    ],
+    ids=str,
+)
+def test_a_tensor_that_does_not_fit_the_metadata_is_named(
+    tiny_folder: Path, tmp_path: Path, store: Store, extra: dict[str, Any], message: str
+) -> None:
+    extra = {name: values.astype(np.float32) for name, values in extra.items()}
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, extra=extra)
+    with pytest.raises((LoadError, UnsupportedError), match=message):
+        convert_gguf(path, store, dtype=torch.float32)
+
+
+def test_an_architecture_that_is_no_name_is_refused(tiny_folder: Path, tmp_path: Path, store: Store) -> None:
+    def listed(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["general.architecture"]
+        writer.add_array("general.architecture", ["llama"])
+
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, fields=listed)
+    with pytest.raises(UnsupportedError, match=r"has architecture \['llama'\]; of GGUF files"):
+        convert_gguf(path, store, dtype=torch.float32)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tiny_folder: Path, tmp_path: Path, store: Store) -> None:
+    def tokenizer(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_array("tokenizer.ggml.tokens", [1, 2, 3])
+
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, fields=tokenizer)
+    with pytest.raises(LoadError, match=r"the tokenizer of .*tiny\.gguf cannot be read"):
+        convert_gguf(path, store, dtype=torch.float32)
 
 
 def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:

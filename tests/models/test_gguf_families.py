@@ -1,6 +1,7 @@
 """GGUF files of every family, written as llama.cpp's converter writes them, against their checkpoints."""
 
 import json
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lamina.common.errors import UnsupportedError
+from lamina.common.errors import ConfigError, UnsupportedError
 from lamina.common.store import Store
 from lamina.models.config import read_model_config
 from lamina.models.gguf import convert_gguf
@@ -197,6 +198,18 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     source = FAMILIES["qwen3"].save(tmp_path / "source")
     path = write_gguf(tmp_path / "a.gguf", source, "qwen3", changes)
     with pytest.raises(UnsupportedError, match=message):
+        convert_gguf(path, store, dtype=torch.float32)
+
+
+def test_more_heads_than_there_is_width_for_are_refused(tmp_path: Path, store: Store) -> None:
+    source = FAMILIES["phi3-longrope"].save(tmp_path / "source")
+    path = write_gguf(tmp_path / "a.gguf", source, "phi3")
+    name = b"phi3.attention.head_count"
+    few, many = (name + struct.pack("<II", 4, heads) for heads in (4, 255))  # 4: an integer of 32 bits
+    content = path.read_bytes()
+    assert few in content
+    path.write_bytes(content.replace(few, many))
+    with pytest.raises(ConfigError, match=r"num_attention_heads|partial_rotary_factor is"):
         convert_gguf(path, store, dtype=torch.float32)
 
 

@@ -194,6 +194,20 @@ def test_a_bad_rope_setting_is_named(rope: dict[str, Any], message: str) -> None
 
 
 @pytest.mark.parametrize(
+    "rope", [{"rope_type": "default", "rope_theta": 1e-300}, {**YARN, "rope_theta": 1}], ids=str
+)
+def test_a_rope_without_finite_angles_is_refused(rope: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"rope is .*theta=.*wanted one with finite angles"):
+        inverse_frequencies(ours(rope), 256)
+
+
+def test_more_positions_than_there_is_memory_for_are_refused() -> None:
+    config = ours({"rope_type": "default"}, max_position_embeddings=2**31 - 1, head_dim=1 << 20)
+    with pytest.raises(ConfigError, match="max_position_embeddings is 2147483647; wanted rotations that fit"):
+        rope_tables(config, max_model_len=1, dtype=torch.float32, device="cpu")
+
+
+@pytest.mark.parametrize(
     "rope", [{"partial_rotary_factor": 0.5}, {"full_attention": {"rope_type": "default"}}], ids=str
 )
 def test_a_rope_that_is_not_done_is_refused(rope: dict[str, Any]) -> None:

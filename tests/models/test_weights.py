@@ -51,6 +51,18 @@ def test_weights_are_converted_while_they_are_copied(tiny_folder: Path) -> None:
     assert all(torch.equal(half[name], tensor.bfloat16()) for name, tensor in whole.items())
 
 
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_checkpoint_of_any_dtype_is_converted_to_the_one_that_serves(
+    tiny_folder: Path, tmp_path: Path, stored: torch.dtype
+) -> None:
+    shutil.copytree(tiny_folder, tmp_path, dirs_exist_ok=True)
+    held = {name: tensor.to(stored) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(held, tmp_path / "model.safetensors")
+    for dtype in (torch.float32, torch.bfloat16):
+        embedding = load(tmp_path, dtype)["embedding"]
+        assert torch.equal(embedding, held["model.embed_tokens.weight"].to(dtype))
+
+
 def test_a_sharded_checkpoint_loads_like_a_single_file(tiny_folder: Path, sharded: Path) -> None:
     single, shards = load(tiny_folder), load(sharded)
     assert len(list(sharded.glob("*.safetensors"))) > 2
@@ -91,6 +103,13 @@ def test_an_index_that_its_files_contradict_is_refused(sharded: Path) -> None:
     index["weight_map"]["model.norm.weight"] = wrong
     path.write_text(json.dumps(index))
     with pytest.raises(LoadError, match=r"model\.norm\.weight"):
+        load(sharded)
+
+
+def test_a_shard_whose_name_no_file_can_have_is_missing(sharded: Path) -> None:
+    placed = {"model.norm.weight": "a" * 300}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    with pytest.raises(LoadError, match="incomplete download: aaa"):
         load(sharded)
 
 

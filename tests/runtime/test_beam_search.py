@@ -223,7 +223,8 @@ BAD = [
     ({"beam_width": 0}, "beam_width is 0; wanted an integer, at least 1"),
     ({"beam_width": None}, "beam_width is None"),
     ({"max_tokens": 0}, "max_tokens is 0"),
-    ({"length_penalty": -1}, "length_penalty is -1; wanted a number, 0 or more"),
+    ({"length_penalty": -1}, "length_penalty is -1; wanted a number, 0 to 10"),
+    ({"length_penalty": 1e300}, "length_penalty is 1e\\+300; wanted a number, 0 to 10"),
     ({"length_penalty": None}, "length_penalty is None; wanted a number"),
     ({"stop_token_ids": ["x"]}, "stop_token_ids holds 'x'"),
     ({"ignore_eos": 1}, "ignore_eos is 1; wanted True or False"),
@@ -244,5 +245,7 @@ def test_a_bad_call_starts_nothing(tiny_folder, is_idle):
             runtime.beam_search([[1]], 5)
         with pytest.raises(RequestError, match="beam_width is 400; wanted at most 320"):
             runtime.beam_search([[1]], BeamSearchParams(beam_width=400))
+        with pytest.raises(RequestError, match="stop_token_ids holds 320; wanted ids of the vocabulary"):
+            runtime.beam_search([[1]], BeamSearchParams(stop_token_ids=[320]))
         is_idle(runtime)
         assert runtime.stats()["requests"]["finished"] == 0

@@ -5,6 +5,7 @@ import functools
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from lamina import CompileConfig, RequestError, Runtime, SamplingParams
 from lamina.runtime import assembly
@@ -181,6 +182,9 @@ def test_a_processor_that_fails_ends_its_own_request_alone(open_mode, alone):
             (fail_late, r"logits_processors\[0\] raised KeyError\('lost'\)"),
             (lambda prompt, answer, logits: logits[:-1], r"returned \[\d+\]; wanted a tensor \[\d+\]"),
             (lambda prompt, answer, logits: None, "returned None; wanted"),
+            (lambda prompt, answer, logits: logits * torch.nan, "returned NaN or infinity; wanted"),
+            (lambda prompt, answer, logits: logits + torch.inf, "returned NaN or infinity; wanted"),
+            (lambda prompt, answer, logits: logits - torch.inf, "returned -inf for every token; wanted"),
         ]:
             with pytest.raises(RequestError, match=message):
                 runtime.generate([PROMPT], SamplingParams(**PLAIN, logits_processors=[processor]))

@@ -30,6 +30,7 @@ LIMITS = {"vocab_size": 320, "max_model_len": 64, "capacity_tokens": 32}
         {"temperature": float("inf")},
         {"temperature": "hot"},
         {"temperature": True},
+        {"temperature": 1e39},
         {"top_k": -2},
         {"top_k": 1.5},
         {"top_p": 0},
@@ -45,6 +46,8 @@ LIMITS = {"vocab_size": 320, "max_model_len": 64, "capacity_tokens": 32}
         {"frequency_penalty": "a lot"},
         {"repetition_penalty": 0},
         {"repetition_penalty": -1.0},
+        {"repetition_penalty": 1e-38},
+        {"repetition_penalty": 1e39},
         {"logit_bias": [5]},
         {"logit_bias": {"abc": 1}},
         {"logit_bias": {-1: 1}},
@@ -60,6 +63,7 @@ LIMITS = {"vocab_size": 320, "max_model_len": 64, "capacity_tokens": 32}
         {"bad_words": [[]]},
         {"bad_words": [[-1]]},
         {"bad_words": [5]},
+        {"bad_words": ["a\ud800"]},
         {"logits_processors": [5]},
         {"logits_processors": len},
         {"seed": 2**63},
@@ -69,6 +73,8 @@ LIMITS = {"vocab_size": 320, "max_model_len": 64, "capacity_tokens": 32}
         {"stop": 3},
         {"stop": [3]},
         {"stop": b"x"},
+        {"stop": ["a\ud800"]},
+        {"stop": {"a": 1}},
         {"stop_token_ids": [-1]},
         {"stop_token_ids": ["a"]},
         {"stop_token_ids": [True]},
@@ -110,12 +116,18 @@ def test_a_wrong_parameter_is_refused_with_its_name_and_value(wrong):
             {"bad_words": [[1], [2]], "allowed_token_ids": [1, 2]},
             "every token that is allowed is one of them",
         ),
-        ({"min_tokens": 1, "allowed_token_ids": [7]}, "leaves only ids that stop"),
+        ({"min_tokens": 1, "allowed_token_ids": [7]}, "every token that is allowed stops"),
+        ({"min_tokens": 1, "stop_token_ids": range(320)}, "every token that is allowed stops"),
+        (
+            {"min_tokens": 1, "stop_token_ids": [1], "bad_words": [[i] for i in range(320) if i != 1]},
+            "every token that is allowed stops",
+        ),
     ],
 )
 def test_ids_that_the_model_cannot_say_are_refused_and_so_is_saying_nothing(wrong, message):
+    params = SamplingParams(**wrong)
     with pytest.raises(RequestError, match=message):
-        check_ids(SamplingParams(**wrong), [7], 320)
+        check_ids(params, [7, *params.stop_token_ids], 320)
     check_ids(SamplingParams(bad_words=[[319]], allowed_token_ids=[7, 319]), [7], 320)
 
 
@@ -151,6 +163,8 @@ def test_bad_words_are_met_at_the_beginning_of_a_word_and_within_one():
     settled = settle_words(params, lambda text: [ord(letter) for letter in text])
     assert settled.bad_words == ((97, 98), (32, 97, 98), (9, 8))
     assert settle_words(settled, ord) is settled
+    with pytest.raises(RequestError, match=r"bad_words holds '~'; wanted words that the tokenizer has"):
+        settle_words(SamplingParams(bad_words=["~"]), lambda text: [])
 
 
 def test_what_adjusts_logits_and_what_does_not():

@@ -204,14 +204,15 @@ def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
         *(
             (name, damage)
             for name in ("tokenizer.json", "tokenizer_config.json")
-            for damage in ("", "{", "null")
+            for damage in ("", "{", "null", "[" * 100_000)
         ),
+        ("tokenizer_config.json", '{"eos_token": 5}'),
         ("tokenizer.json", '{"model": {}}'),
     ],
 )
 def test_a_damaged_file_is_named(folder: Path, name: str, damage: str) -> None:
     (folder / name).write_text(damage)
-    with pytest.raises(LoadError, match=name):
+    with pytest.raises(LoadError, match=r"eos_token is 5" if "eos" in damage else name):
         load_tokenizer(folder)
 
 
