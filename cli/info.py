@@ -89,6 +89,7 @@ def describe_fit(model: str, **settings: Any) -> dict[str, Any]:
         "penalties_mib": round(fit.adjusting_bytes / 2**20, 1),
         "cache_tokens": fit.capacity_tokens,
         "cache_kib_per_token": round(fit.token_bytes / 2**10, 1),
+        "swap_gib": round(fit.swap_bytes / 2**30, 2),
         "missing_gib": round(fit.missing_bytes / 2**30, 2),
         "fit": fit.sentence(),
     }

@@ -29,6 +29,7 @@ from .attention import AttentionBackend, PagedAttention, allocate_caches
 from .block_pool import BlockPool
 from .config import TOKENS_BESIDE_DECODE, Resolved, RuntimeConfig
 from .engine import Engine
+from .host_blocks import HostBlocks
 from .input_batch import InputBatch
 from .kv_cache import KVCacheManager
 from .model_runner import Forward, ModelRunner
@@ -101,6 +102,7 @@ def assemble(parts: Parts, store: Store, progress: Progress, watch: Stopwatch) -
         prefix_cache=parts.config.prefix_cache,
         window=groups[0].window,
         sides=[group.window for group in groups[1:]],
+        swap_slots=memory.swap_slots(resolved, parts.model),
     )
     limits = SchedulerConfig(
         max_num_seqs=resolved.max_num_seqs,
@@ -229,6 +231,7 @@ def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> Mode
         num_valid_ids=parts.num_valid_ids,
         graphs=graphs,
         tapes=Tapes(forward) if isinstance(forward, BoundPlan) and _wants_tapes(parts) else None,
+        host_blocks=HostBlocks(caches) if resolved.swap_bytes else None,
     )
 
 

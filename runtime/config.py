@@ -67,6 +67,7 @@ class RuntimeConfig:
     num_kv_blocks: int | None = None
     memory_fraction: float = 0.9
     prefix_cache: bool = True
+    swap_bytes: int | None = None
     record: str | Path | None = None
     compile: bool | CompileConfig = True
     numerics: Numerics = "fast"
@@ -85,12 +86,16 @@ class RuntimeConfig:
             ("prefill_chunk", 1),
             ("block_size", 1),
             ("num_kv_blocks", 2),
+            ("swap_bytes", 0),
         ):
             _check_count(name, getattr(self, name), lowest)
         for name, (types, wanted) in FIELD_TYPES.items():
             _check_type(name, getattr(self, name), types, wanted)
         if not 0 < self.memory_fraction <= 1:
             raise ConfigError(f"memory_fraction is {self.memory_fraction}; wanted above 0, at most 1")
+        if self.swap_bytes and not self.prefix_cache:
+            got = f"swap_bytes is {self.swap_bytes} and prefix_cache False"
+            raise ConfigError(f"{got}; wanted swap_bytes 0, or the cache, which knows what blocks hold")
         _check_choice("numerics", self.numerics, NUMERICS)
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("quantization", self.quantization, (None, *QUANTIZATIONS))
@@ -136,6 +141,7 @@ class Resolved:
     prefill_chunk: int | None
     block_size: int
     num_kv_blocks: int
+    swap_bytes: int  # of host memory at most, for blocks of requests that were preempted
 
 
 def resolve_device(asked: str | torch.device) -> torch.device:
@@ -192,9 +198,29 @@ def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, devic
         prefill_chunk=config.prefill_chunk,
         block_size=config.block_size or DEFAULT_BLOCK_SIZE[device.type],
         num_kv_blocks=config.num_kv_blocks or 0,
+        swap_bytes=0,
     )
     if resolved.num_kv_blocks:
         memory.check_fit(resolved, model)
-        return resolved
-    blocks = memory.num_kv_blocks(resolved, model, config.memory_fraction)
-    return dataclasses.replace(resolved, num_kv_blocks=blocks)
+    else:
+        blocks = memory.num_kv_blocks(resolved, model, config.memory_fraction)
+        resolved = dataclasses.replace(resolved, num_kv_blocks=blocks)
+    return dataclasses.replace(resolved, swap_bytes=_swap_bytes(config, resolved, model))
+
+
+def _swap_bytes(config: RuntimeConfig, resolved: Resolved, model: ModelConfig) -> int:
+    """What was asked for, if it can be had; else what memory allows on a card, and nothing on a CPU."""
+    asked, block = config.swap_bytes, memory.block_bytes(model, resolved.block_size, resolved.dtype)
+    if asked == 0 or not config.prefix_cache or (asked is None and resolved.device.type == "cpu"):
+        return 0
+    if memory.layer_groups(model) != (memory.LayerGroup(window=None, layers=tuple(range(model.num_layers))),):
+        reason = "layers of this model see a window, and blocks that leave it are given back before"
+        if asked is not None:
+            raise UnsupportedError(f"swap_bytes is {asked}, but {reason}; wanted 0 or None")
+        log_once(logger, logging.INFO, f"swap_bytes: 0, since {reason}")
+        return 0
+    if asked is None:
+        return memory.default_swap_bytes(resolved, model)
+    if asked < block:
+        raise ConfigError(f"swap_bytes is {asked}; wanted 0 or at least {block}, a block of every layer")
+    return asked

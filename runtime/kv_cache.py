@@ -1,13 +1,15 @@
 """Block tables: which blocks of the KV cache hold a request's tokens. Nothing else writes them."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..common.errors import ConfigError
 from .block_pool import NULL_BLOCK, BlockPool
 from .prefix_cache import CachedBlock, Chain, PrefixCache
+from .scheduler_output import NO_COPIES, Copies
+from .swap_space import SwapSpace
 
 
 class Tokens(Protocol):
@@ -27,6 +29,7 @@ class Table:
     groups: list[list[int]]  # equally long
     num_shared: int  # columns that were found
     released: list[int]  # of each group, how many of its first blocks were given back, or never held
+    restored_by: int = 0  # the step that copies blocks from the host into it; 0: none
 
     @property
     def num_columns(self) -> int:
@@ -48,6 +51,9 @@ class KVCacheManager:
     keys and values of one group's layers, so every group has a table of its own, of blocks from one pool.
     What no layer of a group will see again is given back; in its table stands the null block in its place. A
     prefix is found as far as the first group holds all of it and every other one what it would still see.
+
+    With slots to swap to, what a suspended request held goes to the host when its place in the cache is
+    needed, and comes back when the request is admitted again.
     """
 
     def __init__(
@@ -58,16 +64,20 @@ class KVCacheManager:
         prefix_cache: bool = False,
         window: int | None = None,
         sides: Sequence[int | None] = (),
+        swap_slots: int = 0,
     ) -> None:
         if block_size < 1:
             raise ConfigError(f"block_size is {block_size}; wanted at least 1")
         if sides and window is not None:
             raise ConfigError(f"window is {window} with sides {sides}; wanted a first group that sees all")
+        if swap_slots and not (prefix_cache and (window, *sides) == (None,)):
+            raise ConfigError(f"swap_slots is {swap_slots}; wanted 0 without a prefix cache or with windows")
         self.pool = pool
         self.block_size = block_size
         # The most that any layer of each group sees, the token's own position included; None: all.
         self.windows = (window, *sides)
         self.prefix = PrefixCache(block_size, len(sides)) if prefix_cache else None
+        self.swap = SwapSpace(swap_slots) if swap_slots else None
         self._tables: dict[str, Table] = {}
         self._chains: dict[str, Chain] = {}
 
@@ -87,12 +97,19 @@ class KVCacheManager:
         return self.pool.num_usable // self.num_groups * self.block_size
 
     def admit(
-        self, tokens: Tokens, num_tokens: int, *, num_reusable: int = 0, spare_blocks: int = 0
+        self,
+        tokens: Tokens,
+        num_tokens: int,
+        *,
+        num_reusable: int = 0,
+        spare_blocks: int = 0,
+        step: int = 0,
     ) -> int | None:
-        """Make a table for so many tokens; returns how many of them are in the cache already.
+        """Make a table for so many tokens; returns how many of them need not be computed.
 
         None, and nothing done, where it would not leave `spare_blocks` of each group that nobody holds. Of
-        the first `num_reusable` tokens the keys and values are all that is wanted, so they may be found.
+        the first `num_reusable` tokens the keys and values are all that is wanted, so they may be found: in
+        the cache, and after that on the host, from where this step brings them.
         """
         found = self._find(tokens, num_reusable)
         held = [*found.held()]
@@ -103,8 +120,14 @@ class KVCacheManager:
         assert tokens.request_id not in self._tables, f"{tokens.request_id} has a table"
         self.pool.share(held)  # before any is dropped to make room
         self._tables[tokens.request_id] = found
+        reusable, slots = slice(found.num_shared, num_reusable // self.block_size), []
+        if self.swap is not None:  # before others need them for what is to make room
+            slots = self.swap.take(tokens.request_id, reusable)
         self._extend([found] * missing)
-        return found.num_shared * self.block_size
+        if self.swap is not None and slots:
+            self.swap.bring(slots, found.groups[0][found.num_shared :][: len(slots)])
+            found.restored_by = step
+        return (found.num_shared + len(slots)) * self.block_size
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Make a table long enough for that many tokens; False, and nothing done, if blocks are short."""
@@ -146,11 +169,21 @@ class KVCacheManager:
             return []
         dropped = self.prefix.drop_since(step)
         self.pool.drop(dropped)
+        if self.swap is not None:
+            self.swap.lose(dropped)
+            self.swap.undo(step)
         return [
             name
             for name, table in self._tables.items()
-            if any(dropped & {*group[: table.num_shared]} for group in table.groups)
+            if table.restored_by >= step
+            or any(dropped & {*group[: table.num_shared]} for group in table.groups)
         ]
+
+    def copies(self, step: int) -> Copies:
+        """What this step, which is launched now, copies between the cache and the host."""
+        if self.swap is None or not self.swap.has_copies:
+            return NO_COPIES
+        return self.swap.launch(step)
 
     def num_blocks(self, request_id: str) -> int:
         """The length of a request's table, of every group alike."""
@@ -167,6 +200,15 @@ class KVCacheManager:
         if table is not None:
             self.pool.free(reversed([*table.held()]))
         self._chains.pop(request_id, None)
+        if self.swap is not None:
+            self.swap.forget(request_id)
+
+    def suspend(self, request_id: str) -> None:
+        """The same for one that is to be admitted again: what it held is worth a place on the host."""
+        chain = self._chains.get(request_id)
+        self.free(request_id)
+        if self.swap is not None and chain is not None:
+            self.swap.want(request_id, chain.entries)
 
     def clear(self) -> None:
         """No request has a table, every block is free, and nothing is known of what they hold."""
@@ -175,9 +217,14 @@ class KVCacheManager:
         self.pool.clear()
         if self.prefix is not None:
             self.prefix.clear()
+        if self.swap is not None:
+            self.swap.clear()
 
-    def check(self, lengths: Mapping[str, int]) -> None:
-        """Exactly these requests have tables, each long enough, and the pool counts the same references."""
+    def check(self, lengths: Mapping[str, int], waiting: Container[str] = ()) -> None:
+        """Exactly these requests have tables, each long enough, and the pool counts the same references.
+
+        Only those that wait want anything kept on the host.
+        """
         self.pool.check()
         assert self._tables.keys() == lengths.keys(), f"tables {set(self._tables)}, requests {set(lengths)}"
         for request_id, num_tokens in lengths.items():
@@ -188,6 +235,8 @@ class KVCacheManager:
             held = self.pool.references(block_id)
             assert held == count, f"block {block_id}: {held} references, in {count} tables"
         self._check_sharing()
+        if self.swap is not None and self.prefix is not None:
+            self.swap.check(waiting, self.prefix.known)
 
     def _check_table(self, request_id: str, num_tokens: int) -> None:
         """A table is long enough, and has given back what it says, which none of its layers will see."""
@@ -265,7 +314,10 @@ class KVCacheManager:
         count = len(tables) * self.num_groups
         while self.pool.num_free < count:
             assert self.prefix is not None, "only a prefix cache keeps blocks"
-            self.pool.drop(self.prefix.drop(self.pool.least_recently_used))
+            dropped = self.prefix.drop(self.pool.least_recently_used)
+            self.pool.drop(dropped)
+            if self.swap is not None:
+                self.swap.evict(dropped)
         block_ids = iter(self.pool.allocate(count))
         for table in tables:
             for group in table.groups:

@@ -177,7 +177,7 @@ class Lifecycle:
         known = {request.request_id for request in (*running, *waiting, *draining, *ended)}
         assert self._requests.keys() == known, "a request was lost or kept"
         lengths = {r.request_id: self.num_computed_tokens(r) for r in (*running, *draining, *self._leaving)}
-        self._kv_cache.check(lengths)
+        self._kv_cache.check(lengths, {request.request_id for request in waiting})
 
     def _preempt(self, request: Request) -> None:
         """Back to the head of the queue, with its tokens, without its blocks."""
@@ -208,10 +208,12 @@ class Lifecycle:
             self._leaving.append(request)
             return
         self._kv_cache.commit(request, min(request.num_computed, request.num_tokens), request.last_step)
-        self._kv_cache.free(request.request_id)
         request.num_computed = 0
         if request.status is RequestStatus.FINISHED:
+            self._kv_cache.free(request.request_id)
             del self._requests[request.request_id]
+        else:
+            self._kv_cache.suspend(request.request_id)
 
     def _free_leaving(self) -> None:
         """A step is over: nothing writes any more into blocks that only it and earlier ones could write."""

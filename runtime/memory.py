@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # A laptop is shared with everything else its owner runs, so the cache never takes more than this unasked.
 CPU_CACHE_BYTES = 4 << 30
+# Pinned memory is lost to everybody else on the machine, so it is never more than this part of what is free.
+SWAP_FRACTION = 1 / 8
 # What recordings of all sizes have been seen to take, with room to spare; the ledger says what they took.
 GRAPH_BYTES = 1 << 30
 
@@ -70,6 +72,17 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     groups = layer_groups(model)
     num_layers = len(groups) * layers_of_block(groups)
     return 2 * num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+
+
+def default_swap_bytes(resolved: "Resolved", model: ModelConfig) -> int:
+    """Host memory for blocks of preempted requests: as much as the cache itself, if so much is free."""
+    cache = resolved.num_kv_blocks * block_bytes(model, resolved.block_size, resolved.dtype)
+    return min(cache, int(available_bytes(torch.device("cpu")) * SWAP_FRACTION))
+
+
+def swap_slots(resolved: "Resolved", model: ModelConfig) -> int:
+    """Blocks that the host has room for."""
+    return resolved.swap_bytes // block_bytes(model, resolved.block_size, resolved.dtype)
 
 
 def adjusting_bytes(resolved: "Resolved", model: ModelConfig) -> int:

@@ -17,6 +17,7 @@ from ..compiler.tape import Tapes
 from .adjuster import Adjuster
 from .attention import PagedAttention
 from .device_reports import Tables, report_prompts, report_samples
+from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch, fits_recording
 from .sampler import rows_of, sample
 from .scheduler_output import Reports, SchedulerOutput, no_requests
@@ -72,6 +73,7 @@ class ModelRunner:
         num_valid_ids: int,
         graphs: CudaGraphs | None = None,
         tapes: Tapes | None = None,
+        host_blocks: HostBlocks | None = None,
     ) -> None:
         self._forward = forward
         self._logits = logits
@@ -86,6 +88,7 @@ class ModelRunner:
         )
         self._graphs = graphs
         self._tapes = tapes
+        self.host_blocks = host_blocks
         self._decode_sizes: tuple[int, ...] = ()
         self._mixed_sizes: tuple[int, ...] = ()
         self._to_record: deque[Decode | Mixed] = deque()
@@ -97,6 +100,9 @@ class ModelRunner:
         """Launch one step and return at once with the means to read its tokens."""
         try:
             self._tables = Tables() if plan.reports is not None else None
+            if any(plan.copies):
+                assert self.host_blocks is not None, "blocks are to be copied to a host without slots"
+                self.host_blocks.copy(plan.copies)
             self._launch(plan)
             return self._handle(plan.num_samples)
         except BaseException:

@@ -155,6 +155,10 @@ class PrefixCache:
         """Every block that is known."""
         return self._by_block.keys() | self._by_side.keys()
 
+    def known(self, block_id: int) -> CachedBlock | None:
+        """What a block is known to hold; of sides nothing."""
+        return self._by_block.get(block_id)
+
     def check(self) -> None:
         """Each entry is where its hash and its block say, and so is what it comes after; for tests."""
         assert {*self._by_digest.values()} == {*self._by_block.values()}

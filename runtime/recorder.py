@@ -41,6 +41,7 @@ class RecordingScheduler(Scheduler):
             "prefix_cache": kv_cache.prefix is not None,
             "window": kv_cache.window,
             "sides": kv_cache.windows[1:],
+            "swap_slots": kv_cache.swap.num_slots if kv_cache.swap else 0,
         }
         self._write({"lamina": FORMAT, "limits": asdict(config), "cache": cache})
 
@@ -157,6 +158,9 @@ class PlanEncoder:
             said["moved"] = plan.moved_from.tolist()
         if plan.new_blocks.size:
             said["new_blocks"] = plan.new_blocks.T.tolist()
+        for name, blocks in (("leaving", plan.copies.leaving), ("coming", plan.copies.coming)):
+            if blocks:
+                said[name] = [list(pair) for pair in blocks]
         if "rows" in said:
             said["seeds"] = plan.sampling["seed"].tolist()
         if plan.preempted_ids:

@@ -79,6 +79,7 @@ class _Player:
             prefix_cache=cache["prefix_cache"],
             window=cache.get("window"),
             sides=cache.get("sides", ()),
+            swap_slots=cache.get("swap_slots", 0),
         )
         self.now = 0.0
         self.scheduler = Scheduler(SchedulerConfig(**header["limits"]), kv_cache, clock=lambda: self.now)

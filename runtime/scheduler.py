@@ -114,6 +114,7 @@ class Scheduler(Lifecycle):
                 request.num_tokens,
                 num_reusable=request.num_reusable,
                 spare_blocks=self._spare_blocks(request),
+                step=self._in_flight.next_step,
             )
             if num_cached is None:
                 break
@@ -167,6 +168,7 @@ class Scheduler(Lifecycle):
             adjusted=rows.adjusted(samples),
             moved_from=rows.move_tables(),
             new_blocks=self._new_blocks(),
+            copies=self._kv_cache.copies(self._in_flight.next_step),
             preempted_ids=tuple(self._preempted_ids),
             reports=wanted_reports(rows, counts, samples) if rows.reporters else None,
         )

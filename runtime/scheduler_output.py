@@ -26,6 +26,19 @@ SAMPLING = np.dtype(
 )
 
 
+class Copies(NamedTuple):
+    """Blocks that move between the cache and the host, before the step reads or writes anything else.
+
+    All that leave are read before any that come are written, as a block may be on both lists, and a slot too.
+    """
+
+    leaving: tuple[tuple[int, int], ...]  # (block, slot of host memory)
+    coming: tuple[tuple[int, int], ...]  # (slot, block)
+
+
+NO_COPIES = Copies((), ())
+
+
 class TokenReport(NamedTuple):
     """The log-probabilities of a token and of the likeliest ones in its place."""
 
@@ -103,6 +116,7 @@ class SchedulerOutput:
     # [3, num_new] rows, columns and block ids of table entries to set; after all rows of a group of layers,
     # max_num_seqs of them, come those of the next.
     new_blocks: Ints
+    copies: Copies = NO_COPIES
     preempted_ids: tuple[str, ...] = ()  # since the plan before; some may have been let in again
     reports: WantedReports | None = None  # None where nobody wants any
 

@@ -26,6 +26,7 @@ class Sizing:
     num_blocks: int  # the null block included
     max_model_len: int
     memory_fraction: float
+    swap_bytes: int  # of the host, for blocks of requests that were preempted
     window: int | None  # of its tokens, as many of the last ones a request keeps; None: all
 
     @property
@@ -41,7 +42,8 @@ class Sizing:
 
     def sentence(self) -> str:
         """Whether a request of max_model_len tokens fits, and if not, everything that would help."""
-        held = f"this fits {self.capacity_tokens:,} tokens ({self._cache_gib():.1f} GiB of KV cache)"
+        swap = f", {self.swap_bytes / 2**30:.1f} GiB of the host to swap to" if self.swap_bytes else ""
+        held = f"this fits {self.capacity_tokens:,} tokens ({self._cache_gib():.1f} GiB of KV cache{swap})"
         if self.window is not None and self.window < self.max_model_len:
             held += f", and a request keeps its last {self.window:,}"
         if not self.missing_bytes:
@@ -85,5 +87,6 @@ def size(config: RuntimeConfig, model: ModelConfig, resolved: Resolved) -> Sizin
         num_blocks=resolved.num_kv_blocks,
         max_model_len=resolved.max_model_len,
         memory_fraction=config.memory_fraction,
+        swap_bytes=resolved.swap_bytes,
         window=memory.layer_groups(model)[0].window,
     )

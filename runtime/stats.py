@@ -28,6 +28,7 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
             "finished": scheduler.num_finished,
         },
         "preemptions": scheduler.num_preemptions,
+        "swap": _swap_stats(loaded.assembled),
         "prefix_cache": {
             "queried_tokens": scheduler.num_queried_tokens,
             "hit_tokens": scheduler.num_hit_tokens,
@@ -80,6 +81,22 @@ def _graph_stats(assembled: Assembled) -> dict[str, Any]:
         "padded_tokens": sum(record.num_padded_tokens for record in ledger),
         "bytes": sum(record.bytes for record in ledger),
         "milliseconds": sum(record.milliseconds for record in ledger),
+    }
+
+
+def _swap_stats(assembled: Assembled) -> dict[str, int]:
+    """Blocks of host memory, how many of them are used, and what has been copied there and back."""
+    swap, host = assembled.kv_cache.swap, assembled.runner.host_blocks
+    if swap is None or host is None:
+        return dict.fromkeys(("total", "used", "out", "in", "out_bytes", "in_bytes", "host_bytes"), 0)
+    return {
+        "total": swap.num_slots,
+        "used": swap.num_used,
+        "out": swap.num_out,
+        "in": swap.num_in,
+        "out_bytes": swap.num_out * host.slot_bytes,
+        "in_bytes": swap.num_in * host.slot_bytes,
+        "host_bytes": host.num_bytes,
     }
 
 

@@ -129,6 +129,24 @@ def test_any_number_of_steps_in_flight_gives_the_same_tokens(
         assert stats["blocks"]["free"] + stats["blocks"]["cached"] == stats["blocks"]["total"]
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_blocks_that_go_to_pinned_memory_and_back_give_the_same_tokens(
+    open_runtime: Callable[..., Runtime], recorded: Runtime, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """What a large cache gives, recorded steps included; in between nearly every block has been elsewhere."""
+    monkeypatch.setitem(assembly.DEPTHS, "cuda", depth)
+    with open_runtime(num_kv_blocks=17, block_size=16, swap_bytes=64 * 16 * 512) as runtime:
+        for params in (GREEDY, SEEDED):
+            assert _tokens(runtime, PROMPTS, params) == _tokens(recorded, PROMPTS, params)
+        stats = runtime.stats()
+        assert stats["preemptions"] > 0
+        assert stats["cuda_graphs"]["replays"] > 0
+        assert stats["swap"]["in"] > 0
+        assert (stats["swap"]["total"], stats["swap"]["used"]) == (64, 0)
+        assert stats["swap"]["host_bytes"] > 0
+        assert stats["blocks"]["used"] == 0
+
+
 def test_padding_rows_write_nothing_into_the_cache(open_runtime: Callable[..., Runtime]) -> None:
     with open_runtime(num_kv_blocks=9) as runtime:
         caches = runtime._open.engine._model_runner._attention._caches  # where a stray write would show

@@ -5,9 +5,7 @@ import json
 import logging
 import random
 import time
-import zlib
 from collections import deque
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,17 +18,15 @@ from lamina.custom_ops.linear import _cpu as linear
 from lamina.custom_ops.linear_int8 import _cpu as linear_int8
 from lamina.models.registry import ModelDefinition, ParameterSpec, register_model
 from lamina.runtime.block_pool import BlockPool
-from lamina.runtime.input_batch import NO_ID, InputBatch
+from lamina.runtime.input_batch import InputBatch
 from lamina.runtime.kv_cache import KVCacheManager
 from lamina.runtime.request import Request, check_prompt, total_tokens
 from lamina.runtime.sampling_params import SamplingParams, stopping_token_ids
 from lamina.runtime.scheduler import Scheduler
 from lamina.runtime.scheduler_config import SchedulerConfig
-from lamina.runtime.scheduler_output import ON_HOST
 
+from .paged_model import VOCAB, PagedModel, hashed, parts
 from .tally import CACHE, SCHEDULER, in_words
-
-VOCAB = 11  # of the hashing model
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -54,109 +50,6 @@ def forget_kernels():
     return forget
 
 
-def hashed(prefix, banned=()):
-    """A token that depends on every token before it, and on their order."""
-    allowed = [token for token in range(VOCAB) if token not in banned]
-    return allowed[zlib.crc32(bytes(prefix)) % len(allowed)]
-
-
-class PagedModel:
-    """The part of a model that paging can get wrong: the next token hashes all tokens before it.
-
-    It sees only the arena: it stores (position, token) in the slot it is given and reads the whole prefix
-    back through the block table, so that a wrong id, position, slot, table or length shows as a wrong token.
-    """
-
-    def __init__(self, block_size, next_token, window=None, sides=()):
-        self.block_size = block_size
-        self.window = window  # positions that each token sees, its own included
-        self.sides = sides  # the same of further groups of layers
-        self.next_token = next_token
-        self.slots = {}
-        self.said = {}  # token by (slot, position), of requests whose logits are adjusted
-
-    def run(self, view, adjusted=None):
-        self._store(view)
-        prefixes = {row: self._prefix(view, row) for row in range(view.num_seqs)}
-        ends = {end - 1: row for row, end in enumerate(view.query_start_loc.tolist()[1 : view.num_seqs + 1])}
-        sampled = [prefixes[ends[row]] for row in view.logits_rows.tolist()]
-        assert view.sample_positions.tolist() == [
-            view.seq_lens[ends[row]] for row in view.logits_rows.tolist()
-        ]
-        if adjusted is not None:
-            self._remember(view, adjusted, sampled)
-        banned = [[id_ for id_ in ids if id_ != NO_ID] for ids in view.banned.tolist()]
-        return [self.next_token(prefix, ids) for prefix, ids in zip(sampled, banned, strict=True)]
-
-    def _store(self, view):
-        tokens = [
-            *zip(view.token_ids.tolist(), view.positions.tolist(), view.slot_mapping.tolist(), strict=True)
-        ]
-        for token, position, slot in tokens[: view.num_tokens]:
-            assert slot >= self.block_size, "a real token goes to a real block, and never to the null block"
-            self.slots[slot] = (position, token)
-        assert all(token == (0, 0, -1) for token in tokens[view.num_tokens :])
-        for slots in view.side_slots:
-            for (token, position, first), slot in zip(tokens, slots.tolist(), strict=True):
-                assert (slot >= self.block_size) == (first >= self.block_size)
-                self.slots[slot] = (position, token)
-        assert view.seq_lens[view.num_seqs :].tolist() == [0] * (len(view.seq_lens) - view.num_seqs)
-
-    def _remember(self, view, adjusted, sampled):
-        """As a device does: what it missed, then the newest token, which only it may know."""
-        for slot, start, tokens in adjusted.missed:
-            self.said |= {(slot, start + place): token for place, token in enumerate(tokens)}
-        lengths = view.sample_positions.tolist()
-        for sample, slot in zip(adjusted.samples.tolist(), adjusted.slots.tolist(), strict=True):
-            length, seen = lengths[sample], sampled[sample]
-            self.said[slot, length - 1] = view.token_ids[view.logits_rows[sample]].item()
-            said = tuple(self.said[slot, place] for place in range(length))
-            assert said[length - len(seen) :] == seen
-        assert adjusted.longest == max(lengths[sample] for sample in adjusted.samples.tolist())
-
-    def _prefix(self, view, row):
-        """All that the row's first query and those after it see; then what the last of them sees."""
-        length, starts = int(view.seq_lens[row]), view.query_start_loc.tolist()
-        query_len = starts[row + 1] - starts[row]
-        tokens = self._read(view.block_tables[row].tolist(), self.window, length, query_len)
-        for window, tables in zip(self.sides, view.side_tables, strict=True):
-            side = self._read(tables[row].tolist(), window, length, query_len)
-            assert tokens[len(tokens) - len(side) :] == side, "groups of layers hold other tokens"
-        return self.visible(tokens)
-
-    def _read(self, table, window, length, query_len):
-        size = self.block_size
-        seen = range(0 if window is None else max(0, length - query_len - window + 1), length)
-        stored = [self.slots[table[p // size] * size + p % size] for p in seen]
-        assert [position for position, _ in stored] == [*seen], "these slots hold other positions"
-        return tuple(token for _, token in stored)
-
-    def visible(self, prefix):
-        return prefix if self.window is None else prefix[-self.window :]
-
-
-class Part(NamedTuple):
-    """One row of a plan; a token id is None where it is still on the device."""
-
-    request_id: str
-    token_ids: tuple[int | None, ...]
-    num_computed: int
-    samples: bool
-
-
-def parts(plan):
-    """A plan row by row."""
-    ends = plan.counts.cumsum().tolist()
-    rows = zip(plan.request_ids, plan.counts.tolist(), plan.num_computed.tolist(), ends, strict=True)
-    out = []
-    for row, (request_id, count, computed, end) in enumerate(rows):
-        ids = plan.token_ids[end - count : end].tolist()
-        if plan.sources[row] != ON_HOST:
-            ids[-1] = None
-        out.append(Part(request_id, tuple(ids), computed, bool(plan.samples[row])))
-    return out
-
-
 class Server:
     """Everything an engine has but the engine."""
 
@@ -178,6 +71,7 @@ class Server:
         prefix_cache=False,
         window=None,
         sides=(),
+        swap=0,
         clock=time.monotonic,
     ):
         self.depth = depth  # steps launched before the oldest is read
@@ -185,7 +79,7 @@ class Server:
         self.written = deque()  # the blocks that each pending step writes
         self.pool = BlockPool(blocks * (1 + len(sides)) + 1)  # one is the null block
         self.kv_cache = KVCacheManager(
-            self.pool, block_size, prefix_cache=prefix_cache, window=window, sides=sides
+            self.pool, block_size, prefix_cache=prefix_cache, window=window, sides=sides, swap_slots=swap
         )
         self.config = SchedulerConfig(
             max_num_seqs=seqs,
@@ -236,6 +130,7 @@ class Server:
         if plan is not None:
             view = self.arena.write(plan, self.config.max_num_batched_tokens, self.config.max_num_seqs)
             self.arena.take_token_ids(view)
+            self.model.copy(plan.copies)
             sampled = self.model.run(view, plan.adjusted)
             self.arena.sampled(len(sampled)).copy_(torch.tensor(sampled, dtype=torch.int32))
             slots = view.slot_mapping[: plan.num_tokens]
@@ -254,7 +149,7 @@ class Server:
         """A step in flight fails, and so do those after it."""
         plan = self.pending[number][0]
         while len(self.pending) > number:
-            self.pending.pop()
+            self.model.spoil(self.pending.pop()[0].copies)
             self.written.pop()
         self.scheduler.discard(plan)
         self.arena.forget()
@@ -276,6 +171,7 @@ class Server:
         while self.pending:
             self.land()
         assert self.pool.num_used == 0
+        assert self.kv_cache.swap is None or self.kv_cache.swap.num_used == 0
         return [plan for plan in plans if plan is not None]
 
     def alone(self, request):

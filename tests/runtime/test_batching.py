@@ -40,6 +40,24 @@ def test_32_requests_on_a_cache_for_8_get_their_own_tokens_and_give_every_block_
     assert stats["requests"] == {"waiting": 0, "running": 0, "finished": 32}
 
 
+def test_blocks_that_go_to_the_host_and_back_leave_each_request_its_own_tokens(open_runtime, alone):
+    params = [
+        SamplingParams(temperature=0.8 * (n % 2), seed=n, max_tokens=24, ignore_eos=True) for n in range(32)
+    ]
+    prompts = [prompt(8 + number % 5, number) for number in range(32)]
+    right = [tokens(alone(*request)) for request in zip(prompts, params, strict=True)]
+    used = {}
+    for slots in (0, 5, 80):
+        runtime = open_runtime(**WIDE, block_size=4, num_kv_blocks=8 * 9 + 1, swap_bytes=slots * 4 * 1024)
+        assert [tokens(output) for output in runtime.generate(prompts, params)] == right
+        stats = runtime.stats()
+        assert stats["preemptions"] > 0
+        used[slots] = swap = stats["swap"]
+        assert (swap["total"], swap["used"]) == (slots, 0)
+        assert swap["in_bytes"] == swap["in"] * 4 * 1024
+    assert 0 == used[0]["in"] < used[5]["in"] < used[80]["in"] <= used[80]["out"]
+
+
 limits = st.fixed_dictionaries(
     {
         "block_size": st.integers(1, 5),
@@ -48,6 +66,7 @@ limits = st.fixed_dictionaries(
         "max_num_batched_tokens": st.integers(1, 20),
         "prefill_chunk": st.none() | st.integers(1, 6),
         "prefix_cache": st.booleans(),
+        "swap_bytes": st.sampled_from([0, 6 * 1024, 1 << 20]),
     }
 )
 params = st.builds(
@@ -74,6 +93,7 @@ def test_random_traffic_changes_nobodys_tokens_and_leaves_nothing(
 ):
     """Requests come as streams, are read in any order, and some are closed before their end."""
     capacity = limits["block_size"] * (limits["num_kv_blocks"] - 1)
+    limits["swap_bytes"] *= limits["prefix_cache"]
     wanted = [(prompt(min(length, capacity), seed), params) for length, seed, params in wanted]
     with (
         patch.dict(assembly.DEPTHS, cpu=depth),

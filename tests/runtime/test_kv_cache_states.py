@@ -1,182 +1,25 @@
 """Any history of tables leaves the right tokens in the right blocks; each way to get it wrong is noticed."""
 
-from collections import Counter
 from contextlib import ExitStack
 from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
 from lamina.runtime.block_pool import BlockPool
 from lamina.runtime.kv_cache import KVCacheManager
 from lamina.runtime.prefix_cache import PrefixCache
+from lamina.runtime.swap_space import SwapSpace
 
+from .cache_machines import KVCacheMachine, Owner, SwapMachine, WindowMachine
 from .tally import CACHE
 
 
-class Owner:
-    """A request as far as the cache knows one, with what a model has computed of it."""
-
-    def __init__(self, request_id, tokens, cache_salt):
-        self.request_id, self.tokens, self.cache_salt = request_id, tokens, cache_salt
-        self.num_found = self.num_computed = 0
-
-    def token_ids(self, start, stop):
-        return self.tokens[start:stop]
-
-
-TOKENS = st.sampled_from([0, 0, 0, 1])  # so that many begin alike
-BLOCKS = st.sampled_from([10, 6, 14, 3, 1])
-STEPS_IN_FLIGHT = 3  # the last ones, which may still fail
-
-
-class KVCacheMachine(RuleBasedStateMachine):
-    """Requests come, compute, share, fail and go; `slots` is what the device's memory holds."""
-
-    @initialize(blocks=BLOCKS, block_size=st.integers(1, 3), prefix_cache=st.sampled_from([1, 1, 0]))
-    def start(self, blocks, block_size, prefix_cache, window=None):
-        self.cache = KVCacheManager(
-            BlockPool(blocks + 1), block_size, prefix_cache=bool(prefix_cache), window=window
-        )
-        self.slots, self.owners, self.step, self.undo = {}, {}, 0, []
-        self.num_owners = 0
-        CACHE["programs" if window is None else "programs with windows"] += 1
-
-    @rule(
-        tokens=st.lists(TOKENS, min_size=1, max_size=12),
-        salt=st.sampled_from(["", "", "a"]),
-        spare=st.sampled_from([0, 0, 1, 2]),
-        count=st.integers(0, 12),
-    )
-    def admit(self, tokens, salt, spare, count):
-        """A request comes, and so many of its tokens are computed at once."""
-        self.num_owners += 1
-        owner = Owner(str(self.num_owners), tokens, salt)
-        pool = self.cache.pool
-        before = pool.num_free, pool.num_cached, pool.num_used
-        found = self.cache.admit(owner, len(tokens), num_reusable=len(tokens) - 1, spare_blocks=spare)
-        if found is None:
-            assert (pool.num_free, pool.num_cached, pool.num_used) == before
-            assert self.blocks(len(tokens)) + spare > pool.num_available or self.cache.prefix
-            self.cache.free(owner.request_id)
-            CACHE["tables refused"] += 1
-            return
-        CACHE.update({"tables": 1, "tokens found": found})
-        assert pool.num_available >= spare
-        assert found % self.cache.block_size == 0
-        assert found < len(tokens), "the last token is to be computed"
-        owner.num_found = owner.num_computed = found
-        self.owners[owner.request_id] = owner
-        self.undo.append((self.step, owner, found))
-        if count:
-            self.compute_of(owner, [], count)
-
-    @rule(data=st.data(), more=st.lists(TOKENS, max_size=4), count=st.integers(1, 5))
-    def compute(self, data, more, count):
-        """A step of one request: it grows, writes some tokens and lets its full blocks be found."""
-        owner = self.draw(data)
-        if owner is not None:
-            self.compute_of(owner, more, count)
-
-    def compute_of(self, owner, more, count):
-        owner_tokens = owner.tokens + more
-        if not self.cache.grow(owner.request_id, len(owner_tokens)):
-            return
-        owner.tokens = owner_tokens
-        self.step += 1
-        self.undo.append((self.step, owner, owner.num_computed))
-        table = self.cache.block_ids(owner.request_id)
-        users = Counter(block for name in self.owners for block in self.cache.block_ids(name))
-        stop = min(owner.num_computed + count, len(owner.tokens))
-        for position in range(owner.num_computed, stop):
-            block = table[position // self.cache.block_size]
-            assert users[block] == 1, "a shared block is written"
-            assert not self.cache.pool.is_kept(block), "a block that can be found is written"
-            self.slots[block, position % self.cache.block_size] = owner.tokens[position]
-        owner.num_computed = stop
-        CACHE["steps"] += 1
-        self.cache.commit(owner, stop, self.step)
-        over = self.step - STEPS_IN_FLIGHT
-        undone = [computed for step, other, computed in self.undo if other is owner and step > over]
-        self.cache.release(owner, min(undone), over)
-
-    @rule(data=st.data(), keep=st.booleans())
-    def leave(self, data, keep):
-        owner = self.draw(data)
-        if owner is not None:
-            if keep:
-                self.cache.commit(owner, owner.num_computed, 0)
-            self.drop(owner)
-
-    @rule(count=st.integers(1, STEPS_IN_FLIGHT))
-    def fail(self, count):
-        """The last steps never were: what they wrote is gone, and so are those who counted on it."""
-        first = self.step - count + 1
-        if first < 1:
-            return
-        CACHE["failed steps"] += count
-        for step, owner, computed in reversed(self.undo):
-            if step >= first and owner.request_id in self.owners and computed < owner.num_computed:
-                table = self.cache.block_ids(owner.request_id)
-                for position in range(computed, owner.num_computed):
-                    self.slots[table[position // self.cache.block_size], position % self.cache.block_size] = (
-                        None
-                    )
-                owner.num_computed = max(computed, owner.num_found)
-        for name in self.cache.uncommit(first):
-            self.drop(self.owners[name])
-
-    def draw(self, data):
-        return self.owners[data.draw(st.sampled_from(sorted(self.owners)))] if self.owners else None
-
-    def drop(self, owner):
-        self.cache.free(owner.request_id)
-        del self.owners[owner.request_id]
-
-    def blocks(self, num_tokens):
-        return -(-num_tokens // self.cache.block_size)
-
-    @invariant()
-    def everything_adds_up(self):
-        if not hasattr(self, "cache"):
-            return
-        pool = self.cache.pool
-        assert pool.num_free + pool.num_cached + pool.num_used == pool.num_usable
-        self.cache.check({name: owner.num_computed for name, owner in self.owners.items()})
-
-    @invariant()
-    def every_table_holds_its_tokens(self):
-        for name, owner in getattr(self, "owners", {}).items():
-            table, size = self.cache.block_ids(name), self.cache.block_size
-            window = self.cache.window or owner.num_computed + 1
-            seen = range(max(0, owner.num_computed - window + 1), owner.num_computed)
-            held = [self.slots.get((table[p // size], p % size)) for p in seen]
-            assert held == [owner.tokens[p] for p in seen], f"{name} reads another's tokens"
-
-    def teardown(self):
-        for owner in [*getattr(self, "owners", {}).values()]:
-            self.drop(owner)
-        self.everything_adds_up()
-
-
-class WindowMachine(KVCacheMachine):
-    """The same where every layer sees a window alone."""
-
-    @initialize(
-        blocks=BLOCKS,
-        block_size=st.integers(1, 3),
-        prefix_cache=st.sampled_from([1, 1, 0]),
-        window=st.integers(1, 5),
-    )
-    def start(self, **limits):
-        super().start(**limits)
-
-
-@pytest.mark.parametrize("machine", [KVCacheMachine, WindowMachine])
-def test_any_history_leaves_the_right_tokens_in_every_table(machine):
-    limits = settings(max_examples=10 * settings.default.max_examples, stateful_step_count=40, deadline=None)
+@pytest.mark.parametrize("machine, factor", [(KVCacheMachine, 10), (WindowMachine, 10), (SwapMachine, 5)])
+def test_any_history_leaves_the_right_tokens_in_every_table(machine, factor):
+    examples = factor * settings.default.max_examples
+    limits = settings(max_examples=examples, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(machine, settings=limits)
 
 
@@ -233,6 +76,35 @@ def _admit_without_room(
     return admit(self, tokens, num_tokens, num_reusable=num_reusable, spare_blocks=max(0, spare_blocks - 1))
 
 
+def _bring_in_another_order(self, slots, block_ids, bring=SwapSpace.bring):
+    bring(self, slots[::-1], block_ids)
+
+
+def _take_what_comes_after(self, request_id, columns, take=SwapSpace.take):
+    return take(self, request_id, slice(columns.start + 1, columns.stop))
+
+
+def _take_without_keeping(self, request_id, columns, take=SwapSpace.take):
+    slots = take(self, request_id, columns)
+    self._free += self._read_last
+    self._read_last.clear()
+    self._being_read.clear()
+    return slots
+
+
+def _undo_nothing(self, step):
+    return None
+
+
+def _admit_without_a_step(self, tokens, num_tokens, *, step=0, admit=KVCacheManager.admit, **more):
+    return admit(self, tokens, num_tokens, **more)
+
+
+def _copy_what_comes_first(self, copies, copy=KVCacheMachine.copy):
+    copy(self, copies._replace(leaving=()))
+    copy(self, copies._replace(coming=()))
+
+
 def _release_one_too_many(self, tokens, num_computed, step, release=KVCacheManager.release):
     release(self, tokens, num_computed + 1, step)
 
@@ -249,15 +121,25 @@ MUTANTS = {
 }
 
 
+SWAP_MUTANTS = {
+    "a block comes from another's slot": (SwapSpace, "bring", _bring_in_another_order),
+    "a slot is taken that holds other tokens": (SwapSpace, "take", _take_what_comes_after),
+    "a slot is free before it is read": (SwapSpace, "take", _take_without_keeping),
+    "what a failed step copied out stays": (SwapSpace, "undo", _undo_nothing),
+    "what a failed step copied in stays": (KVCacheManager, "admit", _admit_without_a_step),
+    "what comes is copied before what leaves": (SwapMachine, "copy", _copy_what_comes_first),
+}
+
+
 # Without windows what comes first is given back last, and is hardly ever forgotten before what follows it.
 SEEN_WITH_WINDOWS = {"a block is given back too soon", "what follows a forgotten block stays"}
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", MUTANTS | SWAP_MUTANTS)
 def test_each_way_to_get_it_wrong_is_noticed(mutant):
     with ExitStack() as stack:
         stack.enter_context(patch.dict(CACHE))  # what a mutant survives proves nothing
-        stack.enter_context(patch.object(*MUTANTS[mutant]))
+        stack.enter_context(patch.object(*(MUTANTS | SWAP_MUTANTS)[mutant]))
         limits = settings(
             max_examples=20_000,  # it ends with the first that fails
             stateful_step_count=30,
@@ -266,9 +148,13 @@ def test_each_way_to_get_it_wrong_is_noticed(mutant):
             suppress_health_check=[*HealthCheck],
         )
         with pytest.raises((AssertionError, KeyError, IndexError)):
-            run_state_machine_as_test(
-                WindowMachine if mutant in SEEN_WITH_WINDOWS else KVCacheMachine, settings=limits
-            )
+            run_state_machine_as_test(_seen_by(mutant), settings=limits)
+
+
+def _seen_by(mutant):
+    if mutant in SWAP_MUTANTS:
+        return SwapMachine
+    return WindowMachine if mutant in SEEN_WITH_WINDOWS else KVCacheMachine
 
 
 COMPARED = "lamina.runtime.prefix_cache._is"

@@ -30,7 +30,7 @@ def record(make_server, tmp_path):
         file.close()
 
 
-def traffic(server, seed, count=60):
+def traffic(server, seed, count=60, longest=12):
     """Requests that begin alike or not, of which some are aborted, stopped, or lose a step."""
     source = random.Random(seed)
     for number in range(count):
@@ -40,7 +40,7 @@ def traffic(server, seed, count=60):
             str(number),
             length,
             source.randint(0, 3),
-            max_tokens=source.randint(1, 12),
+            max_tokens=source.randint(1, longest),
             min_tokens=source.randint(0, 1),
             prompt_logprobs=source.choice([None, None, 0]),
             options=options,
@@ -70,6 +70,19 @@ def test_what_was_recorded_is_decided_again(record, depth, prefix_cache, blocks,
     assert window or result.num_preemptions > 0
     assert result.num_hit_tokens == server.scheduler.num_hit_tokens
     assert (result.num_hit_tokens > 0) == prefix_cache
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_went_to_the_host_and_back_does_so_in_the_replay(record, depth):
+    server, path = record(blocks=12, block_size=2, depth=depth, prefix_cache=True, swap=6, context=30)
+    traffic(server, seed=depth, longest=30)
+    assert server.kv_cache.swap.num_in > 0
+    assert replay(path).difference is None
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    (first, *_) = [number for number, said in enumerate(lines) if "coming" in said]
+    lines[first]["coming"][0][0] += 1
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert replay(path).difference.startswith(f"line {first + 1}, ")
 
 
 def test_a_conversation_is_found_again_in_the_replay(record):

@@ -69,14 +69,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         prefix_cache=st.booleans(),
         window=st.none() | st.integers(1, 10),
+        swap=st.sampled_from([8, 3, 1, 0]),
         first=st.lists(ARRIVALS, min_size=2, max_size=5),
     )
     def start(self, eos, first, **limits):
         self.clock = Clock()
+        if limits["window"] or not limits["prefix_cache"]:
+            limits["swap"] = 0
         self.server = self.make_server(eos=eos, clock=self.clock, **limits)
         self.scheduler = self.server.scheduler
         self.ended_early = set()
-        names = {"with windows": limits["window"], "with a prefix cache": limits["prefix_cache"]}
+        names = {
+            "with windows": limits["window"],
+            "with a prefix cache": limits["prefix_cache"],
+            "with slots to swap to": limits["swap"],
+        }
         SCHEDULER.update(programs=1, **{f"programs {name}": 1 for name, is_on in names.items() if is_on})
         self.first = first
         self.arrive()
@@ -261,16 +268,47 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert (count, request.finish_reason) == (len(tokens), reason)
         assert not self.scheduler.num_running
         assert not self.scheduler.num_waiting
+        swap = self.server.kv_cache.swap
         SCHEDULER.update(
             {
                 "requests": len(self.server.requests),
                 "requests served to their end": len(self.server.requests.keys() - self.ended_early),
                 "preemptions": self.scheduler.num_preemptions,
                 "tokens found": self.scheduler.num_hit_tokens,
+                "blocks swapped out": swap.num_out if swap else 0,
+                "blocks swapped in": swap.num_in if swap else 0,
             }
         )
 
 
-def test_any_sequence_of_events_gives_each_request_its_own_tokens(make_server):
-    limits = settings(max_examples=10 * settings.default.max_examples, stateful_step_count=20, deadline=None)
-    run_state_machine_as_test(partial(SchedulerMachine, make_server), settings=limits)
+class SwapMachine(SchedulerMachine):
+    """The same where answers are long, the cache is small, and the host has slots for what goes from it."""
+
+    @initialize(
+        blocks=st.integers(6, 14),
+        block_size=st.integers(1, 2),
+        seqs=st.integers(3, 5),
+        budget=st.sampled_from([20, 8]),
+        chunk=st.none() | st.integers(2, 5),
+        depth=st.integers(1, 3),
+        swap=st.sampled_from([16, 8, 3, 1]),
+        lengths=st.lists(st.integers(1, 6), min_size=4, max_size=7),
+    )
+    def start(self, lengths, **limits):
+        first = [{"length": length, "seed": length % 4, "options": {}} for length in lengths]
+        longest = {"max_tokens": None, "min_tokens": 0, "ignore_eos": True}
+        super().start(
+            eos=(),
+            first=[arrival | longest for arrival in first],
+            context=30,
+            prefix_cache=True,
+            window=None,
+            **limits,
+        )
+
+
+@pytest.mark.parametrize("machine, factor", [(SchedulerMachine, 10), (SwapMachine, 3)])
+def test_any_sequence_of_events_gives_each_request_its_own_tokens(make_server, machine, factor):
+    examples = factor * settings.default.max_examples
+    limits = settings(max_examples=examples, stateful_step_count=20, deadline=None)
+    run_state_machine_as_test(partial(machine, make_server), settings=limits)

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from lamina import Runtime
+from lamina import ConfigError, Runtime, UnsupportedError
 from lamina.cli.info import describe_fit, info
 from lamina.runtime import memory
 from lamina.runtime.config import RuntimeConfig, resolve
@@ -86,6 +86,44 @@ def test_on_a_card_room_is_kept_for_what_penalties_need_to_know(fit):
     assert fit(available, **card).num_blocks == 4
     assert fit(available - 1, **card).num_blocks == 3
     assert fit(available).adjusting_bytes == 0, "a CPU gives memory as it is touched"
+
+
+def test_a_card_swaps_to_an_eighth_of_the_free_host_at_most_and_a_cpu_only_when_asked(fit):
+    card = fit(1 << 30, device="cuda")
+    assert card.swap_bytes == card.num_blocks * 64 * 512, "no more than the cache holds"
+    assert "GiB of KV cache, 0.0 GiB of the host to swap to)" in card.sentence()
+    small = fit(8 << 16, device="cuda", num_kv_blocks=5)
+    assert small.swap_bytes == 1 << 16
+    assert fit(1 << 30).swap_bytes == 0
+    assert "swap" not in fit(1 << 30).sentence()
+    assert fit(1 << 30, swap_bytes=1 << 20).swap_bytes == 1 << 20
+    assert fit(1 << 30, device="cuda", prefix_cache=False).swap_bytes == 0
+    assert fit(1 << 30, device="cuda", swap_bytes=0).swap_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"swap_bytes": -1}, "swap_bytes is -1; wanted an integer, at least 0"),
+        ({"swap_bytes": 0.5}, "swap_bytes is 0.5; wanted an integer, at least 0"),
+        ({"swap_bytes": 8191}, "swap_bytes is 8191; wanted 0 or at least 8192, a block of every layer"),
+        ({"swap_bytes": 1, "prefix_cache": False}, "swap_bytes is 1 and prefix_cache False; wanted"),
+    ],
+)
+def test_swapping_that_cannot_be_is_refused(fit, settings, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        fit(1 << 30, **settings)
+
+
+def test_layers_with_windows_do_not_swap_and_it_is_said(fit, monkeypatch, said):
+    windowed = memory.LayerGroup(window=40, layers=(0, 1))
+    monkeypatch.setattr(memory, "layer_groups", lambda model: (windowed,))
+    assert fit(1 << 30, device="cuda").swap_bytes == 0
+    assert any(line.startswith("swap_bytes: 0, since layers of this model see a window") for line in said())
+    with pytest.raises(
+        UnsupportedError, match="swap_bytes is 1048576, but layers of this model see a window"
+    ):
+        fit(1 << 30, swap_bytes=1 << 20)
 
 
 def test_it_is_said_before_weights_are_read_and_loudly_where_it_was_asked_for(tiny_folder, said, monkeypatch):

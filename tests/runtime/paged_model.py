@@ -1,0 +1,130 @@
+"""A model that hashes what paging shows it, and a step's rows one by one."""
+
+import zlib
+from typing import NamedTuple
+
+from lamina.runtime.input_batch import NO_ID
+from lamina.runtime.scheduler_output import ON_HOST
+
+VOCAB = 11  # of the hashing model
+
+
+def hashed(prefix, banned=()):
+    """A token that depends on every token before it, and on their order."""
+    allowed = [token for token in range(VOCAB) if token not in banned]
+    return allowed[zlib.crc32(bytes(prefix)) % len(allowed)]
+
+
+class PagedModel:
+    """The part of a model that paging can get wrong: the next token hashes all tokens before it.
+
+    It sees only the arena: it stores (position, token) in the slot it is given and reads the whole prefix
+    back through the block table, so that a wrong id, position, slot, table or length shows as a wrong token.
+    """
+
+    def __init__(self, block_size, next_token, window=None, sides=()):
+        self.block_size = block_size
+        self.window = window  # positions that each token sees, its own included
+        self.sides = sides  # the same of further groups of layers
+        self.next_token = next_token
+        self.slots = {}
+        self.host = {}  # what each slot of the host holds of a block
+        self.said = {}  # token by (slot, position), of requests whose logits are adjusted
+
+    def copy(self, copies):
+        """Blocks out to the host and in from there, all of what they hold."""
+        for block, slot in copies.leaving:
+            self.host[slot] = [self.slots.get(place) for place in self._places(block)]
+        for slot, block in copies.coming:
+            self.slots |= dict(zip(self._places(block), self.host[slot], strict=True))
+
+    def spoil(self, copies):
+        """What was to be copied is not there, as a device that failed promises nothing."""
+        for _, slot in copies.leaving:
+            self.host[slot] = [None] * self.block_size
+        for _, block in copies.coming:
+            self.slots |= dict.fromkeys(self._places(block))
+
+    def _places(self, block):
+        return range(block * self.block_size, (block + 1) * self.block_size)
+
+    def run(self, view, adjusted=None):
+        self._store(view)
+        prefixes = {row: self._prefix(view, row) for row in range(view.num_seqs)}
+        ends = {end - 1: row for row, end in enumerate(view.query_start_loc.tolist()[1 : view.num_seqs + 1])}
+        sampled = [prefixes[ends[row]] for row in view.logits_rows.tolist()]
+        assert view.sample_positions.tolist() == [
+            view.seq_lens[ends[row]] for row in view.logits_rows.tolist()
+        ]
+        if adjusted is not None:
+            self._remember(view, adjusted, sampled)
+        banned = [[id_ for id_ in ids if id_ != NO_ID] for ids in view.banned.tolist()]
+        return [self.next_token(prefix, ids) for prefix, ids in zip(sampled, banned, strict=True)]
+
+    def _store(self, view):
+        tokens = [
+            *zip(view.token_ids.tolist(), view.positions.tolist(), view.slot_mapping.tolist(), strict=True)
+        ]
+        for token, position, slot in tokens[: view.num_tokens]:
+            assert slot >= self.block_size, "a real token goes to a real block, and never to the null block"
+            self.slots[slot] = (position, token)
+        assert all(token == (0, 0, -1) for token in tokens[view.num_tokens :])
+        for slots in view.side_slots:
+            for (token, position, first), slot in zip(tokens, slots.tolist(), strict=True):
+                assert (slot >= self.block_size) == (first >= self.block_size)
+                self.slots[slot] = (position, token)
+        assert view.seq_lens[view.num_seqs :].tolist() == [0] * (len(view.seq_lens) - view.num_seqs)
+
+    def _remember(self, view, adjusted, sampled):
+        """As a device does: what it missed, then the newest token, which only it may know."""
+        for slot, start, tokens in adjusted.missed:
+            self.said |= {(slot, start + place): token for place, token in enumerate(tokens)}
+        lengths = view.sample_positions.tolist()
+        for sample, slot in zip(adjusted.samples.tolist(), adjusted.slots.tolist(), strict=True):
+            length, seen = lengths[sample], sampled[sample]
+            self.said[slot, length - 1] = view.token_ids[view.logits_rows[sample]].item()
+            said = tuple(self.said[slot, place] for place in range(length))
+            assert said[length - len(seen) :] == seen
+        assert adjusted.longest == max(lengths[sample] for sample in adjusted.samples.tolist())
+
+    def _prefix(self, view, row):
+        """All that the row's first query and those after it see; then what the last of them sees."""
+        length, starts = int(view.seq_lens[row]), view.query_start_loc.tolist()
+        query_len = starts[row + 1] - starts[row]
+        tokens = self._read(view.block_tables[row].tolist(), self.window, length, query_len)
+        for window, tables in zip(self.sides, view.side_tables, strict=True):
+            side = self._read(tables[row].tolist(), window, length, query_len)
+            assert tokens[len(tokens) - len(side) :] == side, "groups of layers hold other tokens"
+        return self.visible(tokens)
+
+    def _read(self, table, window, length, query_len):
+        size = self.block_size
+        seen = range(0 if window is None else max(0, length - query_len - window + 1), length)
+        stored = [self.slots[table[p // size] * size + p % size] for p in seen]
+        assert [position for position, _ in stored] == [*seen], "these slots hold other positions"
+        return tuple(token for _, token in stored)
+
+    def visible(self, prefix):
+        return prefix if self.window is None else prefix[-self.window :]
+
+
+class Part(NamedTuple):
+    """One row of a plan; a token id is None where it is still on the device."""
+
+    request_id: str
+    token_ids: tuple[int | None, ...]
+    num_computed: int
+    samples: bool
+
+
+def parts(plan):
+    """A plan row by row."""
+    ends = plan.counts.cumsum().tolist()
+    rows = zip(plan.request_ids, plan.counts.tolist(), plan.num_computed.tolist(), ends, strict=True)
+    out = []
+    for row, (request_id, count, computed, end) in enumerate(rows):
+        ids = plan.token_ids[end - count : end].tolist()
+        if plan.sources[row] != ON_HOST:
+            ids[-1] = None
+        out.append(Part(request_id, tuple(ids), computed, bool(plan.samples[row])))
+    return out
