@@ -31,7 +31,7 @@ MODEL = {
     "eos_token_id": 2,
 }
 LIVE = 40  # requests at once
-BLOCKS = {"block_size": 1, "num_kv_blocks": 60, "max_model_len": 32, "max_num_seqs": 32}
+BLOCKS = {"block_size": 1, "num_kv_blocks": 60, "max_model_len": 32, "max_num_seqs": 32, "swap_bytes": 4096}
 GROWTH = 1.05  # of memory between a tenth of the requests and all of them, at most
 
 
@@ -49,7 +49,8 @@ def main() -> None:
     machine = {name: describe_machine()[name] for name in ("cpu", "cores", "python", "versions")}
     options.output.write_text(json.dumps({"machine": machine, **document}, indent=1) + "\n")
     resident = document["resident_mib"]
-    if document["blocks"]["used"] or resident[-1] > GROWTH * resident[0]:
+    held = document["blocks"]["used"] + document["swap"]["used"]
+    if held or resident[-1] > GROWTH * resident[0]:
         raise SystemExit(f"something was kept: {document}")
 
 
@@ -74,6 +75,7 @@ def soak(runtime: Runtime, num_requests: int) -> dict[str, Any]:
         "ends": ends,
         "preemptions": stats["preemptions"],
         "prefix_cache": stats["prefix_cache"],
+        "swap": stats["swap"],
         "blocks": stats["blocks"],
         "resident_mib": resident,
         "seconds": round(time.perf_counter() - started, 1),

@@ -231,7 +231,7 @@ def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> Mode
         num_valid_ids=parts.num_valid_ids,
         graphs=graphs,
         tapes=Tapes(forward) if isinstance(forward, BoundPlan) and _wants_tapes(parts) else None,
-        host_blocks=HostBlocks(caches) if resolved.swap_bytes else None,
+        host_blocks=HostBlocks(caches, slots) if (slots := memory.swap_slots(resolved, model)) else None,
     )
 
 

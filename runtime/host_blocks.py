@@ -21,7 +21,7 @@ class HostBlocks:
     a slot lies in one piece, so that one transfer takes it.
     """
 
-    def __init__(self, caches: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, caches: Sequence[tuple[Tensor, Tensor]], num_slots: int) -> None:
         self._caches = [
             cache for pair in caches for cache in pair
         ]  # [num_blocks, block_size, heads, head_dim]
@@ -29,7 +29,7 @@ class HostBlocks:
         self._device, self._dtype = first.device, first.dtype
         self._shape = (len(self._caches), *first.shape[1:])  # of a slot
         self.slot_bytes = sum(cache[0].nbytes for cache in self._caches)
-        self._slots_per_slab = max(1, SLAB_BYTES // self.slot_bytes)
+        self._slots_per_slab = max(1, min(num_slots, SLAB_BYTES // self.slot_bytes))
         self._slabs: dict[int, Tensor] = {}
 
     @property

@@ -32,7 +32,7 @@ def test_blocks_come_back_as_they_left_and_no_other_is_touched(
 ):
     monkeypatch.setattr(host_blocks, "STAGED_BYTES", num_staged * SLOT_BYTES)
     monkeypatch.setattr(host_blocks, "SLAB_BYTES", slots_per_slab * SLOT_BYTES)
-    host = HostBlocks(caches)
+    host = HostBlocks(caches, 10)
     before = [held(caches, block) for block in range(BLOCKS)]
     host.copy(Copies(leaving=((5, 0), (2, 4), (7, 1)), coming=()))
     for pair in caches:
@@ -45,7 +45,7 @@ def test_blocks_come_back_as_they_left_and_no_other_is_touched(
 
 
 def test_a_block_leaves_before_another_comes_into_it_and_a_slot_is_filled_before_it_is_read(caches):
-    host = HostBlocks(caches)
+    host = HostBlocks(caches, 10)
     first, second = held(caches, 1), held(caches, 2)
     host.copy(Copies(leaving=((1, 0),), coming=()))
     host.copy(Copies(leaving=((2, 1),), coming=((0, 2), (1, 3))))
@@ -55,9 +55,12 @@ def test_a_block_leaves_before_another_comes_into_it_and_a_slot_is_filled_before
 
 def test_memory_is_taken_when_slots_are_used_for_the_first_time(caches, monkeypatch):
     monkeypatch.setattr(host_blocks, "SLAB_BYTES", 2 * SLOT_BYTES)
-    host = HostBlocks(caches)
+    host = HostBlocks(caches, 10)
     assert (host.slot_bytes, host.num_bytes) == (SLOT_BYTES, 0)
     host.copy(Copies(leaving=((1, 0), (2, 1)), coming=()))
     assert host.num_bytes == 2 * SLOT_BYTES
     host.copy(Copies(leaving=((1, 9),), coming=()))
     assert host.num_bytes == 4 * SLOT_BYTES
+    few = HostBlocks(caches, 1)
+    few.copy(Copies(leaving=((1, 0),), coming=()))
+    assert few.num_bytes == SLOT_BYTES
