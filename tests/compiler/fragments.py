@@ -34,7 +34,7 @@ class State:
     dtype: torch.dtype
     hidden: int
     intermediate: int
-    origin: str = "other"  # of x: "product" of matrices, "sum" of two alike, "sum_norm" of such, or "other"
+    origin: str = "other"  # of x: "product" of matrices, "sum" of two alike, "sum_norm" of such, "bfloat16" once, or "other"
     readers: int = 0  # of x, where it is a norm of a sum: products that are linears, and others
     extras: list[Tensor] = field(default_factory=list)
     barriers: int = 0
@@ -229,11 +229,15 @@ def norm_with_weight_in_other_dtype(state: State, step: Step) -> None:
 
 
 def norm_rounded_to_other_dtype(state: State, step: Step) -> None:
-    """All is of one dtype from where it is rounded on, and x is of another."""
+    """All is of one dtype from where it is rounded on, and x is of another, unless it was of that one before."""
+    state.norms += state.origin == "bfloat16"
     narrow = torch.float16 if state.dtype == torch.bfloat16 else torch.bfloat16
     unit = _unit(step, state.x.to(accumulation_dtype(state.dtype))).to(narrow)
     weight = state.weight(state.hidden, dtype=narrow)
-    state.set(_weigh(state, step, unit, weight).to(state.dtype))
+    state.set(
+        _weigh(state, step, unit, weight).to(state.dtype),
+        "bfloat16" if state.dtype == torch.float32 else "other",
+    )
 
 
 def norm_with_weight_before_cast(state: State, step: Step) -> None:
