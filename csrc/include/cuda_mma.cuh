@@ -18,9 +18,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 }
 
 // Starts to copy 16 bytes to shared memory, or to put 16 zero bytes there; `from` must be valid either way.
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool copied) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)), "l"(from),
-               "r"(copied ? 16 : 0)
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool copied, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(shared_address(to)),
+               "l"(from), "r"(copied ? 16 : 0), "l"(policy)
                : "memory");
 }
 

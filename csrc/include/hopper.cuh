@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "cache_policy.cuh"
+
 // Whether this compilation is for sm_90a; elsewhere nothing of this file may be called.
 #define LAMINA_HOPPER (__CUDA_ARCH_LIST__ == 900)
 
@@ -76,18 +78,6 @@ __device__ __forceinline__ float4 load_four(uint32_t offset) {
 }
 
 // ---- bulk tensor copies
-
-__device__ __forceinline__ uint64_t read_once() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-__device__ __forceinline__ uint64_t read_often() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

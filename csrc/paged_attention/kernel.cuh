@@ -9,6 +9,7 @@
 // With few blocks, a sequence's keys are split among several; each leaves its unnormalised rows in a workspace, and the
 // last to arrive merges them in order. The splits follow from a sequence's own length and the launch's
 // constants alone, so a row's bits do not depend on its neighbours, and a captured launch holds as lengths grow.
+// In a recorded step of one token a sequence, keys of earlier steps are on their way before the kernel ahead has ended.
 #pragma once
 
 #include "pdl.cuh"
@@ -137,10 +138,12 @@ __device__ __forceinline__ void attend_keys(const PagedAttention<typename S::T>&
   stream.look_up(0);
 #pragma unroll
   for (int stage = 0; stage < S::kStages; ++stage) {
+    if (!stream.settled(stage)) wait_for_predecessor();
     if (stage < num_tiles) stream.start(stage);
     commit_copies();
     stream.look_up(stage + 1);
   }
+  wait_for_predecessor();
   WarpRows<S> rows(a, work);
   rows.load_queries(reinterpret_cast<T*>(reinterpret_cast<char*>(memory) + S::kStages * S::kStageBytes));
   for (int tile = 0, stage = 0; tile < num_tiles; ++tile, stage = stage + 1 == S::kStages ? 0 : stage + 1) {
@@ -161,9 +164,10 @@ template <typename S>
 __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks)
     paged_attention_kernel(const __grid_constant__ PagedAttention<typename S::T> a) {
   extern __shared__ uint4 memory[];
-  follow_predecessor();
+  start_successor();
   Work work;
-  if (!find_work<S>(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), work)) return;
+  const bool found = find_work<S>(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), work);
+  if (!found) return wait_for_predecessor();
   float* results = reinterpret_cast<float*>(memory);
   float2* stats = reinterpret_cast<float2*>(results + S::kWarps * S::kWarpRows * S::kResultPitch);
   attend_keys<S>(a, work, memory, results, stats);

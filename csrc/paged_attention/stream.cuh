@@ -1,6 +1,7 @@
 // Keys and values on their way from the paged cache to shared memory.
 #pragma once
 
+#include "cache_policy.cuh"
 #include "work.cuh"
 
 namespace lamina {
@@ -22,7 +23,9 @@ class Stream {
         value_strides_(a.value_strides),
         block_size_(a.block_size),
         chunks_(a.head_dim * static_cast<int>(sizeof(T)) / 16),
-        end_(work.end) {
+        end_(work.end),
+        settled_(work.settled),
+        policy_(S::kMany ? read_again() : read_once()) {
     const int warp = static_cast<int>(threadIdx.x) / 32, team = warp / S::kTeamWarps;
     warp_row_ = warp % S::kTeamWarps * 16;
     first_ = work.begin + team * S::kTileKeys;
@@ -35,6 +38,9 @@ class Stream {
   }
   __device__ __forceinline__ T* keys(int stage) const { return memory_ + stage * 2 * kPartElements; }
   __device__ __forceinline__ T* values(int stage) const { return keys(stage) + kPartElements; }
+
+  // Whether no kernel of this step writes any of the tile's keys.
+  __device__ __forceinline__ bool settled(int tile) const { return first_key(tile) + S::kTileKeys <= settled_; }
 
   // Finds where the keys of a tile lie, one a lane; started early, since it waits for the block table.
   __device__ __forceinline__ void look_up(int tile) {
@@ -58,8 +64,8 @@ class Stream {
       const uint32_t value_row = __shfl_sync(kAllLanes, value_row_, row);
       const bool inside = key_row != kNoRow && chunk < chunks_;
       const int offset = row * S::kPitch + chunk * (16 / static_cast<int>(sizeof(T)));
-      copy_async(to_keys + offset, keys_ + (inside ? static_cast<int64_t>(key_row) + chunk : 0), inside);
-      copy_async(to_values + offset, values_ + (inside ? static_cast<int64_t>(value_row) + chunk : 0), inside);
+      copy_async(to_keys + offset, keys_ + (inside ? static_cast<int64_t>(key_row) + chunk : 0), inside, policy_);
+      copy_async(to_values + offset, values_ + (inside ? static_cast<int64_t>(value_row) + chunk : 0), inside, policy_);
     }
   }
 
@@ -68,7 +74,8 @@ class Stream {
   const int32_t* table_;
   Strides key_strides_, value_strides_;
   uint32_t block_size_, key_row_, value_row_;
-  int chunks_, end_, warp_row_, first_;
+  int chunks_, end_, settled_, warp_row_, first_;
+  uint64_t policy_;
   T* memory_;
 };
 

@@ -80,6 +80,7 @@ struct Work {
   int start, past;      // the sequence's first query: its row of `query`, its position
   int oldest;           // the first key that any row sees
   int begin, end;       // keys
+  int settled;          // keys before this one were written by earlier steps
   int split, num_splits;
 };
 
@@ -134,6 +135,9 @@ __device__ __forceinline__ bool find_work(const PagedAttention<typename S::T>& a
   work.past = seq_len - query_len;
   const int first = work.past + work.first_row / a.group;
   work.oldest = a.oldest(first);
+  // A sequence of one new token may share the block that another's one new token completes: the last key before its
+  // own.
+  work.settled = query_len == 1 ? work.past - 1 : 0;
   work.begin = S::kAlignedTiles ? work.oldest / S::kTileKeys * S::kTileKeys : work.oldest;
   work.end = work.past + (work.first_row + work.rows - 1) / a.group + 1;
   return take_split<S>(a, work);

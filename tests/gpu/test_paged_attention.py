@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lamina.common.errors import ShapeError, UnsupportedError
-from lamina.custom_ops import paged_attention
+from lamina.custom_ops import paged_attention, write_kv_cache
 from lamina.custom_ops.paged_attention import reference
 from lamina.custom_ops.registry import select
 
@@ -338,6 +338,31 @@ def test_a_captured_call_honours_grown_lengths_moved_blocks_and_a_smaller_batch(
         expected = check(fresh)
         assert torch.equal(static.out.isnan(), expected.isnan())
         assert torch.equal(static.out.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_keys_that_a_step_writes_are_not_read_before_they_are_written(head_dim: int) -> None:
+    """Of pairs that share blocks: the second begins where the first one's new token completes a block."""
+    pairs, length = 24, 192
+    case = make_case([length, length + 1] * pairs, [1] * 2 * pairs, head_dim=head_dim, capacity=1024)
+    tables, shared = case.block_tables, length // 16
+    tables[1::2, :shared] = tables[::2, :shared]
+    last = case.seq_lens.long() - 1
+    slots = tables.gather(1, last[:, None] // 16)[:, 0] * 16 + last % 16
+    ahead = 40000  # rows of padding that keep the cache's writer busy
+    slot_mapping = torch.cat([torch.full((ahead,), -1, device=DEVICE), slots]).int()
+    rows = torch.randn(ahead + len(slots), *case.key_cache.shape[2:], device=DEVICE).to(case.query.dtype)
+    write_kv_cache(rows, -rows, case.key_cache, case.value_cache, slot_mapping)
+    expected = run(case)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        write_kv_cache(rows, -rows, case.key_cache, case.value_cache, slot_mapping)
+        paged_attention(*case)
+    for _ in range(50):
+        for cache in (case.key_cache, case.value_cache):
+            cache[slots.long() // 16, slots.long() % 16] = torch.nan
+        graph.replay()
+        assert torch.equal(case.out, expected)
 
 
 def test_rows_that_do_not_start_at_multiples_of_16_bytes_are_refused() -> None:
