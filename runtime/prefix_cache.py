@@ -23,7 +23,34 @@ class CachedBlock:
     parent: "CachedBlock | str"  # the block before it; of a first one the salt
     step: int  # the last one that writes into it
     sides: list[int]  # the null block where one is not known
-    children: "set[CachedBlock] | None" = None  # the blocks after it; most have none
+    child: "CachedBlock | None" = None  # the first block after it; most have no other
+    others: "dict[CachedBlock, None] | None" = (
+        None  # in the order in which they came, as recordings repeat it
+    )
+
+    def children(self) -> "list[CachedBlock]":
+        """The blocks after it."""
+        return [*([] if self.child is None else [self.child]), *(self.others or ())]
+
+    def adopt(self, entry: "CachedBlock") -> None:
+        """A block comes after it."""
+        if self.child is None:
+            self.child = entry
+        elif self.others is None:
+            self.others = {entry: None}
+        else:
+            self.others[entry] = None
+
+    def disown(self, entry: "CachedBlock") -> None:
+        """A block that came after it is forgotten."""
+        if self.child is entry:
+            self.child = None
+        else:
+            assert self.others is not None, f"block {entry.block_id} is no child of its parent"
+            del self.others[entry]
+
+
+NO_SIDES: list[int] = []  # of every block where there is one group of layers
 
 
 class Chain:
@@ -109,7 +136,8 @@ class PrefixCache:
             if entry is None and block_id == NULL_BLOCK:
                 break
             if entry is None:
-                entry = CachedBlock(block_id, digest, token_ids, parent, step, [NULL_BLOCK] * self.num_sides)
+                own = [NULL_BLOCK] * self.num_sides if self.num_sides else NO_SIDES
+                entry = CachedBlock(block_id, digest, token_ids, parent, step, own)
                 self._enter(entry)
                 entered.append(block_id)
             elif not _is(entry, token_ids, parent):
@@ -127,14 +155,14 @@ class PrefixCache:
             entry.sides[entry.sides.index(block_id)] = NULL_BLOCK
             return [block_id]
         first = self._by_block[block_id]
-        if isinstance(first.parent, CachedBlock) and first.parent.children:
-            first.parent.children.discard(first)
+        if isinstance(first.parent, CachedBlock):
+            first.parent.disown(first)
         dropped, left = [], [first]
         while left:
             entry = left.pop()
-            if entry.children:
-                left.extend(entry.children)
-                entry.children = None
+            if entry.child is not None or entry.others:
+                left.extend(entry.children())
+                entry.child = entry.others = None
             del self._by_digest[entry.digest], self._by_block[entry.block_id]
             dropped.append(entry.block_id)
             for side in entry.sides:
@@ -175,8 +203,7 @@ class PrefixCache:
             assert entry.digest == self.digest(before + entry.token_ids), f"block {block_id}: another hash"
             if isinstance(parent, CachedBlock):
                 assert self._by_block.get(parent.block_id) is parent, f"block {block_id} has lost its parent"
-                assert parent.children is not None, f"block {block_id} is no child of its parent"
-                assert entry in parent.children, f"block {block_id} is no child of its parent"
+                assert entry in parent.children(), f"block {block_id} is no child of its parent"
 
     def _enter_sides(self, entry: CachedBlock, block_ids: Sequence[int], step: int) -> list[int]:
         """Sides of which none is known so far; returns them. If the step fails, all of the entry goes."""
@@ -194,10 +221,7 @@ class PrefixCache:
         self._by_digest[entry.digest] = self._by_block[entry.block_id] = entry
         parent = entry.parent
         if isinstance(parent, CachedBlock):
-            if parent.children is None:
-                parent.children = {entry}
-            else:
-                parent.children.add(entry)
+            parent.adopt(entry)
 
 
 def _is(entry: CachedBlock, token_ids: bytes, parent: CachedBlock | str) -> bool:

@@ -62,6 +62,8 @@ class Rows:
             self.reports,
         ) = self._counts
         self.sampling = np.zeros(max_num_rows, SAMPLING)
+        # The same memory in words: numpy copies structured arrays field by field.
+        self._sampling_words = self.sampling.view(np.int64).reshape(max_num_rows, -1)
         self.requests: list[Request] = []
         self._free_slots = list(range(max_num_rows))[::-1]  # the lowest last
         self._are_in_order = True  # of rank
@@ -120,7 +122,7 @@ class Rows:
         end = len(self)
         del self.requests[row]
         self._counts[:, row : end - 1] = self._counts[:, row + 1 : end]
-        self.sampling[row : end - 1] = self.sampling[row + 1 : end]
+        self._sampling_words[row : end - 1] = self._sampling_words[row + 1 : end]
 
     def sort(self) -> Ints | None:
         """Put everyone where they rank; returns which row each was in, None where nobody moves."""
@@ -130,7 +132,7 @@ class Rows:
         self.requests = [self.requests[row] for row in moved.tolist()]
         rows = slice(len(self))
         self._counts[:, rows] = self._counts[:, moved]
-        self.sampling[rows] = self.sampling[moved]
+        self._sampling_words[rows] = self._sampling_words[moved]
         for row, request in enumerate(self.requests):
             request.row = row
         self._are_in_order = True
@@ -207,9 +209,9 @@ class Rows:
     def sampling_of(self, samples: Flags) -> NDArray[np.void]:
         """What the flagged of the first rows are sampled with; one array while all are, unchanged."""
         if len(samples) < len(self) or not samples.all():
-            return self.sampling[: len(samples)][samples]
+            return self._sampling_words[: len(samples)][samples].view(SAMPLING)[:, 0]
         if self._all_sampling is None:
-            self._all_sampling = self.sampling[: len(self)].copy()
+            self._all_sampling = self._sampling_words[: len(self)].copy().view(SAMPLING)[:, 0]
         return self._all_sampling
 
     def num_in_reach(self) -> int:

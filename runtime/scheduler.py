@@ -197,18 +197,17 @@ class Scheduler(Lifecycle):
         places: list[int] = []
         columns: list[int] = []
         blocks: list[int] = []
-        for row in np.flatnonzero(rows.blocks[:num] != rows.sent[:num]).tolist():
-            sent, own = int(rows.sent[row]), int(rows.blocks[row])
-            for group in range(self._kv_cache.num_groups):
-                places += [self._place(group, row)] * (own - sent)
+        which = np.flatnonzero(rows.blocks[:num] != rows.sent[:num])
+        counts = zip(which.tolist(), rows.sent[which].tolist(), rows.blocks[which].tolist(), strict=True)
+        groups = [(group, group * self.config.max_num_seqs) for group in range(self._kv_cache.num_groups)]
+        for row, sent, own in counts:
+            request_id = rows.requests[row].request_id
+            for group, first in groups:
+                places += [first + row] * (own - sent)
                 columns += range(sent, own)
-                blocks += self._kv_cache.block_ids(rows.requests[row].request_id, sent, group)
-        rows.sent[:num] = rows.blocks[:num]
+                blocks += self._kv_cache.block_ids(request_id, sent, group)
+        rows.sent[which] = rows.blocks[which]
         return np.array((places, columns, blocks), np.int64)
-
-    def _place(self, group: int, row: int) -> int:
-        """Where the device has a row's table of a group."""
-        return group * self.config.max_num_seqs + row
 
     def _take_in(self, samplers: list[Request], tokens: Ints, are_rows: bool) -> list[Request]:
         """Give each request that is live its token, and end it where that or the length says so.

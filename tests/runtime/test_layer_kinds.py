@@ -18,8 +18,11 @@ from .test_scheduler_states import SchedulerMachine
 WINDOW = 10
 
 
-def with_sides(make_server, *, window, **limits):
-    """A server with a further group or two of layers, one of which sees what was drawn as the window."""
+def with_sides(make_server, *, window, swap, **limits):
+    """A server with a further group or two of layers, one of which sees what was drawn as the window.
+
+    Groups do not swap.
+    """
     return make_server(sides=(None, 2) if window is None else (window,) * (1 + window % 2), **limits)
 
 
