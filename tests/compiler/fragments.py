@@ -34,7 +34,8 @@ class State:
     dtype: torch.dtype
     hidden: int
     intermediate: int
-    origin: str = "other"  # of x: "product" of matrices, "sum" of two alike, "sum_norm" of such, "bfloat16" once, or "other"
+    # Of x: "product" of matrices, "sum" of two alike, "sum_norm" of such, "bfloat16" once, or "other".
+    origin: str = "other"
     readers: int = 0  # of x, where it is a norm of a sum: products that are linears, and others
     extras: list[Tensor] = field(default_factory=list)
     barriers: int = 0
@@ -229,7 +230,7 @@ def norm_with_weight_in_other_dtype(state: State, step: Step) -> None:
 
 
 def norm_rounded_to_other_dtype(state: State, step: Step) -> None:
-    """All is of one dtype from where it is rounded on, and x is of another, unless it was of that one before."""
+    """All is of one dtype from where it is rounded on, and x is of another, unless it was of that once."""
     state.norms += state.origin == "bfloat16"
     narrow = torch.float16 if state.dtype == torch.bfloat16 else torch.bfloat16
     unit = _unit(step, state.x.to(accumulation_dtype(state.dtype))).to(narrow)
