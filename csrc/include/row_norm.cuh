@@ -109,14 +109,19 @@ __global__ void __launch_bounds__(kMaxThreads) norm_rows_in_registers(RowNorm<T>
   const int64_t row = blockIdx.x;
   const int vecs = static_cast<int>(norm.hidden / kWidth);
   Vec<T, kWidth> values[kVecs], residual[kVecs], weight[kVecs];
-  follow_predecessor();
+  start_successor();
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {  // no step writes weights, and behind the next product's they would wait in line
+    const int vec = threadIdx.x + i * blockDim.x;
+    if (vec < vecs) weight[i] = load<kWidth>(norm.weight + vec * kWidth);
+  }
+  wait_for_predecessor();
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec >= vecs) continue;
     values[i] = load<kWidth>(norm.x + row * norm.x_stride + vec * kWidth);
     if (kAdd) residual[i] = load<kWidth>(norm.residual + row * norm.residual_stride + vec * kWidth);
-    weight[i] = load<kWidth>(norm.weight + vec * kWidth);
   }
   float sum = 0.0f;
 #pragma unroll

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lamina.common.errors import ShapeError, UnsupportedError
-from lamina.custom_ops import paged_attention, write_kv_cache
+from lamina.custom_ops import paged_attention, rms_norm, write_kv_cache
 from lamina.custom_ops.paged_attention import reference
 from lamina.custom_ops.registry import select
 
@@ -349,18 +349,25 @@ def test_keys_that_a_step_writes_are_not_read_before_they_are_written(head_dim: 
     tables[1::2, :shared] = tables[::2, :shared]
     last = case.seq_lens.long() - 1
     slots = tables.gather(1, last[:, None] // 16)[:, 0] * 16 + last % 16
-    ahead = 40000  # rows of padding that keep the cache's writer busy
-    slot_mapping = torch.cat([torch.full((ahead,), -1, device=DEVICE), slots]).int()
-    rows = torch.randn(ahead + len(slots), *case.key_cache.shape[2:], device=DEVICE).to(case.query.dtype)
-    write_kv_cache(rows, -rows, case.key_cache, case.value_cache, slot_mapping)
-    expected = run(case)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    slot_mapping, rows = slots.int(), torch.randn(len(slots), *case.key_cache.shape[2:], device=DEVICE)
+    rows = rows.to(case.query.dtype)
+    wide = torch.randn(
+        1024, 8192, device=DEVICE, dtype=torch.bfloat16
+    )  # keeps the writer of the cache waiting
+
+    def step() -> None:
+        rms_norm(wide, wide[0], 1e-5)
         write_kv_cache(rows, -rows, case.key_cache, case.value_cache, slot_mapping)
         paged_attention(*case)
+
+    step()
+    expected, graph = case.out.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
     for _ in range(50):
         for cache in (case.key_cache, case.value_cache):
             cache[slots.long() // 16, slots.long() % 16] = torch.nan
+        case.out.fill_(torch.nan)
         graph.replay()
         assert torch.equal(case.out, expected)
 

@@ -172,9 +172,9 @@ def test_memory_comes_back_after_close(open_runtime: Callable[..., Runtime]) -> 
         free, total = torch.cuda.mem_get_info()
         return total - free
 
-    open_runtime().close()
-    before = used()
-    for _ in range(3):
+    taken = []
+    for _ in range(4):  # the first leaves what a process needs once: loaded kernels, workspaces
         with open_runtime() as runtime:
             _tokens(runtime, PROMPTS[:2], GREEDY)
-    assert used() - before < 64 << 20
+        taken.append(used())
+    assert taken[-1] - taken[0] < 32 << 20, taken
