@@ -215,7 +215,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         known = self.known_blocks()
         plan = self.server.launch()
         if plan is not None:
-            self.check_plan(plan)
+            self.check_plan(plan, {request.request_id for request in running})
             SCHEDULER["steps"] += 1
         SCHEDULER["blocks evicted"] += len(known - self.known_blocks())
         assert plan is not None or pending or not live
@@ -223,10 +223,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert first.request_id in plan.request_ids, "the first of those that run did not advance"
             assert self.scheduler.num_computed_tokens(first) > before
 
-    def check_plan(self, plan):
+    def check_plan(self, plan, running):
         config, parts = self.server.config, self.server.parts(plan)
         assert 0 < plan.num_tokens == plan.counts.sum() <= config.max_num_batched_tokens
-        if any(r.num_computed >= len(self.server.requests[r.request_id].prompt_token_ids) for r in parts):
+        answering = [part for part in parts if part.request_id in running]  # not those that come back in this step
+        if any(r.num_computed >= len(self.server.requests[r.request_id].prompt_token_ids) for r in answering):
             assert plan.num_tokens <= (config.max_tokens_beside_decode or plan.num_tokens)
         assert len(set(plan.request_ids)) == len(parts) <= config.max_num_seqs
         assert all(0 < len(r.token_ids) <= (config.prefill_chunk or plan.num_tokens) for r in parts)
