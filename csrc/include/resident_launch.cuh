@@ -6,33 +6,33 @@
 
 namespace lamina {
 
-// Boxes of 64 columns and box_rows rows; where kGated, 8 rows of each half of the weights in turn.
+// Boxes of 64 columns and 64 rows; where kGated, 8 rows of each half of the weights in turn.
 template <typename T, bool kGated>
-inline bool describe_weight(CUtensorMap* map, const void* data, int64_t rows, int64_t columns, int box_rows) {
+inline bool describe_weight(CUtensorMap* map, const void* data, int64_t rows, int64_t columns) {
   const auto size = [](int64_t count) { return static_cast<cuuint64_t>(count); };
   const auto bytes = [&](int64_t skipped) { return size(skipped * columns) * sizeof(T); };  // of rows
-  const auto box = static_cast<cuuint32_t>(box_rows);
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const auto encode = [&](const cuuint64_t(&sizes)[4], const cuuint64_t(&strides)[3], const cuuint32_t(&boxes)[4]) {
     return encode_map<T>(map, data, 4, sizes, strides, boxes, steps);
   };
   if (kGated)
     return encode({size(columns), 8, 2, size(rows / 16)}, {bytes(1), bytes(rows / 2), bytes(8)},
-                  {kColumns, 8, 2, box / 16});
-  return encode({size(columns), size(rows), 1, 1}, {bytes(1), bytes(rows), bytes(rows)}, {kColumns, box, 1, 1});
+                  {kColumns, 8, 2, kRows / 16});
+  return encode({size(columns), size(rows), 1, 1}, {bytes(1), bytes(rows), bytes(rows)}, {kColumns, kRows, 1, 1});
 }
 
 template <typename T, typename S, bool kGated>
 int launch_resident(const Linear<T>& p, const void* weight_data, const void* x_data, int64_t x_stride, int64_t clusters,
                     cudaStream_t stream) {
   CUtensorMap weight, x;
-  if (!describe_weight<T, kGated>(&weight, weight_data, p.n, p.k, S::kBlockRows)) return cudaErrorInvalidValue;
-  if (!describe<T>(&x, x_data, p.tokens, p.k, x_stride, S::kTokenRows)) return cudaErrorInvalidValue;
+  if (!describe_weight<T, kGated>(&weight, weight_data, p.n, p.k)) return cudaErrorInvalidValue;
+  if (!describe<T>(&x, x_data, p.tokens, p.k, x_stride, S::kTokenRows / S::kParts)) return cudaErrorInvalidValue;
   const auto kernel = resident_linear_kernel<T, S, kGated>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
   if (error != cudaSuccess) return error;
-  const auto useful = static_cast<unsigned>(smaller(clusters, ceil_div(p.n, S::kBlockRows)));
-  return launch_clusters_early(S::kRanks, kernel, dim3(useful * S::kRanks), dim3(S::kAllThreads), S::kBytes, stream,
+  const int64_t tiles = ceil_div(p.n, S::kParts * S::kBlockRows) * ceil_div(p.tokens, S::kTokenRows);
+  const auto useful = static_cast<unsigned>(smaller(clusters, tiles));
+  return launch_clusters_early(S::kCluster, kernel, dim3(useful * S::kCluster), dim3(S::kAllThreads), S::kBytes, stream,
                                weight, x, p);
 }
 
@@ -40,14 +40,17 @@ int launch_resident(const Linear<T>& p, const void* weight_data, const void* x_d
 template <typename T, bool kGated>
 int resident_linear(const Linear<T>& p, const void* weight, const void* x, int64_t x_stride, const Cut& cut,
                     cudaStream_t stream) {
-  if (p.n % (kGated ? 16 : 8) != 0 || p.tokens > cut.tokens || cut.share != 1) return cudaErrorInvalidValue;
+  if (p.n % (kGated ? 16 : 8) != 0) return cudaErrorInvalidValue;
   return with_constant<1, 2>(cut.groups, [&](auto groups) {
     return with_constant<128, 256>(cut.tokens, [&](auto tokens) {
-      return with_constant<2>(cut.split, [&](auto split) -> int {
-        using S = ResidentShape<groups.value, tokens.value, split.value>;
+      const auto launch = [&](auto shape) -> int {
+        using S = decltype(shape);
         if (cut.stages != S::kStages) return cudaErrorInvalidValue;
         return launch_resident<T, S, kGated>(p, weight, x, x_stride, cut.clusters, stream);
-      });
+      };
+      if (cut.share == 1 && cut.split == 2) return launch(ResidentShape<groups.value, tokens.value, 1, 2>{});
+      if (cut.share == 2 && cut.split == 1) return launch(ResidentShape<groups.value, tokens.value, 2, 1>{});
+      return static_cast<int>(cudaErrorInvalidValue);
     });
   });
 }

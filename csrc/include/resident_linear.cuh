@@ -21,10 +21,10 @@ template <typename S, bool kGated>
 class ResidentProducer {
  public:
   __device__ __forceinline__ ResidentProducer(const CUtensorMap* weight, const CUtensorMap* x, const RingPlaces& at,
-                                              int rank)
-      : weight_(weight), x_(x), at_(at), rank_(rank), once_(read_once()), often_(read_often()) {}
+                                              int block)
+      : weight_(weight), x_(x), at_(at), block_(block), once_(read_once()), often_(read_often()) {}
 
-  __device__ __forceinline__ void run(const Items<S::kRanks>& items) {
+  __device__ __forceinline__ void run(const Items<S>& items) {
     const bool asks = threadIdx.x % kWarp == 0;
     Item item;
     bool found = items.find(0, item);
@@ -42,10 +42,10 @@ class ResidentProducer {
           wait_barrier(at_.empty + ring_.stage * 8, ring_.parity ^ 1);
           ask_weight(item, step, ring_.stage);
         }
-        copy_box(stage(ring_.stage) + S::kWeightBytes, x_, (item.begin + step) * kColumns, 0,
-                 at_.full + ring_.stage * 8, often_);
+        ask_x(item, step);
       }
-      if (item.is_shared) take_sums();
+      if constexpr (S::kRanks > 1)
+        if (item.is_shared) take_sums();
     }
   }
 
@@ -56,8 +56,26 @@ class ResidentProducer {
     const uint32_t barrier = at_.full + to * 8;
     arrive_expecting(barrier, S::kStageBytes);
     const int column = (item.begin + step) * kColumns;
-    const int row = kGated ? 0 : item.tile * S::kBlockRows, pair = kGated ? item.tile * (S::kBlockRows / 16) : 0;
-    copy_box(stage(to), weight_, column, row, 0, pair, barrier, once_);
+#pragma unroll
+    for (int group = 0; group < S::kGroups; ++group) {
+      const int strip = group == 0 ? item.first : item.second + group - 1;
+      copy_box(stage(to) + group * kTileBytes, weight_, column, kGated ? 0 : strip * kRows, 0,
+               kGated ? strip * (kRows / 16) : 0, barrier, once_);
+    }
+  }
+
+  // Every part of a cluster asks for some rows of x, for all parts of its rank.
+  __device__ __forceinline__ void ask_x(const Item& item, int step) const {
+    constexpr int kPartRows = S::kTokenRows / S::kParts;
+    const uint32_t to = stage(ring_.stage) + S::kWeightBytes, barrier = at_.full + ring_.stage * 8;
+    const int column = (item.begin + step) * kColumns;
+    if constexpr (S::kParts == 1) {
+      copy_box(to, x_, column, item.token, barrier, often_);
+    } else {
+      const int row = block_ % S::kParts * kPartRows, first = block_ - block_ % S::kParts;
+      copy_box_to_peers(to + row * kColumns * 2, x_, column, item.token + row, barrier,
+                        static_cast<uint16_t>(((1 << S::kParts) - 1) << first), often_);
+    }
   }
 
   // Lets the others send. That this block has their last sums says that each has seen it take stages for them, so that
@@ -70,62 +88,73 @@ class ResidentProducer {
     }
     wait_barrier(at_.summed, sums_parity_ ^ 1);
     sums_parity_ ^= 1;
-    for (int peer = 0; peer < S::kRanks; ++peer)
-      if (peer != rank_) arrive_at_peer(at_.ready, peer);
+    for (int peer = block_ % S::kParts; peer < S::kCluster; peer += S::kParts)
+      if (peer != block_) arrive_at_peer(at_.ready, peer);
   }
 
   const CUtensorMap *weight_, *x_;
   const RingPlaces& at_;
-  const int rank_;
+  const int block_;  // of the cluster
   const uint64_t once_, often_;
   RingPosition<S::kStages> ring_;
   uint32_t sums_parity_ = 0;
 };
 
-// The sums of an item.
-template <typename T, typename S>
-__device__ __forceinline__ void multiply_item(float (&sums)[S::kSums], int count, const RingPlaces& at,
+// The sums of an item, of 2 * kCount rows of x that begin at `row` of those in a stage.
+template <typename T, typename S, int kCount>
+__device__ __forceinline__ void multiply_item(float (&sums)[kCount], int row, int count, const RingPlaces& at,
                                               RingPosition<S::kStages>& ring) {
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
-  const bool tells = threadIdx.x % kWarp == 0;
   int before = 0;
 #pragma unroll
-  for (int i = 0; i < S::kSums; ++i) sums[i] = 0.0f;
+  for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
   for (int step = 0; step < count; ++step, ring.advance()) {
     wait_barrier(at.full + ring.stage * 8, ring.parity);
     const uint32_t tiles = at.tiles + ring.stage * S::kStageBytes;
     const uint64_t left = tile_descriptor(tiles + group * kTileBytes);
-    const uint64_t right = tile_descriptor(tiles + S::kWeightBytes);
+    const uint64_t right = tile_descriptor(tiles + S::kWeightBytes + row * kColumns * 2);
     begin_products();
 #pragma unroll
-    for (int k = 0; k < kColumns / 16; ++k) multiply<S::kTokenRows>(sums, left + 2 * k, right + 2 * k, T{});
+    for (int k = 0; k < kColumns / 16; ++k) multiply<2 * kCount>(sums, left + 2 * k, right + 2 * k, T{});
     commit_products();
     wait_for_products<1>();
-    if (step > 0 && tells) arrive(at.empty + before * 8);
+    if (step > 0) release_stage<S>(at, before);
     before = ring.stage;
   }
   wait_for_products<0>();
   pin(sums);
-  if (tells) arrive(at.empty + before * 8);
+  release_stage<S>(at, before);
 }
 
 // The work of the warps that multiply.
 template <typename T, typename S, bool kGated>
-__device__ __forceinline__ void finish_items(const Linear<T>& p, const Items<S::kRanks>& items, const RingPlaces& at,
-                                             int rank) {
+__device__ __forceinline__ void finish_items(const Linear<T>& p, const Items<S>& items, const RingPlaces& at,
+                                             int block) {
+  const int group = threadIdx.x / 128;
   RingPosition<S::kStages> ring;
-  SumExchange<S> exchange(at, rank);
+  SumExchange<S> exchange(at, block);
   Item item;
   for (int index = 0; items.find(index, item); ++index) {
-    float sums[S::kSums];
-    multiply_item<T, S>(sums, item.count, at, ring);
-    const ResidentRows<T, S, kGated> rows(p, item.tile);
-    if (item.is_shared) {
-      exchange.run(sums, ring);
-      rows.template write<S::kOwnSums>(sums, rank * (S::kTokenRows / S::kRanks));
-    } else {
-      rows.template write<S::kSums>(sums, 0);
+    const ResidentRows<T, kGated> rows(p, group == 0 ? item.first : item.second + group - 1);
+    if constexpr (S::kNarrows) {
+      if (item.is_narrow && group > 0) {
+        float sums[S::kSums / 2];
+        const int row = block % S::kParts * S::kSums;
+        multiply_item<T, S>(sums, row, item.count, at, ring);
+        rows.template write<S::kSums / 2>(sums, row);
+        continue;
+      }
     }
+    float sums[S::kSums];
+    multiply_item<T, S>(sums, 0, item.count, at, ring);
+    if constexpr (S::kRanks > 1) {
+      if (item.is_shared) {
+        exchange.run(sums, ring);
+        rows.template write<S::kOwnSums>(sums, item.token + block / S::kParts * (S::kTokenRows / S::kRanks));
+        continue;
+      }
+    }
+    rows.template write<S::kSums>(sums, item.token);
   }
 }
 
@@ -133,9 +162,9 @@ template <typename S>
 __device__ __forceinline__ void init_ring(const RingPlaces& at) {
   for (int i = 0; i < S::kStages; ++i) {
     init_barrier(at.full + i * 8, 1);
-    init_barrier(at.empty + i * 8, S::kThreads / kWarp);
+    init_barrier(at.empty + i * 8, S::kThreads / kWarp * S::kParts);
   }
-  init_barrier(at.ready, S::kRanks - 1);
+  if (S::kRanks > 1) init_barrier(at.ready, S::kRanks - 1);
   init_barrier(at.summed, S::kThreads / kWarp);
   publish_barriers();
 }
@@ -148,8 +177,8 @@ __global__ void __launch_bounds__(S::kAllThreads, 1)
   const uint32_t tiles = (shared_offset(shared) + 1023) & ~1023u;
   const uint32_t full = tiles + S::kStages * S::kStageBytes, empty = full + S::kStages * 8;
   const RingPlaces at{tiles, full, empty, empty + S::kStages * 8, empty + S::kStages * 8 + 8};
-  const int rank = static_cast<int>(blockIdx.x) % S::kRanks;
-  const Items<S::kRanks> items((p.n + S::kBlockRows - 1) / S::kBlockRows, (p.k + kColumns - 1) / kColumns);
+  const int block = static_cast<int>(blockIdx.x) % S::kCluster;
+  const Items<S> items(p.n, p.k, p.tokens);
 
   start_successor();
   if (threadIdx.x == S::kThreads) {
@@ -162,13 +191,17 @@ __global__ void __launch_bounds__(S::kAllThreads, 1)
   if (threadIdx.x >= S::kThreads) {
     if constexpr (S::kMovesRegisters) give_registers<S::kProducerRegisters>();
     if (threadIdx.x < S::kThreads + kWarp)
-      ResidentProducer<S, kGated>(&weight, &x, at, rank).run(items);
+      ResidentProducer<S, kGated>(&weight, &x, at, block).run(items);
     else
       wait_for_cluster();
   } else {
     if constexpr (S::kMovesRegisters) take_registers<S::kRowRegisters>();
     wait_for_cluster();
-    finish_items<T, S, kGated>(p, items, at, rank);
+    finish_items<T, S, kGated>(p, items, at, block);
+  }
+  if constexpr (S::kParts > 1) {  // others still arrive at this block's barriers
+    arrive_at_cluster();
+    wait_for_cluster();
   }
 }
 

@@ -9,6 +9,17 @@
 
 namespace lamina {
 
+// Tells everybody who writes into a stage that this warp has read it.
+template <typename S>
+__device__ __forceinline__ void release_stage(const RingPlaces& at, int stage) {
+  const int lane = threadIdx.x % kWarp, first = static_cast<int>(blockIdx.x) % S::kCluster / S::kParts * S::kParts;
+  if constexpr (S::kParts == 1) {
+    if (lane == 0) arrive(at.empty + stage * 8);
+  } else {
+    if (lane < S::kParts) arrive_at_peer(at.empty + stage * 8, first + lane);
+  }
+}
+
 // Sends every other block of the cluster the sums of its rows of x, to the stages that it has taken for them, and adds
 // up those of this block's rows in the order of the ranks; they come to lie first.
 template <typename S>
@@ -16,7 +27,8 @@ class SumExchange {
  public:
   using Sums = float[S::kSums];
 
-  __device__ __forceinline__ SumExchange(const RingPlaces& at, int rank) : at_(at), rank_(rank) {}
+  __device__ __forceinline__ SumExchange(const RingPlaces& at, int block)
+      : at_(at), rank_(block / S::kParts), part_(block % S::kParts) {}
 
   __device__ __forceinline__ void run(Sums& sums, RingPosition<S::kStages>& ring) {
     asm volatile("" : "+r"(rank_));  // what is made of it would else take registers from the products
@@ -34,7 +46,7 @@ class SumExchange {
         } else {
           const int unit = slot + i / 4;
           send_to_peer(at_.tiles + place(ring, unit), float4{four[0], four[1], four[2], four[3]},
-                       at_.full + stage_of(ring, unit) * 8, peer);
+                       at_.full + stage_of(ring, unit) * 8, peer * S::kParts + part_);
         }
       }
     }
@@ -43,11 +55,9 @@ class SumExchange {
     for (int i = 0; i < S::kSumStages; ++i, next.advance()) wait_barrier(at_.full + next.stage * 8, next.parity);
     add_up(sums, ring);
     __syncwarp();
-    const bool tells = threadIdx.x % kWarp == 0;
 #pragma unroll
-    for (int i = 0; i < S::kSumStages; ++i, ring.advance())
-      if (tells) arrive(at_.empty + ring.stage * 8);
-    if (tells) arrive(at_.summed);
+    for (int i = 0; i < S::kSumStages; ++i, ring.advance()) release_stage<S>(at_, ring.stage);
+    if (threadIdx.x % kWarp == 0) arrive(at_.summed);
   }
 
  private:
@@ -80,19 +90,20 @@ class SumExchange {
 
   const RingPlaces& at_;
   int rank_;
+  const int part_;
   uint32_t parity_ = 0;
 };
 
 // Writes results. Of `sums` a lane has what products leave it: of each 8 rows of x two neighbours, for weight rows
 // lane / 4 and 8 more of its warp's sixteen; where kGated these are a gate and what it gates.
-template <typename T, typename S, bool kGated>
+template <typename T, bool kGated>
 class ResidentRows {
  public:
-  __device__ __forceinline__ ResidentRows(const Linear<T>& p, int tile)
+  __device__ __forceinline__ ResidentRows(const Linear<T>& p, int strip)
       : p_(p),
         lane_(threadIdx.x % kWarp),
         width_(kGated ? p.n / 2 : p.n),
-        first_(tile * (kGated ? S::kBlockRows / 2 : S::kBlockRows) + threadIdx.x / kWarp * (kGated ? 8 : 16)) {
+        first_(strip * (kGated ? kRows / 2 : kRows) + threadIdx.x % 128 / kWarp * (kGated ? 8 : 16)) {
     if (p.bias == nullptr) return;
     const int low = first_ + lane_ / 4, high = kGated ? low : low + 8;
     if (low < width_) bias_[0] = static_cast<float>(p.bias[low]);
@@ -100,8 +111,8 @@ class ResidentRows {
   }
 
   // Of the rows of x that begin at `token`.
-  template <int kCount>
-  __device__ __forceinline__ void write(const float (&sums)[S::kSums], int token) const {
+  template <int kCount, int kSums>
+  __device__ __forceinline__ void write(const float (&sums)[kSums], int token) const {
     constexpr int kBlocks = kCount / 4, kTaken = kGated ? 4 : 2;  // of 8 rows of x; and at once
 #pragma unroll
     for (int block = 0; block < kBlocks; block += kTaken) {
@@ -127,8 +138,8 @@ class ResidentRows {
   }
 
  private:
-  template <int kCount>
-  __device__ __forceinline__ void gate_words(uint32_t (&words)[4], const float (&sums)[S::kSums], int block) const {
+  template <int kCount, int kSums>
+  __device__ __forceinline__ void gate_words(uint32_t (&words)[4], const float (&sums)[kSums], int block) const {
     float gate[kRun], up[kRun];
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {

@@ -1,6 +1,7 @@
 // From a block's sums to results: those of blocks that share out the columns are added in the order of their ranks.
 #pragma once
 
+#include "cuda_mma.cuh"
 #include "hopper.cuh"
 #include "stream_shape.cuh"
 #include "vec.cuh"
@@ -19,13 +20,15 @@ __device__ __forceinline__ void store_run(T* out, const float (&values)[kRun], i
   }
 }
 
+constexpr float kLog2E = 1.44269504f;
+
 // Rounded where the separate ops round: gate and up, then silu(gate), then the product.
 template <typename T>
 __device__ __forceinline__ void gate_values(float (&gate)[kRun], float (&up)[kRun]) {
   round_to<T>(gate);
   round_to<T>(up);
 #pragma unroll
-  for (int i = 0; i < kRun; ++i) gate[i] = __fdividef(gate[i], 1.0f + expf(-gate[i]));
+  for (int i = 0; i < kRun; ++i) gate[i] = __fdividef(gate[i], 1.0f + exp2_fast(-kLog2E * gate[i]));
   round_to<T>(gate);
 #pragma unroll
   for (int i = 0; i < kRun; ++i) gate[i] *= up[i];

@@ -23,7 +23,8 @@ BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the l
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
 MAX_STAGES = 24  # of the kernel
 # Blocks that stay. Clusters of four and of eight were measured and lost: sums travel too slowly.
-NUM_PROCESSORS, RESIDENT_TOKENS, RESIDENT_SPLIT = 132, (128, 256), 2
+NUM_PROCESSORS, RESIDENT_TOKENS = 132, (128, 256)
+RESIDENT_CLUSTERS = (1, 2), (2, 1)  # share, split: of the two blocks of a cluster
 # Up to so many rows a kernel that begins early gains between others more than in a row of its like; above, a
 # few percent in such a row were a loss in a whole step.
 BOUND_BY_MEMORY, CLEARLY = 64, 0.97
@@ -155,9 +156,10 @@ def resident_candidates(site: Site) -> tuple[Cut, ...]:
     if site.num_tokens not in RESIDENT_TOKENS or site.n % (16 if site.kind == "gated" else 8):
         return ()
     return tuple(
-        Cut(groups, site.num_tokens, 1, RESIDENT_SPLIT, resident_stages(groups, site.num_tokens), clusters)
-        for groups in (1, 2)
-        for clusters in (64, NUM_PROCESSORS // RESIDENT_SPLIT)
+        Cut(groups, tokens, *cluster, resident_stages(groups, tokens), clusters)
+        for groups, tokens, cluster in itertools.product((1, 2), RESIDENT_TOKENS, RESIDENT_CLUSTERS)
+        for clusters in (64, NUM_PROCESSORS // 2)
+        if tokens == site.num_tokens or (tokens < site.num_tokens and groups == 2)
     )
 
 

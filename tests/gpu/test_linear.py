@@ -13,7 +13,7 @@ from lamina.custom_ops.linear import _cuda as plain
 from lamina.custom_ops.linear import reference as formula
 from lamina.custom_ops.linear.choices import (
     MAX_SHARED,
-    RESIDENT_SPLIT,
+    RESIDENT_CLUSTERS,
     RESIDENT_TOKENS,
     Cut,
     Entry,
@@ -57,14 +57,14 @@ CUTS = [
 ]
 
 
-def resident(groups: int, tokens: int, clusters: int) -> Cut:
+def resident(groups: int, tokens: int, clusters: int, cluster: tuple[int, int] = (1, 2)) -> Cut:
     """A cut whose blocks stay."""
-    return Cut(groups, tokens, 1, RESIDENT_SPLIT, resident_stages(groups, tokens), clusters)
+    return Cut(groups, tokens, *cluster, resident_stages(groups, tokens), clusters)
 
 
 RESIDENT = [
-    resident(groups, tokens, clusters)
-    for groups, tokens in itertools.product((1, 2), RESIDENT_TOKENS)
+    resident(groups, tokens, clusters, cluster)
+    for groups, tokens, cluster in itertools.product((1, 2), RESIDENT_TOKENS, RESIDENT_CLUSTERS)
     for clusters in (66, 3, 1)
 ]
 # weight rows and columns: less than a tile, tiles that no block has alone, more than all blocks, no whole one
@@ -128,7 +128,7 @@ def test_blocks_that_stay_err_at_most_twice_as_much_as_the_library(
 ) -> None:
     for n, k in RESIDENT_SHAPES:
         weight, bias = weights(n, k, dtype), vector(n, dtype)
-        for num_rows in (1, cut.tokens // 2 + 1, cut.tokens):
+        for num_rows in (1, cut.tokens // 2 + 1, cut.tokens, 256):
             x = rows(num_rows, k, dtype)
             exact = formula.linear(x.double(), weight.double(), bias.double())
             naive = formula.linear(x, weight, bias)

@@ -95,7 +95,9 @@ inline std::mt19937 generator;
 inline std::vector<std::function<void()>> arriving;
 inline std::function<void()> body;
 inline std::string failure;
-inline int64_t news, num_at_cluster;
+inline int64_t news;
+inline std::map<const void*, int64_t> waits_at_cluster;  // of a fiber
+inline int64_t num_at_cluster;
 inline unsigned num_threads;  // of a block
 
 inline Block& block() { return blocks[current->block]; }
@@ -155,7 +157,7 @@ inline void arrive_some(bool all) {
 
 // Runs function() as all threads of one cluster, which begins at this block; what went wrong is in `failure`.
 inline void run_cluster(unsigned first, int num_blocks, unsigned threads, std::function<void()> function) {
-  body = std::move(function), num_threads = threads, num_at_cluster = 0;
+  body = std::move(function), num_threads = threads, num_at_cluster = 0, waits_at_cluster.clear();
   blocks.assign(num_blocks, Block{});
   fibers.resize(num_blocks * threads);
   for (Block& each : blocks) each.warps.resize(threads / 32), each.num_alive = static_cast<int>(threads);
@@ -238,9 +240,9 @@ inline uint64_t read_often() { return 0; }
 inline void prefetch_map(const CUtensorMap*) {}
 inline int swizzled(int row, int column) { return row * 128 + ((column * 2) ^ (row % 8 * 16)); }
 
-inline void copy_box(uint32_t to, const CUtensorMap* from, int x, int y, int z, int w, uint32_t barrier, uint64_t) {
+inline void copy_box_to(int rank, uint32_t to, const CUtensorMap* from, int x, int y, int z, int w, uint32_t barrier) {
   host::check(to % 1024 == 0, "a tile begins at no multiple of 1024");
-  const auto arrive_later = [to, map = *from, x, y, z, w, barrier, rank = host::current->block] {
+  const auto arrive_later = [to, map = *from, x, y, z, w, barrier, rank] {
     const int rows = map.box[1] * map.box[2] * map.box[3];
     for (int i = 0; i < rows * map.box[0]; ++i) {
       const int row = i / map.box[0];
@@ -256,8 +258,16 @@ inline void copy_box(uint32_t to, const CUtensorMap* from, int x, int y, int z, 
   };
   host::arriving.emplace_back(arrive_later);
 }
-inline void copy_box(uint32_t to, const CUtensorMap* from, int x, int y, uint32_t barrier, uint64_t policy) {
-  copy_box(to, from, x, y, 0, 0, barrier, policy);
+inline void copy_box(uint32_t to, const CUtensorMap* from, int x, int y, int z, int w, uint32_t barrier, uint64_t) {
+  copy_box_to(host::current->block, to, from, x, y, z, w, barrier);
+}
+inline void copy_box(uint32_t to, const CUtensorMap* from, int x, int y, uint32_t barrier, uint64_t) {
+  copy_box_to(host::current->block, to, from, x, y, 0, 0, barrier);
+}
+inline void copy_box_to_peers(uint32_t to, const CUtensorMap* from, int x, int y, uint32_t barrier, uint16_t blocks,
+                              uint64_t) {
+  for (int rank = 0; rank < static_cast<int>(host::blocks.size()); ++rank)
+    if (blocks >> rank & 1) copy_box_to(rank, to, from, x, y, 0, 0, barrier);
 }
 
 inline void send_to_peer(uint32_t to, const float4& four, uint32_t barrier, uint32_t rank) {
@@ -298,7 +308,8 @@ void multiply(float (&sum)[columns / 2], uint64_t left, uint64_t right, T) {
 }
 inline void arrive_at_cluster() { ++host::num_at_cluster, ++host::news; }
 inline void wait_for_cluster() {
-  while (host::num_at_cluster < static_cast<int64_t>(host::fibers.size())) host::yield();
+  const int64_t wanted = ++host::waits_at_cluster[host::current] * static_cast<int64_t>(host::fibers.size());
+  while (host::num_at_cluster < wanted) host::yield();
 }
 inline void wait_for_predecessor() {}
 inline void start_successor() {}
@@ -311,6 +322,7 @@ void pin(Register (&)[count]) {}
 
 // ---- cuda_mma.cuh and vec.cuh
 
+inline float exp2_fast(float x) { return std::exp2(x); }
 inline uint32_t transpose_matrix(uint32_t matrix) {
   const auto& words = host::share(matrix);
   const int row = static_cast<int>(threadIdx.x % 32 / 4), column = static_cast<int>(threadIdx.x % 4 * 2);

@@ -9,33 +9,34 @@ struct Arguments {
   const uint16_t *x, *weight;
   const Bf16* bias;
   Bf16* out;
-  int64_t tokens, n, k, x_stride, groups, split, clusters, is_gated, seed;
+  int64_t tokens, n, k, x_stride, groups, share, split, clusters, is_gated, seed;
 };
 
-template <int kGroups, int kSplit, bool kGated>
+template <int kGroups, int kShare, int kSplit, bool kGated>
 void run_all(const Arguments& a) {
-  using S = lamina::ResidentShape<kGroups, 128, kSplit>;
+  using S = lamina::ResidentShape<kGroups, 128, kShare, kSplit>;
   lamina::Linear<Bf16> p{};
   p.bias = a.bias, p.out = a.out;
   p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
-  CUtensorMap weight{a.weight, {a.k, a.n, 1, 1}, {1, a.k, 0, 0}, {64, S::kBlockRows, 1, 1}};
-  if (kGated)
-    weight = {a.weight, {a.k, 8, 2, a.n / 16}, {1, a.k, a.n / 2 * a.k, 8 * a.k}, {64, 8, 2, S::kBlockRows / 16}};
-  const CUtensorMap x{a.x, {a.k, a.tokens, 1, 1}, {1, a.x_stride, 0, 0}, {64, S::kTokenRows, 1, 1}};
-  gridDim.x = static_cast<unsigned>(a.clusters) * kSplit;
-  for (unsigned block = 0; block < gridDim.x && host::failure.empty(); block += kSplit)
-    host::run_cluster(block, kSplit, S::kAllThreads,
+  CUtensorMap weight{a.weight, {a.k, a.n, 1, 1}, {1, a.k, 0, 0}, {64, 64, 1, 1}};
+  if (kGated) weight = {a.weight, {a.k, 8, 2, a.n / 16}, {1, a.k, a.n / 2 * a.k, 8 * a.k}, {64, 8, 2, 4}};
+  const CUtensorMap x{a.x, {a.k, a.tokens, 1, 1}, {1, a.x_stride, 0, 0}, {64, S::kTokenRows / kShare, 1, 1}};
+  gridDim.x = static_cast<unsigned>(a.clusters) * S::kCluster;
+  for (unsigned block = 0; block < gridDim.x && host::failure.empty(); block += S::kCluster)
+    host::run_cluster(block, S::kCluster, S::kAllThreads,
                       [&] { lamina::resident_linear_kernel<Bf16, S, kGated>(weight, x, p); });
 }
 
 // What went wrong; empty where nothing did.
 extern "C" const char* run(const Arguments* a) {
   host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
-  const int64_t shape = a->groups * 100 + a->split * 10 + a->is_gated;
-  if (shape == 120) run_all<1, 2, false>(*a);
-  if (shape == 240) run_all<2, 4, false>(*a);
-  if (shape == 180) run_all<1, 8, false>(*a);
-  if (shape == 121) run_all<1, 2, true>(*a);
-  if (shape == 241) run_all<2, 4, true>(*a);
+  const int64_t shape = a->groups * 1000 + a->share * 100 + a->split * 10 + a->is_gated;
+  if (shape == 1120) run_all<1, 1, 2, false>(*a);
+  if (shape == 2140) run_all<2, 1, 4, false>(*a);
+  if (shape == 1180) run_all<1, 1, 8, false>(*a);
+  if (shape == 1121) run_all<1, 1, 2, true>(*a);
+  if (shape == 2220) run_all<2, 2, 2, false>(*a);
+  if (shape == 2210) run_all<2, 2, 1, false>(*a);
+  if (shape == 2211) run_all<2, 2, 1, true>(*a);
   return host::failure.c_str();
 }
