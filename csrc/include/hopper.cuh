@@ -157,6 +157,13 @@ __device__ __forceinline__ void wait_for_products() {
   LAMINA_IN32                                                                        \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LAMINA_IN48 \
+  LAMINA_IN32       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define LAMINA_IN96                                                                  \
+  LAMINA_IN64                                                                        \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define LAMINA_IN128                                                                             \
   LAMINA_IN64                                                                                    \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
@@ -172,24 +179,28 @@ __device__ __forceinline__ void wait_for_products() {
                : __VA_ARGS__                                                                                    \
                : "l"(left), "l"(right), "n"(1))
 
-#define LAMINA_MULTIPLY(Type, type)                                                                          \
-  template <int columns>                                                                                     \
-  __device__ __forceinline__ void multiply(float (&sum)[columns / 2], uint64_t left, uint64_t right, Type) { \
-    static_assert(columns == 8 || columns == 16 || columns == 32 || columns == 64 || columns == 128 ||       \
-                  columns == 256);                                                                           \
-    if constexpr (columns == 8) {                                                                            \
-      LAMINA_PRODUCT(8, type, LAMINA_IN4, 4, 5, 6, LAMINA_OUT4(0));                                          \
-    } else if constexpr (columns == 16) {                                                                    \
-      LAMINA_PRODUCT(16, type, LAMINA_IN8, 8, 9, 10, LAMINA_OUT4(0), LAMINA_OUT4(4));                        \
-    } else if constexpr (columns == 32) {                                                                    \
-      LAMINA_PRODUCT(32, type, LAMINA_IN16, 16, 17, 18, LAMINA_OUT16(0));                                    \
-    } else if constexpr (columns == 64) {                                                                    \
-      LAMINA_PRODUCT(64, type, LAMINA_IN32, 32, 33, 34, LAMINA_OUT16(0), LAMINA_OUT16(16));                  \
-    } else if constexpr (columns == 128) {                                                                   \
-      LAMINA_PRODUCT(128, type, LAMINA_IN64, 64, 65, 66, LAMINA_OUT64(0));                                   \
-    } else {                                                                                                 \
-      LAMINA_PRODUCT(256, type, LAMINA_IN128, 128, 129, 130, LAMINA_OUT64(0), LAMINA_OUT64(64));             \
-    }                                                                                                        \
+#define LAMINA_MULTIPLY(Type, type)                                                                            \
+  template <int columns>                                                                                       \
+  __device__ __forceinline__ void multiply(float (&sum)[columns / 2], uint64_t left, uint64_t right, Type) {   \
+    static_assert(columns == 8 || columns == 16 || columns == 32 || columns == 64 || columns == 96 ||          \
+                  columns == 128 || columns == 192 || columns == 256);                                         \
+    if constexpr (columns == 8) {                                                                              \
+      LAMINA_PRODUCT(8, type, LAMINA_IN4, 4, 5, 6, LAMINA_OUT4(0));                                            \
+    } else if constexpr (columns == 16) {                                                                      \
+      LAMINA_PRODUCT(16, type, LAMINA_IN8, 8, 9, 10, LAMINA_OUT4(0), LAMINA_OUT4(4));                          \
+    } else if constexpr (columns == 32) {                                                                      \
+      LAMINA_PRODUCT(32, type, LAMINA_IN16, 16, 17, 18, LAMINA_OUT16(0));                                      \
+    } else if constexpr (columns == 64) {                                                                      \
+      LAMINA_PRODUCT(64, type, LAMINA_IN32, 32, 33, 34, LAMINA_OUT16(0), LAMINA_OUT16(16));                    \
+    } else if constexpr (columns == 96) {                                                                      \
+      LAMINA_PRODUCT(96, type, LAMINA_IN48, 48, 49, 50, LAMINA_OUT16(0), LAMINA_OUT16(16), LAMINA_OUT16(32));  \
+    } else if constexpr (columns == 192) {                                                                     \
+      LAMINA_PRODUCT(192, type, LAMINA_IN96, 96, 97, 98, LAMINA_OUT64(0), LAMINA_OUT16(64), LAMINA_OUT16(80)); \
+    } else if constexpr (columns == 128) {                                                                     \
+      LAMINA_PRODUCT(128, type, LAMINA_IN64, 64, 65, 66, LAMINA_OUT64(0));                                     \
+    } else {                                                                                                   \
+      LAMINA_PRODUCT(256, type, LAMINA_IN128, 128, 129, 130, LAMINA_OUT64(0), LAMINA_OUT64(64));               \
+    }                                                                                                          \
   }
 LAMINA_MULTIPLY(__nv_bfloat16, "bf16")
 LAMINA_MULTIPLY(__half, "f16")

@@ -42,10 +42,10 @@ int resident_linear(const Linear<T>& p, const void* weight, const void* x, int64
                     cudaStream_t stream) {
   if (p.n % (kGated ? 16 : 8) != 0) return cudaErrorInvalidValue;
   return with_constant<1, 2>(cut.groups, [&](auto groups) {
-    return with_constant<128, 256>(cut.tokens, [&](auto tokens) {
+    return with_constant<128, 192, 256>(cut.tokens == 256 && p.tokens <= 192 ? 192 : cut.tokens, [&](auto tokens) {
       const auto launch = [&](auto shape) -> int {
         using S = decltype(shape);
-        if (cut.stages != S::kStages) return cudaErrorInvalidValue;
+        if (cut.stages > S::kStages) return cudaErrorInvalidValue;
         return launch_resident<T, S, kGated>(p, weight, x, x_stride, cut.clusters, stream);
       };
       if (cut.share == 1 && cut.split == 2) return launch(ResidentShape<groups.value, tokens.value, 1, 2>{});

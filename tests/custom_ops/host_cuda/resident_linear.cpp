@@ -12,9 +12,9 @@ struct Arguments {
   int64_t tokens, n, k, x_stride, groups, share, split, clusters, is_gated, seed;
 };
 
-template <int kGroups, int kShare, int kSplit, bool kGated>
+template <int kGroups, int kTokens, int kShare, int kSplit, bool kGated>
 void run_all(const Arguments& a) {
-  using S = lamina::ResidentShape<kGroups, 128, kShare, kSplit>;
+  using S = lamina::ResidentShape<kGroups, kTokens, kShare, kSplit>;
   lamina::Linear<Bf16> p{};
   p.bias = a.bias, p.out = a.out;
   p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
@@ -31,12 +31,13 @@ void run_all(const Arguments& a) {
 extern "C" const char* run(const Arguments* a) {
   host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
   const int64_t shape = a->groups * 1000 + a->share * 100 + a->split * 10 + a->is_gated;
-  if (shape == 1120) run_all<1, 1, 2, false>(*a);
-  if (shape == 2140) run_all<2, 1, 4, false>(*a);
-  if (shape == 1180) run_all<1, 1, 8, false>(*a);
-  if (shape == 1121) run_all<1, 1, 2, true>(*a);
-  if (shape == 2220) run_all<2, 2, 2, false>(*a);
-  if (shape == 2210) run_all<2, 2, 1, false>(*a);
-  if (shape == 2211) run_all<2, 2, 1, true>(*a);
+  if (shape == 1120) run_all<1, 128, 1, 2, false>(*a);
+  if (shape == 2140) run_all<2, 128, 1, 4, false>(*a);
+  if (shape == 1180) run_all<1, 128, 1, 8, false>(*a);
+  if (shape == 1121) run_all<1, 128, 1, 2, true>(*a);
+  if (shape == 2220) run_all<2, 128, 2, 2, false>(*a);
+  if (shape == 2210 && a->tokens > 128 && a->tokens <= 192) return run_all<2, 192, 2, 1, false>(*a), host::failure.c_str();
+  if (shape == 2210) run_all<2, 128, 2, 1, false>(*a);
+  if (shape == 2211) run_all<2, 128, 2, 1, true>(*a);
   return host::failure.c_str();
 }
