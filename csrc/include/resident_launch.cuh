@@ -30,8 +30,8 @@ int launch_resident(const Linear<T>& p, const void* weight_data, const void* x_d
   const auto kernel = resident_linear_kernel<T, S, kGated>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
   if (error != cudaSuccess) return error;
-  const int64_t tiles = ceil_div(p.n, S::kParts * S::kBlockRows) * ceil_div(p.tokens, S::kTokenRows);
-  const auto useful = static_cast<unsigned>(smaller(clusters, tiles));
+  const int64_t strips = ceil_div(p.n, kRows) * ceil_div(p.tokens, S::kTokenRows);
+  const auto useful = static_cast<unsigned>(smaller(clusters, strips));
   return launch_clusters_early(S::kCluster, kernel, dim3(useful * S::kCluster), dim3(S::kAllThreads), S::kBytes, stream,
                                weight, x, p);
 }
@@ -49,7 +49,8 @@ int resident_linear(const Linear<T>& p, const void* weight, const void* x, int64
         return launch_resident<T, S, kGated>(p, weight, x, x_stride, cut.clusters, stream);
       };
       if (cut.share == 1 && cut.split == 2) return launch(ResidentShape<groups.value, tokens.value, 1, 2>{});
-      if (cut.share == 2 && cut.split == 1) return launch(ResidentShape<groups.value, tokens.value, 2, 1>{});
+      if constexpr (groups.value == 2)
+        if (cut.share == 2 && cut.split == 1) return launch(ResidentShape<2, tokens.value, 2, 1>{});
       return static_cast<int>(cudaErrorInvalidValue);
     });
   });

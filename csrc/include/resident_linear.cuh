@@ -45,7 +45,7 @@ class ResidentProducer {
         ask_x(item, step);
       }
       if constexpr (S::kRanks > 1)
-        if (item.is_shared) take_sums();
+        if (item.is_shared) take_sums(item.is_narrow);
     }
   }
 
@@ -80,11 +80,11 @@ class ResidentProducer {
 
   // Lets the others send. That this block has their last sums says that each has seen it take stages for them, so that
   // no barrier counts two items at once.
-  __device__ __forceinline__ void take_sums() {
+  __device__ __forceinline__ void take_sums(bool is_narrow) {
 #pragma unroll
     for (int i = 0; i < S::kSumStages; ++i, ring_.advance()) {
       wait_barrier(at_.empty + ring_.stage * 8, ring_.parity ^ 1);
-      arrive_expecting(at_.full + ring_.stage * 8, S::sum_bytes(i));
+      arrive_expecting(at_.full + ring_.stage * 8, S::sum_bytes(i, is_narrow));
     }
     wait_barrier(at_.summed, sums_parity_ ^ 1);
     sums_parity_ ^= 1;
@@ -126,6 +126,23 @@ __device__ __forceinline__ void multiply_item(float (&sums)[kCount], int row, in
   release_stage<S>(at, before);
 }
 
+// The results of an item, of 2 * kCount rows of x that begin at `row` of its own.
+template <typename T, typename S, bool kGated, int kCount>
+__device__ __forceinline__ void finish_item(const ResidentRows<T, kGated>& rows, const Item& item, int row,
+                                            const RingPlaces& at, RingPosition<S::kStages>& ring,
+                                            SumExchange<S>& exchange) {
+  float sums[kCount];
+  multiply_item<T, S>(sums, row, item.count, at, ring);
+  if constexpr (S::kRanks > 1) {
+    if (item.is_shared) {
+      exchange.run(sums, ring);
+      constexpr int kOwn = kCount / S::kRanks;
+      return rows.template write<kOwn>(sums, item.token + row + exchange.rank() * 2 * kOwn);
+    }
+  }
+  rows.template write<kCount>(sums, item.token + row);
+}
+
 // The work of the warps that multiply.
 template <typename T, typename S, bool kGated>
 __device__ __forceinline__ void finish_items(const Linear<T>& p, const Items<S>& items, const RingPlaces& at,
@@ -138,23 +155,11 @@ __device__ __forceinline__ void finish_items(const Linear<T>& p, const Items<S>&
     const ResidentRows<T, kGated> rows(p, group == 0 ? item.first : item.second + group - 1);
     if constexpr (S::kNarrows) {
       if (item.is_narrow && group > 0) {
-        float sums[S::kSums / 2];
-        const int row = block % S::kParts * S::kSums;
-        multiply_item<T, S>(sums, row, item.count, at, ring);
-        rows.template write<S::kSums / 2>(sums, row);
+        finish_item<T, S, kGated, S::kSums / 2>(rows, item, item.half * S::kSums, at, ring, exchange);
         continue;
       }
     }
-    float sums[S::kSums];
-    multiply_item<T, S>(sums, 0, item.count, at, ring);
-    if constexpr (S::kRanks > 1) {
-      if (item.is_shared) {
-        exchange.run(sums, ring);
-        rows.template write<S::kOwnSums>(sums, item.token + block / S::kParts * (S::kTokenRows / S::kRanks));
-        continue;
-      }
-    }
-    rows.template write<S::kSums>(sums, item.token);
+    finish_item<T, S, kGated, S::kSums>(rows, item, 0, at, ring, exchange);
   }
 }
 

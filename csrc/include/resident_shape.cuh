@@ -13,7 +13,8 @@ template <int kGroupCount, int kTokens, int kShare, int kSplit>
 struct ResidentShape {
   static constexpr int kGroups = kGroupCount, kTokenRows = kTokens, kParts = kShare, kRanks = kSplit;
   static constexpr int kCluster = kShare * kSplit;  // blocks
-  static constexpr bool kNarrows = kGroups == 2 && kShare == 2 && kSplit == 1;
+  // Whether what is left may be shared in threes of strips: two blocks take one each, and half of the third.
+  static constexpr bool kNarrows = kGroups == 2 && kShare * kSplit == 2 && (kShare == 2 || kTokens > 128);
   static constexpr int kBlockRows = kGroups * kRows, kThreads = kGroups * 128;  // threads that multiply
   static constexpr int kAllThreads = kThreads + 128;  // registers move between whole warpgroups
   static constexpr bool kMovesRegisters = kGroups > 1;
@@ -30,8 +31,10 @@ struct ResidentShape {
   static constexpr int kSumStages = (kUnits + kUnitsInStage - 1) / kUnitsInStage;
   static_assert(kTokens % (8 * kShare) == 0 && kTokens % (8 * kSplit) == 0 && kStages >= 2 && kSumStages <= kStages &&
                 kStages <= kMaxStages);
-  __device__ __forceinline__ static int sum_bytes(int stage) {
-    return min(kUnits - stage * kUnitsInStage, kUnitsInStage) * kUnitBytes;
+  __device__ __forceinline__ static int sum_bytes(int stage, bool is_narrow) {
+    const int before = stage * kUnitsInStage, units = min(kUnits - before, kUnitsInStage);
+    if (!kNarrows || !is_narrow) return units * kUnitBytes;
+    return (units + max(min(kUnits / 2 - before, kUnitsInStage), 0)) * (kUnitBytes / 2);
   }
 };
 
@@ -41,13 +44,14 @@ struct Item {
   int token;          // the first row of x
   int begin, count;   // steps
   bool is_shared;     // the other ranks of the cluster take the other columns
-  bool is_narrow;     // the second strip is that of the other part as well: each takes half of the rows of x
+  bool is_narrow;     // of the second strip it takes half of the rows of x, a neighbour the others
+  int half;           // which half
 };
 
 // The items of a block, the same number for all blocks of a cluster: first tiles of its own, as long as there is one
-// for most blocks, then what is left. Of that the ranks of a cluster share a tile's columns; two parts share three
-// strips, the middle one by rows of x, where that is enough. Where an item begins behind the end, zeros arrive in its
-// place.
+// for most blocks, then what is left. Of that the ranks of a cluster share the columns; and two neighbours, parts of a
+// cluster or clusters, three strips, the middle one by rows of x, where that is enough. Where an item begins behind the
+// end, zeros arrive in its place.
 template <typename S>
 class Items {
  public:
@@ -64,12 +68,10 @@ class Items {
     whole_ = tiles_ / slots;
     const int rest = tiles_ - whole_ * slots;
     if constexpr (S::kNarrows) {
-      const int strips = strips_ - whole_ * slots * 4;
-      narrow_ = sections_ == 1 && strips > 0 && strips <= clusters_ * 3;
-      if (rest > 0 && !narrow_) ++whole_;
-    } else if (ceil_of(rest, clusters_) == S::kRanks) {
-      ++whole_;
+      const int strips = strips_ - first_left();
+      is_narrow_ = sections_ == 1 && strips > 0 && strips <= clusters_ * S::kParts / 2 * 3;
     }
+    if (!is_narrow_ && ceil_of(rest, clusters_) == S::kRanks) ++whole_;
   }
 
   // The item after so many others; whether there is one.
@@ -80,14 +82,16 @@ class Items {
       item.begin = 0, item.count = steps_;
       return true;
     }
-    if constexpr (S::kNarrows) {
-      const int strip = whole_ * slots * 4 + cluster_ * 3;
-      item = {strip + 2 * part_, strip + 1, 0, 0, steps_, false, true};
-      return narrow_ && index == whole_;
-    }
-    const int part = ceil_of(steps_, S::kRanks), from = whole_ * slots + (index - whole_) * clusters_ + cluster_;
+    const int from = whole_ * slots + (index - whole_) * clusters_ + cluster_;
     item = tile(from);
-    item.begin = rank_ * part, item.count = part, item.is_shared = S::kRanks > 1;
+    item.count = ceil_of(steps_, S::kRanks), item.begin = rank_ * item.count, item.is_shared = S::kRanks > 1;
+    if constexpr (S::kNarrows) {
+      if (is_narrow_) {
+        const int neighbour = cluster_ * S::kParts + part_, strip = first_left() + neighbour / 2 * 3;
+        item.half = neighbour % 2, item.first = strip + 2 * item.half, item.second = strip + 1, item.is_narrow = true;
+        return index == whole_;
+      }
+    }
     return from < tiles_;
   }
 
@@ -96,12 +100,15 @@ class Items {
 
   __device__ __forceinline__ Item tile(int index) const {
     const int first = (index / sections_ * S::kParts + part_) * S::kGroups;
-    return {first, first + 1, index % sections_ * S::kTokenRows, 0, 0, false, false};
+    return {first, first + 1, index % sections_ * S::kTokenRows, 0, 0, false, false, 0};
   }
+
+  // The first strip that no block has alone.
+  __device__ __forceinline__ int first_left() const { return whole_ * clusters_ * S::kCluster * S::kGroups; }
 
   const int strips_, steps_, sections_, clusters_, cluster_, rank_, part_, tiles_;
   int whole_;
-  bool narrow_ = false;
+  bool is_narrow_ = false;
 };
 
 // Where a block keeps things in shared memory: the stages of the ring, and barriers.

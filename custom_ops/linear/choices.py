@@ -159,7 +159,7 @@ def resident_candidates(site: Site) -> tuple[Cut, ...]:
         Cut(groups, tokens, *cluster, resident_stages(groups, tokens), clusters)
         for groups, tokens, cluster in itertools.product((1, 2), RESIDENT_TOKENS, RESIDENT_CLUSTERS)
         for clusters in (64, NUM_PROCESSORS // 2)
-        if tokens == site.num_tokens or (tokens < site.num_tokens and groups == 2)
+        if (groups == 2 or cluster == (1, 2)) and tokens <= site.num_tokens
     )
 
 

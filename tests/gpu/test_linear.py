@@ -66,6 +66,7 @@ RESIDENT = [
     resident(groups, tokens, clusters, cluster)
     for groups, tokens, cluster in itertools.product((1, 2), RESIDENT_TOKENS, RESIDENT_CLUSTERS)
     for clusters in (66, 3, 1)
+    if groups == 2 or cluster == (1, 2)
 ]
 # weight rows and columns: less than a tile, tiles that no block has alone, more than all blocks, no whole one
 RESIDENT_SHAPES = [(16, 8), (512, 1032), (2576, 2056), (11 * 128 + 48, 520)]

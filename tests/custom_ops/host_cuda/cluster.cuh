@@ -41,6 +41,7 @@ struct CUtensorMap {  // strides and data in elements of two bytes
   std::array<int64_t, 4> sizes, strides;
   std::array<int, 4> box;
 };
+using std::max;
 using std::min;
 
 // bfloat16: the upper half of a float, rounded to even.

@@ -9,7 +9,7 @@ struct Arguments {
   const uint16_t *x, *weight;
   const Bf16* bias;
   Bf16* out;
-  int64_t tokens, n, k, x_stride, groups, share, split, clusters, is_gated, seed;
+  int64_t tokens, n, k, x_stride, groups, section, share, split, clusters, is_gated, seed;
 };
 
 template <int kGroups, int kTokens, int kShare, int kSplit, bool kGated>
@@ -30,14 +30,14 @@ void run_all(const Arguments& a) {
 // What went wrong; empty where nothing did.
 extern "C" const char* run(const Arguments* a) {
   host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
-  const int64_t shape = a->groups * 1000 + a->share * 100 + a->split * 10 + a->is_gated;
-  if (shape == 1120) run_all<1, 128, 1, 2, false>(*a);
-  if (shape == 2140) run_all<2, 128, 1, 4, false>(*a);
-  if (shape == 1180) run_all<1, 128, 1, 8, false>(*a);
-  if (shape == 1121) run_all<1, 128, 1, 2, true>(*a);
-  if (shape == 2220) run_all<2, 128, 2, 2, false>(*a);
-  if (shape == 2210 && a->tokens > 128 && a->tokens <= 192) return run_all<2, 192, 2, 1, false>(*a), host::failure.c_str();
-  if (shape == 2210) run_all<2, 128, 2, 1, false>(*a);
-  if (shape == 2211) run_all<2, 128, 2, 1, true>(*a);
+  const int64_t shape = (a->groups * 1000 + a->section) * 1000 + a->share * 100 + a->split * 10 + a->is_gated;
+  if (shape == 1128120) run_all<1, 128, 1, 2, false>(*a);
+  if (shape == 1128121) run_all<1, 128, 1, 2, true>(*a);
+  if (shape == 2128140) run_all<2, 128, 1, 4, false>(*a);
+  if (shape == 2128220) run_all<2, 128, 2, 2, false>(*a);
+  if (shape == 2128211) run_all<2, 128, 2, 1, true>(*a);
+  if (shape == 2192210) run_all<2, 192, 2, 1, false>(*a);
+  if (shape == 2192120) run_all<2, 192, 1, 2, false>(*a);
+  if (shape == 2192121) run_all<2, 192, 1, 2, true>(*a);
   return host::failure.c_str();
 }
