@@ -39,9 +39,9 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return found
 
 
-# groups, rows of x at once, share, split, clusters, weight rows, columns, rows of x, whether gated: whole tiles
-# and one whose columns are shared, many such, of two sections of x; blocks that hand each other x, and share the
-# columns too, three strips, or four; clusters that share three strips, and the columns of each
+# groups, rows of x at once, share, split, clusters, weight rows, columns, rows of x, whether gated: whole
+# tiles and one whose columns are shared, many such, of two sections of x; blocks that hand each other x, and
+# share the columns too, three strips, or four; clusters that share three strips, and the columns of each
 CASES = [
     (1, 128, 1, 2, 1, 5 * 64, 200, 100, False),
     (1, 128, 1, 2, 1, 5 * 64, 72, 100, True),
