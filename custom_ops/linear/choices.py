@@ -22,7 +22,7 @@ Kind = Literal["linear", "gated"]
 BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the matrix units
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
 MAX_STAGES = 24  # of the kernel
-# Blocks that stay. Clusters of four and of eight were measured and lost: sums travel too slowly.
+# Blocks that stay. Of larger clusters a card has no room for enough at once: 30 of four, 15 of eight.
 NUM_PROCESSORS, RESIDENT_TOKENS = 132, (128, 256)
 RESIDENT_CLUSTERS = (1, 2), (2, 1)  # share, split: of the two blocks of a cluster
 # Up to so many rows a kernel that begins early gains between others more than in a row of its like; above, a
