@@ -138,8 +138,8 @@ __device__ __forceinline__ void finish_item(const ResidentRows<T, kGated>& rows,
   if constexpr (S::kRanks > 1) {
     if (item.is_shared) {
       exchange.run(sums, ring);
-      constexpr int kOwn = kCount / S::kRanks;
-      return rows.template write<kOwn>(sums, item.token + row + exchange.rank() * 2 * kOwn);
+      constexpr int kAdded = kCount / S::kRanks;
+      return rows.template write<kAdded>(sums, item.token + row + exchange.rank() * 2 * kAdded);
     }
   }
   rows.template write<kCount>(sums, item.token + row);

@@ -32,16 +32,16 @@ class SumExchange {
 
   template <int kCount>
   __device__ __forceinline__ void run(float (&sums)[kCount], RingPosition<S::kStages>& ring) {
-    constexpr int kOwn = kCount / S::kRanks;
+    constexpr int kAdded = kCount / S::kRanks;
     asm volatile("" : "+r"(rank_));  // what is made of it would else take registers from the products
     wait_barrier(at_.ready, parity_);
     parity_ ^= 1;
 #pragma unroll
     for (int peer = 0; peer < S::kRanks; ++peer) {
-      const int slot = (rank_ < peer ? rank_ : rank_ - 1) * (kOwn / 4);
+      const int slot = (rank_ < peer ? rank_ : rank_ - 1) * (kAdded / 4);
 #pragma unroll
-      for (int i = 0; i < kOwn; i += 4) {
-        const float* four = sums + peer * kOwn + i;
+      for (int i = 0; i < kAdded; i += 4) {
+        const float* four = sums + peer * kAdded + i;
         if (peer == rank_) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) sums[i + j] = four[j];  // in the place of some that were sent
@@ -55,7 +55,7 @@ class SumExchange {
     RingPosition<S::kStages> next = ring;
 #pragma unroll
     for (int i = 0; i < S::kSumStages; ++i, next.advance()) wait_barrier(at_.full + next.stage * 8, next.parity);
-    add_up<kOwn>(sums, ring);
+    add_up<kAdded>(sums, ring);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < S::kSumStages; ++i, ring.advance()) release_stage<S>(at_, ring.stage);
@@ -72,16 +72,16 @@ class SumExchange {
     return stage_of(ring, unit) * S::kStageBytes + unit % S::kUnitsInStage * S::kUnitBytes + threadIdx.x * 16;
   }
 
-  template <int kOwn, int kCount>
+  template <int kAdded, int kCount>
   __device__ __forceinline__ void add_up(float (&own)[kCount], const RingPosition<S::kStages>& ring) const {
 #pragma unroll
-    for (int i = 0; i < kOwn; i += 4) {
+    for (int i = 0; i < kAdded; i += 4) {
       float total[4] = {};
 #pragma unroll
       for (int peer = 0; peer < S::kRanks; ++peer) {
         float4 four = {own[i], own[i + 1], own[i + 2], own[i + 3]};
         if (peer != rank_) {
-          const int unit = (peer < rank_ ? peer : peer - 1) * (kOwn / 4) + i / 4;
+          const int unit = (peer < rank_ ? peer : peer - 1) * (kAdded / 4) + i / 4;
           four = load_four(at_.tiles + place(ring, unit));
         }
         total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w;
