@@ -226,7 +226,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_plan(self, plan, running):
         config, parts = self.server.config, self.server.parts(plan)
         assert 0 < plan.num_tokens == plan.counts.sum() <= config.max_num_batched_tokens
-        answering = [part for part in parts if part.request_id in running]  # not those that come back in this step
+        # not those that come back in this step
+        answering = [part for part in parts if part.request_id in running]
         if any(r.num_computed >= len(self.server.requests[r.request_id].prompt_token_ids) for r in answering):
             assert plan.num_tokens <= (config.max_tokens_beside_decode or plan.num_tokens)
         assert len(set(plan.request_ids)) == len(parts) <= config.max_num_seqs
