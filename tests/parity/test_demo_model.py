@@ -152,6 +152,31 @@ def test_a_small_cache_serves_many_requests_and_gives_every_block_back(
         assert stats["requests"] == {"waiting": 0, "running": 0, "finished": 32}
 
 
+def test_prompts_that_begin_alike_get_their_own_tokens_from_shared_blocks(
+    folder: Path, encode: Callable[[str], list[int]], answers: list[Answer]
+) -> None:
+    """Each prompt, bare and with some of its answer: what follows is the rest of it, alone and batched."""
+    whole = [place for place, answer in enumerate(answers) if len(answer.tokens) == NUM_TOKENS]
+    chosen = [
+        (place, own, Answer(answers[place].tokens[own:], answers[place].leads[own:]))
+        for place in whole[:3]
+        for own in (0, 9, 33)
+    ]
+    prompts = [encode(PROMPTS[place]) + answers[place].tokens[:own] for place, own, _ in chosen]
+    params = [SamplingParams(temperature=0, max_tokens=NUM_TOKENS - own) for _, own, _ in chosen]
+    settings = {"block_size": 4, "num_kv_blocks": 20 * 3 + 1, "max_model_len": 256, "swap_bytes": 1 << 26}
+    with Runtime.from_pretrained(folder, dtype="float32", **settings) as runtime:
+        together = runtime.generate(prompts, params)
+        alone = [runtime.generate([ids], own)[0] for ids, own in zip(prompts[:3], params, strict=False)]
+        stats = runtime.stats()
+    for (place, _, answer), output in zip(chosen + chosen[:3], together + alone, strict=True):
+        _check(PROMPTS[place], output.outputs[0].token_ids, answer)
+    assert sum(output.num_cached_tokens > 0 for output in together) > 3
+    assert all(output.num_cached_tokens > 0 for output in alone[1:3]), "found from before"
+    assert stats["preemptions"] > 0
+    assert stats["swap"]["in"] > 0
+
+
 def test_bfloat16_errs_at_most_twice_as_much_as_transformers_in_bfloat16(
     folder: Path, reference: Any, encode: Callable[[str], list[int]]
 ) -> None:
