@@ -14,6 +14,10 @@ LIBRARY = _Library("lamina", "FRAGMENT")
 DEVICES = {"CPU": "cpu", "CUDA": "cuda"}  # dispatch key: device type
 
 
+def no_result(*args: Any, **options: Any) -> None:
+    """The fake of an op that writes into its arguments and returns nothing."""
+
+
 def define_op(
     schema: str, *, fake: Callable[..., Any], check: Callable[..., None], providers: tuple[Provider, ...]
 ) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..library import define_op
+from ..library import define_op, no_result
 from ..registry import Provider
 from . import _cuda, _numpy, reference
 
@@ -47,25 +47,6 @@ def adjust_logits(
         num_valid_ids,
         out,
     )
-
-
-def _fake(
-    logits: Tensor,
-    rows: Tensor,
-    history: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    num_prompt: Tensor,
-    penalties: Tensor,
-    bias_ids: Tensor,
-    biases: Tensor,
-    allowed: Tensor,
-    bad_words: Tensor,
-    banned: Tensor,
-    num_valid_ids: int,
-    out: Tensor,
-) -> None:
-    return None
 
 
 def _check(
@@ -131,7 +112,7 @@ define_op(
     "adjust_logits(Tensor logits, Tensor rows, Tensor history, Tensor slots, Tensor lengths,"
     " Tensor num_prompt, Tensor penalties, Tensor bias_ids, Tensor biases, Tensor allowed, Tensor bad_words,"
     " Tensor banned, int num_valid_ids, Tensor(a!) out) -> ()",
-    fake=_fake,
+    fake=no_result,
     check=_check,
     providers=(
         _cuda.PROVIDER,

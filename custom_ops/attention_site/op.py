@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import UnsupportedError
-from ..library import declare_op
+from ..library import declare_op, no_result
 
 
 def attention_site(
@@ -23,18 +23,6 @@ def attention_site(
     torch.ops.lamina.attention_site.default(q, k, v, out, layer, cos, sin)
 
 
-def _fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    layer: int,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-) -> None:
-    return None
-
-
 def _refuse(device_type: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any) -> NoReturn:
         raise UnsupportedError(
@@ -47,6 +35,6 @@ def _refuse(device_type: str) -> Callable[..., NoReturn]:
 declare_op(
     "attention_site(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer,"
     " Tensor? cos=None, Tensor? sin=None) -> ()",
-    fake=_fake,
+    fake=no_result,
     implement=_refuse,
 )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..library import define_op
+from ..library import define_op, no_result
 from ..registry import Provider
 from ..triton_provider import triton_provider
 from . import _cuda, reference
@@ -17,10 +17,6 @@ def copy_blocks(
 ) -> None:
     """cache[to] = cache[from] for keys and values; no block is written twice, or both read and written."""
     torch.ops.lamina.copy_blocks.default(key_cache, value_cache, block_mapping)
-
-
-def _fake(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> None:
-    return None
 
 
 def _check(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> None:
@@ -37,7 +33,7 @@ def _check(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> Non
 
 define_op(
     "copy_blocks(Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor block_mapping) -> ()",
-    fake=_fake,
+    fake=no_result,
     check=_check,
     providers=(
         _cuda.PROVIDER,

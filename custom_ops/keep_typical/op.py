@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..library import define_op
+from ..library import define_op, no_result
 from ..registry import Provider
 from . import _cuda, _numpy, reference
 
@@ -22,10 +22,6 @@ def keep_typical(
     torch.ops.lamina.keep_typical.default(logits, temperature, typical_p)
 
 
-def _fake(logits: Tensor, temperature: Tensor, typical_p: Tensor) -> None:
-    return None
-
-
 def _check(logits: Tensor, temperature: Tensor, typical_p: Tensor) -> None:
     if logits.dim() != 2 or logits.stride(1) != 1 or logits.dtype != torch.float32:
         got = f"logits is {list(logits.shape)} {logits.dtype} with strides {list(logits.stride())}"
@@ -38,7 +34,7 @@ def _check(logits: Tensor, temperature: Tensor, typical_p: Tensor) -> None:
 
 define_op(
     "keep_typical(Tensor(a!) logits, Tensor temperature, Tensor typical_p) -> ()",
-    fake=_fake,
+    fake=no_result,
     check=_check,
     providers=(
         _cuda.PROVIDER,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..library import define_op
+from ..library import define_op, no_result
 from ..registry import Provider
 from ..triton_provider import triton_provider
 from . import _cpu, _cuda, _flash_attn, reference
@@ -43,23 +43,6 @@ def paged_attention(
         chunk,
         soft_cap,
     )
-
-
-def _fake(
-    out: Tensor,
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    max_query_len: int,
-    scale: float,
-    window: int,
-    chunk: int,
-    soft_cap: float,
-) -> None:
-    return None
 
 
 def _check(
@@ -109,7 +92,7 @@ define_op(
     "paged_attention(Tensor(a!) out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables,"
     " Tensor seq_lens, Tensor query_start_loc, int max_query_len, float scale, int window, int chunk,"
     " float soft_cap) -> ()",
-    fake=_fake,
+    fake=no_result,
     check=_check,
     providers=(
         _cuda.PROVIDER,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..library import define_op
+from ..library import define_op, no_result
 from ..registry import Provider
 from ..triton_provider import triton_provider
 from . import _cpu, _cuda, _numpy, reference
@@ -32,21 +32,6 @@ def sample(
     torch.ops.lamina.sample.default(
         logits, temperature, top_k, top_p, min_p, seeds, positions, banned, num_valid_ids, out
     )
-
-
-def _fake(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    banned: Tensor,
-    num_valid_ids: int,
-    out: Tensor,
-) -> None:
-    return None
 
 
 def _check(
@@ -90,7 +75,7 @@ def _check(
 define_op(
     "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds,"
     " Tensor positions, Tensor banned, int num_valid_ids, Tensor(a!) out) -> ()",
-    fake=_fake,
+    fake=no_result,
     check=_check,
     providers=(
         _cuda.PROVIDER,

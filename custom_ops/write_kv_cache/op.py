@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..library import define_op
+from ..library import define_op, no_result
 from ..registry import Provider
 from ..triton_provider import triton_provider
 from . import _cpu, _cuda, reference
@@ -19,10 +19,6 @@ def write_kv_cache(
 ) -> None:
     """cache[slot // block_size, slot % block_size] = row for keys and values; slot -1 is skipped."""
     torch.ops.lamina.write_kv_cache.default(key, value, key_cache, value_cache, slot_mapping)
-
-
-def _fake(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    return None
 
 
 def check_write(
@@ -53,7 +49,7 @@ def _check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, s
 define_op(
     "write_kv_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache,"
     " Tensor slot_mapping) -> ()",
-    fake=_fake,
+    fake=no_result,
     check=_check,
     providers=(
         _cuda.PROVIDER,
