@@ -1,5 +1,6 @@
 """Launches recorded once on fixed addresses and replayed: whole steps, or the pieces around attention."""
 
+import functools
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,12 @@ from .plan import BoundPlan
 
 Run = Callable[[], Any]
 Stream: Any = torch.cuda.Stream  # torch leaves it without types
+
+
+@functools.cache
+def _recording_stream(device: torch.device) -> Any:
+    """One for all recordings of a process: torch keeps 32 MiB for its products on each stream, and never frees them."""
+    return Stream(device)
 
 
 @dataclass(slots=True)
@@ -49,7 +56,6 @@ class CudaGraphs:
     device: torch.device
     _recordings: dict[Hashable, _Recording] = field(default_factory=dict)
     _pool: Any = None
-    _stream: Any = None  # recordings that share a pool are made on one stream
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._recordings
@@ -128,9 +134,11 @@ class CudaGraphs:
 
     def _capture_graph(self, run: Run) -> tuple[torch.cuda.CUDAGraph, Any]:
         if self._pool is None:
-            self._pool, self._stream = torch.cuda.graph_pool_handle(), Stream(self.device)
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):  # torch.cuda.graph would empty the cache for every piece
+        with torch.cuda.stream(
+            _recording_stream(self.device)
+        ):  # torch.cuda.graph would empty the cache for every piece
             graph.capture_begin(pool=self._pool)
             try:
                 result = run()

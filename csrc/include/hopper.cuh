@@ -93,13 +93,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
       : "memory");
 }
 
-// Brings the map's box at (column, row) as far as the L2 cache.
-__device__ __forceinline__ void fetch_box(const CUtensorMap* map, int column, int row) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
-               : "memory");
-}
-
-// The same as the first of a tensor of four dimensions.
+// The same of a tensor of four dimensions.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int x, int y, int z, int w,
                                          uint32_t barrier, uint64_t policy) {
   asm volatile(
@@ -109,8 +103,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
       : "memory");
 }
 
-// As copy_box of two dimensions, to the same offset in every block of the cluster whose bit is set, with news to the
-// barrier there.
+// As the first, to the same offset in every block of the cluster whose bit is set, with news to the barrier there.
 __device__ __forceinline__ void copy_box_to_peers(uint32_t to, const CUtensorMap* map, int column, int row,
                                                   uint32_t barrier, uint16_t blocks, uint64_t policy) {
   asm volatile(

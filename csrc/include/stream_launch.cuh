@@ -78,11 +78,9 @@ inline int with_dtype16(int64_t code, const Function& function) {
   return cudaErrorInvalidValue;
 }
 
-// Of few rows of x, whose attention leaves memory idle; half of an H100's L2 cache.
-constexpr int64_t kAheadBytes = 24 << 20;
-
 template <typename T, int kGroups, int kTokens, bool kGated>
-int launch_linear(Linear<T> p, const void* weight_data, const void* x_data, int64_t x_stride, cudaStream_t stream) {
+int launch_linear(const Linear<T>& p, const void* weight_data, const void* x_data, int64_t x_stride,
+                  cudaStream_t stream) {
   using S = Shape<kGroups, kTokens>;
   CUtensorMap weight, x;
   if (!describe<T>(&weight, weight_data, p.n, p.k, p.k, kRows)) return cudaErrorInvalidValue;
@@ -95,7 +93,6 @@ int launch_linear(Linear<T> p, const void* weight_data, const void* x_data, int6
   const auto cluster = static_cast<unsigned>(p.share * p.split);
   const dim3 grid(static_cast<unsigned>(ceil_div(width, tile_width * p.share)) * cluster,
                   static_cast<unsigned>(ceil_div(p.tokens, kTokens)));
-  p.ahead = kTokens > 32 ? 0 : narrow(kAheadBytes / (static_cast<int64_t>(grid.x) * grid.y * S::kStageBytes));
   return launch_clusters_early(cluster, kernel, grid, dim3(S::kThreads + kWarp), bytes, stream, weight, x, p);
 }
 

@@ -24,23 +24,22 @@ __device__ __forceinline__ int first_row(const Work& work, int group, int n) {
 }
 
 // The work of one warp.
-template <typename T, int kGroups, int kTokens, bool kGated>
+template <int kGroups, int kTokens, bool kGated>
 __device__ __forceinline__ void ask_for_tiles(const CUtensorMap* weight, const CUtensorMap* x, const Work& work,
-                                              const Places& at, const Linear<T>& p, bool sends) {
+                                              const Places& at, int n, bool sends) {
   using S = Shape<kGroups, kTokens>;
   const bool asks = threadIdx.x % kWarp == 0;
   const uint64_t once = read_once(), often = read_often();
   const int part_rows = kTokens / work.share;
-  const auto each_box = [&](int step, const auto& visit) {
-#pragma unroll
-    for (int i = 0; i < S::kTiles * kGroups; ++i)
-      visit(i, step * S::kStep + i / kGroups * kColumns, first_row<kGroups, kGated>(work, i % kGroups, p.n));
-  };
   const auto ask_weight = [&](int step, int stage) {
     const uint32_t to = at.tiles + stage * S::kStageBytes, barrier = at.full + stage * 8;
     arrive_expecting(barrier, S::kStageBytes);
-    each_box(step,
-             [&](int i, int column, int row) { copy_box(to + i * kTileBytes, weight, column, row, barrier, once); });
+#pragma unroll
+    for (int i = 0; i < S::kTiles * kGroups; ++i) {
+      const int column = step * S::kStep + i / kGroups * kColumns,
+                row = first_row<kGroups, kGated>(work, i % kGroups, n);
+      copy_box(to + i * kTileBytes, weight, column, row, barrier, once);
+    }
   };
   const auto ask_x = [&](int step, int stage) {
     const uint32_t barrier = at.full + stage * 8;
@@ -59,8 +58,6 @@ __device__ __forceinline__ void ask_for_tiles(const CUtensorMap* weight, const C
   };
   const int first = min(at.stages, work.end - work.begin);
   for (int i = 0; asks && i < first; ++i) ask_weight(work.begin + i, i);
-  for (int step = work.begin + first; asks && step < min(work.begin + first + p.ahead, work.end); ++step)
-    each_box(step, [&](int, int column, int row) { fetch_box(weight, column, row); });
   __syncwarp();
   if (work.share > 1 || sends) wait_for_cluster();  // every block has its barriers
   if (!asks) return;
@@ -148,7 +145,7 @@ __global__ void __launch_bounds__(kGroups * 128 + kWarp)
   if (work.share > 1 || sends) arrive_at_cluster();
   typename S::Sums sums = {};
   if (threadIdx.x >= S::kThreads) {
-    ask_for_tiles<T, kGroups, kTokens, kGated>(&weight, &x, work, at, p, sends);
+    ask_for_tiles<kGroups, kTokens, kGated>(&weight, &x, work, at, p.n, sends);
     __syncwarp();
   } else {
     if (work.share > 1 || sends) wait_for_cluster();

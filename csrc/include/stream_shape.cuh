@@ -15,7 +15,6 @@ struct Linear {
   const T* bias;  // [n] or null
   T* out;         // [tokens, width]: width n, or n / 2 where kGated
   int tokens, n, k, share, split, stages;
-  int ahead;  // steps beyond the stages whose weights go to the L2 cache while the kernel ahead runs
 };
 
 template <int kGroups, int kTokens>

@@ -101,7 +101,7 @@ __device__ __forceinline__ int race_chunks(const float* masses, int num_chunks, 
 }
 
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kBlock, 2) choose_tokens(Sample<T> args) {
+__global__ void __launch_bounds__(kBlock, 1) choose_tokens(Sample<T> args) {
   extern __shared__ uint4 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   float* gaps = reinterpret_cast<float*>(&shared + 1);

@@ -12,12 +12,13 @@
 
 namespace lamina {
 
-constexpr int kBlock = 512, kWarps = kBlock / kWarp;
+constexpr int kBlock = 1024, kWarps = kBlock / kWarp;
 constexpr int kBinBits = 14, kBins = 1 << kBinBits;  // 64 to every doubling of the gap in the first cut
-constexpr int kBinsEach = kBins / kWarps;            // a warp
-constexpr int kListed = 2048;                        // tokens gathered at most
-constexpr float kRoom = 1.0005f;                     // for what rounding may add to a sum of 2^20 weights
-static_assert(kBinsEach == kWarp * kWarp, "a warp scans its bins as a square");
+constexpr int kBinsEach = kWarp * kWarp, kScanners = kBins / kBinsEach;  // a warp scans its bins as a square
+constexpr int kListed = 2048;                                            // tokens gathered at most
+constexpr int kAhead = 2;                                                // chunks that a warp has asked for
+constexpr float kRoom = 1.0005f;  // for what rounding may add to a sum of 2^20 weights
+static_assert(kScanners <= kWarps, "every bin has a warp");
 
 using Rank = uint64_t;
 
@@ -34,7 +35,7 @@ struct Shared {
   uint32_t bins[kBins];
   Rank list[kListed];
   uint64_t partial[kWarps];
-  uint32_t totals[kWarps];
+  uint32_t totals[kWarps];  // of the bins of a warp; of warps
   Interval found;
   int num_listed;
 };
@@ -57,7 +58,8 @@ __device__ __forceinline__ int first_lane(bool is_it) {
 // The bin in which the running sum of the filled bins reaches the goal.
 __device__ __noinline__ Interval find_bin(Shared& shared, const Interval& interval, int shift) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
-  const uint32_t* bins = shared.bins + warp * kBinsEach;
+  const bool scans = warp < kScanners;
+  const uint32_t* bins = shared.bins + (scans ? warp : 0) * kBinsEach;
   uint32_t line = 0;  // a lane adds a line of the square, each lane in a bank of its own
 #pragma unroll
   for (int i = 0; i < kWarp; ++i) line += bins[lane * kWarp + (lane + i) % kWarp];
@@ -67,7 +69,7 @@ __device__ __noinline__ Interval find_bin(Shared& shared, const Interval& interv
   __syncthreads();
   uint32_t before = 0;
   for (int i = 0; i < warp; ++i) before += shared.totals[i];
-  if (before < interval.goal && interval.goal - before <= shared.totals[warp]) {
+  if (scans && before < interval.goal && interval.goal - before <= shared.totals[warp]) {
     const uint32_t wanted = interval.goal - before;
     const int first = first_lane(line >= wanted);
     const uint32_t earlier = __shfl_sync(kAllLanes, line, first == 0 ? 0 : first - 1);
@@ -120,18 +122,28 @@ struct Filter {
   // function(chunk, the gaps of a lane's tokens) for each chunk that may hold ranks up to the last, a warp a chunk.
   template <typename Function>
   __device__ __forceinline__ void for_chunks(Rank last, const Function& function) const {
-    Piece<T, kWidth> piece, ahead;
-    int chunk = next_live(static_cast<int>(threadIdx.x / kWarp), last);
-    if (chunk < args.num_chunks) piece.read(args, row, chunk);
-    while (chunk < args.num_chunks) {
-      const int next = next_live(chunk + kWarps, last);
-      if (next < args.num_chunks) ahead.read(args, row, next);
-      float values[kEach];
-      piece.unpack(values, args, row, chunk);
+    Piece<T, kWidth> pieces[kAhead];
+    int chunks[kAhead], next = next_live(static_cast<int>(threadIdx.x / kWarp), last);
+    const auto ask = [&](int i) {
+      chunks[i] = next;
+      if (next >= args.num_chunks) return;
+      pieces[i].read(args, row, next);
+      next = next_live(next + kWarps, last);
+    };
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) values[i] = gap_of(values[i]);
-      function(chunk, values);
-      chunk = next, piece = ahead;
+    for (int i = 0; i < kAhead; ++i) ask(i);
+    while (true) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int chunk = chunks[i];
+        if (chunk >= args.num_chunks) return;
+        float values[kEach];
+        pieces[i].unpack(values, args, row, chunk);
+        ask(i);
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) values[j] = gap_of(values[j]);
+        function(chunk, values);
+      }
     }
   }
 
