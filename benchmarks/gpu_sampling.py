@@ -91,7 +91,7 @@ def seconds_of_answers(
 
 
 def milliseconds_a_step(taken: list[tuple[float, float]], num_steps: int) -> float:
-    """The median of long answers less that of short ones: one slow prompt spoils a difference, but no median."""
+    """The median of long answers less that of short ones: one slow prompt spoils no median."""
     short, long = (statistics.median(column) for column in zip(*taken, strict=True))
     return (long - short) / num_steps * 1e3
 

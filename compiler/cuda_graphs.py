@@ -21,7 +21,7 @@ Stream: Any = torch.cuda.Stream  # torch leaves it without types
 
 @functools.cache
 def _recording_stream(device: torch.device) -> Any:
-    """One for all recordings of a process: torch keeps 32 MiB for its products on each stream, and never frees them."""
+    """One for all recordings of a process: torch keeps 32 MiB for products on each stream for ever."""
     return Stream(device)
 
 
