@@ -70,6 +70,7 @@ def test_every_kernel_that_might_serve_is_measured_once_and_told(store: Store, a
     assert {site.kind for site in asked if site.n == 2048} == {"linear"}
     assert {site.kind for site in asked if site.n == 4096} == {"linear", "gated"}
     assert all("the streaming kernel" in line and "5.0 us" in line for line in lines)
+    assert settle(store, PRODUCTS * 2) == lines, "what stands twice in a model is told once"
 
 
 def test_another_process_takes_what_the_store_holds(store: Store, asked: list[Site]) -> None:
