@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 CPU_CACHE_BYTES = 4 << 30
 # Pinned memory is lost to everybody else on the machine, so it is never more than this part of what is free.
 SWAP_FRACTION = 1 / 8
+CGROUP_FILES = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
 # What recordings of all sizes have been seen to take, with room to spare; the ledger says what they took.
 GRAPH_BYTES = 1 << 30
 
@@ -77,7 +84,8 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
 def default_swap_bytes(resolved: "Resolved", model: ModelConfig) -> int:
     """Host memory for blocks of preempted requests: as much as the cache itself, if so much is free."""
     cache = resolved.num_kv_blocks * block_bytes(model, resolved.block_size, resolved.dtype)
-    return min(cache, int(available_bytes(torch.device("cpu")) * SWAP_FRACTION))
+    free = min([available_bytes(torch.device("cpu")), *container_bytes()])
+    return min(cache, int(free * SWAP_FRACTION))
 
 
 def swap_slots(resolved: "Resolved", model: ModelConfig) -> int:
@@ -176,6 +184,15 @@ def available_bytes(device: torch.device) -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def container_bytes() -> list[int]:
+    """Bytes that a container may take beyond what it has, by either version of cgroups; none: no limit."""
+    found = []
+    for limit, used in CGROUP_FILES:
+        if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdecimal():
+            found.append(max(0, int(most) - int(used.read_text())))
+    return found
 
 
 @functools.cache
