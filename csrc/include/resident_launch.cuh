@@ -26,7 +26,7 @@ int launch_resident(const Linear<T>& p, const void* weight_data, const void* x_d
                     cudaStream_t stream) {
   CUtensorMap weight, x;
   if (!describe_weight<T, kGated>(&weight, weight_data, p.n, p.k)) return cudaErrorInvalidValue;
-  if (!describe<T>(&x, x_data, p.tokens, p.k, x_stride, S::kTokenRows / S::kParts)) return cudaErrorInvalidValue;
+  if (!describe<T>(&x, x_data, p.tokens, p.k, x_stride, p.copied)) return cudaErrorInvalidValue;
   const auto kernel = resident_linear_kernel<T, S, kGated>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
   if (error != cudaSuccess) return error;
@@ -42,11 +42,12 @@ int resident_linear(const Linear<T>& p, const void* weight, const void* x, int64
                     cudaStream_t stream) {
   if (p.n % (kGated ? 16 : 8) != 0) return cudaErrorInvalidValue;
   return with_constant<1, 2>(cut.groups, [&](auto groups) {
-    return with_constant<128, 192, 256>(cut.tokens == 256 && p.tokens <= 192 ? 192 : cut.tokens, [&](auto tokens) {
+    return with_constant<128, 192, 256>(p.tokens > 128 && p.tokens <= 192 ? 192 : cut.tokens, [&](auto tokens) {
       const auto launch = [&](auto shape) -> int {
         using S = decltype(shape);
-        if (cut.stages > S::kStages) return cudaErrorInvalidValue;
-        return launch_resident<T, S, kGated>(p, weight, x, x_stride, cut.clusters, stream);
+        Linear<T> whole = p;
+        whole.copied = rows_to_copy<S>(p.tokens);
+        return launch_resident<T, S, kGated>(whole, weight, x, x_stride, cut.clusters, stream);
       };
       if (cut.share == 1 && cut.split == 2) return launch(ResidentShape<groups.value, tokens.value, 1, 2>{});
       if constexpr (groups.value == 2)

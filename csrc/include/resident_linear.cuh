@@ -23,8 +23,8 @@ template <typename S, bool kGated>
 class ResidentProducer {
  public:
   __device__ __forceinline__ ResidentProducer(const CUtensorMap* weight, const CUtensorMap* x, const RingPlaces& at,
-                                              int block)
-      : weight_(weight), x_(x), at_(at), block_(block), once_(read_once()), often_(read_often()) {}
+                                              int block, int copied)
+      : weight_(weight), x_(x), at_(at), block_(block), copied_(copied), once_(read_once()), often_(read_often()) {}
 
   __device__ __forceinline__ void run(const Items<S>& items) {
     const bool asks = threadIdx.x % kWarp == 0;
@@ -56,7 +56,7 @@ class ResidentProducer {
 
   __device__ __forceinline__ void ask_weight(const Item& item, int step, int to) const {
     const uint32_t barrier = at_.full + to * 8;
-    arrive_expecting(barrier, S::kStageBytes);
+    arrive_expecting(barrier, S::kWeightBytes + copied_ * S::kParts * kColumns * 2);
     const int column = (item.begin + step) * kColumns;
 #pragma unroll
     for (int group = 0; group < S::kGroups; ++group) {
@@ -68,13 +68,12 @@ class ResidentProducer {
 
   // Every part of a cluster asks for some rows of x, for all parts of its rank.
   __device__ __forceinline__ void ask_x(const Item& item, int step) const {
-    constexpr int kPartRows = S::kTokenRows / S::kParts;
     const uint32_t to = stage(ring_.stage) + S::kWeightBytes, barrier = at_.full + ring_.stage * 8;
     const int column = (item.begin + step) * kColumns;
     if constexpr (S::kParts == 1) {
       copy_box(to, x_, column, item.token, barrier, often_);
     } else {
-      const int row = block_ % S::kParts * kPartRows, first = block_ - block_ % S::kParts;
+      const int row = block_ % S::kParts * copied_, first = block_ - block_ % S::kParts;
       copy_box_to_peers(to + row * kColumns * 2, x_, column, item.token + row, barrier,
                         static_cast<uint16_t>(((1 << S::kParts) - 1) << first), often_);
     }
@@ -96,7 +95,7 @@ class ResidentProducer {
 
   const CUtensorMap *weight_, *x_;
   const RingPlaces& at_;
-  const int block_;  // of the cluster
+  const int block_, copied_;  // which of the cluster; rows of x
   const uint64_t once_, often_;
   RingPosition<S::kStages> ring_;
   uint32_t sums_parity_ = 0;
@@ -130,7 +129,7 @@ __device__ __forceinline__ void multiply_item(float (&sums)[kCount], int row, in
 
 // The results of an item, of 2 * kCount rows of x that begin at `row` of its own.
 template <typename T, typename S, bool kGated, int kCount>
-__device__ __forceinline__ void finish_item(const ResidentRows<T, kGated>& rows, const Item& item, int row,
+__device__ __forceinline__ void finish_item(const ResidentRows<T, kGated>& rows, const Item& item, int row, int section,
                                             const RingPlaces& at, RingPosition<S::kStages>& ring,
                                             SumExchange<S>& exchange) {
   float sums[kCount];
@@ -139,17 +138,17 @@ __device__ __forceinline__ void finish_item(const ResidentRows<T, kGated>& rows,
     if (item.is_shared) {
       exchange.run(sums, ring);
       constexpr int kAdded = kCount / S::kRanks;
-      return rows.template write<kAdded>(sums, item.token + row + exchange.rank() * 2 * kAdded);
+      return rows.template write<kAdded>(sums, item.token + row + exchange.rank() * 2 * kAdded, item.token + section);
     }
   }
-  rows.template write<kCount>(sums, item.token + row);
+  rows.template write<kCount>(sums, item.token + row, item.token + section);
 }
 
 // The work of the warps that multiply.
 template <typename T, typename S, bool kGated>
 __device__ __forceinline__ void finish_items(const Linear<T>& p, const Items<S>& items, const RingPlaces& at,
                                              int block) {
-  const int group = threadIdx.x / 128;
+  const int group = threadIdx.x / 128, section = p.copied * S::kParts;
   RingPosition<S::kStages> ring;
   SumExchange<S> exchange(at, block);
   Item item;
@@ -157,11 +156,11 @@ __device__ __forceinline__ void finish_items(const Linear<T>& p, const Items<S>&
     const ResidentRows<T, kGated> rows(p, group == 0 ? item.first : item.second + group - 1);
     if constexpr (S::kNarrows) {
       if (item.is_narrow && group > 0) {
-        finish_item<T, S, kGated, S::kSums / 2>(rows, item, item.half * S::kSums, at, ring, exchange);
+        finish_item<T, S, kGated, S::kSums / 2>(rows, item, item.half * S::kSums, section, at, ring, exchange);
         continue;
       }
     }
-    finish_item<T, S, kGated, S::kSums>(rows, item, 0, at, ring, exchange);
+    finish_item<T, S, kGated, S::kSums>(rows, item, 0, section, at, ring, exchange);
   }
 }
 
@@ -185,7 +184,7 @@ __global__ void __launch_bounds__(S::kAllThreads, 1)
   const uint32_t full = tiles + S::kStages * S::kStageBytes, empty = full + S::kStages * 8;
   const RingPlaces at{tiles, full, empty, empty + S::kStages * 8, empty + S::kStages * 8 + 8};
   const int block = static_cast<int>(blockIdx.x) % S::kCluster;
-  const Items<S> items(p.n, p.k, p.tokens);
+  const Items<S> items(p.n, p.k, p.tokens, p.copied * S::kParts);
 
   start_successor();
   if (threadIdx.x == S::kThreads) {
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(S::kAllThreads, 1)
   if (threadIdx.x >= S::kThreads) {
     if constexpr (S::kMovesRegisters) give_registers<S::kProducerRegisters>();
     if (threadIdx.x < S::kThreads + kWarp)
-      ResidentProducer<S, kGated>(&weight, &x, at, block).run(items);
+      ResidentProducer<S, kGated>(&weight, &x, at, block, p.copied).run(items);
     else
       wait_for_cluster();
   } else {

@@ -38,6 +38,13 @@ struct ResidentShape {
   }
 };
 
+// Rows of x that each part of a cluster copies for a section: sections are as many as need be, and even.
+template <typename S>
+int rows_to_copy(int tokens) {
+  const int sections = (tokens + S::kTokenRows - 1) / S::kTokenRows, blocks = sections * S::kParts * 8;
+  return (tokens + blocks - 1) / blocks * 8;
+}
+
 // What a block takes at once: strips of 64 weight rows, one for each group of warps, and steps of 64 columns.
 struct Item {
   int first, second;  // strips; of further groups those that follow the second
@@ -55,10 +62,11 @@ struct Item {
 template <typename S>
 class Items {
  public:
-  __device__ __forceinline__ Items(int n, int k, int tokens)
+  __device__ __forceinline__ Items(int n, int k, int tokens, int section)
       : strips_(ceil_of(n, kRows)),
         steps_(ceil_of(k, kColumns)),
-        sections_(ceil_of(tokens, S::kTokenRows)),
+        section_(section),
+        sections_(ceil_of(tokens, section)),
         clusters_(static_cast<int>(gridDim.x) / S::kCluster),
         cluster_(static_cast<int>(blockIdx.x) / S::kCluster),
         rank_(static_cast<int>(blockIdx.x) % S::kCluster / S::kParts),
@@ -100,13 +108,13 @@ class Items {
 
   __device__ __forceinline__ Item tile(int index) const {
     const int first = (index / sections_ * S::kParts + part_) * S::kGroups;
-    return {first, first + 1, index % sections_ * S::kTokenRows, 0, 0, false, false, 0};
+    return {first, first + 1, index % sections_ * section_, 0, 0, false, false, 0};
   }
 
   // The first strip that no block has alone.
   __device__ __forceinline__ int first_left() const { return whole_ * clusters_ * S::kCluster * S::kGroups; }
 
-  const int strips_, steps_, sections_, clusters_, cluster_, rank_, part_, tiles_;
+  const int strips_, steps_, section_, sections_, clusters_, cluster_, rank_, part_, tiles_;
   int whole_;
   bool is_narrow_ = false;
 };

@@ -113,9 +113,9 @@ class ResidentRows {
     if (high < width_) bias_[1] = static_cast<float>(p.bias[kGated ? high + width_ : high]);
   }
 
-  // Of the rows of x that begin at `token`.
+  // Of the rows of x from `token` on and before `end`.
   template <int kCount, int kSums>
-  __device__ __forceinline__ void write(const float (&sums)[kSums], int token) const {
+  __device__ __forceinline__ void write(const float (&sums)[kSums], int token, int end) const {
     constexpr int kBlocks = kCount / 4, kTaken = kGated ? 4 : 2;  // of 8 rows of x; and at once
 #pragma unroll
     for (int block = 0; block < kBlocks; block += kTaken) {
@@ -135,7 +135,7 @@ class ResidentRows {
       exchange_words(words);
       const int word = lane_ % 4, in_block = block + (kGated ? word : word / 2);
       const int row = first_ + (kGated ? 0 : word % 2 * 8), of_x = token + in_block * 8 + lane_ / 4;
-      if (in_block < kBlocks && of_x < p_.tokens && row < width_)
+      if (in_block < kBlocks && of_x < min(end, p_.tokens) && row < width_)
         store_raw(p_.out + static_cast<int64_t>(of_x) * width_ + row, uint4{words[0], words[1], words[2], words[3]});
     }
   }

@@ -15,6 +15,7 @@ struct Linear {
   const T* bias;  // [n] or null
   T* out;         // [tokens, width]: width n, or n / 2 where kGated
   int tokens, n, k, share, split, stages;
+  int copied;  // rows of x that a copy brings: no more than there are, since what lies outside is slower than any row
 };
 
 template <int kGroups, int kTokens>

@@ -18,9 +18,10 @@ void run_all(const Arguments& a) {
   lamina::Linear<Bf16> p{};
   p.bias = a.bias, p.out = a.out;
   p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
+  p.copied = lamina::rows_to_copy<S>(p.tokens);
   CUtensorMap weight{a.weight, {a.k, a.n, 1, 1}, {1, a.k, 0, 0}, {64, 64, 1, 1}};
   if (kGated) weight = {a.weight, {a.k, 8, 2, a.n / 16}, {1, a.k, a.n / 2 * a.k, 8 * a.k}, {64, 8, 2, 4}};
-  const CUtensorMap x{a.x, {a.k, a.tokens, 1, 1}, {1, a.x_stride, 0, 0}, {64, S::kTokenRows / kShare, 1, 1}};
+  const CUtensorMap x{a.x, {a.k, a.tokens, 1, 1}, {1, a.x_stride, 0, 0}, {64, p.copied, 1, 1}};
   gridDim.x = static_cast<unsigned>(a.clusters) * S::kCluster;
   for (unsigned block = 0; block < gridDim.x && host::failure.empty(); block += S::kCluster)
     host::run_cluster(block, S::kCluster, S::kAllThreads,
