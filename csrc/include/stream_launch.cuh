@@ -79,12 +79,12 @@ inline int with_dtype16(int64_t code, const Function& function) {
 }
 
 template <typename T, int kGroups, int kTokens, bool kGated>
-int launch_linear(const Linear<T>& p, const void* weight_data, const void* x_data, int64_t x_stride,
-                  cudaStream_t stream) {
+int launch_linear(Linear<T> p, const void* weight_data, const void* x_data, int64_t x_stride, cudaStream_t stream) {
   using S = Shape<kGroups, kTokens>;
   CUtensorMap weight, x;
   if (!describe<T>(&weight, weight_data, p.n, p.k, p.k, kRows)) return cudaErrorInvalidValue;
-  if (!describe<T>(&x, x_data, p.tokens, p.k, x_stride, kTokens / p.share)) return cudaErrorInvalidValue;
+  p.copied = 8 * narrow(ceil_div(smaller(p.tokens, kTokens), 8 * p.share));
+  if (!describe<T>(&x, x_data, p.tokens, p.k, x_stride, p.copied)) return cudaErrorInvalidValue;
   const auto kernel = linear_kernel<T, kGroups, kTokens, kGated>;
   const int bytes = S::bytes(p.stages);
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);

@@ -24,20 +24,20 @@ __device__ __forceinline__ int first_row(const Work& work, int group, int n) {
 }
 
 // The work of one warp.
-template <int kGroups, int kTokens, bool kGated>
+template <typename T, int kGroups, int kTokens, bool kGated>
 __device__ __forceinline__ void ask_for_tiles(const CUtensorMap* weight, const CUtensorMap* x, const Work& work,
-                                              const Places& at, int n, bool sends) {
+                                              const Places& at, const Linear<T>& p, bool sends) {
   using S = Shape<kGroups, kTokens>;
   const bool asks = threadIdx.x % kWarp == 0;
   const uint64_t once = read_once(), often = read_often();
-  const int part_rows = kTokens / work.share;
+  const int stage_bytes = S::kTiles * (kGroups * kTileBytes + p.copied * work.share * kColumns * 2);
   const auto ask_weight = [&](int step, int stage) {
     const uint32_t to = at.tiles + stage * S::kStageBytes, barrier = at.full + stage * 8;
-    arrive_expecting(barrier, S::kStageBytes);
+    arrive_expecting(barrier, stage_bytes);
 #pragma unroll
     for (int i = 0; i < S::kTiles * kGroups; ++i) {
       const int column = step * S::kStep + i / kGroups * kColumns,
-                row = first_row<kGroups, kGated>(work, i % kGroups, n);
+                row = first_row<kGroups, kGated>(work, i % kGroups, p.n);
       copy_box(to + i * kTileBytes, weight, column, row, barrier, once);
     }
   };
@@ -51,7 +51,7 @@ __device__ __forceinline__ void ask_for_tiles(const CUtensorMap* weight, const C
         copy_box(to, x, column, work.token, barrier, often);
         continue;
       }
-      const int row = work.part * part_rows;
+      const int row = work.part * p.copied;
       const auto peers = static_cast<uint16_t>(((1 << work.share) - 1) << (work.rank * work.share));
       copy_box_to_peers(to + row * kColumns * 2, x, column, work.token + row, barrier, peers, often);
     }
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kGroups * 128 + kWarp)
   if (work.share > 1 || sends) arrive_at_cluster();
   typename S::Sums sums = {};
   if (threadIdx.x >= S::kThreads) {
-    ask_for_tiles<kGroups, kTokens, kGated>(&weight, &x, work, at, p.n, sends);
+    ask_for_tiles<T, kGroups, kTokens, kGated>(&weight, &x, work, at, p, sends);
     __syncwarp();
   } else {
     if (work.share > 1 || sends) wait_for_cluster();
