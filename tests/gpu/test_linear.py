@@ -129,7 +129,7 @@ def test_blocks_that_stay_err_at_most_twice_as_much_as_the_library(
 ) -> None:
     for n, k in RESIDENT_SHAPES:
         weight, bias = weights(n, k, dtype), vector(n, dtype)
-        for num_rows in (1, cut.tokens // 2 + 1, cut.tokens, 256):
+        for num_rows in (1, cut.tokens // 2 + 1, cut.tokens, 150, 256):
             x = rows(num_rows, k, dtype)
             exact = formula.linear(x.double(), weight.double(), bias.double())
             naive = formula.linear(x, weight, bias)
