@@ -351,11 +351,12 @@ def test_keys_that_a_step_writes_are_not_read_before_they_are_written(head_dim: 
     slots = tables.gather(1, last[:, None] // 16)[:, 0] * 16 + last % 16
     slot_mapping, rows = slots.int(), torch.randn(len(slots), *case.key_cache.shape[2:], device=DEVICE)
     rows = rows.to(case.query.dtype)
+    values = -rows
     long = torch.randn(1, 100_001, device=DEVICE)  # one block's work, which the writer of the cache waits for
 
     def step() -> None:
         rms_norm(long, long[0], 1e-5)
-        write_kv_cache(rows, -rows, case.key_cache, case.value_cache, slot_mapping)
+        write_kv_cache(rows, values, case.key_cache, case.value_cache, slot_mapping)
         paged_attention(*case)
 
     step()
