@@ -135,10 +135,8 @@ class CudaGraphs:
     def _capture_graph(self, run: Run) -> tuple[torch.cuda.CUDAGraph, Any]:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(
-            _recording_stream(self.device)
-        ):  # torch.cuda.graph would empty the cache for every piece
+        graph = torch.cuda.CUDAGraph()  # torch.cuda.graph would empty the cache for every piece
+        with torch.cuda.stream(_recording_stream(self.device)):
             graph.capture_begin(pool=self._pool)
             try:
                 result = run()

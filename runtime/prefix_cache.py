@@ -24,9 +24,8 @@ class CachedBlock:
     step: int  # the last one that writes into it
     sides: list[int]  # the null block where one is not known
     child: "CachedBlock | None" = None  # the first block after it; most have no other
-    others: "dict[CachedBlock, None] | None" = (
-        None  # in the order in which they came, as recordings repeat it
-    )
+    # In the order in which they came, as recordings repeat it.
+    others: "dict[CachedBlock, None] | None" = None
 
     def children(self) -> "list[CachedBlock]":
         """The blocks after it."""
