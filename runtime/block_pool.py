@@ -89,8 +89,7 @@ class BlockPool:
 
     def keep(self, block_ids: Collection[int]) -> None:
         """What these blocks hold, which are in use, is to be kept when nobody holds them any more."""
-        for block_id in block_ids:
-            assert self._references[block_id] > 0, f"block {block_id} is to be kept but nobody holds it"
+        assert all(map(self._references.__getitem__, block_ids)), f"{block_ids}: nobody holds one to be kept"
         self._kept.update(block_ids)
 
     def drop(self, block_ids: Iterable[int]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 from .request import Request
-from .scheduler_output import SchedulerOutput
+from .scheduler_output import Ints, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Launched:
 
     plan: SchedulerOutput
     requests: list[Request]
-    version: int  # of the scheduler's rows, as they were
+    serials: Ints  # of the scheduler's rows, as they were
 
     def samplers(self) -> list[Request]:
         """The requests that its tokens are for, in order."""
@@ -39,10 +39,10 @@ class InFlight:
         """The number of the step to be launched next; none has it twice."""
         return self._num_launched + 1
 
-    def launch(self, plan: SchedulerOutput, requests: list[Request], version: int) -> None:
+    def launch(self, plan: SchedulerOutput, requests: list[Request], serials: Ints) -> None:
         """A step is on its way, with a row for each of these."""
         self._num_launched = plan.step
-        self._steps.append(Launched(plan, requests, version))
+        self._steps.append(Launched(plan, requests, serials))
 
     def finish(self, plan: SchedulerOutput) -> Launched:
         """The oldest step is over; returns it."""

@@ -85,7 +85,6 @@ class InputBatch:
         self.vocab_size = vocab_size
         self._tables = np.full((self._num_groups * max_num_seqs, max_blocks_per_seq), NULL_BLOCK, np.int32)
         self._block_tables = torch.zeros(self._tables.shape, dtype=torch.int32, device=device)
-        self._num_columns = 0  # of the longest table there ever was
         self._token_ids = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
         # The last step's samples and then the host's token ids, in one tensor: a token comes from either.
         self._first_packed = _aligned(max_num_seqs)
@@ -115,7 +114,7 @@ class InputBatch:
             plan.num_samples if padded_samples is None else padded_samples,
         )
         self._check_sizes(plan, *sizes)
-        self._update_tables(plan)
+        self._update_tables(plan.new_blocks)
         self._update_sampling(plan.sampling)
         layout, views = self._layout(sizes)
         self._send_fields(plan, layout)
@@ -142,29 +141,16 @@ class InputBatch:
         assert plan.num_rows <= seqs <= self.max_num_seqs, f"{plan.num_rows} sequences in {seqs}"
         assert plan.num_samples <= samples <= self.max_num_seqs, f"{plan.num_samples} samples in {samples}"
 
-    def _update_tables(self, plan: SchedulerOutput) -> None:
-        """Let rows of the block tables move, then set what is new in them."""
-        if plan.moved_from is not None:
-            self._move_tables(plan.moved_from)
-        if num := plan.new_blocks.shape[1]:
-            rows, columns, blocks = plan.new_blocks
-            self._num_columns = max(self._num_columns, int(columns.max()) + 1)
+    def _update_tables(self, new_blocks: Ints) -> None:
+        """Set what is new in the block tables."""
+        if num := new_blocks.shape[1]:
+            rows, columns, blocks = new_blocks
             self._tables[rows, columns] = blocks
             entries = np.empty(3 * num, np.int32)  # places as int64, then block ids
             entries[: 2 * num].view(np.int64)[:] = rows * self._tables.shape[1] + columns
             entries[2 * num :] = blocks
             sent = self._send(entries)
             self._block_tables.view(-1).index_copy_(0, sent[: 2 * num].view(torch.int64), sent[2 * num :])
-
-    def _move_tables(self, moved_from: Ints) -> None:
-        """Rows before the first that moves, and columns that no table reaches, stay as they are."""
-        first = int((moved_from != np.arange(len(moved_from))).argmax())
-        tables = self._block_tables[:, : self._num_columns]
-        for start in range(0, len(self._tables), self.max_num_seqs):
-            target = slice(start + first, start + len(moved_from)), slice(self._num_columns)
-            sources = start + moved_from[first:]
-            self._tables[target] = self._tables[sources, : self._num_columns]
-            self._block_tables[target] = tables.index_select(0, self._send(sources))
 
     def _update_sampling(self, sampling: NDArray[np.void]) -> None:
         held = self._sampling_held

@@ -1,8 +1,9 @@
 """Block tables: which blocks of the KV cache hold a request's tokens. Nothing else writes them."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from ..common.errors import ConfigError
@@ -35,10 +36,15 @@ class Table:
     def num_columns(self) -> int:
         return len(self.groups[0])
 
-    def held(self) -> Iterable[int]:
+    def held(self) -> list[int]:
         """Every block that it holds, column by column."""
-        for column in zip(*self.groups, strict=True):
-            yield from (block_id for block_id in column if block_id != NULL_BLOCK)
+        one = self.groups[0] if len(self.groups) == 1 else chain.from_iterable(zip(*self.groups, strict=True))
+        return [block_id for block_id in one if block_id != NULL_BLOCK]
+
+    def extend(self, block_ids: Sequence[int]) -> None:
+        """Columns for so many blocks, which come column by column."""
+        for which, group in enumerate(self.groups):
+            group += block_ids[which :: len(self.groups)]
 
 
 class KVCacheManager:
@@ -112,9 +118,9 @@ class KVCacheManager:
         the cache, and after that on the host, from where this step brings them.
         """
         found = self._find(tokens, num_reusable)
-        held = [*found.held()]
+        held = found.held()
         idle = sum(self.pool.references(block_id) == 0 for block_id in held)
-        missing = self._num_blocks(num_tokens) - found.num_columns
+        missing = self.blocks_for(num_tokens) - found.num_columns
         if (missing + spare_blocks) * self.num_groups + idle > self.pool.num_available:
             return None
         assert tokens.request_id not in self._tables, f"{tokens.request_id} has a table"
@@ -123,7 +129,7 @@ class KVCacheManager:
         reusable, slots = slice(found.num_shared, num_reusable // self.block_size), []
         if self.swap is not None:  # before others need them for what is to make room
             slots = self.swap.take(tokens.request_id, reusable)
-        self._extend([found] * missing)
+        found.extend(self._take_free(missing * self.num_groups))
         if self.swap is not None and slots:
             self.swap.bring(slots, found.groups[0][found.num_shared :][: len(slots)])
             found.restored_by = step
@@ -131,14 +137,22 @@ class KVCacheManager:
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Make a table long enough for that many tokens; False, and nothing done, if blocks are short."""
-        missing = self._num_blocks(num_tokens) - self.num_blocks(request_id)
-        return missing <= 0 or self.grow_each([request_id] * missing)
+        missing = (self.blocks_for(num_tokens) - self.num_blocks(request_id)) * self.num_groups
+        if missing > self.pool.num_available:
+            return False
+        if missing > 0:
+            self._tables[request_id].extend(self._take_free(missing))
+        return True
 
     def grow_each(self, request_ids: Sequence[str]) -> bool:
         """One more column for each of these requests; False, and nothing done, if blocks are short."""
-        if len(request_ids) * self.num_groups > self.pool.num_available:
+        num_groups, tables = self.num_groups, self._tables
+        if len(request_ids) * num_groups > self.pool.num_available:
             return False
-        self._extend([self._tables[request_id] for request_id in request_ids])
+        block_ids = iter(self._take_free(len(request_ids) * num_groups))
+        for request_id in request_ids:
+            for group in tables[request_id].groups:
+                group.append(next(block_ids))
         return True
 
     def commit(self, tokens: Tokens, num_tokens: int, step: int) -> None:
@@ -190,15 +204,26 @@ class KVCacheManager:
         table = self._tables.get(request_id)
         return 0 if table is None else table.num_columns
 
+    def blocks_for(self, num_tokens: int) -> int:
+        """How long a table is that has room for so many tokens."""
+        return -(-num_tokens // self.block_size)
+
     def block_ids(self, request_id: str, start: int = 0, group: int = 0) -> tuple[int, ...]:
         """A request's table of a group from that column on."""
         return tuple(self._tables[request_id].groups[group][start:])
+
+    def columns(self, request_ids: Sequence[str], starts: Sequence[int], group: int) -> list[int]:
+        """The tables of these requests of a group, each from a column on, one after the other."""
+        block_ids: list[int] = []
+        for request_id, start in zip(request_ids, starts, strict=True):
+            block_ids += self._tables[request_id].groups[group][start:]
+        return block_ids
 
     def free(self, request_id: str) -> None:
         """Give back every block of a request, its last first; nothing to do for one that has none."""
         table = self._tables.pop(request_id, None)
         if table is not None:
-            self.pool.free(reversed([*table.held()]))
+            self.pool.free(reversed(table.held()))
         self._chains.pop(request_id, None)
         if self.swap is not None:
             self.swap.forget(request_id)
@@ -241,9 +266,7 @@ class KVCacheManager:
     def _check_table(self, request_id: str, num_tokens: int) -> None:
         """A table is long enough, and has given back what it says, which none of its layers will see."""
         table = self._tables[request_id]
-        assert table.num_columns >= self._num_blocks(num_tokens), (
-            f"{request_id}: {table}, {num_tokens} tokens"
-        )
+        assert table.num_columns >= self.blocks_for(num_tokens), f"{request_id}: {table}, {num_tokens} tokens"
         for window, blocks, released in zip(self.windows, table.groups, table.released, strict=True):
             assert len(blocks) == table.num_columns, f"{request_id}: {table}"
             assert blocks[:released] == [NULL_BLOCK] * released, f"{request_id}: {table}"
@@ -309,19 +332,12 @@ class KVCacheManager:
             chain = self._chains[tokens.request_id] = Chain(tokens.cache_salt, tokens.token_ids)
         return chain
 
-    def _extend(self, tables: Sequence[Table]) -> None:
-        """A column for each; where free blocks are short, the least recently used cached ones are freed."""
-        count = len(tables) * self.num_groups
+    def _take_free(self, count: int) -> list[int]:
+        """So many free blocks; where they are short, the least recently used cached ones are freed."""
         while self.pool.num_free < count:
             assert self.prefix is not None, "only a prefix cache keeps blocks"
             dropped = self.prefix.drop(self.pool.least_recently_used)
             self.pool.drop(dropped)
             if self.swap is not None:
                 self.swap.evict(dropped)
-        block_ids = iter(self.pool.allocate(count))
-        for table in tables:
-            for group in table.groups:
-                group.append(next(block_ids))
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        return self.pool.allocate(count)

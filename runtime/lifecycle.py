@@ -160,8 +160,6 @@ class Lifecycle:
         """Every invariant of the queues, the rows, the tables and the pool; for tests, between calls."""
         running, waiting = self._rows.requests, [*self._waiting]
         draining, ended = [*self._draining.values()], [r for r in self._leaving if r.finish_reason]
-        ranks = [request.rank for request in running]
-        assert ranks == sorted(ranks), "someone overtook"
         self._waiting.check()
         assert all(request.status is RequestStatus.RUNNING for request in running + draining)
         for request in waiting:
@@ -227,8 +225,13 @@ class Lifecycle:
         if request.num_tokens + in_flight >= request.max_total_tokens:
             self._draining[request.request_id] = request
         elif len(self._rows) < self.config.max_num_seqs:
-            blocks = self._kv_cache.num_blocks(request.request_id)
-            self._rows.append(request, blocks=blocks, computed=request.num_computed, in_flight=in_flight)
+            self._give_row(request, computed=request.num_computed, in_flight=in_flight)
+
+    def _give_row(self, request: Request, *, computed: int, in_flight: int = 0) -> None:
+        """A row for a request that has a table; the last token that it may come to have needs no room."""
+        blocks = self._kv_cache.num_blocks(request.request_id)
+        most = self._kv_cache.blocks_for(request.max_total_tokens - 1)
+        self._rows.append(request, blocks=blocks, most_blocks=most, computed=computed, in_flight=in_flight)
 
 
 def _rank(request: Request) -> tuple[float, int]:

@@ -122,22 +122,25 @@ class PrefixCache:
         The null block stands for one that was given back: if it was forgotten since, so is what follows. A
         side that was forgotten is entered anew.
         """
-        entries = chain.entries
+        entries, by_block, by_digest = chain.entries, self._by_block, self._by_digest
         entered: list[int] = []
-        while entries and self._by_block.get(entries[-1].block_id) is not entries[-1]:
+        while entries and by_block.get(entries[-1].block_id) is not entries[-1]:
             entries.pop()  # forgotten since: the last ones first
         if len(entries) == len(block_ids):
             return entered
         known, parent = len(entries), entries[-1] if entries else chain.salt
         blocks = chain.blocks(len(block_ids), self)[known : len(block_ids)]
         for block_id, (digest, token_ids) in zip(block_ids[known:], blocks, strict=True):
-            entry = self._by_digest.get(digest)
-            if entry is None and block_id == NULL_BLOCK:
-                break
+            entry = by_digest.get(digest)
             if entry is None:
+                if block_id == NULL_BLOCK:
+                    break
+                assert block_id not in by_block, f"block {block_id} is entered twice"
                 own = [NULL_BLOCK] * self.num_sides if self.num_sides else NO_SIDES
                 entry = CachedBlock(block_id, digest, token_ids, parent, step, own)
-                self._enter(entry)
+                by_digest[digest] = by_block[block_id] = entry
+                if isinstance(parent, CachedBlock):
+                    parent.adopt(entry)
                 entered.append(block_id)
             elif not _is(entry, token_ids, parent):
                 break  # another block with this hash: neither it nor what follows can be entered
@@ -214,13 +217,6 @@ class PrefixCache:
                 entry.step = max(entry.step, step)
                 entered.append(block_id)
         return entered
-
-    def _enter(self, entry: CachedBlock) -> None:
-        assert entry.block_id not in self._by_block, f"block {entry.block_id} is entered twice"
-        self._by_digest[entry.digest] = self._by_block[entry.block_id] = entry
-        parent = entry.parent
-        if isinstance(parent, CachedBlock):
-            parent.adopt(entry)
 
 
 def _is(entry: CachedBlock, token_ids: bytes, parent: CachedBlock | str) -> bool:

@@ -17,7 +17,7 @@ from .scheduler import Scheduler
 from .scheduler_config import SchedulerConfig
 from .scheduler_output import ON_HOST, Reports, SchedulerOutput
 
-FORMAT = 1
+FORMAT = 2
 
 
 class RecordingScheduler(Scheduler):
@@ -154,8 +154,6 @@ class PlanEncoder:
         on_host = plan.sources == ON_HOST
         if not np.array_equal(plan.sources, np.arange(plan.num_rows)):
             said["sources"] = "host" if on_host.all() else plan.sources.tolist()
-        if plan.moved_from is not None:
-            said["moved"] = plan.moved_from.tolist()
         if plan.new_blocks.size:
             said["new_blocks"] = plan.new_blocks.T.tolist()
         for name, blocks in (("leaving", plan.copies.leaving), ("coming", plan.copies.coming)):

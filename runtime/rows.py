@@ -1,6 +1,6 @@
 """The running requests with their counts side by side: a step of all of them is a few array operations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,12 @@ from .request import Request
 from .sampling_params import SamplingParams
 from .scheduler_output import ON_HOST, SAMPLING, Adjusted, Banned, Flags, Ints, Said
 
-NEW = -1  # where the device has no table for a row yet
 NO_SLOT = -1  # of a request whose tokens the device need not keep
 LARGEST_TOP_K = 2**31 - 1
 COUNTS = (
     "computed",  # tokens in the cache once every step launched so far is over
     "known",  # tokens the host has read, the prompt's included
-    "in_flight",  # tokens sampled by steps launched and not yet read
-    "total",  # both together
+    "total",  # the same and those that steps sample which were launched and not yet read
     "limit",  # tokens it may have in all
     "num_prompt",
     "to_fill",  # tokens it had when it got its row: until they are computed, it catches up
@@ -26,18 +24,20 @@ COUNTS = (
     "place",  # of its token among the samples of the last step launched, or ON_HOST
     "last_step",  # launched with a part of it
     "blocks",  # in its table
-    "sent",  # of them, how many the device knows
-    "table_row",  # where the device holds its table, or NEW
+    "sent",  # of them, how many the device has in the row's table
+    "most_blocks",  # that it may come to have
     "slot",  # where the device keeps its tokens, or NO_SLOT
     "told",  # of them, how many it has
     "reports",  # whether log-probabilities are wanted
+    "serial",  # of what has the row: another one each time that a request gets a row, 0 for nothing
 )
 
 
 class Rows:
-    """Requests in order of rank; row i is row i of the arena, and of every column here.
+    """Requests in no order; row i is row i of the arena, and of every column here.
 
-    Columns are as long as there can be rows; those from len(rows) on hold nothing.
+    A request keeps its row for as long as it has one, unless one before it leaves and it is the last: then it
+    takes that place, so that there is no gap. So whoever comes and goes changes nothing for the others.
     """
 
     def __init__(self, max_num_rows: int) -> None:
@@ -45,7 +45,6 @@ class Rows:
         (
             self.computed,
             self.known,
-            self.in_flight,
             self.total,
             self.limit,
             self.num_prompt,
@@ -56,88 +55,93 @@ class Rows:
             self.last_step,
             self.blocks,
             self.sent,
-            self.table_row,
+            self.most_blocks,
             self.slot,
             self.told,
             self.reports,
+            self.serial,
         ) = self._counts
         self.sampling = np.zeros(max_num_rows, SAMPLING)
         # The same memory in words: numpy copies structured arrays field by field.
         self._sampling_words = self.sampling.view(np.int64).reshape(max_num_rows, -1)
         self.requests: list[Request] = []
+        self._ids: list[str] = []
         self._free_slots = list(range(max_num_rows))[::-1]  # the lowest last
-        self._are_in_order = True  # of rank
-        self.version = 0  # another one whenever the requests or their rows are others
+        self._num_serials = 0
         self._changed()
 
     def __len__(self) -> int:
         return len(self.requests)
 
-    def append(self, request: Request, *, blocks: int, computed: int = 0, in_flight: int = 0) -> None:
-        """A row for a request after all others, wherever it ranks."""
+    def append(
+        self, request: Request, *, blocks: int, most_blocks: int, computed: int = 0, in_flight: int = 0
+    ) -> None:
+        """A row for a request."""
         row = request.row = len(self.requests)
-        self._are_in_order &= not self.requests or self.requests[-1].rank < request.rank
         self.requests.append(request)
+        self._ids.append(request.request_id)
         self._changed()
-        num_prompt = len(request.prompt_token_ids)
+        self._num_serials += 1
+        num_prompt, num_tokens = len(request.prompt_token_ids), request.num_tokens
         newest = request.output_token_ids[-1] if request.output_token_ids else request.prompt_token_ids[-1]
         self._counts[:, row] = (
             computed,
-            request.num_tokens,
-            in_flight,
-            request.num_tokens + in_flight,
+            num_tokens,
+            num_tokens + in_flight,
             request.max_total_tokens,
             num_prompt,
-            request.num_tokens,
+            num_tokens,
             num_prompt + request.params.min_tokens,
             newest,
             ON_HOST,
             request.last_step,
             blocks,
             0,
-            NEW,
+            most_blocks,
             self._free_slots.pop() if request.params.adjusts else NO_SLOT,
             0,
             request.params.wants_reports,
+            self._num_serials,
         )
         self.sampling[row] = first_choice(request.params)
 
-    def remove(self, rows: Sequence[int] | Ints) -> None:
-        """Take requests out; those after them move up."""
-        gone = sorted({*map(int, rows)})
-        for row in gone:
+    def remove(self, rows: Iterable[int]) -> None:
+        """Take requests out; the last ones take their places."""
+        for row in sorted(rows, reverse=True):
             request = self.requests[row]
             request.last_step = int(self.last_step[row])
             request.num_computed = int(self.computed[row])
             self._free_slot(row)
+            last = len(self) - 1
+            if row < last:
+                self._exchange(row, last)
             request.row = -1
-        for number, row in enumerate(gone):
-            self._close_up(row - number)
-        for row, request in enumerate(self.requests[gone[0] :], start=gone[0]):
-            request.row = row
+            self.serial[last] = 0
+            del self.requests[last], self._ids[last]
         self._changed()
 
-    def _close_up(self, row: int) -> None:
-        """Move what stands after a row up by one."""
-        end = len(self)
-        del self.requests[row]
-        self._counts[:, row : end - 1] = self._counts[:, row + 1 : end]
-        self._sampling_words[row : end - 1] = self._sampling_words[row + 1 : end]
-
-    def sort(self) -> Ints | None:
-        """Put everyone where they rank; returns which row each was in, None where nobody moves."""
-        if self._are_in_order:
-            return None
-        moved = np.array(sorted(range(len(self)), key=lambda row: self.requests[row].rank), np.int64)
-        self.requests = [self.requests[row] for row in moved.tolist()]
-        rows = slice(len(self))
-        self._counts[:, rows] = self._counts[:, moved]
-        self._sampling_words[rows] = self._sampling_words[moved]
-        for row, request in enumerate(self.requests):
-            request.row = row
-        self._are_in_order = True
+    def put_first(self, counts: Ints) -> Ints:
+        """Let rows with a count come before all others, moving as few as can be; returns their counts."""
+        chosen = counts > 0
+        num = int(chosen.sum())
+        others, late = np.flatnonzero(~chosen[:num]), num + np.flatnonzero(chosen[num:])
+        for row, other in zip(others.tolist(), late.tolist(), strict=True):
+            self._exchange(row, other)
         self._changed()
-        return moved
+        first = counts[:num].copy()
+        first[others] = counts[late]
+        return first
+
+    def _exchange(self, row: int, other: int) -> None:
+        """Two requests change places; of their tables the device knows nothing then."""
+        pair, turned = [row, other], [other, row]
+        self._counts[:, pair] = self._counts[:, turned]
+        self._sampling_words[pair] = self._sampling_words[turned]
+        self.sent[pair] = 0
+        requests, ids = self.requests, self._ids
+        requests[row], requests[other] = requests[other], requests[row]
+        ids[row], ids[other] = ids[other], ids[row]
+        requests[row].row, requests[other].row = row, other
 
     def check(self, in_flight: Mapping[Request, int]) -> None:
         """Every column says what the requests do; for tests."""
@@ -145,15 +149,17 @@ class Rows:
         assert [request.request_id for request in self.requests] == list(self.request_ids(len(self)))
         for row, request in enumerate(self.requests):
             known, flying = request.num_tokens, in_flight[request]
-            assert (self.known[row], self.in_flight[row]) == (known, flying), request
-            assert self.total[row] == known + flying, request
+            assert (self.known[row], self.total[row]) == (known, known + flying), request
             assert self.computed[row] < known + flying < self.limit[row] == request.max_total_tokens, request
             assert self.newest[row] == request.token_ids(known - 1, known)[0], request
-            assert self.sent[row] <= self.blocks[row], request
+            assert self.sent[row] <= self.blocks[row] <= self.most_blocks[row], request
             assert self.told[row] <= known + flying, request
             assert (self.slot[row] != NO_SLOT) == request.params.adjusts, request
             assert self.reports[row] == request.params.wants_reports == (row in self.reporters), request
             assert self.sampling[row].item() == np.array(first_choice(request.params), SAMPLING).item()
+        serials = self.serial[: len(self)].tolist()
+        assert len({*serials, 0}) == len(self) + 1, "two rows have the same serial"
+        assert not self.serial[len(self) :].any(), "a row without a request has a serial"
         used = self.slot[: len(self)][self.slot[: len(self)] != NO_SLOT].tolist()
         assert sorted(used + self._free_slots) == list(range(len(self.slot))), "a slot was lost or kept"
 
@@ -162,19 +168,19 @@ class Rows:
         for request in self.requests:
             request.row = -1
         self.requests = []
+        self._ids = []
+        self.serial[:] = 0
         self._free_slots = list(range(len(self.slot)))[::-1]
-        self._are_in_order = True
         self._changed()
 
     def _changed(self) -> None:
         """Drop what is remembered of the rows as a whole."""
-        self.version += 1
         self._request_ids: tuple[str, ...] | None = None
         self._all_sampling: NDArray[np.void] | None = None
-        self._tables_are_in_place = False
         self._slotted: Ints | None = None
         self._reporters: list[int] | None = None
         self._may_be_early: bool | None = None
+        self._by_rank: Ints | None = None
 
     def _free_slot(self, row: int) -> None:
         if self.slot[row] != NO_SLOT:
@@ -203,7 +209,7 @@ class Rows:
     def request_ids(self, num: int) -> tuple[str, ...]:
         """Whose the first rows are; the same tuple while nothing changes."""
         if self._request_ids is None:
-            self._request_ids = tuple([request.request_id for request in self.requests])
+            self._request_ids = tuple(self._ids)
         return self._request_ids if num == len(self) else self._request_ids[:num]
 
     def sampling_of(self, samples: Flags) -> NDArray[np.void]:
@@ -214,14 +220,28 @@ class Rows:
             self._all_sampling = self._sampling_words[: len(self)].copy().view(SAMPLING)[:, 0]
         return self._all_sampling
 
-    def num_in_reach(self) -> int:
-        """Rows before the first whose newest token neither the host has read nor the last step sampled."""
+    @property
+    def by_rank(self) -> Ints:
+        """All rows in order of their requests' ranks; the same array while nothing changes."""
+        if self._by_rank is None:
+            ranked = sorted(range(len(self)), key=lambda row: self.requests[row].rank)
+            self._by_rank = np.array(ranked, np.int64)
+        return self._by_rank
+
+    def out_of_reach(self) -> Flags | None:
+        """Rows whose newest token neither the host has read nor the last step sampled; None for none."""
         num = len(self)
         lost = self.place[:num] == ON_HOST
-        if not lost.any():
-            return num
-        lost &= self.in_flight[:num] > 0
-        return int(lost.argmax()) if lost.any() else num
+        if lost.any():
+            lost &= self.total[:num] > self.known[:num]
+        return lost if lost.any() else None
+
+    def find(self, requests: Sequence[Request], serials: Ints) -> Ints:
+        """The row that each of these has now, -1 for none; they had the first rows, with these serials."""
+        rows = np.arange(len(requests))
+        for row in np.flatnonzero(self.serial[: len(rows)] != serials).tolist():
+            rows[row] = requests[row].row
+        return rows
 
     def token_ids(self, counts: Ints, sources: Ints) -> NDArray[np.int32]:
         """So many uncomputed tokens of each of the first rows, row after row; 0 for one not on the host."""
@@ -285,17 +305,6 @@ class Rows:
                 if request.params.logits_processors
             ),
         )
-
-    def move_tables(self) -> Ints | None:
-        """For each row, where the device has its table, which is to move; None where each is in its place."""
-        if self._tables_are_in_place:
-            return None
-        places = np.arange(len(self))
-        held = self.table_row[: len(self)]
-        moved = np.where(held == NEW, places, held)
-        held[:] = places
-        self._tables_are_in_place = True
-        return None if np.array_equal(moved, places) else moved
 
 
 SamplingRow = tuple[float, int, float, float, int]

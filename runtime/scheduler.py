@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from .lifecycle import Lifecycle
 from .reporting import take_in_reports, wanted_reports
 from .request import Request, RequestStatus
-from .scheduler_output import ON_HOST, Ints, Reports, SchedulerOutput
+from .scheduler_output import ON_HOST, Flags, Ints, Reports, SchedulerOutput
 
 
 class Scheduler(Lifecycle):
@@ -31,7 +31,9 @@ class Scheduler(Lifecycle):
         preemptions = self.num_preemptions
         counts = self._advance_running()
         self._share_filled(counts)
-        if len(counts) == len(self._rows) and self.num_preemptions == preemptions:
+        if not counts.all():
+            counts = self._rows.put_first(counts)
+        elif self.num_preemptions == preemptions:
             counts = self._admit_waiting(counts)
         if not len(counts):
             assert len(self._in_flight) or not self.has_work, "requests are live, but none can advance"
@@ -52,51 +54,71 @@ class Scheduler(Lifecycle):
             rows = [self._requests.get(request_id) for request_id in plan.request_ids]
             take_in_reports(plan.reports, reports, samplers, rows)
         self._free_leaving()
-        are_rows = launched.version == self._rows.version and len(samplers) == len(self._rows)
-        received = self._take_in(samplers, np.asarray(sampled, np.int64), are_rows)
+        at = self._rows.find(launched.requests, launched.serials)
+        received = self._take_in(samplers, at[plan.samples], np.asarray(sampled, np.int64))
         self._release_unseen(plan)
         return received
 
     def _advance_running(self) -> Ints:
-        """Tokens to compute of each running request, up to the first that has to sit the step out."""
-        rows = self._rows
-        num = rows.num_in_reach()
-        total = rows.total[:num]
-        counts = self._at_most_a_chunk(total - rows.computed[:num])
-        budget = self._budget()
-        if counts.sum() > budget:
-            before = np.cumsum(counts) - counts
-            counts = np.minimum(counts, budget - before)[before < budget]
-        short = np.flatnonzero(total[: len(counts)] > rows.blocks[: len(counts)] * self._kv_cache.block_size)
-        if not len(short):
+        """Tokens to compute of each running request; 0 of those that sit the step out."""
+        rows, num = self._rows, len(self._rows)
+        counts = self._within_budget(self._at_most_a_chunk(rows.total[:num] - rows.computed[:num]))
+        short = rows.total[:num] > rows.blocks[:num] * self._kv_cache.block_size
+        if not short.any():
             return counts
-        if self._kv_cache.grow_each([rows.requests[row].request_id for row in short.tolist()]):
-            rows.blocks[short] += 1
+        which = np.flatnonzero(short & (counts > 0))
+        if self._kv_cache.grow_each([rows.requests[row].request_id for row in which.tolist()]):
+            rows.blocks[which] += 1
             return counts
-        for row in short.tolist():
-            if row < len(rows) and not self._make_room(row, int(total[row])):
-                return counts[:row]
-        return counts[: len(rows)]
+        return self._make_room_for_each(counts, short)
 
-    def _make_room(self, row: int, num_tokens: int) -> bool:
-        """Blocks for all tokens of a row, from younger requests if need be; False if it must wait.
+    def _within_budget(self, counts: Ints) -> Ints:
+        """The same counts by rank, as far as the budget goes and up to the first that cannot advance."""
+        rows, budget = self._rows, self._budget()
+        lost = rows.out_of_reach()
+        if lost is None and counts.sum() <= budget:
+            return counts
+        order = rows.by_rank
+        ranked = counts[order]
+        if lost is not None:
+            ranked[lost[order].argmax() :] = 0
+        before = np.cumsum(ranked) - ranked
+        counts[order] = np.minimum(ranked, (budget - before).clip(0))
+        return counts
+
+    def _make_room_for_each(self, counts: Ints, short: Flags) -> Ints:
+        """The same counts, of those alone that have or get blocks for all their tokens before one cannot."""
+        rows, counted = self._rows, [row for row in self._rows.by_rank.tolist() if counts[row]]
+        parts = [(rows.requests[row], int(counts[row]), bool(short[row])) for row in counted]
+        granted: dict[Request, int] = {}
+        for request, count, is_short in parts:
+            if request.row < 0:  # it was preempted, as all after it
+                break
+            if is_short and not self._make_room(request):
+                break
+            granted[request] = count
+        return np.array([granted.get(request, 0) for request in rows.requests], np.int64)
+
+    def _make_room(self, request: Request) -> bool:
+        """Blocks for all tokens of a request, from younger ones if need be; False if it must wait.
 
         It waits for blocks that are on their way back. The youngest keeps what it has and sits the step out:
         older ones may end before they need its blocks.
         """
         rows = self._rows
-        request = rows.requests[row]
-        while not self._kv_cache.grow(request.request_id, num_tokens):
-            if self._leaving or self._draining or row == len(rows) - 1:
+        while not self._kv_cache.grow(request.request_id, int(rows.total[request.row])):
+            youngest = rows.requests[rows.by_rank[-1]]
+            if self._leaving or self._draining or request is youngest:
                 return False
-            self._preempt(rows.requests[-1])
-        rows.blocks[row] = self._kv_cache.num_blocks(request.request_id)
+            self._preempt(youngest)
+        rows.blocks[request.row] = self._kv_cache.num_blocks(request.request_id)
         return True
 
     def _share_filled(self, counts: Ints) -> None:
         """Let others find what the step fills of those that catch up: each finds it from now on."""
         rows, num = self._rows, len(counts)
-        for row in np.flatnonzero(rows.computed[:num] < rows.to_fill[:num]).tolist():
+        catching_up = (counts > 0) & (rows.computed[:num] < rows.to_fill[:num])
+        for row in np.flatnonzero(catching_up).tolist():
             end = min(int(rows.computed[row] + counts[row]), int(rows.to_fill[row]))
             self._kv_cache.commit(rows.requests[row], end, self._in_flight.next_step)
 
@@ -124,23 +146,20 @@ class Scheduler(Lifecycle):
             self._kv_cache.commit(request, num_cached + more[-1], self._in_flight.next_step)
         if not more:
             return counts
-        counts = np.concatenate((counts, np.array(more, np.int64)))
-        moved = self._rows.sort()
-        return counts if moved is None else counts[moved]
+        return np.concatenate((counts, np.array(more, np.int64)))
 
     def _spare_blocks(self, request: Request) -> int:
         """What is to be left when a request is let in: a block for each running one that can use it.
 
         For one that was preempted, twice as many each time: when nobody can use that many, it is safe.
         """
-        rows, size, most = self._rows, self._kv_cache.block_size, 1 << min(request.num_preemptions, 40)
-        room = (rows.limit[: len(rows)] - 1 + size - 1) // size - rows.blocks[: len(rows)]
-        own = -(-(request.max_total_tokens - 1) // size) - -(-request.num_tokens // size)
+        rows, blocks_for, most = self._rows, self._kv_cache.blocks_for, 1 << min(request.num_preemptions, 40)
+        room = rows.most_blocks[: len(rows)] - rows.blocks[: len(rows)]
+        own = blocks_for(request.max_total_tokens - 1) - blocks_for(request.num_tokens)
         return int(np.minimum(room, most).sum()) + min(own, most - 1)
 
     def _admit(self, request: Request, num_cached: int) -> None:
-        blocks = self._kv_cache.num_blocks(request.request_id)
-        self._rows.append(request, blocks=blocks, computed=num_cached)
+        self._give_row(request, computed=num_cached)
         self._waiting.discard(request)
         request.status = RequestStatus.RUNNING
         if request.times.first_scheduled is None:
@@ -153,7 +172,7 @@ class Scheduler(Lifecycle):
         """The plan for so many tokens of each of the first rows, taken as launched from now on."""
         rows, num = self._rows, len(counts)
         samples = rows.computed[:num] + counts == rows.total[:num]
-        sources = np.where(rows.in_flight[:num] > 0, rows.place[:num], ON_HOST)
+        sources = np.where(rows.total[:num] > rows.known[:num], rows.place[:num], ON_HOST)
         requests = rows.requests[:num]
         plan = SchedulerOutput(
             step=self._in_flight.next_step,
@@ -166,21 +185,19 @@ class Scheduler(Lifecycle):
             sampling=rows.sampling_of(samples),
             banned=rows.banned(samples),
             adjusted=rows.adjusted(samples),
-            moved_from=rows.move_tables(),
             new_blocks=self._new_blocks(),
             copies=self._kv_cache.copies(self._in_flight.next_step),
             preempted_ids=tuple(self._preempted_ids),
             reports=wanted_reports(rows, counts, samples) if rows.reporters else None,
         )
         self._preempted_ids.clear()
-        self._in_flight.launch(plan, requests, rows.version)
+        self._in_flight.launch(plan, requests, rows.serial[:num].copy())
         self._count_launched(plan)
         return plan
 
     def _count_launched(self, plan: SchedulerOutput) -> None:
         rows, num = self._rows, plan.num_rows
         rows.computed[:num] += plan.counts
-        rows.in_flight[:num] += plan.samples
         rows.total[:num] += plan.samples
         rows.last_step[:num] = plan.step
         rows.place[: len(rows)] = ON_HOST
@@ -189,54 +206,49 @@ class Scheduler(Lifecycle):
         if drained.any():
             leaving = np.flatnonzero(drained)
             self._draining |= {plan.request_ids[row]: rows.requests[row] for row in leaving.tolist()}
-            rows.remove(leaving)
+            rows.remove(leaving.tolist())
 
     def _new_blocks(self) -> Ints:
         """Table entries that the device has not: rows, columns, block ids; group after group of all rows."""
         rows, num = self._rows, len(self._rows)
-        places: list[int] = []
-        columns: list[int] = []
-        blocks: list[int] = []
         which = np.flatnonzero(rows.blocks[:num] != rows.sent[:num])
-        counts = zip(which.tolist(), rows.sent[which].tolist(), rows.blocks[which].tolist(), strict=True)
-        groups = [(group, group * self.config.max_num_seqs) for group in range(self._kv_cache.num_groups)]
-        for row, sent, own in counts:
-            request_id = rows.requests[row].request_id
-            for group, first in groups:
-                places += [first + row] * (own - sent)
-                columns += range(sent, own)
-                blocks += self._kv_cache.block_ids(request_id, sent, group)
-        rows.sent[which] = rows.blocks[which]
-        return np.array((places, columns, blocks), np.int64)
+        first, end = rows.sent[which], rows.blocks[which]
+        rows.sent[which] = end
+        num_new = end - first
+        places = np.repeat(which, num_new)
+        columns = np.arange(len(places)) - np.repeat(np.cumsum(num_new) - end, num_new)
+        names, starts = [rows.requests[row].request_id for row in which.tolist()], first.tolist()
+        parts = [
+            (places + group * self.config.max_num_seqs, columns, self._kv_cache.columns(names, starts, group))
+            for group in range(self._kv_cache.num_groups)
+        ]
+        return np.concatenate([np.array(part, np.int64) for part in parts], axis=1)
 
-    def _take_in(self, samplers: list[Request], tokens: Ints, are_rows: bool) -> list[Request]:
+    def _take_in(self, samplers: list[Request], at: Ints, tokens: Ints) -> list[Request]:
         """Give each request that is live its token, and end it where that or the length says so.
 
-        Where they are the rows, one by one, nobody has to be asked where it stands.
+        at: their rows, -1 of those that have left: to end, or as they have ended.
         """
         rows, token_ids = self._rows, tokens.tolist()
         notable: dict[Request, int] = {}
-        at: Ints | slice = slice(len(rows))
-        if not are_rows:
-            at = np.array([request.row for request in samplers], np.int64)
-            away = np.flatnonzero(at < 0).tolist()  # they have left their rows: to end, or as they have
-            if away:
-                at, tokens = at[at >= 0], tokens[at >= 0]
-                ended = [place for place in away if samplers[place].finish_reason is not None]
-                notable = {samplers[place]: token_ids[place] for place in away if place not in ended}
-                samplers = samplers.copy()
-                for place in reversed(ended):
-                    del samplers[place], token_ids[place]
-        rows.known[at] += 1
-        rows.in_flight[at] -= 1
+        away = np.flatnonzero(at < 0).tolist()
+        if away:
+            at, tokens = at[at >= 0], tokens[at >= 0]
+            ended = [place for place in away if samplers[place].finish_reason is not None]
+            notable = {samplers[place]: token_ids[place] for place in away if place not in ended}
+            samplers = samplers.copy()
+            for place in reversed(ended):
+                del samplers[place], token_ids[place]
+        known = rows.known[at] + 1
+        rows.known[at] = known
         rows.newest[at] = tokens
         for request, token in zip(samplers, token_ids, strict=True):
             request.output_token_ids.append(token)
             if token in request.stop_token_ids:
                 notable[request] = token
-        has_first = rows.known[at] == rows.num_prompt[at] + 1
+        has_first = known == rows.num_prompt[at] + 1
         if has_first.any():
-            for row in np.arange(len(rows))[at][has_first].tolist():
+            for row in at[has_first].tolist():
                 notable[rows.requests[row]] = rows.requests[row].output_token_ids[-1]
         self._settle(notable)
         return samplers

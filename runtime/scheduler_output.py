@@ -95,11 +95,11 @@ class Adjusted:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SchedulerOutput:
-    """What a step computes: one row a request, oldest first, and what is new in their block tables.
+    """What a step computes: one row a request, in no order, and what is new in their block tables.
 
     A row's tokens are the ones after those already computed; where it samples, they are the last there are.
     Its newest token may still be on the device: then it is a sample of the step before, at place `sources`.
-    Tables are told by their changes: first rows move, as requests before them left, then entries are set.
+    A request keeps its row while it can, so of tables only what is new is told: all of one in another row.
     """
 
     step: int
@@ -112,7 +112,6 @@ class SchedulerOutput:
     sampling: NDArray[np.void]  # [num_samples] of SAMPLING
     banned: Banned = ()
     adjusted: Adjusted | None = None
-    moved_from: Ints | None = None  # [num_tables] the row that each row's table was in; None: nothing moved
     # [3, num_new] rows, columns and block ids of table entries to set; after all rows of a group of layers,
     # max_num_seqs of them, come those of the next.
     new_blocks: Ints

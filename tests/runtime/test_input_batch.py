@@ -30,20 +30,18 @@ class Part(NamedTuple):
 
 
 class Sender:
-    """A scheduler's part of the bargain: it knows which tables the arena holds, and tells what changed."""
+    """A scheduler's part of the bargain: it knows which tables the arena holds, and tells what is new."""
 
     def __init__(self) -> None:
         self.tables: list[tuple[str, tuple[int, ...]]] = []
 
     def plan(self, *parts: Part) -> SchedulerOutput:
-        held = {name: (row, table) for row, (name, table) in enumerate(self.tables)}
-        moved, new = [], []
+        new = []
         for row, part in enumerate(parts):
-            at, table = held.get(part.name, (row, ()))
-            kept = len(table) if part.blocks[: len(table)] == table else 0
-            moved.append(at)
+            name, table = self.tables[row] if row < len(self.tables) else ("", ())
+            kept = len(table) if name == part.name and part.blocks[: len(table)] == table else 0
             new += [(row, column, part.blocks[column]) for column in range(kept, len(part.blocks))]
-        self.tables = [(part.name, part.blocks) for part in parts]
+        self.tables[: len(parts)] = [(part.name, part.blocks) for part in parts]
         sampled = [part for part in parts if part.samples]
         tokens = [
             part.tokens[:-1] + ((part.tokens[-1],) if part.source == ON_HOST else (0,)) for part in parts
@@ -58,7 +56,6 @@ class Sender:
             samples=np.array([part.samples for part in parts], np.bool_),
             sampling=np.array([sampling_row(part.params) for part in sampled], SAMPLING),
             banned=tuple((row, part.banned) for row, part in enumerate(sampled) if part.banned),
-            moved_from=None if moved == list(range(len(moved))) else np.array(moved),
             new_blocks=np.array(new, np.int64).reshape(-1, 3).T,
         )
 

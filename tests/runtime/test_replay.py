@@ -194,10 +194,10 @@ def test_a_recording_cut_off_by_a_crash_is_decided_as_far_as_it_goes(record):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "no recording of format 1"),
-        ('{"lamina":2}\n', "no recording of format 1"),
-        ('{"lamina":1}\n{}\n', "the first line is not that of a recording"),
-        ('{"lamina":1}\nx\n{}\n', "line 2 is no JSON"),
+        ("", "no recording of format 2"),
+        ('{"lamina":1}\n', "no recording of format 2"),
+        ('{"lamina":2}\n{}\n', "the first line is not that of a recording"),
+        ('{"lamina":2}\nx\n{}\n', "line 2 is no JSON"),
         ("[]\n[]\n", "line 1 is []; wanted a JSON object"),
     ],
 )
