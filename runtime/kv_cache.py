@@ -20,7 +20,7 @@ class Tokens(Protocol):
     def request_id(self) -> str: ...
     @property
     def cache_salt(self) -> str: ...  # blocks are shared only with those of the same salt
-    def token_ids(self, start: int, stop: int) -> Sequence[int]: ...
+    def token_bytes(self, start: int, stop: int) -> bytes: ...  # of int32
 
 
 @dataclass(slots=True)
@@ -144,16 +144,19 @@ class KVCacheManager:
             self._tables[request_id].extend(self._take_free(missing))
         return True
 
-    def grow_each(self, request_ids: Sequence[str]) -> bool:
-        """One more column for each of these requests; False, and nothing done, if blocks are short."""
+    def grow_each(self, request_ids: Sequence[str]) -> list[int] | None:
+        """One more column for each of these requests; returns their blocks, column after column.
+
+        None, and nothing done, if blocks are short.
+        """
         num_groups, tables = self.num_groups, self._tables
         if len(request_ids) * num_groups > self.pool.num_available:
-            return False
-        block_ids = iter(self._take_free(len(request_ids) * num_groups))
-        for request_id in request_ids:
-            for group in tables[request_id].groups:
-                group.append(next(block_ids))
-        return True
+            return None
+        block_ids = self._take_free(len(request_ids) * num_groups)
+        for group in range(num_groups):
+            for request_id, block_id in zip(request_ids, block_ids[group::num_groups], strict=True):
+                tables[request_id].groups[group].append(block_id)
+        return block_ids
 
     def commit(self, tokens: Tokens, num_tokens: int, step: int) -> None:
         """Let the full blocks of a request's first tokens be found: they are written by this step at last."""
@@ -212,12 +215,9 @@ class KVCacheManager:
         """A request's table of a group from that column on."""
         return tuple(self._tables[request_id].groups[group][start:])
 
-    def columns(self, request_ids: Sequence[str], starts: Sequence[int], group: int) -> list[int]:
-        """The tables of these requests of a group, each from a column on, one after the other."""
-        block_ids: list[int] = []
-        for request_id, start in zip(request_ids, starts, strict=True):
-            block_ids += self._tables[request_id].groups[group][start:]
-        return block_ids
+    def tables(self, request_id: str) -> Sequence[Sequence[int]]:
+        """A request's tables, one a group; they are not to be written, and change when it grows."""
+        return self._tables[request_id].groups
 
     def free(self, request_id: str) -> None:
         """Give back every block of a request, its last first; nothing to do for one that has none."""
@@ -329,7 +329,7 @@ class KVCacheManager:
         """A request's hashes, kept from the first time that it waits until its blocks are given back."""
         chain = self._chains.get(tokens.request_id)
         if chain is None:
-            chain = self._chains[tokens.request_id] = Chain(tokens.cache_salt, tokens.token_ids)
+            chain = self._chains[tokens.request_id] = Chain(tokens.cache_salt, tokens.token_bytes)
         return chain
 
     def _take_free(self, count: int) -> list[int]:

@@ -36,6 +36,7 @@ class Lifecycle:
         self._waiting = WaitingQueue()
         self._deadlines = Deadlines()
         self._rows = Rows(config.max_num_seqs)
+        self._starting: dict[Request, None] = {}  # running, without a token that the host has read
         self._draining: dict[str, Request] = {}  # running still, as their last tokens are on their way
         self._leaving: list[Request] = []  # ended or preempted while a step may write their blocks
         self._in_flight = InFlight()
@@ -150,7 +151,8 @@ class Lifecycle:
                 request.finish_reason = "abort"
                 request.times.finished = self._clock()
                 self.num_finished += 1
-        for book in (self._requests, self._waiting, self._deadlines, self._draining, self._leaving):
+        books = self._requests, self._waiting, self._deadlines, self._starting, self._draining, self._leaving
+        for book in books:
             book.clear()
         self._in_flight.clear()
         self._rows.clear()
@@ -170,6 +172,8 @@ class Lifecycle:
         for request in draining:
             total = request.num_tokens + self._in_flight.num_tokens(request)
             assert total == request.max_total_tokens, request
+        assert {r for r in running + draining if not r.output_token_ids} <= self._starting.keys()
+        assert not any(request.output_token_ids or request.finish_reason for request in self._starting)
         for request in draining + self._leaving:
             assert not self._in_flight.is_over(request.last_step), request
         known = {request.request_id for request in (*running, *waiting, *draining, *ended)}
@@ -192,6 +196,7 @@ class Lifecycle:
         """End a request that has left its row."""
         self._waiting.discard(request)
         self._draining.pop(request.request_id, None)
+        self._starting.pop(request, None)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.stop_reason = stop_reason

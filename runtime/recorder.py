@@ -119,7 +119,7 @@ class RecordingScheduler(Scheduler):
         cache = self._kv_cache.prefix
         if cache is None:
             return []
-        chain = Chain(request.cache_salt, request.token_ids)
+        chain = Chain(request.cache_salt, request.token_bytes)
         blocks = chain.blocks(num_tokens // cache.block_size, cache)
         return [self._numbers.setdefault(digest, len(self._numbers)) for digest, _ in blocks]
 

@@ -1,7 +1,8 @@
 """One request: how it is to be served, what is checked at the border, and how far it has come."""
 
 import enum
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -86,6 +87,7 @@ class Request:
     logprobs: list[TokenReport] = field(default_factory=list)  # of the output, where wanted
     prompt_logprobs: list[TokenReport] = field(default_factory=list)  # from the second token on
     num_reported: int = 0  # tokens of the prompt that these are of
+    _prompt_bytes: bytes | None = field(default=None, init=False, repr=False)
 
     @property
     def num_reusable(self) -> int:
@@ -115,6 +117,20 @@ class Request:
             return tuple(self.output_token_ids[start - num_prompt : stop - num_prompt])
         prompt = self.prompt_token_ids[start:stop]
         return prompt if stop <= num_prompt else prompt + tuple(self.output_token_ids[: stop - num_prompt])
+
+    def token_bytes(self, start: int, stop: int) -> bytes:
+        """The same, each as an int32."""
+        if self._prompt_bytes is None:
+            self._prompt_bytes = _packed(self.prompt_token_ids)
+        num_prompt = len(self.prompt_token_ids)
+        if stop <= num_prompt:
+            return self._prompt_bytes[4 * start : 4 * stop]
+        answer = _packed(self.output_token_ids[max(0, start - num_prompt) : stop - num_prompt])
+        return self._prompt_bytes[4 * start :] + answer
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"{len(token_ids)}i", *token_ids)  # thrice as fast as an array
 
 
 def total_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> int:

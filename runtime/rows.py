@@ -1,6 +1,6 @@
 """The running requests with their counts side by side: a step of all of them is a few array operations."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,21 +14,17 @@ NO_SLOT = -1  # of a request whose tokens the device need not keep
 LARGEST_TOP_K = 2**31 - 1
 COUNTS = (
     "computed",  # tokens in the cache once every step launched so far is over
-    "known",  # tokens the host has read, the prompt's included
-    "total",  # the same and those that steps sample which were launched and not yet read
+    "total",  # tokens it has, those included that steps launched and not yet read sample
+    "known",  # of them, those that the host has read
     "limit",  # tokens it may have in all
     "num_prompt",
-    "to_fill",  # tokens it had when it got its row: until they are computed, it catches up
-    "may_stop",  # tokens from which on the next one may be an id that stops
     "newest",  # the last token the host has read
     "place",  # of its token among the samples of the last step launched, or ON_HOST
     "last_step",  # launched with a part of it
     "blocks",  # in its table
-    "sent",  # of them, how many the device has in the row's table
     "most_blocks",  # that it may come to have
     "slot",  # where the device keeps its tokens, or NO_SLOT
     "told",  # of them, how many it has
-    "reports",  # whether log-probabilities are wanted
     "serial",  # of what has the row: another one each time that a request gets a row, 0 for nothing
 )
 
@@ -38,36 +34,48 @@ class Rows:
 
     A request keeps its row for as long as it has one, unless one before it leaves and it is the last: then it
     takes that place, so that there is no gap. So whoever comes and goes changes nothing for the others.
+
+    What most requests do not have (a prompt to compute, adjusted logits, log-probabilities, min_tokens) is
+    kept by those that have it, so that a step without costs nothing.
     """
 
     def __init__(self, max_num_rows: int) -> None:
         self._counts = np.zeros((len(COUNTS), max_num_rows), np.int64)
         (
             self.computed,
-            self.known,
             self.total,
+            self.known,
             self.limit,
             self.num_prompt,
-            self.to_fill,
-            self.may_stop,
             self.newest,
             self.place,
             self.last_step,
             self.blocks,
-            self.sent,
             self.most_blocks,
             self.slot,
             self.told,
-            self.reports,
             self.serial,
         ) = self._counts
         self.sampling = np.zeros(max_num_rows, SAMPLING)
         # The same memory in words: numpy copies structured arrays field by field.
         self._sampling_words = self.sampling.view(np.int64).reshape(max_num_rows, -1)
+        self._numbers = np.arange(max_num_rows)
+        self._num_serials = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Nobody runs."""
+        for request in getattr(self, "requests", ()):
+            request.row = -1
         self.requests: list[Request] = []
         self._ids: list[str] = []
-        self._free_slots = list(range(max_num_rows))[::-1]  # the lowest last
-        self._num_serials = 0
+        self.filling: dict[Request, int] = {}  # to be computed up to the token they had when they got a row
+        self.untold: dict[Request, None] = {}  # the device has not the whole table in its row
+        self._reporting: dict[Request, None] = {}  # log-probabilities are wanted of them
+        self._early: dict[Request, None] = {}  # they may not have min_tokens so far
+        self._free_slots = list(range(len(self.slot)))[::-1]  # the lowest last
+        self.serial[:] = 0
+        self._all_in_reach = True
         self._changed()
 
     def __len__(self) -> int:
@@ -82,66 +90,108 @@ class Rows:
         self._ids.append(request.request_id)
         self._changed()
         self._num_serials += 1
-        num_prompt, num_tokens = len(request.prompt_token_ids), request.num_tokens
-        newest = request.output_token_ids[-1] if request.output_token_ids else request.prompt_token_ids[-1]
+        params, num_tokens = request.params, request.num_tokens
         self._counts[:, row] = (
             computed,
-            num_tokens,
             num_tokens + in_flight,
-            request.max_total_tokens,
-            num_prompt,
             num_tokens,
-            num_prompt + request.params.min_tokens,
-            newest,
+            request.max_total_tokens,
+            len(request.prompt_token_ids),
+            (request.output_token_ids or request.prompt_token_ids)[-1],
             ON_HOST,
             request.last_step,
             blocks,
-            0,
             most_blocks,
-            self._free_slots.pop() if request.params.adjusts else NO_SLOT,
+            self._free_slots.pop() if params.adjusts else NO_SLOT,
             0,
-            request.params.wants_reports,
             self._num_serials,
         )
-        self.sampling[row] = first_choice(request.params)
+        self.sampling[row] = first_choice(params)
+        self._all_in_reach &= not in_flight
+        self.untold[request] = None
+        if computed < num_tokens:
+            self.filling[request] = num_tokens
+        if params.wants_reports:
+            self._reporting[request] = None
+        if params.min_tokens:
+            self._early[request] = None
 
-    def remove(self, rows: Iterable[int]) -> None:
+    def remove(self, rows: Collection[int]) -> None:
         """Take requests out; the last ones take their places."""
+        if not rows:
+            return
         for row in sorted(rows, reverse=True):
             request = self.requests[row]
+            request.row = -1
             request.last_step = int(self.last_step[row])
             request.num_computed = int(self.computed[row])
             self._free_slot(row)
-            last = len(self) - 1
-            if row < last:
-                self._exchange(row, last)
-            request.row = -1
-            self.serial[last] = 0
-            del self.requests[last], self._ids[last]
+            for those in (self.untold, self.filling, self._reporting, self._early):
+                those.pop(request, None)
+            last, own_id = self.requests.pop(), self._ids.pop()
+            if last is not request:
+                self._put(last, own_id, row)
+            self.serial[len(self)] = 0
         self._changed()
+
+    def _put(self, request: Request, request_id: str, row: int) -> None:
+        """Copy the row after the last into another; of its table the device knows nothing then."""
+        old, request.row = len(self), row
+        self.requests[row], self._ids[row] = request, request_id
+        self._counts[:, row] = self._counts[:, old]
+        self._sampling_words[row] = self._sampling_words[old]
+        self.untold[request] = None
 
     def put_first(self, counts: Ints) -> Ints:
         """Let rows with a count come before all others, moving as few as can be; returns their counts."""
         chosen = counts > 0
-        num = int(chosen.sum())
-        others, late = np.flatnonzero(~chosen[:num]), num + np.flatnonzero(chosen[num:])
-        for row, other in zip(others.tolist(), late.tolist(), strict=True):
-            self._exchange(row, other)
+        num = int(np.count_nonzero(chosen))
+        others, late = (~chosen[:num]).nonzero()[0], num + chosen[num:].nonzero()[0]
+        to, source = np.concatenate((others, late)), np.concatenate((late, others))
+        self._counts[:, to] = self._counts[:, source]
+        self._sampling_words[to] = self._sampling_words[source]
+        moved = [self.requests[row] for row in source.tolist()]
+        self.untold |= dict.fromkeys(moved)
+        for row, request in zip(to.tolist(), moved, strict=True):
+            self.requests[row], self._ids[row], request.row = request, request.request_id, row
         self._changed()
         first = counts[:num].copy()
         first[others] = counts[late]
         return first
 
-    def _exchange(self, row: int, other: int) -> None:
-        """Two requests change places; of their tables the device knows nothing then."""
-        pair, turned = [row, other], [other, row]
-        self._counts[:, pair] = self._counts[:, turned]
-        self._sampling_words[pair] = self._sampling_words[turned]
-        self.sent[pair] = 0
-        requests, ids = self.requests, self._ids
-        requests[row], requests[other] = requests[other], requests[row]
-        ids[row], ids[other] = ids[other], ids[row]
-        requests[row].row, requests[other].row = row, other
+    def launch(self, step: int, counts: Ints, samples: Flags) -> None:
+        """A step computes so many tokens of the first rows, and samples one of those that are flagged."""
+        num, num_samples = len(counts), np.count_nonzero(samples)
+        self.computed[:num] += counts
+        self.last_step[:num] = step
+        self._all_in_reach = num_samples == len(self)
+        if self._all_in_reach:
+            self.total[:num] += 1
+            self.place[:num] = self._numbers[:num]
+        else:
+            self.total[:num] += samples
+            self.place[: len(self)] = ON_HOST
+            self.place[:num][samples] = self._numbers[:num_samples]
+
+    def take_in(self, requests: Sequence[Request], serials: Ints, samples: Flags, tokens: Ints) -> list[int]:
+        """The host has read a step's tokens, for these; returns which of them have left their rows."""
+        num = len(requests)
+        same = self.serial[:num] == serials
+        away: list[int] = (~same).nonzero()[0].tolist()
+        if len(tokens) < num:
+            same &= samples
+            by_row = np.zeros(num, np.int64)
+            by_row[samples] = tokens
+            tokens = by_row
+            away = [place for place in away if samples[place]]
+        self.known[:num] += same
+        np.copyto(self.newest[:num], tokens, where=same)
+        for place in away:
+            row = requests[place].row
+            if row >= 0:
+                self.known[row] += 1
+                self.newest[row] = tokens[place]
+        return away
 
     def check(self, in_flight: Mapping[Request, int]) -> None:
         """Every column says what the requests do; for tests."""
@@ -152,34 +202,23 @@ class Rows:
             assert (self.known[row], self.total[row]) == (known, known + flying), request
             assert self.computed[row] < known + flying < self.limit[row] == request.max_total_tokens, request
             assert self.newest[row] == request.token_ids(known - 1, known)[0], request
-            assert self.sent[row] <= self.blocks[row] <= self.most_blocks[row], request
+            assert self.blocks[row] <= self.most_blocks[row], request
             assert self.told[row] <= known + flying, request
             assert (self.slot[row] != NO_SLOT) == request.params.adjusts, request
-            assert self.reports[row] == request.params.wants_reports == (row in self.reporters), request
+            assert request.params.wants_reports == (row in self.reporters), request
+            assert request in self.filling or self.computed[row] >= self.num_prompt[row], request
             assert self.sampling[row].item() == np.array(first_choice(request.params), SAMPLING).item()
+        assert {*self.untold, *self.filling, *self._reporting, *self._early} <= {*self.requests}
         serials = self.serial[: len(self)].tolist()
         assert len({*serials, 0}) == len(self) + 1, "two rows have the same serial"
         assert not self.serial[len(self) :].any(), "a row without a request has a serial"
         used = self.slot[: len(self)][self.slot[: len(self)] != NO_SLOT].tolist()
         assert sorted(used + self._free_slots) == list(range(len(self.slot))), "a slot was lost or kept"
 
-    def clear(self) -> None:
-        """Nobody runs."""
-        for request in self.requests:
-            request.row = -1
-        self.requests = []
-        self._ids = []
-        self.serial[:] = 0
-        self._free_slots = list(range(len(self.slot)))[::-1]
-        self._changed()
-
     def _changed(self) -> None:
         """Drop what is remembered of the rows as a whole."""
         self._request_ids: tuple[str, ...] | None = None
         self._all_sampling: NDArray[np.void] | None = None
-        self._slotted: Ints | None = None
-        self._reporters: list[int] | None = None
-        self._may_be_early: bool | None = None
         self._by_rank: Ints | None = None
 
     def _free_slot(self, row: int) -> None:
@@ -189,10 +228,11 @@ class Rows:
 
     @property
     def slotted(self) -> Ints:
-        """The rows whose logits are adjusted; the same array while nothing changes."""
-        if self._slotted is None:
-            self._slotted = np.flatnonzero(self.slot[: len(self)] != NO_SLOT)
-        return self._slotted
+        """The rows whose logits are adjusted, in order."""
+        if len(self._free_slots) == len(self.slot):
+            return self._numbers[:0]
+        slotted: Ints = (self.slot[: len(self)] != NO_SLOT).nonzero()[0]
+        return slotted
 
     @property
     def need_tokens(self) -> bool:
@@ -201,10 +241,8 @@ class Rows:
 
     @property
     def reporters(self) -> list[int]:
-        """The rows of which log-probabilities are wanted; the same list while nothing changes."""
-        if self._reporters is None:
-            self._reporters = np.flatnonzero(self.reports[: len(self)]).tolist()
-        return self._reporters
+        """The rows of which log-probabilities are wanted, in order."""
+        return sorted([request.row for request in self._reporting])
 
     def request_ids(self, num: int) -> tuple[str, ...]:
         """Whose the first rows are; the same tuple while nothing changes."""
@@ -214,11 +252,17 @@ class Rows:
 
     def sampling_of(self, samples: Flags) -> NDArray[np.void]:
         """What the flagged of the first rows are sampled with; one array while all are, unchanged."""
-        if len(samples) < len(self) or not samples.all():
-            return self._sampling_words[: len(samples)][samples].view(SAMPLING)[:, 0]
+        if np.count_nonzero(samples) < len(self):
+            return np.frombuffer(self._sampling_words[: len(samples)][samples].tobytes(), SAMPLING)
         if self._all_sampling is None:
-            self._all_sampling = self._sampling_words[: len(self)].copy().view(SAMPLING)[:, 0]
+            self._all_sampling = np.frombuffer(self._sampling_words[: len(self)].tobytes(), SAMPLING)
         return self._all_sampling
+
+    @property
+    def any_answers(self) -> bool:
+        """Whether any has computed its whole prompt."""
+        computed, num_prompt, filling = self.computed, self.num_prompt, self.filling
+        return len(filling) < len(self) or any(computed[r.row] >= num_prompt[r.row] for r in filling)
 
     @property
     def by_rank(self) -> Ints:
@@ -230,54 +274,48 @@ class Rows:
 
     def out_of_reach(self) -> Flags | None:
         """Rows whose newest token neither the host has read nor the last step sampled; None for none."""
+        if self._all_in_reach:
+            return None
         num = len(self)
-        lost = self.place[:num] == ON_HOST
-        if lost.any():
-            lost &= self.total[:num] > self.known[:num]
+        lost = (self.place[:num] == ON_HOST) & (self.total[:num] > self.known[:num])
         return lost if lost.any() else None
 
-    def find(self, requests: Sequence[Request], serials: Ints) -> Ints:
-        """The row that each of these has now, -1 for none; they had the first rows, with these serials."""
-        rows = np.arange(len(requests))
-        for row in np.flatnonzero(self.serial[: len(rows)] != serials).tolist():
-            rows[row] = requests[row].row
-        return rows
-
-    def token_ids(self, counts: Ints, sources: Ints) -> NDArray[np.int32]:
-        """So many uncomputed tokens of each of the first rows, row after row; 0 for one not on the host."""
+    def token_ids(self, counts: Ints) -> NDArray[np.int32]:
+        """So many uncomputed tokens of each of the first rows, row after row; any for one on the device."""
         num = len(counts)
-        newest = np.where(sources == ON_HOST, self.newest[:num], 0).astype(np.int32)
-        is_newest = self.total[:num] - self.computed[:num] == 1
-        if is_newest.all():
+        newest = self.newest[:num].astype(np.int32)
+        more = (self.total[:num] - self.computed[:num] > 1).nonzero()[0].tolist()
+        if not more:
             return newest
-        ends = np.cumsum(counts)
-        token_ids = np.zeros(ends[-1], np.int32)
-        token_ids[ends[is_newest] - 1] = newest[is_newest]
-        for row in np.flatnonzero(~is_newest).tolist():
-            start, count, end = int(self.computed[row]), int(counts[row]), int(ends[row])
-            token_ids[end - count : end] = self.requests[row].token_ids(start, start + count)
-        return token_ids
+        parts, end = [], 0
+        for row in more:
+            start = int(self.computed[row])
+            contents = self.requests[row].token_bytes(start, start + int(counts[row]))
+            parts += [newest[end:row], np.frombuffer(contents, np.int32)]
+            end = row + 1
+        return np.concatenate((*parts, newest[end:]))
 
     def banned(self, samples: Flags) -> Banned:
         """Ids that the samples of the first rows must not be: those that stop, until min_tokens have come."""
-        num = len(samples)
-        if self._may_be_early is None:
-            self._may_be_early = bool((self.total[: len(self)] < self.may_stop[: len(self)]).any())
-        if not self._may_be_early:  # nor will it be, before another comes
-            return ()
-        early = samples & (self.total[:num] < self.may_stop[:num])
-        if not early.any():
+        early = []
+        for request in [*self._early]:
+            row = request.row
+            if self.total[row] >= self.num_prompt[row] + request.params.min_tokens:
+                del self._early[request]
+            elif row < len(samples) and samples[row] and request.stop_token_ids:
+                early.append(row)
+        if not early:
             return ()
         places = np.cumsum(samples) - 1
-        found = ((int(places[row]), self.requests[row].stop_token_ids) for row in np.flatnonzero(early))
-        return tuple((place, tuple(sorted(ids))) for place, ids in found if ids)
+        found = [(row, self.requests[row].stop_token_ids) for row in sorted(early)]
+        return tuple((int(places[row]), tuple(sorted(ids))) for row, ids in found)
 
     def adjusted(self, samples: Flags) -> Adjusted | None:
         """What is to be adjusted of the samples of the first rows, taken as told from now on."""
-        if not len(self.slotted):
-            return None
-        rows = self.slotted[: np.searchsorted(self.slotted, len(samples))]
-        rows = rows[samples[rows]]
+        rows = self.slotted
+        if len(rows):
+            rows = rows[: np.searchsorted(rows, len(samples))]
+            rows = rows[samples[rows]]
         if not len(rows):
             return None
         requests = [self.requests[row] for row in rows.tolist()]

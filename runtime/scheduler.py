@@ -1,14 +1,15 @@
 """What each step computes. There is no prefill and no decode, only "computed so far" and "to compute now"."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .in_flight import Launched
 from .lifecycle import Lifecycle
 from .reporting import take_in_reports, wanted_reports
 from .request import Request, RequestStatus
-from .scheduler_output import ON_HOST, Flags, Ints, Reports, SchedulerOutput
+from .scheduler_output import ON_HOST, Ints, Reports, SchedulerOutput
 
 
 class Scheduler(Lifecycle):
@@ -26,12 +27,14 @@ class Scheduler(Lifecycle):
     reads them runs after it, or, in the same step, after all keys and values of a layer are written.
     """
 
+    _grown: Ints | None = None  # table entries of the step that is being planned
+
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None where nothing can be done before a step in flight is over, or at all."""
         preemptions = self.num_preemptions
         counts = self._advance_running()
         self._share_filled(counts)
-        if not counts.all():
+        if np.count_nonzero(counts) < len(counts):
             counts = self._rows.put_first(counts)
         elif self.num_preemptions == preemptions:
             counts = self._admit_waiting(counts)
@@ -54,47 +57,64 @@ class Scheduler(Lifecycle):
             rows = [self._requests.get(request_id) for request_id in plan.request_ids]
             take_in_reports(plan.reports, reports, samplers, rows)
         self._free_leaving()
-        at = self._rows.find(launched.requests, launched.serials)
-        received = self._take_in(samplers, at[plan.samples], np.asarray(sampled, np.int64))
+        received = self._take_in(launched, samplers, np.asarray(sampled, np.int64))
         self._release_unseen(plan)
         return received
 
     def _advance_running(self) -> Ints:
         """Tokens to compute of each running request; 0 of those that sit the step out."""
         rows, num = self._rows, len(self._rows)
-        counts = self._within_budget(self._at_most_a_chunk(rows.total[:num] - rows.computed[:num]))
-        short = rows.total[:num] > rows.blocks[:num] * self._kv_cache.block_size
-        if not short.any():
+        total = rows.total[:num]
+        self._grown = None
+        counts = self._within_budget(self._at_most_a_chunk(total - rows.computed[:num]))
+        short = (total > rows.blocks[:num] * self._kv_cache.block_size).nonzero()[0]
+        if not len(short):
             return counts
-        which = np.flatnonzero(short & (counts > 0))
-        if self._kv_cache.grow_each([rows.requests[row].request_id for row in which.tolist()]):
-            rows.blocks[which] += 1
-            return counts
-        return self._make_room_for_each(counts, short)
+        all_advance = np.count_nonzero(counts) == num
+        if not all_advance:
+            short = short[counts[short] > 0]
+        growing = [rows.requests[row] for row in short.tolist()]
+        block_ids = self._kv_cache.grow_each([request.request_id for request in growing])
+        if block_ids is None:
+            return self._make_room_for_each(counts, growing)
+        if all_advance:  # then no row moves before the step is launched
+            self._grown = self._entries(short, rows.blocks[short], block_ids)
+        else:
+            rows.untold |= dict.fromkeys(growing)
+        rows.blocks[short] += 1
+        return counts
+
+    def _entries(self, rows: Ints, columns: Ints, block_ids: Sequence[int]) -> Ints:
+        """New columns of tables as a plan tells them; block ids row after row, those of each group."""
+        num_groups = self._kv_cache.num_groups
+        entries = np.empty((3, num_groups, len(rows)), np.int64)
+        entries[0] = rows
+        entries[0] += np.arange(num_groups)[:, None] * self.config.max_num_seqs
+        entries[1] = columns
+        entries[2] = np.array(block_ids).reshape(len(rows), num_groups).T
+        return entries.reshape(3, -1)
 
     def _within_budget(self, counts: Ints) -> Ints:
         """The same counts by rank, as far as the budget goes and up to the first that cannot advance."""
-        rows, budget = self._rows, self._budget()
-        lost = rows.out_of_reach()
-        if lost is None and counts.sum() <= budget:
+        rows, lost = self._rows, self._rows.out_of_reach()
+        if lost is None and np.add.reduce(counts) <= self._budget():
             return counts
-        order = rows.by_rank
-        ranked = counts[order]
+        ranked = counts[rows.by_rank]
         if lost is not None:
-            ranked[lost[order].argmax() :] = 0
+            ranked[lost[rows.by_rank].argmax() :] = 0
         before = np.cumsum(ranked) - ranked
-        counts[order] = np.minimum(ranked, (budget - before).clip(0))
+        counts[rows.by_rank] = np.minimum(ranked, (self._budget() - before).clip(0))
         return counts
 
-    def _make_room_for_each(self, counts: Ints, short: Flags) -> Ints:
+    def _make_room_for_each(self, counts: Ints, short: Container[Request]) -> Ints:
         """The same counts, of those alone that have or get blocks for all their tokens before one cannot."""
-        rows, counted = self._rows, [row for row in self._rows.by_rank.tolist() if counts[row]]
-        parts = [(rows.requests[row], int(counts[row]), bool(short[row])) for row in counted]
+        rows = self._rows
+        parts = [(rows.requests[row], int(counts[row])) for row in rows.by_rank.tolist() if counts[row]]
         granted: dict[Request, int] = {}
-        for request, count, is_short in parts:
+        for request, count in parts:
             if request.row < 0:  # it was preempted, as all after it
                 break
-            if is_short and not self._make_room(request):
+            if request in short and not self._make_room(request):
                 break
             granted[request] = count
         return np.array([granted.get(request, 0) for request in rows.requests], np.int64)
@@ -106,6 +126,7 @@ class Scheduler(Lifecycle):
         older ones may end before they need its blocks.
         """
         rows = self._rows
+        rows.untold[request] = None
         while not self._kv_cache.grow(request.request_id, int(rows.total[request.row])):
             youngest = rows.requests[rows.by_rank[-1]]
             if self._leaving or self._draining or request is youngest:
@@ -116,17 +137,20 @@ class Scheduler(Lifecycle):
 
     def _share_filled(self, counts: Ints) -> None:
         """Let others find what the step fills of those that catch up: each finds it from now on."""
-        rows, num = self._rows, len(counts)
-        catching_up = (counts > 0) & (rows.computed[:num] < rows.to_fill[:num])
-        for row in np.flatnonzero(catching_up).tolist():
-            end = min(int(rows.computed[row] + counts[row]), int(rows.to_fill[row]))
-            self._kv_cache.commit(rows.requests[row], end, self._in_flight.next_step)
+        rows = self._rows
+        for request, to_fill in [*rows.filling.items()]:
+            computed, count = int(rows.computed[request.row]), int(counts[request.row])
+            if computed < to_fill and count:
+                end = min(computed + count, to_fill)
+                self._kv_cache.commit(request, end, self._in_flight.next_step)
+            if computed >= to_fill:
+                del rows.filling[request]
 
     def _admit_waiting(self, counts: Ints) -> Ints:
         """Let waiting requests in, in order, while they fit and those that run have blocks to grow into."""
         more: list[int] = []
         room = self.config.max_num_seqs - len(self._rows)
-        budget = self._budget() - int(counts.sum()) if room and len(self._waiting) else 0
+        budget = self._budget() - int(np.add.reduce(counts)) if room and len(self._waiting) else 0
         while len(self._waiting) and budget > 0 and len(self._rows) < self.config.max_num_seqs:
             request = self._waiting.first()
             if not self._in_flight.is_over(request.last_step):  # its token is on its way
@@ -156,12 +180,14 @@ class Scheduler(Lifecycle):
         rows, blocks_for, most = self._rows, self._kv_cache.blocks_for, 1 << min(request.num_preemptions, 40)
         room = rows.most_blocks[: len(rows)] - rows.blocks[: len(rows)]
         own = blocks_for(request.max_total_tokens - 1) - blocks_for(request.num_tokens)
-        return int(np.minimum(room, most).sum()) + min(own, most - 1)
+        return int(np.add.reduce(np.minimum(room, most))) + min(own, most - 1)
 
     def _admit(self, request: Request, num_cached: int) -> None:
         self._give_row(request, computed=num_cached)
         self._waiting.discard(request)
         request.status = RequestStatus.RUNNING
+        if not request.output_token_ids:
+            self._starting[request] = None
         if request.times.first_scheduled is None:
             request.times.first_scheduled = self._clock()
             request.num_cached_tokens = num_cached
@@ -171,15 +197,15 @@ class Scheduler(Lifecycle):
     def _launch(self, counts: Ints) -> SchedulerOutput:
         """The plan for so many tokens of each of the first rows, taken as launched from now on."""
         rows, num = self._rows, len(counts)
-        samples = rows.computed[:num] + counts == rows.total[:num]
-        sources = np.where(rows.total[:num] > rows.known[:num], rows.place[:num], ON_HOST)
-        requests = rows.requests[:num]
+        computed, total = rows.computed[:num].copy(), rows.total[:num]
+        samples = computed + counts == total
+        sources = np.where(total > rows.known[:num], rows.place[:num], ON_HOST)
         plan = SchedulerOutput(
             step=self._in_flight.next_step,
             request_ids=rows.request_ids(num),
             counts=counts,
-            num_computed=rows.computed[:num].copy(),
-            token_ids=rows.token_ids(counts, sources),
+            num_computed=computed,
+            token_ids=rows.token_ids(counts),
             sources=sources,
             samples=samples,
             sampling=rows.sampling_of(samples),
@@ -191,83 +217,73 @@ class Scheduler(Lifecycle):
             reports=wanted_reports(rows, counts, samples) if rows.reporters else None,
         )
         self._preempted_ids.clear()
-        self._in_flight.launch(plan, requests, rows.serial[:num].copy())
-        self._count_launched(plan)
+        self._in_flight.launch(plan, rows.requests[:num], rows.serial[:num].copy())
+        rows.launch(plan.step, counts, samples)
+        self._drain(num)
         return plan
 
-    def _count_launched(self, plan: SchedulerOutput) -> None:
-        rows, num = self._rows, plan.num_rows
-        rows.computed[:num] += plan.counts
-        rows.total[:num] += plan.samples
-        rows.last_step[:num] = plan.step
-        rows.place[: len(rows)] = ON_HOST
-        rows.place[:num][plan.samples] = np.arange(plan.num_samples)
-        drained = rows.total[:num] >= rows.limit[:num]
-        if drained.any():
-            leaving = np.flatnonzero(drained)
-            self._draining |= {plan.request_ids[row]: rows.requests[row] for row in leaving.tolist()}
-            rows.remove(leaving.tolist())
+    def _drain(self, num: int) -> None:
+        """Those of the first rows that have all their tokens on their way need no row any more."""
+        rows = self._rows
+        leaving = (rows.total[:num] >= rows.limit[:num]).nonzero()[0].tolist()
+        if leaving:
+            self._draining |= {rows.requests[row].request_id: rows.requests[row] for row in leaving}
+            rows.remove(leaving)
 
     def _new_blocks(self) -> Ints:
-        """Table entries that the device has not: rows, columns, block ids; group after group of all rows."""
-        rows, num = self._rows, len(self._rows)
-        which = np.flatnonzero(rows.blocks[:num] != rows.sent[:num])
-        first, end = rows.sent[which], rows.blocks[which]
-        rows.sent[which] = end
-        num_new = end - first
-        places = np.repeat(which, num_new)
-        columns = np.arange(len(places)) - np.repeat(np.cumsum(num_new) - end, num_new)
-        names, starts = [rows.requests[row].request_id for row in which.tolist()], first.tolist()
-        parts = [
-            (places + group * self.config.max_num_seqs, columns, self._kv_cache.columns(names, starts, group))
-            for group in range(self._kv_cache.num_groups)
-        ]
-        return np.concatenate([np.array(part, np.int64) for part in parts], axis=1)
+        """Table entries that the device has not: rows, columns, block ids."""
+        grown, untold = self._grown, self._rows.untold
+        if grown is not None and not untold:
+            return grown
+        rows: list[int] = []
+        columns: list[int] = []
+        blocks: list[int] = []
+        for request in untold:
+            for group, table in enumerate(self._kv_cache.tables(request.request_id)):
+                rows += [group * self.config.max_num_seqs + request.row] * len(table)
+                columns += range(len(table))
+                blocks += table
+        untold.clear()
+        told = np.array((rows, columns, blocks), np.int64)
+        return told if grown is None else np.concatenate((grown, told), axis=1)
 
-    def _take_in(self, samplers: list[Request], at: Ints, tokens: Ints) -> list[Request]:
-        """Give each request that is live its token, and end it where that or the length says so.
-
-        at: their rows, -1 of those that have left: to end, or as they have ended.
-        """
-        rows, token_ids = self._rows, tokens.tolist()
-        notable: dict[Request, int] = {}
-        away = np.flatnonzero(at < 0).tolist()
-        if away:
-            at, tokens = at[at >= 0], tokens[at >= 0]
-            ended = [place for place in away if samplers[place].finish_reason is not None]
-            notable = {samplers[place]: token_ids[place] for place in away if place not in ended}
-            samplers = samplers.copy()
-            for place in reversed(ended):
-                del samplers[place], token_ids[place]
-        known = rows.known[at] + 1
-        rows.known[at] = known
-        rows.newest[at] = tokens
+    def _take_in(self, launched: Launched, samplers: list[Request], tokens: Ints) -> list[Request]:
+        """Give each request that is live its token, and end it where that or the length says so."""
+        plan, requests, token_ids = launched.plan, launched.requests, tokens.tolist()
+        notable: dict[Request, None] = {}  # the token may be their last
+        gone: list[Request] = []
+        for place in self._rows.take_in(requests, launched.serials, plan.samples, tokens):
+            request = requests[place]
+            if request.finish_reason is not None:
+                gone.append(request)
+            elif request.row < 0:
+                notable[request] = None
+        if gone:
+            kept = [place for place, request in enumerate(samplers) if request not in gone]
+            samplers, token_ids = [samplers[place] for place in kept], [token_ids[place] for place in kept]
         for request, token in zip(samplers, token_ids, strict=True):
             request.output_token_ids.append(token)
             if token in request.stop_token_ids:
-                notable[request] = token
-        has_first = known == rows.num_prompt[at] + 1
-        if has_first.any():
-            for row in at[has_first].tolist():
-                notable[rows.requests[row]] = rows.requests[row].output_token_ids[-1]
+                notable[request] = None
+        for request in [*self._starting]:
+            if request.output_token_ids:
+                request.times.first_token = self._clock()
+                del self._starting[request]
         self._settle(notable)
         return samplers
 
-    def _settle(self, notable: Mapping[Request, int]) -> None:
-        """Of requests with a token that may be the last or was the first."""
+    def _settle(self, notable: Iterable[Request]) -> None:
+        """End those whose newest token stops them, or is the last that they may have."""
         stopped = []
-        for request, token in notable.items():
-            if request.times.first_token is None:
-                request.times.first_token = self._clock()
+        for request in notable:
             may_stop = len(request.output_token_ids) > request.params.min_tokens
-            if may_stop and token in request.stop_token_ids:
-                stopped.append((request, token))
+            if may_stop and request.output_token_ids[-1] in request.stop_token_ids:
+                stopped.append(request)
             elif request.num_tokens >= request.max_total_tokens:
                 self._close(request, "length", None)
-        running = [request.row for request, _ in stopped if request.row >= 0]
-        if running:
-            self._rows.remove(running)
-        for request, token in stopped:
+        self._rows.remove([request.row for request in stopped if request.row >= 0])
+        for request in stopped:
+            token = request.output_token_ids[-1]
             named = token in (request.params.stop_token_ids or ())
             self._close(request, "stop", token if named else None)
 
@@ -291,11 +307,8 @@ class Scheduler(Lifecycle):
 
     def _budget(self) -> int:
         """Tokens of the step in all; fewer where it keeps someone waiting for the next token of an answer."""
-        rows, limit = self._rows, self.config.max_tokens_beside_decode
-        most = self.config.max_num_batched_tokens
-        if limit is None or not (rows.computed[: len(rows)] >= rows.num_prompt[: len(rows)]).any():
-            return most
-        return min(limit, most)
+        limit, most = self.config.max_tokens_beside_decode, self.config.max_num_batched_tokens
+        return most if limit is None or not self._rows.any_answers else min(limit, most)
 
     def _at_most_a_chunk(self, wanted: Ints) -> Ints:
         chunk = self.config.prefill_chunk

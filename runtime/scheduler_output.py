@@ -106,7 +106,7 @@ class SchedulerOutput:
     request_ids: tuple[str, ...]
     counts: Ints  # [num_rows] tokens to compute, at least 1
     num_computed: Ints  # [num_rows] tokens computed by earlier steps
-    token_ids: NDArray[np.int32]  # [num_tokens], 0 where the token is on the device
+    token_ids: NDArray[np.int32]  # [num_tokens], any id where the token is on the device
     sources: Ints  # [num_rows] where the last token of the row lies among the samples before, or ON_HOST
     samples: Flags  # [num_rows] whether the step yields the row's next token
     sampling: NDArray[np.void]  # [num_samples] of SAMPLING

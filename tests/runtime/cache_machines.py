@@ -1,5 +1,6 @@
 """Machines that lead the cache through random histories, with what a device's memory would hold beside it."""
 
+from array import array
 from collections import Counter
 
 from hypothesis import strategies as st
@@ -18,8 +19,8 @@ class Owner:
         self.request_id, self.tokens, self.cache_salt = request_id, tokens, cache_salt
         self.num_found = self.num_computed = 0
 
-    def token_ids(self, start, stop):
-        return self.tokens[start:stop]
+    def token_bytes(self, start, stop):
+        return array("i", self.tokens[start:stop]).tobytes()
 
 
 TOKENS = st.sampled_from([0, 0, 0, 1])  # so that many begin alike
