@@ -31,7 +31,8 @@ from lamina.runtime.scheduler_config import SchedulerConfig
 
 RESULTS = Path(__file__).resolve().parent / "results" / "host_step.json"
 WAITING = (100, 1_000, 10_000, 100_000)
-BLOCK_SIZE, CONTEXT, PROMPT, VOCAB = 16, 16384, 128, 8
+CONTEXT, PROMPT, VOCAB = 16384, 128, 8
+TURN = 16  # tokens that prompts, and answers, differ by at most: not all need a block at once
 PHASES = ("schedule", "write", "launch", "update")
 
 
@@ -40,35 +41,62 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("batches", nargs="*", type=int, default=[1, 32, 128, 256])
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--block-sizes", nargs="+", type=int, default=[16, 64])
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     machine = {name: describe_machine()[name] for name in ("cpu", "cores", "python", "versions")}
     document: dict[str, Any] = {"steps": options.steps, "machine": machine}
-    for name, turnover in (("decode", False), ("turnover", True)):
-        document[name] = {}
-        for batch in options.batches:
-            figures = document[name][batch] = measure(batch, options.steps, turnover)
-            print(f"{name}, {batch} requests: {line(figures)}", flush=True)
-    document["waiting"] = {}
-    for waiting in WAITING:
-        figures = document["waiting"][waiting] = measure(256, options.steps, turnover=True, waiting=waiting)
-        print(f"turnover, 256 requests, {waiting} waiting: {line(figures)}", flush=True)
+    for block_size in options.block_sizes:
+        figures = document[f"blocks of {block_size}"] = {}
+        for name, case in cases(options.batches).items():
+            figures[name] = measure(options.steps, block_size, **case)
+            print(f"blocks of {block_size}, {name}: {line(figures[name])}", flush=True)
     options.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def cases(batches: list[int]) -> dict[str, dict[str, Any]]:
+    """What is measured, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for batch in batches:
+        found[f"decode, {batch} requests"] = {"batch": batch, "turnover": False}
+        found[f"turnover, {batch} requests"] = {"batch": batch, "turnover": True}
+    for waiting in WAITING:
+        found[f"turnover, 256 requests, {waiting} waiting"] = {
+            "batch": 256,
+            "turnover": True,
+            "waiting": waiting,
+        }
+    # what ended requests have left in the prefix cache must make room, block by block
+    found["turnover, 256 requests, 10000 waiting, cache full"] = {
+        "batch": 256,
+        "turnover": True,
+        "waiting": 10_000,
+        "tokens_each": 640,
+    }
+    return found
 
 
 def line(figures: dict[str, float]) -> str:
     return "  ".join(f"{phase} {us:.0f}" for phase, us in figures.items()) + " us"
 
 
-def measure(batch: int, num_steps: int, turnover: bool, waiting: int = 0) -> dict[str, float]:
+def measure(
+    num_steps: int,
+    block_size: int,
+    *,
+    batch: int,
+    turnover: bool,
+    waiting: int = 0,
+    tokens_each: int = 4096,
+) -> dict[str, float]:
     """Median microseconds of each phase of a step, of the whole, and of adding a request.
 
     "scheduler" is what the scheduler has of "schedule" and "update", which there is a mean of, too. With
     turnover, answers have as many tokens as there are requests, so that one ends in a step, both as a mean,
-    and another takes its place.
+    and another takes its place. The cache holds `tokens_each` tokens for each of them.
     """
-    engine, runner, arena = build(batch)
+    engine, runner, arena = build(batch, block_size, tokens_each)
     spent: dict[str, list[float]] = {name: [] for name in ("step", *PHASES, "scheduler", "add")}
     for name, owner, method in (
         ("schedule", engine.scheduler, "schedule"),
@@ -80,17 +108,14 @@ def measure(batch: int, num_steps: int, turnover: bool, waiting: int = 0) -> dic
         ("add", engine, "add"),
     ):
         setattr(owner, method, timed(getattr(owner, method), spent[name]))
-    longest = PROMPT + BLOCK_SIZE + num_steps + 64
+    longest = PROMPT + TURN + num_steps + 64
     numbers = itertools.count()
 
     def fill_up() -> None:
         while engine.scheduler.num_running + engine.scheduler.num_waiting < batch + waiting:
             number = next(numbers)
-            engine.add(
-                generation(
-                    number, PROMPT + BLOCK_SIZE + 1 + number * 194 % (2 * batch) if turnover else longest
-                )
-            )
+            length = PROMPT + TURN + 1 + number * 194 % (2 * batch) if turnover else longest
+            engine.add(generation(number, length))
 
     for _ in range(2 * batch if turnover else 32):
         fill_up()
@@ -124,22 +149,22 @@ def generation(number: int, length: int) -> Generation:
     params = SamplingParams(temperature=0, ignore_eos=True, detokenize=False).resolve(None, seed=0)
     request = Request(
         request_id=str(number),
-        # no two begin alike, and not all need a block at once
-        prompt_token_ids=(number % 2**31, *(1,) * (PROMPT - 1 + number % BLOCK_SIZE)),
+        # no two begin alike
+        prompt_token_ids=(number % 2**31, *(1,) * (PROMPT - 1 + number % TURN)),
         params=params,
         max_total_tokens=length,
     )
     return Generation(request=request, detokenizer=None, asked_id=request.request_id)
 
 
-def build(batch: int) -> tuple[Engine, ModelRunner, InputBatch]:
+def build(batch: int, block_size: int, tokens_each: int) -> tuple[Engine, ModelRunner, InputBatch]:
     """An engine whose model always says token 3."""
     device = torch.device("cpu")
     arena = InputBatch(
         max_num_seqs=batch,
         max_num_tokens=8192,
-        max_blocks_per_seq=CONTEXT // BLOCK_SIZE,
-        block_size=BLOCK_SIZE,
+        max_blocks_per_seq=CONTEXT // block_size,
+        block_size=block_size,
         vocab_size=VOCAB,
         device=device,
     )
@@ -159,7 +184,7 @@ def build(batch: int) -> tuple[Engine, ModelRunner, InputBatch]:
     )
     runner.plan_recordings([batch], [])
     runner.record_next()
-    kv_cache = KVCacheManager(BlockPool(batch * 256), BLOCK_SIZE, prefix_cache=True)
+    kv_cache = KVCacheManager(BlockPool(batch * tokens_each // block_size), block_size, prefix_cache=True)
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8192, max_model_len=CONTEXT)
     return Engine(Scheduler(limits, kv_cache), runner), runner, arena
 

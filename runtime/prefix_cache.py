@@ -65,12 +65,10 @@ class Chain:
         known, size = len(self._blocks), cache.block_size
         if known < num_blocks:
             contents = self._read(known * size, num_blocks * size)
-            digest = self._blocks[-1][0] if self._blocks else self.salt.encode()
-            hashed, append = cache.digest, self._blocks.append
-            for start in range(0, len(contents), 4 * size):
-                block = contents[start : start + 4 * size]
-                digest = hashed(digest + block)
-                append((digest, block))
+            digest, hashed = self._blocks[-1][0] if self._blocks else self.salt.encode(), cache.digest
+            blocks = [contents[start : start + 4 * size] for start in range(0, len(contents), 4 * size)]
+            digests = [digest := hashed(digest + block) for block in blocks]
+            self._blocks += zip(digests, blocks, strict=True)
         return self._blocks
 
 
@@ -120,30 +118,25 @@ class PrefixCache:
         The null block stands for one that was given back: if it was forgotten since, so is what follows. A
         side that was forgotten is entered anew.
         """
-        entries, by_block, by_digest = chain.entries, self._by_block, self._by_digest
-        entered: list[int] = []
-        while entries and by_block.get(entries[-1].block_id) is not entries[-1]:
+        entries, entered = chain.entries, list[int]()
+        while entries and self._by_block.get(entries[-1].block_id) is not entries[-1]:
             entries.pop()  # forgotten since: the last ones first
         if len(entries) == len(block_ids):
             return entered
-        known, parent = len(entries), entries[-1] if entries else chain.salt
-        blocks = chain.blocks(len(block_ids), self)[known : len(block_ids)]
-        for block_id, (digest, token_ids) in zip(block_ids[known:], blocks, strict=True):
-            entry = by_digest.get(digest)
+        parent = entries[-1] if entries else chain.salt
+        blocks = chain.blocks(len(block_ids), self)
+        for place in range(len(entries), len(block_ids)):
+            digest, token_ids = blocks[place]
+            entry = self._by_digest.get(digest)
             if entry is None:
-                if block_id == NULL_BLOCK:
+                if block_ids[place] == NULL_BLOCK:
                     break
-                assert block_id not in by_block, f"block {block_id} is entered twice"
-                own = [NULL_BLOCK] * self.num_sides if self.num_sides else NO_SIDES
-                entry = CachedBlock(block_id, digest, token_ids, parent, step, own)
-                by_digest[digest] = by_block[block_id] = entry
-                if isinstance(parent, CachedBlock):
-                    parent.adopt(entry)
-                entered.append(block_id)
+                entry = self._enter(block_ids[place], digest, token_ids, parent, step)
+                entered.append(entry.block_id)
             elif not _is(entry, token_ids, parent):
                 break  # another block with this hash: neither it nor what follows can be entered
             if sides:
-                entered += self._enter_sides(entry, [side[len(entries)] for side in sides], step)
+                entered += self._enter_sides(entry, [side[place] for side in sides], step)
             entries.append(entry)
             parent = entry
         return entered
@@ -204,6 +197,17 @@ class PrefixCache:
             if isinstance(parent, CachedBlock):
                 assert self._by_block.get(parent.block_id) is parent, f"block {block_id} has lost its parent"
                 assert entry in parent.children(), f"block {block_id} is no child of its parent"
+
+    def _enter(
+        self, block_id: int, digest: bytes, token_ids: bytes, parent: CachedBlock | str, step: int
+    ) -> CachedBlock:
+        assert block_id not in self._by_block, f"block {block_id} is entered twice"
+        sides = [NULL_BLOCK] * self.num_sides if self.num_sides else NO_SIDES
+        entry = CachedBlock(block_id, digest, token_ids, parent, step, sides)
+        self._by_digest[digest] = self._by_block[block_id] = entry
+        if isinstance(parent, CachedBlock):
+            parent.adopt(entry)
+        return entry
 
     def _enter_sides(self, entry: CachedBlock, block_ids: Sequence[int], step: int) -> list[int]:
         """Sides of which none is known so far; returns them. If the step fails, all of the entry goes."""
