@@ -99,8 +99,8 @@ def test_a_side_that_was_entered_anew_by_a_step_that_fails_is_forgotten():
         def __init__(self, request_id):
             self.request_id = request_id
 
-        def token_ids(self, start, stop):
-            return list(range(start, stop))
+        def token_bytes(self, start, stop):
+            return bytes(4 * (stop - start))
 
     first, second, third = map(Tokens, ("first", "second", "third"))
     cache.admit(first, 5)
