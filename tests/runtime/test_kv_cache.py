@@ -19,8 +19,8 @@ class Owner:
     tokens: tuple[int, ...] = ()
     cache_salt: str = ""
 
-    def token_ids(self, start, stop):
-        return self.tokens[start:stop]
+    def token_bytes(self, start, stop):
+        return bytes(4 * (stop - start))
 
 
 def manager(blocks, block_size=4):
