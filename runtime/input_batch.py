@@ -211,9 +211,10 @@ class InputBatch:
         sources[ends[sampled] - 1] = plan.sources[sampled]
         fill(packed, layout.token_ids, plan.token_ids, padding=0)
         fill(packed, layout.positions, positions, padding=0)
+        columns = positions // self.block_size
         for group, field in enumerate(layout.slot_mappings(self._num_groups)):
-            blocks = self._tables[group * self.max_num_seqs + rows, positions // self.block_size]
-            slots = blocks * self.block_size + positions % self.block_size
+            blocks = self._tables[group * self.max_num_seqs + rows, columns]
+            slots = (blocks - columns) * self.block_size + positions
             fill(packed, field, slots, padding=NO_SLOT)
         fill(packed, layout.seq_lens, computed + counts, padding=0)
         packed[layout.query_start_loc.start] = 0

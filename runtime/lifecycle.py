@@ -40,6 +40,9 @@ class Lifecycle:
         self._draining: dict[str, Request] = {}  # running still, as their last tokens are on their way
         self._leaving: list[Request] = []  # ended or preempted while a step may write their blocks
         self._in_flight = InFlight()
+        # Who was let in last, and of how many tokens blocks can be found, written by which step. They are
+        # entered when somebody looks for any or that step is over, so that the device need not wait for it.
+        self._filled: tuple[Request, int, int] | None = None
         self._preempted_ids: list[str] = []  # since the last plan
         self._num_arrivals = 0
         self.num_preemptions = 0
@@ -125,6 +128,7 @@ class Lifecycle:
         """
         computed = {request: self.num_computed_tokens(request) for request in self._rows.requests}
         computed |= self._in_flight.undo(plan)
+        self._filled = None  # by the last step launched
         astray = {self._requests[name]: 0 for name in self._kv_cache.uncommit(plan.step)}
         computed |= astray  # they began with blocks that were never filled
         running = sorted((*self._rows.requests, *self._draining.values()), key=_rank)
@@ -154,6 +158,7 @@ class Lifecycle:
         books = self._requests, self._waiting, self._deadlines, self._starting, self._draining, self._leaving
         for book in books:
             book.clear()
+        self._filled = None
         self._in_flight.clear()
         self._rows.clear()
         self._kv_cache.clear()
@@ -217,6 +222,12 @@ class Lifecycle:
             del self._requests[request.request_id]
         else:
             self._kv_cache.suspend(request.request_id)
+
+    def _enter_filled(self) -> None:
+        """Let others find what the request let in last fills."""
+        filled, self._filled = self._filled, None
+        if filled is not None:
+            self._kv_cache.commit(*filled)
 
     def _free_leaving(self) -> None:
         """A step is over: nothing writes any more into blocks that only it and earlier ones could write."""

@@ -51,6 +51,9 @@ class CachedBlock:
 NO_SIDES: list[int] = []  # of every block where there is one group of layers
 
 
+FIRST_HASHED = 4  # blocks of a prompt of which none may be known
+
+
 class Chain:
     """One request's tokens as full blocks, hashed as far as was asked for."""
 
@@ -103,11 +106,13 @@ class PrefixCache:
     def match(self, chain: Chain, num_blocks: int) -> list[CachedBlock]:
         """The blocks that hold the beginning of a chain, that many at most."""
         found: list[CachedBlock] = []
-        for digest, token_ids in chain.blocks(num_blocks, self)[:num_blocks]:
-            entry = self._by_digest.get(digest)
-            if entry is None or not _is(entry, token_ids, found[-1] if found else chain.salt):
-                break
-            found.append(entry)
+        while len(found) < num_blocks:
+            hashed = min(num_blocks, 2 * len(found) + FIRST_HASHED)  # the rest can wait, if it is of any use
+            for digest, token_ids in chain.blocks(hashed, self)[len(found) : hashed]:
+                entry = self._by_digest.get(digest)
+                if entry is None or not _is(entry, token_ids, found[-1] if found else chain.salt):
+                    return found
+                found.append(entry)
         return found
 
     def commit(

@@ -32,6 +32,7 @@ class Scheduler(Lifecycle):
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None where nothing can be done before a step in flight is over, or at all."""
         preemptions = self.num_preemptions
+        self._enter_filled()
         counts = self._advance_running()
         self._share_filled(counts)
         if np.count_nonzero(counts) < len(counts):
@@ -51,6 +52,7 @@ class Scheduler(Lifecycle):
     ) -> list[Request]:
         """Take in the tokens of the oldest step in flight, one a row that samples; returns who got one."""
         assert len(sampled) == plan.num_samples, f"{len(sampled)} tokens for {plan.num_samples} samples"
+        self._enter_filled()
         launched = self._in_flight.finish(plan)
         samplers = launched.samplers()
         if plan.reports is not None:
@@ -155,6 +157,7 @@ class Scheduler(Lifecycle):
             request = self._waiting.first()
             if not self._in_flight.is_over(request.last_step):  # its token is on its way
                 break
+            self._enter_filled()
             num_cached = self._kv_cache.admit(
                 request,
                 request.num_tokens,
@@ -167,7 +170,7 @@ class Scheduler(Lifecycle):
             more.append(min(request.num_tokens - num_cached, budget, self.config.prefill_chunk or budget))
             budget -= more[-1]
             self._admit(request, num_cached)
-            self._kv_cache.commit(request, num_cached + more[-1], self._in_flight.next_step)
+            self._filled = request, num_cached + more[-1], self._in_flight.next_step
         if not more:
             return counts
         return np.concatenate((counts, np.array(more, np.int64)))

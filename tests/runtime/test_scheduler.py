@@ -337,3 +337,61 @@ def test_limits_below_the_least_are_refused_by_name(name):
     SchedulerConfig(**good)
     with pytest.raises(ConfigError, match=f"{name} is 0; wanted at least"):
         SchedulerConfig(**{**good, name: 0})
+
+
+def test_whoever_comes_and_goes_leaves_the_others_in_their_rows(make_server):
+    server = make_server(blocks=200, seqs=8)
+    for number in range(8):
+        server.add(str(number), 5, number, max_tokens=4 + 3 * number)
+    before = server.step().request_ids
+    for number in range(8, 40):
+        server.add(str(number), 5, number % 8, max_tokens=4 + number)
+        plan = server.step()
+        others = sum(name != other for name, other in zip(before, plan.request_ids, strict=True))
+        ended = len({*before} - {*plan.request_ids})
+        told = {*plan.new_blocks[0].tolist()} - {
+            row for row, count in enumerate(plan.num_computed % 4) if not count
+        }
+        assert others <= 2 * ended, "for each that ends the last one moves, and one comes"
+        assert len(told) <= 2 * ended, "tables of the others are not told again"
+        before = plan.request_ids
+    server.drain()
+    for request in server.requests.values():
+        assert request.output_token_ids == server.alone(request)[0]
+
+
+def test_where_the_budget_is_short_it_goes_by_rank_and_not_by_row(make_server):
+    server = make_server(blocks=200, seqs=4, budget=8, beside_decode=3, chunk=2)
+    lengths = {"first": (2, 3), "answer": (2, 60), "second": (40, 3), "third": (40, 3)}
+    first, _, second, third = (
+        server.add(name, length, max_tokens=more) for name, (length, more) in lengths.items()
+    )
+    while not first.finish_reason:
+        server.step()
+    assert third.row < second.row, "the last one took the place of the first"
+    while (left := 40 - server.scheduler.num_computed_tokens(second)) > 0:
+        counts = {part.request_id: len(part.token_ids) for part in server.parts(server.step())}
+        assert (counts["answer"], counts["second"], counts.get("third", 0)) == (
+            1,
+            min(left, 2),
+            2 - min(left, 2),
+        )
+    server.drain()
+    for request in server.requests.values():
+        assert request.output_token_ids == server.alone(request)[0]
+
+
+def test_what_a_request_fills_is_entered_before_anybody_looks_for_it_or_the_step_is_over(make_server):
+    server = make_server(blocks=40, prefix_cache=True, depth=2)
+    common = (1, 2, 3, 4) * 4
+    server.add("first", common, max_tokens=4)
+    server.launch()
+    assert not [*server.kv_cache.prefix.block_ids()], "the step is launched before its blocks are hashed"
+    second = server.add("second", (*common, 1), max_tokens=4)
+    server.launch()
+    assert second.num_cached_tokens == 16
+    server.fail(0)
+    assert not [*server.kv_cache.prefix.block_ids()], "nobody has written what the failed step had filled"
+    server.drain()
+    for request in server.requests.values():
+        assert request.output_token_ids == server.alone(request)[0]
