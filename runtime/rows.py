@@ -61,13 +61,14 @@ class Rows:
         self._sampling_words = self.sampling.view(np.int64).reshape(max_num_rows, -1)
         self._numbers = np.arange(max_num_rows)
         self._num_serials = 0
+        self.requests: list[Request] = []
         self.clear()
 
     def clear(self) -> None:
         """Nobody runs."""
-        for request in getattr(self, "requests", ()):
+        for request in self.requests:
             request.row = -1
-        self.requests: list[Request] = []
+        self.requests = []
         self._ids: list[str] = []
         self.filling: dict[Request, int] = {}  # to be computed up to the token they had when they got a row
         self.untold: dict[Request, None] = {}  # the device has not the whole table in its row

@@ -254,11 +254,11 @@ class Scheduler(Lifecycle):
         """Give each request that is live its token, and end it where that or the length says so."""
         plan, requests, token_ids = launched.plan, launched.requests, tokens.tolist()
         notable: dict[Request, None] = {}  # the token may be their last
-        gone: list[Request] = []
+        gone: set[Request] = set()  # they have ended since
         for place in self._rows.take_in(requests, launched.serials, plan.samples, tokens):
             request = requests[place]
             if request.finish_reason is not None:
-                gone.append(request)
+                gone.add(request)
             elif request.row < 0:
                 notable[request] = None
         if gone:
