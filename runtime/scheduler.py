@@ -27,7 +27,8 @@ class Scheduler(Lifecycle):
     reads them runs after it, or, in the same step, after all keys and values of a layer are written.
     """
 
-    _grown: Ints | None = None  # table entries of the step that is being planned
+    # Rows, columns and blocks, those of each group, that tables of the step being planned have grown by.
+    _grown: tuple[list[int], list[int], list[int]] = ([], [], [])
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None where nothing can be done before a step in flight is over, or at all."""
@@ -67,7 +68,7 @@ class Scheduler(Lifecycle):
         """Tokens to compute of each running request; 0 of those that sit the step out."""
         rows, num = self._rows, len(self._rows)
         total = rows.total[:num]
-        self._grown = None
+        self._grown = [], [], []
         counts = self._within_budget(self._at_most_a_chunk(total - rows.computed[:num]))
         short = (total > rows.blocks[:num] * self._kv_cache.block_size).nonzero()[0]
         if not len(short):
@@ -75,26 +76,17 @@ class Scheduler(Lifecycle):
         all_advance = np.count_nonzero(counts) == num
         if not all_advance:
             short = short[counts[short] > 0]
-        growing = [rows.requests[row] for row in short.tolist()]
+        which = short.tolist()
+        growing = [rows.requests[row] for row in which]
         block_ids = self._kv_cache.grow_each([request.request_id for request in growing])
         if block_ids is None:
             return self._make_room_for_each(counts, growing)
         if all_advance:  # then no row moves before the step is launched
-            self._grown = self._entries(short, rows.blocks[short], block_ids)
+            self._grown = which, rows.blocks[short].tolist(), block_ids
         else:
             rows.untold |= dict.fromkeys(growing)
         rows.blocks[short] += 1
         return counts
-
-    def _entries(self, rows: Ints, columns: Ints, block_ids: Sequence[int]) -> Ints:
-        """New columns of tables as a plan tells them; block ids row after row, those of each group."""
-        num_groups = self._kv_cache.num_groups
-        entries = np.empty((3, num_groups, len(rows)), np.int64)
-        entries[0] = rows
-        entries[0] += np.arange(num_groups)[:, None] * self.config.max_num_seqs
-        entries[1] = columns
-        entries[2] = np.array(block_ids).reshape(len(rows), num_groups).T
-        return entries.reshape(3, -1)
 
     def _within_budget(self, counts: Ints) -> Ints:
         """The same counts by rank, as far as the budget goes and up to the first that cannot advance."""
@@ -235,20 +227,22 @@ class Scheduler(Lifecycle):
 
     def _new_blocks(self) -> Ints:
         """Table entries that the device has not: rows, columns, block ids."""
-        grown, untold = self._grown, self._rows.untold
-        if grown is not None and not untold:
-            return grown
+        most, num_groups = self.config.max_num_seqs, self._kv_cache.num_groups
+        firsts = range(0, most * num_groups, most)  # of each group's rows
+        grown, columns, block_ids = self._grown
+        columns = columns * num_groups
         rows: list[int] = []
-        columns: list[int] = []
         blocks: list[int] = []
-        for request in untold:
-            for group, table in enumerate(self._kv_cache.tables(request.request_id)):
-                rows += [group * self.config.max_num_seqs + request.row] * len(table)
+        for group, first in enumerate(firsts):
+            rows += [first + row for row in grown]
+            blocks += block_ids[group :: len(firsts)]
+        for request in self._rows.untold:
+            for first, table in zip(firsts, self._kv_cache.tables(request.request_id), strict=True):
+                rows += [first + request.row] * len(table)
                 columns += range(len(table))
                 blocks += table
-        untold.clear()
-        told = np.array((rows, columns, blocks), np.int64)
-        return told if grown is None else np.concatenate((grown, told), axis=1)
+        self._rows.untold.clear()
+        return np.array(rows + columns + blocks, np.int64).reshape(3, -1)
 
     def _take_in(self, launched: Launched, samplers: list[Request], tokens: Ints) -> list[Request]:
         """Give each request that is live its token, and end it where that or the length says so."""
