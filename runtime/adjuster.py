@@ -13,6 +13,7 @@ from .. import custom_ops
 from ..common.errors import ProcessorError
 from ..custom_ops import registry
 from ..custom_ops.adjust_logits.reference import WORD_BITS
+from ..custom_ops.sample.reference import CHUNK
 from .input_batch import NO_ID, BatchView, send
 from .rows import sampling_row
 from .sampler import SamplingRows, sample
@@ -89,55 +90,61 @@ class Adjuster:
         tables = self._tables
         if tables is None or not tables.are_of(adjusted):
             tables = self._tables = self._built(adjusted)
+        self._tell(adjusted)
         rows = SamplingRows(
             temperature=tables.temperature,
             top_k=tables.top_k,
             top_p=tables.top_p,
             min_p=tables.min_p,
             seeds=tables.seeds,
-            positions=batch.sample_positions.index_select(0, tables.samples),
-            banned=batch.banned.index_select(0, tables.samples),
+            positions=batch.sample_positions,
+            banned=batch.banned,
             num_valid_ids=self._num_valid_ids,
+            places=tables.samples,
         )
-        self._remember(adjusted, tables, batch, rows.positions)
-        scores = self._scores(tables, rows, logits)
+        is_final = not adjusted.said and tables.typical_p is None
+        scores, chunks = self._scores(tables, batch, logits, are_summed=is_final and logits.is_cuda)
         for said in adjusted.said:
             processors = adjusted.params[said.which].logits_processors or ()
             _process(processors, said, scores[said.which, : self._num_valid_ids])
         if tables.typical_p is not None:
             custom_ops.keep_typical(scores, rows.temperature, tables.typical_p)
-        batch.sampled.index_copy_(0, tables.samples, sample(scores, rows))
+        sample(scores, rows, batch.sampled, chunks)
 
-    def _scores(self, tables: _Tables, rows: SamplingRows, logits: Tensor) -> Tensor:
-        width = -(-self._num_valid_ids // WIDTH_UNIT) * WIDTH_UNIT
-        scores = torch.empty(len(tables.samples), width, dtype=torch.float32, device=self._device)
-        assert rows.banned is not None
+    def _scores(
+        self, tables: _Tables, batch: BatchView, logits: Tensor, *, are_summed: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Adjusted logits of the samples, and what sampling wants to know of their chunks, where it pays."""
+        num_rows, width = len(tables.samples), -(-self._num_valid_ids // WIDTH_UNIT) * WIDTH_UNIT
+        scores = torch.empty(num_rows, width, dtype=torch.float32, device=self._device)
+        chunks = scores.new_empty(num_rows, -(-self._num_valid_ids // CHUNK) if are_summed else 0, 2)
         custom_ops.adjust_logits(
             logits,
             tables.samples,
             self._history,
             tables.slots,
-            rows.positions,
+            batch.sample_positions,
+            batch.token_ids,
+            batch.logits_rows,
             tables.num_prompt,
             tables.penalties,
             tables.bias_ids,
             tables.biases,
             tables.allowed,
             tables.bad_words,
-            rows.banned,
+            batch.banned,
+            tables.temperature,
             self._num_valid_ids,
             scores,
+            chunks,
         )
-        return scores
+        return scores, chunks if are_summed else None
 
-    def _remember(self, adjusted: Adjusted, tables: _Tables, batch: BatchView, positions: Tensor) -> None:
-        """Write the tokens that the device was not told, then the newest, which only it may know."""
+    def _tell(self, adjusted: Adjusted) -> None:
+        """Write the tokens that the device was not told, but for the newest: adjusting adds that."""
         self._make_room(int(adjusted.slots.max()) + 1, adjusted.longest)
         for slot, start, tokens in adjusted.missed:
             self._history[slot, start : start + len(tokens)] = self._sent(np.array(tokens, np.int32))
-        newest = batch.token_ids.index_select(0, batch.logits_rows.index_select(0, tables.samples))
-        places = tables.slots * self._history.shape[1] + positions - 1
-        self._history.view(-1).index_copy_(0, places, newest)
 
     def _make_room(self, num_slots: int, num_tokens: int) -> None:
         slots, tokens = self._history.shape

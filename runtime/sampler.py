@@ -21,9 +21,12 @@ class SamplingRows(NamedTuple):
     top_p: Tensor  # [n] float32, 1: off
     min_p: Tensor  # [n] float32, 0: off
     seeds: Tensor  # [n] int64
-    positions: Tensor  # [n] int64, where in its sequence the sampled token will stand
+    positions: Tensor  # [n, or as many as places are in] int64, where the sampled token will stand
     banned: Tensor | None = None  # [n, any number] int32: token ids never to be chosen, -1: none
     num_valid_ids: int | None = None  # ids from here on are padding of the vocabulary
+    places: Tensor | None = (
+        None  # [n] int64: where in positions, banned and out each row's are; None: in order
+    )
 
 
 def rows_of(batch: BatchView, num_valid_ids: int) -> SamplingRows:
@@ -40,11 +43,14 @@ def rows_of(batch: BatchView, num_valid_ids: int) -> SamplingRows:
     )
 
 
-def sample(logits: Tensor, rows: SamplingRows, out: Tensor | None = None) -> Tensor:
+def sample(
+    logits: Tensor, rows: SamplingRows, out: Tensor | None = None, chunks: Tensor | None = None
+) -> Tensor:
     """The chosen token id of every row, int32 [n] (out, where given), from logits [n, vocab] of any float.
 
     Greedy rows take the largest logit, the lowest id among equals. Random rows are filtered in the order
     temperature, top-k, top-p (the fewest tokens with at least that mass), min-p (relative to the likeliest).
+    Chunks are what lamina::adjust_logits left of these logits, where it did.
     """
     if out is None:
         out = torch.empty_like(rows.top_k)
@@ -59,5 +65,7 @@ def sample(logits: Tensor, rows: SamplingRows, out: Tensor | None = None) -> Ten
         rows.top_k.new_empty(len(logits), 0) if rows.banned is None else rows.banned,
         logits.shape[1] if rows.num_valid_ids is None else rows.num_valid_ids,
         out,
+        rows.places,
+        chunks,
     )
     return out

@@ -1,23 +1,31 @@
 // The C entry point of adjust_logits on CUDA.
 #include "kernel.cuh"
 
+namespace lamina {
+
+template <typename T, int kWidth>
+int adjust_logits(const AdjustLogitsArguments& p) {
+  const auto args = unpacked<T>(p);
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.width, kSlice)), static_cast<unsigned>(p.num_rows));
+  const auto kernel = adjust_logits_kernel<T, kWidth>;
+  const size_t shared_bytes = sizeof(uint32_t) * kSlice * (p.num_biases > 0 ? 2 : 1);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  if (error != cudaSuccess) return error;
+  kernel<<<grid, kAdjustThreads, shared_bytes, p.stream>>>(args);
+  return launch_error();
+}
+
+}  // namespace lamina
+
 extern "C" {
 int64_t adjust_logits_arguments_size() { return sizeof(lamina::AdjustLogitsArguments); }
 
 int adjust_logits(const lamina::AdjustLogitsArguments* p) {
+  if (p->num_rows == 0) return cudaSuccess;
   return lamina::with_dtype(p->dtype, [&](auto zero) -> int {
     using T = decltype(zero);
-    if (p->num_rows == 0) return cudaSuccess;
-    const auto args = lamina::unpacked<T>(*p);
-    const dim3 grid(static_cast<unsigned>(lamina::ceil_div(p->width, lamina::kSlice)),
-                    static_cast<unsigned>(p->num_rows));
-    const auto kernel = lamina::adjust_logits_kernel<T>;
-    const size_t shared_bytes = sizeof(uint32_t) * lamina::kSlice * (p->num_biases > 0 ? 2 : 1);
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (error != cudaSuccess) return error;
-    kernel<<<grid, lamina::kAdjustThreads, shared_bytes, p->stream>>>(args);
-    return lamina::launch_error();
+    return p->writes_vectors ? lamina::adjust_logits<T, lamina::kVecWidth<float>>(*p) : lamina::adjust_logits<T, 1>(*p);
   });
 }
 }

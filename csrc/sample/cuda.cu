@@ -1,40 +1,58 @@
 // The C entry point of sample on CUDA.
 #include "kernel.cuh"
 
-// As the caller packs them: 8 bytes each, strides in elements.
-struct SampleArguments {
-  const void* logits;
-  int64_t row_stride;
-  const float* temperature;
-  const int32_t* top_k;
-  const float *top_p, *min_p;
-  const int64_t *seeds, *positions;
-  const int32_t* banned;
-  int64_t num_banned;
-  float2* chunks;
-  int32_t* out;
-  int64_t num_rows, num_ids, is_aligned, dtype;
-  cudaStream_t stream;
-};
+namespace lamina {
+
+// Launches a kernel that may start before the one before it ends, and waits for it where it must.
+template <typename Kernel, typename Args>
+int launch_overlapped(Kernel kernel, dim3 grid, int block, size_t shared_bytes, cudaStream_t stream, const Args& args) {
+  int device = 0, major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  }
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = dim3(static_cast<unsigned>(block));
+  config.dynamicSmemBytes = shared_bytes, config.stream = stream;
+  config.attrs = &attribute, config.numAttrs = major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+template <typename T, int kWidth>
+int sample(const Sample<T>& args, bool are_chunks_known, cudaStream_t stream) {
+  if (args.num_rows == 0) return cudaSuccess;
+  const auto rows = static_cast<unsigned>(args.num_rows);
+  if (!are_chunks_known) {
+    constexpr int kMany = 4;
+    const auto blocks = [&](int each) { return static_cast<unsigned>(ceil_div(args.num_chunks, kScanWarps * each)); };
+    if (args.num_rows >= 16) {
+      scan_chunks<T, kWidth, kMany><<<dim3(blocks(kMany), rows), kScanWarps * kWarp, 0, stream>>>(args);
+    } else {
+      scan_chunks<T, kWidth, 1><<<dim3(blocks(1), rows), kScanWarps * kWarp, 0, stream>>>(args);
+    }
+    if (const int error = launch_error()) return error;
+  }
+  const size_t shared_bytes = sizeof(Shared) + 2 * sizeof(float) * static_cast<size_t>(args.num_chunks);
+  return launch_overlapped(choose_tokens<T, kWidth>, dim3(rows), kBlock, shared_bytes, stream, args);
+}
+
+}  // namespace lamina
 
 extern "C" {
-int64_t sample_arguments_size() { return sizeof(SampleArguments); }
+int64_t sample_arguments_size() { return sizeof(lamina::SampleArguments); }
 
-int sample(const SampleArguments* p) {
+int sample(const lamina::SampleArguments* p) {
   return lamina::with_dtype(p->dtype, [&](auto zero) -> int {
     using T = decltype(zero);
-    lamina::Sample<T> args;
-    args.logits = static_cast<const T*>(p->logits), args.row_stride = p->row_stride;
-    args.temperature = p->temperature, args.top_k = p->top_k, args.top_p = p->top_p, args.min_p = p->min_p;
-    args.seeds = p->seeds, args.positions = p->positions, args.banned = p->banned;
-    args.chunks = p->chunks, args.out = p->out;
-    args.num_rows = lamina::narrow(p->num_rows), args.num_ids = lamina::narrow(p->num_ids);
-    args.num_chunks = lamina::narrow(lamina::ceil_div(p->num_ids, lamina::kChunk));
-    args.num_banned = lamina::narrow(p->num_banned);
-    args.id_bits = 8;
-    while ((1 << args.id_bits) < args.num_chunks * lamina::kChunk) ++args.id_bits;
-    return p->is_aligned ? lamina::sample<T, lamina::kVecWidth<T>>(args, p->stream)
-                         : lamina::sample<T, 1>(args, p->stream);
+    const auto args = lamina::unpacked<T>(*p);
+    const bool are_known = p->are_chunks_known != 0;
+    return p->is_aligned ? lamina::sample<T, lamina::kVecWidth<T>>(args, are_known, p->stream)
+                         : lamina::sample<T, 1>(args, are_known, p->stream);
   });
 }
 }

@@ -11,6 +11,7 @@
 namespace lamina {
 
 constexpr int kScanWarps = 8;
+constexpr int kRowsAtOnce = 100;  // fewer, and every row has a multiprocessor from the beginning
 
 __device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
@@ -35,29 +36,16 @@ __global__ void __launch_bounds__(kScanWarps* kWarp) scan_chunks(Sample<T> args)
   for (int c = 0; c < kChunks; ++c) {
     if (first + c < args.num_chunks) pieces[c].read(args, row, first + c);
   }
+  const Bans bans(args, row);
   const float temperature = args.temperature[row];
-  const float rate = fminf(sharpness_of(temperature) * kLog2E, kLargest);
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     if (first + c >= args.num_chunks) return;
     float values[kEach];
-    pieces[c].unpack(values, args, row, first + c);
-    float largest = values[0];
-#pragma unroll
-    for (int i = 1; i < kEach; ++i) largest = max_or_nan(largest, values[i]);
-#pragma unroll
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-      largest = max_or_nan(largest, __shfl_xor_sync(kAllLanes, largest, offset));
-    }
-    float sum = 0.0f;
-    if (temperature > 0.0f) {
-      const float base = fmaxf(largest, -kLargest);  // -inf - -inf would not be a number
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) sum += fast_exp2((values[i] - base) * rate);
-      sum = warp_sum(sum);
-    }
+    pieces[c].unpack(values, args, bans, first + c);
+    const float2 summary = summary_of(values, temperature);
     if (threadIdx.x % kWarp == 0) {
-      args.chunks[static_cast<int64_t>(row) * args.num_chunks + first + c] = make_float2(largest, sum);
+      args.chunks[static_cast<int64_t>(row) * args.num_chunks + first + c] = summary;
     }
   }
 }
@@ -100,14 +88,36 @@ __device__ __forceinline__ int race_chunks(const float* masses, int num_chunks, 
   return index_of(best_of_block(best, partial));
 }
 
+// Which row a block takes: those with filters come first, as they take longest and blocks begin in order.
+template <typename T>
+__device__ __forceinline__ int row_of_block(const Sample<T>& args, Shared& shared) {
+  const int block = static_cast<int>(blockIdx.x), row = static_cast<int>(threadIdx.x), num_rows = args.num_rows;
+  if (num_rows < kRowsAtOnce || num_rows > kBlock) return block;
+  const int lane = row % kWarp, warp = row / kWarp;
+  const bool is_long = row < num_rows && args.temperature[row] > 0.0f &&
+                       (args.top_k[row] > 0 || args.top_p[row] < 1.0f || args.min_p[row] > 0.0f);
+  const unsigned longs = __ballot_sync(kAllLanes, is_long);
+  if (lane == 0) shared.totals[warp] = static_cast<uint32_t>(__popc(longs));
+  __syncthreads();
+  const int count = lane < kWarps ? static_cast<int>(shared.totals[lane]) : 0;
+  const auto before = static_cast<int>(__reduce_add_sync(kAllLanes, lane < warp ? count : 0));
+  const auto all = static_cast<int>(__reduce_add_sync(kAllLanes, count));
+  const int place = before + __popc(longs & ((1u << lane) - 1));  // among the long rows
+  if (row < num_rows && block == (is_long ? place : all + row - place)) shared.row = row;
+  __syncthreads();
+  return shared.row;
+}
+
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kBlock, 1) choose_tokens(Sample<T> args) {
   extern __shared__ uint4 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   float* gaps = reinterpret_cast<float*>(&shared + 1);
-  const int row = static_cast<int>(blockIdx.x);
+  const int row = row_of_block(args, shared);
+  const Bans bans(args, row);
   const float2* chunks = args.chunks + static_cast<int64_t>(row) * args.num_chunks;
-  const Noise noise(args.seeds[row], args.positions[row]);
+  const int64_t place = args.place_of(row);
+  const Noise noise(args.seeds[row], args.positions[place]);
   const float temperature = args.temperature[row], sharpness = sharpness_of(temperature);
   wait_for_kernel_before();
   uint64_t best = 0;
@@ -117,7 +127,7 @@ __global__ void __launch_bounds__(kBlock, 1) choose_tokens(Sample<T> args) {
   int chunk = index_of(best_of_block(best, shared.partial));
   const float largest = chunks[chunk].x + 0.0f;  // not -0, so that no gap is
   const bool is_drawn = temperature > 0.0f && fabsf(largest) < INFINITY;
-  const Filter<T, kWidth> filter{args, shared, gaps, gaps + args.num_chunks, row, largest, sharpness};
+  const Filter<T, kWidth> filter{args, shared, gaps, gaps + args.num_chunks, row, bans, largest, sharpness};
   Rank last = 0;
   if (is_drawn) {
     for (int i = static_cast<int>(threadIdx.x); i < args.num_chunks; i += kBlock) {
@@ -133,7 +143,7 @@ __global__ void __launch_bounds__(kBlock, 1) choose_tokens(Sample<T> args) {
   float values[kEach];
   Piece<T, kWidth> piece;
   piece.read(args, row, chunk);
-  piece.unpack(values, args, row, chunk);
+  piece.unpack(values, args, bans, chunk);
   best = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -141,49 +151,13 @@ __global__ void __launch_bounds__(kBlock, 1) choose_tokens(Sample<T> args) {
     float score = values[i];
     if (is_drawn) {
       const float gap = filter.gap_of(values[i]);
-      score = __fdiv_rn(filter.rank_of(gap, id) <= last ? expf(-gap) : 0.0f, noise.at(id));
+      score = __fdiv_rn(rank_of(gap, id) <= last ? expf(-gap) : 0.0f, noise.at(id));
     }
     best = larger(best, entry(score, id));
   }
   const int token = index_of(best_of_warp(best));
   const bool is_broken = temperature > 0.0f && largest != largest;
-  if (threadIdx.x == 0) args.out[row] = is_broken ? 0 : token;
-}
-
-// Launches a kernel that may start before the one before it ends, and waits for it where it must.
-template <typename Kernel, typename Args>
-int launch_overlapped(Kernel kernel, dim3 grid, int block, size_t shared_bytes, cudaStream_t stream, const Args& args) {
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-  }
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(static_cast<unsigned>(block));
-  config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  config.attrs = &attribute, config.numAttrs = major >= 9 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args);
-}
-
-template <typename T, int kWidth>
-int sample(const Sample<T>& args, cudaStream_t stream) {
-  if (args.num_rows == 0) return cudaSuccess;
-  const auto rows = static_cast<unsigned>(args.num_rows);
-  constexpr int kMany = 4;
-  const auto blocks = [&](int chunks) { return static_cast<unsigned>(ceil_div(args.num_chunks, kScanWarps * chunks)); };
-  if (args.num_rows >= 16) {
-    scan_chunks<T, kWidth, kMany><<<dim3(blocks(kMany), rows), kScanWarps * kWarp, 0, stream>>>(args);
-  } else {
-    scan_chunks<T, kWidth, 1><<<dim3(blocks(1), rows), kScanWarps * kWarp, 0, stream>>>(args);
-  }
-  if (const int error = launch_error()) return error;
-  const size_t shared_bytes = sizeof(Shared) + 2 * sizeof(float) * static_cast<size_t>(args.num_chunks);
-  return launch_overlapped(choose_tokens<T, kWidth>, dim3(rows), kBlock, shared_bytes, stream, args);
+  if (threadIdx.x == 0) args.out[place] = is_broken ? 0 : token;
 }
 
 }  // namespace lamina

@@ -1,63 +1,82 @@
 // A row of logits as chunks of 256 tokens, each read by one warp.
 #pragma once
 
-#include "launch.cuh"
+#include "chunk.cuh"
 #include "vec.cuh"
 
 namespace lamina {
 
-constexpr int kWarp = 32, kChunk = 256, kEach = kChunk / kWarp;  // tokens a chunk, and of it a lane
-constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr float kLog2E = 1.44269504f, kLargest = 3.402823466e38f;
-
 template <typename T>
 struct Sample {
   const T* logits;                           // [num_rows, num_ids and perhaps more], rows row_stride apart
-  const float *temperature, *top_p, *min_p;  // [num_rows], as top_k, seeds, positions and out
+  const float *temperature, *top_p, *min_p;  // [num_rows], as top_k, seeds and places
   const int32_t* top_k;
-  const int64_t *seeds, *positions;
-  const int32_t* banned;  // [num_rows, num_banned], -1: none
+  const int64_t *seeds, *places;  // a row's place in positions, banned and out; no places: the row's own
+  const int64_t* positions;
+  const int32_t* banned;  // [any number, num_banned], -1: none
   float2* chunks;         // [num_rows, num_chunks]: the largest logit, the summed odds relative to it
   int32_t* out;
   int64_t row_stride;
-  int num_rows, num_ids, num_chunks, num_banned, id_bits;
+
+  __device__ __forceinline__ int64_t place_of(int row) const { return places == nullptr ? row : places[row]; }
+
+  int num_rows, num_ids, num_chunks, num_banned;
 };
 
-// Largest of two, NaN if either is.
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
+// As the caller packs them: 8 bytes each, strides in elements.
+struct SampleArguments {
+  const void* logits;
+  int64_t row_stride;
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p;
+  const int64_t *seeds, *positions;
+  const int32_t* banned;
+  int64_t num_banned;
+  const int64_t* places;
+  float2* chunks;
+  int64_t are_chunks_known;
+  int32_t* out;
+  int64_t num_rows, num_ids, is_aligned, dtype;
+  cudaStream_t stream;
+};
 
-// 2^x within 2 ulp; 0 where x is below -126.
-__device__ __forceinline__ float fast_exp2(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
+template <typename T>
+Sample<T> unpacked(const SampleArguments& p) {
+  Sample<T> args;
+  args.logits = static_cast<const T*>(p.logits), args.row_stride = p.row_stride;
+  args.temperature = p.temperature, args.top_k = p.top_k, args.top_p = p.top_p, args.min_p = p.min_p;
+  args.seeds = p.seeds, args.places = p.places, args.positions = p.positions, args.banned = p.banned;
+  args.chunks = p.chunks, args.out = p.out;
+  args.num_rows = narrow(p.num_rows), args.num_ids = narrow(p.num_ids);
+  args.num_chunks = narrow((p.num_ids + kChunk - 1) / kChunk);
+  args.num_banned = narrow(p.num_banned);
+  return args;
 }
-
-// 1 / temperature, finite so that a gap of 0 stays 0.
-__device__ __forceinline__ float sharpness_of(float temperature) { return fminf(__frcp_rn(temperature), kLargest); }
 
 __device__ __forceinline__ float odds_of(float gap) { return fast_exp2(-gap * kLog2E); }
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(kAllLanes, value, offset);
-  return value;
-}
+// The ids that a row must not choose; a lane holds one of the first.
+struct Bans {
+  const int32_t* ids;
+  int count, first;
+  bool are_any;
+
+  template <typename T>
+  __device__ __forceinline__ Bans(const Sample<T>& args, int row)
+      : ids(args.banned + args.place_of(row) * args.num_banned), count(args.num_banned) {
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    first = lane < count ? ids[lane] : -1;
+    are_any = count > kWarp || __ballot_sync(kAllLanes, first >= 0) != 0;
+  }
+};
 
 // What a lane holds of a chunk, read kWidth neighbours at a time.
 template <typename T, int kWidth>
 struct Piece {
   Vec<T, kWidth> vecs[kEach / kWidth];
 
-  // Which token of the chunk a lane's i-th is.
-  __device__ __forceinline__ static int token(int i) {
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    return i / kWidth * kWidth * kWarp + lane * kWidth + i % kWidth;
-  }
+  __device__ __forceinline__ static int token(int i) { return place_in_chunk<kWidth>(i); }
 
   // Vectors that begin beyond the ids are left out; those that end beyond them still lie within the row.
   __device__ __forceinline__ void read(const Sample<T>& args, int row, int chunk) {
@@ -71,7 +90,8 @@ struct Piece {
   }
 
   // The logits, -inf for those that are not to be chosen.
-  __device__ __forceinline__ void unpack(float (&values)[kEach], const Sample<T>& args, int row, int chunk) const {
+  __device__ __forceinline__ void unpack(float (&values)[kEach], const Sample<T>& args, const Bans& bans,
+                                         int chunk) const {
 #pragma unroll
     for (int i = 0; i < kEach / kWidth; ++i) {
       float some[kWidth];
@@ -86,13 +106,13 @@ struct Piece {
         if (token(i) >= left) values[i] = -INFINITY;
       }
     }
-    ban(values, args, row, chunk);
+    if (bans.are_any) ban(values, bans, chunk);
   }
 
-  __device__ __forceinline__ static void ban(float (&values)[kEach], const Sample<T>& args, int row, int chunk) {
-    for (int first = 0; first < args.num_banned; first += kWarp) {
+  __device__ __forceinline__ static void ban(float (&values)[kEach], const Bans& bans, int chunk) {
+    for (int first = 0; first < bans.count; first += kWarp) {
       const int i = first + static_cast<int>(threadIdx.x % kWarp);
-      const int id = i < args.num_banned ? args.banned[static_cast<int64_t>(row) * args.num_banned + i] : -1;
+      const int id = first == 0 ? bans.first : i < bans.count ? bans.ids[i] : -1;
       unsigned hits = __ballot_sync(kAllLanes, id >= 0 && id / kChunk == chunk);
       for (; hits != 0; hits &= hits - 1) {
         const int hit = __shfl_sync(kAllLanes, id, __ffs(static_cast<int>(hits)) - 1) % kChunk;

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..registry import Provider
-from .reference import completions
+from .reference import completions, remember, summaries
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.int32]
@@ -19,7 +19,9 @@ def adjust_logits(
     rows: Tensor,
     history: Tensor,
     slots: Tensor,
-    lengths: Tensor,
+    positions: Tensor,
+    token_ids: Tensor,
+    last_tokens: Tensor,
     num_prompt: Tensor,
     penalties: Tensor,
     bias_ids: Tensor,
@@ -27,12 +29,16 @@ def adjust_logits(
     allowed: Tensor,
     bad_words: Tensor,
     banned: Tensor,
+    temperature: Tensor,
     num_valid_ids: int,
     out: Tensor,
+    chunks: Tensor,
 ) -> None:
     """The op's signature."""
+    lengths = positions.index_select(0, rows)
+    remember(history, slots, lengths, token_ids.index_select(0, last_tokens.index_select(0, rows)))
     out[:, num_valid_ids:] = float("-inf")
-    excluded = [banned.numpy(), np.empty((len(rows), 0), np.int32)]
+    excluded = [banned.index_select(0, rows).numpy(), np.empty((len(rows), 0), np.int32)]
     if bad_words.numel():
         excluded[1] = completions(bad_words, history.index_select(0, slots), lengths).numpy()
     given: list[Any] = [rows.tolist(), slots.tolist(), lengths.tolist(), num_prompt.tolist()]
@@ -54,6 +60,8 @@ def adjust_logits(
         if frequency or presence:
             answer = _valid(said[prompt:], num_valid_ids)
             _lower(scores, answer, np.float32(frequency), np.float32(presence))
+    if chunks.shape[1]:
+        chunks.copy_(summaries(out[:, :num_valid_ids], temperature))
 
 
 def _valid(ids: Ids, num_valid_ids: int) -> Ids:

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..sample.reference import chunked
+
 WORD_BITS = 32  # of the table of allowed ids
 
 
@@ -12,7 +14,9 @@ def adjust_logits(
     rows: Tensor,
     history: Tensor,
     slots: Tensor,
-    lengths: Tensor,
+    positions: Tensor,
+    token_ids: Tensor,
+    last_tokens: Tensor,
     num_prompt: Tensor,
     penalties: Tensor,
     bias_ids: Tensor,
@@ -20,15 +24,19 @@ def adjust_logits(
     allowed: Tensor,
     bad_words: Tensor,
     banned: Tensor,
+    temperature: Tensor,
     num_valid_ids: int,
     out: Tensor,
+    chunks: Tensor,
 ) -> None:
     """Biases and exclusions, then penalties, each over whole rows."""
+    lengths = positions.index_select(0, rows)
+    remember(history, slots, lengths, token_ids.index_select(0, last_tokens.index_select(0, rows)))
     wanted = logits.index_select(0, rows)[:, :num_valid_ids].float()
     tokens = history.index_select(0, slots)
     spare = num_valid_ids  # a column for what is no id
     wide = pad(wanted, (0, 1)).scatter_add_(1, ids_or(bias_ids, spare), biases)
-    for excluded in (banned, completions(bad_words, tokens, lengths)):
+    for excluded in (banned.index_select(0, rows), completions(bad_words, tokens, lengths)):
         wide.scatter_(1, ids_or(excluded, spare), float("-inf"))
     scores = wide[:, :-1]
     if allowed.shape[1]:
@@ -44,6 +52,23 @@ def adjust_logits(
     lowered = scores - frequency * num_said - presence
     out.fill_(float("-inf"))
     out[:, :num_valid_ids] = torch.where(num_said > 0, lowered, scores)
+    if chunks.shape[1]:
+        chunks.copy_(summaries(out[:, :num_valid_ids], temperature))
+
+
+def remember(history: Tensor, slots: Tensor, lengths: Tensor, newest: Tensor) -> None:
+    """Write each row's newest token to its place."""
+    history.view(-1).index_copy_(0, slots * history.shape[1] + lengths - 1, newest)
+
+
+def summaries(scores: Tensor, temperature: Tensor) -> Tensor:
+    """Of each chunk of a row the largest score, and the summed odds relative to it where tokens are drawn."""
+    parts = chunked(scores)
+    largest = parts.amax(dim=-1)
+    base = largest.clamp(min=torch.finfo(torch.float32).min).unsqueeze(-1)
+    sharpness = temperature.reciprocal().clamp_(max=torch.finfo(torch.float32).max).view(-1, 1, 1)
+    odds = ((parts - base) * sharpness).exp().sum(dim=-1)
+    return torch.stack((largest, torch.where(temperature.unsqueeze(-1) > 0, odds, 0.0)), dim=-1)
 
 
 def ids_or(ids: Tensor, spare: int) -> Tensor:

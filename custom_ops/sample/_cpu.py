@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
 from ..registry import Provider
+from .places import at_places
 
 
 def load() -> Callable[..., None]:
@@ -33,7 +34,7 @@ def load() -> Callable[..., None]:
             *(logits.shape[0], num_valid_ids, torch.get_num_threads()),
         )
 
-    return sample
+    return at_places(sample)
 
 
 PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

@@ -16,7 +16,7 @@ VEC_BYTES = 16
 
 def load() -> Callable[..., None]:
     """The kernels behind the op's signature."""
-    kernel = CudaKernel("sample", "16q")  # struct SampleArguments
+    kernel = CudaKernel("sample", "18q")  # struct SampleArguments
 
     def sample(
         logits: Tensor,
@@ -29,6 +29,8 @@ def load() -> Callable[..., None]:
         banned: Tensor,
         num_valid_ids: int,
         out: Tensor,
+        places: Tensor | None = None,
+        chunks: Tensor | None = None,
     ) -> None:
         num_rows, vocab = logits.shape
         num_chunks = -(-num_valid_ids // CHUNK)
@@ -37,12 +39,18 @@ def load() -> Callable[..., None]:
             raise UnsupportedError(f"sample on cuda: num_valid_ids is {num_valid_ids}; wanted at most {most}")
         unit = VEC_BYTES // logits.element_size()
         is_aligned = (logits.stride(0) | vocab) % unit == 0 and logits.data_ptr() % VEC_BYTES == 0
+        noted = workspace(logits.device, 2 * num_rows * num_chunks) if chunks is None else chunks
         kernel(
             logits.device,
             *(logits.data_ptr(), logits.stride(0)),
             *(temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(), min_p.data_ptr()),
             *(seeds.data_ptr(), positions.data_ptr(), banned.data_ptr(), banned.shape[1]),
-            *(workspace(logits.device, 2 * num_rows * num_chunks).data_ptr(), out.data_ptr()),
+            *(
+                0 if places is None else places.data_ptr(),
+                noted.data_ptr(),
+                chunks is not None,
+                out.data_ptr(),
+            ),
             *(num_rows, num_valid_ids, is_aligned, DTYPES[logits.dtype]),
         )
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..registry import Provider
+from .places import at_places
 from .reference import (
     CHUNK,
     chunk_counters,
@@ -72,7 +73,7 @@ def sample(
     num_valid_ids: int,
     out: Tensor,
 ) -> None:
-    """The op's signature."""
+    """The token of each row, in their order."""
     logits = logits[:, :num_valid_ids]
     if banned.numel() and banned.numpy().max() >= 0:
         logits = without_banned(logits, banned)
@@ -217,7 +218,7 @@ def _nearest(gaps: Row, count: int) -> Row:
 
 def load() -> Callable[..., None]:
     """The function behind the op's signature."""
-    return sample
+    return at_places(sample)
 
 
 PROVIDER = Provider(name="numpy", load=load, devices=frozenset({"cpu"}))

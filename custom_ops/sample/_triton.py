@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .places import at_places
 from .reference import CHUNK as CHUNK_TOKENS
 from .workspace import workspace
 
@@ -319,6 +320,7 @@ def choose_tokens(
     tl.store(out + row, token)
 
 
+@at_places
 def sample(
     logits: Tensor,
     temperature: Tensor,
@@ -331,7 +333,7 @@ def sample(
     num_valid_ids: int,
     out: Tensor,
 ) -> None:
-    """The op's signature."""
+    """The token of each row, in their order."""
     num_rows = len(logits)
     num_chunks = triton.cdiv(num_valid_ids, CHUNK_TOKENS)
     if num_rows == 0:

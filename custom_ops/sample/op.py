@@ -8,6 +8,7 @@ from ..library import define_op, no_result
 from ..registry import Provider
 from ..triton_provider import triton_provider
 from . import _cpu, _cuda, _numpy, reference
+from .reference import CHUNK
 
 
 def sample(
@@ -21,6 +22,10 @@ def sample(
     banned: Tensor,  # [n, any number] int32: ids never to be chosen, -1: none
     num_valid_ids: int,  # ids from here on are padding of the vocabulary
     out: Tensor,  # [n] int32, the chosen ids
+    places: Tensor
+    | None = None,  # [n] int64: where in positions, banned and out a row has its own, if elsewhere
+    chunks: Tensor
+    | None = None,  # [n, chunks, 2] float32: what adjust_logits says of these logits, if it does
 ) -> None:
     """out = the id of the largest logit, or a draw after temperature, top-k, top-p and min-p, in this order.
 
@@ -30,7 +35,7 @@ def sample(
     counted from (seed, position, id) and the same on every device.
     """
     torch.ops.lamina.sample.default(
-        logits, temperature, top_k, top_p, min_p, seeds, positions, banned, num_valid_ids, out
+        logits, temperature, top_k, top_p, min_p, seeds, positions, banned, num_valid_ids, out, places, chunks
     )
 
 
@@ -45,6 +50,8 @@ def _check(
     banned: Tensor,
     num_valid_ids: int,
     out: Tensor,
+    places: Tensor | None = None,
+    chunks: Tensor | None = None,
 ) -> None:
     if logits.dim() != 2 or logits.stride(1) != 1 or not logits.is_floating_point():
         got = f"logits is {list(logits.shape)} {logits.dtype} with strides {list(logits.stride())}"
@@ -52,29 +59,31 @@ def _check(
     num_rows, vocab = logits.shape
     if not 0 < num_valid_ids <= vocab:
         raise ShapeError(f"sample: num_valid_ids is {num_valid_ids}; wanted 1 to {vocab}, the vocabulary")
-    columns = (
-        ("temperature", temperature, torch.float32),
-        ("top_k", top_k, torch.int32),
-        ("top_p", top_p, torch.float32),
-        ("min_p", min_p, torch.float32),
-        ("seeds", seeds, torch.int64),
-        ("positions", positions, torch.int64),
-        ("out", out, torch.int32),
-    )
-    for name, column, dtype in columns:
-        if column.dtype != dtype or column.shape != (num_rows,) or not column.is_contiguous():
-            got = f"{name} is {list(column.shape)} {column.dtype} with strides {list(column.stride())}"
-            raise ShapeError(f"sample: {got}; wanted [{num_rows}] {dtype}, contiguous")
-    if banned.dtype != torch.int32 or banned.dim() != 2 or banned.shape[0] != num_rows:
-        got = f"banned is {list(banned.shape)} {banned.dtype}"
-        raise ShapeError(f"sample: {got}; wanted [{num_rows}, any number] int32")
-    if not banned.is_contiguous():
-        raise ShapeError(f"sample: banned has strides {list(banned.stride())}; wanted it contiguous")
+    num_places = num_rows if places is None else positions.shape[0]
+    tensors = [
+        ("temperature", temperature, torch.float32, (num_rows,)),
+        ("top_k", top_k, torch.int32, (num_rows,)),
+        ("top_p", top_p, torch.float32, (num_rows,)),
+        ("min_p", min_p, torch.float32, (num_rows,)),
+        ("seeds", seeds, torch.int64, (num_rows,)),
+        ("positions", positions, torch.int64, (num_places,)),
+        ("out", out, torch.int32, (num_places,)),
+        ("banned", banned, torch.int32, (num_places, *banned.shape[-1:])),
+    ]
+    if places is not None:
+        tensors.append(("places", places, torch.int64, (num_rows,)))
+    if chunks is not None:
+        tensors.append(("chunks", chunks, torch.float32, (num_rows, -(-num_valid_ids // CHUNK), 2)))
+    for name, tensor, dtype, shape in tensors:
+        if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
+            got = f"{name} is {list(tensor.shape)} {tensor.dtype} with strides {list(tensor.stride())}"
+            raise ShapeError(f"sample: {got}; wanted {list(shape)} {dtype}, contiguous")
 
 
 define_op(
     "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds,"
-    " Tensor positions, Tensor banned, int num_valid_ids, Tensor(a!) out) -> ()",
+    " Tensor positions, Tensor banned, int num_valid_ids, Tensor(a!) out, Tensor? places=None,"
+    " Tensor? chunks=None) -> ()",
     fake=no_result,
     check=_check,
     providers=(

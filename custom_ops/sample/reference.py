@@ -25,13 +25,26 @@ def sample(
     banned: Tensor,
     num_valid_ids: int,
     out: Tensor,
+    places: Tensor | None = None,
+    chunks: Tensor | None = None,
 ) -> None:
     """The largest logit's id where temperature is 0, else a draw from what the filters keep."""
+    if places is not None:
+        positions, banned = positions.index_select(0, places), banned.index_select(0, places)
     allowed = without_banned(logits[:, :num_valid_ids], banned)
     largest = largest_logits(allowed)
     gaps = gaps_below(largest, chunked(allowed).flatten(1), temperature)
     drawn = draw(kept_odds(gaps, top_k, top_p, min_p), row_keys(seeds, positions))
-    out.copy_(torch.where(temperature > 0, drawn, allowed.argmax(dim=-1)))
+    chosen = torch.where(temperature > 0, drawn, allowed.argmax(dim=-1)).int()
+    put(chosen, out, places)
+
+
+def put(chosen: Tensor, out: Tensor, places: Tensor | None) -> None:
+    """Write each row's token id to its place, or where there are none to the row's own."""
+    if places is None:
+        out.copy_(chosen)
+    else:
+        out.index_copy_(0, places, chosen)
 
 
 def draw(odds: Tensor, keys: Tensor) -> Tensor:

@@ -16,38 +16,53 @@ VOCAB = 40
 ON_CPU = ("numpy", "reference")
 
 
-def arguments(logits: Tensor, tokens: list[list[int]], **change: Any) -> dict[str, Any]:
-    """The op's arguments for rows with these tokens, all of them of the prompt, and nothing to adjust."""
-    m = len(tokens)
+def arguments(
+    logits: Tensor, tokens: list[list[int]], rows: Tensor | None = None, **change: Any
+) -> dict[str, Any]:
+    """The op's arguments for rows with these tokens, all of them of the prompt, and nothing to adjust.
+
+    The history lacks the last token of each row, which is somewhere among the step's.
+    """
+    n, m = len(logits), len(tokens)
+    rows = torch.arange(m) if rows is None else rows
     history = torch.full((m + 1, 12), 7, dtype=torch.int32)
-    for row, own in zip(history, tokens, strict=False):
-        row[: len(own)] = torch.tensor(own, dtype=torch.int32)
-    lengths = torch.tensor([len(own) for own in tokens])
+    positions, last_tokens = torch.full((n,), -1), torch.full((n,), -1, dtype=torch.int32)
+    token_ids = torch.full((n + 5,), 9, dtype=torch.int32)
+    for number, (row, own) in enumerate(zip(rows.tolist(), tokens, strict=True)):
+        history[number, : len(own) - 1] = torch.tensor(own[:-1], dtype=torch.int32)
+        positions[row], last_tokens[row], token_ids[n + 4 - row] = len(own), n + 4 - row, own[-1]
     return {
         "logits": logits,
-        "rows": torch.arange(m),
+        "rows": rows,
         "history": history,
         "slots": torch.arange(m),
-        "lengths": lengths,
-        "num_prompt": lengths.int(),
+        "positions": positions,
+        "token_ids": token_ids,
+        "last_tokens": last_tokens,
+        "num_prompt": torch.tensor([len(own) for own in tokens]).int(),
         "penalties": torch.tensor([[1.0], [0.0], [0.0]]).repeat(1, m),
         "bias_ids": torch.empty(m, 0, dtype=torch.int32),
         "biases": torch.empty(m, 0),
         "allowed": torch.empty(m, 0, dtype=torch.int32),
         "bad_words": torch.empty(m, 0, 0, dtype=torch.int32),
-        "banned": torch.empty(m, 0, dtype=torch.int32),
+        "banned": torch.empty(n, 0, dtype=torch.int32),
+        "temperature": torch.linspace(0, 2, m),
         "num_valid_ids": logits.shape[1],
         "out": torch.full((m, logits.shape[1]), torch.nan),
+        "chunks": torch.full((m, -(-logits.shape[1] // 256), 2), torch.nan),
     } | change
 
 
 def run(provider: str, given_: dict[str, Any]) -> Tensor:
+    """The scores, which are the same where the history has the last token already."""
     dtype = given_["logits"].dtype
     call = select("adjust_logits", device=torch.device("cpu"), dtype=dtype, provider=provider).call
-    call(*(given_ | {"out": given_["out"].clone()}).values())
-    out = torch.full_like(given_["out"], torch.nan)
-    call(*(given_ | {"out": out}).values())
-    return out
+    outs = [torch.full_like(given_["out"], torch.nan) for _ in range(2)]
+    history = given_["history"].clone()
+    for out in outs:
+        call(*(given_ | {"out": out, "history": history}).values())
+    assert torch.equal(outs[0].view(torch.int32), outs[1].view(torch.int32))
+    return outs[0]
 
 
 def logits(*shape: int, seed: int = 0) -> Tensor:
@@ -108,13 +123,13 @@ def test_the_numpy_provider_has_the_formulas_bits(
     given_ = arguments(
         values,
         [own["tokens"] for own in rows],
-        rows=torch.arange(len(rows)).flip(0) + 1,
+        torch.arange(len(rows)).flip(0) + 1,
         num_prompt=torch.tensor([min(own["num_prompt"], len(own["tokens"])) for own in rows]).int(),
         penalties=torch.tensor([own["penalties"] for own in rows]).T.contiguous(),
         bias_ids=padded([list(own["bias"]) for own in rows], -1, torch.int32),
         biases=padded([list(own["bias"].values()) for own in rows], 0, torch.float32),
         bad_words=table_of([own["bad_words"] for own in rows]),
-        banned=torch.tensor([own["banned"] for own in rows]).int(),
+        banned=torch.tensor([[-1, -1], *(own["banned"] for own in rows[::-1]), [3, 3]]).int(),
         num_valid_ids=num_valid_ids,
         out=torch.full((len(rows), VOCAB + 8), torch.nan),
     )
@@ -159,6 +174,37 @@ def test_repetition_and_bad_words_are_those_of_transformers(provider: str) -> No
     assert torch.equal(run(provider, given_), NoBadWordsLogitsProcessor(words)(input_ids, values))
 
 
+@pytest.mark.parametrize("provider", ON_CPU)
+def test_the_newest_token_is_remembered_and_a_row_without_chunks_left_alone(provider: str) -> None:
+    given_ = arguments(logits(4, VOCAB), [[1, 2, 3], [5]], torch.tensor([3, 1]))
+    history = given_["history"]
+    run_with = select(
+        "adjust_logits", device=torch.device("cpu"), dtype=torch.float32, provider=provider
+    ).call
+    run_with(*(given_ | {"chunks": given_["chunks"][:, :0]}).values())
+    assert history[0].tolist() == [1, 2, 3] + [7] * 9
+    assert history[1].tolist() == [5] + [7] * 11
+    assert (history[2] == 7).all()
+    assert given_["chunks"].isnan().all()
+
+
+@pytest.mark.parametrize("provider", ON_CPU)
+def test_chunks_say_what_sampling_would_find(provider: str) -> None:
+    """The largest of every 256 ids, and exp((score - largest) / temperature) summed over them."""
+    values = logits(3, 600)
+    values[1, 256:512] = -torch.inf
+    given_ = arguments(values, [[1], [2], [3]], num_valid_ids=590)
+    scores, chunks = run(provider, given_), given_["chunks"]
+    for row, temperature in enumerate(given_["temperature"].tolist()):
+        for chunk, part in enumerate(scores[row, :590].split(256)):
+            largest, odds = chunks[row, chunk].tolist()
+            assert largest == part.max()
+            expected = (
+                ((part - largest) / temperature).exp().sum() if temperature and largest > -1e30 else 0.0
+            )
+            assert odds == pytest.approx(float(expected), rel=1e-5)
+
+
 WRONG = [
     ({"logits": torch.zeros(2, VOCAB).int()}, "logits is"),
     ({"num_valid_ids": VOCAB + 1}, f"num_valid_ids is {VOCAB + 1}; wanted 1 to {VOCAB}"),
@@ -170,6 +216,10 @@ WRONG = [
     ({"allowed": torch.zeros(2, 1).int()}, "allowed has 1 words a row; wanted 0 or 2"),
     ({"bad_words": torch.zeros(2, 1).int()}, r"bad_words is \[2, 1\]"),
     ({"banned": torch.zeros(2, 4).int()[:, ::2]}, "banned is .* contiguous"),
+    ({"positions": torch.zeros(3).long()}, r"positions is \[3\]"),
+    ({"last_tokens": torch.zeros(2).long()}, "last_tokens is .* torch.int64"),
+    ({"temperature": torch.zeros(3)}, r"temperature is \[3\]"),
+    ({"chunks": torch.zeros(2, 2, 2)}, r"chunks is \[2, 2, 2\]"),
     ({"out": torch.zeros(2, VOCAB - 1)}, "out is"),
     ({"out": torch.zeros(2, 2 * VOCAB)[:, ::2]}, "out has strides"),
 ]

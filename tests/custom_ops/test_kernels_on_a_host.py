@@ -1,4 +1,4 @@
-"""CUDA kernels without warp instructions, compiled as C++ and run thread by thread: the formulas' bits."""
+"""CUDA kernels compiled as C++ and run thread by thread: the formulas' bits, or their tokens."""
 
 import ctypes
 import functools
@@ -6,7 +6,7 @@ import importlib
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lamina.custom_ops.build import CSRC
 from lamina.custom_ops.registry import select
 
 SOURCES = Path(__file__).resolve().parent / "host_cuda"
@@ -22,13 +23,24 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture(scope="module")
-def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Callable[..., Any]]:
+def on_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Callable[..., Any]]]:
     """on_host(op) -> the CUDA provider's call, with its kernel run here."""
 
     @functools.cache
     def load(op: str) -> Callable[..., Any]:
-        library = tmp_path_factory.mktemp("host") / f"{op}.so"
-        flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", f"-I{SOURCES}"]
+        folder = tmp_path_factory.mktemp("host")
+        shutil.copy(CSRC / "include" / "chunk.cuh", folder)  # without its neighbours, which are the card's
+        library = folder / f"{op}.so"
+        flags = [
+            "-std=c++17",
+            "-O1",
+            "-ffp-contract=off",
+            "-fPIC",
+            "-shared",
+            "-w",
+            f"-I{SOURCES}",
+            f"-I{folder}",
+        ]
         flags.append("-fno-gnu-unique")  # each of these libraries has globals of its own
         command = [str(COMPILER), *flags, str(SOURCES / f"{op}.cpp"), "-o", str(library)]
         subprocess.run(command, check=True)
@@ -42,12 +54,20 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Callabl
                 entry(ctypes.c_char_p(self._arguments.pack(*fields, 0)))
 
         provider = importlib.import_module(f"lamina.custom_ops.{op}._cuda")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(provider, "CudaKernel", Kernel)
-            call: Callable[..., Any] = provider.load()
+        patch.setattr(provider, "CudaKernel", Kernel)
+        if op == "sample":
+            patch.setattr(provider, "workspace", workspace)
+        call: Callable[..., Any] = provider.load()
         return call
 
-    return load
+    with pytest.MonkeyPatch.context() as patch:
+        yield load
+
+
+@functools.cache
+def workspace(device: torch.device, size: int) -> Tensor:
+    """As lamina::sample has it: the same for the same size."""
+    return torch.full((size,), torch.nan, device=device)
 
 
 def formula(op: str) -> Callable[..., Any]:
@@ -67,34 +87,105 @@ def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> Non
         def integers(low: int, high: int, *shape: int, of: torch.Generator = generator) -> Tensor:
             return torch.randint(low, high, shape, generator=of, dtype=torch.int32)
 
-        history = integers(0, min(vocab, 50), 4, 600)
-        lengths, slots = integers(4, 600, m).long(), torch.tensor([1, 3, 0])
+        history, slots, rows = (
+            integers(0, min(vocab, 50), 4, 600),
+            torch.tensor([1, 3, 0]),
+            torch.tensor([4, 0, 2]),
+        )
+        positions, token_ids = integers(4, 600, 5).long(), integers(0, 50, 9)
+        last_tokens = torch.randperm(9, generator=generator)[:5].int()
+        lengths, newest = positions[rows], token_ids[last_tokens[rows].long()]
         words = torch.full((m, 3, 3), -1, dtype=torch.int32)
-        for row, slot, length in zip(words, slots.tolist(), lengths.tolist(), strict=True):
-            row[0, :2] = history[slot, length - 2 : length]  # met
-            row[1, 1] = history[slot, length - 1] + 1  # not met
-            row[:, 2] = torch.randperm(vocab, generator=generator)[:3]
+        for word, slot, length, token in zip(words, slots.tolist(), lengths.tolist(), newest, strict=True):
+            word[0, :2] = torch.stack((history[slot, length - 2], token))  # met
+            word[1, 1] = token + 1  # not met
+            word[:, 2] = torch.randperm(vocab, generator=generator)[:3]
         num_valid_ids, has_all = vocab - seed % 3, seed % 2 == 0
         num_biases, num_words = (4, -(-num_valid_ids // 32)) if has_all else (0, 0)
-        given = (
+        given = [
             torch.randn(5, vocab, generator=generator) * 3,
-            torch.tensor([4, 0, 2]),
+            rows,
             history,
             slots,
-            lengths,
+            positions,
+            token_ids,
+            last_tokens,
             (lengths * torch.rand(m, generator=generator)).int(),
             torch.tensor([[1.0, 1.7, 0.6], [0.4, 0.0, -1.0], [0.3, -0.7, 0.0]]),
             torch.randperm(vocab, generator=generator)[:num_biases].int().repeat(m, 1),
             torch.randn(m, num_biases, generator=generator),
             integers(-(2**31), 2**31 - 1, m, num_words),
             words if has_all else words[:, :0].contiguous(),
-            integers(-1, vocab + 3, m, 2),
+            integers(-1, vocab + 3, 5, 2),
+            torch.tensor([0.0, 0.7, 1.5]),
             num_valid_ids,
+        ]
+        width, num_chunks = vocab + 8 - seed // 2, -(-num_valid_ids // 256)  # in vectors, and not
+        results = []
+        for call in (kernel, formula("adjust_logits")):
+            given[2] = history.clone()
+            results.append((torch.full((m, width), torch.nan), torch.full((m, num_chunks, 2), torch.nan)))
+            call(*given, *results[-1])
+            assert torch.equal(given[2][slots, lengths - 1], newest)
+        assert same_bits(results[0][0], results[1][0])
+        assert same_bits(results[0][1][:, :, 0].contiguous(), results[1][1][:, :, 0].contiguous())
+        torch.testing.assert_close(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("vocab,scale", [(300, 0.0), (3001, 1.0), (3001, 30.0)])
+def test_tokens_are_those_of_the_formula(on_host: Any, vocab: int, scale: float) -> None:
+    """Every way through the filters: few tokens and many, of which some or all are equal."""
+    kernel, generator = on_host("sample"), torch.Generator().manual_seed(vocab)
+    logits = torch.randn(4, vocab, generator=generator) * scale
+    logits[1] = logits[1].round()
+    logits[2] = torch.where(torch.rand(vocab, generator=generator) < 0.01, 1.0, -1.0)
+    for top_k, top_p, min_p in [
+        (0, 0.9, 0.0),
+        (0, 0.2, 0.0),
+        (40, 0.8, 0.05),
+        (3000, 1.0, 0.0),
+        (0, 1.0, 0.1),
+    ]:
+        settings = (
+            torch.tensor([1.0, 0.7, 1.0, 0.0]),
+            torch.full((4,), top_k, dtype=torch.int32),
+            torch.full((4,), top_p),
+            torch.full((4,), min_p),
+            torch.randint(-(2**40), 2**40, (4,), generator=generator),
+            torch.arange(7) * 31,
+            torch.randint(-1, vocab, (7, 3), generator=generator, dtype=torch.int32),
+            vocab - 1,
         )
-        outs = [torch.full((m, vocab + 8), torch.nan) for _ in range(2)]
-        for call, out in zip((kernel, formula("adjust_logits")), outs, strict=True):
-            call(*given, out)
-        assert same_bits(*outs)
+        places = torch.tensor([6, 2, 0, 5])
+        outs = [torch.full((7,), -77, dtype=torch.int32) for _ in range(2)]
+        for call, out in zip((kernel, formula("sample")), outs, strict=True):
+            call(logits, *settings, out, places)
+        assert torch.equal(*outs)
+
+
+def test_chunks_that_adjusting_leaves_are_those_that_sampling_finds(on_host: Any) -> None:
+    """To the bit, since a draw must not depend on what others in its batch want."""
+    adjust, sample, m, vocab = on_host("adjust_logits"), on_host("sample"), 3, 604
+    generator = torch.Generator().manual_seed(vocab)
+    none, longs, columns = torch.empty(m, 0, dtype=torch.int32), torch.arange(m), torch.ones(m)
+    for width in (vocab, vocab + 2):  # in vectors, and not
+        scores, num_chunks = torch.empty(m, width), -(-vocab // 256)
+        chunks = torch.full((m, num_chunks, 2), torch.nan)
+        adjust(
+            torch.randn(m, vocab, generator=generator) * 3,
+            *(longs, torch.arange(60, dtype=torch.int32).view(m, 20), longs, longs + 9),
+            *(longs.int(), longs.int(), longs.int(), torch.tensor([[1.2] * m, [0.3] * m, [0.1] * m])),
+            *(none, none.float(), none, none.unsqueeze(-1), none, columns * 0.8, vocab, scores, chunks),
+        )
+        tokens = [torch.empty(m, dtype=torch.int32) for _ in range(2)]
+        for out, known in zip(tokens, (None, chunks), strict=True):
+            sample(
+                *(scores, columns * 0.8, longs.int() * 0, columns, columns * 0, longs, longs, none),
+                *(vocab, out, None, known),
+            )
+        found = workspace(scores.device, 2 * m * num_chunks).view_as(chunks)
+        assert same_bits(chunks, found)
+        assert torch.equal(*tokens)
 
 
 @pytest.mark.parametrize("vocab", [7, 50, 3000])

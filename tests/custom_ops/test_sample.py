@@ -94,6 +94,19 @@ def test_broken_logits_choose_the_same_token_everywhere(
         assert chosen[:3] == ([20, 0, 3] if temperature == 0 else [0, 0, 0])
 
 
+@pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
+def test_rows_may_have_their_places_among_others(provider: str) -> None:
+    logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(0))
+    given_ = arguments(logits, [(0, 0, 1, 0, 5, 1), (1, 0, 1, 0, 5, 3), (1, 50, 0.9, 0, 6, 7)], 2)
+    alone = run(provider, **given_)
+    places = torch.tensor([4, 1, 2])
+    positions, banned = torch.full((6,), 99), torch.full((6, 2), 3, dtype=torch.int32)
+    positions[places], banned[places] = given_["positions"], given_["banned"]
+    moved = {"positions": positions, "banned": banned, "places": places, "chunks": None}
+    out = run(provider, **given_ | {"out": torch.full((6,), -77, dtype=torch.int32)} | moved)
+    assert out == [-77, alone[1], alone[2], -77, alone[0], -77]
+
+
 def test_filters_that_are_off_draw_from_everything() -> None:
     odds = reference.kept_odds(
         torch.arange(512.0).expand(2, -1) / 8, *(torch.tensor([x, x]) for x in (0, 1.0, 0.0))
@@ -113,8 +126,17 @@ WRONG = [
     ({"positions": torch.zeros(2, dtype=torch.int32)}, "positions is"),
     ({"banned": torch.zeros(2, dtype=torch.int32)}, r"banned is \[2\]"),
     ({"banned": torch.zeros(3, 1, dtype=torch.int32)}, r"banned is \[3, 1\]"),
-    ({"banned": torch.zeros(2, 4, dtype=torch.int32)[:, ::2]}, "wanted it contiguous"),
+    (
+        {"banned": torch.zeros(2, 4, dtype=torch.int32)[:, ::2]},
+        r"banned is .* wanted \[2, 2\] torch.int32, contiguous",
+    ),
     ({"out": torch.zeros(2, dtype=torch.int64)}, "out is"),
+    ({"places": torch.zeros(2, dtype=torch.int32)}, "places is"),
+    (
+        {"places": torch.zeros(2, dtype=torch.int64), "out": torch.zeros(3, dtype=torch.int32)},
+        r"out is \[3\]",
+    ),
+    ({"chunks": torch.zeros(2, 2, 2)}, r"chunks is \[2, 2, 2\]"),
 ]
 
 

@@ -2,12 +2,19 @@
 #include "../../../csrc/adjust_logits/kernel.cuh"
 
 namespace lamina {
-alignas(16) uint32_t memory[host::kShared / sizeof(uint32_t)];
+
+alignas(16) uint4 memory[host::kShared / sizeof(uint4)];
+
+template <int kWidth>
+void run_rows(const AdjustLogitsArguments& p) {
+  const auto args = unpacked<float>(p);
+  const auto columns = static_cast<unsigned>((p.width + kSlice - 1) / kSlice);
+  host::launch(columns, static_cast<unsigned>(p.num_rows), kAdjustThreads, reinterpret_cast<char*>(memory),
+               [&] { adjust_logits_kernel<float, kWidth>(args); });
 }
 
+}  // namespace lamina
+
 extern "C" void run(const lamina::AdjustLogitsArguments* p) {
-  const auto args = lamina::unpacked<float>(*p);
-  const auto columns = static_cast<unsigned>((p->width + lamina::kSlice - 1) / lamina::kSlice);
-  host::launch(columns, static_cast<unsigned>(p->num_rows), lamina::kAdjustThreads,
-               reinterpret_cast<char*>(lamina::memory), [&] { lamina::adjust_logits_kernel<float>(args); });
+  p->writes_vectors ? lamina::run_rows<4>(*p) : lamina::run_rows<1>(*p);
 }

@@ -1,0 +1,20 @@
+// Arithmetic on floats that takes an instruction of the card.
+#pragma once
+
+namespace lamina {
+
+// Largest of two, NaN if either is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// 2^x within 2 ulp; 0 where x is below -126.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+}  // namespace lamina
