@@ -61,18 +61,18 @@ class Chain:
         self.salt = salt
         self.entries: list[CachedBlock] = []  # what is known of its beginning, as of the last look
         self._read = read  # the tokens from one position to before another, as int32
-        self._blocks: list[tuple[bytes, bytes]] = []
+        self.digests: list[bytes] = []
+        self.contents: list[bytes] = []  # of the same blocks
 
-    def blocks(self, num_blocks: int, cache: "PrefixCache") -> list[tuple[bytes, bytes]]:
-        """Hash and tokens of so many full blocks, or of more."""
-        known, size = len(self._blocks), cache.block_size
+    def hash(self, num_blocks: int, cache: "PrefixCache") -> None:
+        """Have so many full blocks hashed, or more."""
+        known, size = len(self.digests), cache.block_size
         if known < num_blocks:
-            contents = self._read(known * size, num_blocks * size)
-            digest, hashed = self._blocks[-1][0] if self._blocks else self.salt.encode(), cache.digest
-            blocks = [contents[start : start + 4 * size] for start in range(0, len(contents), 4 * size)]
-            digests = [digest := hashed(digest + block) for block in blocks]
-            self._blocks += zip(digests, blocks, strict=True)
-        return self._blocks
+            read = self._read(known * size, num_blocks * size)
+            digest, hashed = self.digests[-1] if known else self.salt.encode(), cache.digest
+            blocks = [read[start : start + 4 * size] for start in range(0, len(read), 4 * size)]
+            self.digests += [digest := hashed(digest + block) for block in blocks]
+            self.contents += blocks
 
 
 class PrefixCache:
@@ -108,9 +108,10 @@ class PrefixCache:
         found: list[CachedBlock] = []
         while len(found) < num_blocks:
             hashed = min(num_blocks, 2 * len(found) + FIRST_HASHED)  # the rest can wait, if it is of any use
-            for digest, token_ids in chain.blocks(hashed, self)[len(found) : hashed]:
-                entry = self._by_digest.get(digest)
-                if entry is None or not _is(entry, token_ids, found[-1] if found else chain.salt):
+            chain.hash(hashed, self)
+            for place in range(len(found), hashed):
+                entry, parent = self._by_digest.get(chain.digests[place]), found[-1] if found else chain.salt
+                if entry is None or not _is(entry, chain.contents[place], parent):
                     return found
                 found.append(entry)
         return found
@@ -129,9 +130,9 @@ class PrefixCache:
         if len(entries) == len(block_ids):
             return entered
         parent = entries[-1] if entries else chain.salt
-        blocks = chain.blocks(len(block_ids), self)
+        chain.hash(len(block_ids), self)
         for place in range(len(entries), len(block_ids)):
-            digest, token_ids = blocks[place]
+            digest, token_ids = chain.digests[place], chain.contents[place]
             entry = self._by_digest.get(digest)
             if entry is None:
                 if block_ids[place] == NULL_BLOCK:

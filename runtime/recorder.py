@@ -120,8 +120,8 @@ class RecordingScheduler(Scheduler):
         if cache is None:
             return []
         chain = Chain(request.cache_salt, request.token_bytes)
-        blocks = chain.blocks(num_tokens // cache.block_size, cache)
-        return [self._numbers.setdefault(digest, len(self._numbers)) for digest, _ in blocks]
+        chain.hash(num_tokens // cache.block_size, cache)
+        return [self._numbers.setdefault(digest, len(self._numbers)) for digest in chain.digests]
 
     def _write(self, said: dict[str, Any]) -> None:
         kept, self._kept = self._kept, {}
