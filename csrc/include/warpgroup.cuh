@@ -26,11 +26,11 @@ __device__ __forceinline__ void announce_threads(int barrier, int threads) {
 }
 
 // Starts to copy a box of a tensor of four dimensions; its bytes count on the barrier.
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& from, int x, int y, int z, int w,
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& from, int x, int y, int z, int w,
                                          uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
-      "[%2];" ::"r"(shared_address(to)),
+      "[%2];" ::"r"(to),
       "l"(&from), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
@@ -80,27 +80,27 @@ __device__ __forceinline__ void multiply_panels(float (&sum)[64], uint64_t left,
     LAMINA_FROM_SHARED("bf16");
 }
 
-// sum[64 x columns] += left[64 x 16] * right[16 x columns], of which a lane's four registers have of `left` what a
-// lane of multiply_add has, and `right` is panels.
-#define LAMINA_FROM_REGISTERS(columns, type, in, a0, a1, a2, a3, b, one, ...)                                      \
+// sum[64 x columns] = or += left[64 x 16] * right, of which a lane's four registers have of `left` what a lane of
+// multiply_add has, and `right` is panels: of [16 x columns] where transposed, else of [columns x 16]ᵀ.
+#define LAMINA_FROM_REGISTERS(columns, type, in, a0, a1, a2, a3, b, one, two, ...)                                 \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" in "}, {%" #a0 ", %" #a1 \
-               ", %" #a2 ", %" #a3 "}, %" #b ", %" #one ", 1, 1, 1;"                                               \
+               ", %" #a2 ", %" #a3 "}, %" #b ", %" #one ", 1, 1, %" #two ";"                                       \
                : __VA_ARGS__                                                                                       \
-               : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(1))
-template <typename T>
+               : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(adds), "n"(transposed))
+template <typename T, int adds, int transposed>
 __device__ __forceinline__ void multiply_registers(float (&sum)[64], const uint32_t* left, uint64_t right) {
   if constexpr (std::is_same_v<T, __half>)
-    LAMINA_FROM_REGISTERS(128, "f16", LAMINA_IN64, 64, 65, 66, 67, 68, 69, LAMINA_OUT64(0));
+    LAMINA_FROM_REGISTERS(128, "f16", LAMINA_IN64, 64, 65, 66, 67, 68, 69, 70, LAMINA_OUT64(0));
   else
-    LAMINA_FROM_REGISTERS(128, "bf16", LAMINA_IN64, 64, 65, 66, 67, 68, 69, LAMINA_OUT64(0));
+    LAMINA_FROM_REGISTERS(128, "bf16", LAMINA_IN64, 64, 65, 66, 67, 68, 69, 70, LAMINA_OUT64(0));
 }
 
-template <typename T>
+template <typename T, int adds, int transposed>
 __device__ __forceinline__ void multiply_registers(float (&sum)[32], const uint32_t* left, uint64_t right) {
   if constexpr (std::is_same_v<T, __half>)
-    LAMINA_FROM_REGISTERS(64, "f16", LAMINA_IN32, 32, 33, 34, 35, 36, 37, LAMINA_OUT16(0), LAMINA_OUT16(16));
+    LAMINA_FROM_REGISTERS(64, "f16", LAMINA_IN32, 32, 33, 34, 35, 36, 37, 38, LAMINA_OUT16(0), LAMINA_OUT16(16));
   else
-    LAMINA_FROM_REGISTERS(64, "bf16", LAMINA_IN32, 32, 33, 34, 35, 36, 37, LAMINA_OUT16(0), LAMINA_OUT16(16));
+    LAMINA_FROM_REGISTERS(64, "bf16", LAMINA_IN32, 32, 33, 34, 35, 36, 37, 38, LAMINA_OUT16(0), LAMINA_OUT16(16));
 }
 #undef LAMINA_FROM_SHARED
 #undef LAMINA_FROM_REGISTERS

@@ -23,14 +23,17 @@ class HopperConsumer {
 
  public:
   __device__ __forceinline__ HopperConsumer(const HopperAttention<T>& a, HopperShared<S>& shared)
-      : a_(a.call), shared_(shared), warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0)) {
+      : a_(a.call),
+        shared_(shared),
+        warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0)),
+        rows_(a.call, warpgroup_) {
     if (warpgroup_ == S::kWarpgroups - 1) pass_turn();
   }
 
   __device__ __forceinline__ void run() {
-    for (uint32_t parity = 0;; parity ^= 1) {
-      wait_barrier(shared_address(&shared_.query_full), parity);
-      const Work work = shared_.work;
+    for (;; queries_.advance()) {
+      wait_barrier(shared_address(&shared_.query_full[queries_.stage]), queries_.parity);
+      const Work work = shared_.work[queries_.stage];
       if (work.rows == 0) return;
       attend(work);
       leave(work);
@@ -39,24 +42,30 @@ class HopperConsumer {
 
  private:
   __device__ __forceinline__ void attend(const Work& work) {
-    rows_.begin(a_, work, warpgroup_);
+    rows_.begin(work);
+    if constexpr (S::kQueryInRegisters) {
+      rows_.load_queries(shared_.query[0]);
+      release_queries();
+    }
     const int first = work.begin / S::kKeys;
     int tile = (work.end - 1) / S::kKeys;
     wait_for_keys();
     start_scores();
     wait_for_products<0>();
     finish_scores();
-    rows_.template weigh<true>(a_, tile * S::kKeys);
+    rows_.template raise<true>(a_, tile * S::kKeys);
+    rows_.weigh(0);
+    rows_.weigh(1);
     rows_.pack();
     clear_values(a_.seq_lens[work.seq] - tile * S::kKeys, S::kKeys);
     --tile;
     // All rows see all keys of the tiles from `seen` to before `masked`.
-    const int masked = max(first, (work.past + work.first_row / a_.group + 1) / S::kKeys);
-    const int seen = div_up(a_.oldest(work.past + (work.first_row + work.rows - 1) / a_.group), S::kKeys);
+    const int masked = max(first, (work.first + 1) / S::kKeys);
+    const int seen = div_up(a_.oldest(work.last), S::kKeys);
     for (; tile >= masked; --tile) step<true>(tile);
     for (; tile >= max(first, seen); --tile) step<false>(tile);
     for (; tile >= first; --tile) step<true>(tile);
-    arrive(shared_address(&shared_.query_empty));  // by every thread, since each has read `work`
+    if constexpr (!S::kQueryInRegisters) release_queries();
     clear_values(0, work.oldest - work.begin);
     start_sums();
     wait_for_products<0>();
@@ -73,11 +82,14 @@ class HopperConsumer {
     pass_turn();
     wait_for_products<1>();
     finish_scores();
-    const float2 keep = rows_.template weigh<is_masked>(a_, tile * S::kKeys);
+    const float2 keep = rows_.template raise<is_masked>(a_, tile * S::kKeys);
+    rows_.shrink_sums(keep);
+    rows_.weigh(0);
     wait_for_products<0>();
     finish_sums();
-    rows_.rescale(keep);
-    rows_.pack();
+    rows_.weigh(1);
+    rows_.pack();  // beside the exponentials, which take the most time here
+    rows_.shrink_out(keep);
   }
 
   __device__ __forceinline__ void wait_for_keys() {
@@ -91,17 +103,23 @@ class HopperConsumer {
   __device__ __forceinline__ void start_scores() {
     begin_products();
     pin(rows_.scores), pin(rows_.out), pin(rows_.weights);
-    const uint64_t left = describe_panels(shared_.query + warpgroup_ * 64 * kPanelColumns, 0);
+    const uint64_t left = describe_panels(shared_.query[queries_.stage] + warpgroup_ * 64 * kPanelColumns, 0);
     const uint64_t right = describe_panels(shared_.keys[keys_.stage], 0);
 #pragma unroll
     for (int k = 0; k < S::kDim / 16; ++k) {
       const int panel = k / 4, inside = k % 4 * 32;  // bytes
       const uint64_t from_left = left + (panel * S::kRows * kPanelRowBytes + inside) / 16;
       const uint64_t from_right = right + (panel * S::kKeys * kPanelRowBytes + inside) / 16;
-      if (k == 0)
+      if constexpr (S::kQueryInRegisters) {
+        if (k == 0)
+          multiply_registers<T, 0, 0>(rows_.scores, rows_.query + 4 * k, from_right);
+        else
+          multiply_registers<T, 1, 0>(rows_.scores, rows_.query + 4 * k, from_right);
+      } else if (k == 0) {
         multiply_panels<T, 0>(rows_.scores, from_left, from_right);
-      else
+      } else {
         multiply_panels<T, 1>(rows_.scores, from_left, from_right);
+      }
     }
     commit_products();
   }
@@ -119,7 +137,7 @@ class HopperConsumer {
     const uint64_t right = describe_panels(shared_.values[values_.stage], S::kKeys * kPanelRowBytes);
 #pragma unroll
     for (int k = 0; k < S::kKeys / 16; ++k)
-      multiply_registers<T>(rows_.out, rows_.weights + 4 * k, right + k * 16 * kPanelRowBytes / 16);
+      multiply_registers<T, 1, 1>(rows_.out, rows_.weights + 4 * k, right + k * 16 * kPanelRowBytes / 16);
     commit_products();
   }
 
@@ -141,6 +159,9 @@ class HopperConsumer {
     sync_threads(kRowThreadsBarrier, S::kRowThreads);
   }
 
+  // By every thread, since each has read `work`.
+  __device__ __forceinline__ void release_queries() { arrive(shared_address(&shared_.query_empty[queries_.stage])); }
+
   __device__ __forceinline__ void release(uint32_t empty) {
     __syncwarp();
     if (lane_id() == 0) arrive(empty);
@@ -155,8 +176,8 @@ class HopperConsumer {
   // Writes the rows, or leaves them for the split that comes last.
   __device__ __forceinline__ void leave(const Work& work) {
     rows_.end();
-    if (work.num_splits == 1) return rows_.write(a_, work, warpgroup_);
-    rows_.leave(Partial<S>(a_, work, work.split), warpgroup_);
+    if (work.num_splits == 1) return rows_.write(a_, work);
+    rows_.leave(Partial<S>(a_, work, work.split));
     sync_threads(kRowThreadsBarrier, S::kRowThreads);
     if (threadIdx.x == 0) shared_.merges = count_arrival(a_.arrivals, work);
     sync_threads(kRowThreadsBarrier, S::kRowThreads);
@@ -166,21 +187,20 @@ class HopperConsumer {
   const PagedAttention<T>& a_;
   HopperShared<S>& shared_;
   const int warpgroup_;
+  Ring<S::kQueryStages> queries_;
   Ring<S::kStages> keys_, values_;
   HopperRows<S> rows_;
 };
 
 template <typename S>
 __device__ __forceinline__ void init_barriers(HopperShared<S>& shared) {
-  constexpr int kWarps = S::kRowThreads / 32;
-  init_barrier(shared_address(&shared.query_full), 1);
-  init_barrier(shared_address(&shared.query_empty), S::kRowThreads);
-  for (int stage = 0; stage < S::kStages; ++stage) {
-    init_barrier(shared_address(&shared.keys_full[stage]), 1);
-    init_barrier(shared_address(&shared.values_full[stage]), 1);
-    init_barrier(shared_address(&shared.keys_empty[stage]), kWarps);
-    init_barrier(shared_address(&shared.values_empty[stage]), kWarps);
-  }
+  const auto init = [](auto& full, auto& empty, uint32_t arrivals) {
+    for (auto& barrier : full) init_barrier(shared_address(&barrier), 1);
+    for (auto& barrier : empty) init_barrier(shared_address(&barrier), arrivals);
+  };
+  init(shared.query_full, shared.query_empty, S::kRowThreads + 64);  // who brings keys and values reads `work`, too
+  init(shared.keys_full, shared.keys_empty, S::kRowThreads / 32);
+  init(shared.values_full, shared.values_empty, S::kRowThreads / 32);
   publish_barriers();
 }
 
@@ -193,11 +213,15 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   auto& shared =
       *reinterpret_cast<HopperShared<S>*>(reinterpret_cast<char*>(memory) + (-shared_address(memory) & 1023));
   if (threadIdx.x == 0) init_barriers(shared);
+  if (threadIdx.x == 32) prefetch_map(&a.query_map), prefetch_map(&a.key_map), prefetch_map(&a.value_map);
   __syncthreads();
   follow_predecessor();
   if (threadIdx.x >= S::kRowThreads) {
     give_registers<S::kProducerRegisters>();
-    if (threadIdx.x < S::kRowThreads + 32) HopperProducer<S>(a, shared).run();
+    const auto warp = (threadIdx.x - S::kRowThreads) / 32;
+    if (warp == 0) HopperQueries<S>(a, shared).run();
+    if (warp == 1) HopperTiles<S>(a, a.key_map, shared, shared.keys, shared.keys_full, shared.keys_empty).run();
+    if (warp == 2) HopperTiles<S>(a, a.value_map, shared, shared.values, shared.values_full, shared.values_empty).run();
   } else {
     take_registers<S::kConsumerRegisters>();
     HopperConsumer<S>(a, shared).run();

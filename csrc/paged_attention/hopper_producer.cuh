@@ -1,34 +1,98 @@
-// Queries, keys and values on their way to the shared memory of a block of Hopper's kernel: boxes of as many rows of
-// the paged cache as lie behind one another.
+// Queries, keys and values on their way to the shared memory of a block of Hopper's kernel, by three warps: one finds
+// work and brings its queries, while the others still bring the keys and the values of the work before.
 #pragma once
 
 #include "hopper_shape.cuh"
 
 namespace lamina {
 
-// The warp that brings everything.
+// A warp that brings the keys of all work, or the values, tile by tile through a ring of stages. Lane i brings a box of
+// one panel; those of the same keys are neighbours.
 template <typename S>
-class HopperProducer {
+class HopperTiles {
   using T = typename S::T;
 
  public:
-  __device__ __forceinline__ HopperProducer(const HopperAttention<T>& a, HopperShared<S>& shared)
+  __device__ __forceinline__ HopperTiles(const HopperAttention<T>& a, const CUtensorMap& map, HopperShared<S>& shared,
+                                         T (*tiles)[S::kKeys * S::kDim], uint64_t* full, uint64_t* empty)
+      : a_(a),
+        map_(map),
+        shared_(shared),
+        tiles_(shared_address(tiles)),
+        full_(shared_address(full)),
+        empty_(shared_address(empty)) {}
+
+  __device__ __forceinline__ void run() {
+    for (Ring<S::kQueryStages> ring;; ring.advance()) {
+      wait_barrier(shared_address(&shared_.query_full[ring.stage]), ring.parity);
+      const Work work = shared_.work[ring.stage];
+      if (work.rows == 0) return;
+      arrive(shared_address(&shared_.query_empty[ring.stage]));  // by every lane, since each has read `work`
+      bring(work);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void bring(const Work& work) {
+    const int32_t* table = a_.call.block_tables + work.seq * a_.call.block_tables_stride;
+    const int end = a_.call.seq_lens[work.seq];
+    const int lane_key = lane_id() / S::kPanels * S::kBoxKeys, column = lane_id() % S::kPanels * kPanelColumns;
+    const uint32_t place = (column * S::kKeys + lane_key * kPanelColumns) * sizeof(T);
+    int tile = (work.end - 1) / S::kKeys * S::kKeys;  // its first key
+    int block = look_up(table, tile + lane_key, work.oldest, end);
+#pragma unroll 1  // copies of the loop would not fit into the registers that are left to this warp
+    for (; tile >= work.begin; tile -= S::kKeys) {
+      const int key = tile + lane_key;
+      const int next = look_up(table, key - S::kKeys, work.oldest, end);  // its way is long
+      const bool brings = lane_key < S::kKeys && key < end;
+      const int boxes = __popc(__ballot_sync(kAllLanes, brings));
+      const uint32_t full = full_ + ring_.stage * sizeof(uint64_t);
+      wait_barrier(empty_ + ring_.stage * sizeof(uint64_t), ring_.parity ^ 1);
+      if (lane_id() == 0) arrive_expecting(full, boxes * S::kBoxKeys * kPanelRowBytes);
+      __syncwarp();
+      if (brings)
+        copy_box(tiles_ + ring_.stage * S::kKeys * S::kDim * sizeof(T) + place, map_, column, work.kv_head,
+                 key & a_.block_mask, block, full);
+      __syncwarp();
+      ring_.advance();
+      block = next;
+    }
+  }
+
+  // The block of a box, or any block where none of its keys is to be seen.
+  __device__ __forceinline__ int look_up(const int32_t* table, int key, int oldest, int end) const {
+    return key < end && key + S::kBoxKeys > oldest ? table[key >> a_.block_shift] : 0;
+  }
+
+  const HopperAttention<T>& a_;
+  const CUtensorMap& map_;
+  HopperShared<S>& shared_;
+  const uint32_t tiles_, full_, empty_;
+  Ring<S::kStages> ring_;
+};
+
+// The warp that finds work and brings its queries.
+template <typename S>
+class HopperQueries {
+  using T = typename S::T;
+
+ public:
+  __device__ __forceinline__ HopperQueries(const HopperAttention<T>& a, HopperShared<S>& shared)
       : h_(a), a_(a.call), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
     const int num_work = a_.num_tiles * a_.num_kv_heads * a_.num_splits;
-    int ticket = static_cast<int>(blockIdx.x);
-    for (uint32_t parity = 1;; parity ^= 1) {
+    for (int ticket = static_cast<int>(blockIdx.x);; ticket = next_ticket(num_work)) {
       Work work;
       bool found = false;
       while (ticket < num_work && !(found = find_work<S>(a_, ticket / a_.num_splits, ticket % a_.num_splits, work)))
         ticket = next_ticket(num_work);
       if (!found) work.rows = 0;
-      wait_barrier(shared_address(&shared_.query_empty), parity);
       if (lane_id() == 0) bring_queries(work);
       if (!found) return;
-      bring_tiles(work);
-      ticket = next_ticket(num_work);
+      ring_.advance();
+      // Drawn any earlier, work would wait here while other blocks have none.
+      wait_barrier(shared_address(&shared_.query_empty[ring_.stage]), ring_.parity ^ 1);
     }
   }
 
@@ -44,60 +108,22 @@ class HopperProducer {
   }
 
   __device__ __forceinline__ void bring_queries(const Work& work) const {
-    const uint32_t full = shared_address(&shared_.query_full);
-    shared_.work = work;
+    const uint32_t full = shared_address(&shared_.query_full[ring_.stage]);
+    shared_.work[ring_.stage] = work;
     if (work.rows == 0) return arrive(full);
     const int tokens = S::kRows / a_.group;
     arrive_expecting(full, tokens * a_.group * S::kDim * static_cast<int>(sizeof(T)));
+    const T* to = shared_.query[ring_.stage];
 #pragma unroll
     for (int panel = 0; panel < S::kPanels; ++panel)
-      copy_box(shared_.query + panel * S::kRows * kPanelColumns, h_.query_map, panel * kPanelColumns, 0, work.kv_head,
-               work.start + work.first_row / a_.group, full);
-  }
-
-  __device__ __forceinline__ void bring_tiles(const Work& work) {
-    const int32_t* table = a_.block_tables + work.seq * a_.block_tables_stride;
-    const int end = a_.seq_lens[work.seq], first = work.begin / S::kKeys;
-    int tile = (work.end - 1) / S::kKeys;
-    int block = look_up(table, tile, work.oldest, end);
-    for (; tile >= first; --tile) {
-      const int next = tile > first ? look_up(table, tile - 1, work.oldest, end) : 0;  // its way is long
-      const int boxes = div_up(min(end - tile * S::kKeys, S::kKeys), h_.box_keys);
-      bring(shared_.keys[ring_.stage], h_.key_map, shared_address(&shared_.keys_full[ring_.stage]),
-            shared_address(&shared_.keys_empty[ring_.stage]), work.kv_head, tile, block, boxes);
-      bring(shared_.values[ring_.stage], h_.value_map, shared_address(&shared_.values_full[ring_.stage]),
-            shared_address(&shared_.values_empty[ring_.stage]), work.kv_head, tile, block, boxes);
-      ring_.advance();
-      block = next;
-    }
-  }
-
-  // Lane i finds the block of the tile's box i, of a box without keys to be seen any block.
-  __device__ __forceinline__ int look_up(const int32_t* table, int tile, int oldest, int end) const {
-    const int key = tile * S::kKeys + lane_id() * h_.box_keys;
-    const bool wanted = lane_id() * h_.box_keys < S::kKeys && key < end && key + h_.box_keys > oldest;
-    return wanted ? table[key / a_.block_size] : 0;
-  }
-
-  __device__ __forceinline__ void bring(T* to, const CUtensorMap& map, uint32_t full, uint32_t empty, int kv_head,
-                                        int tile, int block, int boxes) const {
-    wait_barrier(empty, ring_.parity ^ 1);
-    if (lane_id() == 0) arrive_expecting(full, boxes * h_.box_keys * S::kDim * static_cast<int>(sizeof(T)));
-    for (int box = 0; box < boxes; ++box) {
-      const int from = __shfl_sync(kAllLanes, block, box), row = box * h_.box_keys;
-      if (lane_id() != 0) continue;
-#pragma unroll
-      for (int panel = 0; panel < S::kPanels; ++panel)
-        copy_box(to + (panel * S::kKeys + row) * kPanelColumns, map, panel * kPanelColumns, kv_head,
-                 (tile * S::kKeys + row) % a_.block_size, from, full);
-    }
-    __syncwarp();
+      copy_box(shared_address(to + panel * S::kRows * kPanelColumns), h_.query_map, panel * kPanelColumns, 0,
+               work.kv_head, work.start + work.first_row / a_.group, full);
   }
 
   const HopperAttention<T>& h_;
   const PagedAttention<T>& a_;
   HopperShared<S>& shared_;
-  Ring<S::kStages> ring_;
+  Ring<S::kQueryStages> ring_;
 };
 
 }  // namespace lamina

@@ -6,6 +6,8 @@
 
 namespace lamina {
 
+constexpr float kSlack = 8.0f;  // weights grow to 2^kSlack before sums are scaled anew
+
 // A lane 4 * r + c has rows r and r + 8 of its warp's sixteen: of every eight columns, 2 * c and the next.
 template <typename S>
 struct HopperRows {
@@ -13,34 +15,45 @@ struct HopperRows {
   float scores[S::kKeys / 2];
   uint32_t weights[S::kKeys / 4];
   float out[S::kDim / 2];
-  float max[2], sum[2];
-  int position[2];
+  uint32_t query[S::kQueryInRegisters ? S::kDim / 4 : 1];
+  float max[2], base[2], sum[2];  // of scores; what weights are relative to; of weights
+  int first;                      // position of the tile's first row
+  int token[2];                   // of the lane's rows, counted from that
   float scale;
 
-  __device__ __forceinline__ static int row(int warpgroup, int half) {
-    return warpgroup * 64 + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + lane_id() / 4 + 8 * half;
+  __device__ __forceinline__ HopperRows(const PagedAttention<T>& a, int warpgroup)
+      : scale(a.scale), row_(warpgroup * 64 + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16) {
+    for (int half = 0; half < 2; ++half) token[half] = row(half) / a.group;
   }
 
-  __device__ __forceinline__ void begin(const PagedAttention<T>& a, const Work& work, int warpgroup) {
-    scale = a.scale;
+  __device__ __forceinline__ void begin(const Work& work) {
+    first = work.first;
 #pragma unroll
     for (int i = 0; i < S::kDim / 2; ++i) out[i] = 0.0f;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      max[half] = -INFINITY, sum[half] = 0.0f;
-      position[half] = work.past + (work.first_row + row(warpgroup, half)) / a.group;
-    }
+    for (int half = 0; half < 2; ++half) max[half] = -INFINITY, sum[half] = 0.0f;
   }
 
-  // Turns scores into weights relative to the rows' new maxima; returns by how much what came before must shrink.
+  // Takes the queries of the warp's rows as left factors out of panels.
+  __device__ __forceinline__ void load_queries(const T* panels) {
+    const int r = lane_id() % 16, unit = lane_id() / 16;
+    const T* from = panels + (row_ + r) * kPanelColumns;
+#pragma unroll
+    for (int k = 0; k < S::kDim / 16; ++k)
+      load_matrices(reinterpret_cast<uint32_t (&)[4]>(query[4 * k]),
+                    from + k / 4 * S::kRows * kPanelColumns + ((k % 4 * 2 + unit) ^ r % 8) * 8);
+  }
+
+  // Raises the rows' maxima to those of the scores, or leaves them where the scores exceed them by kSlack at most.
+  // Returns by how much what came before must shrink.
   template <bool is_masked>
-  __device__ __forceinline__ float2 weigh(const PagedAttention<T>& a, int first_key) {
+  __device__ __forceinline__ float2 raise(const PagedAttention<T>& a, int first_key) {
     float keep[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (is_masked) {
-        const int first_column = first_key + lane_id() % 4 * 2;
-        mask(half, a.oldest(position[half]) - first_column, position[half] - first_column);
+        const int first_column = first_key + lane_id() % 4 * 2, position = first + token[half];
+        mask(half, a.oldest(position) - first_column, position - first_column);
       }
       float tops[4] = {max[half], -INFINITY, -INFINITY, -INFINITY};  // independent, since each waits for its last
 #pragma unroll
@@ -51,21 +64,25 @@ struct HopperRows {
       float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
-      const float base = is_masked && top == -INFINITY ? 0.0f : top * scale;  // no key yet: weights of 0, not of NaN
-      keep[half] = exp2_fast(max[half] * scale - base);
+      if ((top - max[half]) * scale <= kSlack) top = max[half];
+      base[half] = is_masked && top == -INFINITY ? 0.0f : top * scale;  // no key yet: weights of 0, not of NaN
+      keep[half] = exp2_fast(max[half] * scale - base[half]);
       max[half] = top;
-      float totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int i = 2 * half, j = 0; i < S::kKeys / 2; i += 4, j ^= 2) {
-        scores[i] = exp2_fast(fmaf(scores[i], scale, -base));
-        scores[i + 1] = exp2_fast(fmaf(scores[i + 1], scale, -base));
-        totals[j] += scores[i];
-        totals[j + 1] += scores[i + 1];
-      }
-      const float total = (totals[0] + totals[1]) + (totals[2] + totals[3]);
-      sum[half] = sum[half] * keep[half] + total;
     }
     return float2{keep[0], keep[1]};
+  }
+
+  // Turns the scores of half of the lane's rows into weights relative to their maximum, which are still to be packed.
+  __device__ __forceinline__ void weigh(int half) {
+    float totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 2 * half, j = 0; i < S::kKeys / 2; i += 4, j ^= 2) {
+      scores[i] = exp2_fast(fmaf(scores[i], scale, -base[half]));
+      scores[i + 1] = exp2_fast(fmaf(scores[i + 1], scale, -base[half]));
+      totals[j] += scores[i];
+      totals[j + 1] += scores[i + 1];
+    }
+    sum[half] += (totals[0] + totals[1]) + (totals[2] + totals[3]);
   }
 
   __device__ __forceinline__ void mask(int half, int first, int last) {
@@ -81,7 +98,9 @@ struct HopperRows {
     for (int i = 0; i < S::kKeys / 4; ++i) weights[i] = lamina::pack(scores[2 * i], scores[2 * i + 1], T{});
   }
 
-  __device__ __forceinline__ void rescale(const float2& keep) {
+  __device__ __forceinline__ void shrink_sums(const float2& keep) { sum[0] *= keep.x, sum[1] *= keep.y; }
+
+  __device__ __forceinline__ void shrink_out(const float2& keep) {
     if (!__any_sync(kAllLanes, keep.x != 1.0f || keep.y != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < S::kDim / 2; ++i) out[i] *= i % 4 < 2 ? keep.x : keep.y;
@@ -96,13 +115,13 @@ struct HopperRows {
     }
   }
 
-  __device__ __forceinline__ void write(const PagedAttention<T>& a, const Work& work, int warpgroup) const {
+  __device__ __forceinline__ void write(const PagedAttention<T>& a, const Work& work) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int r = row(warpgroup, half), index = work.first_row + r;
+      const int r = row(half), index = work.start + work.first - work.past + token[half];
       const float factor = 1.0f / sum[half];
-      T* to = a.out + (work.start + index / a.group) * a.out_token +
-              (work.kv_head * a.group + index % a.group) * a.out_head + lane_id() % 4 * 8;
+      T* to = a.out + index * a.out_token + (work.kv_head * a.group + r - token[half] * a.group) * a.out_head +
+              lane_id() % 4 * 8;
 #pragma unroll
       for (int i = 0; i < S::kDim / 2; i += 16) {
         uint32_t words[4];
@@ -117,10 +136,10 @@ struct HopperRows {
     }
   }
 
-  __device__ __forceinline__ void leave(const Partial<S>& partial, int warpgroup) const {
+  __device__ __forceinline__ void leave(const Partial<S>& partial) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int r = row(warpgroup, half);
+      const int r = row(half);
       float* to = partial.sums + r * S::kDim + lane_id() % 4 * 2;
 #pragma unroll
       for (int i = 0; i < S::kDim / 8; ++i)
@@ -128,6 +147,11 @@ struct HopperRows {
       if (lane_id() % 4 == 0) partial.stats(r) = float2{max[half] * scale, sum[half]};
     }
   }
+
+ private:
+  __device__ __forceinline__ int row(int half) const { return row_ + lane_id() / 4 + 8 * half; }
+
+  const int row_;  // the warp's first
 };
 
 }  // namespace lamina

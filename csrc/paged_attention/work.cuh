@@ -78,6 +78,7 @@ struct Work {
   int unit;             // all splits of the same rows
   int first_row, rows;  // row r is head r % group of the sequence's token r / group
   int start, past;      // the sequence's first query: its row of `query`, its position
+  int first, last;      // positions of the queries of the first row and of the last
   int oldest;           // the first key that any row sees
   int begin, end;       // keys
   int settled;          // keys before this one were written by earlier steps
@@ -106,6 +107,8 @@ __device__ __forceinline__ int div_up(int count, int size) { return (count + siz
 template <typename S>
 __device__ __forceinline__ bool take_split(const PagedAttention<typename S::T>& a, Work& work) {
   constexpr int kSpan = S::kTileKeys * S::kTeams;
+  work.num_splits = 1;
+  if (a.num_splits == 1) return true;
   const int keys = work.end - work.begin;
   const int filling = keys <= S::kWholeKeys ? 1 : min(a.fill_splits, div_up(keys, a.min_split_keys));
   const int wanted = min(a.num_splits, max(filling, div_up(keys, a.max_split_keys)));
@@ -133,13 +136,14 @@ __device__ __forceinline__ bool find_work(const PagedAttention<typename S::T>& a
   work.rows = min(tile_rows, rows - work.first_row);
   if (seq_len == 0 || work.rows <= 0 || rows <= a.min_rows || rows > a.max_rows) return false;
   work.past = seq_len - query_len;
-  const int first = work.past + work.first_row / a.group;
-  work.oldest = a.oldest(first);
+  work.first = work.past + work.first_row / a.group;
+  work.last = work.past + (work.first_row + work.rows - 1) / a.group;
+  work.oldest = a.oldest(work.first);
   // A sequence of one new token may share the block that another's one new token completes: the last key before its
   // own.
   work.settled = query_len == 1 ? work.past - 1 : 0;
   work.begin = S::kAlignedTiles ? work.oldest / S::kTileKeys * S::kTileKeys : work.oldest;
-  work.end = work.past + (work.first_row + work.rows - 1) / a.group + 1;
+  work.end = work.last + 1;
   return take_split<S>(a, work);
 }
 

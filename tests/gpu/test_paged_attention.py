@@ -261,6 +261,19 @@ def test_a_chunk_of_any_length_over_a_prefix(check: Callable[[Case], Tensor], qu
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_keys_whose_scores_dwarf_those_of_other_keys(
+    check: Callable[[Case], Tensor], dtype: torch.dtype, head_dim: int
+) -> None:
+    """What was summed so far must shrink, in some rows or in all, whatever order keys are visited in."""
+    for lens, query_lens in (([1500], [900]), ([700, 5000, 333], [700, 40, 1])):
+        case = make_case(lens, query_lens, head_dim=head_dim, block_size=64, dtype=dtype)
+        num_blocks = case.key_cache.shape[0]
+        case.key_cache.mul_(torch.linspace(0.1, 8, num_blocks, device=DEVICE).view(-1, 1, 1, 1))
+        check(case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lens", [(40000,), (127, 128, 129, 16384), (5000,) * 3])
 def test_long_contexts_are_joined_from_their_splits(
     check: Callable[[Case], Tensor], dtype: torch.dtype, lens: tuple[int, ...]
