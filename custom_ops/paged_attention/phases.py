@@ -45,17 +45,20 @@ def select_by_phase(
         return selected
     if name != "auto" or device.type != "cuda":
         return selected
-    faster, why = _flash_in_prefill(device, dtype, head_dim, block_size, find_flash)
+    sizes = device, dtype, head_dim, block_size
+    obstacle = hopper_obstacle(*sizes) if selected.name == _cuda.PROVIDER.name else ONLY_CUDA
+    if obstacle is None:
+        faster, why = False, "its kernel for Hopper"
+    else:
+        faster, why = _flash_in_prefill(*sizes, find_flash)
+        why += "" if faster else f"; not its kernel for Hopper: {obstacle}"
     if faster:
         flash = registry.select(op, device=device, dtype=dtype, provider=FLASH.name)
         served_by, call = f"{selected.name}+{flash.name}", _by_length(selected.call, flash.call)
         reason = f"{selected.name} in decode ({selected.reason}), {flash.name} in prefill ({why})"
     else:
         served_by, call = selected.name, selected.call
-        sizes = device, dtype, head_dim, block_size
-        obstacle = hopper_obstacle(*sizes) if selected.name == _cuda.PROVIDER.name else ONLY_CUDA
-        kernel = "its kernel for Hopper" if obstacle is None else f"not its kernel for Hopper: {obstacle}"
-        reason = f"{selected.name} in decode ({selected.reason}) and in prefill ({why}; {kernel})"
+        reason = f"{selected.name} in decode ({selected.reason}) and in prefill ({why})"
     log_once(logger, logging.INFO, f"attention on {device.type} {dtype}: {reason}")
     return Selected(name=served_by, call=call, reason=reason)
 

@@ -190,13 +190,19 @@ def test_else_auto_takes_our_kernels_for_both_and_says_why(
 
 @pytest.mark.parametrize(
     "obstacle,told",
-    [(None, "its kernel for Hopper)"), ("head_dim is 96", "not its kernel for Hopper: head_dim is 96)")],
+    [(None, "(its kernel for Hopper)"), ("head_dim is 96", "; not its kernel for Hopper: head_dim is 96)")],
 )
 def test_auto_says_whether_our_kernel_for_hopper_serves_prefill(
     op: str, obstacle: str | None, told: str
 ) -> None:
     missing = chosen(version("new", installed=False))
-    assert select(op, "auto", missing, hopper_obstacle=obstacle).reason.endswith(f"; {told}")
+    assert select(op, "auto", missing, hopper_obstacle=obstacle).reason.endswith(told)
+
+
+def test_our_kernel_for_hopper_comes_before_any_flash_attention(op: str) -> None:
+    selected = select(op, "auto", chosen(version("flash-attn-9")), hopper_obstacle=None)
+    assert [served_by(selected, queries) for queries in (1, 4096)] == ["cuda"] * 2
+    assert selected.reason == "cuda in decode (first choice) and in prefill (its kernel for Hopper)"
 
 
 def test_auto_says_its_choice_once_with_the_reason(op: str, caplog: pytest.LogCaptureFixture) -> None:
