@@ -122,7 +122,8 @@ def test_a_kind_of_call_that_was_never_compiled_is_refused_in_a_capture() -> Non
 def test_auto_serves_decode_by_our_kernels_and_prefill_by_it_where_hopper_has_none(version: str) -> None:
     if version != "flash-attn-4":
         pytest.skip(f"{version} was not measured")
-    selected = select_by_phase("auto", head_dim=96, block_size=16, **PROVIDER)  # 64 and 128 are ours on Hopper
+    # head_dim 64 and 128 are our own kernel's on Hopper
+    selected = select_by_phase("auto", head_dim=96, block_size=16, **PROVIDER)
     assert selected.name == "cuda+flash_attn"
     for query_len in (1, LONGEST_DECODE, LONGEST_DECODE + 1, 300):
         case = make_case([400, 333], [query_len, 1], head_dim=96)
