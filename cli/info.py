@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 import sysconfig
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,10 +70,18 @@ def describe_machine() -> dict[str, Any]:
         "compiler": _compiler(),
         "python": platform.python_version(),
         "python_headers": Path(sysconfig.get_path("include"), "Python.h").exists(),
-        "versions": {name: version(name) for name in LIBRARIES},
+        "versions": {name: _version(name) for name in LIBRARIES},
         "cache_dir": str(root),
         "cache_mib": round(_folder_bytes(root) / 2**20, 1),
     }
+
+
+def _version(name: str) -> str | None:
+    """None for what is not installed, as Lamina itself where a checkout is used as it is."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def describe_fit(model: str, **settings: Any) -> dict[str, Any]:
