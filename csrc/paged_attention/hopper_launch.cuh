@@ -48,7 +48,6 @@ cudaError_t prepare(const PagedAttentionArguments& p, HopperAttention<typename S
   using T = typename S::T;
   a.call = unpack<T>(p);
   const int64_t group = a.call.group;
-  a.box_keys = static_cast<int>(smaller(p.block_size, S::kMaxBoxKeys));
   a.block_mask = static_cast<int>(p.block_size - 1);
   a.block_shift = 0;
   while (p.block_size >> a.block_shift > 1) ++a.block_shift;
@@ -61,7 +60,7 @@ cudaError_t prepare(const PagedAttentionArguments& p, HopperAttention<typename S
     return BoxesOf{data,
                    {p.head_dim, p.num_kv_heads, p.block_size, p.num_blocks},
                    {head, token, block},
-                   {kPanelColumns, 1, a.box_keys, 1}};
+                   {kPanelColumns, 1, S::kBoxKeys, 1}};
   };
   cudaError_t error = encode<T>(query, a.query_map);
   if (error == cudaSuccess) error = encode<T>(cache(p.key_cache, p.key_block, p.key_token, p.key_head), a.key_map);

@@ -36,7 +36,7 @@ class HopperTiles {
   __device__ __forceinline__ void bring(const Work& work) {
     const int32_t* table = a_.call.block_tables + work.seq * a_.call.block_tables_stride;
     const int end = a_.call.seq_lens[work.seq];
-    const int lane_key = lane_id() / S::kPanels * a_.box_keys, column = lane_id() % S::kPanels * kPanelColumns;
+    const int lane_key = lane_id() / S::kPanels * S::kBoxKeys, column = lane_id() % S::kPanels * kPanelColumns;
     const uint32_t place = (column * S::kKeys + lane_key * kPanelColumns) * sizeof(T);
     int tile = (work.end - 1) / S::kKeys * S::kKeys;  // its first key
     int block = look_up(table, tile + lane_key, work.oldest, end);
@@ -48,7 +48,7 @@ class HopperTiles {
       const int boxes = __popc(__ballot_sync(kAllLanes, brings));
       const uint32_t full = full_ + ring_.stage * sizeof(uint64_t);
       wait_barrier(empty_ + ring_.stage * sizeof(uint64_t), ring_.parity ^ 1);
-      if (lane_id() == 0) arrive_expecting(full, boxes * a_.box_keys * kPanelRowBytes);
+      if (lane_id() == 0) arrive_expecting(full, boxes * S::kBoxKeys * kPanelRowBytes);
       __syncwarp();
       if (brings)
         copy_box(tiles_ + ring_.stage * S::kKeys * S::kDim * sizeof(T) + place, map_, column, work.kv_head,
@@ -61,7 +61,7 @@ class HopperTiles {
 
   // The block of a box, or any block where none of its keys is to be seen.
   __device__ __forceinline__ int look_up(const int32_t* table, int key, int oldest, int end) const {
-    return key < end && key + a_.box_keys > oldest ? table[key >> a_.block_shift] : 0;
+    return key < end && key + S::kBoxKeys > oldest ? table[key >> a_.block_shift] : 0;
   }
 
   const HopperAttention<T>& a_;

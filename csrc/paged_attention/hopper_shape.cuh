@@ -13,7 +13,6 @@ struct HopperAttention {
   CUtensorMap key_map, value_map;  // head_dim, key-value head, token of the block, block
   PagedAttention<T> call;
   int32_t* tickets;             // how many units of work were taken; zero before and after
-  int box_keys;                 // of a copy: as many as lie behind one another
   int block_mask, block_shift;  // a block holds block_mask + 1 = 2^block_shift keys
 };
 
@@ -27,8 +26,8 @@ struct HopperShape {
   static constexpr int kWarpgroups = dim == 64 ? 3 : 2;  // of 64 rows each, beside the producer
   static constexpr int kRows = 64 * kWarpgroups;
   static constexpr int kRowThreads = kWarpgroup * kWarpgroups, kThreads = kRowThreads + kWarpgroup;
-  static constexpr int kKeys = 128;       // of a tile
-  static constexpr int kMaxBoxKeys = 64;  // of a copy
+  static constexpr int kKeys = 128;    // of a tile
+  static constexpr int kBoxKeys = 64;  // of a copy; a block has as many or more
   static constexpr int kTileKeys = kKeys, kTeams = 1, kWholeKeys = 0;
   static constexpr bool kQueryInRegisters = dim == 128;  // where there are enough: shared memory is read half as often
   static constexpr int kQueryStages = kQueryInRegisters ? 1 : 2;

@@ -16,7 +16,7 @@ from ._plan import HOPPER, MANY, KernelShape, plan
 MAX_HEAD_DIM = 256
 HOPPER_HEAD_DIMS = (64, 128)
 HOPPER_GROUP = 128  # heads a key-value head at most
-LEAST_BLOCK = 16  # a warp brings a tile of 128 keys at once, each lane a block of 64 columns at most
+LEAST_BLOCK = 64  # smaller blocks cost the copy engine more than the products take
 MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
 
 
