@@ -177,7 +177,8 @@ def weight_bytes(model: ModelConfig, dtype: torch.dtype, quantization: Quantizat
 def available_bytes(device: torch.device) -> int:
     """Bytes that could be allocated now without pushing anything out."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept  # what torch has and nobody uses is ours, too
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():

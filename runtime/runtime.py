@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
+import torch
+
 from ..common.errors import ClosedError, RequestError
 from ..common.progress import Progress, say_nothing
 from ..compiler.explain import explain_text
@@ -180,11 +182,15 @@ class Runtime:
     def close(self) -> None:
         """Abort what is running and give back memory; a second call does nothing."""
         with self._lock:
-            if self._loaded is not None:
-                self._loaded.engine.close()
-                if self._loaded.assembled.recording is not None:
-                    self._loaded.assembled.recording.close()
+            if self._loaded is None:
+                return
+            device = self._loaded.parts.resolved.device
+            self._loaded.engine.close()
+            if self._loaded.assembled.recording is not None:
+                self._loaded.assembled.recording.close()
             self._loaded = None
+            if device.type == "cuda":
+                torch.cuda.empty_cache()  # torch would keep it, and who loads next would find the card full
 
     def __enter__(self) -> Self:
         return self

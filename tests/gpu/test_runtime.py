@@ -9,6 +9,7 @@ import torch
 
 from lamina import CompileConfig, Runtime, SamplingParams
 from lamina.runtime import assembly
+from lamina.runtime.memory import available_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -168,7 +169,6 @@ def test_min_tokens_is_honoured_between_recorded_steps(recorded: Runtime) -> Non
 def test_memory_comes_back_after_close(open_runtime: Callable[..., Runtime]) -> None:
     def used() -> int:
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         return total - free
 
@@ -178,3 +178,14 @@ def test_memory_comes_back_after_close(open_runtime: Callable[..., Runtime]) -> 
             _tokens(runtime, PROMPTS[:2], GREEDY)
         taken.append(used())
     assert taken[-1] - taken[0] < 32 << 20, taken
+
+
+def test_what_torch_keeps_for_itself_is_available() -> None:
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    held = torch.empty(free * 8 // 10, dtype=torch.uint8, device="cuda")
+    assert available_bytes(held.device) < free // 2
+    device = held.device
+    del held
+    assert available_bytes(device) > free * 9 // 10
+    torch.cuda.empty_cache()
