@@ -12,6 +12,12 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
     return x.contiguous(), x.shape[-1]
 
 
+def moves_in_vectors(table: Tensor, width: int) -> bool:
+    """Whether rows can be moved so many neighbours at once, the last of which end within the row."""
+    unit = width * table.element_size()
+    return (table.stride(0) | table.shape[1]) % width == 0 and table.data_ptr() % unit == 0
+
+
 def num_rows(x: Tensor) -> int:
     """How many vectors of the last dimension's size x holds."""
     return x.shape[:-1].numel()

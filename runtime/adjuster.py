@@ -13,7 +13,7 @@ from .. import custom_ops
 from ..common.errors import ProcessorError
 from ..custom_ops import registry
 from ..custom_ops.adjust_logits.reference import WORD_BITS
-from ..custom_ops.sample.reference import CHUNK
+from ..custom_ops.sample.reference import num_chunks_of
 from .input_batch import NO_ID, BatchView, send
 from .rows import sampling_row
 from .sampler import SamplingRows, sample
@@ -117,7 +117,7 @@ class Adjuster:
         """Adjusted logits of the samples, and what sampling wants to know of their chunks, where it pays."""
         num_rows, width = len(tables.samples), -(-self._num_valid_ids // WIDTH_UNIT) * WIDTH_UNIT
         scores = torch.empty(num_rows, width, dtype=torch.float32, device=self._device)
-        chunks = scores.new_empty(num_rows, -(-self._num_valid_ids // CHUNK) if are_summed else 0, 2)
+        chunks = scores.new_empty(num_rows, num_chunks_of(self._num_valid_ids) if are_summed else 0, 2)
         custom_ops.adjust_logits(
             logits,
             tables.samples,

@@ -89,6 +89,8 @@ class BlockPool:
 
     def keep(self, block_ids: Collection[int]) -> None:
         """What these blocks hold, which are in use, is to be kept when nobody holds them any more."""
+        held = all(map(self._references.__getitem__, block_ids))
+        assert held, f"one of the blocks {[*block_ids]} is to be kept but nobody holds it"
         self._kept.update(block_ids)
 
     def drop(self, block_ids: Iterable[int]) -> None:

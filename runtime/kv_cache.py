@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol
 
 from ..common.errors import ConfigError
@@ -38,8 +37,8 @@ class Table:
 
     def held(self) -> list[int]:
         """Every block that it holds, column by column."""
-        one = self.groups[0] if len(self.groups) == 1 else chain.from_iterable(zip(*self.groups, strict=True))
-        return [block_id for block_id in one if block_id != NULL_BLOCK]
+        columns = zip(*self.groups, strict=True)
+        return [block_id for column in columns for block_id in column if block_id != NULL_BLOCK]
 
     def extend(self, block_ids: Sequence[int]) -> None:
         """Columns for so many blocks, which come column by column."""

@@ -24,9 +24,7 @@ class SamplingRows(NamedTuple):
     positions: Tensor  # [n, or as many as places are in] int64, where the sampled token will stand
     banned: Tensor | None = None  # [n, any number] int32: token ids never to be chosen, -1: none
     num_valid_ids: int | None = None  # ids from here on are padding of the vocabulary
-    places: Tensor | None = (
-        None  # [n] int64: where in positions, banned and out each row's are; None: in order
-    )
+    places: Tensor | None = None  # [n] int64: rows of positions, banned and out; None: in order
 
 
 def rows_of(batch: BatchView, num_valid_ids: int) -> SamplingRows:

@@ -8,7 +8,7 @@ namespace lamina {
 
 constexpr int kWarp = 32, kChunk = 256, kEach = kChunk / kWarp;  // logits a chunk, and of it a lane
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr float kLog2E = 1.44269504f, kLargest = 3.402823466e38f;
+constexpr float kLargest = 3.402823466e38f;
 
 // Which logit of the chunk a lane's i-th is, where it reads kWidth neighbours at a time.
 template <int kWidth>
@@ -40,7 +40,7 @@ __device__ __forceinline__ float2 summary_of(const float (&values)[kEach], float
     const float base = fmaxf(largest, -kLargest);  // -inf - -inf would not be a number
     const float rate = fminf(sharpness_of(temperature) * kLog2E, kLargest);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) sum += fast_exp2((values[i] - base) * rate);
+    for (int i = 0; i < kEach; ++i) sum += exp2_fast((values[i] - base) * rate);
     sum = warp_sum(sum);
   }
   return make_float2(largest, sum);

@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "float_ops.cuh"
+
 namespace lamina {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
@@ -80,13 +82,6 @@ __device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16) {
 __device__ __forceinline__ uint32_t pack(float low, float high, __half) {
   const __half2 packed = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(packed);
-}
-
-// 2^x within 2 ulp; 0 for -infinity.
-__device__ __forceinline__ float exp2_fast(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(result) : "f"(x));
-  return result;
 }
 
 }  // namespace lamina

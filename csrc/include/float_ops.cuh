@@ -3,6 +3,8 @@
 
 namespace lamina {
 
+constexpr float kLog2E = 1.44269504f;
+
 // Largest of two, NaN if either is.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float result;
@@ -11,7 +13,7 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
 }
 
 // 2^x within 2 ulp; 0 where x is below -126.
-__device__ __forceinline__ float fast_exp2(float x) {
+__device__ __forceinline__ float exp2_fast(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;

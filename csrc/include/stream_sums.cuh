@@ -20,8 +20,6 @@ __device__ __forceinline__ void store_run(T* out, const float (&values)[kRun], i
   }
 }
 
-constexpr float kLog2E = 1.44269504f;
-
 // Rounded where the separate ops round: gate and up, then silu(gate), then the product.
 template <typename T>
 __device__ __forceinline__ void gate_values(float (&gate)[kRun], float (&up)[kRun]) {

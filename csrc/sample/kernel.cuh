@@ -6,6 +6,7 @@
 // or not filtered than those numbers and one chunk.
 #pragma once
 
+#include "pdl.cuh"
 #include "select.cuh"
 
 namespace lamina {
@@ -13,22 +14,10 @@ namespace lamina {
 constexpr int kScanWarps = 8;
 constexpr int kRowsAtOnce = 100;  // fewer, and every row has a multiprocessor from the beginning
 
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-__device__ __forceinline__ void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 // kChunks chunks a warp, read before the first is looked at.
 template <typename T, int kWidth, int kChunks>
 __global__ void __launch_bounds__(kScanWarps* kWarp) scan_chunks(Sample<T> args) {
-  let_next_kernel_start();
+  start_successor();
   const int row = static_cast<int>(blockIdx.y);
   const int first = static_cast<int>(blockIdx.x * kScanWarps + threadIdx.x / kWarp) * kChunks;
   Piece<T, kWidth> pieces[kChunks];
@@ -119,7 +108,7 @@ __global__ void __launch_bounds__(kBlock, 1) choose_tokens(Sample<T> args) {
   const int64_t place = args.place_of(row);
   const Noise noise(args.seeds[row], args.positions[place]);
   const float temperature = args.temperature[row], sharpness = sharpness_of(temperature);
-  wait_for_kernel_before();
+  wait_for_predecessor();
   uint64_t best = 0;
   for (int i = static_cast<int>(threadIdx.x); i < args.num_chunks; i += kBlock) {
     best = larger(best, entry(chunks[i].x, i));

@@ -54,7 +54,7 @@ Sample<T> unpacked(const SampleArguments& p) {
   return args;
 }
 
-__device__ __forceinline__ float odds_of(float gap) { return fast_exp2(-gap * kLog2E); }
+__device__ __forceinline__ float odds_of(float gap) { return exp2_fast(-gap * kLog2E); }
 
 // The ids that a row must not choose; a lane holds one of the first.
 struct Bans {

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
+from ..layout import moves_in_vectors
 from ..registry import Provider
 
 WIDTH = 4  # ids that a lane moves at once
@@ -34,28 +35,21 @@ def load() -> Callable[..., None]:
         out: Tensor,
         chunks: Tensor,
     ) -> None:
-        vocab, width = logits.shape[1], out.shape[1]
-        reads_vectors = _is_aligned(logits, vocab)
         kernel(
             logits.device,
-            *(logits.data_ptr(), logits.stride(0), reads_vectors, rows.data_ptr()),
+            *(logits.data_ptr(), logits.stride(0), moves_in_vectors(logits, WIDTH), rows.data_ptr()),
             *(history.data_ptr(), history.shape[1], slots.data_ptr(), positions.data_ptr()),
             *(token_ids.data_ptr(), last_tokens.data_ptr(), num_prompt.data_ptr(), penalties.data_ptr()),
             *(bias_ids.data_ptr(), biases.data_ptr(), bias_ids.shape[1]),
             *(allowed.data_ptr(), allowed.shape[1]),
             *(bad_words.data_ptr(), bad_words.shape[1], bad_words.shape[2]),
             *(banned.data_ptr(), banned.shape[1], temperature.data_ptr()),
-            *(out.data_ptr(), out.stride(0), _is_aligned(out, width)),
-            *(chunks.data_ptr(), chunks.shape[1], len(out), num_valid_ids, width, DTYPES[logits.dtype]),
+            *(out.data_ptr(), out.stride(0), moves_in_vectors(out, WIDTH)),
+            *(chunks.data_ptr(), chunks.shape[1]),
+            *(len(out), num_valid_ids, out.shape[1], DTYPES[logits.dtype]),
         )
 
     return adjust_logits
-
-
-def _is_aligned(table: Tensor, length: int) -> bool:
-    """Whether rows can be moved in vectors of neighbours, the last of which ends within the row."""
-    unit = WIDTH * table.element_size()
-    return (table.stride(0) | length) % WIDTH == 0 and table.data_ptr() % unit == 0
 
 
 PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

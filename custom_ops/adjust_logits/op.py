@@ -6,7 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from ..library import define_op, no_result
 from ..registry import Provider
-from ..sample.reference import CHUNK
+from ..sample.reference import num_chunks_of
 from . import _cuda, _numpy, reference
 
 
@@ -90,7 +90,7 @@ def _check(
         wanted = f"0 or {-(-num_valid_ids // 32)}, a bit for each of num_valid_ids"
         raise ShapeError(f"adjust_logits: allowed has {words} words a row; wanted {wanted}")
     any_number = -1
-    num_chunks = -(-num_valid_ids // CHUNK) if chunks.numel() else chunks.shape[1]
+    num_chunks = num_chunks_of(num_valid_ids) if chunks.numel() else chunks.shape[1]
     tensors = {
         "rows": (rows, torch.int64, (m,)),
         "history": (history, torch.int32, (any_number, any_number)),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...common.errors import UnsupportedError
 from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
+from ..layout import moves_in_vectors
 from ..registry import Provider
 from .choices import Cut, Kind, Method, Site, bucket_of, card_of, choose
 
@@ -67,8 +68,7 @@ def cut_of(kind: Kind, x: Tensor, weight: Tensor) -> Cut | None:
 
 def fits(x: Tensor) -> bool:
     """Whether bulk copies take the rows of x."""
-    even = x.data_ptr() % 16 == 0 and x.stride(0) % EVEN == 0 and x.shape[1] % EVEN == 0
-    return even and x.stride(1) == 1 and x.numel() > 0
+    return x.stride(1) == 1 and x.numel() > 0 and moves_in_vectors(x, EVEN)
 
 
 PROVIDER = Provider(

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from ...common.errors import UnsupportedError
 from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
+from ..layout import moves_in_vectors
 from ..registry import Provider
-from .reference import CHUNK
+from .reference import CHUNK, num_chunks_of
 from .workspace import workspace
 
 MAX_CHUNKS = 2048  # what shared memory has room for beside the bins
@@ -32,13 +33,11 @@ def load() -> Callable[..., None]:
         places: Tensor | None = None,
         chunks: Tensor | None = None,
     ) -> None:
-        num_rows, vocab = logits.shape
-        num_chunks = -(-num_valid_ids // CHUNK)
+        num_rows, num_chunks = len(logits), num_chunks_of(num_valid_ids)
         if num_chunks > MAX_CHUNKS:
             most = MAX_CHUNKS * CHUNK
             raise UnsupportedError(f"sample on cuda: num_valid_ids is {num_valid_ids}; wanted at most {most}")
-        unit = VEC_BYTES // logits.element_size()
-        is_aligned = (logits.stride(0) | vocab) % unit == 0 and logits.data_ptr() % VEC_BYTES == 0
+        is_aligned = moves_in_vectors(logits, VEC_BYTES // logits.element_size())
         noted = workspace(logits.device, 2 * num_rows * num_chunks) if chunks is None else chunks
         kernel(
             logits.device,

@@ -8,7 +8,7 @@ from ..library import define_op, no_result
 from ..registry import Provider
 from ..triton_provider import triton_provider
 from . import _cpu, _cuda, _numpy, reference
-from .reference import CHUNK
+from .reference import num_chunks_of
 
 
 def sample(
@@ -22,10 +22,8 @@ def sample(
     banned: Tensor,  # [n, any number] int32: ids never to be chosen, -1: none
     num_valid_ids: int,  # ids from here on are padding of the vocabulary
     out: Tensor,  # [n] int32, the chosen ids
-    places: Tensor
-    | None = None,  # [n] int64: where in positions, banned and out a row has its own, if elsewhere
-    chunks: Tensor
-    | None = None,  # [n, chunks, 2] float32: what adjust_logits says of these logits, if it does
+    places: Tensor | None = None,  # [n] int64: rows of positions, banned and out; None: in order
+    chunks: Tensor | None = None,  # [n, chunks, 2] float32, where adjust_logits left them
 ) -> None:
     """out = the id of the largest logit, or a draw after temperature, top-k, top-p and min-p, in this order.
 
@@ -73,7 +71,7 @@ def _check(
     if places is not None:
         tensors.append(("places", places, torch.int64, (num_rows,)))
     if chunks is not None:
-        tensors.append(("chunks", chunks, torch.float32, (num_rows, -(-num_valid_ids // CHUNK), 2)))
+        tensors.append(("chunks", chunks, torch.float32, (num_rows, num_chunks_of(num_valid_ids), 2)))
     for name, tensor, dtype, shape in tensors:
         if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
             got = f"{name} is {list(tensor.shape)} {tensor.dtype} with strides {list(tensor.stride())}"

@@ -32,4 +32,5 @@ def at_places(choose: Callable[..., None]) -> Callable[..., None]:
         choose(*filters, *own, num_valid_ids, chosen)
         out.index_copy_(0, places, chosen)
 
+    sample.__doc__ = choose.__doc__  # its signature is another, so nothing else of it
     return sample

@@ -4,16 +4,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .places import at_places
+
 # A draw is a race of exponentials (the Gumbel-max trick without its second logarithm): token i finishes at
 # E_i / p_i with E_i ~ Exp(1), and the first to finish is a draw from p. E_i is a hash of (seed, position, i),
 # so a row's draw knows nothing of its batch. Over the whole vocabulary the race is run twice, between chunks
 # by their mass and then within the winner, so that a few hundred numbers are hashed and not all of them.
 # A token's gap is (largest logit - logit) / temperature, so its odds are exp(-gap). Tokens are ordered by gap
 # and, among equals, by id; the filters keep the first of them.
-
 CHUNK = 256  # tokens that take part in the first race together
 
 
+@at_places
 def sample(
     logits: Tensor,
     temperature: Tensor,
@@ -25,26 +27,13 @@ def sample(
     banned: Tensor,
     num_valid_ids: int,
     out: Tensor,
-    places: Tensor | None = None,
-    chunks: Tensor | None = None,
 ) -> None:
     """The largest logit's id where temperature is 0, else a draw from what the filters keep."""
-    if places is not None:
-        positions, banned = positions.index_select(0, places), banned.index_select(0, places)
     allowed = without_banned(logits[:, :num_valid_ids], banned)
     largest = largest_logits(allowed)
     gaps = gaps_below(largest, chunked(allowed).flatten(1), temperature)
     drawn = draw(kept_odds(gaps, top_k, top_p, min_p), row_keys(seeds, positions))
-    chosen = torch.where(temperature > 0, drawn, allowed.argmax(dim=-1)).int()
-    put(chosen, out, places)
-
-
-def put(chosen: Tensor, out: Tensor, places: Tensor | None) -> None:
-    """Write each row's token id to its place, or where there are none to the row's own."""
-    if places is None:
-        out.copy_(chosen)
-    else:
-        out.index_copy_(0, places, chosen)
+    out.copy_(torch.where(temperature > 0, drawn, allowed.argmax(dim=-1)))
 
 
 def draw(odds: Tensor, keys: Tensor) -> Tensor:
@@ -102,6 +91,11 @@ def chunked(values: Tensor) -> Tensor:
     missing = -values.shape[1] % CHUNK
     padded = pad(values, (0, missing), value=float("-inf")) if missing else values
     return padded.view(padded.shape[0], padded.shape[1] // CHUNK, CHUNK)
+
+
+def num_chunks_of(num_ids: int) -> int:
+    """Chunks of so many tokens, the last perhaps with fewer."""
+    return -(-num_ids // CHUNK)
 
 
 def chunk_counters(masses: Tensor) -> Tensor:

@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "float_ops.cuh"
+
 #define __global__
 #define __device__
 #define __shared__
@@ -323,7 +325,6 @@ void pin(Register (&)[count]) {}
 
 // ---- cuda_mma.cuh and vec.cuh
 
-inline float exp2_fast(float x) { return std::exp2(x); }
 inline uint32_t transpose_matrix(uint32_t matrix) {
   const auto& words = host::share(matrix);
   const int row = static_cast<int>(threadIdx.x % 32 / 4), column = static_cast<int>(threadIdx.x % 4 * 2);

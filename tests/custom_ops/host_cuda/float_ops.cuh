@@ -5,8 +5,10 @@
 
 namespace lamina {
 
+constexpr float kLog2E = 1.44269504f;
+
 inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }
 
-inline float fast_exp2(float x) { return x < -126.0f ? 0.0f : std::exp2(x); }
+inline float exp2_fast(float x) { return x < -126.0f ? 0.0f : std::exp2(x); }
 
 }  // namespace lamina
