@@ -1,5 +1,6 @@
 """What a checkpoint's config.json and generation_config.json say, checked and in one shape."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,6 +169,17 @@ class ModelConfig:
         """How many dimensions of a head are rotated, the first ones."""
         return int(self.head_dim * self.rope.rotated_share)
 
+    @property
+    def declared_positions(self) -> int:
+        """How many positions the checkpoint is meant for, stretched by its rope scaling where that is not
+        counted in max_position_embeddings: by the convention of linear, dynamic and yarn."""
+        rope, most = self.rope, self.max_position_embeddings
+        if rope.rope_type in ("linear", "dynamic"):
+            return int(most * (rope.factor or 1.0))
+        if rope.rope_type == "yarn":
+            return max(most, int((rope.original_max_position_embeddings or most) * (rope.factor or 1.0)))
+        return most
+
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], *, origin: str = "config.json") -> Self:
         """The config a config.json's content describes; whatever cannot be honoured is an error."""
@@ -197,7 +209,7 @@ class GenerationDefaults:
 def read_model_config(folder: Path) -> ModelConfig:
     """The config of a checkpoint folder."""
     path = folder / "config.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         raise LoadError(f"{folder} has no config.json; wanted a folder that holds a Hugging Face checkpoint")
     return ModelConfig.from_dict(read_json(path), origin=str(path))
 
@@ -205,7 +217,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 def read_generation_config(folder: Path) -> GenerationDefaults:
     """The sampling defaults of a checkpoint folder, empty where it has none."""
     path = folder / "generation_config.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         return GenerationDefaults()
     fields = Fields(read_json(path), str(path))
     return GenerationDefaults(

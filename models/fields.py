@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,16 +10,34 @@ from typing import Any
 
 from ..common.errors import ConfigError, LoadError
 
+LFS_POINTER = b"version https://git-lfs"
 INT32_MAX = 2**31 - 1  # sizes and ids are kept in 32 bits
 _REQUIRED: Any = object()
+
+
+def whole_file(path: Path) -> Path:
+    """The path, if a file lies there; LoadError says what lies there else.
+
+    A folder, a link to nowhere, and the note that git leaves where git-lfs has not fetched the file.
+    """
+    if not path.exists():
+        lost = f"is a link to {os.readlink(path)}, which does" if path.is_symlink() else "does"
+        raise LoadError(f"{path} {lost} not exist; download it again")
+    if not path.is_file():
+        raise LoadError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}; wanted a file")
+    with open(path, "rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise LoadError(
+                f"{path} is a pointer of git-lfs to a file that was not fetched; run `git lfs pull` in "
+                f"{path.parent}"
+            )
+    return path
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object a file holds."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise LoadError(f"{path} does not exist") from None
+        value = json.loads(whole_file(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{path} cannot be read as JSON: {error}; download it again") from error
     if not isinstance(value, dict):

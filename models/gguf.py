@@ -15,7 +15,9 @@ from ..common.store import Store
 from .config import ModelConfig
 from .gguf_config import ROPE_TENSORS, checkpoint_config, family_of, row_order
 from .gguf_file import GGUFFile, chunks, read_gguf
-from .weights import SINGLE_NAME
+from .registry import find_model
+from .shards import SINGLE_NAME
+from .weights import check_tensors
 
 CONVERTER_VERSION = 2
 FOLDER_KIND = "checkpoints"
@@ -68,19 +70,31 @@ def _hash(path: Path) -> str:
 
 def _write_configs(file: GGUFFile, folder: Path, dtype: torch.dtype) -> None:
     config = checkpoint_config(file, dtype)
-    ModelConfig.from_dict(config, origin=str(file.path))
+    _check_tensors(file, ModelConfig.from_dict(config, origin=str(file.path)))
     config = {name: value for name, value in config.items() if value is not None}
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _write_weights(file: GGUFFile, target: Path, dtype: torch.dtype, progress: Progress | None) -> None:
-    """A safetensors file, written as it is dequantized, so that no more than a chunk is ever in memory."""
+def _checkpoint_names(file: GGUFFile) -> dict[str, str]:
+    """The name that each weight of the file has in a checkpoint."""
     family = family_of(file)
-    names = {
+    return {
         name: family.checkpoint_name(name, file.path) for name in file.tensors if name not in ROPE_TENSORS
     }
+
+
+def _check_tensors(file: GGUFFile, config: ModelConfig) -> None:
+    """Refuse what would not load, before it is written."""
+    names = _checkpoint_names(file)
+    shapes = {target: file.tensors[name].shape for name, target in names.items()}
+    check_tensors(find_model(config.architecture), config, shapes, file.path)
+
+
+def _write_weights(file: GGUFFile, target: Path, dtype: torch.dtype, progress: Progress | None) -> None:
+    """A safetensors file, written as it is dequantized, so that no more than a chunk is ever in memory."""
+    family, names = family_of(file), _checkpoint_names(file)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, target_name in names.items():

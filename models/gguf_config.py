@@ -87,12 +87,15 @@ class Family:
 
 def checkpoint_config(file: GGUFFile, dtype: torch.dtype) -> dict[str, Any]:
     """What the file's metadata says, in the fields of a config.json."""
+    refuse_parts(file)
     family, own = family_of(file), _own_metadata(file)
     if "token_embd.weight" not in file.tensors:
         raise LoadError(f"{file.path} lacks token_embd.weight")
     hidden_size, num_heads = own.integer("embedding_length"), own.integer("attention.head_count")
     rotated = own.integer("rope.dimension_count", None)
-    _refuse_parts(file, own)
+    experts = own.integer("expert_count", 0, minimum=0)
+    if experts > 1:
+        raise UnsupportedError(f"{file.path} mixes {experts} experts; expert_count above 1 is not supported")
     config = {
         "architectures": [family.architecture],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
@@ -122,15 +125,17 @@ def checkpoint_config(file: GGUFFile, dtype: torch.dtype) -> dict[str, Any]:
     return config
 
 
-def _refuse_parts(file: GGUFFile, own: Fields) -> None:
-    parts = Fields(file.metadata, str(file.path)).integer("split.count", 1, minimum=0)
-    if parts > 1:
-        raise UnsupportedError(
-            f"{file.path} is one of {parts} files (split.count); join them with llama-gguf-split --merge"
-        )
-    experts = own.integer("expert_count", 0, minimum=0)
-    if experts > 1:
-        raise UnsupportedError(f"{file.path} mixes {experts} experts; expert_count above 1 is not supported")
+def refuse_parts(file: GGUFFile) -> None:
+    """UnsupportedError for a part of a model that was split, naming all parts and what joins them."""
+    count = Fields(file.metadata, str(file.path)).integer("split.count", 1, minimum=0)
+    if count < 2:
+        return
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", file.path.stem)
+    first, last = (f"{stem}-{number:05d}-of-{count:05d}.gguf" for number in (1, count))
+    raise UnsupportedError(
+        f"{file.path} is one of {count} parts of a model (split.count), {first} to {last}; join them with "
+        f"`llama-gguf-split --merge {first} {stem}.gguf` and give the file that it writes"
+    )
 
 
 def family_of(file: GGUFFile) -> Family:
@@ -167,10 +172,32 @@ def shortest(value: float) -> float:
         return float(str(np.float32(value)))
 
 
+def _refuse_unsaid_scaling(file: GGUFFile, own: Fields, kind: str, factor: float | None) -> None:
+    """UnsupportedError for a long context that is declared without the numbers that it takes."""
+    context, original = (
+        own.integer("context_length"),
+        own.integer("rope.scaling.original_context_length", None),
+    )
+    has_divisors = DIVISORS in file.tensors or LONG_DIVISORS in file.tensors
+    if kind == "longrope" and LONG_DIVISORS not in file.tensors:
+        lacks = f"rope.scaling.type is 'longrope', and {SHORT_DIVISORS} and {LONG_DIVISORS} are missing"
+    elif kind in ("linear", "yarn") and not factor and not has_divisors:
+        lacks = f"rope.scaling.type is {kind!r}, and rope.scaling.factor is missing"
+    elif kind == "none" and not factor and not has_divisors and (original or context) < context:
+        lacks = (
+            f"context_length {context} is above rope.scaling.original_context_length {original}, and nothing "
+            "says how its rope is scaled"
+        )
+    else:
+        return
+    raise UnsupportedError(f"{file.path}: {lacks}; convert the model again with a newer converter")
+
+
 def _rope_parameters(file: GGUFFile, own: Fields) -> dict[str, Any]:
     theta = shortest(own.number("rope.freq_base", 10000.0, positive=True))
     kind = own.text("rope.scaling.type", "none")
-    factor = own.number("rope.scaling.factor", None) or own.number("rope.scale_linear", 1.0)
+    said = own.number("rope.scaling.factor", None) or own.number("rope.scale_linear", None)
+    factor = said or 1.0
     original = own.integer("rope.scaling.original_context_length", None)
     known = {"type", "factor", "original_context_length", "finetuned"}
     known |= {"attn_factor"} if LONG_DIVISORS in file.tensors else set()
@@ -181,6 +208,7 @@ def _rope_parameters(file: GGUFFile, own: Fields) -> dict[str, Any]:
         raise UnsupportedError(f"{file.path}: rope scaling {kind!r} with {unknown} is not supported")
     if (LONG_DIVISORS in file.tensors) != (SHORT_DIVISORS in file.tensors):
         raise UnsupportedError(f"{file.path} has one of {SHORT_DIVISORS} and {LONG_DIVISORS}; wanted both")
+    _refuse_unsaid_scaling(file, own, kind, said)
     if LONG_DIVISORS in file.tensors:
         return {
             "rope_theta": theta,
@@ -322,6 +350,4 @@ def row_order(file: GGUFFile, family: Family, name: str) -> npt.NDArray[np.int64
     own = _own_metadata(file)
     heads = own.integer(count, own.integer("attention.head_count"))
     rows: npt.NDArray[np.int64] = np.arange(file.tensors[name].shape[0])
-    if len(rows) % (2 * heads):
-        raise LoadError(f"{name} in {file.path} has {len(rows)} rows; wanted pairs for each of {heads} heads")
     return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

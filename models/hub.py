@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import LoadError
+from ..common.logging import get_logger
 from ..common.progress import Progress, say_nothing
 from .config import read_model_config
 from .fields import read_json
-from .weights import INDEX_NAME, SINGLE_NAME
+from .shards import INDEX_NAME, SINGLE_NAME
 
+logger = get_logger("models.hub")
 SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.txt")
 OF_OTHER_FORMATS = ("*/*.json", "*/*.txt", "*/tokenizer.model")
 
@@ -89,7 +91,10 @@ def _fetch(
         "tqdm_class": meter,
     }
     try:
-        return Path(snapshot_download(name, **options))
+        folder = Path(snapshot_download(name, **options))
+        if folder.name == "snapshots":  # the branch's file is empty
+            raise errors.LocalEntryNotFoundError(f"{folder} has no commit for {revision or 'main'}")
+        return folder
     except errors.GatedRepoError as error:
         raise LoadError(
             f"{name} is gated: ask for access on its page, then give token= or set HF_TOKEN"
@@ -105,7 +110,35 @@ def _fetch(
         errors.OfflineModeIsEnabled,
         OSError,
     ) as error:
+        commit = _kept_commit(name, revision)
+        if commit is not None and commit != revision:
+            return Path(snapshot_download(name, **{**options, "revision": commit}, local_files_only=True))
         raise LoadError(
             f"{name} is not a local folder, is not in the download cache, and the hub cannot be reached "
             f"({type(error).__name__}); go online, or give a folder or a .gguf file"
         ) from error
+
+
+def _kept_commit(name: str, revision: str | None) -> str | None:
+    """The commit that the download cache holds of a model whose branch it cannot tell; None for none at all.
+
+    The file that names a branch's commit may be lost, or end in a line break. LoadError where it is lost and
+    there are several commits to choose from.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
+    kept = sorted(path.name for path in (folder / "snapshots").glob("*"))
+    branch = folder / "refs" / (revision or "main")
+    if branch.is_file() and (commit := branch.read_text().strip()) in kept:
+        return commit
+    if revision is not None or not kept:
+        return None
+    if len(kept) > 1:
+        raise LoadError(
+            f"the download cache holds {name} at {', '.join(kept)}, nothing there says which is main, and "
+            "the hub cannot be reached; wanted revision= with one of them"
+        )
+    logger.warning("%s: the download cache does not say which commit is main; its only one is used", name)
+    return kept[0]

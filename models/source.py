@@ -1,5 +1,6 @@
 """Finds the checkpoint folder behind what a user calls a model: a folder, a GGUF file or a hub id."""
 
+import os
 import re
 from pathlib import Path
 
@@ -9,10 +10,10 @@ from ..common import env
 from ..common.errors import LoadError, UnsupportedError
 from ..common.progress import Progress, say_nothing
 from ..common.store import Store
-from .fields import Fields, read_json
+from .fields import Fields, read_json, whole_file
 from .gguf import convert_gguf
 from .hub import download
-from .weights import INDEX_NAME, SINGLE_NAME, other_weights
+from .shards import INDEX_NAME, SINGLE_NAME, other_weights
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 ADAPTER_NAME = "adapter_config.json"
@@ -31,8 +32,8 @@ def resolve_source(
     path = Path(name).expanduser()
     if str(name) and path.is_dir():  # an empty name would be the current folder
         return _checked(path)
-    if path.is_file():
-        if path.suffix.lower() != ".gguf":
+    if str(name) and os.path.lexists(path):
+        if whole_file(path).suffix.lower() != ".gguf":
             raise LoadError(
                 f"{path} is a file; wanted a model folder, a .gguf file or a hub id such as owner/name"
             )
@@ -50,9 +51,9 @@ def resolve_source(
 def _checked(folder: Path) -> Path:
     """The folder, if it has what a model needs."""
     _check_adapter(folder)
-    if not (folder / "config.json").exists():
+    if not os.path.lexists(folder / "config.json"):
         raise LoadError(f"{folder} is no model folder: it has no config.json; {other_weights(folder)}")
-    if not any((folder / name).exists() for name in (SINGLE_NAME, INDEX_NAME)):
+    if not any(os.path.lexists(folder / name) for name in (SINGLE_NAME, INDEX_NAME)):
         raise LoadError(f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; {other_weights(folder)}")
     return folder
 
@@ -60,7 +61,7 @@ def _checked(folder: Path) -> Path:
 def _check_adapter(folder: Path) -> None:
     """Refuse an adapter, alone or beside a model, which would be left out of what is computed."""
     path = folder / ADAPTER_NAME
-    if not path.exists():
+    if not os.path.lexists(path):
         return
     adapter = Fields(read_json(path), str(path))
     kind, base = adapter.text("peft_type", "unknown"), adapter.text("base_model_name_or_path", "not named")

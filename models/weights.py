@@ -1,29 +1,25 @@
 """A model's weights: read from safetensors straight into the fused tensors it uses, or invented."""
 
-import os
+import dataclasses
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..common.errors import LoadError
 from ..common.logging import get_logger
 from ..common.progress import Progress
 from .config import ModelConfig
-from .fields import read_json
 from .quantization import Int8Quantizer
 from .registry import ModelDefinition, ParameterSpec
+from .shards import Shapes, listed, opened, tensor_shapes
 
 logger = get_logger("models.weights")
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
 # Buffers of old checkpoints that follow from the config.
 DERIVED_TENSORS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 # The pages of a mapped file count as our memory until it is closed, so it is opened anew after this much.
@@ -36,6 +32,7 @@ class Slot(NamedTuple):
     parameter: str
     start: int
     shape: tuple[int, ...]
+    is_copy: bool = False  # of a parameter that other tensors fill
 
 
 def load_weights(
@@ -53,28 +50,32 @@ def load_weights(
     A quantizer of the model's parameters takes its projections, and what they became is among the result; a
     tied one is quantized beside the dense tensor that it is tied to.
     """
-    specs = definition.parameters(config)
-    files = _locate(folder)
-    slots = _slots(specs)
-    _check_names(specs, slots, files, folder)
-    weights = _allocate(specs, dtype, device, quantizer)
-    untied = {name: slot for name, slot in slots.items() if specs[slot.parameter].tied_to is None}
+    files = tensor_shapes(folder)
+    slots = check_tensors(definition, config, _all_shapes(files), folder)
+    weights = _allocate(definition.parameters(config), dtype, device, quantizer)
     done, total = 0, sum(len(names) for names in files.values())
     for path, names in files.items():
-        for name, tensor in _tensors(path, [name for name in names if name in untied]):
-            _fill(weights, _checked(slots[name], name, tensor, path), tensor, quantizer)
+        own = [name for name in names if name in slots and not slots[name].is_copy]
+        for name, tensor in _tensors(path, own):
+            _fill(weights, slots[name], _floating(name, tensor, path), quantizer)
             done += 1
             if progress is not None:
                 progress("weights", done / total, path.name)
     for path, names in files.items():
-        copies = {name: slots[name] for name in names if name in slots and name not in untied}
-        kept = {
-            name: slot._replace(parameter=str(specs[slot.parameter].tied_to)) for name, slot in copies.items()
-        }
-        _warn_of_ignored_copies(path, kept, weights)
+        copies = {name: slots[name] for name in names if name in slots and slots[name].is_copy}
+        _warn_of_ignored_copies(path, copies, weights)
     if progress is not None:
         progress("weights", 1.0, "")
     return weights
+
+
+def check_checkpoint(definition: ModelDefinition, config: ModelConfig, folder: Path) -> None:
+    """LoadError where a folder's tensors are not those that its config calls for; no weight is read."""
+    check_tensors(definition, config, _all_shapes(tensor_shapes(folder)), folder)
+
+
+def _all_shapes(files: Mapping[Path, Shapes]) -> Shapes:
+    return {name: shape for shapes in files.values() for name, shape in shapes.items()}
 
 
 def dummy_weights(
@@ -141,80 +142,56 @@ def _slots(specs: Mapping[str, ParameterSpec]) -> dict[str, Slot]:
     for parameter, spec in specs.items():
         start = 0
         for source, shape in spec.source_shapes.items():
-            slots[source] = Slot(parameter, start, shape)
+            slots[source] = Slot(spec.tied_to or parameter, start, shape, is_copy=spec.tied_to is not None)
             start += shape[0]
     return slots
 
 
-def _locate(folder: Path) -> dict[Path, list[str]]:
-    """The checkpoint's files with the names of their tensors: those of the index, else the single file."""
-    index = folder / INDEX_NAME
-    if not index.exists():
-        if not (folder / SINGLE_NAME).exists():
-            raise LoadError(f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; {other_weights(folder)}")
-        return {folder / SINGLE_NAME: _names(folder / SINGLE_NAME)}
-    placed = read_json(index).get("weight_map")
-    if not isinstance(placed, dict) or not all(
-        isinstance(shard, str) and Path(shard).name == shard for shard in placed.values()
-    ):
-        raise LoadError(
-            f"{index} has no weight_map from tensor names to file names beside it; download it again"
-        )
-    missing = sorted({shard for shard in placed.values() if not os.path.exists(folder / shard)})
-    if missing:
-        raise LoadError(
-            f"incomplete download: {', '.join(missing)} named by {index} not found; download the model again"
-        )
-    files = {folder / shard: _names(folder / shard) for shard in sorted(set(placed.values()))}
-    held = {(name, path.name) for path, names in files.items() for name in names}
-    misplaced = [f"{name} in {shard}" for name, shard in placed.items() if (name, shard) not in held]
-    misplaced += [f"{name} not in {shard}" for name, shard in held - set(placed.items())]
-    if misplaced:
-        raise LoadError(f"{index} and its files differ: {_listed(misplaced)}")
-    return files
+def check_tensors(
+    definition: ModelDefinition, config: ModelConfig, shapes: Shapes, origin: Path
+) -> dict[str, Slot]:
+    """Where each tensor of a checkpoint belongs, by name; LoadError for one without a place, a place without
+    one, or a shape that the config does not call for.
 
-
-def other_weights(folder: Path) -> str:
-    """What to do about a folder without safetensors, going by what else it holds."""
-    found = sorted(path.name for pattern in ("*.bin", "*.pth", "*.gguf") for path in folder.glob(pattern))
-    if any(name.endswith(".gguf") for name in found):
-        return f"pass the GGUF file itself ({found[-1]})"
-    return f"convert {found[0]} to safetensors" if found else "download the model again"
-
-
-def _check_names(
-    specs: Mapping[str, ParameterSpec],
-    slots: Mapping[str, Slot],
-    files: Mapping[Path, list[str]],
-    folder: Path,
-) -> None:
-    held = {name for names in files.values() for name in names}
-    unknown = sorted(name for name in held - slots.keys() if not DERIVED_TENSORS.fullmatch(name))
+    A checkpoint may hold the tied name of a parameter alone.
+    """
+    specs = definition.parameters(config)
+    slots = _held_ties(specs, _slots(specs), shapes)
+    unknown = sorted(name for name in shapes.keys() - slots.keys() if not DERIVED_TENSORS.fullmatch(name))
     if unknown:
-        raise LoadError(f"{folder} holds tensors that config.json gives no place: {_listed(unknown)}")
-    missing = [
-        name for name, slot in slots.items() if name not in held and specs[slot.parameter].tied_to is None
-    ]
+        raise LoadError(f"{origin} holds tensors that its config gives no place: {listed(unknown)}")
+    missing = [name for name, slot in slots.items() if name not in shapes and not slot.is_copy]
     if missing:
-        raise LoadError(f"{folder} lacks tensors that config.json calls for: {_listed(missing)}")
+        hint = _hint_of_ties(definition, config, missing)
+        raise LoadError(f"{origin} lacks tensors that its config calls for: {listed(missing)}{hint}")
+    for name in slots.keys() & shapes.keys():
+        if shapes[name] != slots[name].shape:
+            got, wanted = list(shapes[name]), list(slots[name].shape)
+            raise LoadError(f"{name} in {origin} has shape {got}; its config calls for {wanted}")
+    return slots
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+def _held_ties(
+    specs: Mapping[str, ParameterSpec], slots: dict[str, Slot], held: Container[str]
+) -> dict[str, Slot]:
+    """The slots, where a tied name that the checkpoint holds alone fills the parameter itself."""
+    for spec in specs.values():
+        if spec.tied_to is None or not all(name in held for name in spec.sources):
+            continue
+        own = specs[spec.tied_to].sources
+        if not any(name in held for name in own):
+            filled = {name: slots[name]._replace(is_copy=False) for name in spec.sources}
+            slots = {name: slot for name, slot in slots.items() if name not in own} | filled
+    return slots
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise LoadError(f"{path} is damaged or cut short: {error}; download it again") from error
-
-
-def _names(path: Path) -> list[str]:
-    with _opened(path) as file:
-        return list(file.offset_keys())
+def _hint_of_ties(definition: ModelDefinition, config: ModelConfig, missing: Sequence[str]) -> str:
+    """What to say where all that is missing would be tied if the config said so."""
+    tied = definition.parameters(dataclasses.replace(config, tie_word_embeddings=True)).values()
+    copies = {name for spec in tied if spec.tied_to for name in spec.sources}
+    if not copies.issuperset(missing):
+        return ""
+    return '; if its embedding serves for them, config.json should say "tie_word_embeddings": true'
 
 
 def _tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
@@ -222,23 +199,19 @@ def _tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
     left = deque(names)
     while left:
         mapped = 0
-        with _opened(path) as file:
+        with opened(path) as file:
             while left and mapped < MAPPED_BYTES:
                 tensor = file.get_tensor(left[0])
                 mapped += tensor.nbytes
                 yield left.popleft(), tensor
 
 
-def _checked(slot: Slot, name: str, tensor: Tensor, path: Path) -> Slot:
-    if tuple(tensor.shape) != slot.shape:
-        raise LoadError(
-            f"{name} in {path} has shape {list(tensor.shape)}; config.json calls for {list(slot.shape)}"
-        )
+def _floating(name: str, tensor: Tensor, path: Path) -> Tensor:
     if not tensor.is_floating_point():
         raise LoadError(
             f"{name} in {path} has dtype {tensor.dtype}; wanted floating point, quantized files are not read"
         )
-    return slot
+    return tensor
 
 
 def _rows(weights: Mapping[str, Tensor], slot: Slot) -> Tensor:
@@ -247,8 +220,8 @@ def _rows(weights: Mapping[str, Tensor], slot: Slot) -> Tensor:
 
 def _warn_of_ignored_copies(path: Path, slots: Mapping[str, Slot], weights: Mapping[str, Tensor]) -> None:
     for name, tensor in _tensors(path, list(slots)):
-        kept = _rows(weights, _checked(slots[name], name, tensor, path))
-        if not torch.equal(tensor.to(kept.dtype), kept.cpu()):
+        kept = _rows(weights, slots[name])
+        if not torch.equal(_floating(name, tensor, path).to(kept.dtype), kept.cpu()):
             logger.warning(
                 "%s in %s differs from the embedding it is tied to; the embedding is used", name, path.name
             )

@@ -37,6 +37,7 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "compile": ((bool, CompileConfig), "True, False or a CompileConfig"),
     "attention": ((str,), "auto or the name of a provider"),
     "cache_dir": ((str, Path, NoneType), "a folder or None"),
+    "allow_long_context": ((bool,), "True or False"),
     "require_warm": ((bool,), "True or False"),
     "generation_defaults": ((bool,), "True or False"),
     "seed": ((int,), "an integer"),
@@ -60,6 +61,7 @@ class RuntimeConfig:
     device: str | torch.device = "auto"
     quantization: Quantization | None = None
     max_model_len: int | None = None
+    allow_long_context: bool = False
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
     prefill_chunk: int | None = None
@@ -182,11 +184,8 @@ def resolve_dtype(asked: str | torch.dtype, checkpoint: torch.dtype, device: tor
 def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Resolved:
     """The settings of the engine, sized for this model and this machine."""
     max_model_len = config.max_model_len or model.max_position_embeddings
-    if max_model_len > model.max_position_embeddings and model.rope.rope_type == "default":
-        raise ConfigError(
-            f"max_model_len is {max_model_len}, but the model was trained for "
-            f"{model.max_position_embeddings} positions and its rope is not scaled; lower it"
-        )
+    if max_model_len > model.declared_positions:
+        _check_long_context(config, model, max_model_len)
     max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
     resolved = Resolved(
         dtype=dtype,
@@ -200,12 +199,24 @@ def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, devic
         num_kv_blocks=config.num_kv_blocks or 0,
         swap_bytes=0,
     )
+    memory.check_weights_and_rope(resolved, model)
     if resolved.num_kv_blocks:
         memory.check_fit(resolved, model)
     else:
         blocks = memory.num_kv_blocks(resolved, model, config.memory_fraction)
         resolved = dataclasses.replace(resolved, num_kv_blocks=blocks)
     return dataclasses.replace(resolved, swap_bytes=_swap_bytes(config, resolved, model))
+
+
+def _check_long_context(config: RuntimeConfig, model: ModelConfig, max_model_len: int) -> None:
+    """ConfigError for more positions than the checkpoint is meant for, unless the caller allows it."""
+    declared = f"the checkpoint is meant for {model.declared_positions} positions"
+    if not config.allow_long_context:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but {declared} (rope_type {model.rope.rope_type!r}); wanted "
+            "at most that, or allow_long_context=True to have answers of unknown quality beyond it"
+        )
+    logger.warning("max_model_len is %d, but %s: answers beyond may be of no use", max_model_len, declared)
 
 
 def _swap_bytes(config: RuntimeConfig, resolved: Resolved, model: ModelConfig) -> int:

@@ -29,7 +29,7 @@ from ..models.quantization import Int8Quantizer, check_quantization, quantized_n
 from ..models.registry import ModelDefinition, find_model
 from ..models.source import resolve_source
 from ..models.source_files import source_files
-from ..models.weights import dummy_weights, load_weights
+from ..models.weights import check_checkpoint, dummy_weights, load_weights
 from . import IMPORT_STARTED, warm
 from .assembly import Assembled, Parts, assemble, products_of
 from .attention import AttentionBackend, select_backend
@@ -165,6 +165,8 @@ def find(config: RuntimeConfig, progress: Progress) -> Found:
         settle_threads()  # first of all: code that is generated counts on it
     folder = _find_folder(config, store, device, progress)
     model, definition, defaults = _read_configs(folder, config)
+    if config.load_format != "dummy":
+        check_checkpoint(definition, model, folder)
     check_quantization(config.quantization, definition.parameters(model), device)
     return Found(
         config=config,

@@ -14,6 +14,7 @@ from ..compiler.torch_compat import cpu_has_bfloat16_units
 from ..models.config import ModelConfig
 from ..models.quantization import Quantization
 from ..models.registry import find_model
+from ..models.rope import rotation_shapes
 
 if TYPE_CHECKING:
     from .config import Resolved
@@ -125,6 +126,26 @@ def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: flo
             f"{per_block / 2**20:.1f} MiB: raise memory_fraction, lower block_size, or use a smaller dtype"
         )
     return blocks
+
+
+def check_weights_and_rope(resolved: "Resolved", model: ModelConfig) -> None:
+    """ConfigError, naming the field, where a size that config.json gives is beyond what is available."""
+    available = available_bytes(resolved.device)
+    weights = weight_bytes(model, resolved.dtype, resolved.quantization)
+    shapes = rotation_shapes(model, resolved.max_model_len).values()
+    angles = sum(4 * rows * columns for rows, columns in shapes)
+    if weights > available:
+        raise ConfigError(
+            f"{available / 2**30:.1f} GiB are available and the weights take {weights / 2**30:.1f} GiB "
+            f"(vocab_size {model.vocab_size}, hidden_size {model.hidden_size}, intermediate_size "
+            f"{model.intermediate_size}, {model.num_layers} layers): use a smaller dtype or a smaller model"
+        )
+    if angles > available - weights:
+        raise ConfigError(
+            f"max_position_embeddings is {model.max_position_embeddings} and max_model_len "
+            f"{resolved.max_model_len}: the rotation angles of so many take {angles / 2**30:.1f} GiB "
+            f"where {(available - weights) / 2**30:.1f} GiB are available beside the weights; lower both"
+        )
 
 
 def check_fit(resolved: "Resolved", model: ModelConfig) -> None:

@@ -187,7 +187,7 @@ def test_metadata_of_which_nothing_is_known_is_mentioned(
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"split.count": 2}, r"one of 2 files \(split.count\); join them"),
+        ({"split.count": 2}, r"one of 2 parts .*split.count.*llama-gguf-split --merge"),
         ({"qwen3.expert_count": 8}, "expert_count above 1 is not supported"),
         ({"qwen3.rope.dimension_count": 8}, "rotates 8 of 32 dimensions"),
     ],

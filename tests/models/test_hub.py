@@ -141,6 +141,46 @@ def test_offline_an_interrupted_download_is_no_model(
         resolve_source(NAME, store=store)
 
 
+@pytest.fixture
+def kept(hub: Hub, store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the model in the download cache, and no connection."""
+    folder = resolve_source(NAME, store=store).parent.parent
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return folder
+
+
+def test_offline_the_one_commit_serves_where_no_branch_names_it(
+    kept: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    (kept / "refs" / "main").unlink()
+    assert resolve_source(NAME, store=store) == kept / "snapshots" / COMMIT
+    assert any("does not say which commit is main" in message for message in caplog.messages)
+    with pytest.raises(LoadError, match="is not in the download cache"):
+        resolve_source(NAME, store=store, revision="other")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", " "])
+def test_offline_a_branch_whose_file_ends_in_a_break_is_read(kept: Path, store: Store, end: str) -> None:
+    (kept / "refs" / "main").write_text(COMMIT + end)
+    (kept / "refs" / "v1").write_text(COMMIT + end)
+    (kept / "snapshots" / ("f" * 40)).mkdir()
+    assert resolve_source(NAME, store=store) == kept / "snapshots" / COMMIT
+    assert resolve_source(NAME, store=store, revision="v1") == kept / "snapshots" / COMMIT
+
+
+@pytest.mark.parametrize("content", [None, "", "gone"])
+def test_offline_several_commits_are_named_where_none_is_main(
+    kept: Path, store: Store, content: str | None
+) -> None:
+    (kept / "refs" / "main").unlink()
+    if content is not None:
+        (kept / "refs" / "main").write_text(content)
+    (kept / "snapshots" / ("f" * 40)).mkdir()
+    with pytest.raises(LoadError, match=f"holds {NAME} at {COMMIT}, {'f' * 40}.*wanted revision="):
+        resolve_source(NAME, store=store)
+    assert resolve_source(NAME, store=store, revision=COMMIT) == kept / "snapshots" / COMMIT
+
+
 def test_a_model_that_cannot_be_served_is_refused_before_its_weights_come(
     hub: Hub, repository: Path, store: Store
 ) -> None:
