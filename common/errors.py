@@ -2,7 +2,9 @@
 
 LaminaError
 ├── ConfigError (ValueError)        a setting that cannot be honoured
+│   └── UnknownSettingError (TypeError)      a setting that there is not
 ├── RequestError (ValueError)       a prompt or sampling parameter that cannot be honoured
+│   ├── UnknownParameterError (TypeError)    a parameter that there is not
 │   └── ProcessorError              a logits processor of a request failed
 ├── ShapeError (ValueError)         a tensor whose shape, dtype or device does not fit an op
 ├── LoadError                       a model folder or file that is missing, damaged or incomplete
@@ -25,8 +27,16 @@ class ConfigError(LaminaError, ValueError):
     """A setting that cannot be honoured."""
 
 
+class UnknownSettingError(ConfigError, TypeError):
+    """A setting that there is not, as Python's own TypeError for an unknown argument."""
+
+
 class RequestError(LaminaError, ValueError):
     """A prompt or sampling parameter that cannot be honoured; other requests go on."""
+
+
+class UnknownParameterError(RequestError, TypeError):
+    """A parameter of a request that there is not, as Python's own TypeError for an unknown argument."""
 
 
 class ProcessorError(RequestError):

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Union
 
-from ..common.errors import ConfigError
+from ..common.errors import ConfigError, UnknownSettingError
+from ..common.names import refuse_unknown
 
 if TYPE_CHECKING:
     from .passes.graph import Pass
@@ -16,25 +17,28 @@ TOKENS_HINT = 64
 MAX_NUM_TOKENS = 8192
 
 
+@refuse_unknown(UnknownSettingError, {})
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompileConfig:
     """Which passes run, and whether steps are recorded.
 
-    passes: names out of compiler.passes.pipeline, which run in the order of the pipeline, and passes of the
-        caller's own, which run in their order before `lower`; None means all that Lamina has.
-    cuda_graphs: "auto" records whole steps on a card and the calls of kernels on a CPU, "off" never records.
-        "on" records steps everywhere: a CPU runs the recorded code again on the same padded, static tensors,
-        a way to look for faults of padding and not to be fast. "lazy" is
-        "on", but the runtime is ready before anything is recorded: Runtime.idle() records one size a call.
-    verify: each piece is compared, when it is compiled, with its graph run op by op, both against float64; an
-        error that rounding does not explain is a CompileError that names the pass to leave out.
-    strict: what would be built once the runtime is ready is an error; else it is counted, and explained.
+    cuda_graphs="on" records steps everywhere: a CPU runs the recorded code again on the same padded, static
+    tensors, a way to look for faults of padding and not to be fast. "lazy" is "on", but the runtime is ready
+    before anything is recorded: Runtime.idle() records one size a call.
     """
 
     passes: tuple[Union[str, "Pass"], ...] | None = None
+    """Names out of compiler.passes.pipeline, which run in its order, and passes of your own, which run before
+    `lower`; None is all that Lamina has."""
     cuda_graphs: Literal["auto", "on", "off", "lazy"] = "auto"
+    """What of steps is recorded: by auto, whole steps on a GPU and the calls of kernels on a CPU; by on,
+    whole steps everywhere; by lazy, likewise, but one at a time by Runtime.idle(); by off, nothing."""
     verify: bool = True
+    """Whether each piece is compared, when it is compiled, with its graph run op by op, both against float64;
+    an error that rounding does not explain is a CompileError that names the pass to leave out."""
     strict: bool = False
+    """Whether what would be built once the runtime is ready is an error; otherwise it is counted and
+    explained."""
 
     def __post_init__(self) -> None:
         from .passes.pipeline import check_passes

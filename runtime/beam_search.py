@@ -5,28 +5,32 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..common.errors import RequestError
+from ..common.errors import RequestError, UnknownParameterError
+from ..common.names import refuse_unknown
 from .border import check_flag, integer, number, token_ids
 from .logprobs import IMPOSSIBLE
+from .other_names import BEAMS
 from .request import FinishReason
 
 Likeliest = Sequence[tuple[int, float]]  # tokens and their log-probabilities, the likeliest first
 
 
+@refuse_unknown(UnknownParameterError, BEAMS)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeamSearchParams:
-    """How wide and how far to search, and what counts as best.
-
-    The beam_width best sequences are given: by the sum of the log-probabilities of their new tokens, divided
-    by the number of these to the power of length_penalty. So 0 prefers short sequences, 1 is the mean, more
-    prefers long ones. Ids that stop are every EOS, unless ignore_eos, and stop_token_ids.
-    """
+    """How wide and how far to search, and what counts as best."""
 
     beam_width: int = 4
+    """Sequences that are kept at every length, and answers that are given."""
     max_tokens: int | None = None
+    """Tokens of an answer at most; otherwise until the context is full."""
     length_penalty: float = 1.0
+    """Power of the length that sums of log-probabilities are divided by: 0 prefers short answers, 1 is the
+    mean, more prefers long ones."""
     stop_token_ids: Sequence[int] | None = None
+    """Token ids that end an answer, beside every EOS."""
     ignore_eos: bool = False
+    """Whether to go on where the model ends its answer."""
 
     def __post_init__(self) -> None:
         integer("beam_width", self.beam_width, "at least 1", low=1, optional=False)

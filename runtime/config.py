@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 import torch
 
-from ..common.errors import ConfigError, UnsupportedError
+from ..common.errors import ConfigError, UnknownSettingError, UnsupportedError
 from ..common.logging import get_logger, log_once
+from ..common.names import refuse_unknown
 from ..compiler.config import MAX_NUM_TOKENS, NUMERICS, CompileConfig, Numerics
 from ..models.config import ModelConfig
 from ..models.quantization import QUANTIZATIONS, Quantization
 from . import memory
+from .other_names import SETTINGS
 
 logger = get_logger("runtime")
 
@@ -49,36 +51,64 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": MAX_NUM_TOKENS}
 TOKENS_BESIDE_DECODE = 4096
 
 
+@refuse_unknown(UnknownSettingError, SETTINGS)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeConfig:
     """What the caller of Runtime.from_pretrained asked for; "auto" and None are settled by resolve."""
 
     model: str | Path
+    """A folder of safetensors, a .gguf file, or the id of a model on a hub."""
     revision: str | None = None
+    """Branch, tag or commit of a model on a hub."""
     token: str | None = None
+    """Access token for a hub; otherwise the variable HF_TOKEN, or none."""
     tokenizer: Any = None
+    """Another folder to take the tokenizer from; in Python also a tokenizer of transformers."""
     dtype: str | torch.dtype = "auto"
+    """Of weights and KV cache; auto is the checkpoint's, where the device computes fast in it."""
     device: str | torch.device = "auto"
+    """Where to run; auto is the first GPU if there is one."""
     quantization: Quantization | None = None
+    """int8 keeps projections in one byte a weight, on a CPU."""
     max_model_len: int | None = None
+    """Tokens of prompt and answer together at most; otherwise what the checkpoint allows."""
     allow_long_context: bool = False
+    """Whether max_model_len may pass what the checkpoint declares; its answers may be poor beyond."""
     max_num_seqs: int = 256
+    """Requests that are computed at once, at most."""
     max_num_batched_tokens: int | None = None
+    """Tokens of a step at most; otherwise 2048 on a CPU and 8192 on a GPU."""
     prefill_chunk: int | None = None
+    """Tokens of one prompt in a step at most; otherwise as many as the step has room for."""
     block_size: int | None = None
+    """Tokens of a block of the KV cache; otherwise 16 on a CPU and 64 on a GPU."""
     num_kv_blocks: int | None = None
+    """Blocks of the KV cache; otherwise as many as fit."""
     memory_fraction: float = 0.9
+    """Part of the memory that weights and KV cache may take together."""
     prefix_cache: bool = True
+    """Whether requests that begin alike share blocks of the KV cache."""
     swap_bytes: int | None = None
+    """Host memory for blocks of preempted requests; otherwise what a GPU's host has to spare, none on a
+    CPU."""
     record: str | Path | None = None
+    """A file to write every decision of the scheduler to, for `lamina replay`."""
     compile: bool | CompileConfig = True
+    """Whether to compile the model; a CompileConfig says how."""
     numerics: Numerics = "fast"
+    """fast lets the compiler fuse; exact makes compiled and eager equal bit for bit."""
     attention: str = "auto"
+    """Who computes attention; auto takes the fastest that runs here."""
     cache_dir: str | Path | None = None
+    """Where compiled code and converted models are kept."""
     require_warm: bool = False
+    """Whether to raise NotWarmError rather than compile, trace or build anything."""
     load_format: LoadFormat = "auto"
+    """dummy takes random weights, for which config.json is enough."""
     generation_defaults: bool = True
+    """Whether what a request leaves open is the checkpoint's own sampling, where it names any."""
     seed: int = 0
+    """What requests without a seed draw their random numbers from, and dummy weights."""
 
     def __post_init__(self) -> None:
         for name, lowest in (

@@ -3,11 +3,13 @@
 import enum
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from ..common.errors import RequestError
+from ..common.errors import RequestError, UnknownParameterError
+from ..common.names import refuse_unknown
 from .border import as_int, number
+from .other_names import beside_sampling
 from .sampling_params import SamplingParams
 from .scheduler_output import TokenReport
 
@@ -23,18 +25,18 @@ class RequestStatus(enum.Enum):
     FINISHED = "finished"
 
 
+@refuse_unknown(UnknownParameterError, beside_sampling(each.name for each in fields(SamplingParams)))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestOptions:
-    """How a request is served, whatever it samples.
-
-    priority: lower is served first; one step of it outweighs an hour of waiting, so that nobody waits for
-    ever. timeout: seconds from now after which the request ends with what it has. cache_salt: only requests
-    of the same salt share blocks of the cache, so that nobody learns from the time taken what others asked.
-    """
+    """How a request is served, whatever it samples."""
 
     priority: int = 0
+    """Lower is served first; one step of it outweighs an hour of waiting, so that nobody waits for ever."""
     timeout: float | None = None
+    """Seconds from now after which the request ends with what it has."""
     cache_salt: str = ""
+    """Only requests of the same salt share blocks of the KV cache, so that nobody learns from the time taken
+    what others asked."""
 
     def __post_init__(self) -> None:
         if as_int(self.priority) is None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 
-from ..common.errors import ClosedError, RequestError
+from ..common.errors import ClosedError, ConfigError, RequestError
 from ..common.progress import Progress, say_nothing
 from ..compiler.explain import explain_text
 from ..custom_ops.ledger import watched
@@ -37,6 +37,10 @@ class Runtime:
     """A loaded model; leaving the `with` block, or close(), gives everything back."""
 
     def __init__(self, config: RuntimeConfig, progress: Progress | None = None) -> None:
+        if not isinstance(config, RuntimeConfig):
+            raise ConfigError(
+                f"config is {config!r:.80}; wanted a RuntimeConfig, or Runtime.from_pretrained(model, ...)"
+            )
         self.config = config
         self._loaded: Loaded | None = load(config, progress or say_nothing)
         self._ids = itertools.count()

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..common.errors import RequestError
+from ..common.errors import RequestError, UnknownParameterError
+from ..common.names import refuse_unknown
 from .border import as_int, check_flag, check_unicode, integer, iterate, number, token_ids
+from .other_names import SAMPLING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,46 +44,67 @@ class SamplingDefaults(Protocol):
     def repetition_penalty(self) -> float | None: ...
 
 
+@refuse_unknown(UnknownParameterError, SAMPLING)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop; None leaves a choice to the model's defaults.
+    """How tokens are chosen and when to stop.
 
-    temperature 0 is greedy; top_k 0 or -1 is off. max_tokens is a ceiling: where the context ends sooner, so
-    does the answer. Until min_tokens have come, ids that stop are not sampled, stop strings not looked for.
-
-    Penalties count the tokens of the answer, repetition_penalty those of the prompt as well; neutral are 0, 0
-    and 1. logit_bias is added to logits, by id. allowed_token_ids: no other is sampled. bad_words, texts or
-    token ids: none is completed. logits_processors: see docs/sampling.md, as for the order of all of these.
-
-    n answers are drawn apart; of best_of, the n with the highest mean log-probability of their tokens.
-    logprobs and prompt_logprobs: so many likeliest tokens are reported beside each token, 0 for it alone.
+    None leaves a choice to the checkpoint's defaults where it has any, else to what changes nothing; chats
+    have defaults of their own between the two (see `for_chat`). max_tokens is a ceiling: where the context
+    ends sooner, so does the answer. docs/sampling.md has the order in which all of these apply.
     """
 
     n: int = 1
+    """Answers to each prompt, drawn apart."""
     best_of: int | None = None
+    """Answers to draw, of which the n with the highest mean log-probability are given."""
     logprobs: int | None = None
+    """So many likeliest tokens are reported beside each token of the answer; 0 reports it alone."""
     prompt_logprobs: int | None = None
+    """Likewise for each token of the prompt."""
     max_tokens: int | None = None
+    """Tokens of the answer at most; otherwise until the model ends it or the context is full."""
     min_tokens: int = 0
+    """Until so many tokens have come, ids that stop are not sampled and stop strings not looked for."""
     temperature: float | None = None
+    """0 always takes the likeliest token; 1 draws as the model says."""
     top_k: int | None = None
+    """Draw among the k likeliest tokens; 0 or -1 is off."""
     top_p: float | None = None
+    """Draw among the likeliest tokens that together reach this probability; 1 is off."""
     min_p: float | None = None
+    """Drop tokens less likely than this times the likeliest; 0 is off."""
     typical_p: float | None = None
+    """Draw among the tokens of the most typical information that together reach this probability; 1 is
+    off."""
     presence_penalty: float = 0.0
+    """Taken off the logits of tokens that the answer holds already, -2 to 2."""
     frequency_penalty: float = 0.0
+    """Taken off once for each time that the answer holds a token, -2 to 2."""
     repetition_penalty: float | None = None
+    """Divides the logits of tokens that prompt or answer hold; 1 is neutral."""
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    """Added to logits, by token id, -100 to 100."""
     allowed_token_ids: Sequence[int] | None = None
+    """No other token is sampled."""
     bad_words: Sequence[str | Sequence[int]] | None = None
+    """Texts, or token ids in Python, none of which the answer completes."""
     logits_processors: Sequence[LogitsProcessor] | None = None
+    """Functions of prompt, answer and logits that give other logits; docs/sampling.md has the order."""
     seed: int | None = None
+    """The same seed draws the same answer; otherwise each request draws apart."""
     stop: str | Sequence[str] | None = None
+    """Texts that end the answer."""
     stop_token_ids: Sequence[int] | None = None
+    """Token ids that end the answer."""
     ignore_eos: bool = False
+    """Whether to go on where the model ends its answer."""
     include_stop_str_in_output: bool = False
+    """Whether the text that ended the answer stays in it."""
     skip_special_tokens: bool = True
+    """Whether tokens such as the end of a turn are left out of the text."""
     detokenize: bool | None = None
+    """Whether there is text at all; otherwise wherever there is a tokenizer."""
 
     def __post_init__(self) -> None:
         self._settle("n", integer("n", self.n, "at least 1", low=1, optional=False))
