@@ -1,6 +1,5 @@
 """Samples chosen again, from logits that are adjusted by what was said before."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,15 +9,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import custom_ops
-from ..common.errors import ProcessorError
+from ..common.errors import LaminaError
 from ..custom_ops import registry
 from ..custom_ops.adjust_logits.reference import WORD_BITS
 from ..custom_ops.sample.reference import num_chunks_of
 from .input_batch import NO_ID, BatchView, send
+from .processors import apply_processors
 from .rows import sampling_row
 from .sampler import SamplingRows, sample
-from .sampling_params import LogitsProcessor, SamplingParams
-from .scheduler_output import SAMPLING, Adjusted, Said
+from .sampling_params import SamplingParams
+from .scheduler_output import SAMPLING, Adjusted
 
 FIRST_SLOTS, FIRST_TOKENS = 8, 1024  # room that a history begins with; it doubles as needed
 WIDTH_UNIT = 8  # ids that adjusted rows are a multiple of, so that kernels can load vectors
@@ -81,11 +81,11 @@ class Adjuster:
         """Take nothing for granted of what the device was sent; its tokens are told again."""
         self._tables = None
 
-    def choose(self, adjusted: Adjusted, batch: BatchView, logits: Tensor) -> None:
+    def choose(self, adjusted: Adjusted, batch: BatchView, logits: Tensor) -> dict[str, LaminaError]:
         """Put the tokens of adjusted samples into the arena in place of those that were chosen from logits.
 
-        logits: [samples, vocab] of the step, which stay as they are. Raises ProcessorError where a logits
-        processor fails.
+        logits: [samples, vocab] of the step, which stay as they are. Returns by request what failed there:
+        its logits processors. Its token means nothing then.
         """
         tables = self._tables
         if tables is None or not tables.are_of(adjusted):
@@ -104,12 +104,17 @@ class Adjuster:
         )
         is_final = not adjusted.said and tables.typical_p is None
         scores, chunks = self._scores(tables, batch, logits, are_summed=is_final and logits.is_cuda)
+        failures: dict[str, LaminaError] = {}
         for said in adjusted.said:
             processors = adjusted.params[said.which].logits_processors or ()
-            _process(processors, said, scores[said.which, : self._num_valid_ids])
+            own = scores[said.which, : self._num_valid_ids]
+            if (failure := apply_processors(processors, said, own)) is not None:
+                failures[said.request_id] = failure
+                own.zero_()
         if tables.typical_p is not None:
             custom_ops.keep_typical(scores, rows.temperature, tables.typical_p)
         sample(scores, rows, batch.sampled, chunks)
+        return failures
 
     def _scores(
         self, tables: _Tables, batch: BatchView, logits: Tensor, *, are_summed: bool
@@ -189,33 +194,6 @@ class Adjuster:
 
     def _sent(self, values: NDArray[Any]) -> Tensor:
         return send(values, self._device)
-
-
-def _process(processors: Sequence[LogitsProcessor], said: Said, logits: Tensor) -> None:
-    """Apply a request's own functions to its logits [vocab], in place."""
-    for index, processor in enumerate(processors):
-        name = f"logits_processors[{index}]"
-        try:
-            result: object = processor(said.prompt, said.answer, logits.clone())
-        except Exception as error:  # a caller's program: anything may come out of it
-            raise ProcessorError(f"{name} raised {error!r}", said.request_id) from error
-        wrong = _what_is_wrong(result, logits)
-        if wrong is not None:
-            raise ProcessorError(f"{name} returned {wrong}", said.request_id)
-        assert isinstance(result, Tensor)
-        logits.copy_(result)
-
-
-def _what_is_wrong(result: object, logits: Tensor) -> str | None:
-    """With what a processor made of logits, in words; None where tokens can be chosen by it."""
-    if not isinstance(result, Tensor) or result.shape != logits.shape or result.is_complex():
-        got = list(result.shape) if isinstance(result, Tensor) else f"{result!r:.80}"
-        return f"{got}; wanted a tensor {list(logits.shape)}, the logits"
-    if not bool((result < math.inf).all()):  # nor is NaN
-        return "NaN or infinity; wanted numbers, and -inf for what must not be chosen"
-    if bool((result == -math.inf).all()) and not bool((logits == -math.inf).all()):
-        return "-inf for every token; wanted one that may be chosen"
-    return None
 
 
 def _padded(rows: Sequence[Sequence[Any]], padding: int, dtype: str) -> NDArray[Any]:

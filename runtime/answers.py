@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..common.errors import ProcessorError
+from ..common.errors import LaminaError
 from .engine import Generation
 from .logprobs import cumulative
 from .outputs import RequestOutput, RequestTimes, StreamDelta
@@ -31,7 +31,7 @@ class Answers:
         return all(generation.is_finished for generation in self.generations)
 
     @property
-    def error(self) -> ProcessorError | None:
+    def error(self) -> LaminaError | None:
         """What ended any of them that did not end by itself."""
         return next((each.error for each in self.generations if each.error is not None), None)
 

@@ -1,13 +1,13 @@
 """The loop: schedule, execute, update, and the text of what came out."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.errors import ProcessorError
+from ..common.errors import LaminaError
 from .detokenizer import IncrementalDetokenizer
 from .latency import Latencies
 from .logprobs import Teller, cumulative
@@ -31,7 +31,7 @@ class Generation:
     index: int = 0  # of the answer
     teller: Teller = field(default_factory=Teller)
     deltas: deque[StreamDelta] | None = None  # None where nobody wants the answer in pieces
-    error: ProcessorError | None = None  # what ended it, for whoever asked
+    error: LaminaError | None = None  # what ended it, for whoever asked
     has_told_prompt: bool = False  # its log-probabilities
 
     @property
@@ -78,6 +78,7 @@ class Engine:
         self._at_model: SchedulerOutput | None = None  # the step that is being launched or read
         self._pending: deque[tuple[SchedulerOutput, StepHandle]] = deque()
         self._generations: dict[str, Generation] = {}
+        self._interrupt: KeyboardInterrupt | None = None  # that came in code of a request's own
         self._attentive: set[str] = set()  # those that want each token, not the answer alone
         self.latencies = Latencies()
         self.first_token_seconds: float | None = None  # of the first request of all, from its arrival
@@ -98,6 +99,15 @@ class Engine:
         if self._pending and not self.scheduler.has_work:
             self._advance(self._finish_pending)
         return aborted
+
+    def fail(self, request_id: str, error: LaminaError) -> bool:
+        """End a request alone, with an error for whoever asked; False for one that is not live."""
+        generation = self._generations.get(request_id)
+        if generation is None or not self.scheduler.abort(request_id):
+            return False
+        generation.error = error
+        self._tell_end(request_id)
+        return True
 
     def step(self) -> None:
         """Launch a step if there is one, then take in the oldest, where enough are launched or none can be.
@@ -128,16 +138,15 @@ class Engine:
         self._at_model = None
         try:
             action()
-        except ProcessorError as error:
-            assert self._at_model is not None
-            self._undo(self._at_model)
-            self._fail(error)
         except BaseException:
             if self._at_model is not None:
                 self._undo(self._at_model)
             else:
                 self._end_all()
             raise
+        if self._interrupt is not None:
+            interrupt, self._interrupt = self._interrupt, None
+            raise interrupt
 
     def _step(self) -> None:
         for request in self.scheduler.expire():
@@ -162,20 +171,18 @@ class Engine:
     def _take_in_oldest(self) -> None:
         plan, handle = self._pending[0]
         self._at_model = plan
-        token_ids, reports = handle.token_ids(), handle.reports()
+        token_ids, reports, failures = handle.token_ids(), handle.reports(), handle.failures()
         self._at_model = None
         self._pending.popleft()
+        for request_id, error in failures.items():
+            self.fail(request_id, error)
         self._take_in(plan, token_ids, reports)
+        self._interrupt = interrupt_among(failures.values())
 
     def _undo(self, failed: SchedulerOutput) -> None:
         while self._pending and self._pending[-1][0].step >= failed.step:
             self._pending.pop()
         self.scheduler.discard(failed)
-
-    def _fail(self, error: ProcessorError) -> None:
-        """End the request that an error is of."""
-        self._generations[error.request_id].error = error
-        self.abort(error.request_id)
 
     def _end_all(self) -> None:
         """Abort every request without trusting the books."""
@@ -228,6 +235,12 @@ class Engine:
             self.scheduler.finish(request.request_id, "stop", stop)
         else:
             self.scheduler.restate(request, "stop", stop)
+
+
+def interrupt_among(failures: Iterable[LaminaError]) -> KeyboardInterrupt | None:
+    """A Ctrl-C that came while a request's own code ran has ended that request; it is the caller's, too."""
+    causes = (error.__cause__ for error in failures)
+    return next((cause for cause in causes if isinstance(cause, KeyboardInterrupt)), None)
 
 
 def _seconds_to_first_token(request: Request) -> float | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..common.errors import LaminaError
 from ..compiler.cuda_graphs import CudaGraphs
 from ..compiler.plan import BoundPlan
 from ..compiler.tape import Tapes
@@ -43,10 +44,17 @@ class Mixed:
 class StepHandle:
     """A step that was launched; its tokens are read when they are needed."""
 
-    def __init__(self, sampled: Tensor, tables: Tables | None, arrived: torch.cuda.Event | None) -> None:
+    def __init__(
+        self,
+        sampled: Tensor,
+        tables: Tables | None,
+        arrived: torch.cuda.Event | None,
+        failures: Mapping[str, LaminaError],
+    ) -> None:
         self._sampled = sampled
         self._tables = tables
         self._arrived = arrived
+        self._failures = failures
 
     def token_ids(self) -> NDArray[np.int32]:
         """The sampled ids in the plan's order, waiting for the device where it is still at work."""
@@ -58,6 +66,10 @@ class StepHandle:
     def reports(self) -> Reports | None:
         """The log-probabilities that the plan wants, after the ids; None where it wants none."""
         return None if self._tables is None else self._tables.read()
+
+    def failures(self) -> Mapping[str, LaminaError]:
+        """By request id what failed for that request alone, after the ids; its token means nothing."""
+        return self._failures
 
 
 class ModelRunner:
@@ -94,12 +106,14 @@ class ModelRunner:
         self._to_record: deque[Decode | Mixed] = deque()
         self._num_eager_steps = 0
         self._tables: Tables | None = None  # what the last step reports
+        self._failures: Mapping[str, LaminaError] = {}  # of requests in the last step
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> StepHandle:
         """Launch one step and return at once with the means to read its tokens."""
         try:
             self._tables = Tables() if plan.reports is not None else None
+            self._failures = {}
             if any(plan.copies):
                 assert self.host_blocks is not None, "blocks are to be copied to a host without slots"
                 self.host_blocks.copy(plan.copies)
@@ -131,7 +145,7 @@ class ModelRunner:
             logits = self._run(batch)
         if plan.adjusted is not None:
             assert logits is not None, "samples of a step without any"
-            self._adjuster.choose(plan.adjusted, batch, logits)
+            self._failures = self._adjuster.choose(plan.adjusted, batch, logits)
         if batch.reports is not None and self._tables is not None and logits is not None:
             samples = report_samples(batch.reports, logits, batch.sampled, self._num_valid_ids)
             self._tables = self._tables._replace(samples=samples)
@@ -252,12 +266,12 @@ class ModelRunner:
         """Start the tokens on their way to the host: the next step overwrites where they are."""
         sampled, tables = self._arena.sampled(num_samples), self._tables
         if sampled.device.type != "cuda":
-            return StepHandle(sampled.clone(), tables, None)
+            return StepHandle(sampled.clone(), tables, None, self._failures)
         staged = _on_its_way(sampled)
         tables = tables and tables.each(_on_its_way)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return StepHandle(staged, tables, arrived)
+        return StepHandle(staged, tables, arrived, self._failures)
 
 
 def _fitting(sizes: Sequence[int], wanted: int) -> int | None:

@@ -1,0 +1,106 @@
+"""Whatever a request's own logits processors do, they end that request alone, in words."""
+
+import pytest
+import torch
+
+from lamina import RequestError, SamplingParams
+
+GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
+
+
+class Unspeakable(Exception):
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+    __str__ = __repr__
+
+
+class Outside(BaseException):
+    """Not an Exception."""
+
+
+class Torn(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError("do not touch")
+
+
+def raising(error):
+    def processor(prompt, answer, logits):
+        raise error
+
+    return processor
+
+
+ODD = {
+    "an error without words": (raising(Unspeakable()), "raised <.*Unspeakable object"),
+    "an exit": (raising(SystemExit(3)), r"raised SystemExit\(3\)"),
+    "the end of a generator": (raising(GeneratorExit()), "raised GeneratorExit"),
+    "no Exception at all": (raising(Outside("out")), r"raised Outside\('out'\)"),
+    "out of memory": (raising(MemoryError("much")), r"raised MemoryError\('much'\)"),
+    "endless words": (raising(ValueError("x" * 10**6)), r"raised ValueError\('x{100,200}$"),
+    "coordinates": (lambda p, a, logits: logits.to_sparse(), "torch.sparse_coo"),
+    "complex numbers": (lambda p, a, logits: logits.to(torch.complex64), "torch.complex64"),
+    "a row": (lambda p, a, logits: logits[None], r"returned \[1, 320\]; wanted a tensor \[320\]"),
+    "a tensor without numbers": (lambda p, a, logits: logits.to("meta"), "raised NotImplementedError"),
+    "a tensor that resists": (
+        lambda p, a, logits: logits.as_subclass(Torn),
+        r"raised RuntimeError\('do not touch'\)",
+    ),
+    "a list": (lambda p, a, logits: logits.tolist(), r"returned \["),
+    "an unspeakable thing": (lambda p, a, logits: Unspeakable(), "returned <.*Unspeakable object"),
+}
+
+
+@pytest.fixture(scope="module")
+def runtime(tiny_folder):
+    from lamina import Runtime
+
+    with Runtime.from_pretrained(tiny_folder, compile=False) as runtime:
+        yield runtime
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_processor_ends_its_own_request_whatever_comes_of_it(runtime, is_idle, kind):
+    processor, message = ODD[kind]
+    plain, odd = SamplingParams(**GREEDY), SamplingParams(**GREEDY, logits_processors=[processor])
+    alone = runtime.generate([[5, 6]], plain)[0].outputs[0].token_ids
+    canary = runtime.stream([5, 6], plain)
+    received = [next(canary)]
+    victim = runtime.stream([7, 8], odd)
+    with pytest.raises(RequestError, match=message) as raised:
+        list(victim)
+    assert str(raised.value).startswith("logits_processors[0] r")
+    received += canary
+    assert tuple(token for delta in received for token in delta.token_ids) == alone
+    is_idle(runtime)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda logits: logits.double(),
+        lambda logits: logits.to(torch.bfloat16).float(),
+        lambda logits: logits.clone().requires_grad_(),
+        lambda logits: logits.expand(1, -1)[0],
+    ],
+)
+def test_a_processor_may_return_any_tensor_that_holds_its_numbers(runtime, same):
+    with torch.inference_mode(False):
+        odd = SamplingParams(**GREEDY, logits_processors=[lambda prompt, answer, logits: same(logits)])
+    plain = runtime.generate([[5, 6]], SamplingParams(**GREEDY))[0]
+    assert runtime.generate([[5, 6]], odd)[0].outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+def test_an_interrupt_in_a_processor_ends_its_request_and_reaches_whoever_waits(runtime, is_idle):
+    plain = SamplingParams(**GREEDY)
+    alone = runtime.generate([[5, 6]], plain)[0].outputs[0].token_ids
+    canary = runtime.stream([5, 6], plain)
+    received = [next(canary)]
+    odd = SamplingParams(**GREEDY, logits_processors=[raising(KeyboardInterrupt())])
+    victim = runtime.stream([7, 8], odd)
+    with pytest.raises(KeyboardInterrupt):
+        list(victim)
+    received += canary
+    assert tuple(token for delta in received for token in delta.token_ids) == alone
+    is_idle(runtime)
