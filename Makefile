@@ -16,7 +16,7 @@ LIBRARY := cli common compiler custom_ops models runtime
 KERNELS = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 QUESTION ?= What is the capital of France, and what is it known for?
 
-.PHONY: install demo check format test prove bench wheel-test cuda clean
+.PHONY: install demo check format test prove mutants bench wheel-test cuda clean
 
 install: $(STAMP)
 
@@ -54,6 +54,9 @@ test: $(STAMP) $(MODEL)
 
 prove: $(STAMP) $(MODEL)
 	$(BIN)/python -m pytest --hypothesis-profile=prove --timeout=3600 $(ARGS)
+
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants --jobs $$(nproc) $(ARGS)
 
 bench: $(STAMP) $(MODEL)
 	$(BIN)/python benchmarks/cpu.py --model $(MODEL) $(ARGS)

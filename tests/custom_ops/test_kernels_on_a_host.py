@@ -3,23 +3,19 @@
 import ctypes
 import functools
 import importlib
-import shutil
 import struct
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lamina.custom_ops.build import CSRC
 from lamina.custom_ops.registry import select
 
-SOURCES = Path(__file__).resolve().parent / "host_cuda"
-COMPILER = shutil.which("c++") or shutil.which("g++")
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+from . import host_kernels
+
+pytestmark = pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture(scope="module")
@@ -28,23 +24,7 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
     @functools.cache
     def load(op: str) -> Callable[..., Any]:
-        folder = tmp_path_factory.mktemp("host")
-        shutil.copy(CSRC / "include" / "chunk.cuh", folder)  # without its neighbours, which are the card's
-        library = folder / f"{op}.so"
-        flags = [
-            "-std=c++17",
-            "-O1",
-            "-ffp-contract=off",
-            "-fPIC",
-            "-shared",
-            "-w",
-            f"-I{SOURCES}",
-            f"-I{folder}",
-        ]
-        flags.append("-fno-gnu-unique")  # each of these libraries has globals of its own
-        command = [str(COMPILER), *flags, str(SOURCES / f"{op}.cpp"), "-o", str(library)]
-        subprocess.run(command, check=True)
-        entry = ctypes.CDLL(str(library)).run
+        entry = ctypes.CDLL(str(host_kernels.build(op, tmp_path_factory.mktemp("host")))).run
 
         class Kernel:
             def __init__(self, name: str, layout: str) -> None:

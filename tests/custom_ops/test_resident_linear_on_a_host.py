@@ -1,40 +1,24 @@
 """The product whose blocks stay, run as C++ in clusters of fibers: its barriers, copies and registers."""
 
 import ctypes
-import shutil
 import struct
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
-from lamina.custom_ops.build import CSRC
 from lamina.custom_ops.linear import reference
 from lamina.custom_ops.silu_and_mul import reference as gate
 
-SOURCES = Path(__file__).resolve().parent / "host_cuda"
-COMPILER = shutil.which("c++") or shutil.which("g++")
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
-KERNEL = ("resident_linear", "resident_shape", "resident_sums", "stream_shape", "stream_sums", "exchange")
+from . import host_kernels
+
+pytestmark = pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C++ compiler")
 DTYPES = torch.float64, torch.bfloat16
-OF_THE_CARD = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec")
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernel's own sources, with what only a card has in their place."""
-    folder = tmp_path_factory.mktemp("resident")
-    for name in KERNEL:
-        shutil.copy(CSRC / "include" / f"{name}.cuh", folder)
-    for name in OF_THE_CARD:
-        (folder / f"{name}.cuh").write_text('#include "cluster.cuh"\n')
-    library = folder / "resident.so"
-    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-gnu-unique", f"-I{folder}", f"-I{SOURCES}"]
-    source = str(SOURCES / "resident_linear.cpp")
-    subprocess.run([str(COMPILER), *flags, source, "-o", str(library)], check=True)
-    found = ctypes.CDLL(str(library))
+    found = ctypes.CDLL(str(host_kernels.build("resident_linear", tmp_path_factory.mktemp("resident"))))
     found.run.restype = ctypes.c_char_p
     return found
 

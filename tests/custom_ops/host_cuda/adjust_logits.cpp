@@ -1,5 +1,5 @@
 // csrc/adjust_logits/kernel.cuh on a host, for float32.
-#include "../../../csrc/adjust_logits/kernel.cuh"
+#include "adjust_logits/kernel.cuh"
 
 namespace lamina {
 

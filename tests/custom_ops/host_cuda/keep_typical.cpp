@@ -1,5 +1,5 @@
 // csrc/keep_typical/kernel.cuh on a host.
-#include "../../../csrc/keep_typical/kernel.cuh"
+#include "keep_typical/kernel.cuh"
 
 namespace lamina {
 double typical_memory[host::kShared / sizeof(double)];

@@ -1,5 +1,5 @@
 // csrc/sample/kernel.cuh on a host, for float32.
-#include "../../../csrc/sample/kernel.cuh"
+#include "sample/kernel.cuh"
 
 namespace lamina {
 

@@ -1,5 +1,5 @@
 // csrc/top_logprobs/kernel.cuh on a host.
-#include "../../../csrc/top_logprobs/kernel.cuh"
+#include "top_logprobs/kernel.cuh"
 
 namespace lamina {
 int64_t report_memory[host::kShared / sizeof(int64_t)];

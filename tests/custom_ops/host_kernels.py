@@ -1,0 +1,33 @@
+"""CUDA kernels compiled as C++: host_cuda has in it what a GPU has besides the kernels' own sources."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from lamina.custom_ops.build import CSRC
+
+SOURCES = Path(__file__).resolve().parent / "host_cuda"
+COMPILER = shutil.which("c++") or shutil.which("g++")
+RESIDENT = ("resident_linear", "resident_shape", "resident_sums", "stream_shape", "stream_sums", "exchange")
+OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec")  # in cluster.cuh, as far as need be
+
+
+def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
+    """What compiles host_cuda/<name>.cpp, but for where to; puts into an empty folder what that includes."""
+    alone = ("chunk",)  # without their neighbours, which are the GPU's
+    if name == "resident_linear":
+        alone = RESIDENT
+        for header in OF_THE_GPU:
+            (folder / f"{header}.cuh").write_text('#include "cluster.cuh"\n')
+    for header in alone:
+        shutil.copy(csrc / "include" / f"{header}.cuh", folder)
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
+    flags.append("-fno-gnu-unique")  # each of these libraries has globals of its own
+    return [str(COMPILER), *flags, f"-I{folder}", f"-I{SOURCES}", f"-I{csrc}", str(SOURCES / f"{name}.cpp")]
+
+
+def build(name: str, folder: Path) -> Path:
+    """The library of host_cuda/<name>.cpp, made in an empty folder."""
+    library = folder / f"{name}.so"
+    subprocess.run([*compile_command(name, folder), "-o", str(library)], check=True)
+    return library
