@@ -18,12 +18,13 @@ from . import cache, torch_compat
 from .capture import Captured, Forward, capture
 from .config import MAX_NUM_TOKENS, TOKENS_HINT, CompileConfig, Numerics
 from .fingerprint import canonical_text, group_equal
-from .inductor import Call, Piece, compile_piece
+from .inductor import Piece, compile_piece
 from .passes import pipeline
 from .passes.graph import Pass, PassReport
 from .plan import ParameterTable, Plan, steps_of
 from .split import SplitModel, split
 from .verify import require_right
+from .wrapper import Call
 
 logger = get_logger("compiler")
 

@@ -19,9 +19,8 @@ from .origins import origins
 from .passes import pipeline
 from .passes.graph import Pass
 from .passes.products import Product, products
-from .wrapper import load_source, obstacle
+from .wrapper import Call, call_of_whole, load_source, obstacle
 
-Call = Callable[[list[Any]], tuple[Any, ...]]
 PIECES = "pieces"  # the kind of the store's names for artifacts
 
 
@@ -91,9 +90,11 @@ def compile_piece(
     native = torch_compat.native_kernels(namespace)
     kernels = {name: store.put(path.read_bytes()) for name, path in sorted(native.items())}
     launches = {name: one.as_record() for name, one in kernels_of(namespace, store).items()}
-    call: Call = namespace["call"]
-    if obstacle(source, {*kernels, *launches}) is None:  # checked and used as a warm start has it
+    why = obstacle(source, {*kernels, *launches})
+    if why is None:  # checked and used as a warm start has it
         call = load_source(digest, kernels, launches, store, device)
+    else:
+        call = call_of_whole(namespace, why)
     if check is not None:
         check(call)
     artifact = Artifact(

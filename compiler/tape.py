@@ -47,7 +47,7 @@ class Tapes:
     ) -> Tensor:
         """Hidden states [T, H] of T tokens; `reads` are the tensors that are rewritten before each step.
 
-        Raises CompileError where one of these moved, and where a recording computes something else.
+        Raises CompileError where one of these moved. A recording that computes something else is dropped.
         """
         key = token_ids.shape[0], torch.get_num_threads()
         run = partial(self._plan, token_ids, positions, attend)
@@ -59,7 +59,7 @@ class Tapes:
             return self._record(key, run, reads)
         tape.check_addresses(reads)
         if not tape.is_trusted:
-            return tape.verify(run)
+            return self._verify(key, tape, run)
         if not tape.replay():
             return run()  # a kernel refused its arguments: its op says which and why
         self.num_replays += 1
@@ -70,6 +70,15 @@ class Tapes:
         self._tapes.clear()
         self._seen.clear()
         self._memory = _Memory()
+
+    def _verify(self, key: tuple[int, int], tape: "_Tape", run: Callable[[], Tensor]) -> Tensor:
+        """What the step itself computes, which says whether its recording is to be trusted."""
+        expected, is_same = tape.verify(run)
+        if not is_same:
+            told = "the recording of a step of %d tokens computes something else; they run without one"
+            logger.warning(told, key[0])
+            self._tapes[key] = None
+        return expected
 
     def _record(self, key: tuple[int, int], run: Callable[[], Tensor], reads: Sequence[Tensor]) -> Tensor:
         recorder = _Recorder(self._memory)
@@ -104,17 +113,17 @@ class _Tape:
         if [tensor.data_ptr() for tensor in reads] != self._addresses:
             raise CompileError("tensors that a recorded step reads moved since it was recorded")
 
-    def verify(self, run: Callable[[], Tensor]) -> Tensor:
-        """Trust the recording if it gives the bits of the step itself, which runs after it.
+    def verify(self, run: Callable[[], Tensor]) -> tuple[Tensor, bool]:
+        """What the step itself computes, run after the recording, and whether that gave other bits.
 
-        Before it, the step would have done to the cache what the recording might leave out.
+        Before it, the step would have done to the cache what the recording might leave out. Where a kernel
+        refused its arguments nothing is known, and the next step is asked again.
         """
         is_done, found = self.replay(), self.result.clone()
         expected = run()
-        if is_done and not torch.equal(_bits(found), _bits(expected)):
-            raise CompileError(f"the recording of a step of {len(expected)} tokens computes something else")
-        self.is_trusted = is_done
-        return expected
+        is_same = not is_done or torch.equal(_bits(found), _bits(expected))
+        self.is_trusted = is_done and is_same
+        return expected, is_same
 
 
 class _Recorder(torch_compat.DispatchMode):
@@ -132,6 +141,10 @@ class _Recorder(torch_compat.DispatchMode):
     def place(self, new: Tensor) -> Tensor:
         """The same shape, strides and dtype in memory of the recordings."""
         return self._memory.place(new)
+
+    def refuse(self, why: str) -> None:
+        """Code that does not tell its calls comes next."""
+        raise NotRecordable(why)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Allocations get memory that stays, views are nothing to do again, the rest is noted."""

@@ -9,7 +9,7 @@ import torch
 
 from ..common.store import Store
 from .inductor import Artifact
-from .wrapper import find_wrapper
+from .wrapper_form import find_wrapper
 
 PLACEHOLDER = re.compile(r"placeholder \(\) : (\w+)\[")
 CPP, TRITON, LIBRARY, OURS = "Inductor, C++", "Inductor, Triton", "the library", "Lamina's op"
@@ -88,9 +88,8 @@ class _Walk:
     def _call(self, call: ast.Call, result: str) -> Iterator[Launch]:
         function = _function(call)
         name = function.removesuffix(".run").removesuffix(".default")
-        if name.split(".")[-1] == "assert_size_stride":
-            if isinstance(call.args[0], ast.Name):
-                self.shapes.setdefault(call.args[0].id, _shape(call.args[1]))
+        if name.startswith("assert_"):
+            self._learn(name, call.args)
             return
         provider = self._provider(name)
         if provider is None:
@@ -106,6 +105,17 @@ class _Walk:
             sizes=tuple(sizes.values()),
             num_registers=record.get("num_registers"),
         )
+
+    def _learn(self, assertion: str, given: list[ast.expr]) -> None:
+        """The shapes that an assertion tells, of one buffer or of a group of them."""
+        if not assertion.startswith(("assert_size_stride", "assert_tensor_metadata")):
+            return
+        buffers, shapes = [given[0]], [given[1]]
+        if isinstance(given[0], ast.Tuple) and isinstance(given[1], ast.Tuple):
+            buffers, shapes = given[0].elts, given[1].elts
+        for buffer, shape in zip(buffers, shapes, strict=False):
+            if isinstance(buffer, ast.Name):
+                self.shapes.setdefault(buffer.id, _shape(shape))
 
     def _provider(self, name: str) -> str | None:
         if name in self.artifact.kernels:

@@ -1,6 +1,7 @@
 """A stored source made callable: by its own few names where they suffice, else as Inductor would run it."""
 
 import ast
+import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -8,14 +9,16 @@ from typing import Any
 import torch
 
 from ..common.errors import KernelLaunchError
-from ..common.logging import get_logger
+from ..common.logging import get_logger, log_once
 from ..common.store import Store
 from ..custom_ops.library import direct_call
-from ..custom_ops.recording import noted, placed
-from . import torch_compat
+from ..custom_ops.recording import noted, placed, untold
+from . import torch_compat, wrapper_form
 from .launch import Launcher, read_kernel
+from .wrapper_form import find_wrapper
 
 logger = get_logger("compiler")
+Call = Callable[[list[Any]], Any]
 
 
 class ExternKernels:
@@ -33,11 +36,11 @@ def load_source(
     launches: Mapping[str, Any],
     store: Store,
     device: torch.device,
-) -> Callable[[list[Any]], Any]:
+) -> Call:
     """The `call` of a stored source, its kernels taken from the store.
 
     Importing Inductor takes seconds that a warm start does not have: only the wrapper function is taken from
-    the source, and given the names it uses. A source that uses others is run whole.
+    the source, and given the names it uses. A source of another form is run whole.
     """
     source, name = store.get(source_digest).decode(), f"lamina_source_{source_digest[:16]}"
     paths = {kernel: store.path(digest) for kernel, digest in kernels.items()}
@@ -52,35 +55,36 @@ def load_source(
                 for key, path in paths.items()
             }
             return _call_of(source, name, loaded | launchers, device)
-        except KernelLaunchError as error:
+        except (KernelLaunchError, ImportError) as error:
             why = str(error)
-    logger.warning("a stored piece is loaded through Inductor, which takes seconds: %s", why)
-    whole = torch_compat.run_source(source, name, store.outside_folder("inductor"))
-    call: Callable[[list[Any]], Any] = whole["call"]
-    return call
+    return call_of_whole(torch_compat.run_source(source, name, store.outside_folder("inductor")), why)
+
+
+def call_of_whole(namespace: Mapping[str, Any], why: str) -> Call:
+    """The `call` of a source that Inductor has run, which is said; what it does within cannot be recorded."""
+    told = f"a piece is run by Inductor's own wrapper, whose import takes seconds at each start: {why}"
+    log_once(logger, logging.WARNING, told)
+    return untold(namespace["call"], "Inductor's own wrapper does not tell its calls")
 
 
 def obstacle(source: str, kernels: Collection[str]) -> str | None:
     """Why a source needs Inductor to run, or None where its own few names and these kernels suffice."""
-    wrapper = find_wrapper(ast.parse(source))
-    if wrapper is None:
-        return "it has no function that calls its kernels"
-    missing = _names_used(wrapper) - set(torch_compat.wrapper_names()) - {"extern_kernels", *kernels}
-    missing |= {f"extern_kernels.{name}" for name in _externs_used(wrapper) - set(vars(ExternKernels))}
-    return f"it uses {', '.join(sorted(missing))}" if missing else None
+    return wrapper_form.obstacle(ast.parse(source), kernels, vars(ExternKernels))
 
 
-def _call_of(
-    source: str, name: str, kernels: Mapping[str, Any], device: torch.device
-) -> Callable[[list[Any]], Any]:
+def _call_of(source: str, name: str, kernels: Mapping[str, Any], device: torch.device) -> Call:
     """The wrapper function alone, with the names it uses, on a device."""
-    wrapper = find_wrapper(ast.parse(source))
+    tree = ast.parse(source)
+    wrapper = find_wrapper(tree)
     assert wrapper is not None
-    namespace: dict[str, Any] = {
-        **torch_compat.wrapper_names(),
-        "extern_kernels": ExternKernels,
-        **kernels,
-    }
+    values = {**torch_compat.wrapper_values(), wrapper_form.EXTERN_KERNELS: ExternKernels}
+    if device.type != "cuda":
+        allocate = f"{torch_compat.GUARDS}._empty_strided_cpu"
+        values[allocate] = placed(values[allocate])
+        kernels = {name: noted(kernel) for name, kernel in kernels.items()}
+    bound = wrapper_form.meanings(tree)
+    namespace: dict[str, Any] = {name: values[full] for name, full in bound.items() if full in values}
+    namespace |= kernels
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         _OnDevice(index).visit(wrapper)
@@ -89,8 +93,6 @@ def _call_of(
         direct.visit(wrapper)
         ast.fix_missing_locations(wrapper)
         namespace |= {name: direct_call(op, device) for name, op in direct.ops.items()}
-        namespace |= {name: noted(kernel) for name, kernel in kernels.items()}
-        namespace["empty_strided_cpu"] = placed(namespace["empty_strided_cpu"])
     exec(compile(ast.Module(body=[wrapper], type_ignores=[]), name, "exec"), namespace)
     if isinstance(wrapper, ast.ClassDef):
         runner = namespace[wrapper.name](partitions=[])
@@ -122,6 +124,7 @@ class _Direct(ast.NodeTransformer):
     is not asserted again; what comes into the piece is.
     """
 
+    ASSERTIONS = ("assert_size_stride", "assert_tensor_metadata")
     OP = re.compile(r"torch\.ops\.lamina\.(\w+)\.default")
 
     def __init__(self) -> None:
@@ -140,41 +143,9 @@ class _Direct(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         """No assertion about what an op of ours returned."""
         call = node.value
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "assert_size_stride":
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in self.ASSERTIONS:
             about = call.args[-1]
             if isinstance(about, ast.Constant) and self.OP.fullmatch(str(about.value)):
                 return None
         self.generic_visit(node)
         return node
-
-
-def find_wrapper(tree: ast.Module) -> ast.ClassDef | ast.FunctionDef | None:
-    """The class Runner with its method call, or the function call, as the torch versions write it."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "call":
-            return node
-        if isinstance(node, ast.ClassDef) and node.name == "Runner":
-            return node
-    return None
-
-
-def _names_used(wrapper: ast.AST) -> set[str]:
-    """Names that must come from outside: read, and never written or bound as an argument."""
-    read: set[str] = set()
-    written: set[str] = set()
-    for node in ast.walk(wrapper):
-        if isinstance(node, ast.Name):
-            (read if isinstance(node.ctx, ast.Load) else written).add(node.id)
-        elif isinstance(node, ast.arg):
-            written.add(node.arg)
-    return read - written - {"range", "len", "zip", "tuple", "list", "int", "float", "max", "min"}
-
-
-def _externs_used(wrapper: ast.AST) -> set[str]:
-    return {
-        node.attr
-        for node in ast.walk(wrapper)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "extern_kernels"
-    }

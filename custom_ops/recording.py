@@ -18,6 +18,9 @@ class Recorder(Protocol):
     def place(self, new: Tensor) -> Tensor:
         """A tensor like a new one, in memory that is this step's whenever its calls are made again."""
 
+    def refuse(self, why: str) -> None:
+        """What comes next does not tell what it does: raises, so that nothing is recorded."""
+
 
 class _Active(threading.local):
     recorder: Recorder | None = None
@@ -63,3 +66,15 @@ def placed(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return new if recorder is None else recorder.place(new)
 
     return call
+
+
+def untold(call: Callable[[list[Any]], Any], why: str) -> Callable[[list[Any]], Any]:
+    """A call of code that nobody knows, which is never recorded."""
+
+    @wraps(call)
+    def refuse_and_call(arguments: list[Any]) -> Any:
+        if _ACTIVE.recorder is not None:
+            _ACTIVE.recorder.refuse(why)
+        return call(arguments)
+
+    return refuse_and_call
