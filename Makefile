@@ -47,6 +47,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python docs/write_structures.py
+	$(BIN)/python docs/write_settings.py
 	$(if $(KERNELS),$(BIN)/clang-format -i $(KERNELS))
 
 test: $(STAMP) $(MODEL)

@@ -1,9 +1,11 @@
 """The command line: `lamina generate | chat | warmup | cache | explain | verify | info | replay`."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+from .. import __version__
 from ..common.errors import LaminaError
 from . import cache, chat, explain, generate, info, replay, verify, warmup
 
@@ -14,6 +16,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate.generate)
 app.command()(chat.chat)
@@ -23,6 +27,21 @@ app.command()(explain.explain)
 app.command()(verify.verify)
 app.command()(info.info)
 app.command()(replay.replay)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"lamina {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run LLaMA-family models, compiled."""
 
 
 def main() -> None:

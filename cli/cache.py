@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ..common.contents import Entry
     from ..common.store import Store
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Key = Annotated[str, typer.Argument(help="The first characters of a key, as `lamina cache list` shows it.")]
 Keys = Annotated[list[str] | None, typer.Argument(help="First characters of keys; all, if none is given.")]
 Target = Annotated[Path, typer.Argument(help="The bundle to write.")]
@@ -25,17 +24,19 @@ SignedBy = Annotated[
 ]
 Trust = Annotated[bool, typer.Option("--trust", help="Import without a signature: run whatever is in it.")]
 MaxSize = Annotated[str, typer.Option(help="What may stay, such as 500M or 20G.")]
+NAMES = "names"  # the store's kind for what models are called, beside their keys
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 app = typer.Typer(help="Look at the cache, check it, keep it small, take it elsewhere.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_entries(as_json: Json = False, cache_dir: options.CacheDir = None) -> None:
+def list_entries(as_json: options.Json = False, cache_dir: options.CacheDir = None) -> None:
     """Every plan, piece, kernel, warm-up and converted model, the one used last first."""
     from ..common.contents import entries
 
-    rows = [_row(entry) for entry in entries(_store(cache_dir))]
+    store = _store(cache_dir)
+    rows = [_row(entry, store) for entry in entries(store) if entry.kind != NAMES]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -46,7 +47,7 @@ def list_entries(as_json: Json = False, cache_dir: options.CacheDir = None) -> N
 
 
 @app.command()
-def show(key: Key, as_json: Json = False, cache_dir: options.CacheDir = None) -> None:
+def show(key: Key, as_json: options.Json = False, cache_dir: options.CacheDir = None) -> None:
     """One entry: its record, and the files that it needs."""
     from ..common.contents import closure, entries
 
@@ -56,7 +57,7 @@ def show(key: Key, as_json: Json = False, cache_dir: options.CacheDir = None) ->
     if len(found) != 1:
         raise StoreError(f"{len(found)} keys of the cache begin with {key!r}; wanted one")
     files = sorted(closure(store, found, known))
-    facts = _row(found[0]) | {
+    facts = _row(found[0], store) | {
         "record": found[0].value,
         "files": [path.relative_to(store.root).as_posix() for path in files],
         "bytes_with_all_it_needs": sum(path.stat().st_size for path in files if path.is_file()),
@@ -69,7 +70,7 @@ def show(key: Key, as_json: Json = False, cache_dir: options.CacheDir = None) ->
 
 
 @app.command()
-def verify(as_json: Json = False, cache_dir: options.CacheDir = None) -> None:
+def verify(as_json: options.Json = False, cache_dir: options.CacheDir = None) -> None:
     """Hash every object and read every name again; exit with 1 if anything is damaged or lost."""
     from ..common.contents import verify as find_problems
 
@@ -77,7 +78,7 @@ def verify(as_json: Json = False, cache_dir: options.CacheDir = None) -> None:
 
 
 @app.command()
-def audit(as_json: Json = False, cache_dir: options.CacheDir = None) -> None:
+def audit(as_json: options.Json = False, cache_dir: options.CacheDir = None) -> None:
     """Who may write here, what came from elsewhere and who signed it, what is no file of Lamina's.
 
     Exits with 1 if there is anything that a careful person would ask about.
@@ -88,7 +89,7 @@ def audit(as_json: Json = False, cache_dir: options.CacheDir = None) -> None:
 
 
 @app.command()
-def gc(max_size: MaxSize = "20G", as_json: Json = False, cache_dir: options.CacheDir = None) -> None:
+def gc(max_size: MaxSize = "20G", as_json: options.Json = False, cache_dir: options.CacheDir = None) -> None:
     """Remove what nothing needs, then what was used longest ago, until the cache is small enough."""
     from ..common.contents import collect
 
@@ -153,10 +154,19 @@ def _report(lines: list[str], as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _row(entry: "Entry") -> dict[str, Any]:
+def _row(entry: "Entry", store: "Store") -> dict[str, Any]:
+    names = store.read_ref(NAMES, entry.key)
+    models = names if isinstance(names, list) else []
     used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-    what = _what(entry.kind, entry.value)
-    return {"kind": entry.kind, "key": entry.key, "bytes": entry.num_bytes, "used": used, "what": what}
+    what = "; ".join(filter(None, [", ".join(models), _what(entry.kind, entry.value)]))
+    return {
+        "kind": entry.kind,
+        "key": entry.key,
+        "bytes": entry.num_bytes,
+        "used": used,
+        "models": models,
+        "what": what,
+    }
 
 
 def _what(kind: str, value: Any) -> str:
@@ -168,8 +178,9 @@ def _what(kind: str, value: Any) -> str:
     if kind == "pieces":
         return f"{value.get('device', '?')}, {value.get('seconds', 0)} s to compile"
     factors = value.get("factors") or {}
-    wanted = ("numerics", "dtype", "sizes", "toolchain.torch")
-    return ", ".join(f"{name} {str(factors[name])[:60]}" for name in wanted if name in factors)
+    wanted = ("model.architecture", "model.num_layers", "numerics", "dtype", "sizes", "toolchain.torch")
+    told = (f"{name.removeprefix('model.')} {str(factors[name])[:60]}" for name in wanted if name in factors)
+    return ", ".join(told).replace('"', "")
 
 
 def _size(num_bytes: int) -> str:

@@ -15,42 +15,24 @@ if TYPE_CHECKING:
     from ..runtime.sampling_params import SamplingParams
 
 System = Annotated[str | None, typer.Option(help="A system message to open the conversation with.")]
-HELP = "/reset starts over, /exit or Ctrl-D leaves; Ctrl-C stops an answer."
+HELP = "/reset starts over, /exit or Ctrl-D leaves; Ctrl-C stops an answer, or clears the line."
 
 
+@options.spread
 def chat(
-    model: options.Model,
+    sampling: options.SamplingOfOne,
+    settings: options.Settings,
+    model: options.Model = None,
     system: System = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    quantization: options.Quantization = None,
-    compile: options.Compile = True,
-    numerics: options.Numerics = "fast",
-    max_model_len: options.MaxModelLen = None,
-    cache_dir: options.CacheDir = None,
-    without_pass: options.WithoutPass = None,
 ) -> None:
     """Talk with a model: /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
-    params = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed)
-    runtime_options = options.RuntimeOptions(
-        model=model,
-        dtype=dtype,
-        device=device,
-        quantization=quantization,
-        compile=compile,
-        numerics=numerics,
-        max_model_len=max_model_len,
-        cache_dir=cache_dir,
-        without_pass=without_pass,
-    )
-    with runtime_options.open() as runtime:
+    params = sampling.params()
+    with settings.open(model) as runtime:
         typer.echo(HELP, err=True)
+        chosen = runtime.chat_params(params)
+        if chosen != params:
+            told = f"temperature {chosen.temperature}, top_p {chosen.top_p}"
+            typer.echo(f"sampling: {told}, since the checkpoint does not say how", err=True)
         Conversation(runtime, params, system).run()
 
 
@@ -64,25 +46,30 @@ class Conversation:
         self.messages = list(self.opening)
 
     def run(self) -> None:
-        """Read and answer until /exit, Ctrl-D, or Ctrl-C at the prompt."""
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 (imported for its line editing)
+        """Read and answer until /exit or Ctrl-D; Ctrl-C clears a line that is being written."""
+        _edit_lines()
         while (line := self._read()) is not None:
             command = line.strip()
             if command == "/exit":
                 break
             if command == "/reset":
                 self.messages = list(self.opening)
-            elif command.startswith("/"):
+            elif command.startswith("/") and "\n" not in command:
                 typer.echo(f"unknown command {command}. {HELP}", err=True)
             elif command:
                 self._turn(line)
 
     def _read(self) -> str | None:
-        try:
-            return input("> " if sys.stdin.isatty() else "")
-        except EOFError:
-            return None
+        """The next message; None where there is no other."""
+        while True:
+            try:
+                return input("> " if sys.stdin.isatty() else "")
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if not sys.stdin.isatty():
+                    raise
+                print()  # the half line stays to be seen, and a new one begins
 
     def _turn(self, text: str) -> None:
         messages = [*self.messages, {"role": "user", "content": text}]
@@ -92,3 +79,15 @@ class Conversation:
             typer.echo(f"lamina: {error}", err=True)
         else:
             self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+
+def _edit_lines() -> None:
+    """Line editing for input(), where pasted lines stay one message until Enter is pressed.
+
+    GNU readline can do so, but Python switches it off; libedit, which some systems have in its place, cannot.
+    """
+    with contextlib.suppress(ImportError):
+        import readline
+
+        if "libedit" not in (readline.__doc__ or ""):
+            readline.parse_and_bind("set enable-bracketed-paste on")

@@ -12,41 +12,23 @@ from . import options
 if TYPE_CHECKING:
     from ..compiler.compile import Compiled
 
-Model = Annotated[str, typer.Argument(help="A model folder, a .gguf file or a hub id.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page to look at, in one file without links.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
+@options.spread
 def explain(
-    model: Model,
-    as_json: Json = False,
+    settings: options.Settings,
+    model: options.Model = None,
+    as_json: options.Json = False,
     html: Html = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    quantization: options.Quantization = None,
-    numerics: options.Numerics = "fast",
-    max_model_len: options.MaxModelLen = None,
-    cache_dir: options.CacheDir = None,
-    without_pass: options.WithoutPass = None,
 ) -> None:
     """Show each unique piece, what the passes did to it and why not more, its kernels and the guards.
 
     Weights are not read. What the cache lacks is compiled.
     """
-    from ..runtime.config import RuntimeConfig
+    config = settings.config(model, load_format="dummy")
     from .progress import loading_progress
 
-    config = RuntimeConfig(
-        model=model,
-        dtype=dtype,
-        device=device,
-        quantization=quantization,  # type: ignore[arg-type]  # checked by the config
-        numerics=numerics,  # type: ignore[arg-type]  # checked by the config
-        max_model_len=max_model_len,
-        load_format="dummy",
-        cache_dir=cache_dir,
-        compile=options.compile_setting(True, without_pass),
-    )
     with loading_progress() as progress:
         from ..common.store import Store
         from ..compiler.explain import explain_text
@@ -55,7 +37,9 @@ def explain(
 
         compiled = compile_only(find(config, progress), progress)
     if html is not None:
-        page = explain_page(compiled, Store(cache_dir), title=Path(model).name, numerics=numerics)
+        page = explain_page(
+            compiled, Store(config.cache_dir), title=Path(config.model).name, numerics=config.numerics
+        )
         html.write_text(page, encoding="utf-8")
         typer.echo(f"written: {html}", err=True)
         return

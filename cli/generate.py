@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,61 +17,43 @@ if TYPE_CHECKING:
     from ..runtime.runtime import Runtime
     from ..runtime.sampling_params import SamplingParams
 
-Prompts = Annotated[list[str], typer.Argument(metavar="PROMPT", help="Prompts; - reads standard input.")]
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL PROMPT...",
+        help="A model folder, a .gguf file or a hub id; then prompts, - for standard input.",
+        show_default=False,
+    ),
+]
 Chat = Annotated[
     bool, typer.Option("--chat/--raw", help="Put each prompt through the chat template, or not.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")]
 
 
+@options.spread
 def generate(
-    prompts: Prompts,
-    model: options.Model,
+    words: Words,
+    sampling: options.Sampling,
+    settings: options.Settings,
     chat: Chat = False,
-    as_json: Json = False,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    n: options.NumAnswers = 1,
-    logprobs: options.Logprobs = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    quantization: options.Quantization = None,
-    compile: options.Compile = True,
-    numerics: options.Numerics = "fast",
-    max_model_len: options.MaxModelLen = None,
-    cache_dir: options.CacheDir = None,
-    without_pass: options.WithoutPass = None,
+    as_json: options.Json = False,
 ) -> None:
     """Continue each prompt; the text goes to standard output, progress and figures to standard error."""
+    model, prompts = settings.split(words)
+    if not as_json and (sampling["logprobs"] is not None or sampling["prompt_logprobs"] is not None):
+        raise typer.BadParameter("they are told with --json; add it", param_hint="--logprobs")
+    params = sampling.params()
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
-    if logprobs is not None and not as_json:
-        raise typer.BadParameter("--logprobs are told with --json; add it", param_hint="--logprobs")
-    params = options.sampling_params(
-        max_tokens, temperature, top_k, top_p, min_p, seed, n=n, logprobs=logprobs
-    )
-    runtime_options = options.RuntimeOptions(
-        model=model,
-        dtype=dtype,
-        device=device,
-        quantization=quantization,
-        compile=compile,
-        numerics=numerics,
-        max_model_len=max_model_len,
-        cache_dir=cache_dir,
-        without_pass=without_pass,
-    )
-    with runtime_options.open() as runtime:
+    with settings.open(model) as runtime:
         inputs = [_templated(runtime, text) for text in texts] if chat else texts
+        if chat:
+            params = runtime.chat_params(params)
         if as_json:
             _print_json(runtime, texts, inputs, params)
-        elif len(inputs) == n == 1:
+        elif len(inputs) == params.n == 1:
             _print_stream(runtime, inputs[0], params)
         else:
-            _print_texts(runtime, inputs, params)
+            _print_texts(runtime, texts, inputs, params)
 
 
 def _templated(runtime: "Runtime", text: str) -> list[int]:
@@ -78,25 +61,34 @@ def _templated(runtime: "Runtime", text: str) -> list[int]:
 
 
 def _print_stream(runtime: "Runtime", prompt: str | list[int], params: "SamplingParams") -> None:
-    start = time.perf_counter()
     streamed = print_stream(runtime.stream(prompt, params))
-    _print_figures(runtime, streamed.num_tokens, time.perf_counter() - start)
+    _say(runtime, streamed.figures())
     if streamed.interrupted:
         raise typer.Exit(130)
 
 
-def _print_texts(runtime: "Runtime", prompts: list[Any], params: "SamplingParams") -> None:
+def _print_texts(
+    runtime: "Runtime", texts: Sequence[str], prompts: list[Any], params: "SamplingParams"
+) -> None:
+    """Each answer below a line that says of which prompt it is, since answers have lines of their own."""
     outputs, seconds = _generate(runtime, prompts, params)
-    for output in outputs:
+    for number, (text, output) in enumerate(zip(texts, outputs, strict=True), 1):
         for answer in output.outputs:
-            print(answer.text)
-    _print_figures(runtime, _num_tokens(outputs), seconds)
+            which = f" answer {answer.index + 1} of {params.n}" if params.n > 1 else ""
+            print(f"=== prompt {number} of {len(texts)}{which}: {_line(text)}\n{answer.text}")
+    _say(runtime, _figures(outputs, seconds))
+
+
+def _line(text: str, longest: int = 60) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 def _print_json(runtime: "Runtime", texts: list[str], prompts: list[Any], params: "SamplingParams") -> None:
     outputs, seconds = _generate(runtime, prompts, params)
     rows = [
-        {"prompt": text} | _row(answer)
+        {"prompt": text} | _row(answer, output)
         for text, output in zip(texts, outputs, strict=True)
         for answer in output.outputs
     ]
@@ -104,19 +96,24 @@ def _print_json(runtime: "Runtime", texts: list[str], prompts: list[Any], params
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def _row(answer: "CompletionOutput") -> dict[str, Any]:
+def _row(answer: "CompletionOutput", output: "RequestOutput") -> dict[str, Any]:
     row = {
         "index": answer.index,
         "text": answer.text,
         "token_ids": list(answer.token_ids),
         "finish_reason": answer.finish_reason,
+        "seconds_to_first_token": output.seconds_to_first_token,
+        "seconds_between_tokens": output.seconds_between_tokens,
     }
     if answer.logprobs is not None:
-        row["logprobs"] = [
-            [{"token_id": token_id} | asdict(told) for token_id, told in entry.items()]
-            for entry in answer.logprobs
-        ]
+        row["logprobs"] = [_told(entry) for entry in answer.logprobs]
+    if output.prompt_logprobs is not None:
+        row["prompt_logprobs"] = [None if entry is None else _told(entry) for entry in output.prompt_logprobs]
     return row
+
+
+def _told(entry: dict[int, Any]) -> list[dict[str, Any]]:
+    return [{"token_id": token_id} | asdict(told) for token_id, told in entry.items()]
 
 
 def _generate(
@@ -130,9 +127,19 @@ def _num_tokens(outputs: list["RequestOutput"]) -> int:
     return sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
 
 
-def _print_figures(runtime: "Runtime", num_tokens: int, seconds: float) -> None:
-    rate = f"{num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.1f} tokens/s)"
-    typer.echo(f"{rate}; {_compiled(runtime.stats()['compile'])}", err=True)
+def _figures(outputs: list["RequestOutput"], seconds: float) -> str:
+    """Of several requests served together, whose prompts and answers share steps."""
+    first = [output.seconds_to_first_token for output in outputs]
+    latest = max((each for each in first if each is not None), default=0.0)
+    num_tokens = _num_tokens(outputs)
+    return (
+        f"{num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.1f} tokens/s together); "
+        f"first tokens within {latest:.2f} s"
+    )
+
+
+def _say(runtime: "Runtime", figures: str) -> None:
+    typer.echo(f"{figures}; {_compiled(runtime.stats()['compile'])}", err=True)
 
 
 def _compiled(pieces: dict[str, Any]) -> str:

@@ -7,46 +7,34 @@ import subprocess
 import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..common import env
 from ..common.errors import KernelBuildError
 from . import options
 
+if TYPE_CHECKING:
+    from ..runtime.config import RuntimeConfig
+
 LIBRARIES = ("lamina", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
 
 
-Model = Annotated[
-    str | None,
-    typer.Option("--model", "-m", help="Say what of this model fits: a folder, .gguf file, hub id."),
-]
-
-
+@options.spread
 def info(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    model: Model = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    quantization: options.Quantization = None,
-    max_model_len: options.MaxModelLen = None,
+    settings: options.Settings,
+    model: options.Model = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Show the machine, its compiler and cards, the versions, the cache folder, and what of a model fits."""
+    """Show the machine, its compiler and GPUs, the versions, the cache folder, and what of a model fits."""
     facts = describe_machine()
-    if model is not None:
-        settings = {"dtype": dtype, "device": device, "quantization": quantization}
-        facts |= describe_fit(model, max_model_len=max_model_len, **settings)
+    if model is not None or settings["model_option"] is not None:
+        facts |= describe_fit(settings.config(model, load_format="dummy"))
     if as_json:
         print(json.dumps(facts, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
+    width = max(map(len, facts))
     for name, value in facts.items():
-        table.add_row(name, _as_text(value))
-    Console(highlight=False).print(table)
+        print(f"{name:<{width}}  {_as_text(value)}")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -84,15 +72,15 @@ def _version(name: str) -> str | None:
         return None
 
 
-def describe_fit(model: str, **settings: Any) -> dict[str, Any]:
+def describe_fit(config: "RuntimeConfig") -> dict[str, Any]:
     """Whether the longest requests fit, from the model's config alone; one from a hub is fetched first."""
-    from ..common.progress import say_nothing
-    from ..runtime.config import RuntimeConfig
     from ..runtime.loading import sizing
+    from .progress import loading_progress
 
-    fit = sizing(RuntimeConfig(model=model, **settings), say_nothing)
+    with loading_progress() as progress:
+        fit = sizing(config, progress)
     return {
-        "model": model,
+        "model": str(config.model),
         "weights_gib": round(fit.weight_bytes / 2**30, 2),
         "penalties_mib": round(fit.adjusting_bytes / 2**20, 1),
         "cache_tokens": fit.capacity_tokens,

@@ -1,78 +1,158 @@
-"""Options that several commands share, and what is made of them."""
+"""Options of every command, made from the typed configs, and what is made of them."""
 
-from dataclasses import dataclass
+import ast
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .fields import Field, read_fields
+
 if TYPE_CHECKING:
-    from ..compiler.config import CompileConfig
+    from ..runtime.config import RuntimeConfig
     from ..runtime.runtime import Runtime
     from ..runtime.sampling_params import SamplingParams
 
-Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, a .gguf file or a hub id.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Tokens to write at most; else until the model ends.")]
-Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
-TopK = Annotated[int | None, typer.Option(help="Choose among the k likeliest tokens.")]
-TopP = Annotated[float | None, typer.Option(help="Choose among the likeliest tokens that sum to p.")]
-MinP = Annotated[float | None, typer.Option(help="Drop tokens less likely than p times the likeliest.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
-NumAnswers = Annotated[int, typer.Option("--n", help="So many answers to each prompt, drawn apart.")]
-Logprobs = Annotated[
-    int | None, typer.Option(help="With --json: each token's log-probability, and so many likeliest ones.")
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="A model folder, a .gguf file or a hub id.", show_default=False),
 ]
-Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Quantization = Annotated[str | None, typer.Option(help="int8: projections in one byte a weight, on a CPU.")]
-Compile = Annotated[
-    bool, typer.Option("--compile/--no-compile", help="Compile the model, or run it eagerly.")
-]
-Numerics = Annotated[str, typer.Option(help="fast, or exact: compiled equals eager bit for bit.")]
-MaxModelLen = Annotated[int | None, typer.Option(help="Longest sequence; else what the model allows.")]
-WithoutPass = Annotated[
-    list[str] | None, typer.Option(help="Leave out a pass of the compiler by its name; may be repeated.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Where compiled code and converted models are kept.")]
 
+# Of fields that take one of a few values; checked against those in tests.
+CHOICES = {
+    "dtype": ("auto", "bfloat16", "float16", "float32", "float64"),
+    "device": ("auto", "cpu", "cuda"),
+    "quantization": ("int8",),
+    "numerics": ("fast", "exact"),
+    "attention": ("auto", "cuda", "triton", "flash_attn", "cpu", "reference"),
+    "load_format": ("auto", "dummy"),
+}
+TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
+# What the command line has no use for, or other words.
+NOT_SETTINGS = ("model", "seed", "compile")
+NOT_SAMPLING = ("logit_bias", "logits_processors", "detokenize")
+OF_SEVERAL = ("n", "best_of", "logprobs", "prompt_logprobs")
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RuntimeOptions:
-    """How to open a runtime, as asked for on the command line."""
 
-    model: str
-    dtype: str
-    device: str
-    quantization: str | None
-    compile: bool
-    numerics: str
-    max_model_len: int | None
-    cache_dir: Path | None
-    without_pass: list[str] | None = None
+class Settings(dict[str, Any]):
+    """Settings of a runtime as given on the command line, by the names of RuntimeConfig."""
 
-    def open(self) -> "Runtime":
-        """The runtime, with its progress on standard error."""
+    @classmethod
+    def parameters(cls) -> list[inspect.Parameter]:
+        """The options, in the order of the fields; what is not given is left to the config."""
+        model = Annotated[str | None, typer.Option("--model", "-m", help="MODEL, in this other way.")]
+        without = "Leave out a pass of the compiler by its name; may be repeated."
+        return [
+            _parameter("model_option", model),
+            *(_option(field) for field in SETTINGS if field.name not in NOT_SETTINGS),
+            _parameter("compile", _typed(bool, "Compile the model, or run it eagerly.")),
+            _parameter("without_pass", _typed(list[str], without)),
+        ]
+
+    def config(self, model: str | None, **more: Any) -> "RuntimeConfig":
+        """The checked config for a model that is given as an argument, or else as an option."""
+        chosen = self.model(model)
+        given = {name: _plain(value) for name, value in self.items() if value is not None}
+        given.pop("model_option", None)
+        verify, without = more.pop("verify", True), given.pop("without_pass", None)
+        compiled = compile_setting(given.pop("compile", True), without, verify)
+        from ..runtime.config import RuntimeConfig
+
+        return RuntimeConfig(**{"model": chosen, "compile": compiled, **given, **more})
+
+    def model(self, argument: str | None) -> str:
+        """What of the two ways to name a model was used."""
+        option = self["model_option"]
+        if option is not None and argument is not None:
+            raise typer.BadParameter(f"it is given twice, {argument!r} and {option!r}", param_hint="MODEL")
+        if option is None and argument is None:
+            raise typer.BadParameter("wanted a model folder, a .gguf file or a hub id", param_hint="MODEL")
+        return str(argument if option is None else option)
+
+    def split(self, words: Sequence[str]) -> tuple[str, list[str]]:
+        """MODEL PROMPT..., or with --model PROMPT... alone."""
+        option, self["model_option"] = self["model_option"], None
+        if option is not None:
+            return option, list(words)
+        if len(words) == 1:
+            raise typer.BadParameter(
+                f"{words[0]!r} is taken for the model; give PROMPT after it, or --model MODEL PROMPT",
+                param_hint="PROMPT",
+            )
+        return words[0], list(words[1:])
+
+    def open(self, model: str | None) -> "Runtime":
+        """A runtime that answers texts, with its progress on standard error."""
+        config = self.config(model)
         from .progress import loading_progress
 
         with loading_progress() as progress:
+            from ..runtime.loading import require_tokenizer
             from ..runtime.runtime import Runtime
 
-            return Runtime.from_pretrained(
-                self.model,
-                dtype=self.dtype,
-                device=self.device,
-                quantization=self.quantization,
-                max_model_len=self.max_model_len,
-                compile=compile_setting(self.compile, self.without_pass),
-                numerics=self.numerics,
-                cache_dir=self.cache_dir,
-                progress=progress,
-            )
+            require_tokenizer(config, progress)
+            return Runtime(config, progress)
 
 
-def compile_setting(
-    compile: bool, without_pass: list[str] | None, verify: bool = True
-) -> "bool | CompileConfig":
+class Sampling(dict[str, Any]):
+    """Sampling parameters as given on the command line, by the names of SamplingParams."""
+
+    WITHOUT: tuple[str, ...] = NOT_SAMPLING
+
+    @classmethod
+    def parameters(cls) -> list[inspect.Parameter]:
+        """The options, in the order of the fields."""
+        return [_option(field) for field in SAMPLING if field.name not in cls.WITHOUT]
+
+    def params(self) -> "SamplingParams":
+        """Checked before anything is loaded, so that a typing error costs no time."""
+        from ..runtime.sampling_params import SamplingParams
+
+        return SamplingParams(**{name: value for name, value in self.items() if value is not None})
+
+
+class SamplingOfOne(Sampling):
+    """The same where there is one answer, as text."""
+
+    WITHOUT = NOT_SAMPLING + OF_SEVERAL
+
+
+SETTINGS = read_fields("runtime/config.py", "RuntimeConfig")
+SAMPLING = read_fields("runtime/sampling_params.py", "SamplingParams")
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters of type Settings or Sampling are so many options."""
+    own = inspect.signature(command).parameters.values()
+    bags = {
+        each.name: each.annotation for each in own if each.annotation in (Settings, Sampling, SamplingOfOne)
+    }
+    options = {name: kind.parameters() for name, kind in bags.items()}
+    plain = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own if each.name not in bags]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        taken = {
+            name: bags[name]({each.name: given.pop(each.name) for each in parameters})
+            for name, parameters in options.items()
+        }
+        command(**given, **taken)
+
+    parameters = [*plain, *(each for name in bags for each in options[name])]
+    del run.__wrapped__  # whoever reads the signature is to see the options
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def compile_setting(compile: bool, without_pass: list[str] | None, verify: bool = True) -> Any:
     """The compiler's settings with some passes left out; ConfigError for a pass that there is not."""
     if not compile or (verify and not without_pass):
         return compile
@@ -82,27 +162,37 @@ def compile_setting(
     return CompileConfig(passes=all_but(*without_pass) if without_pass else None, verify=verify)
 
 
-def sampling_params(
-    max_tokens: int | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    seed: int | None,
-    *,
-    n: int = 1,
-    logprobs: int | None = None,
-) -> "SamplingParams":
-    """Checked before anything is loaded, so that a typing error costs no time."""
-    from ..runtime.sampling_params import SamplingParams
+def _option(field: Field) -> inspect.Parameter:
+    """A field as an option that is None unless given; its help tells the default that then holds."""
+    default = ast.literal_eval(field.default or "None")
+    if isinstance(default, bool):
+        return _parameter(field.name, _flag(field, default))
+    return _parameter(field.name, _typed(_type(field), field.sentence, default))
 
-    return SamplingParams(
-        n=n,
-        logprobs=logprobs,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-    )
+
+def _flag(field: Field, default: bool) -> Any:
+    """Only the word that changes something is shown."""
+    name = field.name.replace("_", "-")
+    names = f"--{name}/--no-{name}" if default else f"--{name}"
+    return Annotated[bool | None, typer.Option(names, help=field.sentence, show_default=False)]
+
+
+def _type(field: Field) -> Any:
+    if field.name in CHOICES:
+        return Enum(field.name, {choice: choice for choice in CHOICES[field.name]}, type=str)
+    name = "int" if field.name.endswith("_ids") else field.type.split(" |")[0]
+    kind = TYPES.get(name, str)
+    return list[kind] if field.name in REPEATED else kind  # type: ignore[valid-type]
+
+
+def _typed(kind: Any, text: str, default: Any = None) -> Any:
+    told = text if default is None else f"{text}  [default: {default}]"
+    return Annotated[kind | None, typer.Option(help=told, show_default=False)]
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value

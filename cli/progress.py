@@ -1,49 +1,122 @@
-"""Progress of loading on standard error: a bar on a terminal, one line a stage elsewhere."""
+"""Progress of loading on standard error: a row a stage on a terminal, lines elsewhere."""
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 Show = Callable[[str, float, str], None]
+
+COMPILES = "capture"  # the stage that only a start which compiles has
+NOTICE = "compiling for this model and these settings: about a minute, once; later starts load what it makes"
+TOLD_EACH = ("compile", "kernels", "verify")  # stages of few, long parts, each of which is told on a line
+STEP = 0.25  # of the others, at which they tell where they are
 
 
 @contextlib.contextmanager
 def loading_progress() -> Iterator[Show]:
-    """A callable (stage, fraction 0..1, detail) that shows where loading stands."""
+    """A callable (stage, fraction 0..1, detail) that shows where loading stands, from any thread."""
     from rich.console import Console
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     if console.is_terminal:
-        with _bar(console) as show:
-            yield show
+        with _rows(console) as rows:
+            yield _announcing(console.print, rows.show)
     else:
-        yield _line_per_stage(console.print)
+        lines = Lines(write=console.print)
+        yield _announcing(console.print, lines.show)
+        lines.end()
+
+
+def _announcing(write: Callable[[str], None], show: Show) -> Show:
+    """The same, with NOTICE before the first stage of compiling."""
+    is_told = False
+
+    def announced(stage: str, fraction: float, detail: str) -> None:
+        nonlocal is_told
+        if stage == COMPILES and not is_told:
+            is_told = True
+            write(NOTICE)
+        show(stage, fraction, detail)
+
+    return announced
 
 
 @contextlib.contextmanager
-def _bar(console: "Console") -> Iterator[Show]:
+def _rows(console: "Console") -> Iterator["Rows"]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.fields[detail]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("start", total=1.0, detail="")
-
-        def show(stage: str, fraction: float, detail: str) -> None:
-            progress.update(task, description=stage, completed=fraction, detail=detail)
-
-        yield show
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), TimeElapsedColumn())
+    detail = TextColumn("{task.fields[detail]}", markup=False)
+    with Progress(*columns, detail, console=console, transient=True) as progress:
+        yield Rows(progress=progress)
 
 
-def _line_per_stage(write: Callable[[str], None]) -> Show:
-    last = ""
+@dataclass(kw_only=True, slots=True)
+class Rows:
+    """A row a stage, with a clock of its own that runs from its first word to its end.
 
-    def show(stage: str, fraction: float, detail: str) -> None:
-        nonlocal last
-        if stage != last:
-            write(f"{stage} {detail}".rstrip())
-        last = stage
+    A stage ends when it says that all of it is done, or when the thread that began it begins another one.
+    """
 
-    return show
+    progress: "Progress"
+    live: dict[str, "TaskID"] = field(default_factory=dict)
+    begun_by: dict[int, str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def show(self, stage: str, fraction: float, detail: str) -> None:
+        """Take in where a stage is; its bar never goes back."""
+        with self.lock:
+            if stage not in self.live:
+                self._begin(stage, detail)
+            task = self.progress.tasks[self.progress.task_ids.index(self.live[stage])]
+            if fraction > 0:  # before, nobody knows how much there is: the bar only moves
+                self.progress.update(task.id, total=1.0, completed=max(task.completed, min(fraction, 1.0)))
+            self.progress.update(task.id, detail=detail)
+            if fraction >= 1:
+                del self.live[stage]
+
+    def _begin(self, stage: str, detail: str) -> None:
+        thread = threading.get_ident()
+        before = self.live.pop(self.begun_by.get(thread, ""), None)
+        if before is not None:
+            self.progress.update(before, total=1.0, completed=1.0)
+        self.begun_by[thread] = stage
+        self.live[stage] = self.progress.add_task(stage, total=None, detail=detail)
+
+
+@dataclass(kw_only=True, slots=True)
+class Lines:
+    """Lines of a log: each stage when it begins, each part of those that are long, with seconds so far."""
+
+    write: Callable[[str], None]
+    started: float = field(default_factory=time.monotonic)
+    told: dict[str, float] = field(default_factory=dict)  # the furthest of each stage that was told
+    last: dict[str, str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def show(self, stage: str, fraction: float, detail: str) -> None:
+        """Tell it, if it is new."""
+        with self.lock:
+            is_new = (
+                detail != self.last.get(stage) if stage in TOLD_EACH else self._is_further(stage, fraction)
+            )
+            if is_new:
+                self.told[stage], self.last[stage] = fraction, detail
+                self._line(f"{stage} {detail}".rstrip())
+
+    def end(self) -> None:
+        """Say that all is done."""
+        self._line("ready")
+
+    def _is_further(self, stage: str, fraction: float) -> bool:
+        return stage not in self.told or int(fraction / STEP) > int(self.told[stage] / STEP)
+
+    def _line(self, text: str) -> None:
+        self.write(f"{time.monotonic() - self.started:6.1f} s  {text}")

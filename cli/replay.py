@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from . import options
+
 File = Annotated[Path, typer.Argument(metavar="FILE", help="What Runtime.from_pretrained(record=…) wrote.")]
 
 
 def replay(
     file: File,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Decide again, without a model, what a scheduler decided; exit code 1 if anything differs."""
     from ..runtime.replay import replay as decide_again

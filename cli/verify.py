@@ -12,41 +12,26 @@ if TYPE_CHECKING:
     from ..compiler.verify import Error
     from ..runtime.verify import Verified
 
-Model = Annotated[str, typer.Argument(help="A model folder, a .gguf file or a hub id.")]
 Prompts = Annotated[list[str] | None, typer.Option("--prompt", help="A text to compare on; may be repeated.")]
 MaxTokens = Annotated[int, typer.Option(help="Tokens to continue each prompt by before comparing.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
+@options.spread
 def verify(
-    model: Model,
+    settings: options.Settings,
+    model: options.Model = None,
     prompts: Prompts = None,
     max_tokens: MaxTokens = 4,
-    as_json: Json = False,
-    without_pass: options.WithoutPass = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    numerics: options.Numerics = "fast",
-    max_model_len: options.MaxModelLen = None,
-    cache_dir: options.CacheDir = None,
+    as_json: options.Json = False,
 ) -> None:
     """Compare the compiled model with itself run op by op and with transformers, layer by layer.
 
     Exits with 1 where rounding does not explain a difference, naming the first piece that differs, the pass
     that makes it so, and the setting that leaves the pass out.
     """
-    from ..runtime.config import RuntimeConfig
+    config = settings.config(model, verify=False)
     from .progress import loading_progress
 
-    config = RuntimeConfig(
-        model=model,
-        dtype=dtype,
-        device=device,
-        numerics=numerics,  # type: ignore[arg-type]  # checked by the config
-        max_model_len=max_model_len,
-        compile=options.compile_setting(True, without_pass, verify=False),
-        cache_dir=cache_dir,
-    )
     with loading_progress() as progress:
         from ..runtime.verify import verify as compare
 

@@ -14,53 +14,22 @@ if TYPE_CHECKING:
 Check = Annotated[
     bool, typer.Option("--check", help="Compile nothing; exit with 1, naming it, if anything is missing.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-Dummy = Annotated[bool, typer.Option("--dummy-weights", help="Random weights: config.json is enough.")]
-BlockSize = Annotated[int | None, typer.Option(help="Tokens of a block of the KV cache.")]
-Attention = Annotated[str, typer.Option(help="auto or the name of a provider of attention.")]
-Model = Annotated[str, typer.Argument(help="A model folder, a .gguf file or a hub id.")]
-MaxNumSeqs = Annotated[int, typer.Option(help="Requests that are computed at once.")]
-MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Tokens of a step at most.")]
+Dummy = Annotated[bool, typer.Option("--dummy-weights", help="The same as --load-format dummy.")]
 
 
+@options.spread
 def warmup(
-    model: Model,
+    settings: options.Settings,
+    model: options.Model = None,
     check: Check = False,
-    as_json: Json = False,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    quantization: options.Quantization = None,
-    numerics: options.Numerics = "fast",
-    max_model_len: options.MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = 256,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    block_size: BlockSize = None,
-    attention: Attention = "auto",
+    as_json: options.Json = False,
     dummy_weights: Dummy = False,
-    cache_dir: options.CacheDir = None,
-    without_pass: options.WithoutPass = None,
 ) -> None:
     """Fill the cache for serving with these settings, so that the next start compiles nothing.
 
     With --check: exit with 1 and name what is missing, if serving would compile, trace or build anything.
     """
-    from ..runtime.config import RuntimeConfig
-
-    config = RuntimeConfig(
-        model=model,
-        dtype=dtype,
-        device=device,
-        quantization=quantization,  # type: ignore[arg-type]  # checked by the config
-        numerics=numerics,  # type: ignore[arg-type]  # checked by the config
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        block_size=block_size,
-        attention=attention,
-        load_format="dummy" if dummy_weights else "auto",
-        cache_dir=cache_dir,
-        compile=options.compile_setting(True, without_pass),
-    )
+    config = settings.config(model, **({"load_format": "dummy"} if dummy_weights else {}))
     report = _check(config) if check else _fill(config)
     if as_json:
         print(json.dumps(report, indent=2))

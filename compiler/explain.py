@@ -32,10 +32,13 @@ def explain_text(compiled: Compiled) -> str:
 
 
 def _report_lines(reports: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each pass did, with the reasons it gave."""
+    """What each pass did, with the reasons it gave, each once and how often."""
     lines = []
     for report in reports:
         lines.append(f"  pass {report['name']}: {report['num_matches']} sites")
-        lines += [f"    taken: {reason}" for reason in report["chosen"]]
-        lines += [f"    left alone: {reason}" for reason in report["skipped"]]
+        for what, reasons in (("taken", report["chosen"]), ("left alone", report["skipped"])):
+            lines += [
+                f"    {what}: {reason}" if number == 1 else f"    {what}, {number} times: {reason}"
+                for reason, number in Counter(reasons).items()
+            ]
     return lines

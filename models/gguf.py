@@ -21,6 +21,7 @@ from .weights import check_tensors
 
 CONVERTER_VERSION = 2
 FOLDER_KIND = "checkpoints"
+CONFIG_KIND = "configs"
 SAFETENSORS_DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -45,12 +46,33 @@ def convert_gguf(path: Path, store: Store, *, dtype: torch.dtype, progress: Prog
     return folder
 
 
+def config_of_gguf(path: Path, store: Store, *, dtype: torch.dtype) -> Path:
+    """A folder with what this file's metadata say of the model, and no weights: a few kilobytes, at once."""
+    try:
+        key = xxhash.xxh3_128_hexdigest(_identity(path).encode())
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error}") from error
+    key = f"{key}-v{CONVERTER_VERSION}-{str(dtype).removeprefix('torch.')}"
+    with store.lock(f"{CONFIG_KIND}-{key}"):
+        folder = store.folder(CONFIG_KIND, key)
+        if folder is None:
+            with store.new_folder(CONFIG_KIND, key) as new:
+                _write_configs(read_gguf(path), new, dtype)
+            folder = store.folder(CONFIG_KIND, key)
+    assert folder is not None
+    return folder
+
+
+def _identity(path: Path) -> str:
+    """Which file it is, for as long as it is not touched."""
+    stat = path.stat()
+    return f"{path.resolve()} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+
+
 def _content_hash(path: Path, store: Store) -> str:
     """The hash of a file's content, remembered for as long as the file is not touched."""
     try:
-        stat = path.stat()
-        identity = f"{path.resolve()} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
-        key = xxhash.xxh3_128_hexdigest(identity.encode())
+        key = xxhash.xxh3_128_hexdigest(_identity(path).encode())
         known = store.read_ref("gguf", key)
         if known is None:
             known = _hash(path)

@@ -24,6 +24,7 @@ from ..custom_ops.ledger import LEDGER, watched
 from ..custom_ops.triton_cache import keep_triton_kernels
 from ..models import rope
 from ..models.config import GenerationDefaults, ModelConfig, read_generation_config, read_model_config
+from ..models.gguf import config_of_gguf
 from ..models.layers import EXACT_OPS, FAST_OPS, SCALE, Ops, join_scales, taking_quantized
 from ..models.quantization import Int8Quantizer, check_quantization, quantized_names
 from ..models.registry import ModelDefinition, find_model
@@ -40,7 +41,7 @@ from .sampling_params import describe_defaults
 from .sizing import Sizing, size
 from .stopwatch import Stopwatch
 from .threads import settle_threads
-from .tokenizer import Tokenizer, load_tokenizer
+from .tokenizer import TOKENIZER_FILES, Tokenizer, has_tokenizer, load_tokenizer
 
 IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
 # Of an op, what a trace goes through; its kernels and their selection are not part of a piece.
@@ -85,7 +86,7 @@ class Loaded:
 
 def load(config: RuntimeConfig, progress: Progress) -> Loaded:
     """Load and compile a model; every failure is a LaminaError, and nothing is left running after it."""
-    with watched(warm.refuse if config.require_warm else warm.permit):
+    with watched(warm.refuse if config.require_warm else partial(warm.permit, progress)):
         return _load(config, progress)
 
 
@@ -99,6 +100,18 @@ def missing(config: RuntimeConfig, progress: Progress) -> list[str]:
     products = products_of(loaded[0] if loaded else None, found.model, resolved)
     lacks += missing_measurements(products, resolved.device, resolved.dtype, store)
     return lacks + warm.missing_kernels(store, warm.serving_factors(config, resolved, factors))
+
+
+def require_tokenizer(config: RuntimeConfig, progress: Progress) -> None:
+    """LoadError where texts could not be read; told before anything is compiled."""
+    if config.tokenizer is not None:
+        return
+    folder = find(config, progress).folder
+    if not has_tokenizer(folder):
+        raise LoadError(
+            f"{folder} has no tokenizer, so that texts cannot be read: it has none of "
+            f"{', '.join(TOKENIZER_FILES)}; name a folder that has one with --tokenizer, in Python tokenizer="
+        )
 
 
 def sizing(config: RuntimeConfig, progress: Progress) -> Sizing:
@@ -120,7 +133,18 @@ def note_use(loaded: Loaded) -> None:
     found = loaded.found
     factors = found.plan_factors()
     plan = None if factors is None else cache.plan_key(factors)
-    warm.note(found.store, warm.serving_factors(found.config, found.resolved, factors), plan)
+    serving = warm.serving_factors(found.config, found.resolved, factors)
+    warm.note(found.store, serving, plan)
+    keys = [warm.serving_key(serving), *([] if plan is None else [plan])]
+    if found.folder.parent.parent.parent in (found.store.root, found.store.home):
+        keys.append(found.folder.name)  # a folder of the store: a file that was converted
+    warm.note_name(found.store, keys, _name_of(found.config.model))
+
+
+def _name_of(model: str | Path) -> str:
+    """Of a file or folder the last part of its path, else the id on a hub."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.exists() else str(model)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,12 +289,14 @@ def _eos_token_ids(found: Found, tokenizer: Tokenizer | None) -> frozenset[int]:
 
 
 def _find_folder(config: RuntimeConfig, store: Store, device: torch.device, progress: Progress) -> Path:
-    """The checkpoint's folder; dummy weights need no more of it than config.json."""
+    """The checkpoint's folder; dummy weights need no more of it than its config."""
     progress("config", 0.0, str(config.model))
     folder = Path(config.model).expanduser()
     if config.load_format == "dummy" and folder.is_dir():
         return folder
     dtype = resolve_dtype(config.dtype, torch.bfloat16, device)
+    if config.load_format == "dummy" and folder.is_file() and folder.suffix.lower() == ".gguf":
+        return config_of_gguf(folder, store, dtype=dtype)
     return resolve_source(
         config.model,
         store=store,

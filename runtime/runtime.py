@@ -25,7 +25,14 @@ from .logprobs import Teller
 from .outputs import RequestOutput, StreamDelta
 from .prompts import Params, Prompt, as_list, checked_kind, each, one_each
 from .request import Request, RequestOptions, check_prompt, total_tokens
-from .sampling_params import SamplingParams, check_ids, check_reports, settle_words, stopping_token_ids
+from .sampling_params import (
+    SamplingParams,
+    check_ids,
+    check_reports,
+    for_chat,
+    settle_words,
+    stopping_token_ids,
+)
 from .stats import collect_stats, page_of
 from .tokenizer import Tokenizer
 
@@ -111,7 +118,8 @@ class Runtime:
         tools: functions that the model may call, as JSON schemas. RequestError where its template refuses
         either, or does not read tools.
         """
-        return self.generate([self.apply_chat_template(messages, tools=tools)], params, **options)[0]
+        ids = self.apply_chat_template(messages, tools=tools)
+        return self.generate([ids], self.chat_params(params), **options)[0]
 
     def stream_chat(
         self,
@@ -122,7 +130,13 @@ class Runtime:
         **options: Any,
     ) -> Iterator[StreamDelta]:
         """chat(), as it is written."""
-        return self.stream(self.apply_chat_template(messages, tools=tools), params, **options)
+        ids = self.apply_chat_template(messages, tools=tools)
+        return self.stream(ids, self.chat_params(params), **options)
+
+    def chat_params(self, params: SamplingParams | None = None) -> SamplingParams:
+        """What a chat is sampled with: as given, then as the checkpoint says, then by CHAT_DEFAULTS."""
+        defaults = self._open.defaults if self.config.generation_defaults else None
+        return for_chat(SamplingParams() if params is None else params, defaults)
 
     def apply_chat_template(self, messages: Messages, *, tools: Messages | None = None) -> list[int]:
         """The token ids of a conversation, ready for an answer."""

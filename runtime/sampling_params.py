@@ -1,17 +1,21 @@
 """What a caller asks of the choice of tokens, and of where they end: checked when given."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..common.errors import RequestError, UnknownParameterError
+from ..common.logging import get_logger, log_once
 from ..common.names import refuse_unknown
 from .border import as_int, check_flag, check_unicode, integer, iterate, number, token_ids
 from .other_names import SAMPLING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = get_logger("runtime")
 
 SEED_LIMIT = 2**63  # seeds travel to the device as int64
 MODEL_DEFAULTS = {  # what a checkpoint's author may set, and what changes nothing
@@ -23,6 +27,7 @@ MODEL_DEFAULTS = {  # what a checkpoint's author may set, and what changes nothi
     "repetition_penalty": 1.0,
 }
 
+CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.9}  # of chats with a checkpoint that names no sampling
 # (prompt token ids, output token ids so far, logits [vocab] float32) -> logits of the same shape
 LogitsProcessor = Callable[[Sequence[int], Sequence[int], "Tensor"], "Tensor"]
 
@@ -50,8 +55,8 @@ class SamplingParams:
     """How tokens are chosen and when to stop.
 
     None leaves a choice to the checkpoint's defaults where it has any, else to what changes nothing; chats
-    have defaults of their own between the two (see `for_chat`). max_tokens is a ceiling: where the context
-    ends sooner, so does the answer. docs/sampling.md has the order in which all of these apply.
+    have defaults of their own between the two (Runtime.chat_params). max_tokens is a ceiling: where the
+    context ends sooner, so does the answer. docs/sampling.md has the order in which all of these apply.
     """
 
     n: int = 1
@@ -186,6 +191,24 @@ class SamplingParams:
 
     def _settle(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # only while being built: a checked value in its stored form
+
+
+def for_chat(params: SamplingParams, defaults: SamplingDefaults | None) -> SamplingParams:
+    """With CHAT_DEFAULTS for what is left open, if the checkpoint itself does not say how to sample.
+
+    None for defaults: the caller wants none, and gets none.
+    """
+    if defaults is None or not isinstance(params, SamplingParams):
+        return params
+    named = {name for name in MODEL_DEFAULTS if getattr(defaults, name) is not None}
+    left: dict[str, Any] = {
+        name: value for name, value in CHAT_DEFAULTS.items() if getattr(params, name) is None
+    }
+    if named - {"repetition_penalty"} or not left:
+        return params
+    told = ", ".join(f"{name} {value}" for name, value in left.items())
+    log_once(logger, logging.INFO, f"chats are sampled with {told}: the checkpoint does not say how")
+    return dataclasses.replace(params, **left)
 
 
 def describe_defaults(defaults: SamplingDefaults) -> str:

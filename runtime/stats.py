@@ -36,6 +36,7 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
         "latency": loaded.engine.latencies.summary(),
         "compile": _compile_stats(loaded.parts.compiled, len(loaded.late_builds.events)),
         "cuda_graphs": _graph_stats(loaded.assembled),
+        "cpu_call_lists": {"replays": loaded.assembled.runner.num_taped_steps},
         "startup": {
             **loaded.startup,
             "first_token": loaded.engine.first_token_seconds,
@@ -75,7 +76,7 @@ def _graph_stats(assembled: Assembled) -> dict[str, Any]:
     ledger = assembled.graphs.ledger() if assembled.graphs else ()
     return {
         "sizes": [[type(record.key).__name__.lower(), record.key.size] for record in ledger],
-        "replays": sum(record.num_replays for record in ledger) + assembled.runner.num_taped_steps,
+        "replays": sum(record.num_replays for record in ledger),
         "eager_steps": assembled.runner.num_eager_steps,
         "tokens": sum(record.num_tokens for record in ledger),
         "padded_tokens": sum(record.num_padded_tokens for record in ledger),

@@ -106,14 +106,15 @@ def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:
         return Tokenizer(copy.deepcopy(override))
     if override is not None:
         folder = Path(override).expanduser()
-        if not _has_tokenizer(folder):
+        if not has_tokenizer(folder):
             raise LoadError(
                 f"tokenizer is {str(override)!r}, but there is none of {', '.join(TOKENIZER_FILES)}"
             )
-    return Tokenizer(_load_backend(folder)) if _has_tokenizer(folder) else None
+    return Tokenizer(_load_backend(folder)) if has_tokenizer(folder) else None
 
 
-def _has_tokenizer(folder: Path) -> bool:
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a tokenizer's files."""
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 

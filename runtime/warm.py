@@ -3,7 +3,7 @@
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from .. import custom_ops
 from ..common.errors import NotWarmError
 from ..common.logging import get_logger
+from ..common.progress import Progress
 from ..common.store import Store
 from ..compiler import cache
 from ..custom_ops.build import CSRC, find_built
@@ -20,6 +21,7 @@ from .config import Resolved, RuntimeConfig
 logger = get_logger("runtime")
 
 SERVING = "serving"  # the store's names for these notes
+NAMES = "names"  # and for what models are called, by keys of their plans, notes and folders
 PACKAGES = ("triton", "flash-attn-4", "flash-attn", "flash-attn-3")  # whose kernels may serve an op
 
 
@@ -38,9 +40,10 @@ class LateBuilds:
         logger.warning("%s", message)
 
 
-def permit(what: str) -> None:
+def permit(progress: Progress, what: str) -> None:
     """Asked before a build where anything may be built."""
     logger.info("building %s", what)
+    progress("kernels", 0.0, what)
 
 
 def refuse(what: str) -> None:
@@ -73,6 +76,15 @@ def note(store: Store, factors: Mapping[str, Any], plan: str | None) -> None:
     key = serving_key(factors)
     if store.read_ref(SERVING, key) != record:
         store.write_ref(SERVING, key, record)
+
+
+def note_name(store: Store, keys: Iterable[str], model: str) -> None:
+    """Write down what a model is called whose things these are; for people alone, and never exported."""
+    for key in keys:
+        names = store.read_ref(NAMES, key)
+        known = names if isinstance(names, list) else []
+        if model not in known:
+            store.write_ref(NAMES, key, sorted([*known, model]))
 
 
 def serving_key(factors: Mapping[str, Any]) -> str:

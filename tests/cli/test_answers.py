@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,9 +52,39 @@ def test_a_prompt_is_answered_by_the_text_alone(lamina, answers):
     assert "not compiled" in err
 
 
-def test_several_prompts_are_answered_in_order(lamina, answers):
-    code, out, _ = lamina("generate", PROMPT, "th")
-    assert (code, out) == (0, "".join(text + "\n" for text in answers["raw"]))
+def test_several_prompts_are_answered_in_order_each_below_its_own_line(lamina, answers):
+    code, out, err = lamina("generate", PROMPT, "th")
+    heads = [f"=== prompt 1 of 2: {PROMPT}\n", "=== prompt 2 of 2: th\n"]
+    assert (code, out) == (
+        0,
+        "".join(f"{head}{text}\n" for head, text in zip(heads, answers["raw"], strict=True)),
+    )
+    assert "first tokens within" in err
+
+
+def test_the_model_may_be_an_argument_or_an_option_but_not_both(
+    lamina, answers, tiny_text_folder, monkeypatch
+):
+    monkeypatch.setattr(sys, "argv", ["lamina", "generate", str(tiny_text_folder), PROMPT, *GREEDY])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert lamina("generate", PROMPT)[:2] == (0, 2 * (answers["raw"][0] + "\n"))  # printed by each way
+    code, _, err = lamina("warmup", "other")
+    assert (code, "MODEL" in err, "given twice" in " ".join(err.split())) == (2, True, True)
+
+
+def test_the_prompt_and_the_answer_are_timed_apart(lamina):
+    assert re.search(
+        r"6 tokens, first token after [\d.]+ s, then [\d.]+ ms a token", lamina("generate", PROMPT)[2]
+    )
+
+
+def test_sampling_of_every_kind_reaches_the_answer(lamina, answers):
+    assert lamina("generate", "--stop", answers["raw"][0][1], PROMPT)[1] == answers["raw"][0][0] + "\n"
+    seeded = [lamina("generate", "--temperature", "1", "--seed", "7", PROMPT)[1] for _ in range(2)]
+    assert seeded[0] == seeded[1]
+    ids = ("--allowed-token-ids", "70", "--ignore-eos", "--json", PROMPT)
+    assert json.loads(lamina("generate", *ids)[1])["outputs"][0]["token_ids"] == [70] * 6
 
 
 def test_a_dash_reads_the_prompt_from_standard_input(lamina, answers):
@@ -79,12 +110,31 @@ def test_a_quantization_reaches_the_runtime_and_an_unknown_one_is_one_clear_line
     assert (code, json.loads(out)["stats"]["quantization"]["name"]) == (0, "int8")
     code, out, err = lamina("generate", "--quantization", "int3", PROMPT)
     assert (code, out) == (2, "")
-    assert "quantization is 'int3'; wanted None or int8" in err
+    assert "'int3' is not one of 'int8'" in " ".join(err.split())
 
 
-def test_several_answers_to_a_prompt_are_printed_each_on_its_line(lamina, answers):
-    code, out, _ = lamina("generate", "--n", "2", PROMPT, "th")
-    assert (code, out) == (0, "".join(text + "\n" for text in answers["raw"] for _ in range(2)))
+def test_several_answers_to_a_prompt_are_printed_each_below_its_own_line(lamina, answers):
+    code, out, _ = lamina("generate", "--n", "2", PROMPT)
+    heads = [f"=== prompt 1 of 1 answer {number} of 2: {PROMPT}\n" for number in (1, 2)]
+    assert (code, out) == (0, "".join(f"{head}{answers['raw'][0]}\n" for head in heads))
+
+
+def test_a_model_without_a_tokenizer_is_told_before_anything_is_compiled(
+    tiny_folder, compile_cache, monkeypatch, capsys
+):
+    for command in (["generate", str(tiny_folder), PROMPT], ["chat", str(tiny_folder)]):
+        monkeypatch.setattr(sys, "argv", ["lamina", *command, "--cache-dir", str(compile_cache / "empty")])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        err = capsys.readouterr().err
+        assert f"{tiny_folder} has no tokenizer" in err
+        assert "--tokenizer, in Python tokenizer=" in err
+        assert "compiling" not in err
+
+
+def test_chat_says_its_defaults_where_the_checkpoint_has_none(lamina):
+    assert "sampling: temperature 0.0, top_p 0.9" in lamina("chat")[2]
+    assert "the checkpoint does not say how" not in lamina("chat", "--top-p", "1")[2]
 
 
 def test_json_tells_log_probabilities_and_the_index_of_each_answer(lamina):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lamina.cli.info import info
+from lamina import __version__
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"}
@@ -16,9 +16,8 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"}
 
 def lamina(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lamina", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=ENVIRONMENT, check=False, cwd="/", **options
-    )
+    settings = {"env": ENVIRONMENT, **options}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", **settings)
 
 
 @pytest.mark.parametrize(
@@ -33,12 +32,18 @@ def lamina(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
         ("explain",),
         ("info",),
         ("replay",),
+        ("verify",),
     ],
 )
-def test_help_is_given(arguments):
+def test_help_is_given_by_either_word(arguments):
     result = lamina(*arguments, "--help")
     assert result.returncode == 0
     assert "Usage: lamina" in result.stdout
+    assert lamina(*arguments, "-h").stdout == result.stdout
+
+
+def test_the_version_is_printed():
+    assert lamina("--version").stdout == f"lamina {__version__}\n"
 
 
 def test_help_imports_neither_torch_nor_transformers():
@@ -66,16 +71,25 @@ def test_info_names_the_machine_and_the_cache(tmp_path):
     assert facts["cores"] >= 1
 
 
-def test_info_is_a_table_without_json(capsys):
-    info()
-    rows = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
-    assert {"cpu", "isa", "versions", "cache_dir"} <= rows
+def test_info_is_whole_lines_in_a_pipe(tmp_path):
+    text = lamina(
+        "info", env=ENVIRONMENT | {"LAMINA_CACHE_DIR": str(tmp_path / ("x" * 150)), "COLUMNS": "20"}
+    )
+    rows = dict(line.split(maxsplit=1) for line in text.stdout.splitlines())
+    assert {"cpu", "isa", "versions"} <= rows.keys()
+    assert rows["cache_dir"] == str(tmp_path / ("x" * 150))
 
 
 @pytest.mark.parametrize(
     "arguments, said",
     [
         (("generate", "hello"), "--model"),
+        (("chat",), "MODEL"),
+        (("warmup",), "MODEL"),
+        (("explain",), "MODEL"),
+        (("verify",), "MODEL"),
+        (("warmup", "somewhere", "--check", "--attention", "zzz"), "'zzz' is not one of 'auto'"),
+        (("info", "somewhere", "--dtype", "bf16"), "'bf16' is not one of 'auto', 'bfloat16'"),
         (("generate", "--model", "somewhere"), "PROMPT"),
         (("generate", "--model", "somewhere", "--max-tokens", "many", "hello"), "--max-tokens"),
         (("generate", "--model", "somewhere", "--frobnicate", "hello"), "--frobnicate"),
