@@ -15,11 +15,12 @@ from ..common.store import Store
 from .config import ModelConfig
 from .gguf_config import ROPE_TENSORS, checkpoint_config, family_of, row_order
 from .gguf_file import GGUFFile, chunks, read_gguf
+from .gguf_tokenizer import write_tokenizer
 from .registry import find_model
 from .shards import SINGLE_NAME
 from .weights import check_tensors
 
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 FOLDER_KIND = "checkpoints"
 CONFIG_KIND = "configs"
 SAFETENSORS_DTYPES = {
@@ -40,7 +41,7 @@ def convert_gguf(path: Path, store: Store, *, dtype: torch.dtype, progress: Prog
             with store.new_folder(FOLDER_KIND, key) as new:
                 _write_configs(file, new, dtype)
                 _write_weights(file, new / SINGLE_NAME, dtype, progress)
-                _write_tokenizer(file, new, store)
+                write_tokenizer(file, new)
             folder = store.folder(FOLDER_KIND, key)
     assert folder is not None
     return folder
@@ -138,22 +139,3 @@ def _write_weights(file: GGUFFile, target: Path, dtype: torch.dtype, progress: P
                 out.write(values.to(dtype).view(torch.uint8).numpy().data)
             if progress is not None:
                 progress("convert", done / len(names), name)
-
-
-def _write_tokenizer(file: GGUFFile, folder: Path, store: Store) -> None:
-    """The tokenizer as transformers reads it from the file; nothing where the file has none."""
-    if "tokenizer.ggml.tokens" not in file.metadata:
-        return
-    from transformers import PreTrainedTokenizerFast
-
-    with store.temporary_folder() as alone:  # files beside the original must not be taken for its own
-        (alone / "model.gguf").symlink_to(file.path.resolve())
-        # AutoTokenizer makes the same one, five times slower: it reads a model config from the file first
-        try:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(alone, gguf_file="model.gguf")
-        except Exception as error:  # whatever comes of metadata that is taken for what it should be
-            raise LoadError(
-                f"the tokenizer of {file.path} cannot be read: {error!r}; download the file again, or give "
-                "the model's folder of safetensors"
-            ) from error
-        tokenizer.save_pretrained(folder)

@@ -15,6 +15,7 @@ from ..common.errors import LoadError, UnsupportedError
 from .config import ARCHITECTURE_OF_MODEL_TYPE
 from .fields import Fields
 from .gguf_file import GGUFFile, chunks
+from .gguf_vocabulary import end_token_ids
 from .rope import llama3_divisors
 from .rope_config import RopeConfig, mention_unknown
 
@@ -162,7 +163,8 @@ def _end_tokens(file: GGUFFile) -> dict[str, Any]:
     ]
     return {
         "bos_token_id": tokens.integer("tokenizer.ggml.bos_token_id", None, minimum=0),
-        "eos_token_id": list(dict.fromkeys(i for i in ends if i is not None)) or None,
+        "eos_token_id": list(dict.fromkeys([*(i for i in ends if i is not None), *end_token_ids(file)]))
+        or None,
     }
 
 
