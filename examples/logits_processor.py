@@ -19,6 +19,8 @@ def no_three_again(prompt: Sequence[int], answer: Sequence[int], logits: Tensor)
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     with Runtime.from_pretrained(sys.argv[1]) as runtime:
         for processors in ([], [no_three_again]):
             params = SamplingParams(max_tokens=60, temperature=0, logits_processors=processors)

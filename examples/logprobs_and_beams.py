@@ -8,6 +8,8 @@ PROMPT = "The capital of France is"
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     with Runtime.from_pretrained(sys.argv[1]) as runtime:
         params = SamplingParams(n=2, best_of=5, temperature=0.8, seed=1, max_tokens=12, logprobs=2)
         for answer in runtime.generate(PROMPT, params)[0].outputs:

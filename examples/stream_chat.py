@@ -6,6 +6,8 @@ from lamina import Runtime, SamplingParams
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     model, question = sys.argv[1:]
     with Runtime.from_pretrained(model) as runtime:
         messages = [{"role": "user", "content": question}]

@@ -1,9 +1,14 @@
-"""Fill the cache once, for instance while a container image is built; then start knowing it is warm."""
+"""Fill the cache once, for instance while a container image is built; then start knowing it is warm.
+
+python examples/warmup.py MODEL
+"""
 
 import sys
 
 from lamina import NotWarmError, Runtime, SamplingParams
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 model = sys.argv[1]  # a folder, a .gguf file or a hub id
 settings = {"max_num_seqs": 64}  # what is compiled depends on the settings: give both the same
 

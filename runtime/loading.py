@@ -41,7 +41,7 @@ from .sampling_params import describe_defaults
 from .sizing import Sizing, size
 from .stopwatch import Stopwatch
 from .threads import settle_threads
-from .tokenizer import TOKENIZER_FILES, Tokenizer, has_tokenizer, load_tokenizer
+from .tokenizer import Tokenizer, load_tokenizer
 
 IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
 # Of an op, what a trace goes through; its kernels and their selection are not part of a piece.
@@ -102,18 +102,6 @@ def missing(config: RuntimeConfig, progress: Progress) -> list[str]:
     return lacks + warm.missing_kernels(store, warm.serving_factors(config, resolved, factors))
 
 
-def require_tokenizer(config: RuntimeConfig, progress: Progress) -> None:
-    """LoadError where texts could not be read; told before anything is compiled."""
-    if config.tokenizer is not None:
-        return
-    folder = find(config, progress).folder
-    if not has_tokenizer(folder):
-        raise LoadError(
-            f"{folder} has no tokenizer, so that texts cannot be read: it has none of "
-            f"{', '.join(TOKENIZER_FILES)}; name a folder that has one with --tokenizer, in Python tokenizer="
-        )
-
-
 def sizing(config: RuntimeConfig, progress: Progress) -> Sizing:
     """What fits with these settings, before weights are read."""
     found = find(config, progress)
@@ -138,13 +126,7 @@ def note_use(loaded: Loaded) -> None:
     keys = [warm.serving_key(serving), *([] if plan is None else [plan])]
     if found.folder.parent.parent.parent in (found.store.root, found.store.home):
         keys.append(found.folder.name)  # a folder of the store: a file that was converted
-    warm.note_name(found.store, keys, _name_of(found.config.model))
-
-
-def _name_of(model: str | Path) -> str:
-    """Of a file or folder the last part of its path, else the id on a hub."""
-    path = Path(model).expanduser()
-    return path.resolve().name if path.exists() else str(model)
+    warm.note_name(found.store, keys, found.config.model)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,6 @@ import torch
 
 from ..common.errors import ClosedError, ConfigError, RequestError
 from ..common.progress import Progress, say_nothing
-from ..compiler.explain import explain_text
 from ..custom_ops.ledger import watched
 from .answers import Answers, params_of_each
 from .beam_rounds import BeamRounds, Searched
@@ -33,7 +32,7 @@ from .sampling_params import (
     settle_words,
     stopping_token_ids,
 )
-from .stats import collect_stats, page_of
+from .stats import collect_stats, explanation_of, page_of
 from .tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -186,16 +185,7 @@ class Runtime:
 
     def explain(self) -> str:
         """What was compiled: unique pieces, what the passes did to each, its kernels and matrix products."""
-        loaded = self._open
-        compiled, products = loaded.parts.compiled, loaded.assembled.products
-        text = "the model runs eagerly: nothing was compiled" if compiled is None else explain_text(compiled)
-        served = ["\nmatrix products:", *(f"  {line}" for line in products)] if products else []
-        quantizer = loaded.parts.quantizer
-        quantized = (
-            [f"\nquantization {loaded.resolved.quantization}: {quantizer.sentence()}"] if quantizer else []
-        )
-        late = [f"built in the middle of a request: {what}" for what in loaded.late_builds.events]
-        return "\n".join([text, *quantized, *served, *late])
+        return explanation_of(self._open)
 
     def close(self) -> None:
         """Abort what is running and give back memory; a second call does nothing."""

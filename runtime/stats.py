@@ -6,6 +6,7 @@ from typing import Any
 
 from ..common.errors import RequestError
 from ..compiler.compile import Compiled
+from ..compiler.explain import explain_text
 from ..compiler.explain_page import explain_page
 from .assembly import Assembled
 from .loading import Loaded
@@ -45,6 +46,19 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
         "resolved": _resolved_stats(loaded),
         "quantization": _quantization_stats(loaded),
     }
+
+
+def explanation_of(loaded: Loaded) -> str:
+    """What was compiled, quantized, chosen and built late, in words."""
+    compiled, products = loaded.parts.compiled, loaded.assembled.products
+    text = "the model runs eagerly: nothing was compiled" if compiled is None else explain_text(compiled)
+    served = ["\nmatrix products:", *(f"  {line}" for line in products)] if products else []
+    quantizer = loaded.parts.quantizer
+    quantized = (
+        [f"\nquantization {loaded.resolved.quantization}: {quantizer.sentence()}"] if quantizer else []
+    )
+    late = [f"built in the middle of a request: {what}" for what in loaded.late_builds.events]
+    return "\n".join([text, *quantized, *served, *late])
 
 
 def page_of(loaded: Loaded) -> str:

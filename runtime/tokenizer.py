@@ -118,6 +118,15 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
+def require_tokenizer(folder: Path) -> None:
+    """LoadError where a model's folder has nothing to read texts with."""
+    if not has_tokenizer(folder):
+        raise LoadError(
+            f"{folder} has no tokenizer, so that texts cannot be read: it has none of "
+            f"{', '.join(TOKENIZER_FILES)}; name a folder that has one with --tokenizer, in Python tokenizer="
+        )
+
+
 def _load_backend(folder: Path) -> Any:
     try:
         why = obstacle(folder)

@@ -78,13 +78,15 @@ def note(store: Store, factors: Mapping[str, Any], plan: str | None) -> None:
         store.write_ref(SERVING, key, record)
 
 
-def note_name(store: Store, keys: Iterable[str], model: str) -> None:
+def note_name(store: Store, keys: Iterable[str], model: str | Path) -> None:
     """Write down what a model is called whose things these are; for people alone, and never exported."""
+    path = Path(model).expanduser()
+    name = path.resolve().name if path.exists() else str(model)  # the id on a hub
     for key in keys:
         names = store.read_ref(NAMES, key)
         known = names if isinstance(names, list) else []
-        if model not in known:
-            store.write_ref(NAMES, key, sorted([*known, model]))
+        if name not in known:
+            store.write_ref(NAMES, key, sorted([*known, name]))
 
 
 def serving_key(factors: Mapping[str, Any]) -> str:

@@ -1,7 +1,10 @@
 """The pass that docs/add_a_pass.md tells how to write works, is keyed, reported and proved as told there."""
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +47,35 @@ def test_the_proof_holds(own, monkeypatch):
     namespace = {"DOUBLE_NEGATION": own, "__name__": f"{__package__}.proof", "__package__": __package__}
     exec(compile(PROOF, str(PAGE), "exec"), namespace)
     namespace["test_double_negation"]()
+
+
+def test_the_proof_copied_as_it_stands_holds_under_any_profile(tmp_path):
+    """In a folder of one's own: without a profile of ours, Hypothesis has its own deadline."""
+    text = PROOF.replace("from . import checks", "from tests.compiler import checks")
+    text = text.replace("from .programs import", "from tests.compiler.programs import")
+    (tmp_path / "test_proof.py").write_text(f"{PASS}\n\n{text}")
+    root = PAGE.parents[1]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--rootdir",
+        tmp_path,
+        "-p",
+        "no:cacheprovider",
+        tmp_path,
+    ]
+    path = os.pathsep.join([str(root), str(root / "src")])
+    result = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stdout
 
 
 def test_it_runs_before_lower_and_is_reported(own):

@@ -38,12 +38,12 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return function.end_lineno - function.lineno + 1
 
 
-def test_package_holds_a_link_per_folder_and_three_files():
+def test_package_holds_a_link_per_folder_and_public_names():
     links = {path.name: os.readlink(path) for path in PACKAGE.iterdir() if path.is_symlink()}
     assert links == {name: f"../../{name}" for name in (*PACKAGES, "csrc")}
     assert all((PACKAGE / name).is_dir() for name in links)
     files = {path.name for path in PACKAGE.iterdir() if not path.is_symlink()} - {"__pycache__"}
-    assert files == {"__init__.py", "__main__.py", "py.typed"}
+    assert files == {"__init__.py", "__main__.py", "vllm.py", "py.typed"}
 
 
 def test_every_folder_of_python_is_a_package():

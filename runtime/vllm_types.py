@@ -1,0 +1,267 @@
+"""What callers of vLLM give and get: names, defaults and shapes of vLLM 0.23, checked by our own rules."""
+
+import copy
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from ..common.errors import RequestError, UnsupportedError
+from . import beam_search
+from . import outputs as ours
+from .logprobs import Logprobs
+from .sampling_params import SamplingParams as OurParams
+
+GREEDY_BELOW = 1e-5
+LOWEST_TEMPERATURE = 0.01  # of those that are not greedy
+# Parameters that vLLM has and we cannot honour, with the value that asks for nothing.
+WITHOUT: dict[str, Any] = {
+    "structured_outputs": None,
+    "guided_decoding": None,
+    "logprob_token_ids": None,
+    "flat_logprobs": False,
+    "spaces_between_special_tokens": True,
+    "truncate_prompt_tokens": None,
+    "extra_args": None,
+    "thinking_token_budget": None,
+    "repetition_detection": None,
+}
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: list[int]
+
+
+class RequestOutputKind(enum.Enum):
+    """How a stream would be cut; whole answers are given whatever it says."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+@dataclass
+class SamplingParams:
+    """vLLM's parameters with vLLM's defaults: 16 tokens, drawn as the model says. May be changed, cloned."""
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: Any = None  # a text or a list of texts; a list from then on
+    stop_token_ids: Any = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: Any = None
+    structured_outputs: Any = None
+    guided_decoding: Any = None
+    logprob_token_ids: Any = None
+    flat_logprobs: bool = False
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: Any = None
+    extra_args: Any = None
+    thinking_token_budget: Any = None
+    repetition_detection: Any = None
+
+    def __post_init__(self) -> None:
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or ()))
+        self.bad_words = list(dict.fromkeys(self.bad_words or ()))
+        self.seed = None if self.seed == -1 else self.seed
+        self.logprobs = 1 if self.logprobs is True else self.logprobs
+        self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
+        self.to_lamina()
+        if 0 < self.temperature < LOWEST_TEMPERATURE:
+            self.temperature = LOWEST_TEMPERATURE
+        if self.temperature < GREEDY_BELOW:
+            self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+            if self.n > 1:
+                raise RequestError(f"n is {self.n} and temperature 0; wanted n 1, as all would be the same")
+
+    @staticmethod
+    def from_optional(**given: Any) -> "SamplingParams":
+        """With None for whatever is left to the default."""
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+    def clone(self) -> "SamplingParams":
+        """A copy that shares nothing."""
+        return copy.deepcopy(self)
+
+    def to_lamina(self) -> OurParams:
+        """The same to us: nothing is left to the checkpoint. RequestError or UnsupportedError by name."""
+        for name, nothing in WITHOUT.items():
+            if getattr(self, name) != nothing:
+                raise UnsupportedError(f"{name} is {getattr(self, name)!r:.80}; Lamina has no such thing")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) == -1:
+                raise UnsupportedError(f"{name} is -1, all tokens there are; give their number instead")
+        return OurParams(
+            n=self.n,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            typical_p=1.0,
+            seed=self.seed,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            detokenize=self.detokenize,
+            skip_special_tokens=self.skip_special_tokens,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            logit_bias=self.logit_bias,
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=self.bad_words,
+        )
+
+
+@dataclass
+class BeamSearchParams:
+    """vLLM's parameters of a beam search."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def to_lamina(self) -> beam_search.BeamSearchParams:
+        """The same to us."""
+        if self.temperature != 0:
+            raise UnsupportedError(
+                f"temperature is {self.temperature}; a beam search here has none; wanted 0"
+            )
+        return beam_search.BeamSearchParams(
+            beam_width=self.beam_width,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            length_penalty=self.length_penalty,
+        )
+
+
+@dataclass
+class CompletionOutput:
+    """One answer."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[Logprobs] | None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    lora_request: None = None
+
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.finish_reason is not None
+
+    @classmethod
+    def of(cls, answer: ours.CompletionOutput) -> "CompletionOutput":
+        """The same as vLLM has it."""
+        return cls(
+            index=answer.index,
+            text=answer.text,
+            token_ids=list(answer.token_ids),
+            cumulative_logprob=answer.cumulative_logprob,
+            logprobs=None if answer.logprobs is None else list(answer.logprobs),
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+        )
+
+
+@dataclass
+class RequestOutput:
+    """A prompt with its answers."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: list[Logprobs | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: ours.RequestTimes | None = None
+    lora_request: None = None
+    encoder_prompt: None = None
+    encoder_prompt_token_ids: None = None
+    num_cached_tokens: int | None = None
+
+    @classmethod
+    def of(cls, output: ours.RequestOutput, prompt: str | None) -> "RequestOutput":
+        """The same as vLLM has it; a prompt given as token ids alone has no text."""
+        told = output.prompt_logprobs
+        return cls(
+            request_id=output.request_id,
+            prompt=prompt,
+            prompt_token_ids=list(output.prompt_token_ids),
+            prompt_logprobs=None if told is None else list(told),
+            outputs=[CompletionOutput.of(answer) for answer in output.outputs],
+            finished=True,
+            metrics=output.times,
+            num_cached_tokens=output.num_cached_tokens,
+        )
+
+
+@dataclass
+class BeamSearchSequence:
+    """A sequence that was found: prompt and answer together, as tokens and as text."""
+
+    tokens: list[int]
+    logprobs: list[Logprobs]
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    lora_request: None = None
+
+
+@dataclass
+class BeamSearchOutput:
+    """The sequences that were found for a prompt, the best first."""
+
+    sequences: list[BeamSearchSequence] = field(default_factory=list)
+
+
+def prompt_of(prompt: Any) -> tuple[Any, str | None, str]:
+    """What to serve, its text where it has one, and its cache salt; RequestError for what is no text."""
+    if not isinstance(prompt, Mapping):
+        return prompt, prompt if isinstance(prompt, str) else None, ""
+    for name in prompt:
+        if name not in ("prompt", "prompt_token_ids", "cache_salt"):
+            raise UnsupportedError(
+                f"a prompt holds {name!r:.80}; wanted prompt, prompt_token_ids, cache_salt"
+            )
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is None and ids is None:
+        raise RequestError(f"a prompt is {dict(prompt)!r:.80}; wanted prompt or prompt_token_ids in it")
+    return (text if ids is None else ids), text, prompt.get("cache_salt") or ""

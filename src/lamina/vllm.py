@@ -1,0 +1,27 @@
+"""vLLM's names over Lamina's runtime: `from lamina.vllm import LLM, SamplingParams`."""
+
+from .runtime.vllm import (
+    LLM,
+    BeamSearchOutput,
+    BeamSearchParams,
+    BeamSearchSequence,
+    CompletionOutput,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    TextPrompt,
+    TokensPrompt,
+)
+
+__all__ = [
+    "LLM",
+    "SamplingParams",
+    "RequestOutput",
+    "CompletionOutput",
+    "RequestOutputKind",
+    "BeamSearchParams",
+    "BeamSearchOutput",
+    "BeamSearchSequence",
+    "TextPrompt",
+    "TokensPrompt",
+]
