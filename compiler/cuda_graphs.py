@@ -137,7 +137,8 @@ class CudaGraphs:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()  # torch.cuda.graph would empty the cache for every piece
         with torch.cuda.stream(_recording_stream(self.device)):
-            graph.capture_begin(pool=self._pool)
+            # other threads go on allocating: that is no part of this graph, and none of its business
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = run()
             finally:

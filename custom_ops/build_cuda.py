@@ -17,10 +17,14 @@ FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-Xcompiler=-fPIC", "-shared", "--spl
 TOOLKIT = Path("/usr/local/cuda")
 
 
-@functools.cache
 def load_cuda_kernel(op: str) -> ctypes.CDLL:
-    """The shared library of csrc/<op>/cuda.cu, built on first use for the current device."""
-    path = build_cuda(op, device_architecture(), CSRC, LEDGER.store)
+    """The shared library of csrc/<op>/cuda.cu for the current device, built on first use."""
+    return _load(op, device_architecture())
+
+
+@functools.cache
+def _load(op: str, architecture: str) -> ctypes.CDLL:
+    path = build_cuda(op, architecture, CSRC, LEDGER.store)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

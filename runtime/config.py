@@ -262,6 +262,7 @@ def _swap_bytes(config: RuntimeConfig, resolved: Resolved, model: ModelConfig) -
         return 0
     if asked is None:
         return memory.default_swap_bytes(resolved, model)
-    if asked < block:
-        raise ConfigError(f"swap_bytes is {asked}; wanted 0 or at least {block}, a block of every layer")
+    least = memory.taken_bytes(block, is_pinned=resolved.device.type == "cuda")
+    if asked < least:
+        raise ConfigError(f"swap_bytes is {asked}; wanted 0 or at least {least}, for a block of every layer")
     return asked

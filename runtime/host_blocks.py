@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from .input_batch import send
+from .memory import slots_of_slab, taken_bytes
 from .scheduler_output import Copies
 
-SLAB_BYTES = 32 << 20  # host memory is taken in pieces of this size, as slots are used for the first time
 STAGED_BYTES = 32 << 20  # on the device, of blocks that are copied together
 
 
@@ -29,13 +29,14 @@ class HostBlocks:
         self._device, self._dtype = first.device, first.dtype
         self._shape = (len(self._caches), *first.shape[1:])  # of a slot
         self.slot_bytes = sum(cache[0].nbytes for cache in self._caches)
-        self._slots_per_slab = max(1, min(num_slots, SLAB_BYTES // self.slot_bytes))
+        self._num_slots, self._is_pinned = num_slots, self._device.type == "cuda"
+        self._slots_per_slab = slots_of_slab(self.slot_bytes, is_pinned=self._is_pinned)
         self._slabs: dict[int, Tensor] = {}
 
     @property
     def num_bytes(self) -> int:
         """Host memory taken so far."""
-        return sum(slab.nbytes for slab in self._slabs.values())
+        return sum(taken_bytes(slab.nbytes, is_pinned=self._is_pinned) for slab in self._slabs.values())
 
     def copy(self, copies: Copies) -> None:
         """Launch the copies that a step begins with: all that leave, and then all that come."""
@@ -63,10 +64,9 @@ class HostBlocks:
         """A slot's memory, taken now if nobody has used any near it."""
         slab, place = divmod(number, self._slots_per_slab)
         if slab not in self._slabs:
+            count = min(self._slots_per_slab, self._num_slots - slab * self._slots_per_slab)
             self._slabs[slab] = torch.empty(
-                (self._slots_per_slab, *self._shape),
-                dtype=self._dtype,
-                pin_memory=self._device.type == "cuda",
+                (count, *self._shape), dtype=self._dtype, pin_memory=self._is_pinned
             )
         return self._slabs[slab][place]
 

@@ -94,7 +94,9 @@ def sites_of(products: Iterable[Product], device: torch.device, dtype: torch.dty
     """Every kernel that might serve the products, for every number of rows that a choice is made for."""
     worth = [product for product in products if product.rows * product.columns >= SMALLEST]
     found = [
-        site for product in worth for site in choices.sites_of(product.kind, product.rows, product.columns)
+        site
+        for product in worth
+        for site in choices.sites_of(product.kind, product.rows, product.columns, choices.name_of(dtype))
     ]
     return tuple(site for site in dict.fromkeys(found) if _may_serve(site, device, dtype))
 
@@ -103,7 +105,7 @@ def _may_serve(site: Site, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a kernel of ours is a candidate for a site."""
     if device.type == "cpu":
         return bool(_cpu.methods(dtype, site.num_tokens))
-    return site.k % EVEN == 0 and bool(choices.candidates(site))
+    return site.k % EVEN == 0 and bool(choices.candidates(site, choices.processors_of(device)))
 
 
 def measurements_key(device: torch.device, card: str, dtype: torch.dtype) -> str:

@@ -1,5 +1,6 @@
 // The C entry point of adjust_logits on CUDA.
 #include "kernel.cuh"
+#include "launch_shared.cuh"
 
 namespace lamina {
 
@@ -9,9 +10,7 @@ int adjust_logits(const AdjustLogitsArguments& p) {
   const dim3 grid(static_cast<unsigned>(ceil_div(p.width, kSlice)), static_cast<unsigned>(p.num_rows));
   const auto kernel = adjust_logits_kernel<T, kWidth>;
   const size_t shared_bytes = sizeof(uint32_t) * kSlice * (p.num_biases > 0 ? 2 : 1);
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-  if (error != cudaSuccess) return error;
+  if (const cudaError_t error = allow_all_shared(reinterpret_cast<const void*>(kernel))) return error;
   kernel<<<grid, kAdjustThreads, shared_bytes, p.stream>>>(args);
   return launch_error();
 }

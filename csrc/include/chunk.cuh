@@ -2,12 +2,11 @@
 #pragma once
 
 #include "float_ops.cuh"
-#include "launch.cuh"
+#include "reduce.cuh"
 
 namespace lamina {
 
-constexpr int kWarp = 32, kChunk = 256, kEach = kChunk / kWarp;  // logits a chunk, and of it a lane
-constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kChunk = 256, kEach = kChunk / kWarp;  // logits a chunk, and of it a lane
 constexpr float kLargest = 3.402823466e38f;
 
 // Which logit of the chunk a lane's i-th is, where it reads kWidth neighbours at a time.
@@ -20,21 +19,12 @@ __device__ __forceinline__ int place_in_chunk(int i) {
 // 1 / temperature, finite so that a gap of 0 stays 0.
 __device__ __forceinline__ float sharpness_of(float temperature) { return fminf(__frcp_rn(temperature), kLargest); }
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(kAllLanes, value, offset);
-  return value;
-}
-
 // The largest logit of a chunk, and all summed odds relative to it where tokens are drawn.
 __device__ __forceinline__ float2 summary_of(const float (&values)[kEach], float temperature) {
   float largest = values[0];
 #pragma unroll
   for (int i = 1; i < kEach; ++i) largest = max_or_nan(largest, values[i]);
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    largest = max_or_nan(largest, __shfl_xor_sync(kAllLanes, largest, offset));
-  }
+  largest = combine_warp(largest, max_or_nan);
   float sum = 0.0f;
   if (temperature > 0.0f) {
     const float base = fmaxf(largest, -kLargest);  // -inf - -inf would not be a number

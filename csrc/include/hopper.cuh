@@ -9,15 +9,12 @@
 #include <cstdint>
 
 #include "cache_policy.cuh"
+#include "cuda_mma.cuh"
 
 // Whether this compilation is for sm_90a; elsewhere nothing of this file may be called.
 #define LAMINA_HOPPER (__CUDA_ARCH_LIST__ == 900)
 
 namespace lamina {
-
-__device__ __forceinline__ uint32_t shared_offset(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // ---- barriers
 
@@ -120,12 +117,13 @@ __device__ __forceinline__ void fence_shared_for_async() {
 
 // ---- warpgroup matrix products
 
-// Of a tile of 16-bit elements, rows of 64 elements in the 128-byte swizzle of bulk copies, aligned to 1024 bytes.
-// Steps of 16 columns are 2 apart.
-__device__ __forceinline__ uint64_t tile_descriptor(uint32_t offset) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kRowGroup = uint64_t{1024 >> 4} << 32,
-                     kUnused = uint64_t{1} << 16;
-  return kSwizzle128 | kRowGroup | kUnused | ((offset & 0x3ffff) >> 4);
+// How products find a tile of 16-bit elements, rows of 64 elements in the 128-byte swizzle of bulk copies, aligned to
+// 1024 bytes: bits 0-13 the address, 16-29 the bytes from tile to tile (of a factor whose columns are columns of the
+// product; else of no use), 32-45 the bytes from 8 rows to the next 8, all in units of 16; bit 62 the swizzle. Steps of
+// 16 columns are 2 apart.
+__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, int tile_bytes = 16) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kRowGroup = uint64_t{1024 >> 4} << 32;
+  return kSwizzle128 | kRowGroup | static_cast<uint64_t>(tile_bytes >> 4) << 16 | ((address & 0x3ffff) >> 4);
 }
 
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -29,22 +29,22 @@ __device__ __forceinline__ void follow_predecessor() {
   wait_for_predecessor();
 }
 
-// Outside of graphs the kernel ahead may be the one that wrote the weights, so nothing begins early.
-inline bool may_start_early(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-#if __CUDA_ARCH_LIST__ >= 900
-  cudaStreamIsCapturing(stream, &status);
-#endif
-  return status == cudaStreamCaptureStatusActive;
+// An error that a caller is told; nobody finds it later as if it were of another kernel.
+inline cudaError_t told(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
 }
 
-// As kernel<<<grid, block, shared, stream>>>(arguments...) in clusters of `cluster` blocks along x.
+constexpr bool kStartsEarly = __CUDA_ARCH_LIST__ >= 900;
+
+// As kernel<<<grid, block, shared, stream>>>(arguments...) in clusters of `cluster` blocks along x; where is_early, it
+// may begin before the kernel ahead has ended.
 template <typename... Parameters, typename... Arguments>
-inline cudaError_t launch_clusters_early(unsigned cluster, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                                         size_t shared, cudaStream_t stream, Arguments... arguments) {
+inline cudaError_t launch_clusters(bool is_early, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
+                                   dim3 block, size_t shared, cudaStream_t stream, Arguments... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
-  if (may_start_early(stream)) {
+  if (is_early) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
@@ -55,7 +55,20 @@ inline cudaError_t launch_clusters_early(unsigned cluster, void (*kernel)(Parame
   cudaLaunchConfig_t config = {};
   config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = stream;
   config.attrs = attributes, config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+  return told(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+// The same, early inside of graphs: outside the kernel ahead may be the one that wrote the weights.
+template <typename Kernel, typename... Arguments>
+inline cudaError_t launch_clusters_early(unsigned cluster, Kernel kernel, dim3 grid, dim3 block, size_t shared,
+                                         cudaStream_t stream, Arguments... arguments) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (kStartsEarly) {
+    const cudaError_t error = cudaStreamIsCapturing(stream, &status);
+    if (error != cudaSuccess) return told(error);
+  }
+  return launch_clusters(status == cudaStreamCaptureStatusActive, cluster, kernel, grid, block, shared, stream,
+                         arguments...);
 }
 
 // As kernel<<<grid, block, 0, stream>>>(arguments...).

@@ -8,27 +8,23 @@ namespace lamina {
 
 // Boxes of 64 columns and 64 rows; where kGated, 8 rows of each half of the weights in turn.
 template <typename T, bool kGated>
-inline bool describe_weight(CUtensorMap* map, const void* data, int64_t rows, int64_t columns) {
-  const auto size = [](int64_t count) { return static_cast<cuuint64_t>(count); };
-  const auto bytes = [&](int64_t skipped) { return size(skipped * columns) * sizeof(T); };  // of rows
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const auto encode = [&](const cuuint64_t(&sizes)[4], const cuuint64_t(&strides)[3], const cuuint32_t(&boxes)[4]) {
-    return encode_map<T>(map, data, 4, sizes, strides, boxes, steps);
-  };
+inline cudaError_t describe_weight(CUtensorMap* map, const void* data, int64_t rows, int64_t columns) {
   if (kGated)
-    return encode({size(columns), 8, 2, size(rows / 16)}, {bytes(1), bytes(rows / 2), bytes(8)},
-                  {kColumns, 8, 2, kRows / 16});
-  return encode({size(columns), size(rows), 1, 1}, {bytes(1), bytes(rows), bytes(rows)}, {kColumns, kRows, 1, 1});
+    return encode_map<T, 4>(
+        map, data,
+        {{columns, 8, 2, rows / 16}, {columns, rows / 2 * columns, 8 * columns}, {kColumns, 8, 2, kRows / 16}});
+  return encode_map<T, 4>(map, data,
+                          {{columns, rows, 1, 1}, {columns, rows * columns, rows * columns}, {kColumns, kRows, 1, 1}});
 }
 
 template <typename T, typename S, bool kGated>
 int launch_resident(const Linear<T>& p, const void* weight_data, const void* x_data, int64_t x_stride, int64_t clusters,
                     cudaStream_t stream) {
   CUtensorMap weight, x;
-  if (!describe_weight<T, kGated>(&weight, weight_data, p.n, p.k)) return cudaErrorInvalidValue;
-  if (!describe<T>(&x, x_data, p.tokens, p.k, x_stride, p.copied)) return cudaErrorInvalidValue;
   const auto kernel = resident_linear_kernel<T, S, kGated>;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+  cudaError_t error = describe_weight<T, kGated>(&weight, weight_data, p.n, p.k);
+  if (error == cudaSuccess) error = describe<T>(&x, x_data, p.tokens, p.k, x_stride, p.copied);
+  if (error == cudaSuccess) error = allow_all_shared(reinterpret_cast<const void*>(kernel));
   if (error != cudaSuccess) return error;
   const int64_t strips = ceil_div(p.n, kRows) * ceil_div(p.tokens, S::kTokenRows);
   const auto useful = static_cast<unsigned>(smaller(clusters, strips));

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(S::kAllThreads, 1)
     resident_linear_kernel(const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x,
                            Linear<T> p) {
   extern __shared__ uint8_t shared[];
-  const uint32_t tiles = (shared_offset(shared) + 1023) & ~1023u;
+  const uint32_t tiles = (shared_address(shared) + 1023) & ~1023u;
   const uint32_t full = tiles + S::kStages * S::kStageBytes, empty = full + S::kStages * 8;
   const RingPlaces at{tiles, full, empty, empty + S::kStages * 8, empty + S::kStages * 8 + 8};
   const int block = static_cast<int>(blockIdx.x) % S::kCluster;

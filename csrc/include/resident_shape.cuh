@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "ring.cuh"
 #include "stream_shape.cuh"
 
 namespace lamina {
@@ -123,16 +124,6 @@ class Items {
 struct RingPlaces {
   uint32_t tiles, full, empty;
   uint32_t ready, summed;  // every other block of the cluster has taken stages for sums; those in this one were added
-};
-
-// A position in the ring.
-template <int kStages>
-struct RingPosition {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
 };
 
 }  // namespace lamina

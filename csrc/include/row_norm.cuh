@@ -3,11 +3,12 @@
 
 #include "launch.cuh"
 #include "pdl.cuh"
+#include "reduce.cuh"
 #include "vec.cuh"
 
 namespace lamina {
 
-constexpr int kWarp = 32, kThreads = 256, kMaxThreads = 512;  // threads a row: wanted, at most
+constexpr int kThreads = 256, kMaxThreads = 512;  // threads a row: wanted, at most
 
 // What is normed: x itself, the sum of x and residual rounded to T, or that sum as float has it.
 enum class Sum { kNone, kRounded, kUnrounded };
@@ -47,13 +48,8 @@ struct RowNorm {
 // The sum over all threads of a block of whole warps, the same bits in every thread.
 __device__ __forceinline__ float block_sum(float value) {
   __shared__ float partial[kWarp];
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
-  if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  const int lane = threadIdx.x % kWarp;
-  value = lane < static_cast<int>(blockDim.x / kWarp) ? partial[lane] : 0.0f;
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
-  return value;
+  return combine_warps(value, partial, static_cast<int>(blockDim.x / kWarp), 0.0f,
+                       [](float a, float b) { return a + b; });
 }
 
 template <typename T>

@@ -124,9 +124,9 @@ __global__ void __launch_bounds__(kGroups * 128 + kWarp)
   extern __shared__ uint8_t shared[];
   __shared__ uint64_t barriers[2 * kMaxStages + 1];
   const Work work = find_work<kTokens, S::kStep>(p.k, p.share, p.split);
-  uint8_t* const aligned = shared + (-shared_offset(shared) & 1023);
-  const uint32_t full = shared_offset(barriers);
-  const Places at{shared_offset(aligned), full, full + kMaxStages * 8, full + 2 * kMaxStages * 8, p.stages};
+  uint8_t* const aligned = shared + (-shared_address(shared) & 1023);
+  const uint32_t full = shared_address(barriers);
+  const Places at{shared_address(aligned), full, full + kMaxStages * 8, full + 2 * kMaxStages * 8, p.stages};
   const bool sends = S::kSends && work.split > 1;
 
   start_successor();

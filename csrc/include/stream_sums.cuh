@@ -86,7 +86,7 @@ __device__ __forceinline__ void finish_kept(const Linear<T>& p, const float* kep
     for (int rank = 0; work.split > 1 && rank < work.split; ++rank) {
 #pragma unroll
       for (int i = 0; i < kRun; i += 4) {
-        const float4 four = load_from_peer(shared_offset(from + i), rank * work.share + work.part);
+        const float4 four = load_from_peer(shared_address(from + i), rank * work.share + work.part);
         values[i] += four.x, values[i + 1] += four.y, values[i + 2] += four.z, values[i + 3] += four.w;
       }
     }

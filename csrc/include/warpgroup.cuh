@@ -45,14 +45,6 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(count));
 }
 
-// How products find panels: bits 0-13 the address, 16-29 the bytes from panel to panel (of a factor whose columns are
-// columns of the product), 32-45 the bytes from 8 rows to the next 8, all in units of 16; bit 62 the swizzle.
-__device__ __forceinline__ uint64_t describe_panels(const void* panels, int panel_bytes) {
-  const uint64_t address = (shared_address(panels) & 0x3ffff) >> 4;
-  return address | static_cast<uint64_t>(panel_bytes >> 4) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 |
-         static_cast<uint64_t>(1) << 62;
-}
-
 // Keeps the compiler from moving uses of registers across the asynchronous products around it.
 template <typename Register, int count>
 __device__ __forceinline__ void pin(Register (&registers)[count]) {

@@ -6,7 +6,7 @@
 // added as integers, so that sums have no order.
 #pragma once
 
-#include "launch.cuh"
+#include "reduce.cuh"
 
 namespace lamina {
 
@@ -38,37 +38,17 @@ inline Typical unpacked(const KeepTypicalArguments& p) {
 
 struct TypicalShared {
   Mass sums[kDigits], groups[kGroups];
-  double parts[2][kTypicalThreads];
+  union {
+    double doubles[kTypicalThreads];
+    float floats[kTypicalThreads];
+  };
   uint32_t prefix;
   Mass goal;
 };
 
 // The sum of all threads' values, always added in the same order.
-__device__ __forceinline__ double sum_of_block(double value, double (&parts)[kTypicalThreads]) {
-  const unsigned thread = threadIdx.x;
-  parts[thread] = value;
-  for (unsigned half = kTypicalThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (thread < half) parts[thread] += parts[thread + half];
-  }
-  __syncthreads();
-  const double sum = parts[0];
-  __syncthreads();
-  return sum;
-}
-
-// The largest of all threads' values.
-__device__ __forceinline__ double largest_of_block(double value, double (&parts)[kTypicalThreads]) {
-  const unsigned thread = threadIdx.x;
-  parts[thread] = value;
-  for (unsigned half = kTypicalThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (thread < half && parts[thread + half] > parts[thread]) parts[thread] = parts[thread + half];
-  }
-  __syncthreads();
-  const double largest = parts[0];
-  __syncthreads();
-  return largest;
+__device__ __forceinline__ double sum_of_block(double value, double* shared) {
+  return combine_threads<kTypicalThreads>(value, shared, [](double a, double b) { return a + b; });
 }
 
 struct Distances {
@@ -145,7 +125,8 @@ __device__ __forceinline__ float largest_of_row(TypicalShared& shared, const flo
     largest = fmaxf(largest, logits[i]);
     is_broken |= logits[i] != logits[i];
   }
-  return static_cast<float>(largest_of_block(is_broken ? INFINITY : largest, shared.parts[0]));
+  return combine_threads<kTypicalThreads>(is_broken ? INFINITY : largest, shared.floats,
+                                          [](float a, float b) { return fmaxf(a, b); });
 }
 
 __device__ __forceinline__ float mean_gap(TypicalShared& shared, const Distances& distances, const float* logits,
@@ -156,8 +137,8 @@ __device__ __forceinline__ float mean_gap(TypicalShared& shared, const Distances
     mass += odds;
     if (odds > 0.0f) moment += static_cast<double>(odds) * gap;
   }
-  mass = sum_of_block(mass, shared.parts[0]);
-  return static_cast<float>(sum_of_block(moment, shared.parts[1]) / mass);
+  mass = sum_of_block(mass, shared.doubles);
+  return static_cast<float>(sum_of_block(moment, shared.doubles) / mass);
 }
 
 __global__ void __launch_bounds__(kTypicalThreads) keep_typical_kernel(Typical args) {

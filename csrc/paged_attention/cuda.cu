@@ -1,5 +1,6 @@
 // The C interface of paged attention on CUDA.
 #include "hopper_launch.cuh"
+#include "launch_shared.cuh"
 
 namespace lamina {
 namespace {
@@ -47,11 +48,10 @@ template <typename S>
 int describe(void (*kernel)(typename S::Parameters), int64_t* rows, int64_t* blocks, int64_t* partial_floats) {
   int device = 0, processors = 0, blocks_each = 0;
   cudaError_t error = cudaGetDevice(&device);
-  const auto set = [&](cudaFuncAttribute attribute, int value) {
-    if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, attribute, value);
-  };
-  set(cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
-  set(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  if (error == cudaSuccess) error = allow_all_shared(reinterpret_cast<const void*>(kernel));
+  if (error == cudaSuccess)
+    error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess)
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_each, kernel, S::kThreads, S::kSharedBytes);

@@ -103,8 +103,9 @@ class HopperConsumer {
   __device__ __forceinline__ void start_scores() {
     begin_products();
     pin(rows_.scores), pin(rows_.out), pin(rows_.weights);
-    const uint64_t left = describe_panels(shared_.query[queries_.stage] + warpgroup_ * 64 * kPanelColumns, 0);
-    const uint64_t right = describe_panels(shared_.keys[keys_.stage], 0);
+    const uint64_t left =
+        tile_descriptor(shared_address(shared_.query[queries_.stage] + warpgroup_ * 64 * kPanelColumns), 0);
+    const uint64_t right = tile_descriptor(shared_address(shared_.keys[keys_.stage]), 0);
 #pragma unroll
     for (int k = 0; k < S::kDim / 16; ++k) {
       const int panel = k / 4, inside = k % 4 * 32;  // bytes
@@ -134,7 +135,7 @@ class HopperConsumer {
     wait_for_values();
     begin_products();
     pin(rows_.out), pin(rows_.weights);
-    const uint64_t right = describe_panels(shared_.values[values_.stage], S::kKeys * kPanelRowBytes);
+    const uint64_t right = tile_descriptor(shared_address(shared_.values[values_.stage]), S::kKeys * kPanelRowBytes);
 #pragma unroll
     for (int k = 0; k < S::kKeys / 16; ++k)
       multiply_registers<T, 1, 1>(rows_.out, rows_.weights + 4 * k, right + k * 16 * kPanelRowBytes / 16);
@@ -187,8 +188,8 @@ class HopperConsumer {
   const PagedAttention<T>& a_;
   HopperShared<S>& shared_;
   const int warpgroup_;
-  Ring<S::kQueryStages> queries_;
-  Ring<S::kStages> keys_, values_;
+  RingPosition<S::kQueryStages> queries_;
+  RingPosition<S::kStages> keys_, values_;
   HopperRows<S> rows_;
 };
 

@@ -23,7 +23,7 @@ class HopperTiles {
         empty_(shared_address(empty)) {}
 
   __device__ __forceinline__ void run() {
-    for (Ring<S::kQueryStages> ring;; ring.advance()) {
+    for (RingPosition<S::kQueryStages> ring;; ring.advance()) {
       wait_barrier(shared_address(&shared_.query_full[ring.stage]), ring.parity);
       const Work work = shared_.work[ring.stage];
       if (work.rows == 0) return;
@@ -68,7 +68,7 @@ class HopperTiles {
   const CUtensorMap& map_;
   HopperShared<S>& shared_;
   const uint32_t tiles_, full_, empty_;
-  Ring<S::kStages> ring_;
+  RingPosition<S::kStages> ring_;
 };
 
 // The warp that finds work and brings its queries.
@@ -123,7 +123,7 @@ class HopperQueries {
   const HopperAttention<T>& h_;
   const PagedAttention<T>& a_;
   HopperShared<S>& shared_;
-  Ring<S::kQueryStages> ring_;
+  RingPosition<S::kQueryStages> ring_;
 };
 
 }  // namespace lamina

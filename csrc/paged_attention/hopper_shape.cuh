@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernel.cuh"
+#include "ring.cuh"
 #include "warpgroup.cuh"
 
 namespace lamina {
@@ -48,16 +49,6 @@ struct HopperShared {
   uint64_t values_full[S::kStages], values_empty[S::kStages];
   Work work[S::kQueryStages];  // comes with the queries; no rows: there is no more
   int merges;
-};
-
-// A position in a ring of stages.
-template <int stages>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
 };
 
 }  // namespace lamina

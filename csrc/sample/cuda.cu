@@ -1,27 +1,8 @@
 // The C entry point of sample on CUDA.
 #include "kernel.cuh"
+#include "launch_shared.cuh"
 
 namespace lamina {
-
-// Launches a kernel that may start before the one before it ends, and waits for it where it must.
-template <typename Kernel, typename Args>
-int launch_overlapped(Kernel kernel, dim3 grid, int block, size_t shared_bytes, cudaStream_t stream, const Args& args) {
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-  }
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(static_cast<unsigned>(block));
-  config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  config.attrs = &attribute, config.numAttrs = major >= 9 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args);
-}
 
 template <typename T, int kWidth>
 int sample(const Sample<T>& args, bool are_chunks_known, cudaStream_t stream) {
@@ -38,7 +19,9 @@ int sample(const Sample<T>& args, bool are_chunks_known, cudaStream_t stream) {
     if (const int error = launch_error()) return error;
   }
   const size_t shared_bytes = sizeof(Shared) + 2 * sizeof(float) * static_cast<size_t>(args.num_chunks);
-  return launch_overlapped(choose_tokens<T, kWidth>, dim3(rows), kBlock, shared_bytes, stream, args);
+  const auto kernel = choose_tokens<T, kWidth>;
+  if (const cudaError_t error = allow_all_shared(reinterpret_cast<const void*>(kernel))) return error;
+  return launch_clusters(kStartsEarly, 1, kernel, dim3(rows), dim3(kBlock), shared_bytes, stream, args);
 }
 
 }  // namespace lamina

@@ -50,19 +50,10 @@ __device__ __forceinline__ int index_of(uint64_t winner) { return static_cast<in
 
 __device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-__device__ __forceinline__ uint64_t best_of_warp(uint64_t best) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    best = larger(best, __shfl_xor_sync(kAllLanes, best, offset));
-  }
-  return best;
-}
+__device__ __forceinline__ uint64_t best_of_warp(uint64_t best) { return combine_warp(best, larger); }
 
 __device__ __forceinline__ uint64_t best_of_block(uint64_t best, uint64_t (&partial)[kWarps]) {
-  best = best_of_warp(best);
-  if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = best;
-  __syncthreads();
-  best = best_of_warp(partial[threadIdx.x % kWarps]);
+  best = combine_warps(best, partial, kWarps, uint64_t{0}, larger);
   __syncthreads();
   return best;
 }

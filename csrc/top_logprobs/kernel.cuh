@@ -4,7 +4,7 @@
 #include <cfloat>
 #include <climits>
 
-#include "launch.cuh"
+#include "reduce.cuh"
 
 namespace lamina {
 
@@ -63,19 +63,6 @@ __device__ __forceinline__ float report_logit(int64_t key) {
 // What is not finite cannot be written as JSON: the formula has the same number.
 __device__ __forceinline__ float report_finite(float logprob) { return fabsf(logprob) <= FLT_MAX ? logprob : -9999.0f; }
 
-// All threads get the combination of everybody's value, made in the same order every time.
-template <typename V, typename Combine>
-__device__ __forceinline__ V combine_block(V value, V* shared, const Combine& combine) {
-  __syncthreads();
-  shared[threadIdx.x] = value;
-  for (int half = kReportThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) shared[threadIdx.x] = combine(shared[threadIdx.x], shared[threadIdx.x + half]);
-  }
-  __syncthreads();
-  return shared[0];
-}
-
 // A thread has at most ceil(num_ids / threads) tokens, and num_top threads have one among the likeliest of all
 // threads' likeliest, so that many times num_top is all that can reach the last of these.
 inline int64_t report_candidates(int64_t num_ids, int64_t num_top) {
@@ -121,8 +108,8 @@ __global__ void __launch_bounds__(kReportThreads) top_logprobs_kernel(TopLogprob
     likeliest = key > likeliest ? key : likeliest;
     num_before += key > own_key;
   }
-  largest = combine_block(largest, shared.floats, [](float a, float b) { return fmaxf(a, b); });
-  num_before = combine_block(num_before, shared.ints, [](int a, int b) { return a + b; });
+  largest = combine_threads<kReportThreads>(largest, shared.floats, [](float a, float b) { return fmaxf(a, b); });
+  num_before = combine_threads<kReportThreads>(num_before, shared.ints, [](int a, int b) { return a + b; });
   best[threadIdx.x] = likeliest;
   if (threadIdx.x == 0) shared.num_candidates = 0;
   __syncthreads();
@@ -139,7 +126,7 @@ __global__ void __launch_bounds__(kReportThreads) top_logprobs_kernel(TopLogprob
       candidates[atomicAdd(&shared.num_candidates, 1)] = report_key(logit, id);
     }
   }
-  sum = combine_block(sum, shared.floats, [](float a, float b) { return a + b; });
+  sum = combine_threads<kReportThreads>(sum, shared.floats, [](float a, float b) { return a + b; });
   const float log_sum = logf(sum);
   if (threadIdx.x == 0) {
     ids[0] = own;

@@ -9,7 +9,18 @@ from torch import Tensor
 
 from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
 from ..registry import Provider
-from .choices import BUCKETS, Cut, Kind, Method, Site, bucket_of, cached_until_adopted, card_of, choose
+from .choices import (
+    BUCKETS,
+    Cut,
+    Kind,
+    Method,
+    Site,
+    bucket_of,
+    cached_until_adopted,
+    card_of,
+    choose,
+    name_of,
+)
 
 CPU = torch.device("cpu")
 CODES = {Method.DOTS: 0, Method.TILES: 1}  # csrc/include/product.h has the same
@@ -73,7 +84,8 @@ def _method(
     """By measurement where there is one, on so many threads, else the likeliest."""
     if 0 in (num_tokens, rows, columns):
         return None
-    site = Site(kind=kind, num_tokens=bucket_of(num_tokens) or BUCKETS[-1], n=rows, k=columns)
+    bucket = bucket_of(num_tokens) or BUCKETS[-1]
+    site = Site(kind=kind, num_tokens=bucket, n=rows, k=columns, dtype=name_of(dtype))
     choice = choose(site, card_of(CPU, dtype))
     if choice.is_measured:
         assert not isinstance(choice.cut, Cut), "a cut of cards"

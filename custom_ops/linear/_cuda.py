@@ -11,7 +11,7 @@ from ...common.errors import UnsupportedError
 from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
 from ..layout import moves_in_vectors
 from ..registry import Provider
-from .choices import Cut, Kind, Method, Site, bucket_of, card_of, choose
+from .choices import Cut, Kind, Method, Site, bucket_of, card_of, choose, name_of
 
 HOPPER = (9, 0)
 EVEN = 8  # elements: rows that bulk copies take start, and end, at multiples of 16 bytes
@@ -61,7 +61,8 @@ def cut_of(kind: Kind, x: Tensor, weight: Tensor) -> Cut | None:
     if bucket is None or not fits(x) or not fits(weight) or not weight.is_contiguous():
         return None
     n, k = weight.shape
-    cut = choose(Site(kind=kind, num_tokens=bucket, n=n, k=k), card_of(x.device, x.dtype)).cut
+    site = Site(kind=kind, num_tokens=bucket, n=n, k=k, dtype=name_of(x.dtype))
+    cut = choose(site, card_of(x.device, x.dtype)).cut
     assert not isinstance(cut, Method), "a method of CPUs"
     return cut
 

@@ -12,6 +12,7 @@ import json
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -22,14 +23,16 @@ Kind = Literal["linear", "gated"]
 BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the matrix units
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
 MAX_STAGES = 24  # of the kernel
-# Blocks that stay. Of larger clusters a card has no room for enough at once: 30 of four, 15 of eight.
-NUM_PROCESSORS, RESIDENT_TOKENS = 132, (128, 256)
+POWERS = (1, 2, 4, 8)  # blocks of a cluster that share out work evenly
+# Persistent kernels. Of larger clusters a GPU of 132 has no room for enough: 30 of four, 15 of eight.
+RESIDENT_TOKENS = (128, 256)
 RESIDENT_CLUSTERS = (1, 2), (2, 1)  # share, split: of the two blocks of a cluster
 # Up to so many rows a kernel that begins early gains between others more than in a row of its like; above, a
 # few percent in such a row were a loss in a whole step.
 BOUND_BY_MEMORY, CLEARLY = 64, 0.97
 CLOSE = 1.15  # on a CPU, where other processes disturb: the library must win by more
-FEWEST, MOST_SPLIT = 60, 300  # blocks: fewer leave memory idle; more need not share out columns
+# Blocks a processor: fewer leave memory idle; more need not share out columns.
+FEWEST, MOST_SPLIT = Fraction(5, 11), Fraction(25, 11)
 MEASURED = Path(__file__).with_name("measured.json")
 
 
@@ -41,9 +44,12 @@ class Site:
     num_tokens: int  # one of BUCKETS
     n: int  # rows of the weights
     k: int
+    dtype: str = "bfloat16"  # of x
+    weights: str = "dense"  # how they are kept: dense, of x's dtype
 
     def __str__(self) -> str:
-        return f"{self.kind} [{self.n}, {self.k}] up to {self.num_tokens} rows"
+        kept = "" if self.weights == "dense" else f" {self.weights}"
+        return f"{self.kind} [{self.n}, {self.k}]{kept} in {self.dtype} up to {self.num_tokens} rows"
 
 
 class Cut(NamedTuple):
@@ -78,7 +84,7 @@ class Entry:
     def to_json(self) -> list[Any]:
         """One line of a file of measurements."""
         site = self.site
-        shape = [site.kind, site.num_tokens, site.n, site.k]
+        shape = [site.kind, site.num_tokens, site.n, site.k, site.dtype, site.weights]
         cut = self.cut.value if isinstance(self.cut, Method) else self.cut and [*self.cut]
         return [*shape, cut, self.microseconds, self.otherwise]
 
@@ -106,13 +112,25 @@ def cached_until_adopted(lookup: Lookup) -> Lookup:
 
 def parse_entry(line: Iterable[Any]) -> Entry:
     """What Entry.to_json wrote. Raises ValueError or TypeError for anything else."""
-    kind, num_tokens, n, k, cut, microseconds, otherwise = line
+    kind, num_tokens, n, k, dtype, weights, cut, microseconds, otherwise = line
     return Entry(
-        site=Site(kind=kind, num_tokens=num_tokens, n=n, k=k),
-        cut=Method(cut) if isinstance(cut, str) else cut and Cut(*cut),
+        site=Site(kind=kind, num_tokens=num_tokens, n=n, k=k, dtype=dtype, weights=weights),
+        cut=Method(cut) if isinstance(cut, str) else cut and checked(Cut(*cut)),
         microseconds=float(microseconds),
         otherwise=float(otherwise),
     )
+
+
+def checked(cut: Cut) -> Cut:
+    """The cut, if the kernel has it. Raises ValueError for one that would write amiss, or not all."""
+    if not all(type(count) is int for count in cut):
+        raise ValueError(f"{cut} is not of integers")
+    is_even = cut.share in POWERS and cut.split in POWERS and cut.share * cut.split <= MAX_CLUSTER
+    if not is_even or cut.groups not in (1, 2, 4) or cut.tokens % (8 * cut.share) or cut.tokens <= 0:
+        raise ValueError(f"{cut} is none of the kernel's")
+    if not 2 <= cut.stages <= MAX_STAGES or cut.clusters < 0:
+        raise ValueError(f"{cut} is none of the kernel's")
+    return cut
 
 
 def adopt(card: str, entries: Iterable[Entry]) -> None:
@@ -122,9 +140,9 @@ def adopt(card: str, entries: Iterable[Entry]) -> None:
         lookup.cache_clear()
 
 
-def sites_of(op: str, n: int, k: int) -> tuple[Site, ...]:
+def sites_of(op: str, n: int, k: int, dtype: str = "bfloat16") -> tuple[Site, ...]:
     """Every site that a product comes to, with any number of rows; op is linear, norm or norm_gated."""
-    alone = tuple(Site(kind="linear", num_tokens=bucket, n=n, k=k) for bucket in BUCKETS)
+    alone = tuple(Site(kind="linear", num_tokens=bucket, n=n, k=k, dtype=dtype) for bucket in BUCKETS)
     gated = tuple(replace(site, kind="gated") for site in alone)
     return (*alone, *gated) if op == "norm_gated" else alone
 
@@ -134,13 +152,14 @@ def is_measured(site: Site, card: str) -> bool:
     return (card, site) in _adopted or (card, site) in shipped()
 
 
-def candidates(site: Site) -> tuple[Cut, ...]:
-    """The cuts worth measuring: enough blocks for a card, and as many stages as its memory takes."""
+def candidates(site: Site, num_processors: int) -> tuple[Cut, ...]:
+    """The cuts worth measuring: enough blocks for so many processors, and as many stages as memory takes."""
     found = []
     for groups, tokens, split in itertools.product((1, 2, 4), _block_tokens(site), (1, 2, 4, 8)):
         width, rows = (site.n // 2, groups * 32) if site.kind == "gated" else (site.n, groups * 64)
         blocks = ceil_div(width, rows) * ceil_div(site.num_tokens, tokens) * split
-        many, few = split > 1 and blocks > MOST_SPLIT, split < MAX_CLUSTER and blocks < FEWEST
+        many = split > 1 and blocks > MOST_SPLIT * num_processors
+        few = split < MAX_CLUSTER and blocks < FEWEST * num_processors
         if many or few or not _is_compiled(site, groups, tokens):
             continue
         limits = (MAX_SHARED // 2, MAX_SHARED)  # two blocks a processor, or one
@@ -148,17 +167,18 @@ def candidates(site: Site) -> tuple[Cut, ...]:
         for share, num_stages in itertools.product(_shares(tokens), stages):
             if num_stages is not None and share * split <= MAX_CLUSTER:
                 found.append(Cut(groups, tokens, share, split, num_stages))
-    return (*found, *resident_candidates(site))
+    return (*found, *resident_candidates(site, num_processors))
 
 
-def resident_candidates(site: Site) -> tuple[Cut, ...]:
-    """The cuts whose blocks stay on the card that are worth measuring."""
-    if site.num_tokens not in RESIDENT_TOKENS or site.n % (16 if site.kind == "gated" else 8):
+def resident_candidates(site: Site, num_processors: int) -> tuple[Cut, ...]:
+    """The cuts of persistent blocks, as many as there is room for at once, that are worth measuring."""
+    pairs = num_processors // 2
+    if pairs == 0 or site.num_tokens not in RESIDENT_TOKENS or site.n % (16 if site.kind == "gated" else 8):
         return ()
     return tuple(
         Cut(groups, tokens, *cluster, resident_stages(groups, tokens), clusters)
         for groups, tokens, cluster in itertools.product((1, 2), RESIDENT_TOKENS, RESIDENT_CLUSTERS)
-        for clusters in (64, NUM_PROCESSORS // 2)
+        for clusters in dict.fromkeys((pairs // 8 * 8 or pairs, pairs))
         if (groups == 2 or cluster == (1, 2)) and tokens <= site.num_tokens
     )
 
@@ -235,6 +255,18 @@ def shipped() -> Mapping[tuple[str, Site], Entry]:
     cards: dict[str, list[Any]] = json.loads(MEASURED.read_text())
     entries = [(card, parse_entry(line)) for card, lines in cards.items() for line in lines]
     return {(card, entry.site): entry for card, entry in entries}
+
+
+@functools.cache
+def processors_of(device: torch.device) -> int:
+    """How many multiprocessors a GPU has, or the part of one that this process was given."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype's name as sites have it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def card_of(device: torch.device, dtype: torch.dtype) -> str:

@@ -12,14 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...common.errors import KernelLaunchError
+from ...common.logging import get_logger
 from ..add_rms_norm_linear import _composed
 from ..add_rms_norm_linear import _cpu as fused_cpu
 from ..add_rms_norm_linear import _cuda as fused
 from . import _cpu as plain_cpu
 from . import _cuda as plain
-from .choices import Cut, Entry, Method, Site, adopt, candidates, card_of, ceil_div
+from .choices import Cut, Entry, Method, Site, adopt, candidates, card_of, ceil_div, processors_of
 
 OPS = torch.ops.lamina
+logger = get_logger("custom_ops")
 Stream: Any = torch.cuda.Stream  # torch leaves them without types
 Event: Any = torch.cuda.Event
 ROTATED_BYTES = 160 << 20  # of weights that a measurement goes through: they must come from device memory
@@ -52,9 +55,16 @@ def _measure(site: Site, device: torch.device, dtype: torch.dtype) -> Entry:
     weights = [random(site.n, site.k) for _ in range(count)]
     otherwise = F.linear if site.kind == "linear" else _product_then_gate
     launch = plain.launch if site.kind == "linear" else fused.launch
-    taken = {cut: _microseconds(partial(_call, launch, x, cut), weights) for cut in candidates(site)}
-    best = min(taken, key=lambda cut: taken[cut])
     library = _microseconds(lambda weight: otherwise(x, weight), weights)
+    taken: dict[Cut, float] = {}
+    for cut in candidates(site, processors_of(device)):
+        try:
+            taken[cut] = _microseconds(partial(_call, launch, x, cut), weights)
+        except KernelLaunchError as error:  # a part of a GPU has no room for some clusters
+            logger.warning("%s is not tried for %s: %s", cut, site, error)
+    if not taken:
+        return Entry(site=site, cut=None, microseconds=library, otherwise=library)
+    best = min(taken, key=lambda cut: taken[cut])
     return Entry(site=site, cut=best, microseconds=taken[best], otherwise=library)
 
 
@@ -76,10 +86,13 @@ def _microseconds(call: Callable[[Tensor], object], weights: list[Tensor]) -> fl
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        graph.capture_begin()  # torch.cuda.graph would collect garbage at every measurement
-        for weight in sequence:
-            call(weight)
-        graph.capture_end()
+        # torch.cuda.graph would collect garbage at every measurement; other threads may allocate meanwhile
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for weight in sequence:
+                call(weight)
+        finally:
+            graph.capture_end()
     times: list[float] = []
     for _ in range(REPEATS + 1):
         start, end = (Event(enable_timing=True) for _ in range(2))

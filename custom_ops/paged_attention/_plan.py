@@ -10,7 +10,7 @@ HOPPER = MANY + 1  # the same as MANY by asynchronous products of whole warpgrou
 MIN_SPLIT_KEYS = (128, 128, 512, 512)  # of each kernel; fewer keys do not pay for merging
 MAX_SPLIT_KEYS = 4096  # more keys are split even where the card is full, so that none lags behind
 IDLE_BLOCKS = 8  # launched to no purpose at most, in cards full, for the sake of long sequences
-NO_LIMIT = 2**31 - 1
+NO_LIMIT = 1 << 30  # to which kernels may add as much without leaving 32 bits
 
 
 class KernelShape(NamedTuple):

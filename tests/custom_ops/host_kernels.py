@@ -8,15 +8,16 @@ from lamina.custom_ops.build import CSRC
 
 SOURCES = Path(__file__).resolve().parent / "host_cuda"
 COMPILER = shutil.which("c++") or shutil.which("g++")
-RESIDENT = ("resident_linear", "resident_shape", "resident_sums", "stream_shape", "stream_sums", "exchange")
+RESIDENT = "resident_linear", "resident_shape", "resident_sums"
+WITH_RESIDENT = "ring", "stream_shape", "stream_sums", "exchange"
 OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec")  # in cluster.cuh, as far as need be
 
 
 def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
     """What compiles host_cuda/<name>.cpp, but for where to; puts into an empty folder what that includes."""
-    alone = ("chunk",)  # without their neighbours, which are the GPU's
+    alone: tuple[str, ...] = ("chunk", "reduce")  # without their neighbours, which are the GPU's
     if name == "resident_linear":
-        alone = RESIDENT
+        alone = *RESIDENT, *WITH_RESIDENT
         for header in OF_THE_GPU:
             (folder / f"{header}.cuh").write_text('#include "cluster.cuh"\n')
     for header in alone:

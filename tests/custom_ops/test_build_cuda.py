@@ -1,16 +1,21 @@
 """CUDA kernels are compiled once a card, by the nvcc asked for; here a stand-in compiles them as C++."""
 
+import contextlib
 import ctypes
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from lamina.common.errors import KernelBuildError
+from lamina.common.errors import KernelBuildError, KernelLaunchError
 from lamina.common.store import Store
 from lamina.custom_ops import build
 from lamina.custom_ops import build_cuda as module
 from lamina.custom_ops.build_cuda import build_cuda, find_nvcc
+from lamina.custom_ops.cuda_kernel import CudaKernel
 from lamina.custom_ops.ledger import Ledger
 
 NVCC = """#!/bin/sh
@@ -92,3 +97,38 @@ def test_a_machine_without_nvcc_is_told_the_remedy(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(module, "TOOLKIT", tmp_path)
     with pytest.raises(KernelBuildError, match="install the CUDA toolkit or set CUDA_HOME"):
         find_nvcc()
+
+
+def test_each_device_runs_what_was_compiled_for_it(
+    csrc: Path, store: Store, nvcc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two GPUs of two architectures in a process: a cubin of one is none for the other."""
+    architectures, current = ["sm_80", "sm_90a"], [0]
+
+    @contextlib.contextmanager
+    def on_device(device: int | torch.device) -> Iterator[None]:
+        before, current[0] = current[0], device if isinstance(device, int) else device.index
+        yield
+        current[0] = before
+
+    class Stream:
+        cuda_stream = 0
+
+    (csrc / "op" / "cuda.cu").write_text("""
+extern "C" long op_arguments_size() { return 8; }
+extern "C" const char* lamina_error_string(int) { return "told"; }
+extern "C" int op(const void*) { return NUMBER; }
+""")
+    nvcc.write_text(NVCC.replace("-shared", '-DNUMBER=$(echo "$*" | grep -c code=sm_90a) -shared'))
+    monkeypatch.setattr(module, "CSRC", csrc)
+    monkeypatch.setattr(module, "LEDGER", SimpleNamespace(store=store))
+    monkeypatch.setattr(module, "device_architecture", lambda: architectures[current[0]])
+    monkeypatch.setattr(torch.cuda, "device", on_device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream)
+    kernel = CudaKernel("op", "")
+    for _ in range(2):
+        kernel(torch.device("cuda", 0))
+        with pytest.raises(KernelLaunchError, match="op: told"):
+            kernel(torch.device("cuda", 1))
+    assert len([line for line in runs(nvcc) if "gencode" in line]) == 2

@@ -17,6 +17,7 @@ from lamina.custom_ops.linear.choices import (
     adopt,
     bucket_of,
     candidates,
+    checked,
     choose,
     is_measured,
     most_stages,
@@ -28,6 +29,7 @@ from lamina.custom_ops.linear.choices import (
 
 SITE = Site(kind="gated", num_tokens=8, n=512, k=256)
 CUT = Cut(2, 8, 1, 4, 3)
+PROCESSORS = 132, 114, 78, 16, 1  # of an H100 or H200, the former on PCIe, an H20, a part of one
 KINDS: tuple[Kind, ...] = ("linear", "gated")
 
 
@@ -39,10 +41,27 @@ def test_an_entry_survives_its_line() -> None:
     assert parse_entry(entry().to_json()) == entry()
 
 
-@pytest.mark.parametrize("line", [[], ["linear", 8, 4, 4, [1, 8, 1, 1], 1.0, 2.0], [*entry().to_json(), 1]])
+@pytest.mark.parametrize(
+    "line", [[], ["linear", 8, 4, 4, "bfloat16", "dense", [1, 8, 1, 1], 1.0, 2.0], [*entry().to_json(), 1]]
+)
 def test_a_line_of_another_shape_is_refused(line: list[object]) -> None:
     with pytest.raises((TypeError, ValueError)):
         parse_entry(line)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"split": split} for split in (0, 3, 16, 2.0)),
+        *({"share": 3, "tokens": 24}, {"share": 4, "tokens": 32, "split": 4}),
+        *({"groups": 3}, {"stages": 1}, {"stages": 99}, {"clusters": -1}, {"tokens": 0}),
+    ],
+    ids=str,
+)
+def test_a_cut_that_no_kernel_has_is_refused_wherever_it_comes_from(change: dict[str, int]) -> None:
+    *before, _, microseconds, otherwise = entry().to_json()
+    with pytest.raises(ValueError, match="Cut"):
+        parse_entry([*before, [*CUT._replace(**change)], microseconds, otherwise])
 
 
 def test_a_number_of_rows_goes_to_the_next_bucket() -> None:
@@ -73,6 +92,25 @@ def test_of_many_rows_a_few_percent_are_no_reason() -> None:
     assert choose(many.site, "card C").cut is None
 
 
+def test_what_was_measured_in_one_dtype_or_format_says_nothing_of_another() -> None:
+    adopt("card D", [entry()])
+    assert choose(SITE, "card D").cut == CUT
+    for other in (replace(SITE, dtype="float16"), replace(SITE, weights="float8_e4m3")):
+        assert not is_measured(other, "card D")
+        assert choose(other, "card D").cut is None
+        adopt("card D", [replace(entry(otherwise=2.0), site=other)])
+        assert choose(SITE, "card D").cut == CUT
+
+
+@pytest.mark.parametrize("processors", PROCESSORS)
+def test_persistent_blocks_are_never_more_than_there_is_room_for_at_once(processors: int) -> None:
+    site = Site(kind="linear", num_tokens=256, n=28672, k=4096)
+    clusters = {cut.clusters for cut in candidates(site, processors) if cut.clusters}
+    assert all(2 * count <= processors for count in clusters)
+    assert max(clusters, default=0) == processors // 2
+    assert processors != 132 or clusters == {64, 66}
+
+
 def test_a_product_comes_to_its_parts_as_well() -> None:
     sites = sites_of("norm_gated", 512, 256)
     assert {site.kind for site in sites} == {"linear", "gated"}
@@ -85,7 +123,8 @@ def test_a_product_comes_to_its_parts_as_well() -> None:
 @pytest.mark.parametrize("n,k", [(3072, 2048), (4096, 14336), (128256, 4096), (576, 576)])
 def test_every_candidate_is_one_that_the_kernel_takes(kind: Kind, n: int, k: int) -> None:
     for site in (site for site in sites_of("norm_gated", n, k) if site.kind == kind):
-        for cut in candidates(site):
+        for cut in (cut for processors in PROCESSORS for cut in candidates(site, processors)):
+            assert checked(cut) is cut
             assert cut.share * cut.split <= MAX_CLUSTER
             assert cut.tokens % (8 * cut.share) == 0
             assert cut.clusters or kind != "gated" or cut.groups % 2 == 0
@@ -104,7 +143,7 @@ def most_of(site: Site, cut: Cut) -> int:
 def test_blocks_that_stay_are_tried_for_many_rows_alone() -> None:
     def stays(num_tokens: int, n: int = 4096) -> bool:
         site = Site(kind="linear", num_tokens=num_tokens, n=n, k=4096)
-        return any(cut.clusters for cut in candidates(site))
+        return any(cut.clusters for cut in candidates(site, 132))
 
     assert [bucket for bucket in BUCKETS if stays(bucket)] == list(RESIDENT_TOKENS)
     assert not stays(256, n=4097)  # results are written eight at once

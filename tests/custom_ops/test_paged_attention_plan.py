@@ -110,3 +110,13 @@ def test_a_mixed_batch_takes_two_launches_and_one_prompt_takes_one() -> None:
 
 def test_an_empty_batch_takes_no_launch() -> None:
     assert launches(num_seqs=0, num_tokens=0) == launches(num_tokens=0) == ()
+
+
+@given(calls())
+def test_kernels_count_keys_and_rows_within_32_bits(call: dict[str, Any]) -> None:
+    """They round up: a number of keys plus a limit, less one."""
+    for launch in launches(**call):
+        limits = launch.limits
+        largest = max(limits.min_split_keys, limits.max_split_keys, limits.max_rows)
+        assert largest + call["capacity"] - 1 < 2**31
+        assert limits.max_split_keys >= min(call["capacity"], MAX_SPLIT_KEYS)

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lamina.runtime import host_blocks
+from lamina.runtime import host_blocks, memory
 from lamina.runtime.host_blocks import HostBlocks
 from lamina.runtime.scheduler_output import Copies
 
@@ -31,7 +33,7 @@ def test_blocks_come_back_as_they_left_and_no_other_is_touched(
     caches, monkeypatch, num_staged, slots_per_slab
 ):
     monkeypatch.setattr(host_blocks, "STAGED_BYTES", num_staged * SLOT_BYTES)
-    monkeypatch.setattr(host_blocks, "SLAB_BYTES", slots_per_slab * SLOT_BYTES)
+    monkeypatch.setattr(memory, "SLAB_BYTES", slots_per_slab * SLOT_BYTES)
     host = HostBlocks(caches, 10)
     before = [held(caches, block) for block in range(BLOCKS)]
     host.copy(Copies(leaving=((5, 0), (2, 4), (7, 1)), coming=()))
@@ -54,7 +56,7 @@ def test_a_block_leaves_before_another_comes_into_it_and_a_slot_is_filled_before
 
 
 def test_memory_is_taken_when_slots_are_used_for_the_first_time(caches, monkeypatch):
-    monkeypatch.setattr(host_blocks, "SLAB_BYTES", 2 * SLOT_BYTES)
+    monkeypatch.setattr(memory, "SLAB_BYTES", 2 * SLOT_BYTES)
     host = HostBlocks(caches, 10)
     assert (host.slot_bytes, host.num_bytes) == (SLOT_BYTES, 0)
     host.copy(Copies(leaving=((1, 0), (2, 1)), coming=()))
@@ -64,3 +66,24 @@ def test_memory_is_taken_when_slots_are_used_for_the_first_time(caches, monkeypa
     few = HostBlocks(caches, 1)
     few.copy(Copies(leaving=((1, 0),), coming=()))
     assert few.num_bytes == SLOT_BYTES
+
+
+@given(slot=st.integers(1, 200 << 20), slots=st.integers(1, 5000), extra=st.integers(0, 1 << 20))
+def test_pinned_memory_which_comes_in_powers_of_two_is_never_more_than_was_allowed(slot, slots, extra):
+    given_bytes = slot * slots + extra
+    per_slab = memory.slots_of_slab(slot, is_pinned=True)
+    count = memory.slots_within(given_bytes, slot, is_pinned=True)
+    full, rest = divmod(count, per_slab)
+    taken = full * memory.taken_bytes(per_slab * slot, is_pinned=True)
+    taken += memory.taken_bytes(rest * slot, is_pinned=True)
+    assert taken <= given_bytes
+    if full:
+        assert per_slab * slot >= 0.75 * memory.taken_bytes(per_slab * slot, is_pinned=True)
+
+
+def test_slots_of_20_mib_fill_what_is_pinned_for_them():
+    slot = 20 << 20  # of a model of 70B in bfloat16
+    per_slab = memory.slots_of_slab(slot, is_pinned=True)
+    assert memory.taken_bytes(per_slab * slot, is_pinned=True) <= per_slab * slot * 16 / 15
+    assert memory.slots_within(8 << 30, slot, is_pinned=True) * slot >= 0.93 * (8 << 30)
+    assert memory.slots_within(8 << 30, slot, is_pinned=False) == (8 << 30) // slot

@@ -42,8 +42,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Site]:
     monkeypatch.setattr(tuning, "tune", tune)
     monkeypatch.setattr(choices, "_adopted", {})
     monkeypatch.setattr(choices, "shipped", dict)
+    monkeypatch.setattr(choices, "processors_of", lambda device: 132)
     monkeypatch.setattr(choices, "card_of", lambda device, dtype: CARD)
-    monkeypatch.setattr(choices, "candidates", lambda site: [CUT] if site.num_tokens <= 16 else [])
+    monkeypatch.setattr(
+        choices, "candidates", lambda site, processors: [CUT] if site.num_tokens <= 16 else []
+    )
     monkeypatch.setattr(settling.registry, "select", lambda *args, **kwargs: _Named("cuda"))
     choices.adopt(CARD, ())
     return measured

@@ -224,7 +224,7 @@ namespace lamina {
 
 // ---- hopper.cuh, pdl.cuh, warpgroup.cuh
 
-inline uint32_t shared_offset(const void*) { return host::kBegin; }
+inline uint32_t shared_address(const void*) { return host::kBegin; }
 inline void init_barrier(uint32_t barrier, uint32_t arrivals) {
   const int count = static_cast<int>(arrivals);
   host::block().barriers[barrier] = {count, count};

@@ -1,0 +1,85 @@
+"""Which kernels serve products on this GPU: measured for every shape that is shipped, and written.
+
+First every cut in a row of its like, as at a start that measures; then the best one between norms, as in
+a step: where it loses there, its line has null. Nothing else may use the GPU meanwhile.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lamina.custom_ops.add_rms_norm_linear import _cuda as gated
+from lamina.custom_ops.linear import _cuda as plain
+from lamina.custom_ops.linear import tuning
+from lamina.custom_ops.linear.choices import MEASURED, Cut, Entry, Site, card_of, shipped
+
+DEVICE, DTYPE = torch.device("cuda", 0), torch.bfloat16
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=MEASURED, help="default: the package's own file")
+    parser.add_argument("--shape", nargs=2, type=int, action="append", default=[], metavar=("N", "K"))
+    options = parser.parse_args()
+    plain.check_card("linear")
+    sites = dict.fromkeys(site for _, site in shipped())
+    for n, k in options.shape:
+        sites |= dict.fromkeys(replace(site, n=n, k=k) for site in list(sites))
+    entries = [_in_steps(entry) for entry in tuning.tune(sites, DEVICE, DTYPE)]
+    cards = json.loads(MEASURED.read_text()) | {
+        card_of(DEVICE, DTYPE): [entry.to_json() for entry in entries]
+    }
+    options.out.write_text(_as_text(cards))
+    print(f"{len(entries)} sites of {card_of(DEVICE, DTYPE)} written to {options.out}")
+
+
+def _in_steps(entry: Entry) -> Entry:
+    """The entry, without its cut where that loses between norms though it wins among its like."""
+    site = entry.site
+    if entry.cut is None or entry.microseconds >= entry.otherwise:
+        return entry
+    ours, library = _times_in_steps(site, entry.cut)
+    alone = f"{entry.microseconds:.2f} us, otherwise {entry.otherwise:.2f}"
+    print(f"{site}: {alone}; between norms {ours:.2f}, otherwise {library:.2f}", flush=True)
+    return entry if ours < library else replace(entry, cut=None)
+
+
+def _times_in_steps(site: Site, cut: Any) -> tuple[float, float]:
+    assert isinstance(cut, Cut)
+    x, residual = (torch.randn(site.num_tokens, site.k, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    norm_weight = torch.ones(site.k, device=DEVICE, dtype=DTYPE)
+    count = -(-tuning.ROTATED_BYTES // (site.n * site.k * DTYPE.itemsize))
+    shape = count, site.n, site.k
+    weights = [*(torch.randn(shape, device=DEVICE, dtype=DTYPE) / site.k**0.5)]
+    launch = plain.launch if site.kind == "linear" else gated.launch
+    otherwise = torch.nn.functional.linear if site.kind == "linear" else tuning._product_then_gate
+
+    def behind_norm(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def call(weight: Tensor) -> Tensor:
+            normed, _ = torch.ops.lamina.add_rms_norm.default(x, residual, norm_weight, 1e-5)
+            return product(normed, weight)
+
+        return call
+
+    ours = behind_norm(lambda normed, weight: launch(normed, weight, None, cut))
+    return tuning._microseconds(ours, weights), tuning._microseconds(behind_norm(otherwise), weights)
+
+
+def _as_text(cards: dict[str, list[Any]]) -> str:
+    """As the package keeps it: a line a measurement."""
+    blocks = []
+    for card, lines in cards.items():
+        rows = ",\n".join(f"  {json.dumps(line)}" for line in lines)
+        blocks.append(f" {json.dumps(card)}: [\n{rows}\n ]")
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+if __name__ == "__main__":
+    main()
