@@ -27,7 +27,8 @@ def verify(
     """Compare the compiled model with itself run op by op and with transformers, layer by layer.
 
     Exits with 1 where rounding does not explain a difference, naming the first piece that differs, the pass
-    that makes it so, and the setting that leaves the pass out.
+    that makes it so, and the setting that leaves the pass out. Where values are not finite, it names the
+    first layer that has such, and the weights that are not finite, before anything is compared.
     """
     config = settings.config(model, verify=False)
     from .progress import loading_progress

@@ -8,6 +8,7 @@ LaminaError
 │   └── ProcessorError              a logits processor of a request failed
 ├── ShapeError (ValueError)         a tensor whose shape, dtype or device does not fit an op
 ├── LoadError                       a model folder or file that is missing, damaged or incomplete
+├── LogitsError                     a model computed logits by which no token can be chosen
 ├── UnsupportedError                something Lamina does not do, or not on this machine
 ├── OutOfBlocksError                the KV cache has too few free blocks
 ├── CompileError                    capture, a pass or code generation failed
@@ -18,9 +19,39 @@ LaminaError
 └── ClosedError                     use of a runtime after close()
 """
 
+import reprlib
+
+MOST_SHOWN = 80  # characters of a value in the text of an error
+MOST_SAID = 4000  # characters of such a text, whatever it quotes
+
+
+def shown(value: object, most: int = MOST_SHOWN) -> str:
+    """A value in few characters: even a huge one, or one of a class whose own repr raises."""
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to write the longest
+    try:
+        writer = reprlib.Repr()
+        writer.maxstring = writer.maxother = writer.maxlong = most
+        writer.maxdict = writer.maxlist = writer.maxtuple = 8
+        text = writer.repr(value)
+    except BaseException:  # somebody else's program: anything may come out of it, SystemExit too
+        text = object.__repr__(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def clipped(text: str, most: int = MOST_SAID) -> str:
+    """A text without its middle where it is longer: names stand at the beginning, remedies at the end."""
+    if len(text) <= most:
+        return text
+    head, tail = most * 3 // 4, most // 4
+    return f"{text[:head]} [... {len(text) - head - tail} characters ...] {text[-tail:]}"
+
 
 class LaminaError(Exception):
-    """Base of every error raised on purpose by Lamina."""
+    """Base of every error raised on purpose by Lamina; its text is never longer than anybody reads."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(clipped(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(LaminaError, ValueError):
@@ -45,6 +76,10 @@ class ProcessorError(RequestError):
     def __init__(self, message: str, request_id: str) -> None:
         super().__init__(message)
         self.request_id = request_id
+
+
+class LogitsError(LaminaError):
+    """A model computed logits by which no token of a request can be chosen; other requests go on."""
 
 
 class ShapeError(LaminaError, ValueError):

@@ -12,7 +12,7 @@ from .. import custom_ops
 from ..common.errors import LaminaError
 from ..custom_ops import registry
 from ..custom_ops.adjust_logits.reference import WORD_BITS
-from ..custom_ops.sample.reference import num_chunks_of
+from ..custom_ops.sample.reference import are_broken, num_chunks_of
 from .input_batch import NO_ID, BatchView, send
 from .processors import apply_processors
 from .rows import sampling_row
@@ -108,6 +108,8 @@ class Adjuster:
         for said in adjusted.said:
             processors = adjusted.params[said.which].logits_processors or ()
             own = scores[said.which, : self._num_valid_ids]
+            if are_broken(own.unsqueeze(0)):
+                continue  # before any of its processors saw them: sample says so
             if (failure := apply_processors(processors, said, own)) is not None:
                 failures[said.request_id] = failure
                 own.zero_()

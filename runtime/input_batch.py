@@ -135,6 +135,7 @@ class InputBatch:
     def take_token_ids(self, view: BatchView) -> None:
         """Gather a step's token ids on the device, from the host's and the samples of the step before."""
         torch.index_select(self._memory, 0, view.token_sources, out=view.token_ids)
+        view.token_ids.clamp_(min=0)  # -1 of a row without a token, which ends when the host has read it
 
     def _check_sizes(self, plan: SchedulerOutput, tokens: int, seqs: int, samples: int) -> None:
         assert plan.num_tokens <= tokens <= self.max_num_tokens, f"{plan.num_tokens} tokens in {tokens}"

@@ -18,6 +18,7 @@ from ..compiler.tape import Tapes
 from .adjuster import Adjuster
 from .attention import PagedAttention
 from .device_reports import Tables, report_prompts, report_samples
+from .failures import failed_prompts, failed_samples
 from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch, fits_recording
 from .sampler import rows_of, sample
@@ -46,11 +47,13 @@ class StepHandle:
 
     def __init__(
         self,
+        plan: SchedulerOutput,
         sampled: Tensor,
         tables: Tables | None,
         arrived: torch.cuda.Event | None,
         failures: Mapping[str, LaminaError],
     ) -> None:
+        self._plan = plan
         self._sampled = sampled
         self._tables = tables
         self._arrived = arrived
@@ -69,7 +72,10 @@ class StepHandle:
 
     def failures(self) -> Mapping[str, LaminaError]:
         """By request id what failed for that request alone, after the ids; its token means nothing."""
-        return self._failures
+        failures: dict[str, LaminaError] = {**failed_samples(self._plan, self.token_ids()), **self._failures}
+        if self._tables is not None and self._tables.prompts:
+            failures |= failed_prompts(self._plan, self._tables.prompts[-1])
+        return failures
 
 
 class ModelRunner:
@@ -118,7 +124,7 @@ class ModelRunner:
                 assert self.host_blocks is not None, "blocks are to be copied to a host without slots"
                 self.host_blocks.copy(plan.copies)
             self._launch(plan)
-            return self._handle(plan.num_samples)
+            return self._handle(plan)
         except BaseException:
             self._arena.forget()
             self._adjuster.forget()
@@ -262,16 +268,16 @@ class ModelRunner:
         sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
         return logits
 
-    def _handle(self, num_samples: int) -> StepHandle:
+    def _handle(self, plan: SchedulerOutput) -> StepHandle:
         """Start the tokens on their way to the host: the next step overwrites where they are."""
-        sampled, tables = self._arena.sampled(num_samples), self._tables
+        sampled, tables = self._arena.sampled(plan.num_samples), self._tables
         if sampled.device.type != "cuda":
-            return StepHandle(sampled.clone(), tables, None, self._failures)
+            return StepHandle(plan, sampled.clone(), tables, None, self._failures)
         staged = _on_its_way(sampled)
         tables = tables and tables.each(_on_its_way)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return StepHandle(staged, tables, arrived, self._failures)
+        return StepHandle(plan, staged, tables, arrived, self._failures)
 
 
 def _fitting(sizes: Sequence[int], wanted: int) -> int | None:

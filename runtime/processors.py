@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..common.errors import ProcessorError
+from ..common.errors import ProcessorError, shown
 from .sampling_params import LogitsProcessor
 from .scheduler_output import Said
 
@@ -16,7 +16,7 @@ MOST_SHOWN = 200  # characters of what a processor raised or returned
 def apply_processors(
     processors: Sequence[LogitsProcessor], said: Said, logits: Tensor
 ) -> ProcessorError | None:
-    """Let a request's functions change its logits [vocab] float32, in place.
+    """Let a request's functions change its logits [vocab] float32, which can be chosen by, in place.
 
     Returns what is wrong with one of them, whatever it raised or returned; the logits are any numbers then.
     """
@@ -25,7 +25,7 @@ def apply_processors(
         try:
             wrong = _wrong_result(processor(said.prompt, said.answer, logits.clone()), logits)
         except BaseException as error:  # a caller's program: anything may come out of it, SystemExit too
-            wrong, cause = f"raised {shown(error)}", error
+            wrong, cause = f"raised {shown(error, MOST_SHOWN)}", error
         if wrong is not None:
             failure = ProcessorError(f"logits_processors[{index}] {wrong}", said.request_id)
             failure.__cause__ = cause
@@ -33,26 +33,17 @@ def apply_processors(
     return None
 
 
-def shown(value: object) -> str:
-    """A value of somebody else's class in few characters, even where its own repr raises."""
-    try:
-        return f"{value!r:.{MOST_SHOWN}}"
-    except BaseException:
-        return object.__repr__(value)
-
-
 def _wrong_result(result: object, logits: Tensor) -> str | None:
     """Take over what a processor made of logits; what is wrong with it, in words, else None."""
     if not isinstance(result, Tensor):
-        return f"returned {shown(result)}; wanted a tensor {list(logits.shape)}, the logits"
+        return f"returned {shown(result, MOST_SHOWN)}; wanted a tensor {list(logits.shape)}, the logits"
     if result.shape != logits.shape or result.layout is not torch.strided or result.is_complex():
         odd = result.is_complex() or result.layout is not torch.strided
         kind = f" of {result.dtype}, {result.layout}" if odd else ""
         return f"returned {list(result.shape)}{kind}; wanted a tensor {list(logits.shape)}, the logits"
-    had_choice = bool((logits > -math.inf).any())
     logits.copy_(result)
     if not bool((logits < math.inf).all()):  # nor is NaN
         return "returned NaN or infinity; wanted numbers, and -inf for what must not be chosen"
-    if had_choice and not bool((logits > -math.inf).any()):
+    if not bool((logits > -math.inf).any()):
         return "returned -inf for every token; wanted one that may be chosen"
     return None

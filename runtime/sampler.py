@@ -48,6 +48,7 @@ def sample(
 
     Greedy rows take the largest logit, the lowest id among equals. Random rows are filtered in the order
     temperature, top-k, top-p (the fewest tokens with at least that mass), min-p (relative to the likeliest).
+    A row whose logits are not finite has -1.
     Chunks are what lamina::adjust_logits left of these logits, where it did.
     """
     if out is None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..common.errors import ConfigError, RequestError
+from ..common.errors import ConfigError, LogitsError, RequestError
 from ..common.logging import get_logger
 from ..common.progress import Progress
 from ..compiler import verify as pieces
@@ -21,6 +21,7 @@ from ..compiler.split import PieceCall, SplitModel
 from ..compiler.verify import Culprit, Error, PieceCheck, error_of
 from ..custom_ops.paged_attention.reference import dense_attention
 from ..custom_ops.rotary_embedding.reference import rotary_embedding
+from ..custom_ops.sample.reference import are_broken
 from ..models.layers import join_scales
 from .config import RuntimeConfig
 from .loading import Found, compile_only, find, quantizer_of, read_weights
@@ -92,22 +93,26 @@ def verify(
     """Compare the three on prompts, each continued by max_tokens of the likeliest tokens.
 
     No prompts: a few of our own. Raises ConfigError where nothing is compiled, RequestError for a text
-    without a tokenizer, and what loading and compiling raise.
+    without a tokenizer, LogitsError that names the first layer where values are not finite, and what loading
+    and compiling raise.
     """
     if config.compile_config is None:
         raise ConfigError("compile is False; wanted True or a CompileConfig, to have anything to verify")
     found = find(config, progress)
-    compiled = compile_only(found, progress)
     weights = read_weights(found, quantizer_of(found), progress)
-    subject = _Subject(found, compiled, weights)
-    ids = [subject.continued(prompt, max_tokens) for prompt in _token_ids(found, prompts)]
+    subject = _Subject(found, weights)
+    prompts = _token_ids(found, prompts)
+    for prompt in prompts:
+        _check_finite(subject, subject.observe(subject.eager, prompt))
+    compiled = compile_only(found, progress)
+    ids = [subject.continued(prompt, max_tokens) for prompt in prompts]
     eager = [subject.observe(subject.eager, prompt) for prompt in ids]
     bound = compiled.plan.bind(weights, found.resolved.device)
     ours = [subject.observe(bound, prompt) for prompt in ids]
     progress("verify", 0.3, "transformers")
     theirs, reference = _by_transformers(found, ids)
     progress("verify", 0.6, "pieces")
-    checks, first_wrong, culprit = _check_pieces(subject, ids[0])
+    checks, first_wrong, culprit = _check_pieces(subject, compiled, ids[0])
     return Verified(
         prompts=tuple(map(tuple, ids)),
         layers=_layers(ours, eager, theirs, found.resolved.dtype),
@@ -124,7 +129,6 @@ class _Subject:
     """The model under test with all it takes to run it op by op."""
 
     found: Found
-    compiled: Compiled
     weights: dict[str, Tensor]
 
     def eager(self, token_ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
@@ -183,11 +187,26 @@ def _token_ids(found: Found, prompts: Sequence[str | Sequence[int]]) -> list[lis
     return ids
 
 
+def _check_finite(subject: _Subject, observed: Observed) -> None:
+    """LogitsError where a run op by op meets NaN or infinity: no comparison says anything then."""
+    layers = (all(bool(part.isfinite().all()) for part in parts) for parts in observed.layers)
+    broken = next((number for number, is_finite in enumerate(layers) if not is_finite), None)
+    where = "" if broken is None else f"queries, keys or values of layer {broken}"
+    if broken is None and bool(are_broken(observed.logits).any()):
+        where = "the logits"
+    if where:
+        weights = [name for name, weight in subject.weights.items() if not bool(weight.isfinite().all())]
+        why = f"no weight is, so a product is beyond {subject.found.resolved.dtype}; try a wider dtype="
+        if weights:
+            why = f"so is the weight {', '.join(weights[:3])}: the checkpoint is damaged"
+        raise LogitsError(f"{where} are the first values that are not finite (NaN or infinity), and {why}")
+
+
 def _check_pieces(
-    subject: _Subject, ids: Sequence[int]
+    subject: _Subject, compiled: Compiled, ids: Sequence[int]
 ) -> tuple[tuple[PieceCheck, ...], int | None, Culprit | None]:
     """Every piece on what those before it computed op by op, up to the first that is wrong."""
-    found, plan = subject.found, subject.compiled.plan
+    found, plan = subject.found, compiled.plan
     config = found.config.compile_config
     assert config is not None
     passes = pipeline.select(config.passes, found.config.numerics)
@@ -208,7 +227,7 @@ def _check_pieces(
         pieces.walk(model, subject.weights, *subject.inputs(ids), subject.attention(Observed()), on_piece)
     if blamed:
         return tuple(checks), len(checks) - 1, blamed[0]
-    return tuple(checks), None, _guilty_model_pass(subject, passes, ids)
+    return tuple(checks), None, _guilty_model_pass(subject, compiled, passes, ids)
 
 
 def _culprit(
@@ -224,7 +243,9 @@ def _culprit(
     return pieces.find_culprit(piece.graph, passes, arguments, found.config.numerics, folder, compile_without)
 
 
-def _guilty_model_pass(subject: _Subject, passes: Sequence[Pass], ids: Sequence[int]) -> Culprit | None:
+def _guilty_model_pass(
+    subject: _Subject, compiled: Compiled, passes: Sequence[Pass], ids: Sequence[int]
+) -> Culprit | None:
     """The pass over the whole model, if any, without which the model run op by op gives something else."""
     eps = torch.finfo(subject.found.resolved.dtype).eps
 
@@ -234,7 +255,7 @@ def _guilty_model_pass(subject: _Subject, passes: Sequence[Pass], ids: Sequence[
         with torch.inference_mode():
             return pieces.walk(model, subject.weights, *subject.inputs(ids), attention, lambda *_: None)
 
-    taken = [report["name"] for report in subject.compiled.plan.reports if report["num_matches"]]
+    taken = [report["name"] for report in compiled.plan.reports if report["num_matches"]]
     suspects = [step for step in passes if step.name in taken]
     plain = run([]) if suspects else None  # a run traces the whole model
     for step in suspects:

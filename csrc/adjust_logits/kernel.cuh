@@ -150,7 +150,8 @@ struct Row {
                                             float presence) const {
     const uint32_t times = note & kTimes;
     if (args.num_biases > 0) score += biases[id - first];
-    if ((note & kExcluded) != 0 || !is_allowed(id)) score = -INFINITY;
+    // NaN and infinity stay: an exclusion is not to hide that a row is broken
+    if (((note & kExcluded) != 0 || !is_allowed(id)) && score < INFINITY) score = -INFINITY;
     // each operation rounded by itself, as the formula's are
     if ((note & ~kExcluded) != 0) score = score > 0.0f ? __fdiv_rn(score, repetition) : __fmul_rn(score, repetition);
     if (times != 0) score = __fsub_rn(__fsub_rn(score, __fmul_rn(frequency, static_cast<float>(times))), presence);

@@ -12,6 +12,7 @@ constexpr int kListed = 2048;                                            // toke
 constexpr int kFew = 256;                                                // of which each is compared with each
 constexpr int kAhead = 2;                                                // chunks that a warp has asked for
 constexpr int kIdBits = 32;
+constexpr double kReach = 1 - 0x1p-20;   // of a share is enough: what lies exactly at it may be rounded below
 constexpr float kRoom = 1.0005f;         // for what rounding may add to a sum of 2^20 weights
 constexpr float kQuickScale = 1u << 22;  // up to which weights are integers of fewer bits than a float's
 static_assert(kScanners <= kWarps, "every bin has a warp");

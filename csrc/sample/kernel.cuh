@@ -12,6 +12,7 @@
 namespace lamina {
 
 constexpr int kScanWarps = 8;
+constexpr int kBroken = -1;       // in place of a token where logits are not finite; the formula has the same
 constexpr int kRowsAtOnce = 100;  // fewer, and every row has a multiprocessor from the beginning
 
 // kChunks chunks a warp, read before the first is looked at.
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(kBlock, 1) choose_tokens(Sample<T> args) {
   }
   int chunk = index_of(best_of_block(best, shared.partial));
   const float largest = chunks[chunk].x + 0.0f;  // not -0, so that no gap is
-  const bool is_drawn = temperature > 0.0f && fabsf(largest) < INFINITY;
+  const bool is_sound = fabsf(largest) < INFINITY, is_drawn = temperature > 0.0f && is_sound;
   const Filter<T, kWidth> filter{args, shared, gaps, gaps + args.num_chunks, row, bans, largest, sharpness};
   Rank last = 0;
   if (is_drawn) {
@@ -136,8 +137,7 @@ __global__ void __launch_bounds__(kBlock, 1) choose_tokens(Sample<T> args) {
     best = larger(best, entry(score, id));
   }
   const int token = index_of(best_of_warp(best));
-  const bool is_broken = temperature > 0.0f && largest != largest;
-  if (threadIdx.x == 0) args.out[place] = is_broken ? 0 : token;
+  if (threadIdx.x == 0) args.out[place] = is_sound ? token : kBroken;
 }
 
 }  // namespace lamina

@@ -22,6 +22,9 @@ struct RowSettings {
   int64_t num_banned;
 };
 
+constexpr int64_t kBroken = -1;         // in place of a token where logits are not finite; the formula has the same
+constexpr double kReach = 1 - 0x1p-20;  // likewise
+
 // The first of the largest scores seen; NaN is largest.
 class Winner {
  public:
@@ -43,14 +46,15 @@ class RowSampler {
   int64_t sample(const T* logits, int64_t num_ids, const RowSettings& row) {
     num_ids_ = num_ids;
     num_chunks_ = (num_ids + kChunk - 1) / kChunk;
-    if (row.temperature <= 0 && row.num_banned == 0) return find_largest(logits).id;
+    if (row.temperature <= 0 && row.num_banned == 0) return sound(find_largest(logits));
     values_ = values_buffer_.reserve(num_chunks_ * kChunk);
     for (int64_t i = 0; i < num_ids; i += kLanes) store(values_ + i, load_some(logits + i, num_ids - i));
     std::fill(values_ + num_ids, values_ + num_chunks_ * kChunk, -kInfinity);
     for (int64_t i = 0; i < row.num_banned; i++)
-      if (row.banned[i] >= 0 && row.banned[i] < num_ids) values_[row.banned[i]] = -kInfinity;
+      if (row.banned[i] >= 0 && row.banned[i] < num_ids) ban(values_[row.banned[i]]);
     const Largest largest = find_largest(static_cast<const float*>(values_));
-    return row.temperature <= 0 ? largest.id : draw(largest.logit, row);
+    const int64_t id = sound(largest);
+    return row.temperature <= 0 || id == kBroken ? id : draw(largest.logit, row);
   }
 
  private:
@@ -58,6 +62,13 @@ class RowSampler {
     float logit;
     int64_t id;  // the lowest that has it
   };
+
+  // NaN and infinity stay: a ban is not to hide that a row is broken.
+  static void ban(float& logit) {
+    if (logit < kInfinity) logit = -kInfinity;
+  }
+
+  static int64_t sound(const Largest& largest) { return std::isfinite(largest.logit) ? largest.id : kBroken; }
 
   // Chunk by chunk: only in the one that has it an id is looked for.
   template <typename T>
@@ -88,16 +99,16 @@ class RowSampler {
   int64_t draw(float largest, const RowSettings& row) {
     const int64_t size = num_chunks_ * kChunk;
     odds_ = odds_buffer_.reserve(size);
-    largest = largest < -kLargest ? -kLargest : largest + 0.0f;  // not -0, so that no gap is: bins go by bits
+    largest += 0.0f;  // not -0, so that no gap is: bins go by bits
     measure(largest, std::min(1.0f / row.temperature, kLargest));
     const bool has_top_k = row.top_k > 0 && row.top_k < size, has_top_p = row.top_p < 1;
-    if (std::isfinite(largest) && (has_top_k || has_top_p || row.min_p > 0)) {
+    if (has_top_k || has_top_p || row.min_p > 0) {
       Last last{kInfinity, size};
       if (has_top_k || has_top_p) {
         ranks_.count(values_, odds_, size);
-        last = ranks_.find(has_top_k ? row.top_k : size, row.top_p);
+        last = ranks_.find(has_top_k ? row.top_k : size, has_top_p ? row.top_p * kReach : 1);
       }
-      const float limit = std::max(0.0f, static_cast<float>(-std::log(static_cast<double>(row.min_p))));
+      const float limit = std::max(0.0f, static_cast<float>(-std::log(row.min_p * kReach)));
       keep(limit < last.gap ? Last{limit, size} : last);
     }
     return race(Noise(row.seed, row.position));

@@ -118,7 +118,7 @@ struct Piece {
         const int hit = __shfl_sync(kAllLanes, id, __ffs(static_cast<int>(hits)) - 1) % kChunk;
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
-          if (token(j) == hit) values[j] = -INFINITY;
+          if (token(j) == hit && values[j] < INFINITY) values[j] = -INFINITY;  // NaN and infinity stay
         }
       }
     }

@@ -329,7 +329,7 @@ struct Filter {
       summed = last;
       if (stage == 2) break;
       const float total = total_mass(), scale = stage == 0 ? 0.0f : scale_of(total);
-      const double share = static_cast<double>(top_p) * total * scale;
+      const double share = top_p * kReach * total * scale;
       const double goal = stage == 0 ? top_k : fmax(ceil(share), 1.0);
       const float reach = reach_of(total, args.num_ids);
       if (select(last, static_cast<uint32_t>(goal), {scale}, reach)) summed = last;
@@ -341,7 +341,7 @@ struct Filter {
 
   // The last rank that min-p keeps.
   __device__ __forceinline__ static Rank limit_of(float min_p) {
-    return min_p > 0.0f ? last_rank(fmaxf(static_cast<float>(-log(static_cast<double>(min_p))), 0.0f)) : everything();
+    return min_p > 0.0f ? last_rank(fmaxf(static_cast<float>(-log(min_p * kReach)), 0.0f)) : everything();
   }
 };
 

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kReportThreads) top_logprobs_kernel(TopLogprob
   const int own = args.token_ids[blockIdx.x], width = 1 + args.num_top;
   int32_t* ids = args.ids + static_cast<int64_t>(blockIdx.x) * width;
   float* logprobs = args.logprobs + static_cast<int64_t>(blockIdx.x) * width;
-  const bool is_padding = own >= args.num_ids;
+  const bool is_padding = own < 0 || own >= args.num_ids;
   const float own_logit = is_padding ? 0.0f : static_cast<float>(logits[own]);
   const int64_t own_key = report_key(own_logit, own);
 
@@ -127,11 +127,11 @@ __global__ void __launch_bounds__(kReportThreads) top_logprobs_kernel(TopLogprob
     }
   }
   sum = combine_threads<kReportThreads>(sum, shared.floats, [](float a, float b) { return a + b; });
-  const float log_sum = logf(sum);
+  const float log_sum = logf(sum);  // NaN where any logit is, or is infinite, or all are -inf
   if (threadIdx.x == 0) {
     ids[0] = own;
     logprobs[0] = is_padding ? -9999.0f : report_finite(own_logit - largest - log_sum);
-    args.ranks[blockIdx.x] = is_padding ? args.num_ids + 1 : num_before + 1;
+    args.ranks[blockIdx.x] = sum != sum ? 0 : is_padding ? args.num_ids + 1 : num_before + 1;
   }
   for (int place = threadIdx.x; place < shared.num_candidates; place += kReportThreads) {
     const int64_t key = candidates[place];

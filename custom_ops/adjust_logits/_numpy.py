@@ -50,10 +50,12 @@ def adjust_logits(
             ids = bias_ids[i].numpy()
             scores[ids[ids >= 0]] += biases[i].numpy()[ids >= 0]
         for table in excluded:
-            scores[_valid(table[i], num_valid_ids)] = -np.inf
+            ids = _valid(table[i], num_valid_ids)
+            scores[ids] = _excluded(scores[ids])
         if allowed.shape[1]:
             bits = np.unpackbits(allowed[i].numpy().view(np.uint8), bitorder="little")
-            np.putmask(scores[:num_valid_ids], bits[:num_valid_ids] == 0, -np.inf)
+            own = scores[:num_valid_ids]
+            np.copyto(own, _excluded(own), where=bits[:num_valid_ids] == 0)
         said: Ids = history[slot, :length].numpy()
         if repetition != 1:
             _divide(scores, np.unique(_valid(said, num_valid_ids)), np.float32(repetition))
@@ -66,6 +68,11 @@ def adjust_logits(
 
 def _valid(ids: Ids, num_valid_ids: int) -> Ids:
     return ids[(ids >= 0) & (ids < num_valid_ids)]
+
+
+def _excluded(scores: Row) -> Row:
+    """-inf, but for NaN and infinity: an exclusion is not to hide that a row is broken."""
+    return np.where(scores < np.inf, np.float32(-np.inf), scores)
 
 
 def _divide(scores: Row, ids: Ids, repetition: np.float32) -> None:

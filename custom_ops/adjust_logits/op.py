@@ -32,7 +32,8 @@ def adjust_logits(
 ) -> None:
     """out = the rows' logits with biases added, -inf for what must not be said, and less the penalties.
 
-    An id must not be said that is banned, not allowed, no valid id, or would complete a bad word. Then tokens
+    An id must not be said that is banned, not allowed, no valid id, or would complete a bad word; one whose
+    logit is NaN or infinite keeps it, so that sample sees what is broken. Then tokens
     of prompt or answer have their logits divided by the repetition penalty, or multiplied where negative, and
     those of the answer are lowered by the frequency penalty times their number, then by the presence penalty.
     Of each chunk of out, chunks says the largest, and the sum of exp((out - largest) / temperature).

@@ -36,11 +36,14 @@ def adjust_logits(
     tokens = history.index_select(0, slots)
     spare = num_valid_ids  # a column for what is no id
     wide = pad(wanted, (0, 1)).scatter_add_(1, ids_or(bias_ids, spare), biases)
+    is_excluded = torch.zeros_like(wide, dtype=torch.bool)
     for excluded in (banned.index_select(0, rows), completions(bad_words, tokens, lengths)):
-        wide.scatter_(1, ids_or(excluded, spare), float("-inf"))
-    scores = wide[:, :-1]
+        is_excluded.scatter_(1, ids_or(excluded, spare), True)
+    scores, is_excluded = wide[:, :-1], is_excluded[:, :-1]
     if allowed.shape[1]:
-        scores = scores.masked_fill(~unpacked(allowed, num_valid_ids), float("-inf"))
+        is_excluded = is_excluded | ~unpacked(allowed, num_valid_ids)
+    # NaN and infinity stay: an exclusion is not to hide that a row is broken
+    scores = scores.masked_fill(is_excluded & (scores < float("inf")), float("-inf"))
     places = torch.arange(history.shape[1], device=history.device)
     is_said = places < lengths.unsqueeze(-1)
     is_answer = is_said & (places >= num_prompt.unsqueeze(-1))

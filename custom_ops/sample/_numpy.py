@@ -12,7 +12,10 @@ from torch import Tensor
 from ..registry import Provider
 from .places import at_places
 from .reference import (
+    BROKEN,
     CHUNK,
+    REACH,
+    are_broken,
     chunk_counters,
     chunked,
     exponential_noise,
@@ -77,12 +80,17 @@ def sample(
     logits = logits[:, :num_valid_ids]
     if banned.numel() and banned.numpy().max() >= 0:
         logits = without_banned(logits, banned)
-    is_random = temperature.numpy() > 0
+    choose(logits, Filters(temperature, top_k, top_p, min_p, seeds, positions), out)
+    out.masked_fill_(are_broken(logits), BROKEN)
+
+
+def choose(logits: Tensor, filters: Filters, out: Tensor) -> None:
+    """The token of each row that is sound, any of one that is not."""
+    is_random = filters.temperature.numpy() > 0
     num_random = np.count_nonzero(is_random)
     if num_random == 0:
         out.copy_(argmax(logits))
         return
-    filters = Filters(temperature, top_k, top_p, min_p, seeds, positions)
     if num_random == len(out):
         out.copy_(draw(logits, filters))
         return
@@ -203,7 +211,7 @@ def _rank(gaps: Row, top_k: int, top_p: float) -> tuple[Row, int]:
         sums = np.exp(-nearest, dtype=np.float64).cumsum()
         is_all = count in (top_k, vocab)
         mass = sums[-1] if is_all else np.exp(-gaps).sum(dtype=np.float64)
-        num_kept = int(np.searchsorted(sums, top_p * mass)) + 1
+        num_kept = int(np.searchsorted(sums, top_p * REACH * mass)) + 1
         if is_all or num_kept <= count:
             return nearest, min(num_kept, count)
         count = min(vocab, 8 * count)

@@ -5,11 +5,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import reference
 from .places import at_places
-from .reference import CHUNK as CHUNK_TOKENS
 from .workspace import workspace
 
+CHUNK_TOKENS = reference.CHUNK
 CHUNK = tl.constexpr(CHUNK_TOKENS)
+BROKEN = tl.constexpr(reference.BROKEN)
+REACH = tl.constexpr(reference.REACH)
 TILE = tl.constexpr(8)  # chunks read together
 PARTS = tl.constexpr(8)  # of an interval of ranks
 ID_BITS = tl.constexpr(20)  # a rank is a gap's bits, then an id
@@ -28,7 +31,8 @@ def allowed_logits(logits, banned, num_banned, num_ids, ids):
     """A row's logits at ids of any shape, -inf at those that are not to be chosen."""
     values = tl.load(logits + ids, mask=ids < num_ids, other=float("-inf")).to(tl.float32)
     for i in range(num_banned):
-        values = tl.where(ids == tl.load(banned + i), float("-inf"), values)
+        is_banned = (ids == tl.load(banned + i)) & (values < float("inf"))  # NaN and infinity stay
+        values = tl.where(is_banned, float("-inf"), values)
     return values
 
 
@@ -245,13 +249,13 @@ def keep(
             tl.debug_barrier()
             total = tl.sum(tl.load(masses + chunks, mask=chunks < num_chunks, other=0.0), 0)
         scale = scale_of(total)
-        share = top_p.to(tl.float64) * total.to(tl.float64) * scale.to(tl.float64)
+        share = top_p.to(tl.float64) * REACH * total.to(tl.float64) * scale.to(tl.float64)
         goal = tl.maximum(tl.ceil(share).to(tl.int64), 1)
         high = bound_by_largest(gaps, ends, last, goal, scale)
         num_live = list_live(live, gaps, ends, num_chunks, high)
         last = select(logits, banned, num_banned, num_ids, live, num_live, peak, sharpness, high, goal, scale)
     if min_p > 0:
-        limit = tl.maximum((-tl.log(min_p.to(tl.float64))).to(tl.float32), 0.0)
+        limit = tl.maximum((-tl.log(min_p.to(tl.float64) * REACH)).to(tl.float32), 0.0)
         last = tl.minimum(last, last_rank(limit))
     if last < everything:
         tl.store(masses + chunks, tl.zeros_like(gaps), mask=chunks < num_chunks)
@@ -316,8 +320,7 @@ def choose_tokens(
         ids = chunk * CHUNK + within
         values = allowed_logits(logits, banned, num_banned, num_ids, ids)
         token = index_of(tl.max(entries(values, ids), 0))
-        token = tl.where((heat > 0) & (peak != peak), 0, token)
-    tl.store(out + row, token)
+    tl.store(out + row, tl.where(tl.abs(peak) < float("inf"), token, BROKEN))
 
 
 @at_places

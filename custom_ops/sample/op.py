@@ -21,16 +21,18 @@ def sample(
     positions: Tensor,  # [n] int64, where in its sequence the sampled token will stand
     banned: Tensor,  # [n, any number] int32: ids never to be chosen, -1: none
     num_valid_ids: int,  # ids from here on are padding of the vocabulary
-    out: Tensor,  # [n] int32, the chosen ids
+    out: Tensor,  # [n] int32, the chosen ids; -1 where logits are not finite
     places: Tensor | None = None,  # [n] int64: rows of positions, banned and out; None: in order
     chunks: Tensor | None = None,  # [n, chunks, 2] float32, where adjust_logits left them
 ) -> None:
     """out = the id of the largest logit, or a draw after temperature, top-k, top-p and min-p, in this order.
 
-    Greedy rows take the lowest id among the largest logits; NaN is largest. Random rows keep the top_k
-    likeliest tokens, of them the fewest with at least top_p of their mass, of them those at least min_p times
-    as likely as the likeliest; among equals the lowest ids. A draw depends on its row alone: its noise is
-    counted from (seed, position, id) and the same on every device.
+    Greedy rows take the lowest id among the largest logits. Random rows keep the top_k likeliest tokens, of
+    them the fewest with at least top_p of their mass, of them those at least min_p times as likely as the
+    likeliest; among equals the lowest ids. Of top_p and min_p a millionth (2**-20) less is enough, so that
+    rounding does not decide what lies exactly at a border. A row with a logit that is NaN or infinite, or
+    without one above -inf that may be chosen, has -1. A draw depends on its row alone: its noise is counted
+    from (seed, position, id) and the same on every device.
     """
     torch.ops.lamina.sample.default(
         logits, temperature, top_k, top_p, min_p, seeds, positions, banned, num_valid_ids, out, places, chunks

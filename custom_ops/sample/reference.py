@@ -13,6 +13,8 @@ from .places import at_places
 # A token's gap is (largest logit - logit) / temperature, so its odds are exp(-gap). Tokens are ordered by gap
 # and, among equals, by id; the filters keep the first of them.
 CHUNK = 256  # tokens that take part in the first race together
+BROKEN = -1  # in place of a token where logits are not finite, so that nobody takes one of them for chosen
+REACH = 1 - 2**-20  # of a share is enough: what lies exactly at a border may be rounded to below it
 
 
 @at_places
@@ -33,7 +35,13 @@ def sample(
     largest = largest_logits(allowed)
     gaps = gaps_below(largest, chunked(allowed).flatten(1), temperature)
     drawn = draw(kept_odds(gaps, top_k, top_p, min_p), row_keys(seeds, positions))
-    out.copy_(torch.where(temperature > 0, drawn, allowed.argmax(dim=-1)))
+    chosen = torch.where(temperature > 0, drawn, allowed.argmax(dim=-1))
+    out.copy_(chosen.masked_fill_(are_broken(allowed), BROKEN))
+
+
+def are_broken(logits: Tensor) -> Tensor:
+    """Of which rows no token can be chosen: any logit is NaN or infinite, or all are -inf; bool [n]."""
+    return ~logits.amax(dim=-1).isfinite()
 
 
 def draw(odds: Tensor, keys: Tensor) -> Tensor:
@@ -51,28 +59,32 @@ def kept_odds(gaps: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tens
     odds = nearest.neg().exp_()
     sums = odds.double().cumsum(dim=-1)
     num_kept = torch.where(top_k > 0, top_k, vocab).clamp_(max=vocab).long().unsqueeze(-1)
-    goal = top_p.unsqueeze(-1) * sums.gather(1, num_kept - 1)
+    goal = top_p.double().unsqueeze(-1) * REACH * sums.gather(1, num_kept - 1)
     num_short = (sums < goal).sum(dim=-1, keepdim=True)  # the next token reaches the goal
     num_kept = torch.where(top_p.unsqueeze(-1) < 1, torch.minimum(num_kept, num_short + 1), num_kept)
     is_kept = torch.arange(vocab, device=gaps.device) < num_kept
     is_kept &= nearest <= gap_limits(min_p).unsqueeze(-1)
-    is_kept |= odds.isnan()  # a row of broken logits is not made sound by its filters
     return torch.zeros_like(odds).scatter_(1, order, odds.masked_fill_(~is_kept, 0.0))
 
 
 def gap_limits(min_p: Tensor) -> Tensor:
     """The largest gap that min-p keeps."""
-    return min_p.double().log_().neg_().float().clamp_(min=0.0)
+    return (min_p.double() * REACH).log_().neg_().float().clamp_(min=0.0)
 
 
 def without_banned(logits: Tensor, banned: Tensor) -> Tensor:
-    """The logits, or a copy with -inf for banned ids [n, any number]; what is no id bans nothing."""
+    """The logits, or a copy with -inf for banned ids [n, any number]; what is no id bans nothing.
+
+    NaN and infinity stay: a ban is not to hide that a row is broken.
+    """
     if banned.shape[1] == 0:
         return logits
     vocab = logits.shape[1]
     is_id = (banned >= 0) & (banned < vocab)
     spare = torch.where(is_id, banned, vocab).long()
-    return pad(logits, (0, 1)).scatter_(1, spare, float("-inf"))[:, :-1]
+    wide = pad(logits, (0, 1))
+    own = wide.gather(1, spare)
+    return wide.scatter_(1, spare, own.masked_fill_(own < float("inf"), float("-inf")))[:, :-1]
 
 
 def largest_logits(logits: Tensor) -> Tensor:

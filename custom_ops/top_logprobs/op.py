@@ -11,7 +11,7 @@ from . import _cuda, reference
 
 def top_logprobs(
     logits: Tensor,  # [n, vocab] of any float type
-    token_ids: Tensor,  # [n] int32, 0 or more
+    token_ids: Tensor,  # [n] int32; what is none counts as padding
     num_valid_ids: int,  # ids from here on are padding of the vocabulary
     num_top: int,  # 0 to num_valid_ids
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -19,7 +19,8 @@ def top_logprobs(
 
     ids is int32 [n, 1 + num_top], logprobs float32 of the same shape, ranks int32 [n] from 1 on. Likelier
     tokens come first, lower ids first among equals. Every log-probability is finite: what is impossible, or
-    not a number, has -9999, and so has a token of the padding, whose rank is after all others.
+    not a number, has -9999, and so has a token of the padding, whose rank is after all others. A row with
+    a logit that is NaN or infinite, or of -inf alone, has the rank 0.
     """
     result: tuple[Tensor, Tensor, Tensor] = torch.ops.lamina.top_logprobs.default(
         logits, token_ids, num_valid_ids, num_top

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 IMPOSSIBLE = -9999.0  # in place of what is not finite, so that every report can be written as JSON
+BROKEN_RANK = 0  # where any logit is NaN or infinite, or all are -inf
 ROWS_AT_ONCE = 64  # of a large vocabulary: bounds the memory beside the logits
 
 
@@ -22,10 +23,12 @@ def _of_some(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, T
     values, own, vocab = logits.float(), token_ids.long().unsqueeze(-1), logits.shape[1]
     keys = ordered_keys(values)
     ids = torch.cat((own, keys.topk(num_top).indices), dim=-1)
-    is_padding, ids = ids >= vocab, ids.clamp(max=vocab - 1)
+    is_padding, ids = (ids < 0) | (ids >= vocab), ids.clamp(min=0, max=vocab - 1)
     ranks = (keys > keys.gather(1, ids[:, :1])).sum(dim=-1, dtype=torch.int32) + 1
     ranks = ranks.masked_fill(is_padding[:, 0], vocab + 1)
-    logprobs = values.log_softmax(dim=-1).gather(1, ids).masked_fill_(is_padding, IMPOSSIBLE)
+    all_logprobs = values.log_softmax(dim=-1)
+    ranks.masked_fill_(all_logprobs[:, 0].isnan(), BROKEN_RANK)  # then each of them is
+    logprobs = all_logprobs.gather(1, ids).masked_fill_(is_padding, IMPOSSIBLE)
     logprobs = logprobs.nan_to_num_(nan=IMPOSSIBLE, posinf=IMPOSSIBLE, neginf=IMPOSSIBLE)
     return torch.cat((token_ids.unsqueeze(-1), ids[:, 1:].to(torch.int32)), dim=-1), logprobs, ranks
 

@@ -120,6 +120,7 @@ def test_the_numpy_provider_has_the_formulas_bits(
 ) -> None:
     values = logits(len(rows) + 2, VOCAB, seed=seed).to(dtype)
     values[0, 5] = -torch.inf
+    values[1, 3], values[-1, 6] = torch.nan, torch.inf
     given_ = arguments(
         values,
         [own["tokens"] for own in rows],
@@ -186,6 +187,23 @@ def test_the_newest_token_is_remembered_and_a_row_without_chunks_left_alone(prov
     assert history[1].tolist() == [5] + [7] * 11
     assert (history[2] == 7).all()
     assert given_["chunks"].isnan().all()
+
+
+@pytest.mark.parametrize("provider", ON_CPU)
+@pytest.mark.parametrize("way", ["banned", "allowed", "bad_words"])
+def test_an_exclusion_hides_no_broken_logit(provider: str, way: str) -> None:
+    values = logits(3, VOCAB)
+    values[0, 9], values[1, 9] = torch.nan, torch.inf
+    given_: dict[str, Any] = {
+        "banned": torch.full((3, 1), 9, dtype=torch.int32),
+        "allowed": bits([[id_ != 9 for id_ in range(VOCAB)]] * 3),
+        "bad_words": table_of([[[9]]] * 3),
+    }
+    penalties = torch.tensor([[1.7] * 3, [0.5] * 3, [0.1] * 3])
+    out = run(provider, arguments(values, [[9, 9]] * 3, penalties=penalties, **{way: given_[way]}))
+    assert out[0, 9].isnan()
+    assert out[1, 9] == torch.inf
+    assert out[2, 9] == -torch.inf
 
 
 @pytest.mark.parametrize("provider", ON_CPU)

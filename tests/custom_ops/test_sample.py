@@ -12,6 +12,7 @@ from lamina.common.errors import ShapeError
 from lamina.custom_ops import sample
 from lamina.custom_ops.registry import select
 from lamina.custom_ops.sample import reference
+from lamina.custom_ops.sample.reference import BROKEN
 
 DTYPES = {
     "temperature": torch.float32,
@@ -77,21 +78,86 @@ def test_every_provider_chooses_the_formulas_tokens(
     "filters", [(0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.2), (5, 0.5, 0.1)], ids=str
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 1e-38, 1e-45])
-def test_broken_logits_choose_the_same_token_everywhere(
+def test_rows_of_broken_logits_get_no_token_and_disturb_no_other(
     broken: float, filters: tuple[Any, ...], temperature: float
 ) -> None:
-    logits = torch.randn(4, 600, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(5, 600, generator=torch.Generator().manual_seed(0))
     logits[0, [500, 20, 21]] = broken
     logits[1] = broken
     logits[2, 3:] = broken
-    given_ = arguments(logits, [(temperature, *filters, row, row) for row in range(4)])
+    logits[3, 599] = broken
+    given_ = arguments(logits, [(temperature, *filters, row, row) for row in range(5)])
     chosen = run("reference", **given_)
     for provider in ("numpy", "cpu"):
         assert run(provider, **given_ | {"out": given_["out"].clone()}) == chosen, provider
-    if broken > 0:
-        assert chosen[:3] == [20, 0, 3]
-    if broken != broken:
-        assert chosen[:3] == ([20, 0, 3] if temperature == 0 else [0, 0, 0])
+    is_wrong = broken != -torch.inf  # a mask, unless all are
+    assert [token == BROKEN for token in chosen] == [is_wrong, True, is_wrong, is_wrong, False]
+
+
+@pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_ban_hides_no_broken_logit(provider: str, dtype: torch.dtype, temperature: float) -> None:
+    logits = torch.randn(5, 600, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[0, 7], logits[1, 7], logits[2, 7] = torch.nan, torch.inf, -torch.inf
+    logits[3] = -torch.inf
+    logits[3, 7] = 1.0  # of all that may be chosen, none is above -inf
+    banned = torch.full((5, 2), 7, dtype=torch.int32)
+    settings = [(temperature, 0, 1.0, 0.0, row, row) for row in range(5)]
+    chosen = run(provider, **arguments(logits, settings, banned=banned))
+    assert [token == BROKEN for token in chosen] == [True, True, False, True, False]
+
+
+def kept_by(provider: str, shares: list[int], temperature: float = 1.0, **filters: Any) -> set[int]:
+    """The ids that are ever drawn of a row with odds in the ratio of whole numbers."""
+    draws = 300
+    logits = torch.tensor(shares, dtype=torch.float64).log().mul(temperature).float().expand(draws, -1)
+    row = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
+    settings = [(temperature, *row.values(), seed, 0) for seed in range(draws)]
+    return set(run(provider, **arguments(logits.contiguous(), settings)))
+
+
+BORDERS = [([3, 1, 1, 5], 0.8, {0, 3}), ([4, 4, 2], 0.8, {0, 1}), ([1, 1, 1, 1, 1], 0.6, {0, 1, 2})]
+
+
+@pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
+@pytest.mark.parametrize("shares, top_p, kept", BORDERS, ids=str)
+def test_a_share_that_is_reached_exactly_is_enough(
+    provider: str, shares: list[int], top_p: float, kept: set[int]
+) -> None:
+    assert kept_by(provider, shares, top_p=top_p) == kept
+
+
+@given(shares=st.lists(st.integers(1, 20), min_size=2, max_size=8), data=st.data())
+def test_top_p_keeps_what_whole_numbers_say_at_a_border_and_beside_it(
+    shares: list[int], data: st.DataObject
+) -> None:
+    order = sorted(range(len(shares)), key=lambda id_: (-shares[id_], id_))
+    count = data.draw(st.integers(1, len(shares) - 1))
+    temperature = data.draw(st.sampled_from([0.5, 1.0, 3.0]))
+    border = sum(shares[id_] for id_ in order[:count]) / sum(shares)
+    columns = [torch.tensor([x]) for x in (0, 1.0, 0.0)]
+    logits = torch.tensor([shares], dtype=torch.float64).log().mul(temperature).float()
+    for top_p, num_kept in ((border, count), (border - 1e-4, count), (border + 1e-4, count + 1)):
+        gaps = reference.gaps_below(logits.amax(-1), logits, torch.tensor([temperature]))
+        columns[1] = torch.tensor([top_p])
+        odds = reference.kept_odds(gaps, *columns)[0]
+        assert set(odds.nonzero().flatten().tolist()) == set(order[:num_kept])
+        for provider in ("cpu", "numpy"):
+            drawn = kept_by(provider, shares, temperature, top_p=top_p)
+            assert drawn <= set(order[:num_kept])
+            assert drawn >= {id_ for id_ in order[:num_kept] if shares[id_] * 20 > sum(shares)}
+
+
+@given(shares=st.lists(st.integers(1, 20), min_size=2, max_size=6))
+def test_min_p_keeps_what_is_exactly_so_likely(shares: list[int]) -> None:
+    largest = max(shares)
+    for least in set(shares):
+        kept = {id_ for id_, share in enumerate(shares) if share >= least}
+        for provider in ("cpu", "numpy", "reference"):
+            drawn = kept_by(provider, shares, min_p=least / largest)
+            assert drawn <= kept
+            assert drawn >= {id_ for id_ in kept if shares[id_] * 20 > sum(shares)}
 
 
 @pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])

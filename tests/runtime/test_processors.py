@@ -33,12 +33,12 @@ def raising(error):
 
 
 ODD = {
-    "an error without words": (raising(Unspeakable()), "raised <.*Unspeakable object"),
+    "an error without words": (raising(Unspeakable()), "raised <.*Unspeakable instance"),
     "an exit": (raising(SystemExit(3)), r"raised SystemExit\(3\)"),
     "the end of a generator": (raising(GeneratorExit()), "raised GeneratorExit"),
     "no Exception at all": (raising(Outside("out")), r"raised Outside\('out'\)"),
     "out of memory": (raising(MemoryError("much")), r"raised MemoryError\('much'\)"),
-    "endless words": (raising(ValueError("x" * 10**6)), r"raised ValueError\('x{100,200}$"),
+    "endless words": (raising(ValueError("x" * 10**6)), r"raised ValueError\('x{80,100}\.\.\.x{80,100}'\)$"),
     "coordinates": (lambda p, a, logits: logits.to_sparse(), "torch.sparse_coo"),
     "complex numbers": (lambda p, a, logits: logits.to(torch.complex64), "torch.complex64"),
     "a row": (lambda p, a, logits: logits[None], r"returned \[1, 320\]; wanted a tensor \[320\]"),
@@ -48,7 +48,7 @@ ODD = {
         r"raised RuntimeError\('do not touch'\)",
     ),
     "a list": (lambda p, a, logits: logits.tolist(), r"returned \["),
-    "an unspeakable thing": (lambda p, a, logits: Unspeakable(), "returned <.*Unspeakable object"),
+    "an unspeakable thing": (lambda p, a, logits: Unspeakable(), "returned <.*Unspeakable instance"),
 }
 
 

@@ -1,12 +1,14 @@
 """The compiled model against itself run op by op and against transformers, as `lamina verify` shows it."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from lamina import CompileConfig, ConfigError, RequestError
+from lamina import CompileConfig, ConfigError, LogitsError, RequestError
 from lamina.cli import app
 from lamina.common.progress import say_nothing
 from lamina.compiler.passes.graph import Pass, PassReport, copy_graph
@@ -57,6 +59,26 @@ def test_a_faulty_pass_is_named_with_the_first_piece_that_differs(tiny_folder, c
     assert [row.is_right for row in found.layers] == [True, False, False]
     assert found.differences
     assert all(one.eager == one.transformers != one.compiled and one.margin > 0 for one in found.differences)
+
+
+@pytest.mark.parametrize(
+    "name, value, place",
+    [
+        ("model.layers.0.mlp.down_proj.weight", torch.nan, "queries, keys or values of layer 1 .*mlp"),
+        ("model.layers.0.self_attn.q_proj.weight", torch.inf, "queries, keys or values of layer 0 .*q"),
+        ("model.layers.1.mlp.up_proj.weight", torch.nan, "the logits .*mlp"),
+        ("model.layers.1.self_attn.o_proj.weight", 3e38, "the logits .* beyond torch.float32"),
+    ],
+)
+def test_the_first_layer_that_is_not_finite_is_named_and_nothing_compared(
+    tiny_folder, tmp_path, compile_cache, name, value, place
+):
+    folder = shutil.copytree(tiny_folder, tmp_path / "broken")
+    weights = load_file(folder / "model.safetensors")
+    weights[name][:] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(LogitsError, match=f"^{place}"):
+        verify(config(folder, compile_cache), [IDS], 0, say_nothing)
 
 
 def test_without_anything_to_compare_it_says_so(tiny_folder, compile_cache):
