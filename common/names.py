@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from .errors import shown
+
 Class = TypeVar("Class", bound=type[Any])
 
 
@@ -21,11 +23,11 @@ def refuse_unknown(error: type[Exception], advice: Mapping[str, str]) -> Callabl
         build = kind.__init__
 
         @functools.wraps(build)
-        def checked(self: Any, *values: Any, **given: Any) -> None:
+        def checked(self: Any, /, *values: Any, **given: Any) -> None:
             if values:
-                raise error(f"{kind.__name__} is given {values[0]!r:.80} without a name; name every field")
+                raise error(f"{kind.__name__} is given {shown(values[0])} without a name; name every field")
             for name in given.keys() - known:
-                raise error(f"{kind.__name__} has no {name!r:.80}; {hint(name, known, advice)}")
+                raise error(f"{kind.__name__} has no {shown(name)}; {hint(name, known, advice)}")
             build(self, **given)
 
         kind.__init__ = checked
@@ -39,7 +41,7 @@ def hint(name: str, known: Iterable[str], advice: Mapping[str, str]) -> str:
     if name in advice:
         return advice[name]
     names = sorted(known)
-    near = difflib.get_close_matches(name.lower(), [*names, *advice], n=1, cutoff=0.7)
+    near = difflib.get_close_matches(name[:80].lower(), [*names, *advice], n=1, cutoff=0.7)
     if not near:
         return f"wanted one of {', '.join(names)}"
     return f"did you mean {near[0]!r}?" + (f" {advice[near[0]]}" if near[0] in advice else "")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Union
 
-from ..common.errors import ConfigError, UnknownSettingError
+from ..common.errors import ConfigError, UnknownSettingError, shown
 from ..common.names import refuse_unknown
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class CompileConfig:
     def __post_init__(self) -> None:
         from .passes.pipeline import check_passes
 
-        if self.cuda_graphs not in ("auto", "on", "off", "lazy"):
-            raise ConfigError(f"cuda_graphs is {self.cuda_graphs!r}; wanted auto, on, off or lazy")
+        if not isinstance(self.cuda_graphs, str) or self.cuda_graphs not in ("auto", "on", "off", "lazy"):
+            raise ConfigError(f"cuda_graphs is {shown(self.cuda_graphs)}; wanted auto, on, off or lazy")
         for name in ("verify", "strict"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; wanted True or False")
+                raise ConfigError(f"{name} is {shown(getattr(self, name))}; wanted True or False")
         check_passes(self.passes or ())

@@ -79,9 +79,7 @@ def params_of_each(params: SamplingParams) -> list[SamplingParams]:
     logprobs = 0 if count > params.n and params.logprobs is None else params.logprobs
     first = dataclasses.replace(params, logprobs=logprobs)
     others = dataclasses.replace(first, prompt_logprobs=None)
-    return [first] + [
-        dataclasses.replace(others, seed=_nth_seed(params.seed, index)) for index in range(1, count)
-    ]
+    return [first] + [others.with_seed(_nth_seed(params.seed, index)) for index in range(1, count)]
 
 
 def _nth_seed(seed: int, index: int) -> int:

@@ -5,12 +5,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..common.errors import RequestError, UnknownParameterError
+from ..common.errors import UnknownParameterError
 from ..common.names import refuse_unknown
 from .border import check_flag, integer, number, token_ids
 from .logprobs import IMPOSSIBLE
 from .other_names import BEAMS
 from .request import FinishReason
+
+# The likeliest tokens of each beam are as many as there are beams, times the ids that stop and one.
+MAX_BEAMS = 512
+MAX_BEAM_STOPS = 16
 
 Likeliest = Sequence[tuple[int, float]]  # tokens and their log-probabilities, the likeliest first
 
@@ -33,11 +37,18 @@ class BeamSearchParams:
     """Whether to go on where the model ends its answer."""
 
     def __post_init__(self) -> None:
-        integer("beam_width", self.beam_width, "at least 1", low=1, optional=False)
-        integer("max_tokens", self.max_tokens, "at least 1", low=1)
-        if number("length_penalty", self.length_penalty, "0 to 10", high=10.0) is None:
-            raise RequestError("length_penalty is None; wanted a number, 0 to 10")
-        object.__setattr__(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+        checked: dict[str, object] = {
+            "beam_width": integer(
+                "beam_width", self.beam_width, "at least 1", low=1, high=MAX_BEAMS, optional=False
+            ),
+            "max_tokens": integer("max_tokens", self.max_tokens, "at least 1", low=1),
+            "length_penalty": number(
+                "length_penalty", self.length_penalty, "0 to 10", high=10.0, optional=False
+            ),
+            "stop_token_ids": token_ids("stop_token_ids", self.stop_token_ids, MAX_BEAM_STOPS),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # in its stored form
         check_flag("ignore_eos", self.ignore_eos)
 
 

@@ -1,77 +1,138 @@
-"""Single values at the border: each comes back right and in its one stored form, or RequestError names it."""
+"""Single values at the border: each comes back right and in its one stored form, or an error names it."""
 
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..common.errors import RequestError
+from ..common.errors import LaminaError, RequestError, shown
+
+LARGEST = 2**31 - 1  # of a count or an id: what the device's columns hold
+MAX_TEXT = 1 << 16  # characters of a setting; prompts are bounded by what fits
 
 
 def as_int(value: object) -> int | None:
-    """A Python, numpy or tensor integer as a plain one; None for anything else, bools included."""
-    if isinstance(value, bool):
+    """A Python or numpy integer, or a tensor of one without dimensions, as a plain one; None for others.
+
+    Bools are none, of whatever library.
+    """
+    if isinstance(value, bool) or not _is_scalar(value):
         return None
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # the TypeError is the question asked
-    except TypeError:
+        return int.__pos__(operator.index(value))  # type: ignore[arg-type]  # a plain one of a subclass, too
+    except Exception:  # a class of somebody else's: anything may come out of it
         return None
+
+
+def as_float(value: object) -> float:
+    """Likewise a number as a plain float; NaN for what is none."""
+    if isinstance(value, bool) or not _is_scalar(value):
+        return math.nan
+    if not (hasattr(type(value), "__float__") or hasattr(type(value), "__index__")):
+        return math.nan  # float() would read a text
+    try:
+        return float.__pos__(float(value))  # type: ignore[arg-type]
+    except Exception:
+        return math.nan
 
 
 def integer(
-    name: str, value: object, wanted: str, *, low: int, high: int | None = None, optional: bool = True
+    name: str,
+    value: object,
+    wanted: str,
+    *,
+    low: int,
+    high: int = LARGEST,
+    optional: bool = True,
+    error: type[LaminaError] = RequestError,
 ) -> int | None:
     """An integer from low to high, or None where it may be left open."""
     if value is None and optional:
         return None
     plain = as_int(value)
-    if plain is None or plain < low or (high is not None and plain > high):
-        raise RequestError(f"{name} is {value!r}; wanted an integer, {wanted}")
+    if plain is None or not low <= plain <= high:
+        upper = f", at most {high}" if plain is not None and plain > high and str(high) not in wanted else ""
+        raise error(f"{name} is {shown(value)}; wanted an integer, {wanted}{upper}")
     return plain
 
 
 def number(
-    name: str, value: Any, wanted: str, *, low: float = 0.0, high: float = math.inf, zero: bool = True
+    name: str,
+    value: Any,
+    wanted: str,
+    *,
+    low: float = 0.0,
+    high: float = math.inf,
+    zero: bool = True,
+    optional: bool = True,
+    error: type[LaminaError] = RequestError,
 ) -> float | None:
-    """A finite number from low to high, 0 among them or not, or None."""
-    if value is None:
+    """A finite number from low to high, 0 among them or not, or None where it may be left open."""
+    if value is None and optional:
         return None
-    try:
-        plain = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        plain = math.nan
+    plain = as_float(value)
     if not (low <= plain <= high and plain < math.inf and (zero or plain != 0)):
-        raise RequestError(f"{name} is {value!r}; wanted a number, {wanted}")
+        raise error(f"{name} is {shown(value)}; wanted a number, {wanted}")
     return plain
 
 
-def iterate(name: str, value: Any) -> Iterable[Any]:
-    """A sequence that is no string and no mapping, by its name."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise RequestError(f"{name} is {value!r}; wanted a sequence")
-    return value
+def items(name: str, values: Any, most: int) -> list[Any]:
+    """What a sequence that is no string and no mapping holds, by its name; None is nothing."""
+    if values is None:
+        return []
+    if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} is {shown(values)}; wanted a sequence")
+    try:
+        held = list(itertools.islice(values, most + 1))
+    except Exception as error:  # a tensor without dimensions, or a program of the caller's
+        raise RequestError(f"{name} is {shown(values)}; wanted a sequence: {shown(error)}") from error
+    if len(held) > most:
+        raise RequestError(f"{name} holds more than {most} entries; wanted at most so many")
+    return held
 
 
-def token_ids(name: str, values: Any) -> tuple[int, ...]:
+def token_ids(name: str, values: Any, most: int) -> tuple[int, ...]:
     """A sequence of ids as plain ints, by its name; None is none."""
     plain = []
-    for value in () if values is None else iterate(name, values):
+    for value in items(name, values, most):
         id_ = as_int(value)
-        if id_ is None or id_ < 0:
-            raise RequestError(f"{name} holds {value!r}; wanted token ids, 0 or more")
+        if id_ is None or not 0 <= id_ <= LARGEST:
+            raise RequestError(f"{name} holds {shown(value)}; wanted token ids, 0 or more")
         plain.append(id_)
     return tuple(plain)
 
 
-def check_unicode(name: str, text: str) -> None:
+def text(name: str, value: object, *, verb: str = "is", wanted: str = "a string") -> str:
+    """A string that can be encoded and is not longer than MAX_TEXT, as a plain one."""
+    if not isinstance(value, str):
+        raise RequestError(f"{name} {verb} {shown(value)}; wanted {wanted}")
+    if len(value) > MAX_TEXT:
+        got = f"{name} {verb} {shown(value)} of {len(value)} characters"
+        raise RequestError(f"{got}; wanted at most {MAX_TEXT}")
+    check_unicode(name, value, verb=verb)
+    return str.__str__(value)
+
+
+def check_unicode(name: str, value: str, *, verb: str = "holds") -> None:
     """RequestError for a text that no model can write: half of a surrogate pair is no character."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError(f"{name} holds {text!r}; wanted valid Unicode, without lone surrogates") from None
+        str.encode(value)
+    except UnicodeEncodeError as error:
+        near = value[max(0, error.start - 10) : error.start + 10]
+        got = f"{name} {verb} {shown(near)}, at character {error.start}"
+        raise RequestError(f"{got}; wanted valid Unicode, without lone surrogates") from None
 
 
-def check_flag(name: str, value: object) -> None:
-    """RequestError unless it is True or False."""
+def check_flag(name: str, value: object, error: type[LaminaError] = RequestError) -> None:
+    """An error unless it is True or False."""
     if not isinstance(value, bool):
-        raise RequestError(f"{name} is {value!r}; wanted True or False")
+        raise error(f"{name} is {shown(value)}; wanted True or False")
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether it is no array of several numbers, nor one of truth values."""
+    try:
+        return tuple(getattr(value, "shape", ())) == () and "bool" not in str(getattr(value, "dtype", ""))
+    except Exception:
+        return False

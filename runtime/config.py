@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -9,13 +10,14 @@ from typing import Any, Literal
 
 import torch
 
-from ..common.errors import ConfigError, UnknownSettingError, UnsupportedError
+from ..common.errors import ConfigError, UnknownSettingError, UnsupportedError, shown
 from ..common.logging import get_logger, log_once
 from ..common.names import refuse_unknown
 from ..compiler.config import MAX_NUM_TOKENS, NUMERICS, CompileConfig, Numerics
 from ..models.config import ModelConfig
 from ..models.quantization import QUANTIZATIONS, Quantization
 from . import memory
+from .border import integer, number
 from .other_names import SETTINGS
 
 logger = get_logger("runtime")
@@ -33,7 +35,6 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "token": ((str, NoneType), "a string or None"),
     "dtype": ((str, torch.dtype), f"auto or one of {', '.join(DTYPES)}"),
     "device": ((str, torch.device), "auto, cpu or cuda"),
-    "memory_fraction": ((float, int), "above 0, at most 1"),
     "prefix_cache": ((bool,), "True or False"),
     "record": ((str, Path, NoneType), "a file to write or None"),
     "compile": ((bool, CompileConfig), "True, False or a CompileConfig"),
@@ -42,8 +43,9 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "allow_long_context": ((bool,), "True or False"),
     "require_warm": ((bool,), "True or False"),
     "generation_defaults": ((bool,), "True or False"),
-    "seed": ((int,), "an integer"),
 }
+MOST = 2**63 - 1  # of any count; what memory allows is asked later
+MAX_NAME, MAX_PATH = 255, 4095  # bytes that a file's name and its path may have
 DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}  # prefill on Hopper copies a block at once
 # A card works best on many tokens, but whoever is being answered waits for a step to end: see
 # TOKENS_BESIDE_DECODE, not quite 100 ms of an 8B model on one H100.
@@ -120,11 +122,22 @@ class RuntimeConfig:
             ("num_kv_blocks", 2),
             ("swap_bytes", 0),
         ):
-            _check_count(name, getattr(self, name), lowest)
+            self._settle(name, _count(name, getattr(self, name), lowest))
+        wanted, limit = "a signed 64-bit one", 2**63
+        seed = integer(
+            "seed", self.seed, wanted, low=-limit, high=limit - 1, optional=False, error=ConfigError
+        )
+        self._settle("seed", seed)
+        name, wanted = "memory_fraction", "above 0, at most 1"
+        fraction = number(
+            name, self.memory_fraction, wanted, high=1.0, zero=False, optional=False, error=ConfigError
+        )
+        self._settle(name, fraction)
         for name, (types, wanted) in FIELD_TYPES.items():
             _check_type(name, getattr(self, name), types, wanted)
-        if not 0 < self.memory_fraction <= 1:
-            raise ConfigError(f"memory_fraction is {self.memory_fraction}; wanted above 0, at most 1")
+        for name in ("tokenizer", *FIELD_TYPES):
+            if isinstance(getattr(self, name), (str, Path)):
+                _check_string(name, getattr(self, name))
         if self.swap_bytes and not self.prefix_cache:
             got = f"swap_bytes is {self.swap_bytes} and prefix_cache False"
             raise ConfigError(f"{got}; wanted swap_bytes 0, or the cache, which knows what blocks hold")
@@ -142,22 +155,35 @@ class RuntimeConfig:
             return self.compile
         return CompileConfig() if self.compile else None
 
+    def _settle(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # only while being built: a checked value in its stored form
 
-def _check_count(name: str, value: object, lowest: int) -> None:
-    if value is None and name != "max_num_seqs":
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-        raise ConfigError(f"{name} is {value!r}; wanted an integer, at least {lowest}")
+
+def _count(name: str, value: object, lowest: int) -> int | None:
+    optional, wanted = name != "max_num_seqs", f"at least {lowest}"
+    return integer(name, value, wanted, low=lowest, high=MOST, optional=optional, error=ConfigError)
 
 
 def _check_type(name: str, value: object, types: tuple[type, ...], wanted: str) -> None:
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise ConfigError(f"{name} is {value!r}; wanted {wanted}")
+        raise ConfigError(f"{name} is {shown(value)}; wanted {wanted}")
+
+
+def _check_string(name: str, value: str | Path) -> None:
+    """ConfigError for what the system takes for no name: no encoding, a NUL in it, or too long."""
+    try:
+        encoded = os.fsencode(value)
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} is {shown(value)}; wanted valid Unicode, without surrogates") from None
+    if b"\0" in encoded or max(map(len, encoded.split(b"/"))) > MAX_NAME or len(encoded) > MAX_PATH:
+        wanted = f"wanted at most {MAX_PATH} bytes, {MAX_NAME} between slashes, and no NUL"
+        raise ConfigError(f"{name} is {shown(value)}; {wanted}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}; wanted {' or '.join(str(choice) for choice in choices)}")
+    if not isinstance(value, (str, NoneType)) or value not in choices:
+        wanted = " or ".join(str(choice) for choice in choices)
+        raise ConfigError(f"{name} is {shown(value)}; wanted {wanted}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,10 +210,10 @@ def resolve_device(asked: str | torch.device) -> torch.device:
         return device
     try:
         device = torch.device(asked)
-    except RuntimeError as error:
-        raise ConfigError(f"device is {asked!r}; wanted auto, cpu or cuda") from error
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"device is {shown(asked)}; wanted auto, cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {asked!r}; wanted auto, cpu or cuda")
+        raise ConfigError(f"device is {shown(asked)}; wanted auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError(
             "device is 'cuda', but torch sees no card; use device='cpu' or install a CUDA build"
@@ -207,7 +233,7 @@ def resolve_dtype(asked: str | torch.dtype, checkpoint: torch.dtype, device: tor
         return dtype
     dtype_or_none = DTYPES.get(str(asked).removeprefix("torch."))
     if dtype_or_none is None:
-        raise ConfigError(f"dtype is {asked!r}; wanted auto or one of {', '.join(DTYPES)}")
+        raise ConfigError(f"dtype is {shown(asked)}; wanted auto or one of {', '.join(DTYPES)}")
     return dtype_or_none
 
 

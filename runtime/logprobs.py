@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from .sampling_params import SamplingParams
 from .scheduler_output import TokenReport
+from .tokenizer import Tokenizer
 
 IMPOSSIBLE = -9999.0  # what lamina::top_logprobs says of a token that cannot be
 
@@ -50,6 +53,19 @@ class Teller:
 
     def _text(self, token_id: int) -> str | None:
         return None if self.decode is None else self.decode(token_id)
+
+
+def teller_of(params: SamplingParams, index: int, tokenizer: Tokenizer | None) -> Teller:
+    """Log-probabilities of the answer of that index, with texts where there are texts at all."""
+    return Teller(
+        num_top=params.logprobs,
+        num_prompt_top=params.prompt_logprobs if index == 0 else None,
+        decode=None if tokenizer is None or params.detokenize is False else partial(_text_of, tokenizer),
+    )
+
+
+def _text_of(tokenizer: Tokenizer, token_id: int) -> str:
+    return tokenizer.decode([token_id], skip_special_tokens=False)
 
 
 def cumulative(reports: Sequence[TokenReport]) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..common.errors import RequestError
+from ..common.errors import RequestError, shown
 from .sampling_params import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -38,7 +38,7 @@ def each(prompts: Sequence[Prompt], prepare: Callable[[int, Prompt], Prepared]) 
 def checked_kind(prompts: Any) -> Any:
     """What was given, if it is of a kind that can be a prompt or many."""
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise RequestError(f"prompts is {prompts!r:.80}; wanted text, token ids, or a list of either")
+        raise RequestError(f"prompts is {shown(prompts)}; wanted text, token ids, or a list of either")
     return prompts
 
 
@@ -47,6 +47,6 @@ def one_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
         return [params] * count
     if not isinstance(params, Sequence) or len(params) != count:
         raise RequestError(
-            f"params is {params!r:.80}; wanted one SamplingParams, or a list of {count}, one for each prompt"
+            f"params is {shown(params)}; wanted one SamplingParams, or a list of {count}, one for each prompt"
         )
     return params

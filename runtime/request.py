@@ -1,17 +1,20 @@
 """One request: how it is to be served, what is checked at the border, and how far it has come."""
 
 import enum
+import itertools
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from ..common.errors import RequestError, UnknownParameterError
+from ..common.errors import RequestError, UnknownParameterError, shown
 from ..common.names import refuse_unknown
-from .border import as_int, number
+from .border import as_int, integer, number, text
 from .other_names import beside_sampling
 from .sampling_params import SamplingParams
 from .scheduler_output import TokenReport
+
+MAX_PRIORITY = 2**31  # in hours of waiting, as floats hold it to the second
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -39,11 +42,15 @@ class RequestOptions:
     what others asked."""
 
     def __post_init__(self) -> None:
-        if as_int(self.priority) is None:
-            raise RequestError(f"priority is {self.priority!r}; wanted an integer, lower first")
-        number("timeout", self.timeout, "of seconds, above 0", zero=False)
-        if not isinstance(self.cache_salt, str):
-            raise RequestError(f"cache_salt is {self.cache_salt!r}; wanted a string")
+        wanted = f"-{MAX_PRIORITY} to {MAX_PRIORITY}, lower first"
+        low, high = -MAX_PRIORITY, MAX_PRIORITY
+        checked: dict[str, object] = {
+            "priority": integer("priority", self.priority, wanted, low=low, high=high, optional=False),
+            "timeout": number("timeout", self.timeout, "of seconds, above 0", zero=False),
+            "cache_salt": text("cache_salt", self.cache_salt),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # in its stored form
 
 
 @dataclass(slots=True)
@@ -146,20 +153,15 @@ def check_prompt(
     token_ids: Iterable[int], *, vocab_size: int, max_model_len: int, capacity_tokens: int
 ) -> tuple[int, ...]:
     """The prompt as plain ints, if it can be served here; else RequestError, saying what is wrong."""
-    ids = _plain_ids(token_ids)
+    ids = _plain_ids(token_ids, max_model_len)
     if not ids:
         raise RequestError("the prompt is empty (0 tokens); give at least one token, such as the model's BOS")
     for wrong in (min(ids), max(ids)):
         if not 0 <= wrong < vocab_size:
             raise RequestError(
-                f"prompt token {wrong} at position {ids.index(wrong)} is outside the vocabulary; "
+                f"prompt token {shown(wrong)} at position {ids.index(wrong)} is outside the vocabulary; "
                 f"ids must be 0 to {vocab_size - 1}: was the prompt encoded by another model's tokenizer?"
             )
-    if len(ids) >= max_model_len:
-        raise RequestError(
-            f"the prompt has {len(ids)} tokens, but max_model_len {max_model_len} leaves room for at most "
-            f"{max_model_len - 1} and one new token; shorten the prompt or raise max_model_len"
-        )
     if len(ids) > capacity_tokens:
         raise RequestError(
             f"the prompt has {len(ids)} tokens, but the whole KV cache holds {capacity_tokens}; "
@@ -168,20 +170,33 @@ def check_prompt(
     return ids
 
 
-def _plain_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
+def _plain_ids(token_ids: Iterable[int], max_model_len: int) -> tuple[int, ...]:
     if isinstance(token_ids, (str, bytes)):
         raise RequestError(f"the prompt is {type(token_ids).__name__}, wanted token ids; encode text first")
     try:
-        ids = tuple(token_ids)
+        ids = tuple(itertools.islice(token_ids, max_model_len))  # no more, however many there are
     except TypeError as error:
-        raise RequestError(f"the prompt is {token_ids!r}, wanted a sequence of token ids") from error
+        raise RequestError(f"the prompt is {shown(token_ids)}, wanted a sequence of token ids") from error
+    if len(ids) >= max_model_len:
+        raise RequestError(
+            f"the prompt has {_length_of(token_ids)} tokens, but max_model_len {max_model_len} leaves room "
+            f"for at most {max_model_len - 1} and one new token; shorten the prompt or raise max_model_len"
+        )
     if set(map(type, ids)) <= {int}:
         return ids
     return tuple(_plain_id(id_, position) for position, id_ in enumerate(ids))
 
 
+def _length_of(token_ids: object) -> str:
+    try:
+        return str(len(token_ids))  # type: ignore[arg-type]  # the TypeError is the question asked
+    except (TypeError, OverflowError):
+        return "too many"
+
+
 def _plain_id(value: object, position: int) -> int:
     plain = as_int(value)
     if plain is None:
-        raise RequestError(f"prompt token {value!r} at position {position} is no integer; give token ids")
+        got = f"prompt token {shown(value)} at position {position}"
+        raise RequestError(f"{got} is no integer; give token ids")
     return plain

@@ -5,12 +5,11 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Self
 
 import torch
 
-from ..common.errors import ClosedError, ConfigError, RequestError
+from ..common.errors import ClosedError, ConfigError, RequestError, shown
 from ..common.progress import Progress, say_nothing
 from ..custom_ops.ledger import watched
 from .answers import Answers, params_of_each
@@ -20,7 +19,7 @@ from .config import RuntimeConfig
 from .detokenizer import IncrementalDetokenizer
 from .engine import Generation
 from .loading import Loaded, load, note_use
-from .logprobs import Teller
+from .logprobs import teller_of
 from .outputs import RequestOutput, StreamDelta
 from .prompts import Params, Prompt, as_list, checked_kind, each, one_each
 from .request import Request, RequestOptions, check_prompt, total_tokens
@@ -45,7 +44,7 @@ class Runtime:
     def __init__(self, config: RuntimeConfig, progress: Progress | None = None) -> None:
         if not isinstance(config, RuntimeConfig):
             raise ConfigError(
-                f"config is {config!r:.80}; wanted a RuntimeConfig, or Runtime.from_pretrained(model, ...)"
+                f"config is {shown(config)}; wanted a RuntimeConfig, or Runtime.from_pretrained(model, ...)"
             )
         self.config = config
         self._loaded: Loaded | None = load(config, progress or say_nothing)
@@ -98,7 +97,7 @@ class Runtime:
         """The likeliest continuations of each prompt, the best first; options are those of generate()."""
         params = BeamSearchParams() if params is None else params
         if not isinstance(params, BeamSearchParams):
-            raise RequestError(f"params is {params!r:.80}; wanted a BeamSearchParams")
+            raise RequestError(f"params is {shown(params)}; wanted a BeamSearchParams")
         rounds = BeamRounds(RequestOptions(**options), self._run)
         searched = each(as_list(prompts), lambda _, prompt: self._searched(prompt, params))
         rounds.run(searched)
@@ -139,7 +138,8 @@ class Runtime:
 
     def apply_chat_template(self, messages: Messages, *, tools: Messages | None = None) -> list[int]:
         """The token ids of a conversation, ready for an answer."""
-        return self._tokenizer("a chat").apply_chat_template(messages, tools=tools)
+        most = self._most_tokens
+        return self._tokenizer("a chat").apply_chat_template(messages, tools=tools, max_tokens=most)
 
     def warm_up(self) -> None:
         """Answer short prompts in every way that has kernels of its own; note that for later starts."""
@@ -229,12 +229,20 @@ class Runtime:
     def _checked(self, prompt: Prompt) -> tuple[int, ...]:
         """A prompt as token ids that can be served here."""
         loaded = self._open
+        if isinstance(prompt, str):
+            prompt = self._tokenizer("a text prompt").encode(prompt, max_tokens=self._most_tokens)
         return check_prompt(
-            self._tokenizer("a text prompt").encode(prompt) if isinstance(prompt, str) else prompt,
+            prompt,
             vocab_size=loaded.parts.model.vocab_size,
             max_model_len=loaded.resolved.max_model_len,
             capacity_tokens=loaded.assembled.kv_cache.capacity_tokens,
         )
+
+    @property
+    def _most_tokens(self) -> int:
+        """That a prompt may have."""
+        loaded = self._open
+        return min(loaded.resolved.max_model_len - 1, loaded.assembled.kv_cache.capacity_tokens)
 
     def _searched(self, prompt: Prompt, params: BeamSearchParams) -> Searched:
         """A search that is checked; nothing is queued yet."""
@@ -243,8 +251,7 @@ class Runtime:
         if width > num_ids:
             raise RequestError(f"beam_width is {width}; wanted at most {num_ids}, the number of tokens")
         check_ids(SamplingParams(stop_token_ids=params.stop_token_ids), (), num_ids)
-        longest = min(loaded.resolved.max_model_len, loaded.assembled.kv_cache.capacity_tokens + 1)
-        room = longest - len(checked)
+        room = self._most_tokens + 1 - len(checked)
         return Searched(
             name=str(next(self._ids)),
             prompt=prompt if isinstance(prompt, str) else None,
@@ -256,7 +263,7 @@ class Runtime:
         """Requests that are checked and have all they need; nothing is queued yet."""
         loaded = self._open
         if params is not None and not isinstance(params, SamplingParams):
-            raise RequestError(f"params is {params!r:.80}; wanted a SamplingParams")
+            raise RequestError(f"params is {shown(params)}; wanted a SamplingParams")
         checked = self._checked(prompt)
         number = next(self._ids)
         seed = (self.config.seed + (number + 1) * SEED_STEP) % 2**63
@@ -275,7 +282,7 @@ class Runtime:
                     detokenizer=self._detokenizer(own),
                     asked_id=names[0],
                     index=index,
-                    teller=self._teller(resolved, index),
+                    teller=teller_of(resolved, index, loaded.tokenizer),
                 )
                 for index, own in enumerate(each)
             ),
@@ -296,25 +303,15 @@ class Runtime:
             cache_salt=options.cache_salt,
         )
 
-    def _teller(self, params: SamplingParams, index: int) -> Teller:
-        """Log-probabilities of the answer of that index, with texts where there are texts at all."""
-        tokenizer = None if params.detokenize is False else self._open.tokenizer
-        return Teller(
-            num_top=params.logprobs,
-            num_prompt_top=params.prompt_logprobs if index == 0 else None,
-            decode=None if tokenizer is None else partial(_text_of, tokenizer),
-        )
-
     def _encode_word(self, word: str) -> list[int]:
-        return self._tokenizer(f"bad_words={word!r}").encode(word, add_special_tokens=False)
+        return self._tokenizer(f"bad_words={shown(word)}").encode(word, add_special_tokens=False)
 
     def _detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer | None:
         wanted = params.detokenize if params.detokenize is not None else self._open.tokenizer is not None
         if not wanted:
             if params.stop:
-                raise RequestError(
-                    f"stop is {params.stop!r}, but there is no text to look for it in; use stop_token_ids"
-                )
+                got = f"stop is {shown(params.stop)}"
+                raise RequestError(f"{got}, but there is no text to look for it in; use stop_token_ids")
             return None
         return IncrementalDetokenizer(
             self._tokenizer("detokenize=True"),
@@ -391,7 +388,3 @@ class Runtime:
                 self._step()
         finally:
             self._abandon(answers.generations)
-
-
-def _text_of(tokenizer: Tokenizer, token_id: int) -> str:
-    return tokenizer.decode([token_id], skip_special_tokens=False)

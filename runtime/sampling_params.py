@@ -1,15 +1,16 @@
 """What a caller asks of the choice of tokens, and of where they end: checked when given."""
 
+import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..common.errors import RequestError, UnknownParameterError
+from ..common.errors import RequestError, UnknownParameterError, shown
 from ..common.logging import get_logger, log_once
 from ..common.names import refuse_unknown
-from .border import as_int, check_flag, check_unicode, integer, iterate, number, token_ids
+from .border import LARGEST, MAX_TEXT, as_int, check_flag, integer, items, number, text, token_ids
 from .other_names import SAMPLING
 
 if TYPE_CHECKING:
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 logger = get_logger("runtime")
 
 SEED_LIMIT = 2**63  # seeds travel to the device as int64
+# What one request may hold at most. Tables of a step are as wide as the widest request in it, so one without
+# bounds would take the memory and the time of all others.
+MAX_ANSWERS = 4096
+MAX_STOPS = 4096  # strings or ids
+MAX_BIASES = 16384
+MAX_ALLOWED = 2**20  # a bit each on the device
+MAX_BAD_WORDS = 1024
+MAX_WORD_TOKENS = 64
+MAX_PROCESSORS = 64
 MODEL_DEFAULTS = {  # what a checkpoint's author may set, and what changes nothing
     "temperature": 1.0,
     "top_k": 0,
@@ -112,8 +122,10 @@ class SamplingParams:
     """Whether there is text at all; otherwise wherever there is a tokenizer."""
 
     def __post_init__(self) -> None:
-        self._settle("n", integer("n", self.n, "at least 1", low=1, optional=False))
-        self._settle("best_of", integer("best_of", self.best_of, f"n ({self.n}) or more", low=self.n))
+        n = integer("n", self.n, "at least 1", low=1, high=MAX_ANSWERS, optional=False)
+        self._settle("n", n)
+        wanted = f"n ({self.n}) or more"
+        self._settle("best_of", integer("best_of", self.best_of, wanted, low=self.n, high=MAX_ANSWERS))
         self._settle("logprobs", integer("logprobs", self.logprobs, "0 or more", low=0))
         wanted = "0 or more"
         self._settle("prompt_logprobs", integer("prompt_logprobs", self.prompt_logprobs, wanted, low=0))
@@ -125,7 +137,7 @@ class SamplingParams:
         self._settle("min_p", number("min_p", self.min_p, "0 to 1", high=1.0))
         self._settle("seed", integer("seed", self.seed, "a 64-bit one", low=-SEED_LIMIT, high=SEED_LIMIT - 1))
         self._settle("stop", _stop_strings(self.stop))
-        self._settle("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+        self._settle("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids, MAX_STOPS))
         self._check_adjustments()
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             check_flag(name, getattr(self, name))
@@ -141,19 +153,18 @@ class SamplingParams:
             "typical_p", number("typical_p", self.typical_p, "above 0, at most 1", high=1.0, zero=False)
         )
         for name in ("presence_penalty", "frequency_penalty"):
-            penalty = number(name, getattr(self, name), "-2 to 2", low=-2.0, high=2.0)
-            if penalty is None:
-                raise RequestError(f"{name} is None; wanted a number, -2 to 2")
-            self._settle(name, penalty)
+            value = getattr(self, name)
+            self._settle(name, number(name, value, "-2 to 2", low=-2.0, high=2.0, optional=False))
         wanted = "1e-30 to 1e30; 1 is neutral"  # beyond, float32 has no products of it with logits
         penalty = number("repetition_penalty", self.repetition_penalty, wanted, low=1e-30, high=1e30)
         self._settle("repetition_penalty", penalty)
         self._settle("logit_bias", _biases(self.logit_bias))
         if self.allowed_token_ids is not None:
-            allowed = tuple(sorted(set(token_ids("allowed_token_ids", self.allowed_token_ids))))
+            allowed = set(token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED))
             if not allowed:
-                raise RequestError(f"allowed_token_ids is {self.allowed_token_ids!r}; wanted at least one id")
-            self._settle("allowed_token_ids", allowed)
+                got = shown(self.allowed_token_ids)
+                raise RequestError(f"allowed_token_ids is {got}; wanted at least one id")
+            self._settle("allowed_token_ids", tuple(sorted(allowed)))
         self._settle("bad_words", _bad_words(self.bad_words))
         self._settle("logits_processors", _processors(self.logits_processors))
 
@@ -183,6 +194,12 @@ class SamplingParams:
             seed=seed if self.seed is None else self.seed,
             **{name: choose(name, neutral) for name, neutral in MODEL_DEFAULTS.items()},
         )
+
+    def with_seed(self, seed: int) -> "SamplingParams":
+        """The same, drawn from another seed, a signed 64-bit one."""
+        other = copy.copy(self)  # what was checked once needs no second time
+        other._settle("seed", seed)
+        return other
 
     @property
     def wants_reports(self) -> bool:
@@ -230,8 +247,10 @@ def settle_words(params: SamplingParams, encode: Callable[[str], Sequence[int]])
     words: dict[tuple[int, ...], None] = {}
     for word in params.bad_words or ():
         found = (encode(word), encode(" " + word.lstrip())) if isinstance(word, str) else (word,)
-        if not all(found):
-            raise RequestError(f"bad_words holds {word!r}; wanted words that the tokenizer has tokens for")
+        if not all(0 < len(ids) <= MAX_WORD_TOKENS for ids in found):
+            got = f"bad_words holds {shown(word)}"
+            wanted = f"wanted words that the tokenizer has tokens for, at most {MAX_WORD_TOKENS}"
+            raise RequestError(f"{got}; {wanted}")
         words |= {tuple(ids): None for ids in found}
     return dataclasses.replace(params, bad_words=tuple(words))
 
@@ -276,48 +295,57 @@ def check_reports(params: SamplingParams, num_valid_ids: int) -> None:
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(() if stop is None else iterate("stop", stop))
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise RequestError(f"stop holds {string!r}; wanted non-empty strings, or stop=None for none")
-        check_unicode("stop", string)
+    wanted = "non-empty strings, or stop=None for none"
+    found = [stop] if isinstance(stop, str) else items("stop", stop, MAX_STOPS)
+    strings = tuple(text("stop", string, verb="holds", wanted=wanted) for string in found)
+    if not all(strings):
+        raise RequestError(f"stop holds ''; wanted {wanted}")
+    _check_total("stop", strings)
     return strings
+
+
+def _check_total(name: str, strings: Iterable[str]) -> None:
+    total = sum(map(len, strings))
+    if total > MAX_TEXT:
+        raise RequestError(f"{name} holds {total} characters in all; wanted at most {MAX_TEXT}")
 
 
 def _biases(biases: Any) -> dict[int, float]:
     """By id; JSON has the ids as strings of digits."""
     if biases is not None and not isinstance(biases, Mapping):
-        raise RequestError(f"logit_bias is {biases!r}; wanted a mapping from token ids to numbers")
+        raise RequestError(f"logit_bias is {shown(biases)}; wanted a mapping from token ids to numbers")
     plain: dict[int, float] = {}
-    for key, value in (biases or {}).items():
-        digits = isinstance(key, str) and key.isascii() and key.isdigit()
+    for key, value in items("logit_bias", None if biases is None else biases.items(), MAX_BIASES):
+        digits = isinstance(key, str) and len(key) <= len(str(LARGEST)) and key.isascii() and key.isdigit()
         id_ = int(key) if digits else as_int(key)
-        if id_ is None or id_ < 0:
-            raise RequestError(f"logit_bias holds the key {key!r}; wanted a token id, 0 or more")
-        bias = number(f"logit_bias[{key!r}]", value, "-100 to 100", low=-100.0, high=100.0)
-        if bias is None:
-            raise RequestError(f"logit_bias[{key!r}] is None; wanted a number, -100 to 100")
+        if id_ is None or not 0 <= id_ <= LARGEST:
+            raise RequestError(f"logit_bias holds the key {shown(key)}; wanted a token id, 0 or more")
+        name = f"logit_bias[{shown(key)}]"
+        bias = number(name, value, "-100 to 100", low=-100.0, high=100.0, optional=False)
+        assert bias is not None
         plain[id_] = bias
     return dict(sorted(plain.items()))
 
 
 def _bad_words(words: Any) -> tuple[str | tuple[int, ...], ...]:
     plain: list[str | tuple[int, ...]] = []
-    for word in () if words is None else iterate("bad_words", words):
-        if not (isinstance(word, str) or (isinstance(word, Iterable) and not isinstance(word, bytes))):
-            raise RequestError(f"bad_words holds {word!r}; wanted texts or sequences of token ids")
+    for word in items("bad_words", words, MAX_BAD_WORDS):
         if isinstance(word, str):
-            check_unicode("bad_words", word)
-        plain.append(word if isinstance(word, str) else token_ids("bad_words", word))
+            plain.append(text("bad_words", word, verb="holds"))
+        elif isinstance(word, Iterable) and not isinstance(word, (bytes, bytearray)):
+            plain.append(token_ids(f"bad_words[{len(plain)}]", word, MAX_WORD_TOKENS))
+        else:
+            raise RequestError(f"bad_words holds {shown(word)}; wanted texts or sequences of token ids")
         if not (word.strip() if isinstance(word, str) else plain[-1]):
-            raise RequestError(f"bad_words holds {word!r}; wanted words that are not empty")
+            raise RequestError(f"bad_words holds {shown(word)}; wanted words that are not empty")
+    _check_total("bad_words", (word for word in plain if isinstance(word, str)))
     return tuple(plain)
 
 
 def _processors(processors: Any) -> tuple[LogitsProcessor, ...]:
-    plain = tuple(() if processors is None else iterate("logits_processors", processors))
+    plain = tuple(items("logits_processors", processors, MAX_PROCESSORS))
     for processor in plain:
         if not callable(processor):
-            got = f"logits_processors holds {processor!r}"
+            got = f"logits_processors holds {shown(processor)}"
             raise RequestError(f"{got}; wanted callables of (prompt_token_ids, output_token_ids, logits)")
     return plain

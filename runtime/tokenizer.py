@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import ConfigError, LoadError, RequestError
+from ..common.errors import ConfigError, LoadError, RequestError, clipped, shown
 from ..common.logging import get_logger
+from .border import check_unicode
 from .tokenizer_file import TOKENIZER_JSON, TokenizerFile, obstacle
 
 logger = get_logger("runtime")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+CHARS_PER_TOKEN = 8  # seldom as many: a text that is longer is looked at in part before as a whole
+MARGIN = 1024  # tokens that a cut may add, through words and runs of spaces
 JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
 
 
@@ -34,8 +37,10 @@ class Tokenizer:
             vocabulary[name] for name in names if name in vocabulary
         )
 
-    def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Token ids of a text.
+    def encode(
+        self, text: str, add_special_tokens: bool | None = None, max_tokens: int | None = None
+    ) -> list[int]:
+        """Token ids of a text; RequestError soon where they are far more than max_tokens.
 
         By default the tokenizer's own special tokens are added, except to a text that already begins with the
         BOS string, as every rendered chat template does: that one has all it needs.
@@ -45,12 +50,27 @@ class Tokenizer:
         if add_special_tokens is None:
             bos = self._backend.bos_token
             add_special_tokens = not (bos and text.startswith(bos))
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(f"a prompt is no valid Unicode: {error}; remove lone surrogates") from error
+        check_unicode("the prompt", text)
+        if max_tokens is not None:
+            self._refuse_longer(text, max_tokens)
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
+
+    def _refuse_longer(self, text: str, max_tokens: int) -> None:
+        """RequestError for a text whose beginning alone is too long: a whole book would take minutes.
+
+        Nothing is concluded from the number of characters, since a token may stand for any number of them.
+        """
+        size = CHARS_PER_TOKEN * (max_tokens + MARGIN)
+        while size < len(text):
+            beginning: list[int] = self._backend.encode(text[:size], add_special_tokens=False, verbose=False)
+            if len(beginning) > max_tokens + MARGIN:
+                raise RequestError(
+                    f"the prompt has {len(text)} characters, of which the first {size} are {len(beginning)} "
+                    f"tokens, but there is room for at most {max_tokens}; shorten the prompt or raise "
+                    "max_model_len"
+                )
+            size *= 4
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; spaces are left as the model wrote them, unknown ids have no text."""
@@ -64,6 +84,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation as the model's own template writes it, which may know of tools."""
         _check_messages(messages)
@@ -86,8 +107,10 @@ class Tokenizer:
                 tokenize=False,
             )
         except Exception as error:  # a template is the model author's program: anything may come out of it
-            raise RequestError(f"the chat template refuses these messages: {error}") from error
-        return self.encode(text, add_special_tokens=False)
+            raise RequestError(
+                f"the chat template refuses these messages: {clipped(str(error), 500)}"
+            ) from error
+        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
     def _has_template_with(self, name: str) -> bool:
         templates = self._backend.chat_template
@@ -102,13 +125,13 @@ def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:
     """
     if override is not None and not isinstance(override, (str, Path)):
         if not hasattr(override, "added_tokens_decoder"):
-            raise ConfigError(f"tokenizer is {override!r:.80}; wanted a folder or a transformers tokenizer")
+            raise ConfigError(f"tokenizer is {shown(override)}; wanted a folder or a transformers tokenizer")
         return Tokenizer(copy.deepcopy(override))
     if override is not None:
         folder = Path(override).expanduser()
         if not has_tokenizer(folder):
             raise LoadError(
-                f"tokenizer is {str(override)!r}, but there is none of {', '.join(TOKENIZER_FILES)}"
+                f"tokenizer is {shown(str(override))}, but there is none of {', '.join(TOKENIZER_FILES)}"
             )
     return Tokenizer(_load_backend(folder)) if has_tokenizer(folder) else None
 
@@ -158,13 +181,13 @@ def _damaged_file(folder: Path) -> Path:
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     wanted = "wanted a list of at least one {'role': ..., 'content': ...}"
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise RequestError(f"messages is {messages!r:.80}; {wanted}")
+        raise RequestError(f"messages is {shown(messages)}; {wanted}")
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message:
-            raise RequestError(f"a message is {message!r:.80}; {wanted}")
+            raise RequestError(f"a message is {shown(message)}; {wanted}")
 
 
 def _check_tools(tools: Any) -> None:
     is_list = isinstance(tools, Sequence) and not isinstance(tools, str)
     if tools is not None and not (is_list and all(isinstance(tool, Mapping) for tool in tools)):
-        raise RequestError(f"tools is {tools!r:.80}; wanted a list of JSON schemas of functions, as dicts")
+        raise RequestError(f"tools is {shown(tools)}; wanted a list of JSON schemas of functions, as dicts")
