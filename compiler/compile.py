@@ -1,6 +1,7 @@
 """capture → split → fingerprint → passes → inductor → store → plan, or the plan straight from the store."""
 
 import contextlib
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,10 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..common.errors import CompileError, LaminaError, NotWarmError
+from ..common.errors import CompileError, KernelBuildError, LaminaError, NotWarmError
 from ..common.logging import get_logger
 from ..common.progress import Progress, say_nothing
 from ..common.store import Store
+from ..custom_ops.build import find_compiler
 from . import cache, torch_compat
 from .capture import Captured, Forward, capture
 from .config import MAX_NUM_TOKENS, TOKENS_HINT, CompileConfig, Numerics
@@ -81,7 +83,23 @@ def compile_program(
     miss = cache.explain_miss(factors, store)
     with store.lock("compile"):
         loaded = _load(factors, store, program.device, config)
+        if loaded is None:
+            _require_tools(program.device)
         return loaded or _compile(program, passes, config, numerics, factors, store, miss, progress)
+
+
+def _require_tools(device: torch.device) -> None:
+    """CompileError where generated code could not be built: said before the trace, which takes its time."""
+    if device.type != "cpu":
+        return
+    otherwise = "or run the model as it is, by --no-compile, in Python compile=False"
+    try:
+        find_compiler()
+    except KernelBuildError as error:
+        raise CompileError(f"{error}, {otherwise}") from error
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    if not headers.exists():
+        raise CompileError(f"{headers} is not there; install Python's headers (python3-dev), {otherwise}")
 
 
 def factors_of(program: Program, config: CompileConfig, numerics: Numerics) -> dict[str, Any]:
@@ -197,7 +215,8 @@ def _explained(name: str) -> Iterator[None]:
         lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         first = next((line.strip() for line in lines if "error:" in line), lines[0])
         raise CompileError(
-            f"{name} of the model could not be compiled: {first}; with compile=False it runs as it is"
+            f"{name} of the model could not be compiled: {first}; with --no-compile, in Python "
+            "compile=False, it runs as it is"
         ) from error
 
 

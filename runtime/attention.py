@@ -32,9 +32,7 @@ def select_backend(
     name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
 ) -> AttentionBackend:
     """The named backend, or for "auto" what serves decode and prefill here; UnsupportedError says why not."""
-    known = registry.providers("paged_attention")
-    if name != "auto" and name not in known:
-        raise UnsupportedError(f"attention is {name!r}; wanted auto, {', '.join(known)}")
+    check_name(name)
     attention = select_by_phase(name, device=device, dtype=dtype, head_dim=head_dim, block_size=block_size)
 
     def write(op: str) -> Callable[..., Any]:
@@ -48,6 +46,13 @@ def select_backend(
         rotary_and_write_kv_cache=write("rotary_and_write_kv_cache"),
         paged_attention=attention.call,
     )
+
+
+def check_name(name: str) -> None:
+    """UnsupportedError for a backend that there is not; one that there is need not run here."""
+    known = registry.providers("paged_attention")
+    if name != "auto" and name not in known:
+        raise UnsupportedError(f"attention is {name!r}; wanted auto, {', '.join(known)}")
 
 
 class PagedAttention:

@@ -33,7 +33,7 @@ from ..models.source_files import source_files
 from ..models.weights import check_checkpoint, dummy_weights, load_weights
 from . import IMPORT_STARTED, warm
 from .assembly import Assembled, Parts, assemble, products_of
-from .attention import AttentionBackend, select_backend
+from .attention import AttentionBackend, check_name, select_backend
 from .config import Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
 from .engine import Engine
 from .products import missing_measurements
@@ -162,6 +162,7 @@ class Found:
 
 def find(config: RuntimeConfig, progress: Progress) -> Found:
     """The model's files, shapes and settings, before anything large is read."""
+    check_name(config.attention)
     store = Store(config.cache_dir)
     device = resolve_device(config.device)
     LEDGER.keep_in(store)

@@ -150,10 +150,15 @@ def total_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_len: 
 
 
 def check_prompt(
-    token_ids: Iterable[int], *, vocab_size: int, max_model_len: int, capacity_tokens: int
+    token_ids: Iterable[int],
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    capacity_tokens: int,
+    declared_len: int | None = None,
 ) -> tuple[int, ...]:
     """The prompt as plain ints, if it can be served here; else RequestError, saying what is wrong."""
-    ids = _plain_ids(token_ids, max_model_len)
+    ids = _plain_ids(token_ids, max_model_len, declared_len)
     if not ids:
         raise RequestError("the prompt is empty (0 tokens); give at least one token, such as the model's BOS")
     for wrong in (min(ids), max(ids)):
@@ -170,7 +175,7 @@ def check_prompt(
     return ids
 
 
-def _plain_ids(token_ids: Iterable[int], max_model_len: int) -> tuple[int, ...]:
+def _plain_ids(token_ids: Iterable[int], max_model_len: int, declared_len: int | None) -> tuple[int, ...]:
     if isinstance(token_ids, (str, bytes)):
         raise RequestError(f"the prompt is {type(token_ids).__name__}, wanted token ids; encode text first")
     try:
@@ -180,11 +185,19 @@ def _plain_ids(token_ids: Iterable[int], max_model_len: int) -> tuple[int, ...]:
     if len(ids) >= max_model_len:
         raise RequestError(
             f"the prompt has {_length_of(token_ids)} tokens, but max_model_len {max_model_len} leaves room "
-            f"for at most {max_model_len - 1} and one new token; shorten the prompt or raise max_model_len"
+            f"for at most {max_model_len - 1} and one new token; shorten the prompt, "
+            f"{_longer(max_model_len, declared_len)}"
         )
     if set(map(type, ids)) <= {int}:
         return ids
     return tuple(_plain_id(id_, position) for position, id_ in enumerate(ids))
+
+
+def _longer(max_model_len: int, declared_len: int | None) -> str:
+    """How more than max_model_len could be had."""
+    if declared_len is None or max_model_len < declared_len:
+        return "or raise max_model_len"
+    return f"as the checkpoint declares {declared_len} positions; only allow_long_context goes beyond"
 
 
 def _length_of(token_ids: object) -> str:

@@ -236,6 +236,7 @@ class Runtime:
             vocab_size=loaded.parts.model.vocab_size,
             max_model_len=loaded.resolved.max_model_len,
             capacity_tokens=loaded.assembled.kv_cache.capacity_tokens,
+            declared_len=loaded.parts.model.max_position_embeddings,
         )
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lamina.common.errors import NotWarmError
+from lamina.common.errors import CompileError, NotWarmError
 from lamina.common.store import Store
 from lamina.compiler.compile import compile_program
 from lamina.compiler.config import CompileConfig
@@ -22,6 +22,20 @@ from .tiny import make_tiny
 
 pytestmark = pytest.mark.timeout(600)
 SIZES = (1, 2, 7, 8, 64)
+
+
+def test_without_a_compiler_nothing_is_traced_before_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    stages = []
+    with pytest.raises(CompileError, match=r"no C\+\+ compiler.*--no-compile, in Python compile=False"):
+        compile_program(
+            make_tiny().program,
+            CompileConfig(),
+            "fast",
+            Store(tmp_path),
+            progress=lambda stage, *_: stages.append(stage),
+        )
+    assert stages == []
 
 
 @pytest.fixture(scope="module", autouse=True)

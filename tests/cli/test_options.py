@@ -1,0 +1,107 @@
+"""Every setting and parameter is an option of every command, with choices that are those of the library."""
+
+import dataclasses
+import json
+from typing import get_args
+
+import pytest
+import typer.testing
+
+from lamina.cli import app, options
+from lamina.common.store import Store
+from lamina.compiler.config import NUMERICS
+from lamina.custom_ops import registry
+from lamina.models.quantization import QUANTIZATIONS
+from lamina.runtime import attention, config
+from lamina.runtime.config import RuntimeConfig
+from lamina.runtime.sampling_params import SamplingParams
+
+COMMANDS = ("generate", "chat", "warmup", "explain", "verify", "info")
+
+
+def invoke(*arguments, code=0):
+    result = typer.testing.CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_choices_are_those_of_the_library():
+    assert attention.registry is registry
+    truth = {
+        "dtype": ("auto", *config.DTYPES),
+        "device": ("auto", "cpu", "cuda"),
+        "quantization": tuple(QUANTIZATIONS),
+        "numerics": NUMERICS,
+        "attention": ("auto", *registry.providers("paged_attention")),
+        "load_format": get_args(config.LoadFormat),
+    }
+    assert {name: set(values) for name, values in truth.items()} == {
+        name: set(values) for name, values in options.CHOICES.items()
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_setting_is_an_option_of_every_command(command):
+    text = invoke(command, "-h").output
+    for field in dataclasses.fields(RuntimeConfig):
+        if field.name not in options.NOT_SETTINGS:
+            assert f"--{field.name.replace('_', '-')}" in text, field.name
+    assert "--model" in text
+    assert "--no-compile" in text
+
+
+@pytest.mark.parametrize("command, without", [("generate", ()), ("chat", options.OF_SEVERAL)])
+def test_every_sampling_parameter_is_an_option(command, without):
+    text = invoke(command, "--help").output
+    for field in dataclasses.fields(SamplingParams):
+        if field.name not in (*options.NOT_SAMPLING, *without):
+            assert f"--{field.name.replace('_', '-')}" in text, field.name
+
+
+def test_what_is_given_reaches_the_config_and_what_is_not_is_left_to_it():
+    given = {"dtype": "float16", "max_num_seqs": 3, "prefix_cache": False, "model_option": None}
+    settings = options.Settings(dict.fromkeys(("compile", "without_pass", "revision")) | given)
+    wanted = RuntimeConfig(model="m", dtype="float16", max_num_seqs=3, prefix_cache=False)
+    assert settings.config("m") == wanted
+    assert options.Sampling({"stop": ["x"], "top_k": None}).params() == SamplingParams(stop=["x"])
+
+
+@pytest.mark.parametrize(
+    "words, model, prompts",
+    [(["m", "p"], "m", ["p"]), (["m", "p", "q"], "m", ["p", "q"]), (["m", "-"], "m", ["-"])],
+)
+def test_the_first_word_is_the_model(words, model, prompts):
+    assert options.Settings({"model_option": None}).split(words) == (model, prompts)
+
+
+def test_with_the_option_every_word_is_a_prompt():
+    assert options.Settings({"model_option": "m"}).split(["p", "q"]) == ("m", ["p", "q"])
+
+
+@pytest.mark.demo
+def test_info_of_a_gguf_file_writes_kilobytes_and_explain_converts_nothing(demo_model, tmp_path):
+    facts = json.loads(invoke("info", demo_model, "--json", "--cache-dir", tmp_path).stdout)
+    assert 0.2 < facts["weights_gib"] < 0.6
+    written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert written < 100_000
+
+
+def test_the_cache_names_models(tiny_folder, tmp_path):
+    invoke("warmup", tiny_folder, "--no-compile", "--cache-dir", tmp_path)
+    rows = json.loads(invoke("cache", "list", "--json", "--cache-dir", tmp_path).stdout)
+    named = {row["kind"] for row in rows if row["models"] == [tiny_folder.name]}
+    assert named == {"serving"}
+    assert tiny_folder.name in invoke("cache", "list", "--cache-dir", tmp_path).stdout
+    assert "names" in {path.name for path in (tmp_path / "refs").iterdir()}
+    assert invoke("cache", "verify", "--cache-dir", tmp_path).stdout == "nothing to report\n"
+    assert Store(tmp_path).refs("serving").keys() <= Store(tmp_path).refs("names").keys()
+
+
+def test_equal_reasons_are_told_once(tiny_folder, compile_cache):
+    arguments = ("--device", "cpu", "--cache-dir", compile_cache)
+    lines = invoke("explain", tiny_folder, *arguments).stdout.splitlines()
+    blocks = "\n".join(lines).split("\npiece ")
+    for block in blocks:
+        for report in block.split("  pass "):
+            reasons = [line for line in report.splitlines() if line.startswith("    ")]
+            assert len(reasons) == len(set(reasons))
