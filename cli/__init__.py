@@ -1,5 +1,7 @@
 """The command line: `lamina generate | chat | warmup | cache | explain | verify | info | replay`."""
 
+import os
+import signal
 import sys
 from typing import Annotated
 
@@ -7,7 +9,9 @@ import typer
 
 from .. import __version__
 from ..common.errors import LaminaError
+from ..common.leaving import leave_on_interrupt
 from . import cache, chat, explain, generate, info, replay, verify, warmup
+from .standard_streams import OutputError, checked_output
 
 # Heavy imports (torch, the runtime) happen inside the commands, so that --help answers at once.
 app = typer.Typer(
@@ -45,9 +49,29 @@ def options_of_all(
 
 
 def main() -> None:
-    """Run the command line; an error Lamina raises on purpose is one message and exit code 2."""
+    """Run the command line; an error Lamina raises on purpose is one message and exit code 2.
+
+    1 where standard output does not take what was asked for, 130 after Ctrl-C.
+    """
+    before = leave_on_interrupt()
     try:
-        app(prog_name="lamina")
+        with checked_output():
+            _leave_lost_folder()
+            app(prog_name="lamina")
+    except OutputError as error:
+        typer.echo(f"lamina: {error}", err=True)
+        sys.exit(1)
     except LaminaError as error:
         typer.echo(f"lamina: {error}", err=True)
         sys.exit(2)
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+
+
+def _leave_lost_folder() -> None:
+    """Go elsewhere where the current folder was deleted: much of what is imported asks for it."""
+    try:
+        os.getcwd()
+    except OSError:
+        typer.echo("lamina: the current folder is gone; paths must begin with /", err=True)
+        os.chdir("/")

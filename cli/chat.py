@@ -8,6 +8,8 @@ import typer
 
 from ..common.errors import RequestError
 from . import options
+from .interrupt import RaiseOnInterrupt
+from .standard_streams import read_line
 from .streaming import print_stream
 
 if TYPE_CHECKING:
@@ -63,7 +65,8 @@ class Conversation:
         """The next message; None where there is no other."""
         while True:
             try:
-                return input("> " if sys.stdin.isatty() else "")
+                with RaiseOnInterrupt():
+                    return read_line("> " if sys.stdin and sys.stdin.isatty() else "")
             except EOFError:
                 return None
             except KeyboardInterrupt:

@@ -1,7 +1,6 @@
 """`lamina generate`: continue prompts; the text alone goes to standard output."""
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import options
+from .standard_streams import read_all
 from .streaming import print_stream
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def generate(
     if not as_json and (sampling["logprobs"] is not None or sampling["prompt_logprobs"] is not None):
         raise typer.BadParameter("they are told with --json; add it", param_hint="--logprobs")
     params = sampling.params()
-    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    texts = [read_all() if prompt == "-" else prompt for prompt in prompts]
     with settings.open(model) as runtime:
         inputs = [_templated(runtime, text) for text in texts] if chat else texts
         if chat:

@@ -1,4 +1,4 @@
-"""Ctrl-C between two tokens instead of inside a step, which would leave the engine half way."""
+"""Ctrl-C while an answer is written: between two tokens, or at once while there is none yet."""
 
 import signal
 from types import FrameType, TracebackType
@@ -6,9 +6,14 @@ from typing import Any
 
 
 class StopOnInterrupt:
-    """Inside the block the first Ctrl-C only sets `requested`; the second raises KeyboardInterrupt."""
+    """Inside the block the first Ctrl-C only sets `requested`; the second raises KeyboardInterrupt.
+
+    While `is_waiting` the first raises it, too: a long prompt gives nothing between which to stop. The engine
+    takes a step back that an interrupt hits.
+    """
 
     requested = False
+    is_waiting = False
     _previous: Any = None
 
     def __enter__(self) -> "StopOnInterrupt":
@@ -21,6 +26,18 @@ class StopOnInterrupt:
         signal.signal(signal.SIGINT, self._previous)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        was_requested, self.requested = self.requested, True
+        if was_requested or self.is_waiting:
             raise KeyboardInterrupt
-        self.requested = True
+
+
+class RaiseOnInterrupt:
+    """Inside the block Ctrl-C raises KeyboardInterrupt, as Python has it."""
+
+    def __enter__(self) -> None:
+        self._previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._previous)

@@ -1,5 +1,6 @@
 """An answer printed as it is written."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -32,11 +33,13 @@ class Streamed(NamedTuple):
 
 
 def print_stream(deltas: Iterator["StreamDelta"]) -> Streamed:
-    """Each piece of text as soon as it is known; Ctrl-C stops between two pieces."""
+    """Each piece of text as soon as it is known; Ctrl-C stops between two pieces, and at once before any."""
     pieces, num_tokens, num_first = [], 0, 0
     started = first = time.perf_counter()
-    with StopOnInterrupt() as interrupt:
+    with StopOnInterrupt() as interrupt, contextlib.suppress(KeyboardInterrupt):
+        interrupt.is_waiting = True
         for delta in deltas:
+            interrupt.is_waiting = False
             pieces.append(delta.text)
             num_tokens += len(delta.token_ids)
             if not num_first:

@@ -1,6 +1,11 @@
 """Every environment variable Lamina reads or sets, and nothing else touches any."""
 
+import atexit
+import functools
+import logging
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 from .errors import ConfigError
@@ -9,15 +14,46 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def cache_root() -> Path:
-    """LAMINA_CACHE_DIR, else a checkout's cache_dir/, else the user's cache folder."""
+    """LAMINA_CACHE_DIR, else a checkout's cache_dir/, else the user's cache folder.
+
+    Where the user has none, or it cannot be made, it is a private folder that ends with the process, which is
+    said once. Raises ConfigError for a chosen folder whose place cannot be told.
+    """
     chosen = os.environ.get("LAMINA_CACHE_DIR")
     if chosen:
-        return Path(chosen).expanduser().resolve()
+        return absolute("LAMINA_CACHE_DIR", chosen)
     checkout = Path(__file__).resolve().parent.parent
     if (checkout / "cache_dir" / ".gitkeep").exists():
         return checkout / "cache_dir"
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "lamina"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        folder = absolute("XDG_CACHE_HOME", base) / "lamina"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, RuntimeError, ConfigError) as error:  # RuntimeError: a user without a home
+        return _private_cache(str(error))
+    return folder
+
+
+def absolute(name: str, path: str | Path) -> Path:
+    """A path from the root, ~ written out; ConfigError where there is no home or no current folder."""
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        got = f"{name} is {str(path)[:200]!r}, which has no place"
+        raise ConfigError(f"{got}: {error}; wanted a path from /") from error
+
+
+@functools.cache
+def _private_cache(why: str) -> Path:
+    """A folder of this process alone, removed at its end."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="lamina-cache-"))
+    except OSError as error:
+        raise ConfigError(f"there is no place for a cache: {why}; {error}; set LAMINA_CACHE_DIR") from error
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    told = "no cache folder can be had (%s): what is made ends with this process; set LAMINA_CACHE_DIR"
+    logging.getLogger("lamina.store").warning(told, why)
+    return folder
 
 
 def log_level() -> str:

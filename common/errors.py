@@ -20,6 +20,7 @@ LaminaError
 """
 
 import reprlib
+from typing import Any
 
 MOST_SHOWN = 80  # characters of a value in the text of an error
 MOST_SAID = 4000  # characters of such a text, whatever it quotes
@@ -52,6 +53,16 @@ class LaminaError(Exception):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(clipped(arg) if isinstance(arg, str) else arg for arg in args))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_again, (type(self), self.args, self.__dict__)
+
+
+def _made_again(kind: type[LaminaError], args: tuple[Any, ...], state: dict[str, Any]) -> LaminaError:
+    """An error as it was, without calling its own __init__, which may want more than the message."""
+    error: LaminaError = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigError(LaminaError, ValueError):

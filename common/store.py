@@ -37,7 +37,7 @@ class Store:
     """
 
     def __init__(self, root: Path | str | None = None) -> None:
-        self.root = Path(root).expanduser().resolve() if root is not None else env.cache_root()
+        self.root = env.absolute("cache_dir", root) if root is not None else env.cache_root()
         self._told: set[str] = set()
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -90,11 +90,8 @@ def compile_piece(
     native = torch_compat.native_kernels(namespace)
     kernels = {name: store.put(path.read_bytes()) for name, path in sorted(native.items())}
     launches = {name: one.as_record() for name, one in kernels_of(namespace, store).items()}
-    why = obstacle(source, {*kernels, *launches})
-    if why is None:  # checked and used as a warm start has it
-        call = load_source(digest, kernels, launches, store, device)
-    else:
-        call = call_of_whole(namespace, why)
+    why, here = obstacle(source, {*kernels, *launches}), (store, device)  # checked as a warm start has it
+    call = call_of_whole(namespace, why) if why else load_source(digest, kernels, launches, *here)
     if check is not None:
         check(call)
     artifact = Artifact(

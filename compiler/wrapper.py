@@ -13,7 +13,7 @@ from ..common.logging import get_logger, log_once
 from ..common.store import Store
 from ..custom_ops.library import direct_call
 from ..custom_ops.recording import noted, placed, untold
-from . import torch_compat, wrapper_form
+from . import torch_compat, torch_wrapper, wrapper_form
 from .launch import Launcher, read_kernel
 from .wrapper_form import find_wrapper
 
@@ -77,9 +77,9 @@ def _call_of(source: str, name: str, kernels: Mapping[str, Any], device: torch.d
     tree = ast.parse(source)
     wrapper = find_wrapper(tree)
     assert wrapper is not None
-    values = {**torch_compat.wrapper_values(), wrapper_form.EXTERN_KERNELS: ExternKernels}
+    values = {**torch_wrapper.wrapper_values(), torch_wrapper.EXTERN_KERNELS: ExternKernels}
     if device.type != "cuda":
-        allocate = f"{torch_compat.GUARDS}._empty_strided_cpu"
+        allocate = f"{torch_wrapper.GUARDS}._empty_strided_cpu"
         values[allocate] = placed(values[allocate])
         kernels = {name: noted(kernel) for name, kernel in kernels.items()}
     bound = wrapper_form.meanings(tree)

@@ -3,10 +3,10 @@
 import ast
 from collections.abc import Collection, Iterator
 
-from . import torch_compat
+from . import torch_wrapper
 
 Wrapper = ast.ClassDef | ast.FunctionDef
-EXTERN_KERNELS = "torch._inductor.select_algorithm.extern_kernels"
+
 BUILTINS = frozenset({"range", "len", "zip", "tuple", "list", "int", "float", "max", "min"})
 ON_DEVICE = frozenset({"torch.cuda._DeviceGuard", "torch.cuda.set_device"})
 HARMLESS = (ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef, ast.ClassDef, ast.Delete)
@@ -81,7 +81,7 @@ def _has_known_form(wrapper: Wrapper, bound: dict[str, str]) -> bool:
 
 def _unknown_names(wrapper: Wrapper, bound: dict[str, str], kernels: Collection[str]) -> set[str]:
     """Names that come from outside the wrapper and mean something else than they should, or nothing."""
-    known = {*torch_compat.wrapper_values(), EXTERN_KERNELS}
+    known = {*torch_wrapper.wrapper_values(), torch_wrapper.EXTERN_KERNELS}
     outside = _names_used(wrapper) - BUILTINS - set(kernels)
     return {name for name in outside if bound.get(name) not in known}
 
@@ -91,7 +91,7 @@ def _unknown_chains(wrapper: Wrapper, externs: Collection[str]) -> set[str]:
     chains = set(_chains(wrapper))
     of_torch = {chain for chain in chains if chain.startswith("torch.")} - ON_DEVICE
     of_library = {chain for chain in chains if chain.startswith("extern_kernels.")}
-    return {chain for chain in of_torch if not torch_compat.is_plain_name(chain)} | {
+    return {chain for chain in of_torch if not torch_wrapper.is_plain_name(chain)} | {
         chain for chain in of_library if chain.removeprefix("extern_kernels.") not in externs
     }
 

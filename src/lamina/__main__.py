@@ -1,6 +1,15 @@
-"""`python -m lamina`: the command line."""
+"""`python -m lamina` and `lamina`: the command line."""
 
-from .cli import main
+from .common.leaving import leave_on_interrupt
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C ends it from the first import on."""
+    leave_on_interrupt()
+    from .cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lamina.common.errors import KernelLaunchError
-from lamina.compiler import launch, torch_compat, wrapper
+from lamina.compiler import launch, torch_wrapper, wrapper
 from lamina.compiler.launch import Launcher, kernels_of, read_kernel
 
 CPU = torch.device("cpu")
@@ -143,8 +143,8 @@ def test_a_refused_launch_names_the_kernel_and_the_drivers_words(cubins, store, 
 
 
 def test_a_generated_source_runs_on_the_card_at_hand(cubins, store, driver, monkeypatch):
-    known = torch_compat.wrapper_values()
-    monkeypatch.setattr(torch_compat, "wrapper_values", lambda: known | VALUES)
+    known = torch_wrapper.wrapper_values()
+    monkeypatch.setattr(torch_wrapper, "wrapper_values", lambda: known | VALUES)
     devices = []
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     monkeypatch.setattr(torch.cuda, "_DeviceGuard", Guard)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from lamina.common.errors import CompileError
-from lamina.compiler import torch_compat
+from lamina.compiler import torch_wrapper
 from lamina.compiler.tape import MAX_TOKENS, Tapes
 from lamina.custom_ops.recording import note, noted, placed, untold
 
-empty = placed(torch_compat.wrapper_values()["torch._C._dynamo.guards._empty_strided_cpu"])
+empty = placed(torch_wrapper.wrapper_values()["torch._C._dynamo.guards._empty_strided_cpu"])
 
 
 @noted

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lamina import Runtime, SamplingParams
-from lamina.compiler import torch_compat, wrapper, wrapper_form
+from lamina.compiler import torch_compat, torch_wrapper, wrapper, wrapper_form
 
 HEADER = """
 import torch
@@ -100,7 +100,7 @@ def test_a_known_source_is_run_by_its_names_and_an_unknown_one_whole(store, capl
 
 
 def test_what_an_op_returned_is_checked_as_torch_checks_it():
-    check = torch_compat.wrapper_values()["torch._inductor.runtime.runtime_utils.assert_tensor_metadata"]
+    check = torch_wrapper.wrapper_values()["torch._inductor.runtime.runtime_utils.assert_tensor_metadata"]
     x = torch.zeros(2, 3)
     check(x, (2, 3), (3, 1), torch.float32, "op")
     check(None, (), (), torch.float32)
