@@ -13,6 +13,7 @@ from ..custom_ops import attention_site
 from . import torch_compat
 from .config import MAX_NUM_TOKENS, TOKENS_HINT
 from .fingerprint import describe, source_line, symbols
+from .straighten import functionalize
 
 Attend = Callable[..., None]  # (layer, query, key, value, out), and cos, sin where it is to rotate
 Forward = Callable[[Mapping[str, Tensor], Tensor, Tensor, Attend], Tensor]
@@ -59,7 +60,7 @@ DISPOSITIONS = {
 }
 
 
-CHECKED_BY_PLAN = re.compile(rf"True|u\d+ >= 0|u\d+ <= {MAX_NUM_TOKENS}")
+CHECKED_BY_PLAN = re.compile(rf"True|u\d+ (>= 0|>= 1|> 0|<= {MAX_NUM_TOKENS})|Ne\(u\d+, 0\)|0 < u\d+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +100,7 @@ def capture(forward: Forward, weights: Mapping[str, Tensor], device: torch.devic
     names |= {id(token_ids): TOKEN_IDS, id(positions): POSITIONS}
     inputs = {node.name: _input_name(node, value, names) for node, value in traced.inputs}
     drop_size_assertions(traced.graph)
+    functionalize(traced.graph.graph)
     _require_one_size(traced.graph, inputs)
     return Captured(
         graph=traced.graph,

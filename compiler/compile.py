@@ -22,10 +22,10 @@ from .config import MAX_NUM_TOKENS, TOKENS_HINT, CompileConfig, Numerics
 from .fingerprint import canonical_text, group_equal
 from .inductor import Piece, compile_piece
 from .passes import pipeline
-from .passes.graph import Pass, PassReport
+from .passes.graph import Pass
 from .plan import ParameterTable, Plan, steps_of
 from .split import SplitModel, split
-from .verify import require_right
+from .verify import require_right, require_right_model
 from .wrapper import Call
 
 logger = get_logger("compiler")
@@ -156,7 +156,9 @@ def _compile(
     progress("capture", 0.0, "tracing the model")
     captured = _capture(program)
     started = time.perf_counter()
-    model, reports = _cut(captured, passes)
+    model, rewritten = _cut(captured, passes)
+    if config.verify:
+        require_right_model(captured.graph, _changing_stages(rewritten), numerics, program.device)
     first = _first_equal(model)
     unique = sorted(set(first))
     toolchain = {"toolchain": factors["toolchain"], "numerics": numerics}
@@ -172,7 +174,7 @@ def _compile(
         pieces=tuple(pieces),
         parameters=_used_parameters(program.parameters, captured),
         result=model.result,
-        reports=tuple(asdict(report) for report in reports),
+        reports=tuple(asdict(report) for report in rewritten.reports),
     )
     guards = [asdict(guard) for guard in captured.guards]
     cache.save_plan(plan, factors, guards, store)
@@ -225,10 +227,16 @@ def _capture(program: Program) -> Captured:
     return capture(program.forward, weights, program.device)
 
 
-def _cut(captured: Captured, passes: tuple[Pass, ...]) -> tuple[SplitModel, tuple[PassReport, ...]]:
-    """The captured graph, after the passes over the whole of it, in pieces."""
+def _cut(captured: Captured, passes: tuple[Pass, ...]) -> tuple[SplitModel, pipeline.Rewritten]:
+    """The captured graph, after the passes over the whole of it, in pieces; and what those passes did."""
     rewritten = pipeline.rewrite_model(captured.graph.graph, passes)
-    return split(fx.GraphModule(captured.graph, rewritten.graph), captured.inputs), rewritten.reports
+    return split(fx.GraphModule(captured.graph, rewritten.graph), captured.inputs), rewritten
+
+
+def _changing_stages(rewritten: pipeline.Rewritten) -> dict[str, fx.Graph]:
+    """The whole graph after each pass that changed it, by the name of the pass."""
+    pairs = zip(rewritten.reports, rewritten.stages, strict=True)
+    return {report.name: stage for report, stage in pairs if report.num_matches}
 
 
 def _first_equal(model: SplitModel) -> list[int]:

@@ -3,14 +3,14 @@
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
 from ..common.errors import CompileError
-from . import torch_compat
-
-ATTENTION = "lamina::attention_site"
+from .fingerprint import source_line
+from .straighten import is_attention, recompute_sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +44,10 @@ class SplitModel:
 
 def split(module: fx.GraphModule, input_names: Mapping[str, str]) -> SplitModel:
     """Cut at every attention marker; a piece gives exactly what later calls or the result use."""
-    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
-    owner = _assign_pieces(nodes)
+    recompute_sizes(module.graph, _assign_pieces)
+    nodes, owner = _computed(module.graph), _assign_pieces(module.graph)
     names = {node: input_names.get(node.name, f"%{node.name}") for node in module.graph.nodes}
+    _check_layers([node for node in nodes if is_attention(node)])
     calls: list[PieceCall | AttentionCall] = []
     for index in range(max(owner.values(), default=-1) + 1):
         members = [node for node in nodes if owner[node] == index]
@@ -57,19 +58,33 @@ def split(module: fx.GraphModule, input_names: Mapping[str, str]) -> SplitModel:
     (results,) = module.graph.output_node().args
     if not isinstance(results, (tuple, list)) or len(results) != 1 or not isinstance(results[0], fx.Node):
         raise CompileError(f"a model's forward must compute one tensor; the captured graph returns {results}")
+    if results[0].op == "placeholder":
+        raise CompileError(f"a model's forward must compute what it returns; it returns {names[results[0]]}")
     return SplitModel(calls=tuple(calls), result=names[results[0]])
 
 
-def is_attention(node: fx.Node) -> bool:
-    """Whether a node is the attention marker, in whichever way the tracer wrote its target."""
-    return node.op == "call_function" and torch_compat.op_name(node.target) == ATTENTION
+def _computed(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op not in ("placeholder", "output")]
 
 
-def _assign_pieces(nodes: list[fx.Node]) -> dict[fx.Node, int]:
+def _check_layers(sites: list[fx.Node]) -> None:
+    """Each layer has keys and values of its own, found by its number."""
+    seen: set[object] = set()
+    for site in sites:
+        layer = site.args[4] if len(site.args) > 4 else None
+        if layer in seen or not isinstance(layer, int) or layer < 0:
+            raise CompileError(
+                f"attend is called {'twice ' if layer in seen else ''}with layer {layer}; wanted once for "
+                f"each layer, numbered from 0{source_line(site)}"
+            )
+        seen.add(layer)
+
+
+def _assign_pieces(graph: fx.Graph) -> dict[fx.Node, int]:
     """Count up at every marker; an item of a tuple stays with the tuple, since only tensors cross a cut."""
     owner: dict[fx.Node, int] = {}
     current, opened = -1, False
-    for node in nodes:
+    for node in _computed(graph):
         producer = node.args[0] if node.args else None
         if node.target is operator.getitem and isinstance(producer, fx.Node) and _is_tuple(producer):
             owner[node] = owner[producer]
@@ -90,9 +105,9 @@ def _is_tuple(node: fx.Node) -> bool:
 
 
 def _attention_call(node: fx.Node, names: Mapping[fx.Node, str]) -> AttentionCall:
-    layer = node.args[4] if len(node.args) > 4 else None
+    layer: Any = node.args[4]
     tensors = [value for value in (*node.args[:4], *node.args[5:]) if isinstance(value, fx.Node)]
-    if len(tensors) not in (4, 6) or not isinstance(layer, int):
+    if len(tensors) not in (4, 6):
         raise CompileError(
             f"attention marker with arguments {node.args}; wanted query, key, value, out, layer, cos, sin"
         )

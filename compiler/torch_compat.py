@@ -359,6 +359,11 @@ def weak_view(tensor: Tensor) -> Tensor:
     return view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
+def memory_of(tensor: Tensor) -> int:
+    """A name of the memory that a tensor, fake ones included, lies in; views of it have the same."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def num_users(tensor: Tensor) -> int:
     """How many tensors lie in the memory of this one, itself included."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 1  # less the one made to ask

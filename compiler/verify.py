@@ -1,6 +1,6 @@
 """Whether compiled pieces compute what the model says, and which pass it is where one does not."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,17 @@ from ..common.errors import CompileError
 from . import torch_compat
 from .capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, Attend
 from .config import Numerics
+from .op_by_op import OpByOp, Wide, makes_memory
 from .passes import pipeline
 from .passes.graph import Pass
+from .samples import all_samples, sample_arguments
 from .split import AttentionCall, PieceCall, SplitModel
 
 Call = Callable[[list[Any]], Sequence[Any]]
-NARROW = (torch.float16, torch.bfloat16, torch.float32)
-INT8_LINEAR = "lamina::linear_int8"  # takes its scales, the third argument, in float32 alone
-LOOKUPS = ("embedding", "index_select", "getitem")  # exact in any dtype: a large table need not be widened
 # Rounding explains what errs at most so many times as the model run op by op, both against float64; below
 # the floor, in units of the dtype's rounding, chance decides.
 RMS_FACTOR, RMS_FLOOR = 2.0, 2.0
 MAX_FACTOR, MAX_FLOOR = 4.0, 32.0
-SAMPLE_TOKENS = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,16 +66,23 @@ class Culprit:
         return f"the pass {self.name} makes it so; leave it out with --without-pass {self.name}, or {setting}"
 
 
+_NOTHING = PieceCheck(compiled=Error(rms=0.0, max=0.0), eager=Error(rms=0.0, max=0.0), is_right=True)
+
+
 def error_of(result: Tensor, right: Tensor) -> Error:
-    """The error of one tensor against another of the same shape."""
+    """The error of one tensor against another of the same shape; infinities and NaNs that agree are right."""
     wide, wanted = result.double(), right.double()
-    if not torch.isfinite(wide).all() and torch.isfinite(wanted).all():
-        return Error(rms=float("inf"), max=float("inf"))
-    scale = max(float(wanted.square().mean().sqrt()), 1e-30)
-    difference = wide - wanted
-    return Error(
-        rms=float(difference.square().mean().sqrt()) / scale, max=float(difference.abs().max()) / scale
-    )
+    agree = _same(wide, wanted)
+    if agree.all():
+        return Error(rms=0.0, max=0.0)
+    difference = (wide - wanted).abs().masked_fill(agree, 0.0).nan_to_num(nan=float("inf"))
+    scale = max(float(wanted[wanted.isfinite()].square().mean().sqrt().nan_to_num(0.0)), 1e-30)
+    return Error(rms=float(difference.square().mean().sqrt()) / scale, max=float(difference.max()) / scale)
+
+
+def _same(one: Tensor, other: Tensor) -> Tensor:
+    """Where two tensors are equal, NaNs included."""
+    return (one == other) | (one.isnan() & other.isnan())
 
 
 def check_piece(
@@ -91,31 +96,51 @@ def check_piece(
 def _judge(
     module: fx.GraphModule, results: Sequence[Any], arguments: Sequence[Any], numerics: Numerics
 ) -> PieceCheck:
-    """Of several outputs the one that is furthest from being explained counts."""
-    right = _Wide(module).run(*arguments)
-    naive = module(*arguments)
-    checks = [
-        _check_output(result, plain, wanted, numerics)
-        for result, plain, wanted, is_computed in zip(
-            results, naive, right, _are_computed(module), strict=True
-        )
-        if is_computed
-    ]
-    if not checks:
-        nothing = Error(rms=0.0, max=0.0)
-        return PieceCheck(compiled=nothing, eager=nothing, is_right=True)
+    """Of several outputs, and of each its rows, the one that is furthest from being explained counts."""
+    right, naive = Wide(module).run(*arguments), OpByOp(module).run(*arguments)
+    other = OpByOp(module, fill=1.0).run(*arguments) if _asks_for_memory(module) else naive
+    checks = [_NOTHING]
+    for outputs in zip(results, naive, other, right, strict=True):
+        _require_alike(*outputs)
+        checks += [_check_rows(rows, numerics) for rows in _rows(*outputs)]
     return max(checks, key=lambda check: (not check.is_right, check.compiled.rms))
 
 
-def _check_output(result: Tensor, naive: Tensor, right: Tensor, numerics: Numerics) -> PieceCheck:
+def _asks_for_memory(module: fx.GraphModule) -> bool:
+    return any(makes_memory(node) for node in module.graph.nodes)
+
+
+def _require_alike(result: Tensor, naive: Tensor, other: Tensor, right: Tensor) -> None:
     if tuple(result.shape) != tuple(right.shape) or result.dtype != naive.dtype:
         raise CompileError(
             f"a compiled piece returns {list(result.shape)} {result.dtype}; wanted "
             f"{list(right.shape)} {naive.dtype}"
         )
+
+
+def _rows(*outputs: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors row by row where a row is odd, since its scale is another; else whole."""
+    naive = outputs[1]
+    is_odd = naive.ndim > 0 and naive.is_floating_point() and not _is_of_one_scale(naive)
+    yield from zip(*outputs, strict=True) if is_odd else (outputs,)
+
+
+def _is_of_one_scale(naive: Tensor) -> bool:
+    sizes = naive.detach().double().flatten(1).abs().amax(1) if naive.ndim > 1 else naive.double().abs()
+    return bool(sizes.isfinite().all()) and float(sizes.max()) <= 1e3 * max(float(sizes.min()), 1e-30)
+
+
+def _check_rows(rows: tuple[Tensor, ...], numerics: Numerics) -> PieceCheck:
+    """Memory that nobody wrote differs between the two plain runs, and is not compared."""
+    result, naive, other, right = rows
+    written = _same(naive, other)
+    if not written.any():
+        return _NOTHING
+    result, naive, right = result[written], naive[written], right[written]
     compiled, eager = error_of(result, right), error_of(naive, right)
-    explained = not naive.is_floating_point() or compiled.is_explained_by(eager, naive.dtype)
-    is_right = torch.equal(result, naive) if numerics == "exact" else explained
+    must_be_equal = numerics == "exact" or not naive.is_floating_point()
+    is_equal = bool(_same(result, naive).all())
+    is_right = is_equal if must_be_equal else is_equal or compiled.is_explained_by(eager, naive.dtype)
     return PieceCheck(compiled=compiled, eager=eager, is_right=is_right)
 
 
@@ -134,9 +159,7 @@ def find_culprit(
     stages = pass_stages(module, passes, folder)
     with torch.no_grad():
         for name, graph in stages[1:]:
-            check = _judge(
-                module, fx.Interpreter(fx.GraphModule({}, graph)).run(*arguments), arguments, numerics
-            )
+            check = _judge(module, OpByOp(fx.GraphModule({}, graph)).run(*arguments), arguments, numerics)
             if not check.is_right:
                 return Culprit(name=name, is_pass=True, error=check.compiled)
     for name in [name for name, _ in stages[1:]]:
@@ -159,17 +182,37 @@ def require_right(
 ) -> None:
     """Raise CompileError, naming the pass to leave out, where a piece errs more than rounding explains.
 
-    The piece runs on random tensors, so that nothing need be read first.
+    The piece runs on tensors made up for it, so that nothing need be read first.
+    """
+    for arguments in all_samples(module, device):
+        found = check_piece(module, call, arguments, numerics)
+        if not found.is_right:
+            culprit = find_culprit(module, passes, arguments, numerics, folder, compile_without)
+            raise CompileError(f"compiled code {_errs(found)}; {culprit.sentence()}")
+
+
+def _errs(check: PieceCheck) -> str:
+    return (
+        f"errs by {check.compiled.rms:.2g} where the model run op by op errs by {check.eager.rms:.2g}, "
+        "relative to its output"
+    )
+
+
+def require_right_model(
+    module: fx.GraphModule, stages: Mapping[str, fx.Graph], numerics: Numerics, device: torch.device
+) -> None:
+    """Raise CompileError, naming the pass, where the whole graph after it computes something else.
+
+    stages: the graph after each pass, by its name. Attention is that of a whole sequence.
     """
     arguments = sample_arguments(module, device)
-    found = check_piece(module, call, arguments, numerics)
-    if found.is_right:
-        return
-    culprit = find_culprit(module, passes, arguments, numerics, folder, compile_without)
-    raise CompileError(
-        f"compiled code errs by {found.compiled.rms:.2g} where the model run op by op errs by "
-        f"{found.eager.rms:.2g}, relative to its output; {culprit.sentence()}"
-    )
+    with torch.no_grad():
+        for name, graph in stages.items():
+            results = OpByOp(fx.GraphModule(module, graph)).run(*arguments)
+            check = _judge(module, results, arguments, numerics)
+            if not check.is_right:
+                culprit = Culprit(name=name, is_pass=True, error=check.compiled)
+                raise CompileError(f"the rewritten model {_errs(check)}; {culprit.sentence()}")
 
 
 def pass_stages(module: fx.GraphModule, passes: Sequence[Pass], folder: Path) -> list[tuple[str, fx.Graph]]:
@@ -208,67 +251,3 @@ def walk(
         number += 1
     result: Tensor = values[model.result]
     return result
-
-
-def sample_arguments(module: fx.GraphModule, device: torch.device) -> list[Any]:
-    """Random arguments for a piece, scaled so that nothing overflows; the same at every call."""
-    generator = torch.Generator(device).manual_seed(0)
-    examples = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
-    tensors = [example for example in examples if isinstance(example, Tensor)]
-    shapes = [[SAMPLE_TOKENS if not isinstance(size, int) else size for size in t.shape] for t in tensors]
-    tables = [shape[0] for t, shape in zip(tensors, shapes, strict=True) if isinstance(t.shape[0], int)]
-    shape_of = iter(shapes)
-
-    def sample(example: Any) -> Any:
-        if not isinstance(example, Tensor):
-            return SAMPLE_TOKENS
-        shape = next(shape_of)
-        if example.dtype == torch.int8:
-            return torch.randint(-3, 4, shape, generator=generator, dtype=torch.int8, device=device)
-        if not example.is_floating_point():
-            return torch.randint(min(tables), shape, generator=generator, dtype=example.dtype, device=device)
-        values = torch.randn(shape, generator=generator, device=device)
-        if isinstance(example.shape[0], int):  # a weight: of a norm about 1, of a product by its width
-            values = 1 + 0.1 * values if len(shape) == 1 else values.div_(shape[-1] ** 0.5)
-        return values.to(example.dtype)
-
-    return [sample(example) for example in examples]
-
-
-def _are_computed(module: fx.GraphModule) -> list[bool]:
-    """For each output whether it has contents: attention's output leaves a piece as memory to be filled."""
-    (outputs,) = module.graph.output_node().args
-    return ["empty" not in _short_name(node) for node in outputs]  # type: ignore[union-attr, arg-type]
-
-
-def _short_name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-
-
-class _Wide(fx.Interpreter):
-    """Runs a captured graph in float64, whatever dtypes it names."""
-
-    def run_node(self, node: fx.Node) -> Any:
-        """One node with its tensors widened; what only looks up stays narrow until it has."""
-        self._kept = range(len(node.args)) if _short_name(node) in LOOKUPS else range(0)
-        if torch_compat.op_name(node.target) == INT8_LINEAR:
-            self._kept = range(2, 3)
-        return super().run_node(node)
-
-    def fetch_args_kwargs_from_env(self, node: fx.Node) -> Any:
-        """The node's arguments, tensors and dtypes widened."""
-        args, kwargs = super().fetch_args_kwargs_from_env(node)
-        widened = fx.node.map_aggregate((args, kwargs), _widened)
-        kept = [args[place] if place in self._kept else value for place, value in enumerate(widened[0])]
-        return tuple(kept), widened[1]
-
-    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A method; those that name a dtype give float64."""
-        narrowing = target in ("float", "half", "bfloat16")
-        return super().call_method("double" if narrowing else target, args, kwargs)
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.dtype in NARROW:
-        return value.double()
-    return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value

@@ -13,6 +13,7 @@ from .match import Any_, Call, Match, find
 ATEN, OPS = torch.ops.aten, torch.ops.lamina
 CONVERT = (torch.ops.prims.convert_element_type.default,)
 ADD, MUL = (ATEN.add.Tensor,), (ATEN.mul.Tensor,)
+ADD_EPS = (ATEN.add.Tensor, ATEN.add.Scalar)  # the latter is torch's own rms_norm
 WIDE = torch.float32
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -29,14 +30,16 @@ def _is_one(value: Any) -> bool:
     return _is_number(value) and value == 1
 
 
+NARROW_WEIGHT = Any_("weight", lambda value: _is_tensor(value) and dtype_of(value) in NARROW)
+TWO = Any_("power", lambda value: _is_number(value) and value == 2)  # 2.0 squares as well
 WEIGHT, ROUNDED_TO = Any_("weight", _is_tensor), Any_("rounded_to")
 
 
 def _norms(source: Any) -> Iterator[Call]:
     """source over its root mean square, the square as a power or a product."""
-    for square in (Call((ATEN.pow.Tensor_Scalar,), (source, 2)), Call(MUL, (source, source))):
+    for square in (Call((ATEN.pow.Tensor_Scalar,), (source, TWO)), Call(MUL, (source, source))):
         mean = Call((ATEN.mean.dim,), (square, Any_("dims"), True))
-        scale = Call((ATEN.rsqrt.default,), (Call(ADD, (mean, Any_("eps", _is_number))),))
+        scale = Call((ATEN.rsqrt.default,), (Call(ADD_EPS, (mean, Any_("eps", _is_number))),))
         yield Call(MUL, (source, scale), commutes=True)
 
 
@@ -47,6 +50,9 @@ def _with_weight(unit: Call, is_rounded: bool) -> Iterator[Call]:
     yield Call(CONVERT, (shifted, ROUNDED_TO)) if is_rounded else shifted
     rounded = Call(CONVERT, (unit, ROUNDED_TO)) if is_rounded else unit
     yield Call(MUL, (rounded, WEIGHT), commutes=True)
+    if is_rounded:  # torch's own rms_norm, which is none of our ops
+        weighted = Call(MUL, (unit, NARROW_WEIGHT), name="weighted_wide", commutes=True)
+        yield Call(CONVERT, (weighted, ROUNDED_TO))
 
 
 def _of(source: Any) -> Iterator[Call]:
@@ -107,6 +113,8 @@ def _obstacle(match: Match) -> str | None:
     bound, result = match.bound, match.root
     tensors = [bound[name] for name in ("x", "left", "right", "sum") if name in bound]
     source, weight = tensors[-1], bound["weight"]
+    if "weighted_wide" in bound:
+        return "rounds after the weight, as F.rms_norm does, and not before it; ops.rms_norm has a kernel"
     dtypes = {dtype_of(node) for node in (*tensors, weight, result)}
     if len(dtypes) != 1:
         return f"mixed dtypes {sorted(str(dtype) for dtype in dtypes)}"
@@ -168,14 +176,14 @@ def _write_rms_norm(graph: fx.Graph, match: Match) -> None:
 
 ADD_RMS_NORM = Pass(
     name="add_rms_norm",
-    version=2,
+    version=3,
     reason="one site with one provider, and the sum is written once for the norm and the next residual",
     contract="bitwise equal to the formula run eagerly: sum, unit vector and result are rounded as there",
     run=run_add_rms_norm,
 )
 RMS_NORM = Pass(
     name="rms_norm",
-    version=2,
+    version=3,
     reason="what add_rms_norm left: the first norm of a model has no residual",
     contract="bitwise equal to the formula run eagerly",
     run=run_rms_norm,

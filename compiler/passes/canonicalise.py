@@ -4,7 +4,7 @@ import torch
 from torch import fx
 
 from .. import torch_compat
-from .graph import Pass, PassReport, copy_graph, dtype_of, erase_dead, is_mutating, is_view, shape_of
+from .graph import Pass, PassReport, copy_graph, dtype_of, erase_dead, frozen, is_mutating, is_view, shape_of
 
 CONVERT = torch.ops.prims.convert_element_type.default
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten.expand.default)
@@ -77,25 +77,15 @@ def _merge_repeated_calls(graph: fx.Graph, shown: set[fx.Node]) -> int:
 
 def _key(node: fx.Node) -> object | None:
     try:
-        key = (node.target, _freeze(node.args), _freeze(node.kwargs), dtype_of(node), str(shape_of(node)))
-        hash(key)
+        key = (node.target, frozen(node.args), frozen(node.kwargs), dtype_of(node), str(shape_of(node)))
     except TypeError:
         return None
     return key
 
 
-def _freeze(value: object) -> object:
-    """Hashable, and apart where Python calls 1, 1.0 and True equal."""
-    if isinstance(value, (list, tuple)):
-        return tuple(_freeze(item) for item in value)
-    if isinstance(value, dict):
-        return tuple((key, _freeze(item)) for key, item in sorted(value.items()))
-    return (type(value), value)
-
-
 CANONICALISE = Pass(
     name="canonicalise",
-    version=1,
+    version=2,
     reason="later passes meet each formula in one spelling, and equal pieces read equally",
     contract="bitwise equal",
     run=run,

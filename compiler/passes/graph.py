@@ -1,6 +1,7 @@
 """What a pass is, and the few things every pass does to a graph."""
 
 import operator
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -83,6 +84,24 @@ def is_view(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     aliases = schema is not None and any(result.alias_info is not None for result in schema.returns)
     return aliases or node.target in (operator.getitem, torch.ops.aten._unsafe_view.default)
+
+
+def frozen(value: object) -> object:
+    """A hashable stand-in, equal only for what computes the same; TypeError for what cannot be hashed.
+
+    1, 1.0 and True stay apart, as do 0.0 and -0.0, and a NaN equals itself.
+    """
+    if isinstance(value, (list, tuple)):
+        return (list, *(frozen(item) for item in value))
+    if isinstance(value, dict):
+        return (dict, *((key, frozen(item)) for key, item in sorted(value.items())))
+    if isinstance(value, slice):
+        return (slice, frozen((value.start, value.stop, value.step)))
+    if isinstance(value, complex):
+        return (complex, frozen(value.real), frozen(value.imag))
+    bits = struct.pack("<d", value) if isinstance(value, float) else value
+    hash(bits)
+    return (type(value), bits)
 
 
 def dtype_of(node: fx.Node) -> torch.dtype | None:

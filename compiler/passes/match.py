@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import fx
 
+from .graph import frozen
+
 Binding = dict[str, Any]
 
 
@@ -50,7 +52,7 @@ def _match(
     if isinstance(pattern, Any_):
         return _match_any(pattern, value, bound, inside)
     if not isinstance(pattern, Call):
-        return [(bound, inside)] if pattern == value and type(pattern) is type(value) else []
+        return [(bound, inside)] if _are_same(pattern, value) else []
     if not isinstance(value, fx.Node) or value.target not in pattern.targets or value.kwargs:
         return []
     if pattern.name is not None:
@@ -68,11 +70,13 @@ def _match_any(
     pattern: Any_, value: Any, bound: Binding, inside: frozenset[fx.Node]
 ) -> list[tuple[Binding, frozenset[fx.Node]]]:
     if pattern.name in bound:
-        same = bound[pattern.name] is value or (
-            not isinstance(value, fx.Node) and bound[pattern.name] == value
-        )
-        return [(bound, inside)] if same else []
+        return [(bound, inside)] if _are_same(bound[pattern.name], value) else []
     return [(bound | {pattern.name: value}, inside)] if pattern.accepts(value) else []
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether both are one node, or constants that compute the same."""
+    return one is other or (not isinstance(other, fx.Node) and frozen(one) == frozen(other))
 
 
 def _match_args(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import fx
 
-from ...common.errors import CompileError, ConfigError
+from ...common.errors import CompileError, ConfigError, LaminaError
 from ..config import Numerics
 from ..fingerprint import source_line
 from .add_rms_norm import ADD_RMS_NORM, RMS_NORM
@@ -118,11 +118,36 @@ def rewrite_model(graph: fx.Graph, passes: Sequence[Pass]) -> Rewritten:
 def _run(graph: fx.Graph, passes: Sequence[Pass]) -> Rewritten:
     reports, stages = [], []
     for step in passes:
-        graph, report = step.run(graph)
-        graph.lint()
+        graph, report = _apply(step, graph)
         reports.append(report)
         stages.append(graph)
     return Rewritten(graph=graph, reports=tuple(reports), stages=tuple(stages))
+
+
+def _apply(step: Pass, graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
+    """What a pass makes of a graph; CompileError, naming the pass, where it breaks its promises."""
+    before = None if step.name in PASS_NAMES else _content(graph)  # ours are proved to leave it alone
+    try:
+        result = step.run(graph)
+    except LaminaError:
+        raise
+    except Exception as error:
+        raise CompileError(f"the pass {step.name!r} raised {error!r}; mend it, or leave it out") from error
+    if before is not None and before != _content(graph):
+        raise CompileError(f"the pass {step.name!r} changed the graph it was given; wanted a changed copy")
+    if not isinstance(result, tuple) or tuple(map(type, result)) != (fx.Graph, PassReport):
+        got = f"{type(result).__name__}"
+        raise CompileError(f"the pass {step.name!r} returned {got}; wanted a tuple of graph and PassReport")
+    try:
+        result[0].lint()
+    except Exception as error:
+        raise CompileError(f"the pass {step.name!r} made a graph that is none: {error}") from error
+    return result
+
+
+def _content(graph: fx.Graph) -> list[object]:
+    """All that a pass might change of a graph."""
+    return [(node, node.target, node.args, dict(node.kwargs), dict(node.meta)) for node in graph.nodes]
 
 
 def describe(passes: Sequence[Pass]) -> tuple[str, ...]:

@@ -73,7 +73,10 @@ def _run(graph: fx.Graph, name: str, patterns: tuple[Call, ...], op: Any) -> tup
 def _obstacle(match: Match) -> str | None:
     gate, up, result = match.bound["gate"], match.bound["up"], match.root
     if not _are_halves(gate, up):
-        return "gate and up are not the two halves of one tensor's last dimension"
+        return (
+            "gate and up are not the two halves of one tensor's last dimension; as sources of one parameter "
+            "they would be"
+        )
     dtypes = {dtype_of(node) for node in (gate, up, result)}
     if len(dtypes) != 1:
         return f"mixed dtypes {sorted(str(dtype) for dtype in dtypes)}"

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import fx
 
-from lamina.common.errors import CompileError
 from lamina.compiler import torch_compat
 from lamina.compiler.capture import capture
 from lamina.compiler.fingerprint import canonical_text, group_equal
-from lamina.compiler.split import AttentionCall, PieceCall, is_attention, split
+from lamina.compiler.split import AttentionCall, PieceCall, split
+from lamina.compiler.straighten import is_attention
 
 from .tiny import CPU, make_tiny
 
@@ -92,7 +92,7 @@ def test_items_of_a_tuple_stay_with_it():
     assert len(last.inputs) == 2
 
 
-def test_a_size_that_would_cross_a_cut_is_refused():
+def test_a_size_that_a_piece_uses_is_computed_in_it():
     def forward(weights, ids, positions, attend):
         hidden = torch.nn.functional.embedding(ids, weights["table"]).view(-1, 2, 8)
         twice = torch.cat([hidden, hidden]).size(0)
@@ -101,5 +101,8 @@ def test_a_size_that_would_cross_a_cut_is_refused():
         return out * twice
 
     captured = capture(forward, torch_compat.fake_tensors({"table": ((10, 16), torch.float32)}, CPU), CPU)
-    with pytest.raises(CompileError, match=r"would cross a cut; only tensors may"):
-        split(captured.graph, captured.inputs)
+    first, _, last = split(captured.graph, captured.inputs).calls
+    assert "num_tokens" in last.inputs
+    values = {"num_tokens": 3, **dict.fromkeys(first.outputs, torch.ones(3, 2, 8))}
+    (result,) = fx.Interpreter(last.graph).run(*(values[name] for name in last.inputs))
+    assert torch.equal(result, torch.full((3, 2, 8), 6.0))

@@ -13,6 +13,7 @@ from lamina.compiler.config import CompileConfig
 from lamina.compiler.inductor import compile_piece, missing_of_piece
 from lamina.compiler.passes import pipeline
 from lamina.compiler.passes.graph import copy_graph
+from lamina.compiler.samples import sample_arguments
 from lamina.compiler.verify import Culprit, Error
 from lamina.custom_ops import library
 
@@ -89,7 +90,7 @@ def op_by_op(module, folder):
 def test_what_the_passes_make_of_a_piece_is_right(dtype, numerics, tmp_path):
     module = middle(make_tiny(dtype=dtype, exact=numerics == "exact"), numerics)
     call = op_by_op(module, tmp_path)(pipeline.select(None, numerics))
-    check = verify.check_piece(module, call, verify.sample_arguments(module, CPU), numerics)
+    check = verify.check_piece(module, call, sample_arguments(module, CPU), numerics)
     assert check.is_right
     assert 0 < check.compiled.rms < 100 * torch.finfo(dtype).eps
 
@@ -97,7 +98,7 @@ def test_what_the_passes_make_of_a_piece_is_right(dtype, numerics, tmp_path):
 @pytest.mark.parametrize("name", ["canonicalise", "add_rms_norm", "silu_and_mul"])
 def test_the_faulty_pass_is_named(name, tmp_path):
     module, passes = middle(make_tiny(), "fast"), with_mutant(name)
-    arguments, compile_with = verify.sample_arguments(module, CPU), op_by_op(module, tmp_path)
+    arguments, compile_with = sample_arguments(module, CPU), op_by_op(module, tmp_path)
     assert not verify.check_piece(module, compile_with(passes), arguments, "fast").is_right
     culprit = verify.find_culprit(module, passes, arguments, "fast", tmp_path, compile_with)
     assert (culprit.name, culprit.is_pass) == (name, True)
@@ -107,7 +108,7 @@ def test_the_faulty_pass_is_named(name, tmp_path):
 
 def test_code_that_is_wrong_after_one_pass_alone_is_blamed_on_it(tmp_path):
     module, passes = middle(make_tiny(), "fast"), pipeline.select(None, "fast")
-    arguments, compile_with = verify.sample_arguments(module, CPU), op_by_op(module, tmp_path)
+    arguments, compile_with = sample_arguments(module, CPU), op_by_op(module, tmp_path)
 
     def miscompiled(chosen):
         call = compile_with(chosen)
@@ -151,7 +152,7 @@ def test_the_check_of_a_piece_runs_what_is_served_and_what_nobody_checked_is_che
     module, judged = middle(make_tiny(dtype=torch.bfloat16), "fast"), []
 
     def check(call):
-        judged.append(verify.check_piece(module, call, verify.sample_arguments(module, CPU), "fast").is_right)
+        judged.append(verify.check_piece(module, call, sample_arguments(module, CPU), "fast").is_right)
 
     def compiled(check):
         return compile_piece(module, pipeline.select(None, "fast"), store, CPU, {}, check)
