@@ -75,9 +75,10 @@ def _redirect(graph: fx.Graph, node: fx.Node, written: fx.Node) -> None:
     order = {member: place for place, member in enumerate(graph.nodes)}
     family = [member for member in graph.nodes if _shares_memory(member, written)]
     _refuse_inputs(node, family)
-    if not _is_cut(graph, node, family, order):
-        return
     earlier = [member for member in family if order[member] < order[node]]
+    cuts = [order[member] for member in graph.nodes if is_attention(member)]
+    if not any(order[member] < cut < order[node] for member in earlier for cut in cuts):
+        return  # all in one piece, where code generation sees to it
     others = [member for member in earlier if not _is_alike(member, written)]
     seen = [view for view in others if any(order[user] >= order[node] for user in view.users)]
     if seen:
@@ -103,15 +104,6 @@ def _refuse_inputs(node: fx.Node, family: Iterable[fx.Node]) -> None:
             f"{node.name} writes into a weight or an input of the model ({given.name}); wanted a new "
             f"tensor{source_line(node)}"
         )
-
-
-def _is_cut(graph: fx.Graph, node: fx.Node, family: Iterable[fx.Node], order: Mapping[fx.Node, int]) -> bool:
-    """Whether an attention call stands between what made a value, or reads it, and what writes into it."""
-    places = [order[member] for member in family] + [
-        order[user] for member in family for user in member.users
-    ]
-    cuts = [order[member] for member in graph.nodes if is_attention(member)]
-    return any(min(places) < cut < max(places) or cut in places for cut in cuts)
 
 
 def _shares_memory(node: fx.Node, other: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""What passes meet beside what we write: other spellings, constants that only look alike, passes of others."""
+"""What passes meet beside what we write: other spellings, constants that look alike, passes of others."""
 
 import pytest
 import torch
