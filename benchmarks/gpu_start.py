@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def start_without_compilers(shape: str, cache: Path) -> dict[str, Any]:
 
     folder = workloads.write_config(shape, cache / "shape")
     lacks = missing(RuntimeConfig(model=folder, cache_dir=cache, **SETTINGS), say_nothing)
-    return {"missing": lacks, **start(shape, cache, require_warm=True)}
+    return {**asdict(lacks), **start(shape, cache, require_warm=True)}
 
 
 def start(shape: str, cache: Path, *, require_warm: bool = False) -> dict[str, Any]:

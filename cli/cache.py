@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,16 +91,18 @@ def audit(as_json: options.Json = False, cache_dir: options.CacheDir = None) -> 
 
 @app.command()
 def gc(max_size: MaxSize = "20G", as_json: options.Json = False, cache_dir: options.CacheDir = None) -> None:
-    """Remove what nothing needs, then what was used longest ago, until the cache is small enough."""
-    from ..common.contents import collect
+    """Remove what nothing needs, then, until the cache is small enough, scratch, converted models, and
+    compiled code last, each by how long ago it was used."""
+    from ..common.collection import collect
 
     collected = collect(_store(cache_dir), _bytes(max_size))
-    facts = {"removed_bytes": collected.removed_bytes, "left_bytes": collected.left_bytes}
     if as_json:
-        print(json.dumps({**facts, "removed": collected.removed}, indent=2))
-    else:
-        print(f"removed {_size(collected.removed_bytes)}, {len(collected.removed)} entries; ", end="")
-        print(f"{_size(collected.left_bytes)} left")
+        print(json.dumps(asdict(collected), indent=2))
+        return
+    print(f"removed {_size(collected.removed_bytes)}, {len(collected.removed)} entries; ", end="")
+    print(f"{_size(collected.left_bytes)} left")
+    for reason in collected.reasons:
+        print(f"stays: {reason}")
 
 
 @app.command("export")
@@ -134,8 +137,11 @@ def import_(
         signature = content.signature or {}
         if not is_signed(content.manifest, signature.get("signature", ""), signer):
             raise StoreError(f"{bundle} is not signed with the key of {key}; nothing was imported")
-    count = import_bundle(_store(cache_dir), content, signer)
-    print(f"{count} of {len(content.files)} files were new; now run `lamina warmup --check`")
+    imported = import_bundle(_store(cache_dir), content, signer)
+    healed = f", {imported.num_healed} took the place of damaged ones" if imported.num_healed else ""
+    print(
+        f"{imported.num_new} of {len(content.files)} files were new{healed}; now run `lamina warmup --check`"
+    )
 
 
 def _store(cache_dir: Path | None) -> "Store":

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,7 +36,7 @@ def warmup(
         print(json.dumps(report, indent=2))
     else:
         _print(report)
-    if check and report["missing"]:
+    if check and (report["missing"] or report["unmeasured"]):
         raise typer.Exit(1)
 
 
@@ -44,7 +45,7 @@ def _check(config: "RuntimeConfig") -> dict[str, Any]:
     from .progress import loading_progress
 
     with loading_progress() as progress:
-        return {"missing": missing(config, progress)}
+        return asdict(missing(config, progress))
 
 
 def _fill(config: "RuntimeConfig") -> dict[str, Any]:
@@ -66,7 +67,10 @@ def _print(report: dict[str, Any]) -> None:
     if "missing" in report:
         for lack in report["missing"]:
             print(f"missing: {lack}")
-        print("not warm" if report["missing"] else "warm: serving with these settings compiles nothing")
+        for lack in report["unmeasured"]:
+            print(f"measured anew: {lack}")
+        is_warm = not (report["missing"] or report["unmeasured"])
+        print("warm: serving with these settings compiles nothing" if is_warm else "not warm")
         return
     pieces = report["compile"]
     print(

@@ -1,14 +1,15 @@
 """What a careful person would ask about a store: who can write, what came from elsewhere, what is foreign."""
 
+import contextlib
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from .bundle import BUNDLES
 from .contents import entries, objects
-from .store import Store
+from .store import OURS, Store
+from .trust import OTHERS_WRITE
 
-OURS = {"objects", "refs", "folders", "outside", "locks", "temporary", "quarantine"}
 CHECKOUT = {".gitkeep", ".gitignore", "models"}  # what a checkout keeps beside
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # how a pickle begins
 
@@ -20,10 +21,14 @@ def audit(store: Store) -> list[str]:
 
 def _rights(root: Path) -> Iterator[str]:
     for path in (root, *root.rglob("*")):
-        facts = path.lstat()
-        if stat.S_ISLNK(facts.st_mode) and path.relative_to(root).parts[0] != "folders":
-            yield f"{path} is a link, to {path.readlink()}"
-        elif not stat.S_ISLNK(facts.st_mode) and facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        try:
+            facts = path.lstat()
+            link = path.readlink() if stat.S_ISLNK(facts.st_mode) else None
+        except FileNotFoundError:  # collected meanwhile
+            continue
+        if link is not None:
+            yield f"{path} is a link, to {link}"
+        elif facts.st_mode & OTHERS_WRITE:
             yield f"{path} can be written by others"
         if facts.st_uid != root.stat().st_uid:
             yield f"{path} belongs to user {facts.st_uid}, the cache to {root.stat().st_uid}"
@@ -31,7 +36,7 @@ def _rights(root: Path) -> Iterator[str]:
 
 def _foreign(root: Path) -> Iterator[str]:
     yield from (
-        f"{path} is no file of Lamina's" for path in root.iterdir() if path.name not in OURS | CHECKOUT
+        f"{path} is no file of Lamina's" for path in root.iterdir() if path.name not in {*OURS, *CHECKOUT}
     )
     for path in (root / "objects").rglob("*"):
         named = path.parent.parent.name == "objects" and len(path.parent.name + path.name) == 64
@@ -41,7 +46,7 @@ def _foreign(root: Path) -> Iterator[str]:
 
 def _pickled(store: Store) -> Iterator[str]:
     for path in objects(store):
-        with open(path, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             if file.read(2) in PICKLES:
                 yield f"{path} begins like a pickle, which Lamina never stores"
 

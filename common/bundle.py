@@ -3,20 +3,28 @@
 import hashlib
 import io
 import json
+import mmap
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .contents import Entry, closure, entries
 from .errors import StoreError
+from .sealed import seal, unseal
 from .store import Store
 
-FORMAT = 1
-KINDS = ("plans", "pieces", "kernels", "serving")  # of names that mean the same on every machine
+FORMAT = 2
+KINDS = (
+    "plans",
+    "pieces",
+    "kernels",
+    "serving",
+    "measurements",
+)  # of names that mean the same on every machine
 TRITON = "outside/triton"
 MANIFEST, SIGNATURE = "manifest.json", "signature.json"
 ALLOWED = re.compile(
@@ -24,6 +32,7 @@ ALLOWED = re.compile(
     rf"|{TRITON}/[A-Z0-9]+/\w[\w.+-]*"
 )
 BUNDLES = "bundles"  # the store's names for what was imported
+BLOCK = tarfile.BLOCKSIZE
 LOCAL_FACTS = ("seconds",)  # of a record: what differs from one making of the same thing to the next
 
 Sign = Callable[[bytes], tuple[str, str]]  # bytes to public key and signature, in hex
@@ -41,6 +50,14 @@ class Bundle:
     def digest(self) -> str:
         """The name of a bundle: the hash of its manifest."""
         return hashlib.sha256(self.manifest).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imported:
+    """How many files of a bundle were new to a store, and how many took the place of damaged ones."""
+
+    num_new: int
+    num_healed: int
 
 
 def export_bundle(store: Store, target: Path, starts: Iterable[str] = (), sign: Sign | None = None) -> int:
@@ -78,50 +95,95 @@ def _write(target: Path, members: Mapping[str, bytes]) -> None:
 
 
 def read_bundle(path: Path) -> Bundle:
-    """A bundle's content, each file checked against the manifest; StoreError for anything else."""
+    """A bundle's content, each file checked against the manifest; StoreError for anything else.
+
+    Takes no more memory than the file has bytes, whatever its headers say.
+    """
     try:
-        with tarfile.open(path, "r:") as archive:
-            members = [member for member in archive.getmembers() if member.isfile()]
-            contents = {member.name: _read(archive, member) for member in members}
+        contents = dict(_members(path))
         manifest = contents.pop(MANIFEST)
-        signature = contents.pop(SIGNATURE, None)
-        stated = dict(json.loads(manifest)["files"]) if json.loads(manifest)["format"] == FORMAT else {}
-        signed = None if signature is None else dict(json.loads(signature))
-    except (OSError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
+        stated = _stated(manifest)
+        signature = _texts(json.loads(contents.pop(SIGNATURE))) if SIGNATURE in contents else None
+    except KeyError:
+        raise StoreError(f"{path} is no bundle of Lamina: it has no {MANIFEST}") from None
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path} is no bundle of Lamina, or a damaged one: {error}") from error
     if stated.keys() != contents.keys():
         raise StoreError(f"{path} holds other files than its manifest says")
     for name, data in contents.items():
         _check_file(path, name, data, stated[name])
-    return Bundle(files=contents, manifest=manifest, signature=signed)
+    return Bundle(files=contents, manifest=manifest, signature=signature)
 
 
-def import_bundle(store: Store, bundle: Bundle, signer: str | None) -> int:
-    """Put a bundle's files into the store, apart from those that are there; the number of new ones.
+def _stated(manifest: bytes) -> dict[str, str]:
+    """The hash of each file."""
+    content = json.loads(manifest)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"its manifest is of another format; wanted {FORMAT}")
+    return _texts(content.get("files"))
+
+
+def _texts(content: Any) -> dict[str, str]:
+    if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
+        raise ValueError("its manifest or its signature is no table of texts")
+    return content
+
+
+def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each file of an archive as _write writes it: plain files, each name once."""
+    if not os.path.getsize(path):
+        raise ValueError("it is empty")
+    seen = set[str]()
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as archive:
+        place = 0
+        while any(header := archive[place : place + BLOCK]):
+            try:
+                member = tarfile.TarInfo.frombuf(header, "ascii", "strict")
+            except (tarfile.TarError, UnicodeError) as error:
+                raise ValueError(f"the header at byte {place}: {error}") from error
+            start, end = place + BLOCK, place + BLOCK + member.size
+            if member.type != tarfile.REGTYPE or member.name in seen:
+                raise ValueError(f"{member.name[:100]!r} is no plain file, or is there twice")
+            if not start <= end <= len(archive):
+                raise ValueError(f"{member.name[:100]!r} reaches beyond the end of the file")
+            seen.add(member.name)
+            yield member.name, archive[start:end]
+            place = start + -(-member.size // BLOCK) * BLOCK
+
+
+def import_bundle(store: Store, bundle: Bundle, signer: str | None) -> Imported:
+    """Put a bundle's files into the store, apart from those that are there whole.
 
     Whoever calls this has decided to trust the bundle: what is imported is code. signer is the public key
-    that was verified, None where nothing was.
+    that was verified, None where nothing was. Raises StoreError for a store that cannot be written.
     """
-    new = 0
-    for name, data in sorted(bundle.files.items()):  # objects before the names that need them
-        if not (store.root / name).exists():
-            _place(store, name, data)
-            new += 1
-    record = {"signer": signer, "files": sorted(bundle.files)}
-    store.write_ref(BUNDLES, bundle.digest, record)
-    return new
+    if not store.is_writable:
+        raise StoreError(f"cache folder {store.root} is read-only: nothing was imported")
+    num_new = num_healed = 0
+    with store.using():
+        for name, data in sorted(bundle.files.items()):  # objects before the names that need them
+            was_there = (store.root / name).exists()
+            if _place(store, name, data):
+                num_new, num_healed = num_new + (not was_there), num_healed + was_there
+        record = {"signer": signer, "files": sorted(bundle.files)}
+        store.write_ref(BUNDLES, bundle.digest, record)
+    return Imported(num_new=num_new, num_healed=num_healed)
 
 
-def _place(store: Store, name: str, data: bytes) -> None:
+def _place(store: Store, name: str, data: bytes) -> bool:
+    """Whether a file had to be written."""
     kind, *rest = name.split("/")
     if kind == "objects":
+        is_new = not store.has("".join(rest))
         store.put(data)
     elif kind == "refs":
-        store.write_ref(rest[0], rest[1].removesuffix(".json"), json.loads(data))
+        key = rest[1].removesuffix(".json")
+        is_new = store.read_ref(rest[0], key) is None
+        if is_new:
+            store.write_ref(rest[0], key, unseal(f"{rest[0]}/{key}", data))
     else:
-        target = store.outside_folder(rest[0]) / rest[1] / rest[2]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
+        is_new = store.put_outside(name, data)
+    return is_new
 
 
 def _chosen(known: list[Entry], starts: tuple[str, ...]) -> list[Entry]:
@@ -137,7 +199,7 @@ def _files(store: Store, chosen: list[Entry], known: list[Entry]) -> dict[str, b
     for path in closure(store, chosen, known):
         name = path.relative_to(store.root).as_posix()
         if name.startswith("refs/"):
-            files[name] = _portable(json.loads(path.read_bytes()))
+            files[name] = _portable(store, *path.parts[-2:])
         else:
             files[name] = store.get(path.parent.name + path.name)
     keys = {key for entry in chosen if entry.kind == "serving" for key in entry.value.get("triton", ())}
@@ -148,10 +210,15 @@ def _files(store: Store, chosen: list[Entry], known: list[Entry]) -> dict[str, b
     return files
 
 
-def _portable(value: Any) -> bytes:
+def _portable(store: Store, kind: str, file: str) -> bytes:
     """A record without what differs from one making to the next."""
-    kept = {name: item for name, item in value.items() if name not in LOCAL_FACTS}
-    return json.dumps(kept, indent=1, sort_keys=True).encode()
+    key = file.removesuffix(".json")
+    value = store.read_ref(kind, key)
+    if not isinstance(value, dict):
+        raise StoreError(
+            f"{kind}/{key} of the cache {store.root} is lost or damaged; see `lamina cache verify`"
+        )
+    return seal(f"{kind}/{key}", {name: item for name, item in value.items() if name not in LOCAL_FACTS})
 
 
 def _triton_file(path: Path) -> bytes:
@@ -162,24 +229,21 @@ def _triton_file(path: Path) -> bytes:
     return json.dumps({"child_paths": {name: name for name in names}}, sort_keys=True).encode()
 
 
-def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    assert file is not None  # it is a regular file
-    return file.read()
-
-
 def _check_file(path: Path, name: str, data: bytes, stated: str) -> None:
     if not ALLOWED.fullmatch(name):
         raise StoreError(f"{path} holds {name!r}, which has no place in a cache")
     digest = hashlib.sha256(data).hexdigest()
     if digest != stated or (name.startswith("objects/") and digest != "".join(name.split("/")[1:])):
         raise StoreError(f"{path} is damaged: {name} is not what the manifest says")
-    if name.startswith("refs/") and not _is_record(data):
-        raise StoreError(f"{path} is damaged: {name} is no record")
+    if name.startswith("refs/"):
+        _check_record(path, name, data)
 
 
-def _is_record(data: bytes) -> bool:
+def _check_record(path: Path, name: str, data: bytes) -> None:
+    of = name.removeprefix("refs/").removesuffix(".json")
     try:
-        return isinstance(json.loads(data), dict)
-    except ValueError:
-        return False
+        is_record = isinstance(unseal(of, data), dict)
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged: {name} {error}") from error
+    if not is_record:
+        raise StoreError(f"{path} is damaged: {name} is no record")

@@ -1,20 +1,22 @@
-"""What lies in a store: its names and what they need, what is damaged, and what goes when it is too large."""
+"""What lies in a store: its names and what they need, what is damaged."""
 
 import contextlib
 import hashlib
 import json
+import os
 import re
-import shutil
-import time
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .store import Store
+from . import trust
+from .sealed import unseal
+from .store import OURS, Store
 
 DIGEST = re.compile(rb'"([0-9a-f]{64})"')
-GRACE = 3600  # seconds in which what nobody needs yet may still be named
+LOGS = ("bundles",)  # kinds of names that tell of keys without needing what these name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,20 +40,11 @@ class Problem:
     what: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collected:
-    """What a collection removed and what is left, in bytes, and the entries that went."""
-
-    removed_bytes: int
-    left_bytes: int
-    removed: tuple[str, ...]
-
-
 def entries(store: Store) -> list[Entry]:
     """Every readable name and every folder, the one used last first."""
-    found = [entry for path in _refs(store) if (entry := _read(path)) is not None]
-    found += [_folder_entry(path) for path in _folders(store)]
-    return sorted(found, key=lambda entry: entry.used, reverse=True)
+    found = [_read(path) for path in _refs(store)] + [_folder_entry(path) for path in _folders(store)]
+    there = [entry for entry in found if isinstance(entry, Entry)]
+    return sorted(there, key=lambda entry: entry.used, reverse=True)
 
 
 def find(store: Store, start: str) -> list[Entry]:
@@ -76,53 +69,43 @@ def closure(store: Store, roots: Iterable[Entry], known: Iterable[Entry] = ()) -
 
 
 def verify(store: Store) -> list[Problem]:
-    """Every object hashed again, every name read, everything that is needed looked for."""
-    problems = [
-        Problem(path=path, what="its content is not what its name says")
-        for path in objects(store)
-        if hashlib.sha256(path.read_bytes()).hexdigest() != digest_of(path)
-    ]
+    """Every object and folder hashed again, every name read, everything that is needed looked for."""
+    found = [*_faults_of_objects(store), *_faults_of_names(store)]
+    for path in store.root.glob("folders/*/*"):
+        if path.is_dir() and (why := store.fault_of(path)) is not None and path.is_dir():
+            found.append(Problem(path=path, what=why))
+    return found
+
+
+def _faults_of_objects(store: Store) -> Iterator[Problem]:
+    for path in objects(store):
+        try:
+            data = trust.read_file(path, is_reachable=True)
+        except FileNotFoundError:  # collected meanwhile
+            continue
+        except OSError as error:
+            yield Problem(path=path, what=str(error))
+            continue
+        if hashlib.sha256(data).hexdigest() != digest_of(path):
+            yield Problem(path=path, what="its content is not what its name says")
+
+
+def _faults_of_names(store: Store) -> Iterator[Problem]:
     keys = {path.stem for path in _refs(store)}
     for path in _refs(store):
         entry = _read(path)
-        if entry is None:
-            problems.append(Problem(path=path, what="it is no JSON"))
-            continue
-        lost = [key for key in entry.needs if key not in keys and not object_path(store, key).exists()]
-        problems += [Problem(path=path, what=f"it needs {key[:16]}, which is not there") for key in lost]
-    return problems
-
-
-def collect(store: Store, max_bytes: int, *, now: float | None = None) -> Collected:
-    """Remove what nobody needs, then what was used longest ago, until at most max_bytes are left.
-
-    Safe while others read and write: they make again what they miss.
-    """
-    now = time.time() if now is None else now
-    before, known = total_bytes(store), entries(store)
-    needed = {key for entry in known for key in _reached(store, entry)}
-    files, size = set[Path](), 0
-    for entry in (entry for entry in known if entry.key not in needed):
-        more = {entry.path} if entry.path.is_dir() else closure(store, [entry], known) - files
-        size += sum(_bytes(path) for path in more)
-        if size > max_bytes:
-            break
-        files |= more
-    gone = [entry for entry in known if entry.path not in files]
-    for entry in gone:
-        _remove(entry.path)
-    for path in objects(store):
-        if path not in files and now - path.stat().st_mtime > GRACE:
-            _remove(path)
-    _sweep(store, now)
-    left = total_bytes(store)
-    names = tuple(f"{entry.kind}/{entry.key}" for entry in gone)
-    return Collected(removed_bytes=before - left, left_bytes=left, removed=names)
+        if isinstance(entry, str):
+            yield Problem(path=path, what=entry)
+        elif entry is not None:
+            lost = [key for key in entry.needs if key not in keys and not object_path(store, key).exists()]
+            yield from (
+                Problem(path=path, what=f"it needs {key[:16]}, which is not there") for key in sorted(lost)
+            )
 
 
 def total_bytes(store: Store) -> int:
-    """Bytes of every file of the store."""
-    return _bytes(store.root)
+    """Bytes of every file that is the store's."""
+    return sum(num_bytes(store.root / name) for name in OURS)
 
 
 def objects(store: Store) -> Iterator[Path]:
@@ -149,27 +132,33 @@ def _folders(store: Store) -> list[Path]:
     return sorted([*deep, *(path for path in (store.root / "outside").glob("*") if path.is_dir())])
 
 
-def _read(path: Path) -> Entry | None:
+def _read(path: Path) -> Entry | str | None:
+    """The entry of a name; how it is none, in words; None where it is gone."""
+    kind, key = path.parent.name, path.stem
     try:
-        data, facts = path.read_bytes(), path.stat()
-        value = json.loads(data)
-    except (OSError, ValueError):
+        facts = path.stat()
+        value = unseal(f"{kind}/{key}", trust.read_file(path, is_reachable=True))
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        return f"it {error}" if isinstance(error, ValueError) else str(error)
     return Entry(
-        kind=path.parent.name,
-        key=path.stem,
+        kind=kind,
+        key=key,
         path=path,
         num_bytes=facts.st_size,
         used=facts.st_mtime,
         value=value,
-        needs=_digests(data),
+        needs=frozenset() if kind in LOGS else _digests(json.dumps(value).encode()),
     )
 
 
-def _folder_entry(path: Path) -> Entry:
-    return Entry(
-        kind=path.parent.name, key=path.name, path=path, num_bytes=_bytes(path), used=path.stat().st_mtime
-    )
+def _folder_entry(path: Path) -> Entry | None:
+    try:
+        used = path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    return Entry(kind=path.parent.name, key=path.name, path=path, num_bytes=num_bytes(path), used=used)
 
 
 def _digests(data: bytes) -> frozenset[str]:
@@ -184,7 +173,7 @@ def _needs_of(path: Path) -> frozenset[str]:
     return frozenset()
 
 
-def _reached(store: Store, entry: Entry) -> set[str]:
+def reached(store: Store, entry: Entry) -> set[str]:
     """Keys that an entry needs, by itself or through a record."""
     return set(entry.needs).union(*(_needs_of(object_path(store, key)) for key in entry.needs))
 
@@ -196,27 +185,11 @@ def _by_key(known: Iterable[Entry]) -> Mapping[str, list[Entry]]:
     return names
 
 
-def _bytes(path: Path) -> int:
-    """Of a file, or of every file below a folder."""
-    total = 0
-    for found in (path, *path.rglob("*")):
-        with contextlib.suppress(OSError):
-            total += found.lstat().st_size if found.is_file() else 0
-    return total
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
-def _sweep(store: Store, now: float) -> None:
-    """What was put aside, and what writers that were killed left behind."""
-    _remove(store.root / "quarantine")
-    for path in (store.root / "temporary").glob("*"):
-        with contextlib.suppress(OSError):
-            if now - path.stat().st_mtime > GRACE:
-                _remove(path)
+def num_bytes(path: Path) -> int:
+    """Of a file, or of every file below a folder; what goes meanwhile counts for nothing."""
+    with contextlib.suppress(OSError):
+        facts = path.lstat()
+        if not stat.S_ISDIR(facts.st_mode):
+            return facts.st_size
+        return sum(num_bytes(Path(found.path)) for found in os.scandir(path))
+    return 0

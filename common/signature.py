@@ -47,7 +47,7 @@ def is_signed(data: bytes, signature: str, public_key: str) -> bool:
         ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)).verify(
             bytes.fromhex(signature), data
         )
-    except (InvalidSignature, ValueError):
+    except (InvalidSignature, ValueError, TypeError):
         return False
     return True
 

@@ -51,19 +51,27 @@ def save_plan(plan: Plan, factors: Mapping[str, Any], guards: list[dict[str, str
         "parameters": {name: [list(shape), str(dtype)] for name, (shape, dtype) in plan.parameters.items()},
         "guards": guards,
     }
-    digest = store.put(json.dumps(record, sort_keys=True).encode())
-    store.write_ref(PLANS, plan_key(factors), {"record": digest, "factors": summary(factors)})
+    with store.using():
+        digest = store.put(json.dumps(record, sort_keys=True).encode())
+        store.write_ref(PLANS, plan_key(factors), {"record": digest, "factors": summary(factors)})
 
 
 def load_plan(
     factors: Mapping[str, Any], store: Store, device: torch.device
 ) -> tuple[Plan, list[dict[str, str]]] | None:
     """The stored plan of these factors with its guard ledger, or None where any part of it is missing."""
+    with store.using():  # nothing is collected between its name and its last kernel
+        return _load_plan(factors, store, device)
+
+
+def _load_plan(
+    factors: Mapping[str, Any], store: Store, device: torch.device
+) -> tuple[Plan, list[dict[str, str]]] | None:
     reference = store.read_ref(PLANS, plan_key(factors))
     if reference is None:
         return None
     try:
-        record = json.loads(store.get(reference["record"]))
+        record = _record_of(factors, reference, store)
         pieces = [load_piece(key, store, device) for key in record["pieces"]]
         loaded = tuple(piece for piece in pieces if piece is not None)
         return (_read_plan(record, loaded), record["guards"]) if len(loaded) == len(pieces) else None
@@ -72,6 +80,14 @@ def load_plan(
     except Exception as error:
         logger.warning("a cached plan could not be used and will be made again: %r", error)
         return None
+
+
+def _record_of(factors: Mapping[str, Any], reference: Any, store: Store) -> Any:
+    """The record that a name leads to; ValueError where it is one of another plan."""
+    record = json.loads(store.get(reference["record"]))
+    if plan_key(record["factors"]) != plan_key(factors):
+        raise ValueError("its record is of another plan")
+    return record
 
 
 def _read_plan(record: Mapping[str, Any], pieces: tuple[Piece, ...]) -> Plan:
@@ -140,8 +156,10 @@ def missing_parts(factors: Mapping[str, Any], store: Store, *, must_be_checked: 
     if reference is None:
         return [f"the plan: {explain_miss(factors, store)}"]
     try:
-        keys = json.loads(store.get(reference["record"]))["pieces"]
-    except (StoreError, ValueError, KeyError, TypeError):
-        return ["the plan: its record was lost"]
+        keys = _record_of(factors, reference, store)["pieces"]
+    except StoreError as error:
+        return [f"the plan: {error}"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ["the plan: its record cannot be read"]
     lacks = [missing_of_piece(key, store, must_be_checked=must_be_checked) for key in keys]
     return [f"piece {number} of the plan: {lack}" for number, lack in enumerate(lacks) if lack]

@@ -202,7 +202,7 @@ def _check(
     def compile_without(fewer: Sequence[Pass]) -> Call:
         return compile_piece(module, fewer, store, device, factors).call
 
-    folder = store.outside_folder("inductor")
+    folder = store.build_folder()
     return lambda call: require_right(module, call, passes, numerics, device, folder, compile_without)
 
 

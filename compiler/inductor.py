@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from ..common.errors import StoreError
+from ..common.logging import get_logger
 from ..common.store import Store
 from . import torch_compat
 from .fingerprint import canonical_text
@@ -21,6 +22,7 @@ from .passes.graph import Pass
 from .passes.products import Product, products
 from .wrapper import Call, call_of_whole, load_source, obstacle
 
+logger = get_logger("compiler")
 PIECES = "pieces"  # the kind of the store's names for artifacts
 
 
@@ -79,36 +81,37 @@ def compile_piece(
             raise torch_compat.AlreadyKnown
         return rewritten.graph
 
-    kernel_folder = store.outside_folder("inductor")
+    kernel_folder = store.build_folder()
     source = torch_compat.generate(module, rewrite, kernel_folder)
     if source is None:
         known: Piece = found["known"]
         return known if check is None or known.artifact.is_checked else _checked(known, check, store)
     source = normalise(source)
     namespace = torch_compat.run_source(source, f"lamina_piece_{found['key'][:16]}", kernel_folder)
-    digest = store.put(source.encode())
-    native = torch_compat.native_kernels(namespace)
-    kernels = {name: store.put(path.read_bytes()) for name, path in sorted(native.items())}
-    launches = {name: one.as_record() for name, one in kernels_of(namespace, store).items()}
-    why, here = obstacle(source, {*kernels, *launches}), (store, device)  # checked as a warm start has it
-    call = call_of_whole(namespace, why) if why else load_source(digest, kernels, launches, *here)
-    if check is not None:
-        check(call)
-    artifact = Artifact(
-        key=found["key"],
-        source=digest,
-        kernels=kernels,
-        launches=launches,
-        graph_before=store.put(found["before"].encode()),
-        stages=tuple(store.put(text.encode()) for text in found["stages"]),
-        origins=store.put(json.dumps(found["origins"]).encode()),
-        reports=found["reports"],
-        products=found["products"],
-        device=device.type,
-        is_checked=check is not None,
-        seconds=round(time.perf_counter() - started, 3),
-    )
-    store.write_ref(PIECES, artifact.key, asdict(artifact))
+    with store.using():  # until what is put is named
+        digest = store.put(source.encode())
+        native = torch_compat.native_kernels(namespace)
+        kernels = {name: store.put(path.read_bytes()) for name, path in sorted(native.items())}
+        launches = {name: one.as_record() for name, one in kernels_of(namespace, store).items()}
+        why, here = obstacle(source, {*kernels, *launches}), (store, device)  # checked as a warm start has it
+        call = call_of_whole(namespace, why) if why else load_source(digest, kernels, launches, *here)
+        if check is not None:
+            check(call)
+        artifact = Artifact(
+            key=found["key"],
+            source=digest,
+            kernels=kernels,
+            launches=launches,
+            graph_before=store.put(found["before"].encode()),
+            stages=tuple(store.put(text.encode()) for text in found["stages"]),
+            origins=store.put(json.dumps(found["origins"]).encode()),
+            reports=found["reports"],
+            products=found["products"],
+            device=device.type,
+            is_checked=check is not None,
+            seconds=round(time.perf_counter() - started, 3),
+        )
+        store.write_ref(PIECES, artifact.key, asdict(artifact))
     return Piece(artifact=artifact, call=call, was_compiled=True)
 
 
@@ -126,23 +129,27 @@ def load_piece(key: str, store: Store, device: torch.device) -> Piece | None:
     if record is None:
         return None
     try:
-        artifact = _read_artifact(record)
-        call = load_source(artifact.source, artifact.kernels, artifact.launches, store, device)
+        with store.using():
+            artifact = _read_artifact(record, key)
+            call = load_source(artifact.source, artifact.kernels, artifact.launches, store, device)
         return Piece(artifact=artifact, call=call, was_compiled=False)
-    except (StoreError, TypeError, KeyError):
+    except StoreError:  # the store has told
+        return None
+    except (TypeError, KeyError, ValueError, AttributeError, SyntaxError) as error:
+        logger.warning("the cached piece %s could not be used and is made again: %r", key[:16], error)
         return None
 
 
 def missing_of_piece(key: str, store: Store, *, must_be_checked: bool) -> str | None:
     """Why a piece cannot be used as it lies in the store, or None where it can."""
     try:
-        artifact = _read_artifact(store.read_ref(PIECES, key) or {})
+        artifact = _read_artifact(store.read_ref(PIECES, key) or {}, key)
         for digest in (*artifact.kernels.values(), *(one["cubin"] for one in artifact.launches.values())):
             store.get(digest)
         source = store.get(artifact.source).decode()
     except StoreError as error:
         return str(error)
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ValueError, AttributeError):
         return "its record was lost"
     if must_be_checked and not artifact.is_checked:
         return "nobody has checked what it computes"
@@ -150,7 +157,10 @@ def missing_of_piece(key: str, store: Store, *, must_be_checked: bool) -> str | 
     return f"only Inductor can load it, since {why}" if why else None
 
 
-def _read_artifact(record: Mapping[str, Any]) -> Artifact:
+def _read_artifact(record: Mapping[str, Any], key: str) -> Artifact:
+    """The artifact of a record; ValueError where it is another piece's."""
+    if record["key"] != key:
+        raise ValueError("its record is of another piece")
     found = tuple(Product(**product) for product in record["products"])
     return Artifact(
         **{

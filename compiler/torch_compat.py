@@ -1,6 +1,7 @@
 """The private names of torch that are used, for torch 2.11 to 2.14; torch_fixes.py alone touches more."""
 
 import contextlib
+import functools
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -262,6 +263,16 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+_memos: dict[Path, Any] = {}  # by the folder of the headers
+
+
+def _memo_of_headers(folder: Path, precompile: Any) -> Any:
+    """What precompiles a header and remembers where it lies, in this folder, until that is gone."""
+    if folder not in _memos or not folder.is_dir():
+        _memos[folder] = functools.cache(getattr(precompile, "__wrapped__", precompile))
+    return _memos[folder]
+
+
 @contextlib.contextmanager
 def _building_in(folder: Path) -> Iterator[None]:
     """Builds leave files here alone, and run in threads, which end here: a hidden worker breaks scripts
@@ -274,6 +285,7 @@ def _building_in(folder: Path) -> Iterator[None]:
     with (
         _environment(TORCHINDUCTOR_CACHE_DIR=str(folder)),
         replaced(codecache, _HEADER_DIR=str(headers), _HEADER_LOCK_DIR=str(headers / "locks")),
+        replaced(codecache, _precompile_header=_memo_of_headers(headers, codecache._precompile_header)),
         ThreadPoolExecutor(compiler.get_compile_threads()) as pool,
         replaced(
             compiler.AsyncCompile,

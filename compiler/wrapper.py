@@ -57,7 +57,7 @@ def load_source(
             return _call_of(source, name, loaded | launchers, device)
         except (KernelLaunchError, ImportError) as error:
             why = str(error)
-    return call_of_whole(torch_compat.run_source(source, name, store.outside_folder("inductor")), why)
+    return call_of_whole(torch_compat.run_source(source, name, store.build_folder()), why)
 
 
 def call_of_whole(namespace: Mapping[str, Any], why: str) -> Call:

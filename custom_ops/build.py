@@ -21,15 +21,30 @@ logger = get_logger("custom_ops")
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
 OPENMP = "-fopenmp"
+ATTEMPTS = 5  # to load what a collection may remove as soon as it is built
 
 
 def load_kernel(op: str) -> ctypes.CDLL:
     """The shared library of csrc/<op>/cpu.cpp, built on first use on this machine."""
-    path = build_kernel(op, CSRC, LEDGER.store)
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise KernelBuildError(f"the kernel of {op} was built but cannot be loaded: {error}") from error
+    return load_library(op, LEDGER.store, lambda: build_kernel(op, CSRC, LEDGER.store))
+
+
+def load_library(op: str, store: Store, build: Callable[[], Path]) -> ctypes.CDLL:
+    """The library that `build` finds or makes, opened while no collection can remove it."""
+    for _ in range(ATTEMPTS):
+        path = build()
+        with store.using():
+            if path.exists():
+                try:
+                    return ctypes.CDLL(str(path))
+                except OSError as error:
+                    raise KernelBuildError(
+                        f"the kernel of {op} was built but cannot be loaded: {error}"
+                    ) from error
+    raise KernelBuildError(
+        f"the kernel of {op} was removed from {store.root} {ATTEMPTS} times before it could be loaded; "
+        "what collects there should leave more"
+    )
 
 
 def is_built(op: str) -> bool:
@@ -66,9 +81,10 @@ def hash_factors(*factors: object) -> str:
 
 def keep(store: Store, key: str, target: Path, **facts: str) -> Path:
     """Put a built library into the store under its key."""
-    digest = store.put(target.read_bytes())
-    store.write_ref(KERNELS, key, {"object": digest, **facts})
-    return store.path(digest)
+    with store.using():
+        digest = store.put(target.read_bytes())
+        store.write_ref(KERNELS, key, {"key": key, "object": digest, **facts})
+        return store.path(digest)
 
 
 def find_compiler() -> list[str]:
@@ -112,16 +128,23 @@ def _instruction_set() -> str:
 def find_built(store: Store, key: str) -> Path | None:
     """Where the library of a key lies, checked now, or None."""
     ref = store.read_ref(KERNELS, key)
-    try:
-        return None if ref is None else store.path(ref["object"])
-    except (StoreError, TypeError, KeyError):  # the store has put the object aside, or the name says nothing
+    if ref is None:
         return None
+    try:
+        if ref["key"] == key:
+            return store.path(ref["object"])
+        logger.warning("the record of kernel %s in the cache is of another one; it is built again", key[:16])
+    except StoreError:  # the store has told
+        pass
+    except (TypeError, KeyError) as error:
+        logger.warning("the record of kernel %s in the cache cannot be read: %r", key[:16], error)
+    return None
 
 
 def _build(op: str, csrc: Path, store: Store, key: str) -> Path:
     compiler = find_compiler()
     logger.info("compiling the kernel of %s with %s, once on this machine", op, compiler[0])
-    with store.temporary_folder() as folder:
+    with store.temporary_folder(for_compiler=True) as folder:
         target = folder / f"{op}.so"
         command = [
             *compiler,

@@ -10,7 +10,17 @@ import torch
 from ..common import env
 from ..common.errors import KernelBuildError
 from ..common.store import Store
-from .build import CSRC, find_or_build, first_error, hash_factors, keep, logger, read_sources, run_tool
+from .build import (
+    CSRC,
+    find_or_build,
+    first_error,
+    hash_factors,
+    keep,
+    load_library,
+    logger,
+    read_sources,
+    run_tool,
+)
 from .ledger import LEDGER
 
 FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-Xcompiler=-fPIC", "-shared", "--split-compile=0")
@@ -24,11 +34,8 @@ def load_cuda_kernel(op: str) -> ctypes.CDLL:
 
 @functools.cache
 def _load(op: str, architecture: str) -> ctypes.CDLL:
-    path = build_cuda(op, architecture, CSRC, LEDGER.store)
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise KernelBuildError(f"the CUDA kernel of {op} was built but cannot be loaded: {error}") from error
+    store = LEDGER.store
+    return load_library(op, store, lambda: build_cuda(op, architecture, CSRC, store))
 
 
 def device_architecture() -> str:
@@ -58,7 +65,7 @@ def find_nvcc() -> str:
 def _build(op: str, architecture: str, csrc: Path, store: Store, key: str) -> Path:
     nvcc = find_nvcc()
     logger.info("compiling the CUDA kernel of %s for %s, once on this machine", op, architecture)
-    with store.temporary_folder() as folder:
+    with store.temporary_folder(for_compiler=True) as folder:
         target = folder / f"{op}.so"
         source, include = csrc / op / "cuda.cu", csrc / "include"
         generate = f"-gencode=arch={architecture.replace('sm', 'compute')},code={architecture}"

@@ -61,7 +61,8 @@ def _copy(key: str, source: Store, target: Store) -> None:
     facts = source.read_ref(KERNELS, key)
     if facts is None or target.read_ref(KERNELS, key) is not None:
         return
-    with contextlib.suppress(StoreError):  # lost meanwhile: whoever needs it next builds it
+    # lost meanwhile, or no room: whoever needs it next builds it
+    with contextlib.suppress(StoreError, KeyError, TypeError), target.using():
         target.put(source.get(facts["object"]))
         target.write_ref(KERNELS, key, facts)
 

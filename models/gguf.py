@@ -2,19 +2,21 @@
 
 import json
 import math
+import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 
-from ..common.errors import LoadError
+from ..common.errors import StoreError
 from ..common.progress import Progress
 from ..common.store import Store
 from .config import ModelConfig
 from .gguf_config import ROPE_TENSORS, checkpoint_config, family_of, row_order
-from .gguf_file import GGUFFile, chunks, read_gguf
+from .gguf_file import GGUFContent, GGUFFile, chunks, read_header
 from .gguf_tokenizer import write_tokenizer
 from .registry import find_model
 from .shards import SINGLE_NAME
@@ -23,6 +25,7 @@ from .weights import check_tensors
 CONVERTER_VERSION = 3
 FOLDER_KIND = "checkpoints"
 CONFIG_KIND = "configs"
+MEMO = "gguf"  # the kind of the store's names for hashes of files
 SAFETENSORS_DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -32,63 +35,69 @@ SAFETENSORS_DTYPES = {
 
 
 def convert_gguf(path: Path, store: Store, *, dtype: torch.dtype, progress: Progress | None = None) -> Path:
-    """The folder with this file's config, weights (in `dtype`) and tokenizer; made at the first call."""
-    key = f"{_content_hash(path, store)}-v{CONVERTER_VERSION}-{str(dtype).removeprefix('torch.')}"
-    with store.lock(f"{FOLDER_KIND}-{key}"):
-        folder = store.folder(FOLDER_KIND, key)
-        if folder is None:
-            file = read_gguf(path)
-            with store.new_folder(FOLDER_KIND, key) as new:
-                _write_configs(file, new, dtype)
-                _write_weights(file, new / SINGLE_NAME, dtype, progress)
-                write_tokenizer(file, new)
-            folder = store.folder(FOLDER_KIND, key)
-    assert folder is not None
+    """The folder with this file's config, weights (in `dtype`) and tokenizer; made at the first call.
+
+    Raises LoadError where the file changes meanwhile, and StoreError where the folder cannot be written.
+    """
+    content = GGUFContent(path)
+    identity = _identity(content)
+    known = store.read_ref(MEMO, identity)
+    folder = store.folder(FOLDER_KIND, _key(known, dtype)) if isinstance(known, str) else None
+    if folder is not None:
+        return folder
+    digest = content.digest()
+    key = _key(digest, dtype)
+
+    def write(new: Path) -> None:
+        file = read_header(content)
+        _write_configs(file, new, dtype)
+        _write_weights(file, new / SINGLE_NAME, dtype, progress)
+        write_tokenizer(file, new)
+        content.require(digest)
+
+    folder = _found_or_made(store, FOLDER_KIND, key, write)
+    store.remember(MEMO, identity, digest)
     return folder
 
 
 def config_of_gguf(path: Path, store: Store, *, dtype: torch.dtype) -> Path:
     """A folder with what this file's metadata say of the model, and no weights: a few kilobytes, at once."""
-    try:
-        key = xxhash.xxh3_128_hexdigest(_identity(path).encode())
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {error}") from error
-    key = f"{key}-v{CONVERTER_VERSION}-{str(dtype).removeprefix('torch.')}"
-    with store.lock(f"{CONFIG_KIND}-{key}"):
-        folder = store.folder(CONFIG_KIND, key)
+    content = GGUFContent(path)
+    key = _key(_identity(content), dtype)
+    return _found_or_made(
+        store, CONFIG_KIND, key, lambda new: _write_configs(read_header(content), new, dtype)
+    )
+
+
+def _found_or_made(store: Store, kind: str, key: str, write: Callable[[Path], None]) -> Path:
+    """The folder of this key; of many processes that lack it at once one writes it."""
+    folder = store.folder(kind, key)
+    if folder is not None:
+        return folder
+    with store.lock(f"{kind}-{key}"):
+        folder = store.folder(kind, key)
         if folder is None:
-            with store.new_folder(CONFIG_KIND, key) as new:
-                _write_configs(read_gguf(path), new, dtype)
-            folder = store.folder(CONFIG_KIND, key)
-    assert folder is not None
+            with store.new_folder(kind, key) as new:
+                write(new)
+            folder = store.folder(kind, key)
+    if folder is None:
+        raise StoreError(
+            f"what was converted is damaged as soon as it is written to {store.home}; see its disk"
+        )
     return folder
 
 
-def _identity(path: Path) -> str:
-    """Which file it is, for as long as it is not touched."""
-    stat = path.stat()
-    return f"{path.resolve()} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+def _key(digest: str, dtype: torch.dtype) -> str:
+    return f"{digest}-v{CONVERTER_VERSION}-{str(dtype).removeprefix('torch.')}"
 
 
-def _content_hash(path: Path, store: Store) -> str:
-    """The hash of a file's content, remembered for as long as the file is not touched."""
-    try:
-        key = xxhash.xxh3_128_hexdigest(_identity(path).encode())
-        known = store.read_ref("gguf", key)
-        if known is None:
-            known = _hash(path)
-            store.write_ref("gguf", key, known)
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {error}") from error
-    return str(known)
-
-
-def _hash(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return str(digest.hexdigest())
+def _identity(content: GGUFContent) -> str:
+    """What stays the same for as long as a file is not touched."""
+    facts = content.facts
+    identity = (
+        f"{content.path.resolve()} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
+    )
+    return str(xxhash.xxh3_128_hexdigest(os.fsencode(identity)))
 
 
 def _write_configs(file: GGUFFile, folder: Path, dtype: torch.dtype) -> None:

@@ -47,7 +47,8 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
             f"the tokenizer of {file.path} cannot be read: {error}; download the file again, or give the "
             "model's folder of safetensors"
         ) from error
-    tokenizer.save(str(folder / "tokenizer.json"))
+    text = tokenizer.to_str(pretty=True)  # save raises no OSError where the disk is full
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     check_tokenizer(Tokenizer.from_file(str(folder / "tokenizer.json")), vocabulary)
     named = {f"{ROLES[role]}_token": vocabulary.texts[i] for role, i in vocabulary.roles.items()}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **named}

@@ -36,7 +36,7 @@ from .assembly import Assembled, Parts, assemble, products_of
 from .attention import AttentionBackend, check_name, select_backend
 from .config import Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
 from .engine import Engine
-from .products import missing_measurements
+from .products import measurements_kept, missing_measurements
 from .sampling_params import describe_defaults
 from .sizing import Sizing, size
 from .stopwatch import Stopwatch
@@ -90,16 +90,17 @@ def load(config: RuntimeConfig, progress: Progress) -> Loaded:
         return _load(config, progress)
 
 
-def missing(config: RuntimeConfig, progress: Progress) -> list[str]:
-    """What serving with these settings would have to compile, trace or build; weights are not read."""
+def missing(config: RuntimeConfig, progress: Progress) -> warm.Lacks:
+    """What serving with these settings would have to make; weights are not read."""
     found = find(config, progress)
     resolved, store, factors = found.resolved, found.store, found.plan_factors()
     must_be_checked = config.compile_config is not None and config.compile_config.verify
     lacks = [] if factors is None else cache.missing_parts(factors, store, must_be_checked=must_be_checked)
     loaded = None if lacks or factors is None else cache.load_plan(factors, store, resolved.device)
     products = products_of(loaded[0] if loaded else None, found.model, resolved)
-    lacks += missing_measurements(products, resolved.device, resolved.dtype, store)
-    return lacks + warm.missing_kernels(store, warm.serving_factors(config, resolved, factors))
+    lacks += warm.missing_kernels(store, warm.serving_factors(config, resolved, factors))
+    unmeasured = missing_measurements(products, resolved.device, resolved.dtype, store)
+    return warm.Lacks(missing=tuple(lacks), unmeasured=tuple(unmeasured))
 
 
 def sizing(config: RuntimeConfig, progress: Progress) -> Sizing:
@@ -122,7 +123,8 @@ def note_use(loaded: Loaded) -> None:
     factors = found.plan_factors()
     plan = None if factors is None else cache.plan_key(factors)
     serving = warm.serving_factors(found.config, found.resolved, factors)
-    warm.note(found.store, serving, plan)
+    measured = measurements_kept(found.resolved.device, found.resolved.dtype, found.store)
+    warm.note(found.store, serving, plan, measured)
     keys = [warm.serving_key(serving), *([] if plan is None else [plan])]
     if found.folder.parent.parent.parent in (found.store.root, found.store.home):
         keys.append(found.folder.name)  # a folder of the store: a file that was converted
@@ -248,6 +250,9 @@ def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
         late_builds=warm.LateBuilds(strict=bool(config.compile_config and config.compile_config.strict)),
     )
     note_use(loaded)
+    if compiled is not None and not compiled.num_compiled:
+        seconds = sum(compiled.seconds.values()) + loaded.startup.get("kernels", 0.0)
+        warm.say_what_was_loaded(found.store, compiled.num_loaded, seconds)
     return loaded
 
 

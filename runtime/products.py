@@ -42,7 +42,7 @@ def settle_products(
         registry.select(op, device=device, dtype=dtype)  # built now, not amid a request
     lacks = missing_measurements(products, device, dtype, store)
     if lacks and require_warm:
-        raise NotWarmError(f"the cache {store.root} lacks {lacks[0]}")
+        raise NotWarmError(f"the cache {store.root} lacks measurements of {lacks[0]}")
     if not _is_chosen(device, dtype):
         return ()
     sites, card = sites_of(products, device, dtype), choices.card_of(device, dtype)
@@ -53,7 +53,7 @@ def settle_products(
             choices.adopt(card, known)
             measured = _measure(_missing(sites, card), device, dtype, progress)
             entries = [entry.to_json() for entry in (*known, *measured)]
-            store.write_ref(MEASUREMENTS, key, {"card": card, "entries": entries})
+            store.remember(MEASUREMENTS, key, {"card": card, "entries": entries})
     return tuple(_described(site, card) for site in sites)
 
 
@@ -67,7 +67,15 @@ def missing_measurements(
         return []
     card = choices.card_of(device, dtype)
     choices.adopt(card, read_measurements(store, measurements_key(device, card, dtype)))
-    return [f"measurements of products: {site}" for site in _missing(sites_of(products, device, dtype), card)]
+    return [f"kernels of {site}" for site in _missing(sites_of(products, device, dtype), card)]
+
+
+def measurements_kept(device: torch.device, dtype: torch.dtype, store: Store) -> tuple[str, ...]:
+    """The names under which the store has what was measured on this device."""
+    if not _is_chosen(device, dtype):
+        return ()
+    key = measurements_key(device, choices.card_of(device, dtype), dtype)
+    return () if store.read_ref(MEASUREMENTS, key) is None else (key,)
 
 
 def _is_chosen(device: torch.device, dtype: torch.dtype) -> bool:

@@ -239,7 +239,7 @@ def _culprit(
     def compile_without(fewer: Sequence[Pass]) -> pieces.Call:
         return compile_piece(piece.graph, fewer, found.store, found.resolved.device, factors).call
 
-    folder = found.store.outside_folder("inductor")
+    folder = found.store.build_folder()
     return pieces.find_culprit(piece.graph, passes, arguments, found.config.numerics, folder, compile_without)
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ logger = get_logger("runtime")
 
 SERVING = "serving"  # the store's names for these notes
 NAMES = "names"  # and for what models are called, by keys of their plans, notes and folders
+SIZES = ("sizes", "block_size")  # factors that no C++ or CUDA kernel depends on
 PACKAGES = ("triton", "flash-attn-4", "flash-attn", "flash-attn-3")  # whose kernels may serve an op
 
 
@@ -38,6 +39,20 @@ class LateBuilds:
             raise NotWarmError(f"{message}; run `lamina warmup` with these settings, or leave strict mode")
         self.events.append(what)
         logger.warning("%s", message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lacks:
+    """What a start would have to make, one line each: compiled, traced or built, and measured anew."""
+
+    missing: tuple[str, ...]
+    unmeasured: tuple[str, ...]
+
+
+def say_what_was_loaded(store: Store, num_pieces: int, seconds: float) -> None:
+    """Log what came from the cache, where nothing had to be compiled."""
+    found = f"loaded {num_pieces} pieces and {len(LEDGER.used)} kernels from {store.root}"
+    logger.info("%s in %.2f s, nothing compiled", found, seconds)
 
 
 def permit(progress: Progress, what: str) -> None:
@@ -69,13 +84,18 @@ def serving_factors(
     }
 
 
-def note(store: Store, factors: Mapping[str, Any], plan: str | None) -> None:
+def note(
+    store: Store, factors: Mapping[str, Any], plan: str | None, measurements: Sequence[str] = ()
+) -> None:
     """Write down what this process has used, if the store does not say so yet."""
-    used = {kind: sorted({one.key for one in LEDGER.used if one.kind == kind}) for kind in (KERNELS, TRITON)}
+    used: dict[str, list[str]] = {
+        kind: sorted({one.key for one in LEDGER.used if one.kind == kind}) for kind in (KERNELS, TRITON)
+    }
+    used["measurements"] = sorted(measurements)
     record = {"factors": cache.summary(factors), "plan": plan, "names": _names(), **used}
     key = serving_key(factors)
     if store.read_ref(SERVING, key) != record:
-        store.write_ref(SERVING, key, record)
+        store.remember(SERVING, key, record)
 
 
 def note_name(store: Store, keys: Iterable[str], model: str | Path) -> None:
@@ -86,7 +106,7 @@ def note_name(store: Store, keys: Iterable[str], model: str | Path) -> None:
         names = store.read_ref(NAMES, key)
         known = names if isinstance(names, list) else []
         if name not in known:
-            store.write_ref(NAMES, key, sorted([*known, name]))
+            store.remember(NAMES, key, sorted([*known, name]))
 
 
 def serving_key(factors: Mapping[str, Any]) -> str:
@@ -96,13 +116,24 @@ def serving_key(factors: Mapping[str, Any]) -> str:
 
 def missing_kernels(store: Store, factors: Mapping[str, Any]) -> list[str]:
     """What would have to be built, apart from the plan; says which setting differs where none was noted."""
-    record = store.read_ref(SERVING, serving_key(factors))
+    record = store.read_ref(SERVING, serving_key(factors)) or _note_of_other_sizes(store, factors)
     if not isinstance(record, dict):
         return [f"a warm-up with these settings: {cache.nearest(factors, store, SERVING)}"]
     names = record.get("names", {})
     lost = [key for key in record.get(KERNELS, ()) if find_built(store, key) is None]
     lost += [key for key in record.get(TRITON, ()) if not _has_triton(store, key)]
     return [f"the kernel of {names.get(key, '?')} ({key[:16]})" for key in lost]
+
+
+def _note_of_other_sizes(store: Store, factors: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A note that differs in sizes alone: C++ and CUDA kernels serve any; Triton makes some for each."""
+    wanted = cache.summary(factors)
+    for record in store.refs(SERVING).values():
+        if isinstance(record, dict) and isinstance(record.get("factors"), dict) and not record.get(TRITON):
+            noted = record["factors"]
+            if all(noted.get(name) == wanted.get(name) for name in {**noted, **wanted} if name not in SIZES):
+                return record
+    return None
 
 
 def _has_triton(store: Store, key: str) -> bool:

@@ -10,7 +10,7 @@ import tarfile
 import pytest
 
 from lamina.common.audit import audit
-from lamina.common.bundle import export_bundle, import_bundle, read_bundle
+from lamina.common.bundle import Imported, export_bundle, import_bundle, read_bundle
 from lamina.common.contents import verify
 from lamina.common.errors import StoreError
 from lamina.common.signature import Signer, is_signed, read_public_key
@@ -71,8 +71,9 @@ def test_equal_stores_give_equal_bytes_wherever_they_lie(store, tmp_path):
 def test_what_is_exported_comes_back_whole_elsewhere(store, tmp_path):
     count = export_bundle(store, tmp_path / "bundle")
     bundle, other = read_bundle(tmp_path / "bundle"), Store(tmp_path / "other")
-    assert import_bundle(other, bundle, None) == count == 9
-    assert import_bundle(other, bundle, None) == 0
+    assert import_bundle(other, bundle, None) == Imported(num_new=9, num_healed=0)
+    assert import_bundle(other, bundle, None) == Imported(num_new=0, num_healed=0)
+    assert count == 9
     assert verify(other) == []
     for kind in ("plans", "pieces", "kernels", "serving"):
         assert set(other.refs(kind)) == set(store.refs(kind))
@@ -154,13 +155,13 @@ def test_a_file_that_has_no_place_in_a_cache_is_refused(tmp_path, name):
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"[]", b"\xff"])
 def test_a_record_that_is_none_is_refused(tmp_path, data):
-    with pytest.raises(StoreError, match="is no record"):
+    with pytest.raises(StoreError, match="is damaged"):
         read_bundle(bundle_of(tmp_path / "bundle", f"refs/plans/{'a' * 64}.json", data))
 
 
 def bundle_of(path, name, data):
     """A bundle of one file, with a manifest that is right about it."""
-    manifest = {"format": 1, "files": {name: hashlib.sha256(data).hexdigest()}}
+    manifest = {"format": 2, "files": {name: hashlib.sha256(data).hexdigest()}}
     with tarfile.open(path, "w") as archive:
         for member, content in (("manifest.json", json.dumps(manifest).encode()), (name, data)):
             info = tarfile.TarInfo(member)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lamina.common import contents
+from lamina.common import collection, contents
 from lamina.common.store import Store
 
 DAY = 24 * 3600
@@ -26,7 +26,7 @@ def add_plan(store, name, size, age=0.0, shared=b""):
     store.write_ref("plans", name, {"record": record})
     old = [store.root / "refs" / "plans" / f"{name}.json", store.root / "refs" / "pieces" / f"{piece}.json"]
     for path in [*old, *contents.objects(store)]:
-        when = path.stat().st_mtime - age - contents.GRACE - 1 if path in old else 1.0
+        when = path.stat().st_mtime - age - collection.GRACE - 1 if path in old else 1.0
         os.utime(path, (when, when))
     return code, record
 
@@ -61,7 +61,7 @@ def test_collecting_an_amount_that_fits_takes_only_what_nobody_needs(store):
     lost = store.put(b"nobody names me")
     os.utime(contents.object_path(store, lost), (1, 1))
     fresh = store.put(b"nobody names me yet")
-    collected = contents.collect(store, 10**6)
+    collected = collection.collect(store, 10**6)
     assert collected.removed == ()
     assert not contents.object_path(store, lost).exists()
     assert all(contents.object_path(store, digest).exists() for digest in (code, record, fresh))
@@ -71,7 +71,7 @@ def test_collecting_removes_what_was_used_longest_ago_and_nothing_that_is_shared
     old, _ = add_plan(store, "old", 1000, age=2 * DAY, shared=b"kernel")
     middle, _ = add_plan(store, "middle", 1000, age=DAY, shared=b"kernel")
     new, _ = add_plan(store, "new", 1000, shared=b"kernel")
-    collected = contents.collect(store, 11_000)
+    collected = collection.collect(store, 11_000)
     assert {name for name in collected.removed if name.startswith("plans")} == {"plans/old"}
     assert not contents.object_path(store, old).exists()
     assert contents.verify(store) == []
@@ -86,16 +86,6 @@ def test_folders_are_collected_like_names(store):
         (folder / "weights").write_bytes(bytes(5000))
     os.utime(store.folder("gguf", "model"), (1, 1))
     add_plan(store, "a", 10)
-    assert contents.collect(store, 3000).removed == ("gguf/model",)
+    assert collection.collect(store, 3000).removed == ("gguf/model",)
     assert store.folder("gguf", "model") is None
     assert contents.verify(store) == []
-
-
-def test_leftovers_of_killed_writers_go_once_they_are_old(store):
-    for name, when in (("old", 1.0), ("new", None)):
-        folder = store.root / "temporary" / name
-        folder.mkdir(parents=True)
-        if when:
-            os.utime(folder, (when, when))
-    contents.collect(store, 10**6)
-    assert [path.name for path in (store.root / "temporary").iterdir()] == ["new"]

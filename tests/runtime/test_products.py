@@ -98,7 +98,7 @@ def test_only_what_is_new_is_measured_and_the_rest_is_kept(store: Store, asked: 
 
 def test_what_is_not_measured_yet_is_named_without_measuring(store: Store, asked: list[Site]) -> None:
     lacks = missing_measurements(PRODUCTS, CUDA, torch.bfloat16, store)
-    assert lacks[0].startswith("measurements of products: linear [2048, 1024]")
+    assert lacks[0].startswith("kernels of linear [2048, 1024]")
     assert not asked
     settle(store)
     start_anew()
@@ -107,7 +107,7 @@ def test_what_is_not_measured_yet_is_named_without_measuring(store: Store, asked
 
 
 def test_nothing_is_measured_where_all_must_be_warm(store: Store, asked: list[Site]) -> None:
-    with pytest.raises(NotWarmError, match=r"lacks measurements of products: linear \[2048, 1024\]"):
+    with pytest.raises(NotWarmError, match=r"lacks measurements of kernels of linear \[2048, 1024\]"):
         settle(store, require_warm=True)
     assert not asked
 
