@@ -41,11 +41,13 @@ def describe_machine() -> dict[str, Any]:
     """Facts about this machine by name, as plain data."""
     import torch
 
+    from ..runtime.control_groups import memory_limit
+    from ..runtime.memory import available_bytes
     from ..runtime.threads import choose_threads
 
     threads = choose_threads()
     page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
-    root = env.cache_root()
+    root, limit = env.cache_root(), memory_limit()
     return {
         "system": platform.platform(),
         "cpu": _cpu_name(),
@@ -54,6 +56,8 @@ def describe_machine() -> dict[str, Any]:
         "threads_because": threads.reason,
         "isa": torch.backends.cpu.get_cpu_capability(),
         "memory_gib": round(page * pages / 2**30, 1),
+        "memory_limit_gib": None if limit is None else round(limit / 2**30, 2),
+        "memory_available_gib": round(available_bytes(torch.device("cpu")) / 2**30, 2),
         "cards": _cards(),
         "compiler": _compiler(),
         "python": platform.python_version(),

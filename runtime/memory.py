@@ -2,6 +2,7 @@
 
 import functools
 import os
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from ..models.config import ModelConfig
 from ..models.quantization import Quantization
 from ..models.registry import find_model
 from ..models.rope import rotation_shapes
+from . import control_groups
 
 if TYPE_CHECKING:
     from .config import Resolved
@@ -25,13 +27,6 @@ CPU_CACHE_BYTES = 4 << 30
 SWAP_FRACTION = 1 / 8
 SLAB_BYTES = 32 << 20  # host memory is taken in pieces of this size, as slots are used for the first time
 MOST_DOUBLINGS, WASTED = 5, 1 / 16  # of slabs that are pinned, so that no more than so much of one is idle
-CGROUP_FILES = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-)
 # What recordings of all sizes have been seen to take, with room to spare; the ledger says what they took.
 GRAPH_BYTES = 1 << 30
 
@@ -87,8 +82,7 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
 def default_swap_bytes(resolved: "Resolved", model: ModelConfig) -> int:
     """Host memory for blocks of preempted requests: as much as the cache itself, if so much is free."""
     cache = resolved.num_kv_blocks * block_bytes(model, resolved.block_size, resolved.dtype)
-    free = min([available_bytes(torch.device("cpu")), *container_bytes()])
-    return min(cache, int(free * SWAP_FRACTION))
+    return min(cache, int(available_bytes(torch.device("cpu")) * SWAP_FRACTION))
 
 
 def swap_slots(resolved: "Resolved", model: ModelConfig) -> int:
@@ -148,7 +142,7 @@ def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: flo
     blocks = min(wanted, budget // per_block)
     if blocks < 2:
         raise ConfigError(
-            f"{available / 2**30:.1f} GiB are available, the weights take "
+            f"{available / 2**30:.1f} GiB are available{limited(resolved.device)}, the weights take "
             f"{weights / 2**30:.1f} GiB and a block of KV cache "
             f"{per_block / 2**20:.1f} MiB: raise memory_fraction, lower block_size, or use a smaller dtype"
         )
@@ -163,7 +157,8 @@ def check_weights_and_rope(resolved: "Resolved", model: ModelConfig) -> None:
     angles = sum(4 * rows * columns for rows, columns in shapes)
     if weights > available:
         raise ConfigError(
-            f"{available / 2**30:.1f} GiB are available and the weights take {weights / 2**30:.1f} GiB "
+            f"{available / 2**30:.1f} GiB are available{limited(resolved.device)} and the weights take "
+            f"{weights / 2**30:.1f} GiB "
             f"(vocab_size {model.vocab_size}, hidden_size {model.hidden_size}, intermediate_size "
             f"{model.intermediate_size}, {model.num_layers} layers): use a smaller dtype or a smaller model"
         )
@@ -183,7 +178,7 @@ def check_fit(resolved: "Resolved", model: ModelConfig) -> None:
         raise ConfigError(
             f"num_kv_blocks is {resolved.num_kv_blocks}, a KV cache of "
             f"{resolved.num_kv_blocks * per_block / 2**30:.1f} GiB where {available / 2**30:.1f} GiB are "
-            f"available; wanted at most {available // per_block}"
+            f"available{limited(resolved.device)}; wanted at most {available // per_block}"
         )
 
 
@@ -227,21 +222,33 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept  # what torch has and nobody uses is ours, too
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+    limits = (machine_bytes(), control_groups.memory_left(), _address_space_left())
+    return min(limit for limit in limits if limit is not None)
+
+
+def machine_bytes() -> int:
+    """Bytes that are free on the machine, whatever this process may have of them."""
+    for line in (control_groups.read(Path("/proc/meminfo")) or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def container_bytes() -> list[int]:
-    """Bytes that a container may take beyond what it has, by either version of cgroups; none: no limit."""
-    found = []
-    for limit, used in CGROUP_FILES:
-        if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdecimal():
-            found.append(max(0, int(most) - int(used.read_text())))
-    return found
+def _address_space_left() -> int | None:
+    """What is left of `ulimit -v`, None where there is no such limit."""
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    pages = control_groups.read(Path("/proc/self/statm"))
+    if most == resource.RLIM_INFINITY or pages is None:
+        return None
+    return max(0, most - int(pages.split()[0]) * resource.getpagesize())
+
+
+def limited(device: torch.device) -> str:
+    """Why less is available than the machine has, in words that follow a figure; "" where it is not so."""
+    limit, left = control_groups.memory_limit(), control_groups.memory_left()
+    if device.type != "cpu" or limit is None or left is None or left > machine_bytes():
+        return ""
+    return f" by the limit of this control group, {limit / 2**30:.1f} GiB"
 
 
 @functools.cache

@@ -101,16 +101,6 @@ def test_a_card_swaps_to_an_eighth_of_the_free_host_at_most_and_a_cpu_only_when_
     assert fit(1 << 30, device="cuda", swap_bytes=0).swap_bytes == 0
 
 
-@pytest.mark.parametrize("limit, swapped", [("max", 20480), ("100000", 7500), ("40000", 0), (None, 20480)])
-def test_a_container_with_less_memory_than_its_machine_swaps_less(fit, monkeypatch, tmp_path, limit, swapped):
-    files = tmp_path / "memory.max", tmp_path / "memory.current"
-    monkeypatch.setattr(memory, "CGROUP_FILES", (files,))
-    if limit is not None:
-        files[0].write_text(f"{limit}\n")
-        files[1].write_text("40000\n")
-    assert fit(1 << 30, device="cuda", block_size=4, num_kv_blocks=10).swap_bytes == swapped
-
-
 @pytest.mark.parametrize(
     "settings, message",
     [

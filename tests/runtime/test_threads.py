@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lamina.runtime import threads
-from lamina.runtime.threads import cgroup_quota, choose_threads, num_cores, settle_threads
+from lamina.runtime.threads import choose_threads, num_cores, settle_threads
 
 
 def write(root: Path, files: Mapping[str, str]) -> Path:
@@ -25,7 +25,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads, "usable_cpus", lambda: frozenset(range(8)))
     monkeypatch.setattr(threads, "num_cores", lambda cpus: len(cpus) // 2)
-    monkeypatch.setattr(threads, "cgroup_quota", lambda: None)
+    monkeypatch.setattr(threads, "cpu_quota", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     return monkeypatch
 
@@ -37,13 +37,13 @@ def test_a_core_each(machine: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("quota,count", [(2.5, 2), (0.5, 1), (16.0, 4)])
 def test_no_more_than_the_quota_pays_for(machine: pytest.MonkeyPatch, quota: float, count: int) -> None:
-    machine.setattr(threads, "cgroup_quota", lambda: quota)
+    machine.setattr(threads, "cpu_quota", lambda: quota)
     assert choose_threads().count == count
     assert ("control group" in choose_threads().reason) == (quota < 4)
 
 
 def test_what_the_user_set_stays(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(threads, "cgroup_quota", lambda: 1.0)
+    machine.setattr(threads, "cpu_quota", lambda: 1.0)
     machine.setattr(torch, "get_num_threads", lambda: 3)
     assert choose_threads().count == 3
     assert "torch.set_num_threads" in choose_threads().reason
@@ -58,7 +58,7 @@ def test_torch_is_told(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(torch, "set_num_threads", told.append)
     settle_threads()
     assert told == []
-    machine.setattr(threads, "cgroup_quota", lambda: 2.0)
+    machine.setattr(threads, "cpu_quota", lambda: 2.0)
     settle_threads()
     assert told == [2]
 
@@ -69,21 +69,3 @@ def test_siblings_are_one_core(tmp_path: Path) -> None:
     assert num_cores(frozenset(range(4)), tmp_path) == 2
     assert num_cores(frozenset({1, 3}), tmp_path) == 1
     assert num_cores(frozenset({7, 8}), tmp_path) == 2  # of which nothing is known
-
-
-def test_the_tightest_group_around_the_process_counts(tmp_path: Path) -> None:
-    own = write(tmp_path, {"own": "0::/a/b"}) / "own"
-    root = write(tmp_path / "groups", {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000"})
-    assert cgroup_quota(root, own) == 1.5
-    write(root, {"a/b/cpu.max": "50000 100000"})
-    assert cgroup_quota(root, own) == 0.5
-    assert cgroup_quota(tmp_path / "nowhere", own) is None
-
-
-def test_groups_of_the_first_version_count_too(tmp_path: Path) -> None:
-    own = write(tmp_path, {"own": "4:memory:/m\n2:cpu,cpuacct:/job"}) / "own"
-    files = {"cpu.cfs_quota_us": "300000", "cpu.cfs_period_us": "100000"}
-    root = write(tmp_path / "groups", {f"cpu,cpuacct/job/{name}": text for name, text in files.items()})
-    assert cgroup_quota(root, own) == 3
-    write(root, {"cpu,cpuacct/job/cpu.cfs_quota_us": "-1"})
-    assert cgroup_quota(root, own) is None
