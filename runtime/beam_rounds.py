@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .beam_search import Beam, BeamSearch, Likeliest
+from .detokenizer import text_after
 from .engine import Generation
 from .outputs import CompletionOutput, RequestOutput, RequestTimes
 from .request import Request, RequestOptions, Timeline
@@ -50,7 +51,10 @@ class Searched:
             request_id=self.name,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=tuple(_answer(beam, index, tokenizer) for index, beam in enumerate(self.search.best())),
+            outputs=tuple(
+                _answer(self.prompt_token_ids, beam, index, tokenizer)
+                for index, beam in enumerate(self.search.best())
+            ),
             times=RequestTimes(queued=first.queued, first_token=first.first_token, finished=last.finished),
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
@@ -113,11 +117,11 @@ def _likeliest(request: Request, num_top: int) -> Likeliest:
     return tuple(zip(report.token_ids[top], report.logprobs[top], strict=True))
 
 
-def _answer(beam: Beam, index: int, tokenizer: Tokenizer | None) -> CompletionOutput:
+def _answer(prompt: Sequence[int], beam: Beam, index: int, tokenizer: Tokenizer | None) -> CompletionOutput:
     shown = beam.token_ids[:-1] if beam.finish_reason == "stop" else beam.token_ids
     return CompletionOutput(
         index=index,
-        text="" if tokenizer is None else tokenizer.decode(shown),
+        text="" if tokenizer is None else text_after(tokenizer, prompt, shown),
         token_ids=beam.token_ids,
         finish_reason=beam.finish_reason,
         stop_reason=beam.stop_reason,

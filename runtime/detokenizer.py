@@ -1,38 +1,30 @@
 """Token ids to text, piece by piece: never taken back, in the end equal to decoding everything at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import Protocol
 
-REPLACEMENT = "\ufffd"
-WINDOW = 8  # tokens decoded at a time, a few more while a character is incomplete
+from .text_window import WINDOW, Decoder, TextWindow
 
-
-class Decoder(Protocol):
-    """What is asked of a tokenizer."""
-
-    @property
-    def special_tokens(self) -> Mapping[int, str]: ...
-    @property
-    def byte_token_ids(self) -> frozenset[int]: ...
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+__all__ = ["WINDOW", "IncrementalDetokenizer", "text_after"]
 
 
 class IncrementalDetokenizer:
-    """The text of one answer as it grows.
+    """The text of one answer as it grows: what decoding prompt and answer adds to decoding the prompt.
 
     Three stretches of text follow each other: what was given out, what is certain but may be the beginning of
     a stop string, and what later tokens may still change. The last exists while bytes of a character are
     missing and, with SentencePiece's byte tokens, until another token comes: one bad byte spoils a whole run.
 
     A stop string is found in the token that completes it, but not within the first min_tokens tokens. Of
-    several the first to be complete counts, then the first to begin.
+    several the first to be complete counts, then the first to begin. The work for a token does not grow with
+    the text.
     """
 
     def __init__(
         self,
         tokenizer: Decoder,
         *,
+        prompt_token_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
@@ -40,14 +32,17 @@ class IncrementalDetokenizer:
     ) -> None:
         self.num_tokens = 0  # taken so far; those after a stop are not
         self.stop_reason: str | None = None
-        self._window = _Window(tokenizer, skip_special_tokens)
+        self._tokenizer = tokenizer
+        self._window = TextWindow(tokenizer, prompt_token_ids, skip_special_tokens)
         self._stop = tuple(stop)
+        self._longest_stop = max(map(len, self._stop), default=0)
         self._hidden_stops = _hidden_stops(tokenizer, stop) if skip_special_tokens else {}
         self._min_tokens = min_tokens
         self._include_stop = include_stop_str_in_output
         self._pieces: list[str] = []
         self._held = ""  # certain, not yet given out
-        self._visible = ""  # _held and the uncertain text after it
+        self._uncertain: list[str] = []  # the text after it, as it looks now
+        self._recent = ""  # where the two end, as far as a stop string may begin in it
 
     @property
     def text(self) -> str:
@@ -58,9 +53,22 @@ class IncrementalDetokenizer:
         """Take tokens, up to the one that completes a stop string; the text that is now certain."""
         return "".join([self._append(token_id) for token_id in token_ids])
 
+    def append_stop_token(self, token_id: int) -> str:
+        """Take a token whose id ends the answer: it is part of the text where stops are to be in it."""
+        self.num_tokens += 1
+        if not self._include_stop:
+            return ""
+        special = self._tokenizer.special_tokens.get(token_id)
+        if special is not None:
+            return self.finish() + self._give(special)
+        self._take(token_id)
+        return ""
+
     def finish(self) -> str:
         """The rest of the text, when no more tokens will come."""
-        return self._give(self._visible, held="", visible="")
+        rest = "" if self.stop_reason is not None else self._held + self._window.finish()
+        self._held, self._uncertain = "", []
+        return self._give(rest)
 
     def _append(self, token_id: int) -> str:
         if self.stop_reason is not None:
@@ -68,67 +76,51 @@ class IncrementalDetokenizer:
         self.num_tokens += 1
         may_stop = self.num_tokens > self._min_tokens
         if may_stop and token_id in self._hidden_stops:
-            return self._end(self._visible, self._hidden_stops[token_id])
-        certain = self._held + self._window.append(token_id)
-        visible = certain + self._window.uncertain
-        if may_stop:
-            found = _first_stop(self._stop, visible, _num_equal(self._visible, visible))
-            if found is not None:
-                return self._end(visible[: found[0]], found[1])
-        cut = len(certain) - _num_held_back(self._stop, certain)
-        return self._give(certain[:cut], held=certain[cut:], visible=visible[cut:])
+            return self._end("".join([self._held, *self._uncertain]), self._hidden_stops[token_id])
+        searched, seen = self._take(token_id)
+        found = _first_stop(self._stop, searched, seen) if may_stop else None
+        if found is not None:
+            visible = "".join([self._held, *self._uncertain])
+            return self._end(visible[: len(visible) - len(searched) + found[0]], found[1])
+        if self._longest_stop:
+            self._recent = searched[-self._longest_stop + 1 :] if self._longest_stop > 1 else ""
+        cut = len(self._held) - _num_held_back(self._stop, self._held)
+        certain, self._held = self._held[:cut], self._held[cut:]
+        return self._give(certain)
+
+    def _take(self, token_id: int) -> tuple[str, int]:
+        """Add a token's text; where a stop string may lie now, and how much of that was searched before."""
+        certain, uncertain = self._window.append(token_id)
+        if not self._window.is_settled:  # what was there stands, and goes on
+            self._uncertain.append(uncertain)
+            return self._recent + uncertain, len(self._recent)
+        before = self._held + "".join(self._uncertain)
+        self._held += certain
+        self._uncertain = [uncertain] if uncertain else []
+        visible = self._held + uncertain
+        return visible, _num_equal(before, visible) if self._stop else 0
 
     def _end(self, before: str, stop: str) -> str:
         self.stop_reason = stop
-        return self._give(before + stop if self._include_stop else before, held="", visible="")
+        self._held, self._uncertain = "", []
+        return self._give(before + stop if self._include_stop else before)
 
-    def _give(self, piece: str, *, held: str, visible: str) -> str:
-        self._held, self._visible = held, visible
+    def _give(self, piece: str) -> str:
         self._pieces.append(piece)
         return piece
 
 
-class _Window:
-    """The last few tokens, decoded together: spaces and split characters depend on a token's context.
-
-    The first of them serve only as that context: a tokenizer may strip the space that begins a text, so a
-    window must begin with a token that has text of its own to lose it from.
-    """
-
-    def __init__(self, tokenizer: Decoder, skip_special_tokens: bool) -> None:
-        self.uncertain = ""  # what the tokens after the certain text look like now
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._ids: list[int] = []
-        self._certain = ""  # text of the window that no later token changes
-        self._border = 0  # number of tokens in it
-
-    def append(self, token_id: int) -> str:
-        """The text that this token makes certain."""
-        if self._skip_special_tokens and token_id in self._tokenizer.special_tokens:
-            return ""
-        self._ids.append(token_id)
-        text = self._decode(self._ids)
-        new = text[len(self._certain) :]
-        if new == self.uncertain:  # a token without text: what was uncertain still is
-            return ""
-        if token_id in self._tokenizer.byte_token_ids or new.endswith(REPLACEMENT):
-            self.uncertain = new
-            return ""
-        self.uncertain = ""
-        self._advance(text)
-        return new
-
-    def _advance(self, text: str) -> None:
-        if len(self._ids) > WINDOW:
-            last = self._ids[self._border :]
-            shown = self._decode(last)
-            if text.endswith(shown):  # else this decoder needs its context from further back
-                self._ids, text = last, shown
-        self._certain, self._border = text, len(self._ids)
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+def text_after(
+    tokenizer: Decoder,
+    prompt_token_ids: Sequence[int],
+    token_ids: Sequence[int],
+    skip_special_tokens: bool = True,
+) -> str:
+    """The text of an answer: what its tokens add to the text of the prompt."""
+    detokenizer = IncrementalDetokenizer(
+        tokenizer, prompt_token_ids=prompt_token_ids, skip_special_tokens=skip_special_tokens
+    )
+    return detokenizer.append(token_ids) + detokenizer.finish()
 
 
 def _hidden_stops(tokenizer: Decoder, stop: Sequence[str]) -> dict[int, str]:

@@ -222,7 +222,7 @@ class Engine:
         token_ids = (request.output_token_ids[-1],)
         text = ""
         if detokenizer is not None:
-            text = detokenizer.append(token_ids) if _is_shown(request) else ""
+            text = _text_of_newest(request, detokenizer)
             if detokenizer.stop_reason is not None:
                 self._stop_at_string(request, detokenizer.stop_reason)
             if request.finish_reason is not None:
@@ -248,9 +248,14 @@ def _seconds_to_first_token(request: Request) -> float | None:
     return None if queued is None or first_token is None else first_token - queued
 
 
-def _is_shown(request: Request) -> bool:
-    """Whether the newest token is part of the text: an id that stopped the request is not."""
-    return request.finish_reason != "stop"
+def _text_of_newest(request: Request, detokenizer: IncrementalDetokenizer) -> str:
+    """The text that the newest token makes certain: an EOS has none, a stop token only if asked for."""
+    token_id = request.output_token_ids[-1]
+    if request.finish_reason != "stop":
+        return detokenizer.append((token_id,))
+    if token_id in (request.params.stop_token_ids or ()):
+        return detokenizer.append_stop_token(token_id)
+    return ""
 
 
 def _emit(generation: Generation, text: str, token_ids: Sequence[int]) -> None:

@@ -280,7 +280,7 @@ class Runtime:
             generations=tuple(
                 Generation(
                     request=self._request(names[index], checked, own, options),
-                    detokenizer=self._detokenizer(own),
+                    detokenizer=self._detokenizer(checked, own),
                     asked_id=names[0],
                     index=index,
                     teller=teller_of(resolved, index, loaded.tokenizer),
@@ -307,7 +307,7 @@ class Runtime:
     def _encode_word(self, word: str) -> list[int]:
         return self._tokenizer(f"bad_words={shown(word)}").encode(word, add_special_tokens=False)
 
-    def _detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer | None:
+    def _detokenizer(self, prompt: Sequence[int], params: SamplingParams) -> IncrementalDetokenizer | None:
         wanted = params.detokenize if params.detokenize is not None else self._open.tokenizer is not None
         if not wanted:
             if params.stop:
@@ -316,6 +316,7 @@ class Runtime:
             return None
         return IncrementalDetokenizer(
             self._tokenizer("detokenize=True"),
+            prompt_token_ids=prompt,
             stop=tuple(params.stop or ()),
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,

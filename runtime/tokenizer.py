@@ -32,10 +32,7 @@ class Tokenizer:
             for token_id, token in backend.added_tokens_decoder.items()
             if token.special
         }
-        names = (f"<0x{byte:02X}>" for byte in range(256))  # how SentencePiece spells single bytes
-        self.byte_token_ids: frozenset[int] = frozenset(
-            vocabulary[name] for name in names if name in vocabulary
-        )
+        self.byte_token_ids: dict[int, int] = self._byte_tokens(vocabulary)
 
     def encode(
         self, text: str, add_special_tokens: bool | None = None, max_tokens: int | None = None
@@ -78,6 +75,17 @@ class Tokenizer:
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def _byte_tokens(self, vocabulary: Mapping[str, int]) -> dict[int, int]:
+        """The bytes that tokens of SentencePiece spell, where one bad byte spoils the text of a whole run."""
+        names = ((f"<0x{byte:02X}>", byte) for byte in range(256))
+        found = {vocabulary[name]: byte for name, byte in names if name in vocabulary}
+        letters = [
+            token_id for token_id, byte in found.items() if chr(byte).isascii() and chr(byte).isalpha()
+        ]
+        others = [token_id for token_id, byte in found.items() if byte >= 0x80]
+        spoils = letters and others and self.decode([letters[0], others[0]]) == "\ufffd" * 2
+        return found if spoils else {}
 
     def apply_chat_template(
         self,

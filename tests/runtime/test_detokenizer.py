@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
-from lamina.runtime.detokenizer import WINDOW, IncrementalDetokenizer
+from lamina.runtime.detokenizer import WINDOW, IncrementalDetokenizer, text_after
 from lamina.runtime.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
@@ -136,6 +137,44 @@ def test_at_every_moment_what_was_given_out_begins_the_final_text(tokenizer: Tok
         assert whole.startswith(given_out)
 
 
+@given(data=st.data(), skip=st.booleans())
+def test_the_text_of_an_answer_is_what_it_adds_to_the_text_of_the_prompt(
+    tokenizer: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    ids = st.one_of(
+        st.integers(0, tokenizer.size + 3),
+        st.sampled_from(sorted(tokenizer.byte_token_ids) or [0]),
+        st.sampled_from(ids_of(tokenizer, "hello world é😀 你") + sorted(tokenizer.special_tokens)),
+    )
+    prompt, answer = (data.draw(st.lists(ids, max_size=size)) for size in (30, 60))
+    before = tokenizer.decode(prompt, skip_special_tokens=skip)
+    whole = tokenizer.decode(prompt + answer, skip_special_tokens=skip)
+    deltas, _ = stream(tokenizer, answer, prompt_token_ids=prompt, skip_special_tokens=skip)
+    if whole.startswith(before):
+        assert "".join(deltas) == whole.removeprefix(before)
+    else:  # the answer completes a character that the prompt began, or spoils a run of bytes
+        assert whole.endswith("".join(deltas))
+
+
+@pytest.mark.parametrize("prompt", ["", "hello", "hello ", "a 你", "hello" * 50])
+def test_the_first_word_of_an_answer_keeps_its_space(spm: Tokenizer, prompt: str) -> None:
+    prompt_ids, answer = ids_of(spm, prompt), ids_of(spm, "world.")
+    deltas, detokenizer = stream(spm, answer, prompt_token_ids=prompt_ids, stop=[" world"] if prompt else [])
+    assert "".join(deltas) == ("" if prompt else "world.")
+    assert detokenizer.stop_reason == (" world" if prompt else None)
+    assert text_after(spm, prompt_ids, answer) == (" world." if prompt else "world.")
+
+
+def test_a_character_that_the_prompt_began_and_the_answer_completes_belongs_to_the_answer(
+    tokenizer: Tokenizer,
+) -> None:
+    begun = ids_of(tokenizer, "a😀")
+    for num_bytes in (1, 2, 3):
+        prompt, answer = begun[:-num_bytes], [*begun[-num_bytes:], *ids_of(tokenizer, "b")[-1:]]
+        assert text_after(tokenizer, prompt, answer) == "😀b"
+        assert text_after(tokenizer, prompt, []) == ""
+
+
 def test_a_character_in_four_tokens_comes_whole(bbpe: Tokenizer) -> None:
     token_ids = ids_of(bbpe, "😀a")
     assert len(token_ids) == 5
@@ -197,6 +236,71 @@ def test_the_work_for_a_token_does_not_grow_with_the_text(bbpe: Tokenizer) -> No
     token_ids = ids_of(bbpe, "hello wörld 😀 " * 200)
     assert "".join(counted.stream(*token_ids)[0]) == bbpe.decode(token_ids)
     assert counted.longest <= WINDOW + 5
+
+
+class Counted:
+    """A tokenizer that counts the tokens it is given to decode."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.num_decoded = 0
+        self.special_tokens = tokenizer.special_tokens
+        self.byte_token_ids = tokenizer.byte_token_ids
+        self._tokenizer = tokenizer
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        self.num_decoded += len(token_ids)
+        return self._tokenizer.decode(token_ids, skip_special_tokens)
+
+
+NUM_TOKENS = 1000
+RUNS = {
+    "bytes that continue nothing": b"\x80",
+    "bytes that begin and go no further": b"\xf0",
+    "characters cut apart": "😀".encode()[1:] + "😀".encode()[:1],
+    "characters of four bytes": "😀".encode(),
+    "characters of three bytes": "你".encode(),
+    "letters": b"xy",
+    "good and bad bytes": b"x\xff\xe4\xbd",
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("stop", [(), ("never", "\ufffdx")])
+def test_work_is_linear_in_the_tokens_whatever_bytes_they_are(
+    tokenizer: Tokenizer, run: bytes, stop: Sequence[str]
+) -> None:
+    counted = Counted(tokenizer)
+    token_ids = [byte_ids(tokenizer)[byte] for byte in (run * NUM_TOKENS)[:NUM_TOKENS]]
+    detokenizer = IncrementalDetokenizer(counted, prompt_token_ids=ids_of(tokenizer, "hello"), stop=stop)
+    text = "".join([*(detokenizer.append([i]) for i in token_ids), detokenizer.finish()])
+    assert counted.num_decoded < 4 * WINDOW * NUM_TOKENS
+    if detokenizer.stop_reason is None:
+        assert "hello" + text == tokenizer.decode(ids_of(tokenizer, "hello") + token_ids)
+
+
+@pytest.mark.parametrize("run", [b"\x80", b"\xf0", b"x\xff\xe4\xbd"])
+def test_bytes_that_complete_no_character_are_told_as_soon_as_they_are_certain(
+    tokenizer: Tokenizer, run: bytes
+) -> None:
+    token_ids = [byte_ids(tokenizer)[byte] for byte in (run * 100)[:100]]
+    deltas, _ = stream(tokenizer, token_ids)
+    given_out = 0
+    for number, delta in enumerate(deltas[:-1], start=1):
+        given_out += len(delta)
+        assert given_out >= len(tokenizer.decode(token_ids[:number])) - 3
+
+
+def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
+    """The token of each byte."""
+    if tokenizer.byte_token_ids:
+        return {byte: token_id for token_id, byte in tokenizer.byte_token_ids.items()}
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    low = {byte: spelled.pre_tokenize_str(chr(byte))[0][0] for byte in range(0x80)}
+    printable = [*range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if not (0x21 <= byte <= 0x7E or byte in printable)]
+    names = low | {byte: chr(byte) for byte in printable}
+    names |= {byte: chr(0x100 + place) for place, byte in enumerate(hidden)}
+    return {byte: tokenizer._backend.convert_tokens_to_ids(name) for byte, name in names.items()}
 
 
 # Stop strings

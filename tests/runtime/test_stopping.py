@@ -2,7 +2,7 @@
 
 import pytest
 
-from lamina import SamplingParams
+from lamina import BeamSearchParams, SamplingParams
 
 FLAT = [[0.0] * 320]
 
@@ -155,3 +155,31 @@ def test_without_detokenizing_there_are_tokens_and_no_text(scripted, worded):
     runtime = scripted([hi], tokenizer=tokenizer)
     got = answer(runtime, detokenize=False, max_tokens=2)
     assert (got.text, got.token_ids) == ("", (hi, hi))
+
+
+@pytest.mark.parametrize("name", ["END", "</s>"])  # an ordinary token, and one that is hidden otherwise
+def test_a_stop_token_is_in_the_text_where_stops_are_to_be_in_it(scripted, worded, name):
+    tokenizer, (hi, end) = worded("Hi", "END")
+    token = tokenizer.convert_tokens_to_ids(name) if name != "END" else end
+    runtime = scripted([hi, token, hi], tokenizer=tokenizer)
+    settings = {"stop_token_ids": [token], "ignore_eos": True}
+    plain = answer(runtime, **settings)
+    assert (plain.text, plain.token_ids, plain.stop_reason) == ("Hi", (hi, token), token)
+    shown = answer(runtime, **settings, include_stop_str_in_output=True)
+    assert (shown.text, shown.token_ids, shown.stop_reason) == (f"Hi{name}", (hi, token), token)
+    params = SamplingParams(temperature=0, max_tokens=4, **settings, include_stop_str_in_output=True)
+    assert "".join(delta.text for delta in runtime.stream([0], params)) == f"Hi{name}"
+
+
+def test_an_answers_first_word_keeps_its_space_and_a_stop_string_may_begin_with_it(scripted, spm_tokenizer):
+    tokenizer = spm_tokenizer()
+    word, end = tokenizer.convert_tokens_to_ids(["▁wor", "."])
+    runtime = scripted([0, word, end], tokenizer=tokenizer)  # after the two tokens of "hello"
+    params = {"temperature": 0, "max_tokens": 2}
+    whole = runtime.generate("hello", SamplingParams(**params))[0]
+    assert whole.prompt + whole.outputs[0].text == "hello wor."
+    stopped = runtime.generate("hello", SamplingParams(**params, stop=[" wor"]))[0].outputs[0]
+    assert (stopped.text, stopped.finish_reason, stopped.stop_reason) == ("", "stop", " wor")
+    assert "".join(delta.text for delta in runtime.stream("hello", SamplingParams(**params))) == " wor."
+    beams = runtime.beam_search("hello", BeamSearchParams(beam_width=2, max_tokens=2))[0].outputs
+    assert {beam.text[:4] for beam in beams if beam.token_ids[0] == word} == {" wor"}
