@@ -26,7 +26,7 @@ def info(
     as_json: options.Json = False,
 ) -> None:
     """Show the machine, its compiler and GPUs, the versions, the cache folder, and what of a model fits."""
-    facts = describe_machine()
+    facts = describe_machine(settings["cache_dir"])
     if model is not None or settings["model_option"] is not None:
         facts |= describe_fit(settings.config(model, load_format="dummy"))
     if as_json:
@@ -37,7 +37,7 @@ def info(
         print(f"{name:<{width}}  {_as_text(value)}")
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine(cache_dir: str | None = None) -> dict[str, Any]:
     """Facts about this machine by name, as plain data."""
     import torch
 
@@ -47,7 +47,8 @@ def describe_machine() -> dict[str, Any]:
 
     threads = choose_threads()
     page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
-    root, limit = env.cache_root(), memory_limit()
+    root = env.cache_root() if cache_dir is None else Path(cache_dir).expanduser().resolve()
+    limit = memory_limit()
     return {
         "system": platform.platform(),
         "cpu": _cpu_name(),

@@ -109,7 +109,8 @@ class Lines:
             )
             if is_new:
                 self.told[stage], self.last[stage] = fraction, detail
-                self._line(f"{stage} {detail}".rstrip())
+                part = f"{fraction:.0%}" if fraction > 0 and stage not in TOLD_EACH else ""
+                self._line(" ".join(filter(None, (stage, part, detail))))
 
     def end(self) -> None:
         """Say that all is done."""

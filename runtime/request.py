@@ -185,7 +185,7 @@ def _plain_ids(token_ids: Iterable[int], max_model_len: int, declared_len: int |
     if len(ids) >= max_model_len:
         raise RequestError(
             f"the prompt has {_length_of(token_ids)} tokens, but max_model_len {max_model_len} leaves room "
-            f"for at most {max_model_len - 1} and one new token; shorten the prompt, "
+            f"for at most {max_model_len - 1} and one new token; shorten the prompt"
             f"{_longer(max_model_len, declared_len)}"
         )
     if set(map(type, ids)) <= {int}:
@@ -196,8 +196,8 @@ def _plain_ids(token_ids: Iterable[int], max_model_len: int, declared_len: int |
 def _longer(max_model_len: int, declared_len: int | None) -> str:
     """How more than max_model_len could be had."""
     if declared_len is None or max_model_len < declared_len:
-        return "or raise max_model_len"
-    return f"as the checkpoint declares {declared_len} positions; only allow_long_context goes beyond"
+        return " or raise max_model_len"
+    return f", as the checkpoint declares {declared_len} positions; only allow_long_context goes beyond"
 
 
 def _length_of(token_ids: object) -> str:

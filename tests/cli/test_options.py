@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 import typer.testing
 
+from lamina import Runtime
 from lamina.cli import app, options
-from lamina.common.store import Store
 from lamina.compiler.config import NUMERICS
 from lamina.custom_ops import registry
 from lamina.models.quantization import QUANTIZATIONS
@@ -79,22 +79,21 @@ def test_with_the_option_every_word_is_a_prompt():
 
 
 @pytest.mark.demo
-def test_info_of_a_gguf_file_writes_kilobytes_and_explain_converts_nothing(demo_model, tmp_path):
+def test_info_of_a_gguf_file_writes_kilobytes(demo_model, tmp_path):
     facts = json.loads(invoke("info", demo_model, "--json", "--cache-dir", tmp_path).stdout)
     assert 0.2 < facts["weights_gib"] < 0.6
+    assert facts["cache_dir"] == str(tmp_path)
     written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert written < 100_000
 
 
-def test_the_cache_names_models(tiny_folder, tmp_path):
-    invoke("warmup", tiny_folder, "--no-compile", "--cache-dir", tmp_path)
-    rows = json.loads(invoke("cache", "list", "--json", "--cache-dir", tmp_path).stdout)
-    named = {row["kind"] for row in rows if row["models"] == [tiny_folder.name]}
-    assert named == {"serving"}
-    assert tiny_folder.name in invoke("cache", "list", "--cache-dir", tmp_path).stdout
-    assert "names" in {path.name for path in (tmp_path / "refs").iterdir()}
-    assert invoke("cache", "verify", "--cache-dir", tmp_path).stdout == "nothing to report\n"
-    assert Store(tmp_path).refs("serving").keys() <= Store(tmp_path).refs("names").keys()
+def test_the_cache_names_models(tiny_folder, compile_cache):
+    with Runtime.from_pretrained(tiny_folder, compile=False, cache_dir=compile_cache):
+        pass
+    rows = json.loads(invoke("cache", "list", "--json", "--cache-dir", compile_cache).stdout)
+    assert {row["kind"] for row in rows if tiny_folder.name in row["models"]} >= {"serving"}
+    assert "names" not in {row["kind"] for row in rows}
+    assert tiny_folder.name in invoke("cache", "list", "--cache-dir", compile_cache).stdout
 
 
 def test_equal_reasons_are_told_once(tiny_folder, compile_cache):

@@ -37,7 +37,7 @@ def test_off_a_terminal_each_piece_is_told_and_compiling_is_announced_once(capsy
         NOTICE,
         "capture tracing the model",
         pieces[0],
-        "weights model.safetensors",
+        "weights 50% model.safetensors",
         *pieces[1:],
         "ready",
     ]
@@ -48,7 +48,7 @@ def test_a_start_that_compiles_nothing_announces_nothing(capsys):
     with loading_progress() as show:
         show("config", 0.0, "model")
         show("weights", 1.0, "")
-    assert told(capsys.readouterr().err) == ["config model", "weights", "ready"]
+    assert told(capsys.readouterr().err) == ["config model", "weights 100%", "ready"]
 
 
 def test_many_small_parts_are_a_few_lines(capsys):

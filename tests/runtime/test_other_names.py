@@ -19,7 +19,7 @@ KINDS = {
     CompileConfig: (ConfigError, {}),
     SamplingParams: (RequestError, SAMPLING),
     BeamSearchParams: (RequestError, BEAMS),
-    RequestOptions: (RequestError, SAMPLING),
+    RequestOptions: (RequestError, {}),
 }
 
 

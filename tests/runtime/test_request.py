@@ -265,3 +265,11 @@ def test_any_range_of_tokens_reads_across_prompt_and_output(prompt, output, data
     start = data.draw(st.integers(0, request.num_tokens))
     stop = data.draw(st.integers(start, request.num_tokens))
     assert request.token_ids(start, stop) == tuple(prompt + output)[start:stop]
+
+
+@pytest.mark.parametrize(
+    "declared, said", [(8, "or raise max_model_len"), (4, "only allow_long_context goes beyond")]
+)
+def test_no_more_is_told_to_be_had_than_the_checkpoint_declares(declared, said):
+    with pytest.raises(RequestError, match=f"leaves room for at most 3 and one new token; .*{said}$"):
+        check_prompt([1] * 4, vocab_size=9, max_model_len=4, capacity_tokens=64, declared_len=declared)
