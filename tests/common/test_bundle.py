@@ -1,13 +1,17 @@
 """Bundles: the same bytes for the same things, refused when changed, and never trusted by accident."""
 
+import contextlib
 import errno
 import hashlib
 import io
 import json
+import os
 import shutil
 import tarfile
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lamina.common.audit import audit
 from lamina.common.bundle import Imported, export_bundle, import_bundle, read_bundle
@@ -181,3 +185,122 @@ def test_an_audit_asks_about_rights_foreign_files_and_pickles(store):
         assert part in said
     assert "refs can be written by others" in said
     shutil.rmtree(store.root)
+
+
+def test_an_import_heals_what_is_damaged_and_says_how_much(store, tmp_path):
+    export_bundle(store, tmp_path / "bundle")
+    bundle, other = read_bundle(tmp_path / "bundle"), Store(tmp_path / "other")
+    import_bundle(other, bundle, None)
+    for path in [*(other.root / "objects").rglob("?" * 62), *(other.root / "refs").glob("plans/*")]:
+        path.write_bytes(b"damaged")
+    (other.root / "outside" / "triton" / "KEY" / "k.cubin").write_bytes(b"damaged")
+    assert import_bundle(other, bundle, None) == Imported(num_new=0, num_healed=5)
+    assert verify(other) == []
+    assert (other.root / "outside" / "triton" / "KEY" / "k.cubin").read_bytes() == b"cubin"
+
+
+def test_a_signed_import_leaves_a_store_that_verifies(store, tmp_path, keys):
+    (private, public), _ = keys
+    export_bundle(store, tmp_path / "bundle", sign=Signer(private))
+    other = Store(tmp_path / "other")
+    import_bundle(other, read_bundle(tmp_path / "bundle"), read_public_key(public))
+    assert verify(other) == []
+    assert audit(other) == []
+
+
+def test_nothing_is_imported_into_a_store_that_cannot_be_written(store, tmp_path, monkeypatch):
+    export_bundle(store, tmp_path / "bundle")
+    bundle = read_bundle(tmp_path / "bundle")
+    monkeypatch.setattr("lamina.common.store.os.access", lambda path, mode: mode != os.W_OK | os.X_OK)
+    with pytest.raises(StoreError, match="is read-only: nothing was imported"):
+        import_bundle(Store(tmp_path / "other"), bundle, None)
+
+
+def sparse(path):
+    """A member of 64 GiB that is a hole, in a kilobyte and a half."""
+    info = tarfile.TarInfo("manifest.json")
+    info.size, info.type = 64 << 30, tarfile.GNUTYPE_SPARSE
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+
+
+def claims_too_much(path):
+    """A plain member whose header says more than the file has."""
+    info = tarfile.TarInfo("manifest.json")
+    info.size = 64 << 30
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+
+
+def negative(path):
+    """A member of a negative size, which would lead backwards."""
+    info = tarfile.TarInfo("manifest.json")
+    info.size = -512
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+
+
+def twice(path):
+    """A name that is there twice."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for content in (b'{"format": 2, "files": {}}', b"{}"):
+            info = tarfile.TarInfo("manifest.json")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def linked(path):
+    """A link to a file of the machine."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        info = tarfile.TarInfo("manifest.json")
+        info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(info)
+
+
+@pytest.mark.parametrize("make", [sparse, claims_too_much, negative, twice, linked])
+def test_a_hostile_archive_is_one_error_and_takes_no_memory(tmp_path, make):
+    make(tmp_path / "bundle")
+    with pytest.raises(StoreError, match="no bundle of Lamina, or a damaged one"):
+        read_bundle(tmp_path / "bundle")
+
+
+HOSTILE = [b"[" * 100_000, b'{"a":' * 100_000, b"null", b"[]", b"1", b'"x"', b"{}", b"\xff", b"1" * 5000, b""]
+TABLES = ["1", "[]", "null", '"x"', '{"a": 1}', '{"a": null}', '{"a": ["b"]}', '{"objects/x": {}}']
+
+
+@pytest.mark.parametrize(
+    "manifest", [*HOSTILE, *(f'{{"format": 2, "files": {table}}}'.encode() for table in TABLES)]
+)
+def test_a_hostile_manifest_is_one_error(tmp_path, manifest):
+    with pytest.raises(StoreError):
+        read_bundle(archive_of(tmp_path / "bundle", {"manifest.json": manifest}))
+
+
+@pytest.mark.parametrize("signature", [*HOSTILE[:-4], b'{"signature": 1}', b'{"signature": ["a"]}'])
+def test_a_hostile_signature_is_one_error(tmp_path, signature):
+    files = {"manifest.json": b'{"format": 2, "files": {}}', "signature.json": signature}
+    with pytest.raises(StoreError):
+        read_bundle(archive_of(tmp_path / "bundle", files))
+
+
+@pytest.mark.parametrize("signature", ["", "zz", "é" * 64, "00" * 64, "0" * 10_001])
+def test_whatever_is_no_signature_signs_nothing(keys, signature):
+    assert not is_signed(b"manifest", signature, read_public_key(keys[0][1]))
+
+
+@given(data=st.binary(max_size=3000), place=st.integers(0, 5000))
+def test_whatever_bytes_stand_in_a_bundle_our_error_alone_is_raised(tmp_path_factory, data, place):
+    folder = tmp_path_factory.mktemp("hostile")
+    good = archive_of(
+        folder / "good", {"manifest.json": b'{"format": 2, "files": {}}', "signature.json": b"{}"}
+    ).read_bytes()
+    (folder / "bundle").write_bytes(good[:place] + data + good[place + len(data) :])
+    with contextlib.suppress(StoreError):
+        read_bundle(folder / "bundle")
+
+
+def archive_of(path, files):
+    """An archive of these files and nothing else."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path

@@ -9,7 +9,7 @@ import torch
 
 from lamina.compiler import cache
 from lamina.compiler.compile import plan_factors
-from lamina.compiler.inductor import normalise, piece_key
+from lamina.compiler.inductor import load_piece, missing_of_piece, normalise, piece_key
 from lamina.compiler.passes import pipeline
 from lamina.compiler.plan import Plan, Step
 
@@ -165,6 +165,32 @@ def test_a_record_without_a_field_is_a_miss(store, field):
     digest = store.put(json.dumps(record).encode())
     store.write_ref(cache.PLANS, key, reference | {"record": digest})
     assert cache.load_plan(factors, store, CPU) is None
+
+
+@pytest.mark.parametrize("how", ["file", "value"])
+def test_the_record_of_another_plan_is_a_miss(store, how, caplog):
+    """Copied by whoever swaps two files, or written under the wrong name."""
+    factors, other = factors_of(make_tiny()), factors_of(make_tiny(rms_norm_eps=1e-2))
+    for one in (factors, other):
+        cache.save_plan(make_plan(), one, GUARDS, store)
+    key, wrong = cache.plan_key(factors), cache.plan_key(other)
+    if how == "file":
+        folder = store.root / "refs" / cache.PLANS
+        (folder / f"{key}.json").write_bytes((folder / f"{wrong}.json").read_bytes())
+    else:
+        store.write_ref(cache.PLANS, key, store.read_ref(cache.PLANS, wrong))
+        assert cache.missing_parts(factors, store, must_be_checked=False)
+    with caplog.at_level(logging.WARNING):
+        assert cache.load_plan(factors, store, CPU) is None
+    assert "is the record of plans/" in caplog.text or "its record is of another plan" in caplog.text
+    cache.save_plan(make_plan(), factors, GUARDS, store)
+    assert cache.load_plan(factors, store, CPU) == (make_plan(), GUARDS)
+
+
+def test_the_record_of_another_piece_is_a_miss(store):
+    store.write_ref("pieces", "a" * 64, {"key": "b" * 64, "source": store.put(b"")})
+    assert load_piece("a" * 64, store, CPU) is None
+    assert missing_of_piece("a" * 64, store, must_be_checked=False) == "its record was lost"
 
 
 def test_a_plan_whose_piece_is_gone_is_a_miss(store):
