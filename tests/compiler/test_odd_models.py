@@ -14,6 +14,7 @@ from lamina.compiler.compile import Program, compile_program
 from lamina.compiler.config import CompileConfig
 from lamina.compiler.op_by_op import OpByOp
 from lamina.compiler.passes import pipeline
+from lamina.compiler.plan import ALIGNMENT
 from lamina.compiler.samples import sample_arguments
 from lamina.compiler.split import AttentionCall, split
 from lamina.custom_ops.paged_attention.reference import dense_attention
@@ -297,4 +298,5 @@ def test_weights_that_lie_over_each_other_are_still_told_apart():
     tensors = [value for value in sample_arguments(captured.graph, CPU) if isinstance(value, torch.Tensor)]
     arguments = [tensor for tensor in tensors if tensor.shape == (WIDTH, WIDTH)]
     assert len({value.untyped_storage().data_ptr() for value in arguments}) == 1
+    assert all(value.data_ptr() % ALIGNMENT == 0 for value in arguments), "as kernels want it"
     assert all(not torch.equal(one, other) for one in arguments for other in arguments if one is not other)
