@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..common.errors import StoreError
+from ..common.errors import StoreError, shown
 from . import options
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def show(key: Key, as_json: options.Json = False, cache_dir: options.CacheDir = 
     known = entries(store)
     found = [entry for entry in known if entry.key.startswith(key)]
     if len(found) != 1:
-        raise StoreError(f"{len(found)} keys of the cache begin with {key!r}; wanted one")
+        raise StoreError(f"{len(found)} keys of the cache begin with {shown(key)}; wanted one")
     files = sorted(closure(store, found, known))
     facts = _row(found[0], store) | {
         "record": found[0].value,
@@ -203,4 +203,4 @@ def _bytes(text: str) -> int:
     try:
         return int(float(number) * UNITS[unit])
     except (ValueError, KeyError) as error:
-        raise typer.BadParameter(f"max-size is {text!r}; wanted a size such as 500M or 20G") from error
+        raise typer.BadParameter(f"max-size is {shown(text)}; wanted a size such as 500M or 20G") from error

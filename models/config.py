@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from ..common.errors import ConfigError, LoadError, UnsupportedError
+from ..common.errors import ConfigError, LoadError, UnsupportedError, shown
 from .fields import Fields, read_json
 from .registry import find_model
 from .rope_config import RopeConfig, mention_unknown, read_rope, refuse
@@ -125,7 +125,7 @@ class ModelConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; wanted an integer >= 1")
         if self.hidden_act not in ACTIVATIONS:
             wanted = " and ".join(repr(name) for name in ACTIVATIONS)
-            raise UnsupportedError(f"hidden_act is {self.hidden_act!r}; supported are {wanted}")
+            raise UnsupportedError(f"hidden_act is {shown(self.hidden_act)}; supported are {wanted}")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_key_value_heads is {self.num_kv_heads}; "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from ..common.errors import ConfigError, LoadError, UnsupportedError
+from ..common.errors import ConfigError, LoadError, UnsupportedError, shown
 
 if TYPE_CHECKING:
     from .config import ModelConfig
@@ -149,7 +149,7 @@ _definitions: dict[str, ModelDefinition] = {}
 def register_model(architecture: str, definition: ModelDefinition) -> None:
     """Make the checkpoints whose config.json names this architecture loadable."""
     if _definitions.get(architecture, definition) != definition:
-        raise ConfigError(f"architecture {architecture!r} is already registered with another definition")
+        raise ConfigError(f"architecture {shown(architecture)} is already registered with another definition")
     _definitions[architecture] = definition
 
 
@@ -165,19 +165,21 @@ def _from_package(architecture: str) -> ModelDefinition:
     offered = metadata.entry_points(group=ENTRY_POINTS)
     found = list({entry.value: entry for entry in offered if entry.name == architecture}.values())
     if not found:
-        known = sorted({*_definitions, *offered.names})
+        known, name = sorted({*_definitions, *offered.names}), shown(architecture)
         raise UnsupportedError(
-            f"architecture {architecture!r} is not known; known are {', '.join(known)}. "
-            f"Add it with lamina.models.registry.register_model({architecture!r}, ModelDefinition(...)), "
+            f"architecture {name} is not known; known are {', '.join(known)}. "
+            f"Add it with lamina.models.registry.register_model({name}, ModelDefinition(...)), "
             f"or install a package with an entry point of that name in the group {ENTRY_POINTS}"
         )
     if len(found) > 1:
         values = ", ".join(sorted(entry.value for entry in found))
-        raise ConfigError(f"several packages offer {architecture!r}: {values}; uninstall all but one")
+        raise ConfigError(f"several packages offer {shown(architecture)}: {values}; uninstall all but one")
     try:
         definition = found[0].load()
     except (ImportError, AttributeError) as error:
-        raise LoadError(f"{architecture!r} is offered by {found[0].value}, which fails: {error}") from error
+        raise LoadError(
+            f"{shown(architecture)} is offered by {found[0].value}, which fails: {error}"
+        ) from error
     if not isinstance(definition, ModelDefinition):
         raise ConfigError(f"{found[0].value} is {type(definition).__name__}; wanted a ModelDefinition")
     return definition

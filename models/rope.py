@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..common.errors import ConfigError, UnsupportedError
+from ..common.errors import ConfigError, UnsupportedError, shown
 from .config import ModelConfig
 from .rope_config import RopeConfig
 
@@ -87,7 +87,7 @@ def _frequencies(config: ModelConfig, max_model_len: int) -> tuple[Tensor, float
             return _yarn(rope, dim), _yarn_attention_factor(rope)
         case "longrope":
             return _longrope(rope, dim, max_model_len), _longrope_attention_factor(rope)
-    raise UnsupportedError(f"rope_type {rope.rope_type!r} has no formula")
+    raise UnsupportedError(f"rope_type {shown(rope.rope_type)} has no formula")
 
 
 def _given(value: float | None) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.errors import ConfigError, UnsupportedError
+from ..common.errors import ConfigError, UnsupportedError, shown
 from ..common.logging import get_logger, log_once
 from .fields import Fields
 
@@ -47,14 +47,16 @@ class RopeConfig:
 
     def __post_init__(self) -> None:
         if self.rope_type not in ROPE_TYPES:
-            raise UnsupportedError(f"rope_type is {self.rope_type!r}; supported are {', '.join(ROPE_TYPES)}")
+            raise UnsupportedError(
+                f"rope_type is {shown(self.rope_type)}; supported are {', '.join(ROPE_TYPES)}"
+            )
         if not 0 < self.rotated_share <= 1:
             raise ConfigError(f"partial_rotary_factor is {self.rotated_share}; wanted above 0, at most 1")
         if self.theta <= 0:
             raise ConfigError(f"rope_theta is {self.theta}; wanted a number > 0")
         for name in self._needed():
             if getattr(self, name) is None:
-                raise ConfigError(f"rope_type {self.rope_type!r} needs {name}, which is missing")
+                raise ConfigError(f"rope_type {shown(self.rope_type)} needs {name}, which is missing")
         if self.rope_type == "longrope" and not len(self.short_factor) == len(self.long_factor) > 0:
             got = f"short_factor has {len(self.short_factor)} numbers, long_factor {len(self.long_factor)}"
             raise ConfigError(f"{got}; wanted equally many, one for each pair of dimensions")
@@ -120,7 +122,7 @@ def refuse(fields: Fields, refused: Mapping[str, tuple[Any, ...]]) -> None:
         if name in refused and value not in refused[name]:
             wanted = " or ".join(repr(v) for v in (None, *refused[name][:1]))
             raise UnsupportedError(
-                f"{fields.origin}: {name} is {value!r}, which Lamina does not do; supported is {wanted}"
+                f"{fields.origin}: {name} is {shown(value)}, which Lamina does not do; supported is {wanted}"
             )
 
 
@@ -158,11 +160,11 @@ def _rope_type(rope: Fields) -> str:
         log_once(
             logger,
             logging.WARNING,
-            f"{rope.origin} names rope_type {new!r} and type {old!r}; rope_type is used",
+            f"{rope.origin} names rope_type {shown(new)} and type {shown(old)}; rope_type is used",
         )
     rope_type: str = new or old or "default"
     if rope_type not in ROPE_TYPES:
         raise UnsupportedError(
-            f"{rope.origin}: rope_type is {rope_type!r}; supported are {', '.join(ROPE_TYPES)}"
+            f"{rope.origin}: rope_type is {shown(rope_type)}; supported are {', '.join(ROPE_TYPES)}"
         )
     return rope_type

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ..common import env
-from ..common.errors import LoadError, UnsupportedError
+from ..common.errors import LoadError, UnsupportedError, shown
 from ..common.progress import Progress, say_nothing
 from ..common.store import Store
 from .fields import Fields, read_json, whole_file
@@ -40,7 +40,7 @@ def resolve_source(
         return convert_gguf(path, store, dtype=dtype, progress=progress)
     if not HUB_ID.fullmatch(str(name)) or path.suffix.lower() == ".gguf":
         raise LoadError(
-            f"{str(name)!r} does not exist; wanted a model folder, a .gguf file or a hub id "
+            f"{shown(str(name))} does not exist; wanted a model folder, a .gguf file or a hub id "
             "such as owner/name"
         )
     return _checked(

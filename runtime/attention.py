@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..common.errors import UnsupportedError
+from ..common.errors import UnsupportedError, shown
 from ..custom_ops import registry
 from ..custom_ops.paged_attention.phases import select_by_phase
 from ..models.registry import AttentionSpec
@@ -52,7 +52,7 @@ def check_name(name: str) -> None:
     """UnsupportedError for a backend that there is not; one that there is need not run here."""
     known = registry.providers("paged_attention")
     if name != "auto" and name not in known:
-        raise UnsupportedError(f"attention is {name!r}; wanted auto, {', '.join(known)}")
+        raise UnsupportedError(f"attention is {shown(name)}; wanted auto, {', '.join(known)}")
 
 
 class PagedAttention:

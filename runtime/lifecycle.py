@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from ..common.errors import RequestError
+from ..common.errors import RequestError, shown
 from .in_flight import InFlight
 from .kv_cache import KVCacheManager
 from .request import FinishReason, Request, RequestStatus
@@ -74,7 +74,7 @@ class Lifecycle:
     def add(self, request: Request) -> None:
         """Queue a request; it may grow as far as the context and the whole cache allow."""
         if request.request_id in self._requests:
-            raise RequestError(f"request_id {request.request_id!r} is in use; wanted one that is not")
+            raise RequestError(f"request_id {shown(request.request_id)} is in use; wanted one that is not")
         capacity = self._kv_cache.capacity_tokens
         num_prompt = len(request.prompt_token_ids)
         limit = min(self.config.max_model_len - 1, capacity)

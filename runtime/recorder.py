@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.errors import ConfigError
+from ..common.errors import ConfigError, shown
 from .kv_cache import KVCacheManager
 from .prefix_cache import Chain
 from .request import FinishReason, Request
@@ -178,4 +178,4 @@ def open_recording(path: str | Path) -> TextIO:
     try:
         return Path(path).expanduser().open("w", buffering=1, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"record is {str(path)!r}, which cannot be written: {error}") from error
+        raise ConfigError(f"record is {shown(str(path))}, which cannot be written: {error}") from error

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..common.errors import RequestError, UnknownSettingError, UnsupportedError
+from ..common.errors import RequestError, UnknownSettingError, UnsupportedError, shown
 from ..common.names import hint
 from .other_names import SETTINGS
 from .runtime import Runtime
@@ -84,7 +84,7 @@ class LLM:
         **settings: Any,
     ) -> None:
         if generation_config not in ("auto", "vllm"):
-            raise UnsupportedError(f"generation_config is {generation_config!r:.80}; wanted auto or vllm")
+            raise UnsupportedError(f"generation_config is {shown(generation_config)}; wanted auto or vllm")
         settings |= {"gpu_memory_utilization": gpu_memory_utilization}
         settings |= {"hf_token": hf_token} if isinstance(hf_token, str) else {}
         self._takes_defaults = generation_config == "auto"
@@ -227,7 +227,7 @@ def _ours(settings: dict[str, Any]) -> dict[str, Any]:
             raise UnknownSettingError(f"LLM has no {name!r} here; {hint(name, (*OURS, *NEUTRAL), SETTINGS)}")
         elif value not in NEUTRAL[name]:
             wanted = " or ".join(map(repr, NEUTRAL[name]))
-            raise UnsupportedError(f"{name} is {value!r:.80}; Lamina can do no more than {wanted}")
+            raise UnsupportedError(f"{name} is {shown(value)}; Lamina can do no more than {wanted}")
     return ours
 
 
@@ -249,7 +249,7 @@ def _one_each(name: str, values: Any, count: int) -> list[Any]:
 
 def _checked(params: Any) -> SamplingParams:
     if not isinstance(params, SamplingParams):
-        raise RequestError(f"sampling_params is {params!r:.80}; wanted a SamplingParams of lamina.vllm")
+        raise RequestError(f"sampling_params is {shown(params)}; wanted a SamplingParams of lamina.vllm")
     return params
 
 
@@ -257,4 +257,4 @@ def _refuse(**given: Any) -> None:
     """What no model here can honour."""
     for name, value in given.items():
         if value:
-            raise UnsupportedError(f"{name} is {value!r:.80}; Lamina has no such thing; leave it out")
+            raise UnsupportedError(f"{name} is {shown(value)}; Lamina has no such thing; leave it out")

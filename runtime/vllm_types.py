@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from ..common.errors import RequestError, UnsupportedError
+from ..common.errors import RequestError, UnsupportedError, shown
 from . import beam_search
 from . import outputs as ours
 from .logprobs import Logprobs
@@ -113,7 +113,7 @@ class SamplingParams:
         """The same to us: nothing is left to the checkpoint. RequestError or UnsupportedError by name."""
         for name, nothing in WITHOUT.items():
             if getattr(self, name) != nothing:
-                raise UnsupportedError(f"{name} is {getattr(self, name)!r:.80}; Lamina has no such thing")
+                raise UnsupportedError(f"{name} is {shown(getattr(self, name))}; Lamina has no such thing")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) == -1:
                 raise UnsupportedError(f"{name} is -1, all tokens there are; give their number instead")
@@ -259,9 +259,9 @@ def prompt_of(prompt: Any) -> tuple[Any, str | None, str]:
     for name in prompt:
         if name not in ("prompt", "prompt_token_ids", "cache_salt"):
             raise UnsupportedError(
-                f"a prompt holds {name!r:.80}; wanted prompt, prompt_token_ids, cache_salt"
+                f"a prompt holds {shown(name)}; wanted prompt, prompt_token_ids, cache_salt"
             )
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is None and ids is None:
-        raise RequestError(f"a prompt is {dict(prompt)!r:.80}; wanted prompt or prompt_token_ids in it")
+        raise RequestError(f"a prompt is {shown(dict(prompt))}; wanted prompt or prompt_token_ids in it")
     return (text if ids is None else ids), text, prompt.get("cache_salt") or ""

@@ -113,7 +113,7 @@ def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> Non
             assert torch.equal(given[2][slots, lengths - 1], newest)
         assert same_bits(results[0][0], results[1][0])
         assert same_bits(results[0][1][:, :, 0].contiguous(), results[1][1][:, :, 0].contiguous())
-        torch.testing.assert_close(results[0][1], results[1][1])
+        torch.testing.assert_close(results[0][1], results[1][1], equal_nan=True)
 
 
 @pytest.mark.parametrize("vocab,scale", [(300, 0.0), (3001, 1.0), (3001, 30.0)])
@@ -147,8 +147,7 @@ def test_tokens_are_those_of_the_formula(on_host: Any, vocab: int, scale: float)
         assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("temperature, top_p", [(0.0, 1.0), (1.0, 0.9)])
 def test_rows_of_broken_logits_get_no_token(on_host: Any, temperature: float, top_p: float) -> None:
     logits = torch.randn(8, 600, generator=torch.Generator().manual_seed(0))
     logits[0, [500, 20]], logits[1, 599], logits[2] = torch.nan, torch.inf, -torch.inf
@@ -167,21 +166,25 @@ def test_rows_of_broken_logits_get_no_token(on_host: Any, temperature: float, to
 
 @pytest.mark.parametrize("shares", [[3, 1, 1, 5], [4, 4, 2]], ids=str)
 def test_a_share_that_is_reached_exactly_is_enough(on_host: Any, shares: list[int]) -> None:
-    kernel, draws = on_host("sample"), 40
-    longs, ones = torch.arange(draws), torch.ones(draws)
-    logits = torch.tensor(shares, dtype=torch.float64).log().float().expand(draws, -1).contiguous()
+    """Draws with seeds for which one token more would be drawn if it were kept, and the last one that is."""
+    logits = torch.tensor([shares], dtype=torch.float64).log().float()
     order = sorted(range(len(shares)), key=lambda id_: (-shares[id_], id_))
+
+    def drawn(call: Callable[..., Any], top_p: float, seeds: Tensor) -> Tensor:
+        out, ones, none = seeds.int(), torch.ones(len(seeds)), torch.empty(len(seeds), 0, dtype=torch.int32)
+        rows = logits.expand(len(seeds), -1).contiguous()
+        filters = ones, seeds.int() * 0, ones * top_p, ones * 0
+        call(rows, *filters, seeds, seeds * 0, none, len(shares), out)
+        return out
+
     for count in range(1, len(shares)):
-        border = sum(shares[id_] for id_ in order[:count]) / sum(shares)
-        least = shares[order[count - 1]] / max(shares)
-        cases = [(border, 0.0, order[:count]), (border + 1e-4, 0.0, order[: count + 1])]
-        cases.append((1.0, least, [id_ for id_ in order if shares[id_] >= least * max(shares) - 1e-9]))
-        for top_p, min_p, kept in cases:
-            out = torch.empty(draws, dtype=torch.int32)
-            none = torch.empty(draws, 0, dtype=torch.int32)
-            filters = ones, longs.int() * 0, ones * top_p, ones * min_p
-            kernel(logits, *filters, longs, longs, none, len(shares), out)
-            assert set(out.tolist()) == set(kept)
+        border, seeds = sum(shares[id_] for id_ in order[:count]) / sum(shares), torch.arange(200)
+        wider, right = (drawn(formula("sample"), top_p, seeds) for top_p in (border + 1e-4, border))
+        picked = [(wider == order[count]).int().argmax(), (right == order[count - 1]).int().argmax()]
+        picked = torch.stack(picked)
+        assert torch.equal(drawn(on_host("sample"), border, picked), right[picked])
+        assert right[picked][1] == order[count - 1]
+        assert wider[picked][0] == order[count] != right[picked][0]
 
 
 def test_chunks_that_adjusting_leaves_are_those_that_sampling_finds(on_host: Any) -> None:

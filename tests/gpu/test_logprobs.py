@@ -34,6 +34,7 @@ def test_the_op_tells_on_a_card_what_it_tells_on_the_cpu(
         logits[:, 1::1024] += 40
     elif kind == "broken":
         logits[0, 5], logits[-1] = torch.inf, -torch.inf
+        assert 0 in top_logprobs(logits, torch.zeros(num_rows, dtype=torch.int32), vocab - 7, 0)[2].tolist()
     token_ids = torch.arange(num_rows, dtype=torch.int32) * 4
     token_ids[0] = vocab - 1  # of the padding
     right = top_logprobs(logits, token_ids, vocab - 7, num_top)

@@ -168,6 +168,37 @@ def test_broken_and_extreme_rows(provider: str, dtype: torch.dtype) -> None:
 
 
 @providers
+@dtypes
+def test_a_ban_hides_no_broken_logit(provider: str, dtype: torch.dtype) -> None:
+    logits = make_logits(6, 3000, dtype, 4)
+    logits[0, 7], logits[1, 7], logits[2, 7], logits[3] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    logits[3, 7] = 1.0  # of all that may be chosen, none is above -inf
+    logits[4, 2999] = torch.nan
+    banned = torch.full((6, 2), 7, dtype=torch.int32, device=DEVICE)
+    for temperature in (0.0, 1.0):
+        rows = make_rows(6, 3000, temperature=temperature, top_p=0.9, banned=banned)
+        found = run(call_of(provider, dtype), logits, rows).tolist()
+        assert [token == reference.BROKEN for token in found] == [True, True, False, True, True, False]
+
+
+@providers
+@pytest.mark.parametrize("shares", [[3, 1, 1, 5], [4, 4, 2], [1] * 5, [7, 2, 1, 6, 4]], ids=str)
+def test_a_share_that_is_reached_exactly_is_enough(provider: str, shares: list[int]) -> None:
+    logits = torch.tensor(shares, dtype=torch.float64, device=DEVICE).log().float().expand(4096, -1)
+    order = sorted(range(len(shares)), key=lambda id_: (-shares[id_], id_))
+    call = call_of(provider, torch.float32)
+    for count in range(1, len(shares)):
+        border = sum(shares[id_] for id_ in order[:count]) / sum(shares)
+        for top_p, kept in ((border, order[:count]), (border + 1e-4, order[: count + 1])):
+            rows = make_rows(4096, len(shares), top_p=top_p)
+            assert set(run(call, logits.contiguous(), rows).tolist()) == set(kept)
+        least = shares[order[count]] / max(shares)
+        rows = make_rows(4096, len(shares), min_p=least)
+        kept = [id_ for id_ in order if shares[id_] >= shares[order[count]]]
+        assert set(run(call, logits.contiguous(), rows).tolist()) == set(kept)
+
+
+@providers
 def test_equal_logits_are_kept_by_id(provider: str) -> None:
     logits = torch.zeros(4096, 70_000, dtype=torch.bfloat16, device=DEVICE)[:, :66_001]
     for top_k in (1, 3000, 66_000):

@@ -199,8 +199,10 @@ def outcome_of(names, call):
     return found
 
 
-def test_no_combination_of_values_harms_the_stream_beside_it(runtime, is_idle, record_property):
-    chance, canary = random.Random(1), Canary(runtime)
+@pytest.mark.timeout(7200)
+def test_no_combination_of_values_harms_the_stream_beside_it(runtime, is_idle, record_property, request):
+    seed = request.config.getoption("--hypothesis-seed") or 1  # of each share of the examples another
+    chance, canary = random.Random(str(seed)), Canary(runtime)
     outcomes = collections.Counter()
     num = PER_EXAMPLE * settings().max_examples
     for number in range(num):

@@ -70,8 +70,20 @@ def test_a_stream_that_breaks_in_its_middle_tells_what_came_before(runtime, is_i
     stream = runtime.stream([5, 6], force)
     assert next(stream).token_ids == (BREAKING,)
     with pytest.raises(LogitsError):
-        next(stream)
+        list(stream)
     is_idle(runtime)
+
+
+def test_tokens_come_as_ever_up_to_the_one_that_breaks(tiny_folder, changed, open_runtime):
+    greedy = SamplingParams(**GREEDY | {"max_tokens": 30})
+    answer = open_runtime(tiny_folder).generate([[5, 6]], greedy)[0].outputs[0].token_ids
+    place = next(i for i in range(2, 30) if answer[i] not in (*answer[:i], 5, 6))
+    stream = open_runtime(changed("model.embed_tokens.weight", answer[place], math.nan)).stream(
+        [5, 6], greedy
+    )
+    assert tuple(next(stream).token_ids[0] for _ in range(place + 1)) == answer[: place + 1]
+    with pytest.raises(LogitsError):
+        list(stream)
 
 
 def test_of_many_requests_of_one_step_the_broken_ones_end(runtime, is_idle):
