@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from .beam_search import BeamSearch, BeamSearchParams
 from .config import RuntimeConfig
 from .detokenizer import IncrementalDetokenizer
 from .engine import Generation
+from .forks import require_same_process
 from .loading import Loaded, load, note_use
 from .logprobs import teller_of
 from .outputs import RequestOutput, StreamDelta
@@ -48,6 +50,7 @@ class Runtime:
             )
         self.config = config
         self._loaded: Loaded | None = load(config, progress or say_nothing)
+        self._pid = os.getpid()
         self._ids = itertools.count()
         self._lock = threading.RLock()
         self._step_lock = threading.Lock()  # tells the thread that holds _lock whether it is in a step
@@ -189,6 +192,8 @@ class Runtime:
 
     def close(self) -> None:
         """Abort what is running and give back memory; a second call does nothing."""
+        if self._pid != os.getpid():
+            return  # of a forked child, in which nothing of it works
         with self._lock:
             if self._loaded is None:
                 return
@@ -208,6 +213,7 @@ class Runtime:
 
     @property
     def _open(self) -> Loaded:
+        require_same_process(self._pid)
         if self._loaded is None:
             raise ClosedError("this runtime was closed; make a new one with Runtime.from_pretrained")
         return self._loaded
@@ -352,6 +358,7 @@ class Runtime:
     @contextlib.contextmanager
     def _held(self) -> Iterator[Loaded]:
         """What is loaded, for one thread at a time; then whatever was abandoned meanwhile is aborted."""
+        require_same_process(self._pid)  # whose lock a thread may hold that is not there
         try:
             with self._lock:
                 yield self._open

@@ -10,6 +10,7 @@ import torch
 from ..common import env
 from ..common.logging import get_logger, log_once
 from .control_groups import cpu_quota, read
+from .forks import lost_threads
 
 logger = get_logger("runtime")
 CPUS = Path("/sys/devices/system/cpu")
@@ -26,6 +27,10 @@ class Threads:
 def settle_threads() -> Threads:
     """Have torch, and our kernels with it, use the chosen number; it is said once."""
     chosen = choose_threads()
+    if lost_threads() and chosen.count > 1:
+        why = "this process was forked from one whose threads did not come along; spawn it to use more"
+        log_once(logger, logging.WARNING, f"threads on cpu: 1 ({why})")
+        chosen = Threads(count=1, reason=why)
     if chosen.count != torch.get_num_threads():
         torch.set_num_threads(chosen.count)
     log_once(logger, logging.INFO, f"threads on cpu: {chosen.count} ({chosen.reason})")
