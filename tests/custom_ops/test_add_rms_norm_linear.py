@@ -12,10 +12,13 @@ from torch import Tensor
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import add_rms_norm, add_rms_norm_linear, linear, silu_and_mul
+from lamina.custom_ops.add_rms_norm import reference as add_rms_norm_reference
 from lamina.custom_ops.add_rms_norm_linear import _composed, _cpu, reference
 from lamina.custom_ops.linear._cpu import methods as linear_methods
 from lamina.custom_ops.linear.choices import Method
 from lamina.custom_ops.registry import select
+
+from .guarded import at_the_end, making_ended
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -110,6 +113,36 @@ def test_the_cpp_kernel_is_as_good_as_the_ops_one_after_another(
     assert_close_to_reference(out, reference.add_rms_norm_linear(**wide)[0], naive, floor=2e-5)
     provider = select("add_rms_norm_linear", device=CPU, dtype=dtype, provider="cpu").call
     torch.testing.assert_close(provider(*arguments.values())[1], total, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("hidden", [1, 16, 40, 100])
+def test_behind_the_norm_is_what_the_norm_alone_gives_bit_for_bit(dtype: torch.dtype, hidden: int) -> None:
+    """A product with the identity changes nothing: sum, norm and weight round where add_rms_norm does.
+
+    Of whole numbers, whose squares add up to the same in any order.
+    """
+    x, residual = (torch.randint(-8, 9, (70, hidden + 3)).to(dtype)[:, :hidden] for _ in range(2))
+    weight, identity = torch.randn(hidden).to(dtype), torch.eye(hidden).to(dtype)
+    normed, total = add_rms_norm_reference.add_rms_norm(x, residual, weight, 1e-5)
+    for method in {Method.DOTS, *linear_methods(dtype, 1)}:
+        out, kept = _cpu.launch(x, residual, weight, 1e-5, identity, None, False, method=method)
+        assert torch.equal(kept, total)
+        assert torch.equal(out, normed)
+
+
+@pytest.mark.parametrize("rows,hidden", [(34, 40), (2, 1), (66, 33)])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_nothing_is_read_beyond_its_end(dtype: torch.dtype, gated: bool, rows: int, hidden: int) -> None:
+    shapes = (3, hidden), (3, hidden), (hidden,), (rows, hidden), (rows,)
+    x, residual, norm_weight, weight, bias = (torch.randn(shape).to(dtype) for shape in shapes)
+    small, scale = torch.randint(-127, 128, weight.shape, dtype=torch.int8), torch.rand(rows)
+    for kept, scales in ((weight, None), (small, scale)):
+        given = x, residual, norm_weight, 1e-5, kept, bias, gated, Method.DOTS, scales
+        ended = [at_the_end(value) if isinstance(value, Tensor) else value for value in given]
+        ended[0] = making_ended(x)
+        assert all(map(torch.equal, _cpu.launch(*ended), _cpu.launch(*given)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

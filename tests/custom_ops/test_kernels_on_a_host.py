@@ -15,6 +15,7 @@ from lamina.custom_ops.registry import select
 from lamina.custom_ops.sample.reference import BROKEN
 
 from . import host_kernels
+from .guarded import at_the_end
 
 pytestmark = pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C++ compiler")
 
@@ -87,7 +88,7 @@ def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> Non
         num_valid_ids, has_all = vocab - seed % 3, seed % 2 == 0
         num_biases, num_words = (4, -(-num_valid_ids // 32)) if has_all else (0, 0)
         given = [
-            logits,
+            at_the_end(logits),
             rows,
             history,
             slots,
@@ -105,11 +106,14 @@ def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> Non
             num_valid_ids,
         ]
         width, num_chunks = vocab + 8 - seed // 2, -(-num_valid_ids // 256)  # in vectors, and not
+        width += seed % 2 * 300  # and chunks that nobody has asked for
         results = []
         for call in (kernel, formula("adjust_logits")):
             given[2] = history.clone()
-            results.append((torch.full((m, width), torch.nan), torch.full((m, num_chunks, 2), torch.nan)))
+            chunks = torch.full((m + 1, num_chunks, 2), torch.nan)  # and a row that nobody writes
+            results.append((torch.full((m, width), torch.nan), chunks[:m]))
             call(*given, *results[-1])
+            assert chunks[m].isnan().all()
             assert torch.equal(given[2][slots, lengths - 1], newest)
         assert same_bits(results[0][0], results[1][0])
         assert same_bits(results[0][1][:, :, 0].contiguous(), results[1][1][:, :, 0].contiguous())
@@ -143,7 +147,7 @@ def test_tokens_are_those_of_the_formula(on_host: Any, vocab: int, scale: float)
         places = torch.tensor([6, 2, 0, 5])
         outs = [torch.full((7,), -77, dtype=torch.int32) for _ in range(2)]
         for call, out in zip((kernel, formula("sample")), outs, strict=True):
-            call(logits, *settings, out, places)
+            call(at_the_end(logits), *settings, out, places)
         assert torch.equal(*outs)
 
 
@@ -223,7 +227,7 @@ def test_what_is_typical_is_what_the_formula_keeps(on_host: Any, vocab: int) -> 
         logits[2] = logits[2].round()
         logits[3, 2], logits[4, 3] = (torch.nan, torch.inf) if scale == 8.0 else (0.0, 0.0)
         logits[5] = -torch.inf if scale == 8.0 else 0.0
-        outs = [logits.clone(), logits.clone()]
+        outs = [at_the_end(logits), logits.clone()]
         for call, out in zip((kernel, formula("keep_typical")), outs, strict=True):
             call(out, temperature, typical_p)
         assert same_bits(*outs)
@@ -241,7 +245,7 @@ def test_the_likeliest_are_those_of_the_formula(on_host: Any, num_ids: int, num_
     logits[4, 7], logits[5] = torch.inf, -torch.inf
     logits[6, 3], logits[7] = torch.nan, 0.0
     token_ids = torch.tensor([5, 0, num_ids - 1, 3, 7, num_ids + 1, -1, -1], dtype=torch.int32)
-    got = kernel(logits, token_ids, num_ids, num_top)
+    got = kernel(at_the_end(logits), token_ids, num_ids, num_top)
     right = formula("top_logprobs")(logits, token_ids, num_ids, num_top)
     assert right[2].tolist()[4:] == [0, 0, 0, num_ids + 1]
     if num_top == 0 or num_ids > 20:  # else NaN is among the likeliest, and has no order

@@ -15,6 +15,8 @@ from lamina.custom_ops.linear import _cpu
 from lamina.custom_ops.linear.choices import Method
 from lamina.custom_ops.registry import select
 
+from .guarded import at_the_end, making_ended
+
 CPU = torch.device("cpu")
 NARROW = [torch.float32, torch.bfloat16, torch.float16]
 sizes = st.one_of(st.integers(1, 100), st.sampled_from([16, 32, 64, 128]))
@@ -81,6 +83,15 @@ def test_every_method_multiplies_as_well_as_the_library(
     assert_close_to_reference(provider(x, weight, bias), wide, naive, floor=1e-5)
     for method in {Method.DOTS, *_cpu.methods(dtype, 1)} if weight.stride(1) == 1 else ():
         assert_close_to_reference(_cpu.launch(x, weight, bias, method), wide, naive, floor=1e-5)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("shape", [(3, 17, 40), (1, 1, 1), (20, 33, 33)], ids=str)
+def test_nothing_is_read_beyond_its_end(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    given = make_operands(*shape, dtype)
+    ended = making_ended(given[0]), at_the_end(given[1]), at_the_end(given[2])
+    for method in {Method.DOTS, *_cpu.methods(dtype, 1)}:
+        assert torch.equal(_cpu.launch(*ended, method), _cpu.launch(*given, method))
 
 
 @pytest.mark.parametrize("dtype", NARROW)

@@ -12,8 +12,8 @@ ARGUED = Path(__file__).with_name("equivalent.json")
 class Equivalents:
     """The list: by source, the line as it was, the line as it is (* stands for anything), and why."""
 
-    def __init__(self) -> None:
-        self._entries: list[dict[str, str]] = json.loads(ARGUED.read_text())
+    def __init__(self, entries: list[dict[str, str]] | None = None) -> None:
+        self.entries: list[dict[str, str]] = json.loads(ARGUED.read_text()) if entries is None else entries
 
     def explains(self, case: Case) -> bool:
         """Whether somebody argued that a mutant changes nothing that can be seen."""
@@ -21,7 +21,7 @@ class Equivalents:
             entry["file"] == case.file
             and _is_like(case.mutant.old_line, entry["line"])
             and _is_like(case.mutant.new_line, entry.get("mutant", "*"))
-            for entry in self._entries
+            for entry in self.entries
         )
 
 

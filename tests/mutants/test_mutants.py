@@ -9,6 +9,8 @@ import pytest
 from lamina.custom_ops.build import CSRC
 
 from ..custom_ops import host_kernels
+from .equivalents import Equivalents
+from .pool import Case
 from .rules import mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -66,3 +68,16 @@ def test_mutants_of_a_kernel_are_killed_by_the_ops_own_tests() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "write_kv_cache (C++)" in result.stdout
     assert "100.0%" in result.stdout.splitlines()[-1]
+
+
+def test_every_argument_is_of_a_mutant_that_there_is() -> None:
+    """A line that was rewritten takes its arguments with it."""
+    equivalents = Equivalents()
+    for entry in equivalents.entries:
+        alone = Equivalents([entry])
+        cases = [
+            Case(file=entry["file"], mutant=mutant, targets=())
+            for mutant in mutants_of((CSRC / entry["file"]).read_text())
+        ]
+        assert any(map(alone.explains, cases)), entry
+        assert len(entry["reason"].split()) > 3
