@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 Show = Callable[[str, float, str], None]
 
 COMPILES = "capture"  # the stage that only a start which compiles has
-NOTICE = "compiling for this model and these settings: about a minute, once; later starts load what it makes"
+NOTICE = (
+    "compiling for this model and these settings, once: about a minute on two free cores; "
+    "later starts load what it makes"
+)
 TOLD_EACH = ("compile", "kernels", "verify")  # stages of few, long parts, each of which is told on a line
 STEP = 0.25  # of the others, at which they tell where they are
 
