@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -13,9 +13,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from .chat_messages import plain
+
 REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing; most templates know the first
-# An enum or a number of some library becomes the text or number that it is.
-_STRIP: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
 
 
 def render(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
@@ -26,23 +26,6 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], **variables: An
     """
     given = {name: plain(value) for name, value in variables.items()}
     return _compiled(template).render(messages=[_message(message) for message in messages], **given)
-
-
-def plain(value: Any) -> Any:
-    """Data without behaviour: a template is a stranger's program and must find no methods to call."""
-    if value is None or isinstance(value, bool):
-        return value
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return _STRIP[kind](value)
-    if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [plain(item) for item in value]
-        return tuple(items) if isinstance(value, tuple) else items
-    if callable(dump := getattr(value, "model_dump", None)):  # messages as the clients of APIs hand them out
-        return plain(dump())
-    raise TypeError(f"{value!r:.80} is a {type(value).__name__}; wanted text, numbers, lists and dicts")
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

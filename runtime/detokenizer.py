@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from itertools import takewhile
 
+from .sampling_params import SamplingParams
 from .text_window import WINDOW, Decoder, TextWindow
 
-__all__ = ["WINDOW", "IncrementalDetokenizer", "text_after"]
+__all__ = ["WINDOW", "IncrementalDetokenizer", "detokenizer_of", "text_after"]
 
 
 class IncrementalDetokenizer:
@@ -108,6 +109,20 @@ class IncrementalDetokenizer:
     def _give(self, piece: str) -> str:
         self._pieces.append(piece)
         return piece
+
+
+def detokenizer_of(
+    params: SamplingParams, prompt_token_ids: Sequence[int], tokenizer: Decoder
+) -> IncrementalDetokenizer:
+    """The text of an answer with these parameters to this prompt."""
+    return IncrementalDetokenizer(
+        tokenizer,
+        prompt_token_ids=prompt_token_ids,
+        stop=tuple(params.stop or ()),
+        min_tokens=params.min_tokens,
+        skip_special_tokens=params.skip_special_tokens,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+    )
 
 
 def text_after(

@@ -16,15 +16,16 @@ from ..custom_ops.ledger import watched
 from .answers import Answers, params_of_each
 from .beam_rounds import BeamRounds, Searched
 from .beam_search import BeamSearch, BeamSearchParams
+from .chat_messages import Messages
 from .config import RuntimeConfig
-from .detokenizer import IncrementalDetokenizer
+from .detokenizer import IncrementalDetokenizer, detokenizer_of
 from .engine import Generation
 from .forks import require_same_process
 from .loading import Loaded, load, note_use
 from .logprobs import teller_of
 from .outputs import RequestOutput, StreamDelta
 from .prompts import Params, Prompt, as_list, checked_kind, each, one_each
-from .request import Request, RequestOptions, check_prompt, total_tokens
+from .request import RequestOptions, check_prompt, request_of
 from .sampling_params import (
     SamplingParams,
     check_ids,
@@ -36,7 +37,6 @@ from .sampling_params import (
 from .stats import collect_stats, explanation_of, page_of
 from .tokenizer import Tokenizer
 
-Messages = Sequence[Mapping[str, Any]]
 SEED_STEP = 0x9E3779B97F4A7C15  # odd and without a pattern, so that unseeded requests draw apart
 
 
@@ -112,14 +112,19 @@ class Runtime:
         params: SamplingParams | None = None,
         *,
         tools: Messages | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
         **options: Any,
     ) -> RequestOutput:
         """The answer to a conversation, [{"role": …, "content": …}, …], through the model's chat template.
 
-        tools: functions that the model may call, as JSON schemas. RequestError where its template refuses
-        either, or does not read tools.
+        tools: functions that the model may call, as JSON schemas. template_kwargs: what else the template
+        reads, such as enable_thinking. continue_final_message: go on with the last message. chat_template: a
+        template to use instead. RequestError where the template refuses any, or does not read tools.
         """
-        ids = self.apply_chat_template(messages, tools=tools)
+        template = tools, template_kwargs, continue_final_message, chat_template
+        ids = self.apply_chat_template(messages, *template)
         return self.generate([ids], self.chat_params(params), **options)[0]
 
     def stream_chat(
@@ -128,10 +133,14 @@ class Runtime:
         params: SamplingParams | None = None,
         *,
         tools: Messages | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
         **options: Any,
     ) -> Iterator[StreamDelta]:
         """chat(), as it is written."""
-        ids = self.apply_chat_template(messages, tools=tools)
+        template = tools, template_kwargs, continue_final_message, chat_template
+        ids = self.apply_chat_template(messages, *template)
         return self.stream(ids, self.chat_params(params), **options)
 
     def chat_params(self, params: SamplingParams | None = None) -> SamplingParams:
@@ -139,10 +148,17 @@ class Runtime:
         defaults = self._open.defaults if self.config.generation_defaults else None
         return for_chat(SamplingParams() if params is None else params, defaults)
 
-    def apply_chat_template(self, messages: Messages, *, tools: Messages | None = None) -> list[int]:
-        """The token ids of a conversation, ready for an answer."""
-        most = self._most_tokens
-        return self._tokenizer("a chat").apply_chat_template(messages, tools=tools, max_tokens=most)
+    def apply_chat_template(
+        self,
+        messages: Messages,
+        tools: Messages | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+    ) -> list[int]:
+        """The token ids of a conversation, ready for an answer; the arguments are those of chat()."""
+        given = messages, True, tools, self._most_tokens, template_kwargs, continue_final_message
+        return self._tokenizer("a chat").apply_chat_template(*given, chat_template)
 
     def warm_up(self) -> None:
         """Answer short prompts in every way that has kernels of its own; note that for later starts."""
@@ -285,7 +301,14 @@ class Runtime:
             num_wanted=resolved.n,
             generations=tuple(
                 Generation(
-                    request=self._request(names[index], checked, own, options),
+                    request=request_of(
+                        names[index],
+                        checked,
+                        own,
+                        options,
+                        eos_token_ids=loaded.eos_token_ids,
+                        max_model_len=loaded.resolved.max_model_len,
+                    ),
                     detokenizer=self._detokenizer(checked, own),
                     asked_id=names[0],
                     index=index,
@@ -295,39 +318,16 @@ class Runtime:
             ),
         )
 
-    def _request(
-        self, name: str, prompt: tuple[int, ...], params: SamplingParams, options: RequestOptions
-    ) -> Request:
-        loaded = self._open
-        return Request(
-            request_id=name,
-            prompt_token_ids=prompt,
-            params=params,
-            stop_token_ids=stopping_token_ids(params, loaded.eos_token_ids),
-            max_total_tokens=total_tokens(len(prompt), params, loaded.resolved.max_model_len),
-            priority=options.priority,
-            timeout=options.timeout,
-            cache_salt=options.cache_salt,
-        )
-
     def _encode_word(self, word: str) -> list[int]:
         return self._tokenizer(f"bad_words={shown(word)}").encode(word, add_special_tokens=False)
 
     def _detokenizer(self, prompt: Sequence[int], params: SamplingParams) -> IncrementalDetokenizer | None:
-        wanted = params.detokenize if params.detokenize is not None else self._open.tokenizer is not None
-        if not wanted:
+        if params.detokenize is False or (params.detokenize is None and self._open.tokenizer is None):
             if params.stop:
                 got = f"stop is {shown(params.stop)}"
                 raise RequestError(f"{got}, but there is no text to look for it in; use stop_token_ids")
             return None
-        return IncrementalDetokenizer(
-            self._tokenizer("detokenize=True"),
-            prompt_token_ids=prompt,
-            stop=tuple(params.stop or ()),
-            min_tokens=params.min_tokens,
-            skip_special_tokens=params.skip_special_tokens,
-            include_stop_str_in_output=params.include_stop_str_in_output,
-        )
+        return detokenizer_of(params, prompt, self._tokenizer("detokenize=True"))
 
     def _run(self, generations: Sequence[Generation]) -> None:
         """See these to their ends, or abort what is left of them."""

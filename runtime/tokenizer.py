@@ -9,7 +9,8 @@ from typing import Any
 from ..common.errors import ConfigError, LoadError, RequestError, clipped, shown
 from ..common.logging import get_logger
 from .border import check_unicode
-from .tokenizer_file import TOKENIZER_JSON, TokenizerFile, obstacle
+from .chat_messages import Messages, check_messages, check_template_kwargs, marked, readable, until_mark
+from .tokenizer_file import TOKENIZER_JSON, TokenizerFile, chosen, obstacle
 
 logger = get_logger("runtime")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -89,41 +90,63 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Messages | None = None,
         max_tokens: int | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
     ) -> list[int]:
-        """Token ids of a conversation as the model's own template writes it, which may know of tools."""
-        _check_messages(messages)
+        """Token ids of a conversation as the model's own template writes it, or the one that is given."""
+        check_messages(messages)
         _check_tools(tools)
-        if not self._backend.chat_template:
-            raise RequestError(
-                "this model's tokenizer has no chat template; add chat_template.jinja to its folder, "
-                "or use generate() with a prompt of your own"
-            )
-        if tools and not self._has_template_with("tools"):
+        if not isinstance(continue_final_message, bool):
+            raise RequestError(f"continue_final_message is {shown(continue_final_message)}; wanted a bool")
+        variables = check_template_kwargs(template_kwargs)
+        template = self._template(chat_template, bool(tools))
+        if tools and "tools" not in template:
             raise RequestError(
                 "this model's chat template does not read tools, so the model would not hear of them; "
                 "give none, or a tokenizer= whose template does"
             )
-        try:
-            text = self._backend.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=None if tools is None else [dict(tool) for tool in tools],
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-            )
-        except Exception as error:  # a template is the model author's program: anything may come out of it
-            raise RequestError(
-                f"the chat template refuses these messages: {clipped(str(error), 500)}"
-            ) from error
+        variables |= {
+            "tools": None if tools is None else [dict(tool) for tool in tools],
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "chat_template": template,
+        }
+        text = self._rendered(messages, continue_final_message, variables)
         return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
-    def _has_template_with(self, name: str) -> bool:
-        templates = self._backend.chat_template
-        texts = [templates] if isinstance(templates, str) else templates.values()
-        return any(name in text for text in texts)
+    def _rendered(self, messages: Messages, continues: bool, variables: Mapping[str, Any]) -> str:
+        """The text of the first form of the messages that the template takes."""
+        first: Exception | None = None
+        for form in readable(messages, variables["chat_template"]):
+            given = marked(form) if continues else form
+            try:
+                text = self._backend.apply_chat_template(given, tokenize=False, **variables)
+            except Exception as error:  # a template is a stranger's program: anything may come out of it
+                first = first or error
+                continue
+            return until_mark(text) if continues else text
+        raise RequestError(f"the chat template refuses these messages: {clipped(str(first), 500)}") from first
+
+    def _template(self, given: Any, has_tools: bool) -> str:
+        """The template that is given, by its text or its name, else the model's for tools or for none."""
+        known = self._backend.chat_template
+        if given is not None and (not isinstance(given, str) or not given):
+            raise RequestError(f"chat_template is {shown(given)}; wanted the text of a template")
+        if given is not None:
+            return str(known[given]) if isinstance(known, Mapping) and given in known else given
+        if not known:
+            raise RequestError(
+                "this model's tokenizer has no chat template; add chat_template.jinja to its folder, give "
+                "chat_template=, or use generate() with a prompt of your own"
+            )
+        try:
+            return chosen(known, has_tools)
+        except ValueError as error:
+            raise RequestError(f"the chat template refuses these messages: {error}") from error
 
 
 def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:
@@ -184,15 +207,6 @@ def _damaged_file(folder: Path) -> Path:
         except (ValueError, RecursionError):
             return path
     return next(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
-
-
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    wanted = "wanted a list of at least one {'role': ..., 'content': ...}"
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise RequestError(f"messages is {shown(messages)}; {wanted}")
-    for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message:
-            raise RequestError(f"a message is {shown(message)}; {wanted}")
 
 
 def _check_tools(tools: Any) -> None:

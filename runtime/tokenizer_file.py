@@ -62,18 +62,20 @@ class TokenizerFile:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         tokenize: bool = False,
+        chat_template: str | None = None,
+        **variables: Any,
     ) -> str:
-        """The text of a conversation."""
+        """The text of a conversation; variables are what else its template reads."""
         from .chat_template import render  # jinja2, which plain prompts do not need
 
         assert not tokenize
+        known = {"documents": None, **self.special_tokens_map, **variables}
         return render(
-            _chosen(self.chat_template, tools is not None),
+            chat_template or chosen(self.chat_template, tools is not None),
             messages,
             tools=tools,
-            documents=None,
             add_generation_prompt=add_generation_prompt,
-            **self.special_tokens_map,
+            **known,
         )
 
     def _id_of(self, name: str) -> int | None:
@@ -174,7 +176,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, s
     return given
 
 
-def _chosen(template: str | Mapping[str, str] | None, has_tools: bool) -> str:
+def chosen(template: str | Mapping[str, str] | None, has_tools: bool) -> str:
     """The template for a conversation, with tools or without."""
     if isinstance(template, str):
         return template
