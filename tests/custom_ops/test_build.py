@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from lamina.common.collection import collect
 from lamina.common.errors import KernelBuildError
-from lamina.common.store import Store
+from lamina.common.store import PLAIN, Store
 from lamina.custom_ops import build
-from lamina.custom_ops.build import build_kernel, find_built, find_compiler
+from lamina.custom_ops.build import build_kernel, find_built, find_compiler, load_library
 from lamina.custom_ops.ledger import Ledger, watched
 
 SOURCE = '#include "shared.h"\nextern "C" int answer() { return ANSWER; }\n'
@@ -88,6 +89,47 @@ def test_what_a_process_has_loaded_is_copied_to_the_store_it_turns_to(csrc: Path
     found = find_built(second, key)
     assert found is not None
     assert answer(found) == 42
+
+
+ODD = ["a b", "it's", 'say "x"', "back\\slash", "two\nlines", "$HOME;`id`", "#é東", "@file"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_kernel_is_built_whatever_the_path_of_the_cache_is(csrc: Path, tmp_path: Path, name: str) -> None:
+    store = Store(tmp_path / name)
+    path = build_kernel("op", csrc, store)
+    assert answer(path) == 42
+    assert store.root in path.parents
+    assert PLAIN.fullmatch(str(store.build_folder()))
+
+
+def test_a_library_that_is_collected_as_soon_as_it_is_built_is_built_again_and_loaded(
+    csrc: Path, store: Store
+) -> None:
+    paths = []
+
+    def build() -> Path:
+        paths.append(build_kernel("op", csrc, store))
+        if len(paths) < 3:
+            collect(store, 0)
+        return paths[-1]
+
+    assert load_library("op", store, build).answer() == 42
+    assert len(paths) == 3
+
+
+def test_the_record_of_another_kernel_is_not_loaded(
+    csrc: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_kernel("op", csrc, store)
+    (key,) = store.refs("kernels")
+    (csrc / "include" / "shared.h").write_text("#define ANSWER 43\n")
+    build_kernel("op", csrc, store)
+    (other,) = {*store.refs("kernels")} - {key}
+    store.write_ref("kernels", other, store.read_ref("kernels", key))
+    assert find_built(store, other) is None
+    assert "is of another one; it is built again" in caplog.text
+    assert answer(build_kernel("op", csrc, store)) == 43
 
 
 def test_a_changed_header_is_another_kernel(csrc: Path, store: Store) -> None:

@@ -1,11 +1,17 @@
 """A cache that was exported here starts there: nothing compiled, the same tokens."""
 
+import logging
+
 import pytest
 
 from lamina import Runtime, SamplingParams
 from lamina.common.bundle import export_bundle, import_bundle, read_bundle
+from lamina.common.progress import say_nothing
 from lamina.common.store import Store
 from lamina.custom_ops.ledger import LEDGER
+from lamina.runtime.config import RuntimeConfig
+from lamina.runtime.loading import missing
+from lamina.runtime.warm import Lacks
 
 pytestmark = pytest.mark.timeout(600)
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -28,12 +34,20 @@ def forgetful(monkeypatch, forget_kernels):
     return forget
 
 
-def test_an_imported_cache_starts_warm_with_the_same_tokens(tiny_folder, compile_cache, tmp_path, forgetful):
+def test_an_imported_cache_starts_warm_with_the_same_tokens(
+    tiny_folder, compile_cache, tmp_path, forgetful, caplog
+):
     expected, _ = tokens(tiny_folder, compile_cache)
     export_bundle(Store(compile_cache), tmp_path / "bundle")
     other = Store(tmp_path / "elsewhere")
     import_bundle(other, read_bundle(tmp_path / "bundle"), None)
     forgetful()
-    found, pieces = tokens(tiny_folder, other.root, require_warm=True)
+    config = RuntimeConfig(model=tiny_folder, device="cpu", cache_dir=other.root)
+    assert missing(config, say_nothing) == Lacks(missing=(), unmeasured=())
+    with caplog.at_level(logging.INFO, logger="lamina"):
+        found, pieces = tokens(tiny_folder, other.root, require_warm=True)
     assert found == expected
     assert (pieces["compiled"], pieces["loaded"]) == (0, 3)
+    told = [record.getMessage() for record in caplog.records if "nothing compiled" in record.getMessage()]
+    assert len({*told}) == 1
+    assert f"from {other.root} in " in told[0]

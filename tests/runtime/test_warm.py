@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from lamina import CompileConfig, NotWarmError, Runtime, SamplingParams
 from lamina.common.progress import say_nothing
 from lamina.common.store import Store
+from lamina.compiler import torch_compat
 from lamina.custom_ops.ledger import before_build
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.loading import missing
@@ -143,3 +145,30 @@ def build_in_next_step(runtime, monkeypatch):
         return step()
 
     monkeypatch.setattr(engine, "step", building)
+
+
+@pytest.mark.slow
+def test_a_cache_removed_while_the_process_lives_is_compiled_again(tiny_folder, tmp_path, forget_kernels):
+    for dtype in ("float32", "bfloat16"):
+        forget_kernels()
+        with Runtime.from_pretrained(
+            tiny_folder, device="cpu", cache_dir=tmp_path / "cache", dtype=dtype
+        ) as runtime:
+            assert runtime.generate([[1, 2, 3]], GREEDY)
+            assert runtime.stats()["compile"]["compiled"] == 3
+        shutil.rmtree(tmp_path / "cache")
+
+
+def test_headers_of_another_folder_or_of_one_that_is_gone_are_made_again(tmp_path):
+    made = []
+
+    def precompile(name):
+        made.append(name)
+        return len(made)
+
+    for folder in ("a", "a", "b", "a"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        torch_compat._memo_of_headers(tmp_path / folder, precompile)("header")
+    assert len(made) == 2
+    (tmp_path / "a").rmdir()
+    assert torch_compat._memo_of_headers(tmp_path / "a", precompile)("header") == 3
