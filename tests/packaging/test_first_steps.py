@@ -28,6 +28,7 @@ def test_an_example_without_arguments_says_how_it_is_used(example):
 
 
 @pytest.mark.demo
+@pytest.mark.timeout(900)  # the first of all to use the model compiles it
 @pytest.mark.usefixtures("demo_model")
 def test_the_snippet_of_the_readme_answers_as_it_stands():
     """With the model that the README names; from the root, as it says."""
