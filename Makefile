@@ -63,8 +63,8 @@ mutants: $(STAMP)
 bench: $(STAMP) $(MODEL)
 	$(BIN)/python benchmarks/cpu.py --model $(MODEL) $(ARGS)
 
-wheel-test: $(STAMP)
-	$(BIN)/python tests/packaging/check_wheel.py
+wheel-test: $(STAMP) $(MODEL)
+	$(BIN)/python tests/packaging/check_wheel.py $(ARGS)
 
 cuda: $(STAMP)
 	@if command -v nvcc || command -v /usr/local/cuda/bin/nvcc || command -v "$$CUDA_HOME/bin/nvcc"; then \

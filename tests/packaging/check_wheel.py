@@ -1,8 +1,10 @@
 """Build the wheel from a clean copy, compare its files with the tree, install it alone, use it from /.
 
-The example of a model in a package of its own is installed beside it, as its users would.
+The example of a model in a package of its own is installed beside it, as its users would. With the demo model
+its main job is done cold and warm; with --torch VERSION in an empty venv that pip fills, as a new user's is.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -17,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = Path("src") / "lamina"
 SHIPPED = {".py", ".typed", ".cu", ".cuh", ".cpp", ".h", ".json", ".css"}
 OUTSIDE_MODEL = Path("examples") / "olmo2"
+MODEL = ROOT / "cache_dir" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+MAIN_JOB = Path(__file__).resolve().parent / "main_job.py"
 SMOKE_TEST = Path(__file__).resolve().parent / "smoke.py"
 
 
@@ -68,6 +72,24 @@ def install(packages: Sequence[Path], venv: Path) -> Path:
     return python
 
 
+def install_by_pip(wheel: Path, venv: Path, torch: str) -> Path:
+    """An empty venv's Python with the wheel and what pip resolves to, of torch that version."""
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    python = venv / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel, f"torch{torch}"], check=True)
+    return python
+
+
+def do_main_job(python: Path, folder: Path, settings: Sequence[str]) -> None:
+    """The demo model's answers, from a cold and a warm cache, with the Python of a venv and no checkout."""
+    if not MODEL.exists():
+        print(f"{MODEL.name} is not there: `make test` fetches it; the main job was not done")
+        return
+    environment = {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(folder)}
+    command = [python, MAIN_JOB, MODEL, folder / "job", "--only", *settings]
+    subprocess.run(command, cwd="/", env=environment, check=True)
+
+
 def smoke(python: Path, home: Path) -> None:
     """From / and with an empty home, so that nothing of the checkout can help."""
     environment = {"PATH": f"{python.parent}:{os.defpath}", "HOME": str(home)}
@@ -76,13 +98,22 @@ def smoke(python: Path, home: Path) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--torch", help="install by pip into an empty venv, torch of this version: ==2.14.1")
+    parser.add_argument("--only", nargs="+", default=["bfloat16"], help="bfloat16, float32, int8: main job")
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tree = folder / "tree"
         copy_tree(tree)
         wheel = build_wheel(tree, folder / "dist")
         print(f"{wheel.name} holds the tree's {compare(wheel, tree)} files")
-        smoke(install([wheel, tree / OUTSIDE_MODEL], folder / "venv"), folder)
+        if asked.torch is not None:
+            python = install_by_pip(wheel, folder / "venv", asked.torch)
+        else:
+            python = install([wheel, tree / OUTSIDE_MODEL], folder / "venv")
+            smoke(python, folder)
+        do_main_job(python, folder, asked.only)
     print("the wheel works by itself, and finds a model that another package brings")
 
 
