@@ -11,6 +11,8 @@ from tokenizers import AddedToken
 
 TOKENIZER_JSON = "tokenizer.json"
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MISTRALS = ("mistral", "mistral3", "ministral", "ministral3", "pixtral", "voxtral")
+LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 # What else a tokenizer_config.json may ask for that changes ids: rare, and left to transformers.
 LEFT_TO_TRANSFORMERS = ("fast_tokenizer_files", "fix_mistral_regex")
@@ -108,6 +110,15 @@ def obstacle(folder: Path) -> str | None:
     config = _read_object(folder / "tokenizer_config.json")
     asked = [name for name in LEFT_TO_TRANSFORMERS if config.get(name)]
     return f"tokenizer_config.json has {', '.join(asked)}" if asked else None
+
+
+def cuts_words_wrongly(folder: Path) -> bool:
+    """Whether a Mistral model has the expression of Llama 3, as tokenizer.json files were once converted."""
+    model = _read_object(folder / "config.json").get("model_type")
+    if model not in MISTRALS:
+        return False
+    steps = json.dumps(_read_object(folder / TOKENIZER_JSON).get("pre_tokenizer"))
+    return json.dumps(LLAMA3_WORDS)[1:-1] in steps
 
 
 def _read_object(path: Path) -> dict[str, Any]:

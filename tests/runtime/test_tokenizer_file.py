@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lamina.common.errors import LoadError
 from lamina.runtime.detokenizer import IncrementalDetokenizer
-from lamina.runtime.tokenizer import Tokenizer, load_tokenizer
+from lamina.runtime.tokenizer import Tokenizer, load_tokenizer, require_tokenizer
 from lamina.runtime.tokenizer_file import TokenizerFile
 
 TEXTS = (
@@ -208,3 +209,31 @@ def test_reading_encoding_and_templates_import_no_transformers(bbpe_tokenizer: A
         "assert 'hi' in tokenizer.decode(ids); assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("model_type, expected", [("mistral", 1), ("llama", 0)])
+def test_a_mistral_tokenizer_with_the_expression_of_llama_3_is_said(
+    bbpe_tokenizer: Any, tmp_path: Path, said: Any, model_type: str, expected: int
+) -> None:
+    bbpe_tokenizer().save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+"
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, content["pre_tokenizer"]]}
+    path.write_text(json.dumps(content))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert load_tokenizer(tmp_path) is not None
+    assert len([line for line in said() if "fix_mistral_regex" in line]) == expected
+
+
+def test_a_folder_with_tekken_json_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text("{}")
+    with pytest.raises(LoadError, match=r"tekken\.json alone, Mistral's own format"):
+        require_tokenizer(tmp_path)
+
+
+def test_a_folder_with_a_sentencepiece_model_alone_is_told_what_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"no model")
+    with pytest.raises(LoadError, match="pip install sentencepiece protobuf"):
+        load_tokenizer(tmp_path)
