@@ -64,10 +64,18 @@ def test_a_faulty_pass_is_named_with_the_first_piece_that_differs(tiny_folder, c
 @pytest.mark.parametrize(
     "name, value, place",
     [
-        ("model.layers.0.mlp.down_proj.weight", torch.nan, "queries, keys or values of layer 1 .*mlp"),
-        ("model.layers.0.self_attn.q_proj.weight", torch.inf, "queries, keys or values of layer 0 .*q"),
-        ("model.layers.1.mlp.up_proj.weight", torch.nan, "the logits .*mlp"),
-        ("model.layers.1.self_attn.o_proj.weight", 3e38, "the logits .* beyond torch.float32"),
+        (
+            "model.layers.0.mlp.down_proj.weight",
+            torch.nan,
+            r"queries, keys or values of layer 1 .*layers\.0\.down",
+        ),
+        (
+            "model.layers.0.self_attn.q_proj.weight",
+            torch.inf,
+            r"queries, keys or values of layer 0 .*layers\.0\.q",
+        ),
+        ("model.layers.1.mlp.up_proj.weight", torch.nan, r"the logits .*layers\.1\.gate_up"),
+        ("model.layers.1.self_attn.o_proj.weight", 3e38, r"the logits .* beyond torch\.float32"),
     ],
 )
 def test_the_first_layer_that_is_not_finite_is_named_and_nothing_compared(
