@@ -30,7 +30,7 @@ def plain(value: Any) -> Any:
         return tuple(items) if isinstance(value, tuple) else items
     if callable(dump := getattr(value, "model_dump", None)):  # messages as the clients of APIs hand them out
         return plain(dump())
-    raise TypeError(f"{value!r:.80} is a {type(value).__name__}; wanted text, numbers, lists and dicts")
+    raise TypeError(f"{shown(value)} is a {type(value).__name__}; wanted text, numbers, lists and dicts")
 
 
 def check_messages(messages: Messages) -> None:
@@ -51,7 +51,9 @@ def check_template_kwargs(given: Any) -> dict[str, Any]:
         raise RequestError(f"template_kwargs is {shown(given)}; wanted a dict of the template's variables")
     taken = [name for name in SET_BY_ARGUMENTS if name in given]
     if taken:
-        raise RequestError(f"template_kwargs has {taken[0]!r}; wanted as an argument of its own: {taken[0]}=")
+        raise RequestError(
+            f"template_kwargs has {shown(taken[0])}; wanted as an argument of its own: {taken[0]}="
+        )
     try:
         return {name: plain(value) for name, value in given.items()}
     except (TypeError, RecursionError) as error:

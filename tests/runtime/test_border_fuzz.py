@@ -117,6 +117,24 @@ MESSAGES = [
 ]
 TOOLS = [None, [], [{}], [{"type": "function", "function": {"name": "f"}}], "x", 5, [{"x": "\ud800"}], Odd()]
 
+CHATS = {
+    "tools": TOOLS,
+    "template_kwargs": [None, {}, {"x": False}, {"messages": 5}, {5: 1}, {"x": "\ud800"}, 5, "x", Odd()],
+    "continue_final_message": [True, False, None, 1, "x", Odd()],
+    "chat_template": [
+        None,
+        "",
+        "x",
+        "{{ messages[0].content }}",
+        "{{",
+        "\ud800",
+        5,
+        HUGE,
+        "{{ 1 / 0 }}",
+        Odd(),
+    ],
+}
+
 
 class Canary:
     """A stream beside everything else, begun again whenever it ends."""
@@ -170,7 +188,8 @@ def call_at_random(runtime, chance):
     pool, usual = (MESSAGES, MESSAGES[0]) if is_chat else (PROMPTS, chance.choice([[5, 6, 7], "hello"]))
     asked = chance.choice(pool) if chance.random() < 0.3 else usual
     given = {"max_tokens": 3} | params
-    extra = {"tools": chance.choice(TOOLS)} if is_chat and chance.random() < 0.3 else {}
+    chosen = chance.sample(list(CHATS), 1) if is_chat and chance.random() < 0.5 else []
+    extra = {name: chance.choice(CHATS[name]) for name in chosen}
 
     def call():
         if way == "stream" and chance.random() < 0.2:
