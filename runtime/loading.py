@@ -250,9 +250,7 @@ def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
         late_builds=warm.LateBuilds(strict=bool(config.compile_config and config.compile_config.strict)),
     )
     note_use(loaded)
-    if compiled is not None and not compiled.num_compiled:
-        seconds = sum(compiled.seconds.values()) + loaded.startup.get("kernels", 0.0)
-        warm.say_what_was_loaded(found.store, compiled.num_loaded, seconds)
+    warm.say_what_was_loaded(found.store, compiled, loaded.startup)
     return loaded
 
 

@@ -14,6 +14,7 @@ from ..common.logging import get_logger
 from ..common.progress import Progress
 from ..common.store import Store
 from ..compiler import cache
+from ..compiler.compile import Compiled
 from ..custom_ops.build import CSRC, find_built
 from ..custom_ops.ledger import KERNELS, LEDGER, TRITON
 from .config import Resolved, RuntimeConfig
@@ -49,10 +50,12 @@ class Lacks:
     unmeasured: tuple[str, ...]
 
 
-def say_what_was_loaded(store: Store, num_pieces: int, seconds: float) -> None:
+def say_what_was_loaded(store: Store, compiled: Compiled | None, startup: Mapping[str, float]) -> None:
     """Log what came from the cache, where nothing had to be compiled."""
-    found = f"loaded {num_pieces} pieces and {len(LEDGER.used)} kernels from {store.root}"
-    logger.info("%s in %.2f s, nothing compiled", found, seconds)
+    if compiled is not None and not compiled.num_compiled:
+        found = f"loaded {compiled.num_loaded} pieces and {len(LEDGER.used)} kernels from {store.root}"
+        seconds = sum(compiled.seconds.values()) + startup.get("kernels", 0.0)
+        logger.info("%s in %.2f s, nothing compiled", found, seconds)
 
 
 def permit(progress: Progress, what: str) -> None:
