@@ -18,7 +18,8 @@ from .straighten import functionalize
 Attend = Callable[..., None]  # (layer, query, key, value, out), and cos, sin where it is to rotate
 Forward = Callable[[Mapping[str, Tensor], Tensor, Tensor, Attend], Tensor]
 
-TOKEN_IDS, POSITIONS, NUM_TOKENS = "token_ids", "positions", "num_tokens"
+# Values of a plan beside its weights begin with %, as those that pieces compute do; no weight may.
+TOKEN_IDS, POSITIONS, NUM_TOKENS = "%:token_ids", "%:positions", "%:num_tokens"
 
 # What becomes of each kind of guard Dynamo writes. A kind that is not listed fails the capture.
 DISPOSITIONS = {
@@ -94,6 +95,9 @@ def capture(forward: Forward, weights: Mapping[str, Tensor], device: torch.devic
         torch_compat.bound_tokens(token_ids, MAX_NUM_TOKENS)
         return forward(weights, token_ids, positions, _mark_attention)
 
+    for name in weights:
+        if name.startswith("%"):
+            raise CompileError(f"a weight is named {name!r}; wanted a name that does not begin with %")
     token_ids, positions = (torch.zeros(7, dtype=torch.int32, device=device) for _ in range(2))
     traced = torch_compat.trace_once(trace, dict(weights), token_ids, positions, TOKENS_HINT)
     names = {id(tensor): name for name, tensor in weights.items()}

@@ -1,7 +1,7 @@
 """Whether compiled pieces compute what the model says, and which pass it is where one does not."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..common.errors import CompileError
 from . import torch_compat
 from .capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, Attend
 from .config import Numerics
+from .fingerprint import source_line
 from .op_by_op import OpByOp, Wide, makes_memory
 from .passes import pipeline
 from .passes.graph import Pass
@@ -23,6 +24,11 @@ Call = Callable[[list[Any]], Sequence[Any]]
 # the floor, in units of the dtype's rounding, chance decides.
 RMS_FACTOR, RMS_FLOOR = 2.0, 2.0
 MAX_FACTOR, MAX_FLOOR = 4.0, 32.0
+# Calls that round as they do when run alone, or not at all.
+EXACT_CALLS = {
+    *("getitem", "embedding", "cat", "add", "iadd", "sub", "isub", "mul", "imul", "truediv", "neg"),
+    *("empty", "empty_like", "zeros", "zeros_like", "ones_like", "where", "stack"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,14 +56,17 @@ class PieceCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Culprit:
-    """What makes a piece differ: a pass by its name, or code generation; the error with and without it."""
+    """What makes a piece differ: a pass by its name, calls outside of ops, or code generation; its error."""
 
     name: str
     is_pass: bool
     error: Error
+    is_call: bool = False  # of the model's own, outside of ops
 
     def sentence(self) -> str:
         """What is to blame and how to do without it."""
+        if self.is_call:
+            return f"in exact mode all that rounds goes through ops, and {self.name} does not"
         if not self.is_pass:
             return f"{self.name} makes it so, with any passes; use compile=False"
         if self.name not in pipeline.PASS_NAMES:
@@ -66,6 +75,7 @@ class Culprit:
         return f"the pass {self.name} makes it so; leave it out with --without-pass {self.name}, or {setting}"
 
 
+_UNKNOWN = Error(rms=float("nan"), max=float("nan"))
 _NOTHING = PieceCheck(compiled=Error(rms=0.0, max=0.0), eager=Error(rms=0.0, max=0.0), is_right=True)
 
 
@@ -157,18 +167,37 @@ def find_culprit(
     folder: for files that code generation leaves. compile_without(passes) compiles the piece with these.
     """
     stages = pass_stages(module, passes, folder)
+    outside = Culprit(name=calls_outside_ops(module), is_pass=False, error=_UNKNOWN, is_call=True)
     with torch.no_grad():
-        for name, graph in stages[1:]:
+        for name, graph in stages:
             check = _judge(module, OpByOp(fx.GraphModule({}, graph)).run(*arguments), arguments, numerics)
             if not check.is_right:
-                return Culprit(name=name, is_pass=True, error=check.compiled)
+                error = check.compiled
+                return (
+                    Culprit(name=name, is_pass=True, error=error) if name else replace(outside, error=error)
+                )
     for name in [name for name, _ in stages[1:]]:
         check = check_piece(
             module, compile_without([step for step in passes if step.name != name]), arguments, numerics
         )
         if check.is_right:
             return Culprit(name=name, is_pass=True, error=check.compiled)
-    return Culprit(name="code generation", is_pass=False, error=Error(rms=float("nan"), max=float("nan")))
+    if numerics == "exact" and outside.name:
+        return outside
+    return Culprit(name="code generation", is_pass=False, error=_UNKNOWN)
+
+
+def calls_outside_ops(module: fx.GraphModule) -> str:
+    """The calls of a model that may round and are no ops of ours, each with its line; "" for none."""
+    found = {}
+    for node in module.graph.nodes:
+        value = node.meta.get("example_value")
+        is_ours = torch_compat.op_name(node.target).startswith("lamina::")
+        if node.op != "call_function" or is_ours or getattr(node.target, "__name__", "") in EXACT_CALLS:
+            continue
+        if isinstance(value, Tensor) and value.is_floating_point():
+            found[torch_compat.qualified_name(node.target)] = source_line(node)
+    return ", ".join(f"{name}{line}" for name, line in found.items())
 
 
 def require_right(

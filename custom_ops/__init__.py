@@ -8,6 +8,7 @@ from .attention_site.op import attention_site
 from .copy_blocks.op import copy_blocks
 from .gelu_and_mul.op import gelu_and_mul
 from .keep_typical.op import keep_typical
+from .layer_norm.op import layer_norm
 from .linear.op import linear
 from .linear_int8.op import linear_int8
 from .paged_attention.op import paged_attention
@@ -30,6 +31,7 @@ __all__ = [
     "copy_blocks",
     "gelu_and_mul",
     "keep_typical",
+    "layer_norm",
     "linear",
     "linear_int8",
     "paged_attention",

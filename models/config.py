@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,6 +76,11 @@ IGNORED_FIELDS = frozenset(
 )
 
 
+def is_frozen(value: object) -> bool:
+    """Whether a value is a frozen dataclass, which can be compared and be part of a key."""
+    return is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen  # type: ignore[attr-defined,no-any-return]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """The sizes and constants of a model; what LLaMA does not have defaults to what changes nothing."""
@@ -111,8 +116,11 @@ class ModelConfig:
     dtype: torch.dtype = torch.float32
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    own: object = None  # what only this model has: a frozen dataclass that its definition makes and reads
 
     def __post_init__(self) -> None:
+        if self.own is not None and not is_frozen(self.own):
+            raise ConfigError(f"own is {self.own!r:.80}; wanted a frozen dataclass, or None")
         for name in (
             "vocab_size",
             "hidden_size",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from .. import custom_ops
 from ..custom_ops.add_rms_norm.reference import add_rms_norm
 from ..custom_ops.add_zero_centred_rms_norm.reference import add_zero_centred_rms_norm
 from ..custom_ops.gelu_and_mul.reference import gelu_and_mul
+from ..custom_ops.layer_norm.reference import layer_norm
 from ..custom_ops.rms_norm.reference import rms_norm
 from ..custom_ops.silu_and_mul.reference import silu_and_mul
 from ..custom_ops.zero_centred_rms_norm.reference import zero_centred_rms_norm
@@ -18,7 +20,7 @@ from ..custom_ops.zero_centred_rms_norm.reference import zero_centred_rms_norm
 Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 
 
-SCALE = "_scale"  # behind a projection's name: the name of its scales, where it is quantized
+SCALE = "%scale"  # behind a projection's name: the name of its scales, where it is quantized
 
 
 class QuantizedWeight(NamedTuple):
@@ -45,6 +47,7 @@ class Ops(NamedTuple):
     gelu_and_mul: Callable[[Tensor], Tensor]
     zero_centred_rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_zero_centred_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
 
 
 # What Inductor sees through and fuses; the rotation is named, since it may move into attention.
@@ -57,6 +60,7 @@ FAST_OPS = Ops(
     gelu_and_mul=gelu_and_mul,
     zero_centred_rms_norm=zero_centred_rms_norm,
     add_zero_centred_rms_norm=add_zero_centred_rms_norm,
+    layer_norm=layer_norm,
 )
 
 # Each rounds where its formula says, compiled or not, so both give the same bits.
@@ -69,12 +73,14 @@ EXACT_OPS = Ops(
     gelu_and_mul=custom_ops.gelu_and_mul,
     zero_centred_rms_norm=custom_ops.zero_centred_rms_norm,
     add_zero_centred_rms_norm=custom_ops.add_zero_centred_rms_norm,
+    layer_norm=custom_ops.layer_norm,
 )
 
 
 def join_scales(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Every weight by name as a model's forward takes them: those with scales as a QuantizedWeight."""
-    scaled = {name.removesuffix(SCALE) for name in weights if name.endswith(SCALE)}
+    named = [name.removesuffix(SCALE) for name in weights if name.endswith(SCALE)]
+    scaled = [name for name in named if name in weights and weights[name].dtype == torch.int8]
     joined = {name: QuantizedWeight(weights[name], weights[name + SCALE]) for name in scaled}
     return {**weights, **cast(Mapping[str, Tensor], joined)}
 

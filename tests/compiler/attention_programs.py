@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from lamina import custom_ops
 from lamina.compiler import torch_compat
-from lamina.compiler.capture import Captured, capture
+from lamina.compiler.capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, Captured, capture
 from lamina.custom_ops.paged_attention.reference import dense_attention
 from lamina.custom_ops.rotary_embedding.reference import rotary_embedding as formula
 
@@ -215,7 +215,7 @@ def run(program: AttentionProgram, graph: fx.Graph, num_tokens: int) -> Tensor:
     generator = torch.Generator().manual_seed(num_tokens)
     ids = torch.randint(VOCABULARY, (num_tokens,), generator=generator, dtype=torch.int32)
     positions = torch.arange(num_tokens, dtype=torch.int32) + 5
-    known = program.weights() | {"token_ids": ids, "positions": positions, "num_tokens": num_tokens}
+    known = program.weights() | {TOKEN_IDS: ids, POSITIONS: positions, NUM_TOKENS: num_tokens}
     inputs = [known[captured.inputs[node.name]] for node in graph.find_nodes(op="placeholder")]
     with torch.no_grad():
         (result,) = WithAttention(fx.GraphModule(captured.graph, graph)).run(*inputs)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lamina.compiler import cache
+from lamina.compiler.capture import POSITIONS, TOKEN_IDS
 from lamina.compiler.compile import plan_factors
 from lamina.compiler.inductor import load_piece, missing_of_piece, normalise, piece_key
 from lamina.compiler.passes import pipeline
@@ -17,7 +18,7 @@ from .tiny import make_tiny
 
 CPU = torch.device("cpu")
 PARAMETERS = {"w": ((4, 2), torch.bfloat16), "scale": ((4,), torch.float32)}
-STEPS = (Step(piece=None, layer=0, inputs=("token_ids", "positions", "w", "w"), outputs=()),)
+STEPS = (Step(piece=None, layer=0, inputs=(TOKEN_IDS, POSITIONS, "w", "w"), outputs=()),)
 GUARDS = [{"kind": "TENSOR_MATCH", "subject": "w", "disposition": "checked again when weights bind"}]
 
 
@@ -26,7 +27,7 @@ def factors_of(tiny, passes=None, numerics="fast"):
 
 
 def make_plan():
-    return Plan(steps=STEPS, pieces=(), parameters=PARAMETERS, result="token_ids")
+    return Plan(steps=STEPS, pieces=(), parameters=PARAMETERS, result=TOKEN_IDS)
 
 
 def test_a_plan_comes_back_as_it_was_saved(store):

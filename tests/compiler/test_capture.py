@@ -8,7 +8,7 @@ from torch import fx
 from lamina.common.errors import CompileError
 from lamina.compiler import capture as capture_module
 from lamina.compiler import torch_compat
-from lamina.compiler.capture import DISPOSITIONS, capture
+from lamina.compiler.capture import DISPOSITIONS, NUM_TOKENS, POSITIONS, TOKEN_IDS, capture
 from lamina.compiler.compile import Program, compile_program
 from lamina.compiler.config import CompileConfig
 from lamina.compiler.fingerprint import canonical_text, symbols
@@ -37,16 +37,16 @@ def test_every_input_is_a_weight_by_name_or_the_tokens(captured):
     tiny = make_tiny()
     unread = {"lm_head"}
     assert set(captured.inputs.values()) == (set(tiny.weights) - unread) | {
-        "token_ids",
-        "positions",
-        "num_tokens",
+        TOKEN_IDS,
+        POSITIONS,
+        NUM_TOKENS,
     }
     assert len(set(captured.inputs.values())) == len(captured.inputs)
 
 
 def test_the_number_of_tokens_is_the_one_symbol(captured):
     placeholder = next(
-        node for node in captured.graph.graph.nodes if captured.inputs.get(node.name) == "num_tokens"
+        node for node in captured.graph.graph.nodes if captured.inputs.get(node.name) == NUM_TOKENS
     )
     (symbol,) = symbols(str(placeholder.meta["example_value"]))
     assert symbols(str([node.meta.get("example_value") for node in captured.graph.graph.nodes])) == {symbol}
@@ -57,7 +57,7 @@ def test_the_graph_gives_what_the_model_gives_for_any_number_of_tokens(captured)
     tiny = make_tiny()
     for num_tokens in (1, 2, 7, 8):
         ids, positions = tiny.tokens(num_tokens)
-        known = tiny.weights | {"token_ids": ids, "positions": positions, "num_tokens": num_tokens}
+        known = tiny.weights | {TOKEN_IDS: ids, POSITIONS: positions, NUM_TOKENS: num_tokens}
         inputs = [
             known[captured.inputs[node.name]] for node in captured.graph.graph.find_nodes(op="placeholder")
         ]
@@ -173,7 +173,7 @@ def writes_into_a_weight(weights, ids, positions, attend):
     "forward, message",
     [
         (holds_a_constant, r"(?s)made by the model's own code.*line \d+, in holds_a_constant"),
-        (writes_into_a_weight, r"writes into a tensor"),
+        (writes_into_a_weight, r"writes into a weight or an input of the model"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -9,7 +9,7 @@ from torch import fx
 
 from lamina.common.errors import CompileError
 from lamina.compiler import torch_compat, verify
-from lamina.compiler.capture import capture
+from lamina.compiler.capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, capture
 from lamina.compiler.compile import Program, compile_program
 from lamina.compiler.config import CompileConfig
 from lamina.compiler.op_by_op import OpByOp
@@ -18,6 +18,7 @@ from lamina.compiler.plan import ALIGNMENT
 from lamina.compiler.samples import sample_arguments
 from lamina.compiler.split import AttentionCall, split
 from lamina.custom_ops.paged_attention.reference import dense_attention
+from lamina.models.layers import EXACT_OPS, join_scales
 
 from .tiny import CPU
 
@@ -69,7 +70,7 @@ class Pieces:
 
     def run(self, num_tokens):
         ids, positions = tokens(num_tokens)
-        values = {**self.weights, "token_ids": ids, "positions": positions, "num_tokens": num_tokens}
+        values = {**self.weights, TOKEN_IDS: ids, POSITIONS: positions, NUM_TOKENS: num_tokens}
         numbers = iter(range(len(self.rewritten)))
         for call in self.model.calls:
             inputs = [values[name] for name in (call.tensors if is_attend(call) else call.inputs)]
@@ -300,3 +301,48 @@ def test_weights_that_lie_over_each_other_are_still_told_apart():
     assert len({value.untyped_storage().data_ptr() for value in arguments}) == 1
     assert all(value.data_ptr() % ALIGNMENT == 0 for value in arguments), "as kernels want it"
     assert all(not torch.equal(one, other) for one in arguments for other in arguments if one is not other)
+
+
+def layer_norm_outside_ops(weights, ids, positions, attend):
+    x = embedded(weights, ids)
+    x = F.layer_norm(x, (WIDTH,), weights["norm"], None, 1e-5)
+    return site(attend, 0, x)
+
+
+def layer_norm_by_ops(weights, ids, positions, attend):
+    x = embedded(weights, ids)
+    return site(attend, 0, EXACT_OPS.layer_norm(x, weights["norm"], None, 1e-5))
+
+
+@pytest.mark.parametrize(
+    "forward, blamed",
+    [
+        (layer_norm_outside_ops, r"all that rounds goes through ops, and .*layer_norm.*does not"),
+        (layer_norm_by_ops, "code generation makes it so"),
+    ],
+)
+def test_in_exact_mode_calls_outside_ops_are_named_where_no_pass_is_to_blame(forward, blamed, tmp_path):
+    """Code that is wrong with any passes: of calls that are not ours it need not have the bits."""
+    exact = pipeline.select(None, "exact")
+    captured = capture_of(forward, weights_of(torch.bfloat16))
+    module = split(captured.graph, captured.inputs).pieces[0].graph
+
+    def call(arguments):
+        return tuple(result * 1.01 for result in OpByOp(module).run(*arguments))
+
+    with pytest.raises(CompileError, match=f"(?s){blamed}"):
+        verify.require_right(module, call, exact, "exact", CPU, tmp_path, lambda passes: call)
+
+
+def names_of_inputs(weights, ids, positions, attend):
+    x = embedded(weights, ids) * weights["token_ids"] + weights["positions"]
+    return site(attend, 0, x) * weights["num_tokens"] + weights["norm_scale"]
+
+
+def test_weights_may_be_named_as_inputs_and_scales_are(store):
+    weights = weights_of(token_ids=(WIDTH,), positions=(WIDTH,), num_tokens=(WIDTH,), norm_scale=(WIDTH,))
+    assert join_scales(weights) == weights
+    plan = compiled(names_of_inputs, weights, store)
+    torch.testing.assert_close(plan(*tokens(5), attend), eagerly(names_of_inputs, weights, 5))
+    with pytest.raises(CompileError, match="a weight is named '%add'; wanted a name that does not begin"):
+        capture_of(names_of_inputs, weights | {"%add": torch.ones(3)})

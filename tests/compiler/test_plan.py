@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lamina.common.errors import ShapeError
+from lamina.compiler.capture import NUM_TOKENS, POSITIONS, TOKEN_IDS
 from lamina.compiler.config import MAX_NUM_TOKENS
 from lamina.compiler.inductor import Artifact, Piece
 from lamina.compiler.plan import Plan, Step
@@ -48,9 +49,9 @@ def combine(arguments):
 
 def make_plan(first=spread, last=combine):
     steps = (
-        Step(piece=0, layer=None, inputs=("token_ids", "w"), outputs=("x", "y", "out")),
+        Step(piece=0, layer=None, inputs=(TOKEN_IDS, "w"), outputs=("x", "y", "out")),
         Step(piece=None, layer=3, inputs=("x", "y", "y", "out"), outputs=()),
-        Step(piece=1, layer=None, inputs=("x", "out", "positions", "num_tokens"), outputs=("z",)),
+        Step(piece=1, layer=None, inputs=("x", "out", POSITIONS, NUM_TOKENS), outputs=("z",)),
     )
     return Plan(steps=steps, pieces=(piece(first), piece(last)), parameters=PARAMETERS, result="z")
 

@@ -5,7 +5,7 @@ import torch
 from torch import fx
 
 from lamina.compiler import torch_compat
-from lamina.compiler.capture import capture
+from lamina.compiler.capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, capture
 from lamina.compiler.fingerprint import canonical_text, group_equal
 from lamina.compiler.split import AttentionCall, PieceCall, split
 from lamina.compiler.straighten import is_attention
@@ -58,7 +58,7 @@ def test_run_one_after_another_the_pieces_give_the_model():
     _, model = split_tiny(tiny)
     for num_tokens in (1, 2, 7):
         ids, positions = tiny.tokens(num_tokens)
-        values = tiny.weights | {"token_ids": ids, "positions": positions, "num_tokens": num_tokens}
+        values = tiny.weights | {TOKEN_IDS: ids, POSITIONS: positions, NUM_TOKENS: num_tokens}
         for call in model.calls:
             if isinstance(call, AttentionCall):
                 tiny.attend(call.layer, *(values[name] for name in call.tensors))
@@ -102,7 +102,7 @@ def test_a_size_that_a_piece_uses_is_computed_in_it():
 
     captured = capture(forward, torch_compat.fake_tensors({"table": ((10, 16), torch.float32)}, CPU), CPU)
     first, _, last = split(captured.graph, captured.inputs).calls
-    assert "num_tokens" in last.inputs
-    values = {"num_tokens": 3, **dict.fromkeys(first.outputs, torch.ones(3, 2, 8))}
+    assert NUM_TOKENS in last.inputs
+    values = {NUM_TOKENS: 3, **dict.fromkeys(first.outputs, torch.ones(3, 2, 8))}
     (result,) = fx.Interpreter(last.graph).run(*(values[name] for name in last.inputs))
     assert torch.equal(result, torch.full((3, 2, 8), 6.0))

@@ -3,17 +3,21 @@
 import re
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from lamina.common.errors import ConfigError, LoadError
-from lamina.models import find_model, registry
+from lamina.models import find_model, llama, registry
+from lamina.models.config import ModelConfig
 from lamina.models.layers import EXACT_OPS, FAST_OPS, Ops
 from lamina.models.source_files import source_files
 
+from ..conftest import TINY
 from ..families import WINDOW, Family, oracle, oracle_logits
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +85,23 @@ def test_the_model_of_the_page_computes_what_transformers_does(
 def test_a_compiled_model_depends_on_the_package_and_on_what_it_takes_from_ours(olmo2_package: None) -> None:
     names = {path.name for path in source_files(find_model("Olmo2ForCausalLM"))}
     assert {"lamina_olmo2.py", "llama.py", "layers.py"} <= names
+
+
+def test_a_model_keeps_fields_of_its_own_in_its_config() -> None:
+    (block,) = [
+        code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "own" in code
+    ]
+    page: dict[str, Any] = {"__name__": "page"}
+    exec(compile(block, str(PAGE), "exec"), page)
+    registry.register_model("ClippedForCausalLM", replace(llama.LLAMA, config=page["config"]))
+    raw = TINY | {"architectures": ["ClippedForCausalLM"], "clip_qkv": 8.0}
+    assert ModelConfig.from_dict(raw).own == page["Clipped"](limit=8.0)
+    assert ModelConfig.from_dict(raw) != ModelConfig.from_dict(raw | {"clip_qkv": 9.0})
+    with pytest.raises(ConfigError, match="clip_qkv is -1"):
+        ModelConfig.from_dict(raw | {"clip_qkv": -1})
+    registry.register_model("OpenForCausalLM", replace(llama.LLAMA, config=lambda fields: {"own": {}}))
+    with pytest.raises(ConfigError, match=r"own is {}; wanted a frozen dataclass"):
+        ModelConfig.from_dict(raw | {"architectures": ["OpenForCausalLM"]})
 
 
 def test_a_package_whose_module_is_missing_is_named(site: Path) -> None:

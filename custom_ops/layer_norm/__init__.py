@@ -1,0 +1,1 @@
+"""lamina::layer_norm."""
