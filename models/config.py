@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,7 +78,8 @@ IGNORED_FIELDS = frozenset(
 
 def is_frozen(value: object) -> bool:
     """Whether a value is a frozen dataclass, which can be compared and be part of a key."""
-    return is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen  # type: ignore[attr-defined,no-any-return]
+    parameters: Any = getattr(value, "__dataclass_params__", None)
+    return not isinstance(value, type) and parameters is not None and bool(parameters.frozen)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
