@@ -20,7 +20,8 @@ from lamina.cli.info import describe_machine
 from lamina.compiler.cuda_graphs import CudaGraphs
 from lamina.runtime.attention import AttentionBackend, PagedAttention
 from lamina.runtime.block_pool import BlockPool
-from lamina.runtime.engine import Engine, Generation
+from lamina.runtime.engine import Engine
+from lamina.runtime.generation import Generation
 from lamina.runtime.input_batch import InputBatch
 from lamina.runtime.kv_cache import KVCacheManager
 from lamina.runtime.model_runner import ModelRunner
@@ -156,7 +157,7 @@ def generation(number: int, length: int) -> Generation:
         params=params,
         max_total_tokens=length,
     )
-    return Generation(request=request, detokenizer=None, asked_id=request.request_id)
+    return Generation(request=request, asked_id=request.request_id)
 
 
 def build(batch: int, block_size: int, tokens_each: int) -> tuple[Engine, ModelRunner, InputBatch]:

@@ -6,6 +6,7 @@ LaminaError
 ├── RequestError (ValueError)       a prompt or sampling parameter that cannot be honoured
 │   ├── UnknownParameterError (TypeError)    a parameter that there is not
 │   └── ProcessorError              a logits processor of a request failed
+├── EngineError                     a step failed at one request, which ended
 ├── ShapeError (ValueError)         a tensor whose shape, dtype or device does not fit an op
 ├── LoadError                       a model folder or file that is missing, damaged or incomplete
 ├── LogitsError                     a model computed logits by which no token can be chosen
@@ -91,6 +92,10 @@ class ProcessorError(RequestError):
 
 class LogitsError(LaminaError):
     """A model computed logits by which no token of a request can be chosen; other requests go on."""
+
+
+class EngineError(LaminaError):
+    """A step, or the text of an answer, failed at one request, which ended; other requests go on."""
 
 
 class ShapeError(LaminaError, ValueError):

@@ -1,12 +1,10 @@
 """All answers to one prompt: made together, given back together."""
 
 import dataclasses
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..common.errors import LaminaError
-from .engine import Generation
+from .generation import Generation, Reader
 from .logprobs import cumulative
 from .outputs import RequestOutput, RequestTimes, StreamDelta
 from .sampling_params import SEED_LIMIT, SamplingParams
@@ -26,21 +24,9 @@ class Answers:
     num_wanted: int
     generations: tuple[Generation, ...]
 
-    @property
-    def is_finished(self) -> bool:
-        return all(generation.is_finished for generation in self.generations)
-
-    @property
-    def error(self) -> LaminaError | None:
-        """What ended any of them that did not end by itself."""
-        return next((each.error for each in self.generations if each.error is not None), None)
-
-    def stream(self) -> deque[StreamDelta]:
-        """Ask for all answers in pieces, before they are started; this fills with them."""
-        deltas: deque[StreamDelta] = deque()
-        for generation in self.generations:
-            generation.deltas = deltas
-        return deltas
+    def readers(self) -> tuple[Reader, ...]:
+        """Ask for all answers in pieces, before they are started."""
+        return tuple(map(Reader, self.generations))
 
     def output(self) -> RequestOutput:
         """The answers wanted, once all are finished: in order, or of more than wanted the best first."""
@@ -90,3 +76,9 @@ def _nth_seed(seed: int, index: int) -> int:
 def _mean_logprob(generation: Generation) -> float:
     reports = generation.request.logprobs
     return cumulative(reports) / len(reports) if reports else float("-inf")
+
+
+def new_deltas(readers: Sequence[Reader]) -> Iterator[StreamDelta]:
+    """What there is to read of these answers, in turns."""
+    while found := [delta for reader in readers if (delta := reader.next()) is not None]:
+        yield from found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .beam_search import Beam, BeamSearch, Likeliest
 from .detokenizer import text_after
-from .engine import Generation
+from .generation import Generation
 from .outputs import CompletionOutput, RequestOutput, RequestTimes
 from .request import Request, RequestOptions, Timeline
 from .sampling_params import SamplingParams
@@ -41,12 +41,23 @@ class Searched:
         else:
             self.search.advance([_likeliest(request, self.search.num_top) for request in requests])
 
+    @property
+    def times(self) -> Timeline:
+        """From when the first of its requests was queued to the end of the last."""
+        assert self.first is not None
+        assert self.last is not None
+        first, last = self.first, self.last
+        return Timeline(queued=first.queued, first_token=first.first_token, finished=last.finished)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its longest sequence."""
+        return max((len(beam.token_ids) for beam in self.search.best()), default=0)
+
     def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
         """The best sequences, once the search is over."""
-        first, last = self.first, self.last
-        assert first is not None
-        assert first.queued is not None
-        assert last is not None
+        times = self.times
+        assert times.queued is not None
         return RequestOutput(
             request_id=self.name,
             prompt=self.prompt,
@@ -55,7 +66,7 @@ class Searched:
                 _answer(self.prompt_token_ids, beam, index, tokenizer)
                 for index, beam in enumerate(self.search.best())
             ),
-            times=RequestTimes(queued=first.queued, first_token=first.first_token, finished=last.finished),
+            times=RequestTimes(queued=times.queued, first_token=times.first_token, finished=times.finished),
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
         )
@@ -80,7 +91,7 @@ class BeamRounds:
             rounds = [[_request(each, beam, num_top, options) for beam in each.search.live] for each in live]
             self._run(
                 [
-                    Generation(request=request, detokenizer=None, asked_id=request.request_id)
+                    Generation(request=request, asked_id=request.request_id)
                     for requests in rounds
                     for request in requests
                 ]
@@ -108,6 +119,7 @@ def _request(searched: Searched, beam: Beam, num_top: int, options: RequestOptio
         priority=options.priority,
         timeout=options.timeout,
         cache_salt=options.cache_salt,
+        is_counted=False,
     )
 
 

@@ -1,67 +1,26 @@
-"""The loop: schedule, execute, update, and the text of what came out."""
+"""The loop: schedule, execute, update, and the text of what came out; whole again after whatever hit it."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.errors import LaminaError
-from .detokenizer import IncrementalDetokenizer
+from ..common.errors import EngineError, LaminaError, shown
+from ..common.logging import get_logger
+from .faults import InterruptAtRequestError, blamed
+from .generation import Generation, TextFaultError
 from .latency import Latencies
-from .logprobs import Teller, cumulative
 from .model_runner import ModelRunner, StepHandle
-from .outputs import CompletionOutput, StreamDelta
-from .request import Request
+from .request import Request, Timeline
 from .scheduler import Scheduler
 from .scheduler_output import Reports, SchedulerOutput
+from .suspects import Suspects
 
-
-@dataclass(slots=True)
-class Generation:
-    """A request with its text; whoever steps the engine fills `deltas`, whoever asked empties it.
-
-    It writes one answer to what a caller asked, of which there may be several.
-    """
-
-    request: Request
-    detokenizer: IncrementalDetokenizer | None
-    asked_id: str  # what the caller knows it by
-    index: int = 0  # of the answer
-    teller: Teller = field(default_factory=Teller)
-    deltas: deque[StreamDelta] | None = None  # None where nobody wants the answer in pieces
-    error: LaminaError | None = None  # what ended it, for whoever asked
-    has_told_prompt: bool = False  # its log-probabilities
-
-    @property
-    def is_finished(self) -> bool:
-        return self.request.finish_reason is not None
-
-    @property
-    def wants_each_token(self) -> bool:
-        return self.detokenizer is not None or self.deltas is not None
-
-    @property
-    def has_told_its_end(self) -> bool:
-        """Whether the last piece of the answer is out."""
-        return self.deltas is not None and any(
-            delta.finish_reason for delta in self.deltas if delta.index == self.index
-        )
-
-    def answer(self, index: int) -> CompletionOutput:
-        """The whole of it, once it is finished, as the answer of that index."""
-        request = self.request
-        reports = request.logprobs[: len(request.output_token_ids)]  # an interrupt may come between the two
-        return CompletionOutput(
-            index=index,
-            text=self.detokenizer.text if self.detokenizer else "",
-            token_ids=tuple(request.output_token_ids),
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            logprobs=self.teller.of_answer(reports),
-            cumulative_logprob=None if request.params.logprobs is None else cumulative(reports),
-        )
+logger = get_logger("runtime")
+T = TypeVar("T")
 
 
 class Engine:
@@ -69,54 +28,54 @@ class Engine:
 
     `depth` steps are launched before the oldest is read: at 1 the host waits for each step, at 2 it plans
     the next one and writes the text of the last one while a step runs.
+
+    Whatever interrupts a call, at any line, is followed by the books being opened anew from what the requests
+    themselves say, there and then or before the next call. An error ends the request that it is due to.
     """
 
     def __init__(self, scheduler: Scheduler, model_runner: ModelRunner, *, depth: int = 1) -> None:
         self.scheduler = scheduler
         self._model_runner = model_runner
         self._depth = depth
+        self._is_whole = True  # the books: not while something happens to them
         self._at_model: SchedulerOutput | None = None  # the step that is being launched or read
         self._pending: deque[tuple[SchedulerOutput, StepHandle]] = deque()
         self._generations: dict[str, Generation] = {}
-        self._interrupt: KeyboardInterrupt | None = None  # that came in code of a request's own
         self._attentive: set[str] = set()  # those that want each token, not the answer alone
+        self._suspects = Suspects()
         self.latencies = Latencies()
         self.first_token_seconds: float | None = None  # of the first request of all, from its arrival
 
     def add(self, generation: Generation) -> None:
         """Queue a request."""
-        self.scheduler.add(generation.request)
-        request_id = generation.request.request_id
-        self._generations[request_id] = generation
-        if generation.wants_each_token:
-            self._attentive.add(request_id)
+        self._whole(partial(self._add, generation))
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it stands and give its blocks back; False for one that is not live."""
-        aborted = self.scheduler.abort(request_id)
-        if aborted:
-            self._tell_end(request_id)
-        if self._pending and not self.scheduler.has_work:
-            self._advance(self._finish_pending)
-        return aborted
+        return self._end(request_id, None)
 
     def fail(self, request_id: str, error: LaminaError) -> bool:
         """End a request alone, with an error for whoever asked; False for one that is not live."""
-        generation = self._generations.get(request_id)
-        if generation is None or not self.scheduler.abort(request_id):
-            return False
-        generation.error = error
-        self._tell_end(request_id)
-        return True
+        return self._end(request_id, error)
 
     def step(self) -> None:
         """Launch a step if there is one, then take in the oldest, where enough are launched or none can be.
 
-        A step that fails at the model is undone, and so is what was launched after it: its requests stand
-        where they stood. An interrupt that hits the books instead may leave them half written, so it ends
-        every request. Either goes to the caller.
+        An error ends the request that it is due to, who is told. Where nothing says whose it is, the step is
+        tried again, and then the requests in it one by one. Raises what came from outside, as Ctrl-C.
         """
-        self._advance(self._step)
+        try:
+            self._whole(self._step)
+        except InterruptAtRequestError as interrupt:
+            self._end(interrupt.request_id, interrupt.failure)
+            raise
+        except Exception as error:
+            self._whole(partial(self._answer_for, error))
+
+    def count_whole(self, times: Timeline, num_tokens: int) -> None:
+        """Count as one what was served by requests that were parts of it."""
+        self.scheduler.num_finished += 1
+        self.latencies.add(times, num_tokens)
 
     def idle(self) -> bool:
         """Record one more size where no request is live; False where there was nothing to do."""
@@ -126,7 +85,7 @@ class Engine:
 
     def forget_recordings(self) -> None:
         """Drop every recording; steps run without until idle() makes them again."""
-        self._finish_pending()
+        self._whole(self._finish_pending)
         self._model_runner.forget_recordings()
 
     def close(self) -> None:
@@ -134,23 +93,92 @@ class Engine:
         for request_id in list(self._generations):
             self.abort(request_id)
 
-    def _advance(self, action: Callable[[], None]) -> None:
-        self._at_model = None
+    def _whole(self, action: Callable[[], T]) -> T:
+        """Let something happen to the books; whatever interrupts it, they are whole again before the next."""
+        if not self._is_whole:
+            self._mend()
+        self._is_whole = False
         try:
-            action()
+            result = action()
         except BaseException:
-            if self._at_model is not None:
-                self._undo(self._at_model)
-            else:
-                self._end_all()
+            self._mend()
             raise
-        if self._interrupt is not None:
-            interrupt, self._interrupt = self._interrupt, None
-            raise interrupt
+        self._is_whole = True
+        return result
+
+    def _mend(self) -> None:
+        """Make whole what an interrupt or an error left half done."""
+        failed, self._at_model = self._at_model, None
+        if failed is not None:  # at the device, while the books were whole
+            self._undo(failed)
+        else:
+            self._pending.clear()
+            self.scheduler.reopen()
+        for request_id in self.scheduler.live_ids - self._generations.keys():
+            self.scheduler.abort(request_id)
+        for generation in [*self._generations.values()]:
+            if generation.wants_each_token or generation.request.finish_reason is not None:
+                self._tell(generation)
+        self._is_whole = True
+
+    def _answer_for(self, error: Exception) -> None:
+        """End the request that an error is due to, once it is known."""
+        culprit, cause = blamed(error)
+        if culprit is None:
+            culprit = self._suspects.accuse(self.scheduler.to_suspect())
+            self._compute_alone(self._suspects.alone)
+        if culprit is None:
+            logger.warning("a step failed at no request in particular, and is tried again: %s", shown(cause))
+            return
+        failure = EngineError(f"a step failed at this request, which ends alone: {shown(cause)}")
+        failure.__cause__ = cause
+        self._cut_off(culprit.request_id, failure)
+
+    def _end(self, request_id: str, error: LaminaError | None) -> bool:
+        try:
+            return self._whole(partial(self._abort, request_id, error))
+        except Exception as failure:
+            logger.warning("a request was cut off, as it could not be aborted: %s", shown(blamed(failure)[1]))
+            return self._whole(partial(self._cut_off, request_id, error))
+
+    def _cut_off(self, request_id: str, error: LaminaError | None) -> bool:
+        """End a request whatever state it is in; everybody else is computed again."""
+        generation = self._generations.get(request_id)
+        if generation is None:
+            return False
+        self._pending.clear()
+        self.scheduler.reopen(without=generation.request)
+        self._tell_end(generation, error)
+        return True
+
+    def _compute_alone(self, request: Request | None) -> None:
+        """From now on let one request alone be computed, or everybody."""
+        if self.scheduler.alone is not request:
+            self._pending.clear()
+            self.scheduler.alone = request
+            self.scheduler.reopen()
+
+    def _add(self, generation: Generation) -> None:
+        self.scheduler.add(generation.request)
+        request_id = generation.request.request_id
+        if generation.wants_each_token:
+            self._attentive.add(request_id)
+        self._generations[request_id] = generation
+
+    def _abort(self, request_id: str, error: LaminaError | None = None) -> bool:
+        generation = self._generations.get(request_id)
+        if not self.scheduler.abort(request_id) or generation is None:
+            return False
+        self._tell_end(generation, error)
+        if self._pending and not self.scheduler.has_work:
+            self._finish_pending()
+        return True
 
     def _step(self) -> None:
+        if self._suspects and self._suspects.clear_innocent():
+            self._compute_alone(self._suspects.alone)
         for request in self.scheduler.expire():
-            self._tell_end(request.request_id)
+            self._tell(self._generations[request.request_id])
         if self.scheduler.needs_tokens:
             self._finish_pending()
         plan = self.scheduler.schedule()
@@ -158,7 +186,8 @@ class Engine:
             self._at_model = plan
             self._pending.append((plan, self._model_runner.execute(plan)))
             self._at_model = None
-        if self._pending and (plan is None or len(self._pending) >= self._depth):
+        depth = 1 if self._suspects else self._depth
+        if self._pending and (plan is None or len(self._pending) >= depth):
             self._take_in_oldest()
         if not self.scheduler.has_work:
             self._finish_pending()
@@ -175,25 +204,14 @@ class Engine:
         self._at_model = None
         self._pending.popleft()
         for request_id, error in failures.items():
-            self.fail(request_id, error)
+            if self.scheduler.abort(request_id):
+                self._tell_end(self._generations[request_id], error)
         self._take_in(plan, token_ids, reports)
-        self._interrupt = interrupt_among(failures.values())
 
     def _undo(self, failed: SchedulerOutput) -> None:
         while self._pending and self._pending[-1][0].step >= failed.step:
             self._pending.pop()
         self.scheduler.discard(failed)
-
-    def _end_all(self) -> None:
-        """Abort every request without trusting the books."""
-        self._pending.clear()
-        self.scheduler.end_all()
-        for generation in self._generations.values():
-            if not generation.has_told_its_end:
-                self.scheduler.restate(generation.request, "abort", None)  # its last tokens may have no text
-                _emit(generation, "", ())
-        self._generations.clear()
-        self._attentive.clear()
 
     def _take_in(self, plan: SchedulerOutput, token_ids: NDArray[np.int32], reports: Reports | None) -> None:
         received = self.scheduler.update(plan, token_ids, reports)
@@ -201,33 +219,40 @@ class Engine:
             self.first_token_seconds = _seconds_to_first_token(received[0])
         for request in received:
             if request.finish_reason is not None or request.request_id in self._attentive:
-                self._extend(self._generations[request.request_id])
-                if request.finish_reason is not None:
-                    self.latencies.add(request)
-                    self._forget(request.request_id)
+                self._tell(self._generations[request.request_id])
 
-    def _tell_end(self, request_id: str) -> None:
-        """Give out what is left of the text of a request that has ended between two tokens."""
-        generation = self._forget(request_id)
-        if generation is not None:
-            _emit(generation, generation.detokenizer.finish() if generation.detokenizer else "", ())
+    def _tell(self, generation: Generation) -> None:
+        """Let callers read a request's newest tokens, and its end where it has ended."""
+        request = generation.request
+        try:
+            stop = generation.read()
+            if stop is not None:
+                self._stop_at_string(request, stop)
+            generation.tell()
+        except TextFaultError as fault:
+            self._fail_at_text(generation, fault.__cause__)
+        if request.finish_reason is not None:
+            self._forget(request.request_id)
+            if request.finish_reason != "abort" and request.is_counted:
+                self.latencies.add(request.times, len(request.output_token_ids))
 
-    def _forget(self, request_id: str) -> Generation | None:
+    def _tell_end(self, generation: Generation, error: LaminaError | None) -> None:
+        """Let callers know that a request was ended, and by what error, if any."""
+        if error is None:
+            self._tell(generation)
+        else:
+            generation.tell_failure(error)
+            self._forget(generation.request.request_id)
+
+    def _fail_at_text(self, generation: Generation, error: BaseException | None) -> None:
+        failure = EngineError(f"the text of this answer could not be made: {shown(error)}")
+        failure.__cause__ = error
+        self.scheduler.abort(generation.request.request_id)
+        self._tell_end(generation, failure)
+
+    def _forget(self, request_id: str) -> None:
         self._attentive.discard(request_id)
-        return self._generations.pop(request_id, None)
-
-    def _extend(self, generation: Generation) -> None:
-        """Turn a request's newest token into text, and end it where a stop string is complete."""
-        request, detokenizer = generation.request, generation.detokenizer
-        token_ids = (request.output_token_ids[-1],)
-        text = ""
-        if detokenizer is not None:
-            text = _text_of_newest(request, detokenizer)
-            if detokenizer.stop_reason is not None:
-                self._stop_at_string(request, detokenizer.stop_reason)
-            if request.finish_reason is not None:
-                text += detokenizer.finish()
-        _emit(generation, text, token_ids)
+        self._generations.pop(request_id, None)
 
     def _stop_at_string(self, request: Request, stop: str) -> None:
         """A stop string wins over a length that the same token reached."""
@@ -237,40 +262,6 @@ class Engine:
             self.scheduler.restate(request, "stop", stop)
 
 
-def interrupt_among(failures: Iterable[LaminaError]) -> KeyboardInterrupt | None:
-    """A Ctrl-C that came while a request's own code ran has ended that request; it is the caller's, too."""
-    causes = (error.__cause__ for error in failures)
-    return next((cause for cause in causes if isinstance(cause, KeyboardInterrupt)), None)
-
-
 def _seconds_to_first_token(request: Request) -> float | None:
     queued, first_token = request.times.queued, request.times.first_token
     return None if queued is None or first_token is None else first_token - queued
-
-
-def _text_of_newest(request: Request, detokenizer: IncrementalDetokenizer) -> str:
-    """The text that the newest token makes certain: an EOS has none, a stop token only if asked for."""
-    token_id = request.output_token_ids[-1]
-    if request.finish_reason != "stop":
-        return detokenizer.append((token_id,))
-    if token_id in (request.params.stop_token_ids or ()):
-        return detokenizer.append_stop_token(token_id)
-    return ""
-
-
-def _emit(generation: Generation, text: str, token_ids: Sequence[int]) -> None:
-    request, teller = generation.request, generation.teller
-    if generation.deltas is None or not (text or token_ids or request.finish_reason):
-        return
-    told_before, generation.has_told_prompt = generation.has_told_prompt, True
-    generation.deltas.append(
-        StreamDelta(
-            request_id=generation.asked_id,
-            index=generation.index,
-            text=text,
-            token_ids=tuple(token_ids),
-            finish_reason=request.finish_reason,
-            logprobs=teller.of_answer(request.logprobs[-1:] if token_ids else ()),
-            prompt_logprobs=None if told_before else teller.of_prompt(request.prompt_logprobs),
-        )
-    )

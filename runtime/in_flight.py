@@ -29,7 +29,7 @@ class InFlight:
     def __init__(self) -> None:
         self._steps: deque[Launched] = deque()
         self._last_over = 0
-        self._num_launched = 0
+        self.num_launched = 0  # so far
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -37,11 +37,11 @@ class InFlight:
     @property
     def next_step(self) -> int:
         """The number of the step to be launched next; none has it twice."""
-        return self._num_launched + 1
+        return self.num_launched + 1
 
     def launch(self, plan: SchedulerOutput, requests: list[Request], serials: Ints) -> None:
         """A step is on its way, with a row for each of these."""
-        self._num_launched = plan.step
+        self.num_launched = plan.step
         self._steps.append(Launched(plan, requests, serials))
 
     def finish(self, plan: SchedulerOutput) -> Launched:
@@ -60,10 +60,11 @@ class InFlight:
             computed |= dict(zip(undone.requests, undone.plan.num_computed.tolist(), strict=True))
         return computed
 
-    def clear(self) -> None:
-        """No step is in flight, whatever became of those that were."""
+    def clear(self, num_launched: int = 0) -> None:
+        """No step is in flight, whatever became of those that were, so many or more."""
         self._steps.clear()
-        self._last_over = self._num_launched
+        self.num_launched = max(self.num_launched, num_launched)
+        self._last_over = self.num_launched
 
     def is_over(self, step: int) -> bool:
         """Whether a step, 0 for none, can write no more."""

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from .request import Request
+from .request import Timeline
 
 NUM_REMEMBERED = 1024
 
@@ -15,14 +15,13 @@ class Latencies:
         self._first_token: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self._between_tokens: deque[float] = deque(maxlen=NUM_REMEMBERED)
 
-    def add(self, request: Request) -> None:
+    def add(self, times: Timeline, num_tokens: int) -> None:
         """Take in a request that has ended; one without a token has waited for nothing that came."""
-        queued, first, finished = request.times.queued, request.times.first_token, request.times.finished
-        if queued is None or first is None or finished is None:
+        if times.queued is None or times.first_token is None or times.finished is None:
             return
-        self._first_token.append(first - queued)
-        if (num_more := len(request.output_token_ids) - 1) > 0:
-            self._between_tokens.append((finished - first) / num_more)
+        self._first_token.append(times.first_token - times.queued)
+        if num_tokens > 1:
+            self._between_tokens.append((times.finished - times.first_token) / (num_tokens - 1))
 
     def summary(self) -> dict[str, dict[str, float | None]]:
         """Median and 95th percentile in seconds, of each request's wait and of its mean between tokens."""

@@ -1,9 +1,10 @@
 """Where each request stands: waiting, running, ended, or leaving while a step may still write its blocks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from ..common.errors import RequestError, shown
+from .faults import at_request
 from .in_flight import InFlight
 from .kv_cache import KVCacheManager
 from .request import FinishReason, Request, RequestStatus
@@ -36,6 +37,8 @@ class Lifecycle:
         self._waiting = WaitingQueue()
         self._deadlines = Deadlines()
         self._rows = Rows(config.max_num_seqs)
+        # Of those whose first step is not over: the step that lets each in, tokens looked for, tokens found.
+        self._beginning: dict[Request, tuple[int, int, int]] = {}
         self._starting: dict[Request, None] = {}  # running, without a token that the host has read
         self._draining: dict[str, Request] = {}  # running still, as their last tokens are on their way
         self._leaving: list[Request] = []  # ended or preempted while a step may write their blocks
@@ -44,6 +47,7 @@ class Lifecycle:
         # entered when somebody looks for any or that step is over, so that the device need not wait for it.
         self._filled: tuple[Request, int, int] | None = None
         self._preempted_ids: list[str] = []  # since the last plan
+        self.alone: Request | None = None  # if any, the only one to be let in
         self._num_arrivals = 0
         self.num_preemptions = 0
         self.num_finished = 0
@@ -58,6 +62,11 @@ class Lifecycle:
     def needs_tokens(self) -> bool:
         """Whether the next step cannot be planned before the host has read every token."""
         return self._rows.need_tokens
+
+    @property
+    def live_ids(self) -> Set[str]:
+        """Every request that waits or runs, or has ended while a step may write its blocks."""
+        return self._requests.keys()
 
     @property
     def num_waiting(self) -> int:
@@ -129,6 +138,10 @@ class Lifecycle:
         computed = {request: self.num_computed_tokens(request) for request in self._rows.requests}
         computed |= self._in_flight.undo(plan)
         self._filled = None  # by the last step launched
+        undone = [request for request, (step, *_) in self._beginning.items() if step >= plan.step]
+        for request in undone:
+            del self._beginning[request]
+            request.num_cached_tokens = 0
         astray = {self._requests[name]: 0 for name in self._kv_cache.uncommit(plan.step)}
         computed |= astray  # they began with blocks that were never filled
         running = sorted((*self._rows.requests, *self._draining.values()), key=_rank)
@@ -146,22 +159,45 @@ class Lifecycle:
             if request.request_id not in self._draining:
                 self._preempt(request)
 
-    def end_all(self) -> None:
-        """Abort every request and open the books anew, whatever state an error left them in."""
-        for request in self._requests.values():
-            request.row = -1
-            if request.status is not RequestStatus.FINISHED:
-                request.status = RequestStatus.FINISHED
-                request.finish_reason = "abort"
-                request.times.finished = self._clock()
-                self.num_finished += 1
-        books = self._requests, self._waiting, self._deadlines, self._starting, self._draining, self._leaving
-        for book in books:
-            book.clear()
+    def to_suspect(self) -> list[Request]:
+        """Whom a step that failed may have been about: all that were ever let in, or else the first to be."""
+        live = [request for request in self._requests.values() if request.finish_reason is None]
+        return [r for r in live if r.times.first_scheduled is not None] or live[:1]
+
+    def reopen(self, *, without: Request | None = None, launched: int = 0) -> None:
+        """Open the books anew, whatever state an interrupt or an error left them in.
+
+        Live requests wait, with the tokens they have, and are computed again; one that is left out has ended.
+        This may be interrupted and repeated as well: until all is done, nothing is read but the requests.
+        """
+        known = [*self._requests.values()]
+        for request in known:
+            request.reset(self._clock())
+        if without is not None and without.finish_reason is None:
+            self._mark_ended(without, "abort", None)
+        for request in known:
+            if request.finish_reason is None and (end := end_by_token(request)) is not None:
+                self._mark_ended(request, *end)
+        live = sorted((request for request in known if request.finish_reason is None), key=_rank)
+        queues = (
+            self._waiting,
+            self._deadlines,
+            self._beginning,
+            self._starting,
+            self._draining,
+            self._leaving,
+        )
+        for queue in queues:
+            queue.clear()
         self._filled = None
-        self._in_flight.clear()
+        self._preempted_ids.clear()
+        self._in_flight.clear(launched)
         self._rows.clear()
         self._kv_cache.clear()
+        self._requests = {request.request_id: request for request in live}
+        for request in live:
+            self._waiting.append(request)
+            self._deadlines.add(request)
 
     def check(self) -> None:
         """Every invariant of the queues, the rows, the tables and the pool; for tests, between calls."""
@@ -186,30 +222,36 @@ class Lifecycle:
         lengths = {r.request_id: self.num_computed_tokens(r) for r in (*running, *draining, *self._leaving)}
         self._kv_cache.check(lengths, {request.request_id for request in waiting})
 
+    @at_request
     def _preempt(self, request: Request) -> None:
         """Back to the head of the queue, with its tokens, without its blocks."""
         if request.row >= 0:
             self._rows.remove([request.row])
         request.num_preemptions += 1
         request.status = RequestStatus.PREEMPTED
-        self._waiting.put_back(request)
+        self._waiting.append(request)
         self.num_preemptions += 1
         self._preempted_ids.append(request.request_id)
         self._give_back(request)
 
+    @at_request
     def _close(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
         """End a request that has left its row."""
         self._waiting.discard(request)
         self._draining.pop(request.request_id, None)
         self._starting.pop(request, None)
-        request.status = RequestStatus.FINISHED
-        request.finish_reason = reason
-        request.stop_reason = stop_reason
-        request.times.finished = self._clock()
-        self.num_finished += 1
+        self._mark_ended(request, reason, stop_reason)
         if request not in self._leaving:
             self._give_back(request)
 
+    def _mark_ended(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
+        request.stop_reason = stop_reason
+        request.times.finished = self._clock()
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        self.num_finished += request.is_counted
+
+    @at_request
     def _give_back(self, request: Request) -> None:
         """Free a request's blocks, now or when no step in flight may write them; what they hold is kept."""
         if not self._in_flight.is_over(request.last_step):
@@ -227,7 +269,11 @@ class Lifecycle:
         """Let others find what the request let in last fills."""
         filled, self._filled = self._filled, None
         if filled is not None:
-            self._kv_cache.commit(*filled)
+            self._commit(*filled)
+
+    @at_request
+    def _commit(self, request: Request, num_tokens: int, step: int) -> None:
+        self._kv_cache.commit(request, num_tokens, step)
 
     def _free_leaving(self) -> None:
         """A step is over: nothing writes any more into blocks that only it and earlier ones could write."""
@@ -243,6 +289,7 @@ class Lifecycle:
         elif len(self._rows) < self.config.max_num_seqs:
             self._give_row(request, computed=request.num_computed, in_flight=in_flight)
 
+    @at_request
     def _give_row(self, request: Request, *, computed: int, in_flight: int = 0) -> None:
         """A row for a request that has a table; the last token that it may come to have needs no room."""
         blocks = self._kv_cache.num_blocks(request.request_id)
@@ -252,3 +299,13 @@ class Lifecycle:
 
 def _rank(request: Request) -> tuple[float, int]:
     return request.rank
+
+
+def end_by_token(request: Request) -> tuple[FinishReason, int | str | None] | None:
+    """How a live request's newest token ends it, if it does."""
+    tokens = request.output_token_ids
+    if len(tokens) > request.params.min_tokens and tokens[-1] in request.stop_token_ids:
+        return "stop", tokens[-1] if tokens[-1] in (request.params.stop_token_ids or ()) else None
+    if tokens and request.num_tokens >= request.max_total_tokens:
+        return "length", None
+    return None

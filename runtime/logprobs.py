@@ -70,4 +70,4 @@ def _text_of(tokenizer: Tokenizer, token_id: int) -> str:
 
 def cumulative(reports: Sequence[TokenReport]) -> float:
     """The log-probability of all of these tokens together."""
-    return sum(report.logprobs[0] for report in reports)
+    return sum((report.logprobs[0] for report in reports), 0.0)

@@ -1,6 +1,6 @@
 """What callers get back: whole answers, and the pieces of a streamed one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .logprobs import Logprobs
 from .request import FinishReason
@@ -13,6 +13,12 @@ class RequestTimes:
     queued: float
     first_token: float | None
     finished: float | None
+
+    def seconds_between(self, num_tokens: int) -> float | None:
+        """From the first token to the end, for each further one of so many; None with fewer than two."""
+        if self.first_token is None or self.finished is None or num_tokens < 2:
+            return None
+        return (self.finished - self.first_token) / (num_tokens - 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +34,12 @@ class CompletionOutput:
     )
     logprobs: tuple[Logprobs, ...] | None = None  # of each token, where wanted
     cumulative_logprob: float | None = None  # their sum, where they were computed
+    times: RequestTimes | None = field(default=None, compare=False)  # its own; beams have none
+
+    @property
+    def seconds_between_tokens(self) -> float | None:
+        """From its first token to its end, for each further token; None with fewer than two."""
+        return None if self.times is None else self.times.seconds_between(len(self.token_ids))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,15 +70,12 @@ class RequestOutput:
 
     @property
     def seconds_between_tokens(self) -> float | None:
-        """From its first token to its end, for each further token; None with fewer than two."""
-        first, finished, num_tokens = self.times.first_token, self.times.finished, self._num_tokens
-        if first is None or finished is None or num_tokens < 2:
-            return None
-        return (finished - first) / (num_tokens - 1)
-
-    @property
-    def _num_tokens(self) -> int:
-        return sum(len(answer.token_ids) for answer in self.outputs)
+        """The mean over its answers of each's own; None where none has two tokens."""
+        if any(answer.times is None for answer in self.outputs):
+            return self.times.seconds_between(max(len(answer.token_ids) for answer in self.outputs))
+        own = [answer.seconds_between_tokens for answer in self.outputs]
+        known = [seconds for seconds in own if seconds is not None]
+        return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..common.errors import ProcessorError, shown
+from .faults import InterruptAtRequestError
 from .sampling_params import LogitsProcessor
 from .scheduler_output import Said
 
@@ -29,6 +30,8 @@ def apply_processors(
         if wrong is not None:
             failure = ProcessorError(f"logits_processors[{index}] {wrong}", said.request_id)
             failure.__cause__ = cause
+            if isinstance(cause, KeyboardInterrupt):
+                raise InterruptAtRequestError(said.request_id, failure) from cause
             return failure
     return None
 

@@ -96,10 +96,17 @@ class RecordingScheduler(Scheduler):
         super().discard(plan)
         self._write({"discard": plan.step})
 
-    def end_all(self) -> None:
-        """Abort every request and open the books anew, whatever state an error left them in."""
-        super().end_all()
-        self._write({"end_all": True})
+    def reopen(self, *, without: Request | None = None, launched: int = 0) -> None:
+        """Open the books anew, whatever state an interrupt or an error left them in.
+
+        Of the call that it came in no line may have been written, so this one says where requests stand.
+        """
+        super().reopen(without=without, launched=launched)
+        self._encoder = PlanEncoder()
+        live = [*self._waiting]
+        said = {"reopen": {r.request_id: [len(r.output_token_ids), r.num_reported] for r in live}}
+        self._kept = {r.request_id: self._blocks(r, r.num_tokens) for r in live}
+        self._write(said | {"launched": self._in_flight.num_launched})
 
     def _give_back(self, request: Request) -> None:
         super()._give_back(request)

@@ -101,8 +101,8 @@ class _Player:
             return self._update(said)
         elif "discard" in said:
             self.scheduler.discard(self._plans[said["discard"]])
-        elif "end_all" in said:
-            self.scheduler.end_all()
+        elif "reopen" in said:
+            self._reopen(said)
         elif "kept" in said:
             pass  # the blocks are known from the beginning
         else:
@@ -134,6 +134,20 @@ class _Player:
         self._requests[said["add"]] = recorded
         self.scheduler.add(recorded.request)
         self.result.num_requests += 1
+
+    def _reopen(self, said: Said) -> None:
+        """Have each request stand where the recorded one stood, which half a step may have changed."""
+        for name, recorded in self._requests.items():
+            request, place = recorded.request, said["reopen"].get(name)
+            if place is None and request.finish_reason is None and name in self.scheduler.live_ids:
+                self.scheduler.abort(name)
+            elif place is not None:
+                num_prompt, num_output = len(request.prompt_token_ids), place[0]
+                tokens = range(num_prompt, num_prompt + num_output)
+                request.output_token_ids[:] = map(recorded.token, tokens)
+                request.num_reported = place[1]
+        self.scheduler.reopen(launched=said["launched"])
+        self._encoder = PlanEncoder()
 
     def _schedule(self, said: Said) -> str | None:
         plan = self.scheduler.schedule()

@@ -56,9 +56,9 @@ def take_in_reports(
     for row, count in wanted.spans:
         told = rows[row]
         if told is not None and told.finish_reason is None:
-            told.num_reported += count
             if reports is not None:
                 told.prompt_logprobs += reports.prompts[start : start + count]
+            told.num_reported += count
         start += count
 
 

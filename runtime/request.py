@@ -82,10 +82,12 @@ class Request:
     priority: int = 0  # lower is served first
     timeout: float | None = None  # seconds from when it is queued
     cache_salt: str = ""  # blocks are shared only with requests of the same one
+    is_counted: bool = True  # among the requests that ended; not one that is part of another
     row: int = -1  # in the scheduler's Rows; -1: in none
     last_step: int = 0  # the last step that had a part of it, as of when it left its row
     num_computed: int = 0  # tokens in its blocks, as of when it left its row
-    num_cached_tokens: int = 0  # of the prompt, found in the cache when it was first let in
+    num_cached_tokens: int = 0  # of the prompt, found in the cache by the first step that was not undone
+    has_begun: bool = False  # such a step is over
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -118,6 +120,19 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def reset(self, now: float) -> None:
+        """Stand where the tokens are that it has, whatever was under way: nothing is computed of it."""
+        self.row, self.last_step, self.num_computed = -1, 0, 0
+        if not self.has_begun:
+            self.num_cached_tokens = 0
+        del self.logprobs[len(self.output_token_ids) :]
+        del self.prompt_logprobs[self.num_reported :]
+        if self.output_token_ids and self.times.first_token is None:
+            self.times.first_token = now
+        if self.finish_reason is None:
+            was_let_in = self.times.first_scheduled is not None
+            self.status = RequestStatus.PREEMPTED if was_let_in else RequestStatus.WAITING
 
     def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
         """The tokens at positions start to stop - 1, be they prompt or output."""

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .prefix_view import PrefixView
 from .request import Request
 from .sampling_params import SamplingParams
 from .scheduler_output import ON_HOST, SAMPLING, Adjusted, Banned, Flags, Ints, Said
@@ -338,7 +339,7 @@ class Rows:
                     which=which,
                     request_id=request.request_id,
                     prompt=request.prompt_token_ids,
-                    answer=tuple(request.output_token_ids),
+                    answer=PrefixView(request.output_token_ids),
                 )
                 for which, request in enumerate(requests)
                 if request.params.logits_processors

@@ -1,26 +1,25 @@
 """What a user holds: a model ready to generate, stream and chat."""
 
-import contextlib
 import itertools
 import os
-import threading
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import torch
 
 from ..common.errors import ClosedError, ConfigError, RequestError, shown
 from ..common.progress import Progress, say_nothing
 from ..custom_ops.ledger import watched
-from .answers import Answers, params_of_each
+from .answers import Answers, new_deltas, params_of_each
 from .beam_rounds import BeamRounds, Searched
 from .beam_search import BeamSearch, BeamSearchParams
 from .chat_messages import Messages
 from .config import RuntimeConfig
 from .detokenizer import IncrementalDetokenizer, detokenizer_of
-from .engine import Generation
 from .forks import require_same_process
+from .generation import Generation, Reader
+from .guard import Guard, Ticket
 from .loading import Loaded, load, note_use
 from .logprobs import teller_of
 from .outputs import RequestOutput, StreamDelta
@@ -37,6 +36,7 @@ from .sampling_params import (
 from .stats import collect_stats, explanation_of, page_of
 from .tokenizer import Tokenizer
 
+T = TypeVar("T")
 SEED_STEP = 0x9E3779B97F4A7C15  # odd and without a pattern, so that unseeded requests draw apart
 
 
@@ -52,9 +52,7 @@ class Runtime:
         self._loaded: Loaded | None = load(config, progress or say_nothing)
         self._pid = os.getpid()
         self._ids = itertools.count()
-        self._lock = threading.RLock()
-        self._step_lock = threading.Lock()  # tells the thread that holds _lock whether it is in a step
-        self._abandoned: deque[Generation] = deque()
+        self._guard = Guard(self._loaded.engine)
 
     @classmethod
     def from_pretrained(cls, model: Any, *, progress: Progress | None = None, **settings: Any) -> Self:
@@ -92,7 +90,7 @@ class Runtime:
                 f"best_of is {len(answers.generations)}, above n {answers.num_wanted}; wanted none in a "
                 "stream, as the best answers are known when all have ended; use generate()"
             )
-        return self._stream(answers, answers.stream())
+        return self._stream(answers, answers.readers())
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None, **options: Any
@@ -104,6 +102,8 @@ class Runtime:
         rounds = BeamRounds(RequestOptions(**options), self._run)
         searched = each(as_list(prompts), lambda _, prompt: self._searched(prompt, params))
         rounds.run(searched)
+        for each_search in searched:
+            self._guarded(partial(_count, each_search))
         return [each.output(self._open.tokenizer) for each in searched]
 
     def chat(
@@ -174,23 +174,18 @@ class Runtime:
 
         Only with CompileConfig(cuda_graphs="lazy"), which serves at once and leaves recording to the caller.
         """
-        with self._held() as loaded, watched(loaded.late_builds):
-            return loaded.engine.idle()
+        return self._guarded(_record_one)
 
     def explain_html(self) -> str:
         """explain() as one page of HTML that needs no other file, with what recordings cost and padded."""
-        with self._held() as loaded:
-            return page_of(loaded)
+        return self._look(page_of)
 
     def suspend(self) -> None:
         """Drop every recording, which no snapshot or fork of the process may hold; serving goes on without.
 
         Raises RequestError while requests are live.
         """
-        with self._held() as loaded:
-            if loaded.engine.scheduler.has_work:
-                raise RequestError("suspend while requests are live; wait for them or abort them first")
-            loaded.engine.forget_recordings()
+        self._guarded(_forget_recordings)
 
     def resume(self) -> None:
         """Record every size again, after suspend()."""
@@ -199,8 +194,7 @@ class Runtime:
 
     def stats(self) -> dict[str, Any]:
         """Counters and settings, under names that stay."""
-        with self._held() as loaded:
-            return collect_stats(loaded)
+        return self._look(collect_stats)
 
     def explain(self) -> str:
         """What was compiled: unique pieces, what the passes did to each, its kernels and matrix products."""
@@ -208,18 +202,20 @@ class Runtime:
 
     def close(self) -> None:
         """Abort what is running and give back memory; a second call does nothing."""
-        if self._pid != os.getpid():
-            return  # of a forked child, in which nothing of it works
-        with self._lock:
-            if self._loaded is None:
-                return
-            device = self._loaded.parts.resolved.device
-            self._loaded.engine.close()
-            if self._loaded.assembled.recording is not None:
-                self._loaded.assembled.recording.close()
-            self._loaded = None
-            if device.type == "cuda":
-                torch.cuda.empty_cache()  # torch would keep it, and who loads next would find the card full
+        if self._pid == os.getpid():  # in a forked child nothing of it works
+            self._guard(self._close)
+
+    def _close(self) -> None:
+        loaded = self._loaded
+        if loaded is None:
+            return
+        loaded.engine.close()
+        if loaded.assembled.recording is not None:
+            loaded.assembled.recording.close()
+        self._guard.engine = self._loaded = None
+        if loaded.parts.resolved.device.type == "cuda":
+            del loaded
+            torch.cuda.empty_cache()  # torch would keep it, and who loads next would find the card full
 
     def __enter__(self) -> Self:
         return self
@@ -309,9 +305,9 @@ class Runtime:
                         eos_token_ids=loaded.eos_token_ids,
                         max_model_len=loaded.resolved.max_model_len,
                     ),
-                    detokenizer=self._detokenizer(checked, own),
                     asked_id=names[0],
                     index=index,
+                    new_detokenizer=self._detokenizer(checked, own),
                     teller=teller_of(resolved, index, loaded.tokenizer),
                 )
                 for index, own in enumerate(each)
@@ -321,79 +317,76 @@ class Runtime:
     def _encode_word(self, word: str) -> list[int]:
         return self._tokenizer(f"bad_words={shown(word)}").encode(word, add_special_tokens=False)
 
-    def _detokenizer(self, prompt: Sequence[int], params: SamplingParams) -> IncrementalDetokenizer | None:
+    def _detokenizer(
+        self, prompt: Sequence[int], params: SamplingParams
+    ) -> Callable[[], IncrementalDetokenizer] | None:
         if params.detokenize is False or (params.detokenize is None and self._open.tokenizer is None):
             if params.stop:
                 got = f"stop is {shown(params.stop)}"
                 raise RequestError(f"{got}, but there is no text to look for it in; use stop_token_ids")
             return None
-        return detokenizer_of(params, prompt, self._tokenizer("detokenize=True"))
+        return partial(detokenizer_of, params, prompt, self._tokenizer("detokenize=True"))
 
     def _run(self, generations: Sequence[Generation]) -> None:
-        """See these to their ends, or abort what is left of them."""
+        """See these to their ends, or end what is left of them."""
+        ticket = Ticket()
         try:
-            self._start(generations)
+            self._start(ticket, generations)
             for generation in generations:
-                while not generation.is_finished:
+                while not generation.told.is_over:
                     self._step()
                 if generation.error is not None:
                     raise generation.error
         finally:
-            self._abandon(generations)
+            self._guard.drop(ticket)
 
-    def _start(self, generations: Sequence[Generation]) -> None:
-        with self._held() as loaded:
-            for generation in generations:
-                loaded.engine.add(generation)
+    def _start(self, ticket: Ticket, generations: Sequence[Generation]) -> None:
+        self._guarded(lambda _: self._guard.start(ticket, generations))
 
     def _step(self) -> None:
-        with self._held() as loaded:
-            self._step_lock.acquire(blocking=False)  # no other thread has it: at worst, an interrupt left it
-            try:
-                with watched(loaded.late_builds):
-                    loaded.engine.step()
-            finally:
-                self._step_lock.release()
+        self._guarded(_step)
 
-    @contextlib.contextmanager
-    def _held(self) -> Iterator[Loaded]:
-        """What is loaded, for one thread at a time; then whatever was abandoned meanwhile is aborted."""
+    def _guarded(self, action: Callable[[Loaded], T]) -> T:
+        """Let something happen to what is loaded, for one thread at a time."""
         require_same_process(self._pid)  # whose lock a thread may hold that is not there
+        return self._guard(lambda: action(self._open))
+
+    def _look(self, read: Callable[[Loaded], T]) -> T:
+        """Read something of what is loaded, for one thread at a time, even inside of a step."""
+        require_same_process(self._pid)
+        return self._guard.look(lambda: read(self._open))
+
+    def _stream(self, answers: Answers, readers: Sequence[Reader]) -> Iterator[StreamDelta]:
+        ticket = Ticket()
         try:
-            with self._lock:
-                yield self._open
-        finally:
-            self._abort_abandoned()
-
-    def _abandon(self, generations: Sequence[Generation]) -> None:
-        """Abort what has not finished, after an error, an interrupt, or when a stream is dropped.
-
-        The garbage collector drops a stream at any moment, be it in the middle of a step on the same thread:
-        whoever holds the engine then aborts it afterwards.
-        """
-        self._abandoned.extend(generation for generation in generations if not generation.is_finished)
-        self._abort_abandoned()
-
-    def _abort_abandoned(self) -> None:
-        while self._abandoned and not self._step_lock.locked() and self._lock.acquire(blocking=False):
-            try:
-                while self._abandoned:
-                    if self._loaded is not None:
-                        self._loaded.engine.abort(self._abandoned[0].request.request_id)
-                    self._abandoned.popleft()
-            finally:
-                self._lock.release()
-
-    def _stream(self, answers: Answers, deltas: deque[StreamDelta]) -> Iterator[StreamDelta]:
-        try:
-            self._start(answers.generations)
+            self._start(ticket, answers.generations)
             while True:
-                while deltas:
-                    yield deltas.popleft()
-                if answers.error is not None:
-                    raise answers.error
-                if answers.is_finished:
+                yield from new_deltas(readers)
+                for reader in readers:
+                    if reader.error is not None:
+                        raise reader.error
+                if all(reader.is_done for reader in readers):
                     return
                 self._step()
         finally:
-            self._abandon(answers.generations)
+            self._guard.drop(ticket)
+
+
+def _step(loaded: Loaded) -> None:
+    with watched(loaded.late_builds):
+        loaded.engine.step()
+
+
+def _count(searched: Searched, loaded: Loaded) -> None:
+    loaded.engine.count_whole(searched.times, searched.num_tokens)
+
+
+def _record_one(loaded: Loaded) -> bool:
+    with watched(loaded.late_builds):
+        return loaded.engine.idle()
+
+
+def _forget_recordings(loaded: Loaded) -> None:
+    if loaded.engine.scheduler.has_work:
+        raise RequestError("suspend while requests are live; wait for them or abort them first")
+    loaded.engine.forget_recordings()

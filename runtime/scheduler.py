@@ -5,8 +5,9 @@ from collections.abc import Container, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from .faults import at_request
 from .in_flight import Launched
-from .lifecycle import Lifecycle
+from .lifecycle import Lifecycle, end_by_token
 from .reporting import take_in_reports, wanted_reports
 from .request import Request, RequestStatus
 from .scheduler_output import ON_HOST, Ints, Reports, SchedulerOutput
@@ -55,6 +56,8 @@ class Scheduler(Lifecycle):
         assert len(sampled) == plan.num_samples, f"{len(sampled)} tokens for {plan.num_samples} samples"
         self._enter_filled()
         launched = self._in_flight.finish(plan)
+        if self._beginning:
+            self._note_begun(plan.step)
         samplers = launched.samplers()
         if plan.reports is not None:
             rows = [self._requests.get(request_id) for request_id in plan.request_ids]
@@ -69,35 +72,51 @@ class Scheduler(Lifecycle):
         rows, num = self._rows, len(self._rows)
         total = rows.total[:num]
         self._grown = [], [], []
-        counts = self._within_budget(self._at_most_a_chunk(total - rows.computed[:num]))
+        wanted = self._at_most_a_chunk(total - rows.computed[:num])
+        counts = self._within_budget(wanted)
         short = (total > rows.blocks[:num] * self._kv_cache.block_size).nonzero()[0]
         if not len(short):
             return counts
         all_advance = np.count_nonzero(counts) == num
-        if not all_advance:
-            short = short[counts[short] > 0]
-        which = short.tolist()
+        advancing = short if all_advance else short[counts[short] > 0]
+        which = advancing.tolist()
         growing = [rows.requests[row] for row in which]
         block_ids = self._kv_cache.grow_each([request.request_id for request in growing])
         if block_ids is None:
-            return self._make_room_for_each(counts, growing)
+            all_short = {rows.requests[row] for row in short.tolist()}
+            by_rank = self._in_order(wanted, rows.by_rank, self._budget())
+            return self._make_room_for_each(by_rank, all_short)
         if all_advance:  # then no row moves before the step is launched
-            self._grown = which, rows.blocks[short].tolist(), block_ids
+            self._grown = which, rows.blocks[advancing].tolist(), block_ids
         else:
             rows.untold |= dict.fromkeys(growing)
-        rows.blocks[short] += 1
+        rows.blocks[advancing] += 1
         return counts
 
-    def _within_budget(self, counts: Ints) -> Ints:
-        """The same counts by rank, as far as the budget goes and up to the first that cannot advance."""
-        rows, lost = self._rows, self._rows.out_of_reach()
-        if lost is None and np.add.reduce(counts) <= self._budget():
-            return counts
-        ranked = counts[rows.by_rank]
+    def _within_budget(self, wanted: Ints) -> Ints:
+        """What fits into the budget: first for those that want one token, as answers do, then for the others.
+
+        So an answer goes on in every step, however long a prompt of better rank is. The first of all advances
+        by one token at least, so that answers cannot keep it waiting either.
+        """
+        rows = self._rows
+        lost = rows.out_of_reach()
+        if lost is None and np.add.reduce(wanted) <= self._budget():
+            return wanted
+        by_rank = rows.by_rank
+        order = by_rank[np.argsort(wanted[by_rank] > 1, kind="stable")]
+        reserved = np.zeros_like(wanted)
+        reserved[by_rank[0]] = lost is None and wanted[by_rank[0]] > 1
+        return reserved + self._in_order(wanted - reserved, order, self._budget() - int(reserved.sum()))
+
+    def _in_order(self, wanted: Ints, order: Ints, budget: int) -> Ints:
+        """What fits into a budget of what rows want, in an order and up to the first that cannot advance."""
+        lost, ordered = self._rows.out_of_reach(), wanted[order]
         if lost is not None:
-            ranked[lost[rows.by_rank].argmax() :] = 0
-        before = np.cumsum(ranked) - ranked
-        counts[rows.by_rank] = np.minimum(ranked, (self._budget() - before).clip(0))
+            ordered[lost[order].argmax() :] = 0
+        before = np.cumsum(ordered) - ordered
+        counts = np.zeros_like(wanted)
+        counts[order] = np.minimum(ordered, (budget - before).clip(0))
         return counts
 
     def _make_room_for_each(self, counts: Ints, short: Container[Request]) -> Ints:
@@ -113,6 +132,7 @@ class Scheduler(Lifecycle):
             granted[request] = count
         return np.array([granted.get(request, 0) for request in rows.requests], np.int64)
 
+    @at_request
     def _make_room(self, request: Request) -> bool:
         """Blocks for all tokens of a request, from younger ones if need be; False if it must wait.
 
@@ -131,41 +151,59 @@ class Scheduler(Lifecycle):
 
     def _share_filled(self, counts: Ints) -> None:
         """Let others find what the step fills of those that catch up: each finds it from now on."""
+        for request in [*self._rows.filling]:
+            self._share(request, int(counts[request.row]))
+
+    @at_request
+    def _share(self, request: Request, count: int) -> None:
         rows = self._rows
-        for request, to_fill in [*rows.filling.items()]:
-            computed, count = int(rows.computed[request.row]), int(counts[request.row])
-            if computed < to_fill and count:
-                end = min(computed + count, to_fill)
-                self._kv_cache.commit(request, end, self._in_flight.next_step)
-            if computed >= to_fill:
-                del rows.filling[request]
+        computed, to_fill = int(rows.computed[request.row]), rows.filling[request]
+        if computed < to_fill and count:
+            end = min(computed + count, to_fill)
+            self._kv_cache.commit(request, end, self._in_flight.next_step)
+        if computed >= to_fill:
+            del rows.filling[request]
 
     def _admit_waiting(self, counts: Ints) -> Ints:
         """Let waiting requests in, in order, while they fit and those that run have blocks to grow into."""
         more: list[int] = []
         room = self.config.max_num_seqs - len(self._rows)
         budget = self._budget() - int(np.add.reduce(counts)) if room and len(self._waiting) else 0
-        while len(self._waiting) and budget > 0 and len(self._rows) < self.config.max_num_seqs:
-            request = self._waiting.first()
-            if not self._in_flight.is_over(request.last_step):  # its token is on its way
+        while budget > 0 and len(self._rows) < self.config.max_num_seqs:
+            request = self._next_to_admit()
+            if request is None or not self._in_flight.is_over(request.last_step):  # its token is on its way
                 break
-            self._enter_filled()
-            num_cached = self._kv_cache.admit(
-                request,
-                request.num_tokens,
-                num_reusable=request.num_reusable,
-                spare_blocks=self._spare_blocks(request),
-                step=self._in_flight.next_step,
-            )
-            if num_cached is None:
+            count = self._let_in(request, budget)
+            if count is None:
                 break
-            more.append(min(request.num_tokens - num_cached, budget, self.config.prefill_chunk or budget))
-            budget -= more[-1]
-            self._admit(request, num_cached)
-            self._filled = request, num_cached + more[-1], self._in_flight.next_step
+            more.append(count)
+            budget -= count
         if not more:
             return counts
         return np.concatenate((counts, np.array(more, np.int64)))
+
+    def _next_to_admit(self) -> Request | None:
+        if self.alone is not None:
+            return self.alone if self.alone in self._waiting else None
+        return self._waiting.first() if len(self._waiting) else None
+
+    @at_request
+    def _let_in(self, request: Request, budget: int) -> int | None:
+        """Give a waiting request blocks and a row; its tokens in this step, None where it must wait."""
+        self._enter_filled()
+        num_cached = self._kv_cache.admit(
+            request,
+            request.num_tokens,
+            num_reusable=request.num_reusable,
+            spare_blocks=self._spare_blocks(request),
+            step=self._in_flight.next_step,
+        )
+        if num_cached is None:
+            return None
+        count = min(request.num_tokens - num_cached, budget, self.config.prefill_chunk or budget)
+        self._admit(request, num_cached)
+        self._filled = request, num_cached + count, self._in_flight.next_step
+        return count
 
     def _spare_blocks(self, request: Request) -> int:
         """What is to be left when a request is let in: a block for each running one that can use it.
@@ -185,9 +223,22 @@ class Scheduler(Lifecycle):
             self._starting[request] = None
         if request.times.first_scheduled is None:
             request.times.first_scheduled = self._clock()
+        if not request.has_begun:
+            is_looked_up = (
+                self._kv_cache.prefix is not None and request.num_reusable == request.num_tokens - 1
+            )
+            queried = request.num_tokens if is_looked_up else 0
             request.num_cached_tokens = num_cached
-            self.num_queried_tokens += request.num_tokens
-            self.num_hit_tokens += num_cached
+            self._beginning[request] = self._in_flight.next_step, queried, num_cached
+
+    def _note_begun(self, step: int) -> None:
+        """A step is over, so what those that it let in have found was really there."""
+        begun = {request: found for request, found in self._beginning.items() if found[0] == step}
+        for request, (_, num_queried, num_hits) in begun.items():
+            del self._beginning[request]
+            request.has_begun = True
+            self.num_queried_tokens += num_queried
+            self.num_hit_tokens += num_hits
 
     def _launch(self, counts: Ints) -> SchedulerOutput:
         """The plan for so many tokens of each of the first rows, taken as launched from now on."""
@@ -271,18 +322,12 @@ class Scheduler(Lifecycle):
 
     def _settle(self, notable: Iterable[Request]) -> None:
         """End those whose newest token stops them, or is the last that they may have."""
-        stopped = []
-        for request in notable:
-            may_stop = len(request.output_token_ids) > request.params.min_tokens
-            if may_stop and request.output_token_ids[-1] in request.stop_token_ids:
-                stopped.append(request)
-            elif request.num_tokens >= request.max_total_tokens:
-                self._close(request, "length", None)
-        self._rows.remove([request.row for request in stopped if request.row >= 0])
-        for request in stopped:
-            token = request.output_token_ids[-1]
-            named = token in (request.params.stop_token_ids or ())
-            self._close(request, "stop", token if named else None)
+        ends = [(request, end_by_token(request)) for request in notable]
+        rows = [request.row for request, end in ends if end is not None and request.row >= 0]
+        self._rows.remove(rows)
+        for request, end in ends:
+            if end is not None:
+                self._close(request, *end)
 
     def _release_unseen(self, plan: SchedulerOutput) -> None:
         """Give back the blocks that left every window with a step that is over; none that it could undo."""
@@ -299,6 +344,7 @@ class Scheduler(Lifecycle):
             if request is not None and request.row >= 0:
                 self._release(request, int(computed[row]), plan.step)
 
+    @at_request
     def _release(self, request: Request, num_computed: int, step: int) -> None:
         self._kv_cache.release(request, num_computed, step)
 

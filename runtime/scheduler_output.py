@@ -1,5 +1,6 @@
 """One step, as plain data that another process could receive."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,8 +73,8 @@ class Said:
 
     which: int  # of the adjusted samples
     request_id: str
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
+    prompt: Sequence[int]
+    answer: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

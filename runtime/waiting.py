@@ -1,61 +1,55 @@
 """Requests that wait: in order of rank, and those that must not wait longer than they said."""
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import islice
 
 from .request import Request
 
 
 class WaitingQueue:
-    """Requests of one priority wait in order of rank, so the first of all is the first of some priority."""
+    """Requests in order of rank. A heap, from which those that have left are taken when they come up."""
 
     def __init__(self) -> None:
-        self._by_priority: dict[int, OrderedDict[str, Request]] = {}
+        self._requests: dict[str, Request] = {}  # who waits
+        self._heap: list[tuple[tuple[float, int], Request]] = []  # all of them, and some that have left
 
     def __len__(self) -> int:
-        """Counted anew, as an interrupt may come between a queue and a number beside it."""
-        return sum(map(len, self._by_priority.values()))
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        for queue in self._by_priority.values():
-            yield from queue.values()
+        return iter(self._requests.values())
+
+    def __contains__(self, request: Request) -> bool:
+        return self._requests.get(request.request_id) is request
 
     def append(self, request: Request) -> None:
-        """A request that ranks after all others of its priority."""
-        self._by_priority.setdefault(request.priority, OrderedDict())[request.request_id] = request
-
-    def put_back(self, request: Request) -> None:
-        """A request that was let in and is to be let in again: as a rule it ranks before all that wait."""
-        self.append(request)
-        queue = self._by_priority[request.priority]
-        queue.move_to_end(request.request_id, last=False)
-        if next(islice(queue.values(), 1, None), request).rank < request.rank:
-            self._by_priority[request.priority] = OrderedDict(
-                sorted(queue.items(), key=lambda item: item[1].rank)
-            )
+        """A request waits, at the place of its rank."""
+        heapq.heappush(self._heap, (request.rank, request))
+        self._requests[request.request_id] = request
 
     def first(self) -> Request:
         """The one that ranks first; there must be one."""
-        heads = (next(iter(queue.values())) for queue in self._by_priority.values())
-        return min(heads, key=lambda request: request.rank)
+        while (first := self._heap[0][1]) not in self:
+            heapq.heappop(self._heap)
+        return first
 
     def discard(self, request: Request) -> None:
         """Take a request out, if it waits."""
-        queue = self._by_priority.get(request.priority)
-        if queue is not None and queue.pop(request.request_id, None) is not None and not queue:
-            del self._by_priority[request.priority]
+        self._requests.pop(request.request_id, None)
+        if len(self._heap) > 2 * len(self._requests) + 16:
+            self._heap = [(waiting.rank, waiting) for waiting in self._requests.values()]
+            heapq.heapify(self._heap)
 
     def clear(self) -> None:
         """Nobody waits."""
-        self._by_priority.clear()
+        self._requests.clear()
+        self._heap.clear()
 
     def check(self) -> None:
-        """Every queue is in order of rank; for tests."""
-        for queue in self._by_priority.values():
-            ranks = [request.rank for request in queue.values()]
-            assert ranks == sorted(ranks), "someone overtook"
+        """Everybody who waits comes up at the place of its rank; for tests."""
+        waiting = {id(request) for _, request in self._heap if request in self}
+        assert waiting == {*map(id, self._requests.values())}, "someone will never come up"
+        assert all(rank == request.rank for rank, request in self._heap), "a rank has changed"
 
 
 class Deadlines:

@@ -201,7 +201,7 @@ def test_a_deadline_ends_a_search_with_what_it_has(open_runtime, is_idle):
     is_idle(runtime)
 
 
-def test_an_error_in_the_middle_leaves_nothing_running(open_runtime, is_idle, monkeypatch):
+def test_an_interrupt_in_the_middle_leaves_nothing_running(open_runtime, is_idle, monkeypatch):
     from lamina.runtime.model_runner import ModelRunner
 
     runtime, calls = open_runtime(), []
@@ -210,11 +210,11 @@ def test_an_error_in_the_middle_leaves_nothing_running(open_runtime, is_idle, mo
     def fail(self, plan):
         calls.append(plan)
         if len(calls) == 3:
-            raise RuntimeError("once")
+            raise KeyboardInterrupt("once")
         return execute(self, plan)
 
     monkeypatch.setattr(ModelRunner, "execute", fail)
-    with pytest.raises(RuntimeError, match="once"):
+    with pytest.raises(KeyboardInterrupt, match="once"):
         runtime.beam_search(PROMPTS, BeamSearchParams(max_tokens=5))
     is_idle(runtime)
 

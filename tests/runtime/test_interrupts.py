@@ -1,8 +1,7 @@
 """Ctrl-C at any line, and errors at any depth of a step: what was asked ends, and the engine goes on."""
 
-import sys
+import contextlib
 import threading
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -10,32 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lamina
-from lamina import Runtime, SamplingParams
+from lamina import EngineError, Runtime, SamplingParams
 from lamina.runtime import assembly
 from lamina.runtime.model_runner import ModelRunner, StepHandle
 from lamina.runtime.waiting import WaitingQueue
 
-ENGINE = str(Path(lamina.__file__).parent / "runtime")
+from .every_line import count, happening, raising, traced
+
 PROMPTS = [[5], [7, 8, 9], [11] * 6]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 # A cache so small that requests wait and are preempted, so that an interrupt may hit that, too.
 SMALL = {"block_size": 2, "num_kv_blocks": 10, "max_num_batched_tokens": 5, "compile": False}
 
 
-def interrupt_at_line(count):
-    """A trace function that presses Ctrl-C at the count-th line of the runtime's own code from now on."""
-    left = [count]
-
-    def trace(frame, event, argument):
-        if not frame.f_code.co_filename.startswith(ENGINE):
-            return None
-        if event == "line":
-            left[0] -= 1
-            if left[0] == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    return trace
+def interrupt_at_line(place):
+    """A trace function that presses Ctrl-C at the place-th line of the runtime's own code from now on."""
+    return happening(raising(KeyboardInterrupt), place)
 
 
 def tokens(outputs):
@@ -59,44 +48,28 @@ def right(runtime):
 @pytest.fixture(scope="module")
 def num_lines(runtime):
     """Lines of the runtime's code that the three prompts take."""
-    lines = [0]
-
-    def count(frame, event, argument):
-        lines[0] += event == "line" and frame.f_code.co_filename.startswith(ENGINE)
-        return count if frame.f_code.co_filename.startswith(ENGINE) else None
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        runtime.generate(PROMPTS, GREEDY)
-    finally:
-        sys.settrace(before)
-    return lines[0]
+    return count(lambda: runtime.generate(PROMPTS, GREEDY))
 
 
 @given(place=st.floats(0, 1), is_streamed=st.booleans())
 def test_an_interrupt_at_any_line_frees_every_block_and_changes_no_later_answer(
     runtime, right, num_lines, is_idle, place, is_streamed
 ):
-    """Another stream is under way: it goes on with its own tokens, or says that it was aborted."""
+    """Another stream is under way: it goes on with its own tokens."""
     bystander = runtime.stream([13], GREEDY)
     received = [next(bystander)]
-    before = sys.gettrace()
-    sys.settrace(interrupt_at_line(1 + int(place * num_lines)))
-    try:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        traced(interrupt_at_line(1 + int(place * num_lines))),
+    ):
         if is_streamed:
             list(runtime.stream(PROMPTS[1], GREEDY))
         else:
             runtime.generate(PROMPTS, GREEDY)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
     received += bystander
     whole = tokens(runtime.generate([[13]], GREEDY))[0]
-    got = tuple(token for delta in received for token in delta.token_ids)
-    assert got == whole[: len(got)]
-    assert received[-1].finish_reason == ("length" if got == whole else "abort")
+    assert tuple(token for delta in received for token in delta.token_ids) == whole
+    assert received[-1].finish_reason == "length"
     is_idle(runtime)
     runtime._loaded.engine.scheduler.check()
     assert tokens(runtime.generate(PROMPTS, GREEDY)) == right
@@ -104,45 +77,91 @@ def test_an_interrupt_at_any_line_frees_every_block_and_changes_no_later_answer(
 
 def test_a_queue_is_never_shorter_than_empty_wherever_an_interrupt_hits_it(make_server):
     request = make_server(blocks=4).add("a", 3)
-    before = sys.gettrace()
     for line in range(1, 12):
         queue = WaitingQueue()
-        sys.settrace(interrupt_at_line(line))
-        try:
+        with contextlib.suppress(KeyboardInterrupt), traced(interrupt_at_line(line)):
             queue.append(request)
-            queue.put_back(request)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
+            queue.discard(request)
+            queue.append(request)
         queue.discard(request)
         assert len(queue) == 0
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])
-@pytest.mark.parametrize("where", [(ModelRunner, "execute"), (StepHandle, "token_ids")])
+@pytest.fixture
+def failing_once(monkeypatch):
+    """failing_once(owner, name, step, error): that method raises it the step-th time that it is called."""
+
+    def make(owner, name, step, error):
+        original, calls = getattr(owner, name), []
+
+        def fail_once(*arguments):
+            calls.append(None)
+            if len(calls) == step:
+                raise error("once")
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, fail_once)
+
+    return make
+
+
+AT_MODEL = [(ModelRunner, "execute"), (StepHandle, "token_ids")]
+
+
+@pytest.mark.parametrize("where", AT_MODEL)
 @pytest.mark.parametrize("step", [1, 2, 5])
-def test_a_step_that_fails_at_the_model_ends_the_call_and_leaves_others_where_they_stood(
-    runtime, right, is_idle, monkeypatch, error, where, step
+def test_an_interrupt_at_the_model_ends_the_call_and_leaves_others_where_they_stood(
+    runtime, right, is_idle, failing_once, where, step
 ):
-    owner, name = where
-    original, calls = getattr(owner, name), []
-
-    def fail_once(*arguments):
-        calls.append(None)
-        if len(calls) == step:
-            raise error("once")
-        return original(*arguments)
-
     bystander = runtime.stream(PROMPTS[0], GREEDY)
     received = [next(bystander)]
-    monkeypatch.setattr(owner, name, fail_once)
-    with pytest.raises(error, match="once"):
+    failing_once(*where, step, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt, match="once"):
         runtime.generate(PROMPTS[1:], GREEDY)
     received += bystander
     assert tuple(token for delta in received for token in delta.token_ids) == right[0]
     is_idle(runtime)
     assert tokens(runtime.generate(PROMPTS, GREEDY)) == right
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+@pytest.mark.parametrize("where", AT_MODEL)
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_a_step_that_fails_once_at_the_model_is_computed_again_and_told(
+    runtime, right, is_idle, failing_once, said, error, where, step
+):
+    failing_once(*where, step, error)
+    assert tokens(runtime.generate(PROMPTS, GREEDY)) == right
+    assert f"a step failed at no request in particular, and is tried again: {error.__name__}" in said()[-1]
+    is_idle(runtime)
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_a_model_that_fails_at_one_request_ends_that_one_and_no_other(runtime, is_idle, monkeypatch, victim):
+    """The step holds all of them, and nothing in its error says which it was."""
+    execute, params = ModelRunner.execute, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    right = tokens(runtime.generate(PROMPTS, params))
+
+    def fail_at_victim(self, plan):
+        ends = dict(zip(plan.request_ids, (plan.num_computed + plan.counts).tolist(), strict=True))
+        if ends.get(names[victim], 0) > len(PROMPTS[victim]) + 8:
+            raise RuntimeError("odd")
+        return execute(self, plan)
+
+    streams = [runtime.stream(prompt, params) for prompt in PROMPTS]
+    received = [[next(stream)] for stream in streams]
+    names = [deltas[0].request_id for deltas in received]
+    monkeypatch.setattr(ModelRunner, "execute", fail_at_victim)
+    for number, stream in enumerate(streams):
+        if number == victim:
+            with pytest.raises(EngineError, match="which ends alone: RuntimeError"):
+                received[number] += stream
+        else:
+            received[number] += stream
+            assert tuple(t for delta in received[number] for t in delta.token_ids) == right[number]
+    is_idle(runtime)
+    monkeypatch.undo()
+    assert tokens(runtime.generate(PROMPTS, params)) == right
 
 
 def test_a_model_that_always_fails_fails_each_caller_and_nobody_hangs(runtime, right, is_idle, monkeypatch):
@@ -156,8 +175,8 @@ def test_a_model_that_always_fails_fails_each_caller_and_nobody_hangs(runtime, r
         def ask():
             try:
                 runtime.generate(PROMPTS, GREEDY)
-            except RuntimeError as error:
-                errors.append(str(error))
+            except EngineError as error:
+                errors.append(str(error.__cause__))
 
         threads = [threading.Thread(target=ask) for _ in range(3)]
         for thread in threads:

@@ -1,9 +1,12 @@
 """Whatever a request's own logits processors do, they end that request alone, in words."""
 
+import pickle
+
 import pytest
 import torch
 
 from lamina import RequestError, SamplingParams
+from lamina.runtime.prefix_view import PrefixView
 
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
 
@@ -104,3 +107,63 @@ def test_an_interrupt_in_a_processor_ends_its_request_and_reaches_whoever_waits(
     received += canary
     assert tuple(token for delta in received for token in delta.token_ids) == alone
     is_idle(runtime)
+
+
+def test_a_processor_that_calls_its_own_runtime_is_told_that_it_cannot(runtime, is_idle):
+    plain = SamplingParams(**GREEDY)
+    alone = runtime.generate([[5, 6]], plain)[0].outputs[0].token_ids
+    for call in (
+        lambda: runtime.generate([[1]], plain),
+        lambda: next(runtime.stream([1], plain)),
+        runtime.idle,
+        runtime.close,
+    ):
+        canary = runtime.stream([5, 6], plain)
+        received = [next(canary)]
+        odd = SamplingParams(**GREEDY, logits_processors=[lambda prompt, answer, logits, call=call: call()])
+        with pytest.raises(RequestError, match="called from inside one of its own steps"):
+            runtime.generate([[7, 8]], odd)
+        received += canary
+        assert tuple(token for delta in received for token in delta.token_ids) == alone
+        is_idle(runtime)
+
+
+def test_a_processor_may_look_at_the_figures_of_its_runtime(runtime):
+    seen = []
+
+    def look(prompt, answer, logits):
+        seen.append(runtime.stats()["requests"]["running"])
+        return logits
+
+    runtime.generate([[7, 8]], SamplingParams(**GREEDY, logits_processors=[look]))
+    assert seen == [1] * 6
+
+
+def test_processors_read_an_answer_where_its_tokens_lie():
+    """A copy a step is quadratic in the answer's length; what a caller has kept stays as it was."""
+    tokens = [4, 5, 6]
+    view, same = PrefixView(tokens), (4, 5, 6)
+    tokens.append(7)
+    assert view == same == (*view,)
+    assert same == view
+    assert hash(view) == hash(same)
+    assert (len(view), view[-1], view[0], view[1:], view[::-1]) == (3, 6, 4, (5, 6), (6, 5, 4))
+    assert (view.__add__((1,)), view.__radd__((1,))) == ((4, 5, 6, 1), (1, 4, 5, 6))
+    assert (7 in view, view.index(6)) == (False, 2)
+    assert (repr(view), pickle.loads(pickle.dumps(view))) == (repr(same), same)
+    assert torch.tensor(view).tolist() == [4, 5, 6]
+    assert view not in ([4, 5, 6], (4, 5), None)
+    with pytest.raises(IndexError):
+        view[3]
+
+
+def test_no_step_copies_the_answer_for_a_processor(make_server):
+    server = make_server(blocks=20)
+    params = {"max_tokens": 8, "logits_processors": [lambda prompt, answer, logits: logits]}
+    request = server.add("a", 4, **params)
+    for _ in range(3):
+        server.step()
+    plan = server.scheduler.schedule()
+    (said,) = plan.adjusted.said
+    assert said.answer._tokens is request.output_token_ids
+    assert said.answer == (*request.output_token_ids,)
