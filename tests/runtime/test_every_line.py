@@ -144,8 +144,9 @@ def test_an_error_at_any_call_of_a_step_ends_at_most_the_request_that_it_is_of(r
     assert_unharmed(runtime, canary, alone)
 
     def broken_step(place, loaded):
+        engine = loaded.engine
         with traced(happening(raising(RuntimeError), place, "call")):
-            loaded.engine.step()
+            engine.step()
 
     for place in places(total - 1):
         canary, victims, _ = prepared(runtime, "step")
