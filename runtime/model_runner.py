@@ -72,7 +72,10 @@ class StepHandle:
 
     def failures(self) -> Mapping[str, LaminaError]:
         """By request id what failed for that request alone, after the ids; its token means nothing."""
-        failures: dict[str, LaminaError] = {**failed_samples(self._plan, self.token_ids()), **self._failures}
+        failures: dict[str, LaminaError] = {
+            **failed_samples(self._plan, self._sampled.numpy()),
+            **self._failures,
+        }
         if self._tables is not None and self._tables.prompts:
             failures |= failed_prompts(self._plan, self._tables.prompts[-1])
         return failures
