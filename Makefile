@@ -49,6 +49,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/python docs/write_structures.py
 	$(BIN)/python docs/write_settings.py
+	$(BIN)/python docs/write_factors.py
 	@$(if $(KERNELS),$(BIN)/clang-format -i $(KERNELS))
 
 test: $(STAMP) $(MODEL)

@@ -20,6 +20,7 @@ from .store import Store
 FORMAT = 2
 KINDS = (
     "plans",
+    "questions",
     "pieces",
     "kernels",
     "serving",

@@ -14,10 +14,14 @@ from ..common.logging import get_logger
 from ..common.store import Store
 from .inductor import Piece, load_piece, missing_of_piece
 from .plan import ParameterTable, Plan, Step
+from .readings import Readings, ask
 
 logger = get_logger("compiler")
 PLANS = "plans"
-IN_PARTS = ("model", "settings", "toolchain")  # factors that are small, and whose parts say more
+QUESTIONS = "questions"  # what earlier traces of a program read, by the factors known before a trace
+MOST_QUESTIONS = 32  # lists of them, the newest first: a program that branches reads different things
+READ = "read"  # the factor that holds what a trace read, with what it gave
+IN_PARTS = ("model", "settings", "toolchain", READ)  # factors that are small, and whose parts say more
 MOST_NAMES = 8  # that a miss lists
 NOUNS = {PLANS: "plan", "serving": "warm-up"}
 
@@ -51,9 +55,36 @@ def save_plan(plan: Plan, factors: Mapping[str, Any], guards: list[dict[str, str
         "parameters": {name: [list(shape), str(dtype)] for name, (shape, dtype) in plan.parameters.items()},
         "guards": guards,
     }
+    asked = {name: value for name, value in factors.items() if name != READ}
     with store.using():
         digest = store.put(json.dumps(record, sort_keys=True).encode())
-        store.write_ref(PLANS, plan_key(factors), {"record": digest, "factors": summary(factors)})
+        reference = {"record": digest, "factors": summary(factors), "questions": plan_key(asked)}
+        store.write_ref(PLANS, plan_key(factors), reference)
+
+
+def keep_questions(asked: Mapping[str, Any], readings: Readings, store: Store) -> None:
+    """Let later starts know what a trace of a program with these factors read."""
+    known = _questions(asked, store)
+    lists = [sorted(readings), *(questions for questions in known if questions != sorted(readings))]
+    record = {"program": asked.get("program"), "questions": lists[:MOST_QUESTIONS]}
+    store.write_ref(QUESTIONS, plan_key(asked), record)
+
+
+def with_readings(asked: Mapping[str, Any], forward: object, store: Store) -> dict[str, Any]:
+    """The factors with what the program reads now: as asked by a trace whose plan fits, else the newest."""
+    candidates = [{**asked, READ: ask(questions, forward)} for questions in _questions(asked, store)]
+    fitting = (factors for factors in candidates if store.read_ref(PLANS, plan_key(factors)) is not None)
+    return next(fitting, candidates[0] if candidates else {**asked, READ: {}})
+
+
+def _questions(asked: Mapping[str, Any], store: Store) -> list[list[str]]:
+    record = store.read_ref(QUESTIONS, plan_key(asked))
+    lists = record.get("questions") if isinstance(record, dict) else None
+    return [
+        questions
+        for questions in (lists if isinstance(lists, list) else [])
+        if isinstance(questions, list) and all(isinstance(question, str) for question in questions)
+    ]
 
 
 def load_plan(

@@ -4,7 +4,7 @@ import contextlib
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ from ..custom_ops.build import find_compiler
 from . import cache, torch_compat
 from .capture import Captured, Forward, capture
 from .config import MAX_NUM_TOKENS, TOKENS_HINT, CompileConfig, Numerics
+from .covered import own_sources
 from .fingerprint import canonical_text, group_equal
 from .inductor import Piece, compile_piece
 from .passes import pipeline
 from .passes.graph import Pass
 from .plan import ParameterTable, Plan, steps_of
+from .readings import Readings, name_of
 from .split import SplitModel, split
+from .torch_section import compiling, neutral
 from .verify import require_right, require_right_model
 from .wrapper import Call
 
@@ -33,13 +36,17 @@ logger = get_logger("compiler")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """What the compiler is handed: a callable, the table of its weights, and what the trace depends on."""
+    """What the compiler is handed: a callable and the table of its weights.
+
+    What the trace reads of the callable and its surroundings is recorded; `key` and `sources` are for what it
+    depends on without reading it.
+    """
 
     forward: Forward
     parameters: ParameterTable
-    key: Mapping[str, Any]
-    sources: tuple[Path, ...]
     device: torch.device
+    key: Mapping[str, Any] = field(default_factory=dict)
+    sources: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +55,7 @@ class Compiled:
 
     plan: Plan
     guards: tuple[Mapping[str, str], ...]
+    readings: Readings  # of the program's surroundings, on which the plan depends
     num_compiled: int
     num_loaded: int
     seconds: Mapping[str, float]  # of the stages that ran: capture, compile or load
@@ -71,21 +79,24 @@ def compile_program(
 
     Raises NotWarmError where require_warm and the store lacks the plan, CompileError where a stage fails.
     """
-    passes = pipeline.select(config.passes, numerics)
-    factors = plan_factors(program, passes, numerics)
-    if require_warm:
-        missing = cache.missing_parts(factors, store, must_be_checked=config.verify)
-        if missing:
-            raise NotWarmError(f"the cache {store.root} lacks {'; '.join(missing)}; run `lamina warmup`")
-    loaded = _load(factors, store, program.device, config)
-    if loaded is not None:
-        return loaded
-    miss = cache.explain_miss(factors, store)
-    with store.lock("compile"):
+    with neutral():
+        passes = pipeline.select(config.passes, numerics)
+        asked = plan_factors(program, passes, numerics)
+        factors = cache.with_readings(asked, program.forward, store)
+        if require_warm:
+            missing = cache.missing_parts(factors, store, must_be_checked=config.verify)
+            if missing:
+                raise NotWarmError(f"the cache {store.root} lacks {'; '.join(missing)}; run `lamina warmup`")
         loaded = _load(factors, store, program.device, config)
-        if loaded is None:
-            _require_tools(program.device)
-        return loaded or _compile(program, passes, config, numerics, factors, store, miss, progress)
+        if loaded is not None:
+            return loaded
+        miss = cache.explain_miss(factors, store)
+        with store.lock("compile"):
+            factors = cache.with_readings(asked, program.forward, store)
+            loaded = _load(factors, store, program.device, config)
+            if loaded is None:
+                _require_tools(program.device)
+            return loaded or _compile(program, passes, config, numerics, asked, store, miss, progress)
 
 
 def _require_tools(device: torch.device) -> None:
@@ -102,18 +113,22 @@ def _require_tools(device: torch.device) -> None:
         raise CompileError(f"{headers} is not there; install Python's headers (python3-dev), {otherwise}")
 
 
-def factors_of(program: Program, config: CompileConfig, numerics: Numerics) -> dict[str, Any]:
-    """What the plan of a program depends on, with these settings."""
-    return plan_factors(program, pipeline.select(config.passes, numerics), numerics)
+def factors_of(program: Program, config: CompileConfig, numerics: Numerics, store: Store) -> dict[str, Any]:
+    """What the plan of a program depends on, with these settings and what earlier traces of it read."""
+    passes = pipeline.select(config.passes, numerics)
+    return cache.with_readings(plan_factors(program, passes, numerics), program.forward, store)
 
 
 def plan_factors(program: Program, passes: tuple[Pass, ...], numerics: Numerics) -> dict[str, Any]:
-    """Everything a plan depends on; no path, host, environment or model name among it."""
-    own = Path(__file__).resolve().parent.rglob("*.py")
+    """What is known before a trace of everything a plan depends on; the rest is what the trace reads.
+
+    No path, host, environment or model name is among it.
+    """
     return {
+        "program": name_of(program.forward),
         "model": dict(program.key),
         "parameters": cache.describe_parameters(program.parameters),
-        "sources": cache.hash_files([*program.sources, *own]),
+        "sources": cache.hash_files([*program.sources, *own_sources()]),
         "passes": list(pipeline.describe(passes)),
         "numerics": numerics,
         "tokens": [TOKENS_HINT, MAX_NUM_TOKENS],
@@ -135,6 +150,7 @@ def _load(
     return Compiled(
         plan=plan,
         guards=tuple(guards),
+        readings=factors[cache.READ],
         num_compiled=0,
         num_loaded=len(plan.pieces),
         seconds={"load": time.perf_counter() - started},
@@ -147,18 +163,20 @@ def _compile(
     passes: tuple[Pass, ...],
     config: CompileConfig,
     numerics: Numerics,
-    factors: Mapping[str, Any],
+    asked: Mapping[str, Any],
     store: Store,
     miss: str,
     progress: Progress,
 ) -> Compiled:
     logger.info("compiling: %s", miss)
     progress("capture", 0.0, "tracing the model")
-    captured = _capture(program)
-    started = time.perf_counter()
-    model, rewritten = _cut(captured, passes)
-    if config.verify:
-        require_right_model(captured.graph, _changing_stages(rewritten), numerics, program.device)
+    with compiling():
+        captured = _capture(program)
+        started = time.perf_counter()
+        model, rewritten = _cut(captured, passes)
+        if config.verify:
+            require_right_model(captured.graph, _changing_stages(rewritten), numerics, program.device)
+    factors = {**asked, cache.READ: dict(captured.readings)}
     first = _first_equal(model)
     unique = sorted(set(first))
     toolchain = {"toolchain": factors["toolchain"], "numerics": numerics}
@@ -167,7 +185,7 @@ def _compile(
         progress("compile", count / len(unique), f"piece {count + 1} of {len(unique)}")
         module = model.pieces[index].graph
         check = _check(module, passes, numerics, store, program.device, toolchain) if config.verify else None
-        with _explained(f"piece {count + 1} of {len(unique)}"):
+        with compiling(), _explained(f"piece {count + 1} of {len(unique)}"):
             pieces.append(compile_piece(module, passes, store, program.device, toolchain, check))
     plan = Plan(
         steps=steps_of(model, [unique.index(index) for index in first]),
@@ -178,10 +196,12 @@ def _compile(
     )
     guards = [asdict(guard) for guard in captured.guards]
     cache.save_plan(plan, factors, guards, store)
+    cache.keep_questions(asked, captured.readings, store)
     num_compiled = sum(piece.was_compiled for piece in pieces)
     return Compiled(
         plan=plan,
         guards=tuple(guards),
+        readings=captured.readings,
         num_compiled=num_compiled,
         num_loaded=len(pieces) - num_compiled,
         seconds={"capture": captured.seconds, "compile": time.perf_counter() - started},

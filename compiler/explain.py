@@ -28,6 +28,8 @@ def explain_text(compiled: Compiled) -> str:
     kinds = Counter(guard["disposition"] for guard in compiled.guards)
     lines.append("\nguards of the trace:")
     lines += [f"  {count} {disposition}" for disposition, count in sorted(kinds.items())]
+    lines.append("\nwhat the plan depends on beside its weights, as read by the trace:")
+    lines += [f"  {question}: {answer}" for question, answer in sorted(compiled.readings.items())]
     return "\n".join(lines)
 
 

@@ -75,7 +75,8 @@ def compile_piece(
         found["stages"] = [canonical_text(stage) for stage in rewritten.stages]
         found["reports"] = tuple(asdict(report) for report in rewritten.reports)
         found["products"] = products(rewritten.graph)
-        found["key"] = piece_key(canonical_text(rewritten.graph), factors)
+        inductor = torch_compat.inductor_config()
+        found["key"] = piece_key(canonical_text(rewritten.graph), {**factors, "inductor": inductor})
         found["known"] = load_piece(found["key"], store, device)
         if found["known"] is not None:
             raise torch_compat.AlreadyKnown

@@ -2,17 +2,15 @@
 
 import contextlib
 import functools
+import hashlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
-import inspect
-import os
+import platform
 import sys
-import tempfile
-import warnings
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _python_dispatch
 
+from ..common.cpu import instruction_set
 from ..common.errors import CompileError
 from . import torch_fixes
 from .torch_fixes import replaced
+from .torch_section import FREE, compiling, environment
 
 _Mode: Any = _python_dispatch.TorchDispatchMode
 
@@ -33,85 +33,6 @@ class DispatchMode(_Mode):  # type: ignore[misc]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trace:
-    """What Dynamo found: the graph, each placeholder with the value given for it, the guards."""
-
-    graph: fx.GraphModule
-    inputs: tuple[tuple[fx.Node, object], ...]
-    guards: tuple[tuple[str, str, str], ...]  # kind, subject, text with source line
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Torch warns of its own names and defaults while it imports and compiles; no user chose them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def bound_tokens(token_ids: Tensor, limit: int) -> None:
-    """Tell the tracer the largest size of dim 0, so that generated indices fit 32 bits."""
-    check: Any = torch._check
-    check(token_ids.shape[0] <= limit)
-
-
-def mark_tokens(tensor: Tensor, hint: int) -> None:
-    """Give dim 0 one symbol that is never specialised, not even to 0 or 1."""
-    mark = torch._dynamo.decorators.mark_unbacked
-    offered = inspect.signature(mark).parameters
-    wished = {"shape_id": "num_tokens", "hint_override": hint}
-    mark(tensor, 0, **{name: value for name, value in wished.items() if name in offered})
-
-
-def trace_once(
-    function: Callable[..., Tensor],
-    weights: dict[str, Tensor],
-    token_ids: Tensor,
-    positions: Tensor,
-    hint: int,
-) -> Trace:
-    """One full Dynamo trace; CompileError with Dynamo's own words where it breaks."""
-    with quiet():
-        import torch._dynamo
-
-    found: dict[str, Any] = {"guards": []}
-
-    def keep_graph(module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        placeholders = module.graph.find_nodes(op="placeholder")
-        found.update(graph=module, inputs=tuple(zip(placeholders, inputs, strict=True)))
-        outputs: Any = module.graph.output_node().args[0]
-        results = tuple(node.meta["example_value"] for node in outputs)
-        return lambda *_: results
-
-    def keep_guards(guards: Any) -> list[bool]:
-        found["guards"] += [_describe(guard) for guard in guards]
-        return [True] * len(guards)
-
-    for tensor in (token_ids, positions):
-        mark_tokens(tensor, hint)
-    options: dict[str, Any] = {"guard_filter_fn": keep_guards}
-    no_folder = _environment(TORCHINDUCTOR_CACHE_DIR=tempfile.gettempdir())  # else it makes one there
-    try:
-        with torch.no_grad(), quiet(), no_folder:
-            compiled = torch.compile(
-                function, backend=keep_graph, fullgraph=True, dynamic=False, options=options
-            )
-            returned = compiled(weights, token_ids, positions)
-    except Exception as error:
-        raise CompileError(f"TorchDynamo could not capture the model in one graph: {error}") from error
-    finally:
-        with quiet():
-            torch._dynamo.reset()
-    if not isinstance(returned, Tensor):
-        raise CompileError(f"a model's forward returned {type(returned).__name__}; wanted one tensor")
-    return Trace(graph=found["graph"], inputs=found["inputs"], guards=tuple(found["guards"]))
-
-
-def _describe(guard: Any) -> tuple[str, str, str]:
-    return str(guard.guard_type), str(guard.name), repr(guard.value)[:200]
 
 
 def is_size_assertion(target: object) -> bool:
@@ -125,6 +46,9 @@ def is_scalar(value: object) -> bool:
 
 
 _overload_name: Any = torch._ops.OpOverload.name  # torch leaves it without types
+
+
+OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def op_name(target: object) -> str:
@@ -189,6 +113,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+_load_lock = threading.RLock()
+
 # How a kernel that Inductor built learns where a tensor keeps its address.
 DATA_POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 
@@ -201,9 +127,13 @@ def generate(
     module: fx.GraphModule, rewrite: Callable[[fx.Graph], fx.Graph], kernel_folder: Path
 ) -> str | None:
     """Inductor's source for a piece with its ATen graph rewritten; None where that raised AlreadyKnown."""
-    with quiet():
-        from torch._functorch import config as functorch_config
-        from torch._inductor import compile_fx, config
+    with compiling(), _building_in(kernel_folder), torch_fixes.in_force():
+        return _generate(module, rewrite)
+
+
+def _generate(module: fx.GraphModule, rewrite: Callable[[fx.Graph], fx.Graph]) -> str | None:
+    from torch._functorch import config as functorch_config
+    from torch._inductor import compile_fx, config
 
     found: dict[str, Any] = {}
 
@@ -218,13 +148,8 @@ def generate(
 
     inputs = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
     mode = torch._guards.detect_fake_mode(inputs)
-    context = torch._guards.TracingContext(mode)
     with (
-        quiet(),
-        _building_in(kernel_folder),
-        torch_fixes.in_force(),
-        torch.no_grad(),
-        torch._guards.tracing(context),
+        torch._guards.tracing(torch._guards.TracingContext(mode)),
         functorch_config.patch(enable_autograd_cache=False),
         config.patch(SETTINGS),
     ):
@@ -239,6 +164,14 @@ def generate(
     return str(found["code"].source_code)
 
 
+def inductor_config() -> str:
+    """A hash of every setting of Inductor that may change the code, as it is now."""
+    from torch._inductor import config
+
+    counts = {name: value for name, value in config.save_config_portable().items() if name not in FREE}
+    return hashlib.sha256(repr(sorted(counts.items())).encode()).hexdigest()
+
+
 def _never_called(*_: Any) -> Any:
     raise AssertionError("the stand-in for a piece that the store already holds was called")
 
@@ -247,20 +180,6 @@ def _require_unspecialised(mode: Any) -> None:
     guards = [str(guard.expr) for guard in mode.shape_env.guards] if mode is not None else []
     if guards:
         raise CompileError(f"code generation specialised the number of tokens: {guards}")
-
-
-@contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Variables for a while; the process environment is left as it was, whatever Inductor puts there."""
-    before = {name: os.environ.get(name) for name in (*values, DATA_POINTER)}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 _memos: dict[Path, Any] = {}  # by the folder of the headers
@@ -277,15 +196,19 @@ def _memo_of_headers(folder: Path, precompile: Any) -> Any:
 def _building_in(folder: Path) -> Iterator[None]:
     """Builds leave files here alone, and run in threads, which end here: a hidden worker breaks scripts
     without a main guard."""
-    with quiet():
-        from torch._inductor import async_compile, codecache
+    from torch._inductor import async_compile, codecache
 
     compiler: Any = async_compile
     headers = folder / "precompiled_headers"
     with (
-        _environment(TORCHINDUCTOR_CACHE_DIR=str(folder)),
-        replaced(codecache, _HEADER_DIR=str(headers), _HEADER_LOCK_DIR=str(headers / "locks")),
-        replaced(codecache, _precompile_header=_memo_of_headers(headers, codecache._precompile_header)),
+        _load_lock,
+        environment(TORCHINDUCTOR_CACHE_DIR=str(folder), **{DATA_POINTER: _data_pointer()}),
+        replaced(
+            codecache,
+            _HEADER_DIR=str(headers),
+            _HEADER_LOCK_DIR=str(headers / "locks"),
+            _precompile_header=_memo_of_headers(headers, codecache._precompile_header),
+        ),
         ThreadPoolExecutor(compiler.get_compile_threads()) as pool,
         replaced(
             compiler.AsyncCompile,
@@ -297,10 +220,15 @@ def _building_in(folder: Path) -> Iterator[None]:
         yield
 
 
+def _data_pointer() -> str:
+    guards: Any = torch._C._dynamo.guards
+    return str(guards._torchinductor_pyobject_tensor_data_ptr)
+
+
 def run_source(source: str, name: str, kernel_folder: Path) -> dict[str, Any]:
     """The namespace of a generated source, run as Inductor would; builds the kernels it does not find."""
     namespace: dict[str, Any] = {"__name__": name}
-    with quiet(), _building_in(kernel_folder):
+    with compiling(), _building_in(kernel_folder):
         exec(compile(source, name, "exec"), namespace)
     return namespace
 
@@ -317,9 +245,7 @@ def native_kernels(namespace: dict[str, Any]) -> dict[str, Path]:
 
 def load_native_kernel(path: Path, name: str) -> Callable[..., None]:
     """The kernel in a shared library that Inductor built, without importing Inductor."""
-    guards: Any = torch._C._dynamo.guards
-
-    with _environment(**{DATA_POINTER: str(guards._torchinductor_pyobject_tensor_data_ptr)}):
+    with _loading_kernels():
         loader = importlib.machinery.ExtensionFileLoader(f"{name}.kernel", str(path))
         spec = importlib.util.spec_from_loader(loader.name, loader)
         assert spec is not None
@@ -327,6 +253,18 @@ def load_native_kernel(path: Path, name: str) -> Callable[..., None]:
         loader.exec_module(module)
     kernel: Callable[..., None] = module.kernel
     return kernel
+
+
+@contextlib.contextmanager
+def _loading_kernels() -> Iterator[None]:
+    """What a kernel reads while it is loaded; Inductor, which sets the same, is kept out meanwhile."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    with (
+        getattr(dynamo, "compile_lock", _load_lock),
+        _load_lock,
+        environment(**{DATA_POINTER: _data_pointer()}),
+    ):
+        yield
 
 
 def toolchain(device: torch.device) -> dict[str, str]:
@@ -339,7 +277,9 @@ def toolchain(device: torch.device) -> dict[str, str]:
         major, minor = torch.cuda.get_device_capability(device)
         triton = importlib.metadata.version("triton")  # comes with CUDA builds of torch only
         return stamp | {"cuda": str(torch.version.cuda), "sm": f"{major}{minor}", "triton": triton}
-    return stamp | {"isa": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads())}
+    features = hashlib.sha256(instruction_set().encode()).hexdigest()[:16]
+    isa = f"{torch.backends.cpu.get_cpu_capability()} {platform.machine()} {features}"
+    return stamp | {"isa": isa, "threads": str(torch.get_num_threads())}
 
 
 def fake_tensors(

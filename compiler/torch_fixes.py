@@ -1,6 +1,7 @@
 """What torch's code generator does wrong in some versions, put right while it runs."""
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,16 +16,42 @@ def in_force() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def every_read_is_guarded() -> Iterator[None]:
+    """Dynamo trusts that nobody changes what the standard library holds, and looks a module up for good; and
+    it forgets what a dict did not hold where the model's code goes on without."""
+    from torch._dynamo import symbolic_convert
+    from torch._dynamo.variables import dicts
+
+    item: Any = dicts.ConstDictVariable.getitem_const_raise_exception_if_absent
+
+    def guarded_item(variable: Any, tx: Any, key: Any) -> Any:
+        if variable.source:
+            variable.install_dict_contains_guard(tx, [key])
+        return item(variable, tx, key)
+
+    truths = {"is_stdlib": lambda module: False, "_import_module": importlib.import_module}
+    known = {name: truth for name, truth in truths.items() if hasattr(symbolic_convert, name)}
+    with (
+        replaced(symbolic_convert, **known),
+        replaced(dicts.ConstDictVariable, getitem_const_raise_exception_if_absent=guarded_item),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def replaced(owner: Any, **replacements: Any) -> Iterator[None]:
     """A class or module with other attributes for a while."""
     before = {name: owner.__dict__[name] for name in replacements if name in owner.__dict__}
-    for name, value in replacements.items():
-        setattr(owner, name, value)
     try:
+        for name, value in replacements.items():
+            setattr(owner, name, value)
         yield
     finally:
         for name in replacements:
-            setattr(owner, name, before[name]) if name in before else delattr(owner, name)
+            if name in before:
+                setattr(owner, name, before[name])
+            elif name in owner.__dict__:
+                delattr(owner, name)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..common import env
+from ..common.cpu import instruction_set
 from ..common.errors import KernelBuildError, StoreError
 from ..common.logging import get_logger
 from ..common.store import Store
@@ -111,18 +112,8 @@ def _key(op: str, csrc: Path) -> str:
     Nor the compiler, which need not be there where the kernel is used; the record of the kernel names it.
     """
     texts = read_sources(op, csrc, (".cpp", ".h"))
-    machine = platform.system(), platform.machine(), _instruction_set()
+    machine = platform.system(), platform.machine(), instruction_set()
     return hash_factors(op, texts, _flags(), machine)
-
-
-def _instruction_set() -> str:
-    """What -march=native looks at: the CPU's model and feature flags."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    wanted = ("flags", "Features", "model", "model name", "CPU part")
-    return "\n".join(dict.fromkeys(line for line in lines if line.partition("\t")[0].strip() in wanted))
 
 
 def find_built(store: Store, key: str) -> Path | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ..common.errors import RequestError
+from ..compiler.torch_section import neutral
 from .engine import Engine
 from .generation import Generation
 
@@ -71,11 +72,12 @@ class Guard:
         with self._inside: return self._between_ends(action)  # fmt: skip # noqa: E701
 
     def _between_ends(self, action: Callable[[], T]) -> T:
-        try:
-            self._end_dropped()
-            return action()
-        finally:
-            self._end_dropped()
+        with neutral():  # what a caller set for tensors of his own is not ours
+            try:
+                self._end_dropped()
+                return action()
+            finally:
+                self._end_dropped()
 
     def _end_dropped(self) -> None:
         while self._dropped:

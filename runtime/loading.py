@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import custom_ops
 from ..common.errors import ConfigError, LoadError
 from ..common.logging import get_logger
 from ..common.progress import Progress
@@ -20,6 +19,7 @@ from ..common.store import Store
 from ..compiler import cache, torch_compat
 from ..compiler.compile import Compiled, Program, compile_program, factors_of
 from ..compiler.plan import ParameterTable
+from ..compiler.torch_section import neutral
 from ..custom_ops.ledger import LEDGER, watched
 from ..custom_ops.triton_cache import keep_triton_kernels
 from ..models import rope
@@ -29,7 +29,6 @@ from ..models.layers import EXACT_OPS, FAST_OPS, SCALE, Ops, join_scales, taking
 from ..models.quantization import Int8Quantizer, check_quantization, quantized_names
 from ..models.registry import ModelDefinition, find_model
 from ..models.source import resolve_source
-from ..models.source_files import source_files
 from ..models.weights import check_checkpoint, dummy_weights, load_weights
 from . import IMPORT_STARTED, warm
 from .assembly import Assembled, Parts, assemble, products_of
@@ -44,20 +43,6 @@ from .threads import settle_threads
 from .tokenizer import Tokenizer, load_tokenizer
 
 IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
-# Of an op, what a trace goes through; its kernels and their selection are not part of a piece.
-TRACED_OP_FILES = ("op.py", "reference.py", "precision.py")
-# Fields of a model's config that say nothing about the graph of its forward beyond the shapes of its weights.
-NOT_TRACED = {
-    *("bos_token_id", "eos_token_ids", "dtype", "max_position_embeddings", "rope", "sliding_rope"),
-    *(
-        "sliding_window",
-        "attention_chunk_size",
-        "attention_scale",
-        "attention_soft_cap",
-        "logits_soft_cap",
-        "logits_divisor",
-    ),
-}
 logger = get_logger("runtime")
 
 
@@ -86,7 +71,7 @@ class Loaded:
 
 def load(config: RuntimeConfig, progress: Progress) -> Loaded:
     """Load and compile a model; every failure is a LaminaError, and nothing is left running after it."""
-    with watched(warm.refuse if config.require_warm else partial(warm.permit, progress)):
+    with neutral(), watched(warm.refuse if config.require_warm else partial(warm.permit, progress)):
         return _load(config, progress)
 
 
@@ -159,7 +144,9 @@ class Found:
     def plan_factors(self) -> dict[str, Any] | None:
         """What the plan depends on, None where the caller wants the model to run eagerly."""
         config = self.config.compile_config
-        return None if config is None else factors_of(self.program(), config, self.config.numerics)
+        if config is None:
+            return None
+        return factors_of(self.program(), config, self.config.numerics, self.store)
 
 
 def find(config: RuntimeConfig, progress: Progress) -> Found:
@@ -375,14 +362,6 @@ def _program(
     return Program(
         forward=forward,
         parameters=parameter_table(model, definition, resolved),
-        key={name: value for name, value in asdict(model).items() if name not in NOT_TRACED},
-        sources=traced_sources(definition),
+        key={"architecture": model.architecture, "num_layers": model.num_layers},  # for who reads a miss
         device=resolved.device,
     )
-
-
-def traced_sources(definition: ModelDefinition) -> tuple[Path, ...]:
-    """The files that a trace of this model reads: those it is written in, the ops."""
-    folder = Path(custom_ops.__file__ or "").parent
-    ops = [path for name in TRACED_OP_FILES for path in sorted(folder.rglob(name))]
-    return (*source_files(definition), *ops)

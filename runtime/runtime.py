@@ -10,6 +10,7 @@ import torch
 
 from ..common.errors import ClosedError, ConfigError, RequestError, shown
 from ..common.progress import Progress, say_nothing
+from ..compiler.torch_section import outside_dynamo
 from ..custom_ops.ledger import watched
 from .answers import Answers, new_deltas, params_of_each
 from .beam_rounds import BeamRounds, Searched
@@ -40,6 +41,7 @@ T = TypeVar("T")
 SEED_STEP = 0x9E3779B97F4A7C15  # odd and without a pattern, so that unseeded requests draw apart
 
 
+@outside_dynamo
 class Runtime:
     """A loaded model; leaving the `with` block, or close(), gives everything back."""
 

@@ -67,7 +67,7 @@ def erase_dead(graph: fx.Graph) -> int:
     """Remove calls that nobody uses and that change nothing; how many."""
     dead = 0
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and not is_mutating(node):
+        if node.op == "call_function" and not node.users and not (is_mutating(node) or node.is_impure()):
             graph.erase_node(node)
             dead += 1
     return dead

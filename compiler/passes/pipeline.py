@@ -1,16 +1,15 @@
 """The passes in the order in which they run, one line and one reason each."""
 
 import hashlib
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 from torch import fx
 
 from ...common.errors import CompileError, ConfigError, LaminaError
 from ..config import Numerics
+from ..describe import CannotDescribe
+from ..describe import describe as describe_value
 from ..fingerprint import source_line
 from .add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from .add_rms_norm_linear import ADD_RMS_NORM_LINEAR
@@ -57,8 +56,7 @@ def check_passes(chosen: Sequence[str | Pass]) -> None:
     for step in own:
         if step.name in PASS_NAMES or [other.name for other in own].count(step.name) > 1:
             raise ConfigError(f"passes holds two of the name {step.name!r}; wanted a name of its own")
-        if _source_of(step) is None:
-            raise ConfigError(f"the pass {step.name!r} is in no file; its text is part of every cache key")
+        _describe(step)
 
 
 def all_but(*names: str) -> tuple[str, ...]:
@@ -73,16 +71,6 @@ def select(chosen: Sequence[str | Pass] | None, numerics: Numerics) -> tuple[Pas
     own = tuple(step for step in chosen or () if isinstance(step, Pass))
     steps = (*PIPELINE[:-1], *own, *PIPELINE[-1:])
     return tuple(step for step in steps if (step.name in names or step in own) and numerics in step.numerics)
-
-
-def _source_of(step: Pass) -> Path | None:
-    """The file that a pass is written in."""
-    run = step.run.func if isinstance(step.run, partial) else step.run
-    try:
-        found = inspect.getsourcefile(inspect.unwrap(run))
-    except TypeError:  # no function, but an object of no class of Python's
-        return None
-    return Path(found) if found is not None and Path(found).exists() else None
 
 
 def of_scope(passes: Sequence[Pass], scope: str) -> tuple[Pass, ...]:
@@ -151,11 +139,20 @@ def _content(graph: fx.Graph) -> list[object]:
 
 
 def describe(passes: Sequence[Pass]) -> tuple[str, ...]:
-    """name@version of each, as cache keys hold them; of a caller's own also a hash of the file it is in."""
+    """name@version of each, as cache keys hold them; of a caller's own its code with all it refers to."""
     return tuple(_describe(step) for step in passes)
 
 
 def _describe(step: Pass) -> str:
-    source = None if step.name in PASS_NAMES else _source_of(step)
-    text = "" if source is None else f"+{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
-    return f"{step.name}@{step.version}{text}"
+    if step.name in PASS_NAMES:
+        return f"{step.name}@{step.version}"
+    try:
+        text = describe_value(step.run, whole=True)
+    except CannotDescribe as error:
+        raise ConfigError(
+            f"the pass {step.name!r} depends on {error}, of which no key of a cache could tell; wanted "
+            f"numbers, strings, functions and dataclasses in what it closes over, is bound to or names"
+        ) from None
+    return (
+        f"{step.name}@{step.version}+{hashlib.sha256(text.encode()).hexdigest()[:16]} over the {step.scope}"
+    )

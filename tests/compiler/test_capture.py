@@ -1,5 +1,8 @@
 """One graph of a model for every number of tokens, or an error that says what stands in the way."""
 
+import builtins
+import types
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -158,6 +161,47 @@ def returns_a_pair(weights, ids, positions, attend):
 def test_what_cannot_be_captured_is_named(forward, message):
     with pytest.raises(CompileError, match=message):
         capture_forward(forward)
+
+
+@torch.compiler.assume_constant_result
+def taken_as_constant():
+    return 2.0
+
+
+def calls_a_constant(weights, ids, positions, attend):
+    return embed(weights, ids) * taken_as_constant()
+
+
+def kept_out(x):
+    return x * 2
+
+
+OF_ANOTHER_MODULE = types.FunctionType(
+    kept_out.__code__, {"__name__": "json", "__builtins__": builtins}, "of_another_module"
+)
+
+
+def calls_a_function_of_another_scope(weights, ids, positions, attend):
+    return OF_ANOTHER_MODULE(embed(weights, ids))
+
+
+@pytest.mark.parametrize(
+    "forward, message",
+    [
+        (calls_a_constant, r"taken_as_constant .*, whose result is taken as a constant"),
+        (calls_a_function_of_another_scope, r"whose globals are not those of the module json"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_no_later_start_could_read_again_is_refused_by_name(forward, message):
+    with pytest.raises(CompileError, match=message):
+        capture_forward(forward)
+
+
+def test_a_function_that_is_kept_out_of_the_trace_is_refused_by_name():
+    torch.compiler.allow_in_graph(kept_out)
+    with pytest.raises(CompileError, match=r"kept_out, which was kept out of the trace"):
+        capture_forward(lambda weights, ids, positions, attend: kept_out(embed(weights, ids)))
 
 
 def holds_a_constant(weights, ids, positions, attend):

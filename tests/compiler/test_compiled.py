@@ -161,7 +161,7 @@ import json, sys
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[2])
-import tiny
+from tests.compiler import tiny
 from lamina.common.store import Store
 from lamina.compiler.compile import compile_program
 from lamina.compiler.config import CompileConfig
@@ -178,7 +178,7 @@ print(json.dumps([compiled.num_compiled, compiled.num_loaded, imported, result.s
 def _start(root):
     root_folder = Path(__file__).resolve().parent.parent.parent
     environment = os.environ | {"PYTHONPATH": str(root_folder / "src"), "PYTHONHASHSEED": "random"}
-    command = [sys.executable, "-c", SCRIPT, str(root), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", SCRIPT, str(root), str(root_folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 

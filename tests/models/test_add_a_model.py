@@ -15,7 +15,6 @@ from lamina.common.errors import ConfigError, LoadError
 from lamina.models import find_model, llama, registry
 from lamina.models.config import ModelConfig
 from lamina.models.layers import EXACT_OPS, FAST_OPS, Ops
-from lamina.models.source_files import source_files
 
 from ..conftest import TINY
 from ..families import WINDOW, Family, oracle, oracle_logits
@@ -80,11 +79,6 @@ def test_the_model_of_the_page_computes_what_transformers_does(
     page: None, tmp_path: Path, logits_of: Callable[..., Tensor]
 ) -> None:
     check(MINISTRAL, tmp_path, FAST_OPS, logits_of)
-
-
-def test_a_compiled_model_depends_on_the_package_and_on_what_it_takes_from_ours(olmo2_package: None) -> None:
-    names = {path.name for path in source_files(find_model("Olmo2ForCausalLM"))}
-    assert {"lamina_olmo2.py", "llama.py", "layers.py"} <= names
 
 
 def test_a_model_keeps_fields_of_its_own_in_its_config() -> None:

@@ -15,7 +15,6 @@ from lamina.models.config import ModelConfig
 from lamina.models.gemma2 import rounded
 from lamina.models.layers import EXACT_OPS, FAST_OPS, Ops
 from lamina.models.rope_config import RopeConfig
-from lamina.models.source_files import source_files
 
 from ..families import CHUNK, FAMILIES, SIZES, WINDOW, oracle, oracle_logits
 
@@ -244,16 +243,6 @@ def test_the_old_names_of_longrope_are_read(key: str, old: str) -> None:
     new = read("phi3-longrope")
     renamed = read("phi3-longrope", rope_parameters=None, rope_scaling={**rope, key: old})
     assert renamed == new
-
-
-def test_a_model_is_written_in_the_files_that_lend_it_functions() -> None:
-    def names(name: str) -> set[str]:
-        files = source_files(find_model(FAMILIES[name].architecture))
-        return {path.name for path in files}
-
-    assert {"gemma3.py", "gemma2.py", "llama.py", "qwen3.py", "layers.py"} <= names("gemma3")
-    assert {"llama.py", "layers.py"} <= names("mistral")
-    assert not {"gemma2.py", "granite.py"} & names("qwen3")
 
 
 def test_the_scale_of_embeddings_is_one_of_the_dtype() -> None:

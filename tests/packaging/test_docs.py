@@ -34,6 +34,11 @@ def test_settings_page_is_what_the_configs_say():
     assert SETTINGS["PAGE"].read_text() == SETTINGS["render"](), "run `make format`"
 
 
+def test_the_table_of_factors_is_what_the_compiler_does():
+    page = runpy.run_path(str(ROOT / "docs" / "write_factors.py"))
+    assert page["PAGE"].read_text() == page["render"](), "run `make format`"
+
+
 @pytest.mark.parametrize("config", SETTINGS["CONFIGS"], ids=lambda config: config[-1])
 def test_every_field_has_a_sentence_a_type_and_its_true_default(config):
     """What is read from the source is what the dataclass has: the page and the options lack nothing."""

@@ -75,10 +75,10 @@ def test_median_function_is_under_10_lines():
     assert statistics.median(lengths) < 10
 
 
-PRIVATE = {f"compiler/torch_{name}.py" for name in ("compat", "fixes", "wrapper")}
+PRIVATE = {f"compiler/torch_{name}.py" for name in ("compat", "fixes", "section", "trace", "wrapper")}
 
 
-def test_private_torch_names_are_in_three_files_alone():
+def test_private_torch_names_are_in_their_files_alone():
     private = re.compile(r"\btorch(?!\.ops\b)(\.\w+)*\._[a-z]|from torch(\.\w+)* import .*\b_[a-zA-Z]")
     offenders = [
         f"{name_of(path)}:{number}: {line.strip()}"
@@ -92,8 +92,8 @@ def test_private_torch_names_are_in_three_files_alone():
 
 def test_environment_variables_are_read_in_env_alone():
     uses = re.compile(r"os\.(environ|getenv)|from os import .*\b(environ|getenv)\b")
-    # torch has switches that are environment variables only; torch_compat sets them and puts them back
-    allowed = {"common/env.py", "compiler/torch_compat.py"}
+    # torch has switches that are environment variables only; torch_section sets them and puts them back
+    allowed = {"common/env.py", "compiler/torch_section.py"}
     assert not {name_of(path) for path in SOURCES if uses.search(path.read_text())} - allowed
 
 
