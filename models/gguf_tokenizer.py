@@ -21,8 +21,8 @@ from tokenizers import (
 from ..common.errors import LoadError
 from .gguf_file import GGUFFile
 from .gguf_vocabulary import BYTE_LEVEL, ROLES, USER_DEFINED, Vocabulary, read_vocabulary
+from .sentencepiece_merges import SPACE, merges_by_score
 
-SPACE = "\u2581"  # how SentencePiece spells a space
 TEMPLATE_NAME = re.compile(r"[\w-]+")
 
 
@@ -112,7 +112,7 @@ def _sentencepiece(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Tokenizer:
     tokenizer = Tokenizer(
         models.BPE(
             dict(ids),
-            _merges_by_score(vocabulary, ids),
+            merges_by_score(ids, vocabulary.scores),
             unk_token=None if unknown is None else vocabulary.texts[unknown],
             byte_fallback=True,
             fuse_unk=True,
@@ -125,17 +125,6 @@ def _sentencepiece(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Tokenizer:
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return tokenizer
-
-
-def _merges_by_score(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every pair of tokens that makes a token, that of the best score first."""
-    found = []
-    for token_id, text in enumerate(vocabulary.texts):
-        for place in range(1, len(text)):
-            left, right = text[:place], text[place:]
-            if left in ids and right in ids:
-                found.append((-vocabulary.scores[token_id], token_id, -place, left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:

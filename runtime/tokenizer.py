@@ -2,19 +2,27 @@
 
 import copy
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import ConfigError, LoadError, RequestError, clipped, shown
+from ..common.errors import ConfigError, LaminaError, LoadError, RequestError, clipped, shown
 from ..common.logging import get_logger
 from .border import check_unicode
 from .chat_messages import Messages, check_messages, check_template_kwargs, marked, readable, until_mark
-from .tokenizer_file import TOKENIZER_JSON, TokenizerFile, chosen, cuts_words_wrongly, obstacle
+from .tokenizer_file import (
+    SENTENCEPIECE_MODEL,
+    TEKKEN_JSON,
+    TOKENIZER_JSON,
+    TokenizerFile,
+    chosen,
+    obstacle,
+    warns_of_words,
+)
 
 logger = get_logger("runtime")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-SENTENCEPIECE_MODEL, TEKKEN = "tokenizer.model", "tekken.json"
+TOKENIZER_FILES = (TOKENIZER_JSON, TEKKEN_JSON, SENTENCEPIECE_MODEL, "vocab.json")
 CHARS_PER_TOKEN = 8  # seldom as many: a text that is longer is looked at in part before as a whole
 MARGIN = 1024  # tokens that a cut may add, through words and runs of spaces
 JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
@@ -170,17 +178,12 @@ def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has a tokenizer's files."""
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+    return any(os.path.lexists(folder / name) for name in TOKENIZER_FILES)
 
 
 def require_tokenizer(folder: Path) -> None:
     """LoadError where a model's folder has nothing to read texts with."""
     if not has_tokenizer(folder):
-        if (folder / TEKKEN).is_file():
-            raise LoadError(
-                f"{folder} has its tokenizer as {TEKKEN} alone, Mistral's own format, not read here; name "
-                "a folder with the same model's tokenizer.json with --tokenizer, in Python tokenizer="
-            )
         raise LoadError(
             f"{folder} has no tokenizer, so that texts cannot be read: it has none of "
             f"{', '.join(TOKENIZER_FILES)}; name a folder that has one with --tokenizer, in Python tokenizer="
@@ -191,7 +194,7 @@ def _load_backend(folder: Path) -> Any:
     try:
         why = obstacle(folder)
         if why is None:
-            if cuts_words_wrongly(folder):
+            if warns_of_words(folder):
                 logger.warning(
                     "%s cuts words by an expression known to be wrong for Mistral's models, so that some ids "
                     'differ from those of its training; "fix_mistral_regex": true in tokenizer_config.json '
@@ -204,13 +207,9 @@ def _load_backend(folder: Path) -> Any:
 
         kind = PreTrainedTokenizerFast if (folder / TOKENIZER_JSON).is_file() else AutoTokenizer
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except LaminaError:
+        raise
     except Exception as error:  # the tokenizers library raises nothing more precise
-        if not (folder / TOKENIZER_JSON).is_file() and (folder / SENTENCEPIECE_MODEL).is_file():
-            raise LoadError(
-                f"{folder} has its tokenizer as {SENTENCEPIECE_MODEL} alone, which cannot be read here "
-                f"({clipped(str(error), 200)}); pip install sentencepiece protobuf, with which it may be, "
-                "or name a folder with a tokenizer.json with tokenizer="
-            ) from error
         raise LoadError(
             f"{_damaged_file(folder)} cannot be read as a tokenizer: {error}; download it again, or name "
             "another one with tokenizer="
@@ -225,7 +224,7 @@ def _damaged_file(folder: Path) -> Path:
                 return path
         except (ValueError, RecursionError):
             return path
-    return next(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
+    return next(folder / name for name in TOKENIZER_FILES if os.path.lexists(folder / name))
 
 
 def _check_tools(tools: Any) -> None:

@@ -1,21 +1,33 @@
 """A tokenizer read from its own files by the tokenizers library: no import of transformers, the same ids."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, processors
 
-TOKENIZER_JSON = "tokenizer.json"
+from ..models import tekken
+from ..models.fields import whole_file
+from ..models.sentencepiece_model import build_sentencepiece, read_sentencepiece
+
+TOKENIZER_JSON, TEKKEN_JSON, SENTENCEPIECE_MODEL = "tokenizer.json", "tekken.json", "tokenizer.model"
+# Classes whose ids are those of the file; those of others begin elsewhere.
+SENTENCEPIECE_CLASSES = ("Llama", "CodeLlama", "Gemma", "Mistral", "PreTrained", "TokenizersBackend")
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MISTRALS = ("mistral", "mistral3", "ministral", "ministral3", "pixtral", "voxtral")
 LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 # What else a tokenizer_config.json may ask for that changes ids: rare, and left to transformers.
-LEFT_TO_TRANSFORMERS = ("fast_tokenizer_files", "fix_mistral_regex")
+LEFT_TO_TRANSFORMERS = ("fast_tokenizer_files",)
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+MISTRAL_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class TokenizerFile:
@@ -26,7 +38,8 @@ class TokenizerFile:
 
     def __init__(self, folder: Path) -> None:
         config = _read_object(folder / "tokenizer_config.json")
-        self._backend = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_JSON))
+        self._backend, roles_of_file = _backend(folder, config)
+        config = roles_of_file | config
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
@@ -36,6 +49,8 @@ class TokenizerFile:
         self.bos_token = self.special_tokens_map.get("bos_token")
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
+        if not os.path.lexists(folder / TOKENIZER_JSON):
+            self._add_ends(bool(config.get("add_bos_token", True)), bool(config.get("add_eos_token", False)))
         self.chat_template: str | dict[str, str] | None = _chat_template(folder, config)
 
     @property
@@ -80,6 +95,23 @@ class TokenizerFile:
             **known,
         )
 
+    def _add_ends(self, has_bos: bool, has_eos: bool) -> None:
+        """Let texts begin with BOS and end with EOS; other files than tokenizer.json do not say so."""
+        asked = {"bos_token": has_bos, "eos_token": has_eos}
+        ids = {name: self._id_of(name) for name, is_asked in asked.items() if is_asked}
+        texts = {
+            name: (self.special_tokens_map[name], token_id)
+            for name, token_id in ids.items()
+            if token_id is not None
+        }
+        first, last = ([texts[name][0]] if name in texts else [] for name in ("bos_token", "eos_token"))
+        if texts:
+            self._backend.post_processor = processors.TemplateProcessing(
+                single=[*first, "$A", *last],
+                pair=[*first, "$A", *last, *(f"{text}:1" for text in first), "$B:1"],
+                special_tokens=list(texts.values()),
+            )
+
     def _id_of(self, name: str) -> int | None:
         token = self.special_tokens_map.get(name)
         return None if token is None else self._backend.token_to_id(token)
@@ -105,15 +137,40 @@ class TokenizerFile:
 
 def obstacle(folder: Path) -> str | None:
     """Why a folder's tokenizer is left to transformers, None where its files say everything."""
-    if not (folder / TOKENIZER_JSON).is_file():
-        return f"there is no {TOKENIZER_JSON}"
     config = _read_object(folder / "tokenizer_config.json")
     asked = [name for name in LEFT_TO_TRANSFORMERS if config.get(name)]
-    return f"tokenizer_config.json has {', '.join(asked)}" if asked else None
+    if asked:
+        return f"tokenizer_config.json has {', '.join(asked)}"
+    if any(os.path.lexists(folder / name) for name in (TOKENIZER_JSON, TEKKEN_JSON)):
+        return None
+    if not os.path.lexists(folder / SENTENCEPIECE_MODEL):
+        return f"there is no {TOKENIZER_JSON}"
+    kind = config.get("tokenizer_class") or "Llama"
+    if not str(kind).startswith(SENTENCEPIECE_CLASSES):
+        return f"there is no {TOKENIZER_JSON}, and tokenizer_class is {kind!r:.80}"
+    return None
+
+
+def _backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """What the folder's main file says, and its tokens by role where it names them."""
+    path = folder / TOKENIZER_JSON
+    if os.path.lexists(path):
+        if config.get("fix_mistral_regex") and cuts_words_wrongly(folder):
+            return tokenizers.Tokenizer.from_str(_with_words_of_mistral(path)), {}
+        return tokenizers.Tokenizer.from_file(str(whole_file(path))), {}
+    if os.path.lexists(folder / TEKKEN_JSON):
+        backend = tekken.build_tekken(folder / TEKKEN_JSON)
+        roles = {name: text for name, text in tekken.ROLES.items() if backend.token_to_id(text) is not None}
+        return backend, roles
+    path = whole_file(folder / SENTENCEPIECE_MODEL)
+    model = read_sentencepiece(path)
+    return build_sentencepiece(model, path), {name: model.texts[i] for name, i in model.roles.items()}
 
 
 def cuts_words_wrongly(folder: Path) -> bool:
     """Whether a Mistral model has the expression of Llama 3, as tokenizer.json files were once converted."""
+    if not os.path.lexists(folder / TOKENIZER_JSON):
+        return False
     model = _read_object(folder / "config.json").get("model_type")
     if model not in MISTRALS:
         return False
@@ -121,11 +178,28 @@ def cuts_words_wrongly(folder: Path) -> bool:
     return json.dumps(LLAMA3_WORDS)[1:-1] in steps
 
 
+def warns_of_words(folder: Path) -> bool:
+    """Whether words are cut wrongly, and nobody has decided on it by fix_mistral_regex."""
+    is_decided = "fix_mistral_regex" in _read_object(folder / "tokenizer_config.json")
+    return not is_decided and cuts_words_wrongly(folder)
+
+
+def _with_words_of_mistral(path: Path) -> str:
+    """The text of a tokenizer.json, with Mistral's expression in the place of Llama 3's."""
+    content = _read_object(path)
+    steps = content["pre_tokenizer"]
+    for step in steps.get("pretokenizers", [steps]):
+        pattern = step.get("pattern", {})
+        if str(pattern.get("Regex", "")).startswith(LLAMA3_WORDS):
+            pattern["Regex"] = MISTRAL_WORDS
+    return json.dumps(content)
+
+
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where the file is missing."""
-    if not path.is_file():
+    """A JSON object, empty where nothing lies there; LoadError for what is no file."""
+    if not os.path.lexists(path):
         return {}
-    found = json.loads(path.read_bytes())
+    found = json.loads(whole_file(path).read_bytes())
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} holds {found!r:.40}; wanted a JSON object")
     return found
