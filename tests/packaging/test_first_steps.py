@@ -62,7 +62,7 @@ def test_a_failing_test_is_not_drowned_in_traces_of_torch(tmp_path):
         "import logging\n"
         "def test_it():\n"
         "    logging.getLogger('torch.__trace').setLevel(logging.DEBUG)\n"
-        "    logging.getLogger('torch.__trace').debug('a trace')\n"
+        "    logging.getLogger('torch.__trace').debug('a ' + 'trace')\n"
         "    logging.getLogger('lamina').warning('a warning')\n"
         "    assert False\n"
     )
