@@ -110,6 +110,7 @@ def assemble(parts: Parts, store: Store, progress: Progress, watch: Stopwatch) -
         max_model_len=resolved.max_model_len,
         max_tokens_beside_decode=max(TOKENS_BESIDE_DECODE, resolved.max_num_seqs),
         prefill_chunk=resolved.prefill_chunk,
+        max_prefill_tokens=resolved.max_prefill_tokens,
     )
     recording = None if parts.config.record is None else open_recording(parts.config.record)
     scheduler = RecordingScheduler(limits, kv_cache, recording) if recording else Scheduler(limits, kv_cache)

@@ -19,6 +19,7 @@ from ..models.quantization import QUANTIZATIONS, Quantization
 from . import memory
 from .border import integer, number
 from .other_names import SETTINGS
+from .step_time import prefill_tokens
 
 logger = get_logger("runtime")
 
@@ -79,7 +80,7 @@ class RuntimeConfig:
     max_num_seqs: int = 256
     """Requests that are computed at once, at most."""
     max_num_batched_tokens: int | None = None
-    """Tokens of a step at most; otherwise 2048 on a CPU and 8192 on a GPU."""
+    """Tokens of a step at most; otherwise 8192 on a GPU and 2048 on a CPU, of prompts about a second's."""
     prefill_chunk: int | None = None
     """Tokens of one prompt in a step at most; otherwise as many as the step has room for."""
     block_size: int | None = None
@@ -197,6 +198,7 @@ class Resolved:
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_chunk: int | None
+    max_prefill_tokens: int | None  # in a step, of all prompts together
     block_size: int
     num_kv_blocks: int
     swap_bytes: int  # of host memory at most, for blocks of requests that were preempted
@@ -251,6 +253,7 @@ def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, devic
         max_num_seqs=min(config.max_num_seqs, max_num_batched_tokens),  # each takes a token of a step
         max_num_batched_tokens=max_num_batched_tokens,
         prefill_chunk=config.prefill_chunk,
+        max_prefill_tokens=None,
         block_size=config.block_size or DEFAULT_BLOCK_SIZE[device.type],
         num_kv_blocks=config.num_kv_blocks or 0,
         swap_bytes=0,
@@ -261,6 +264,9 @@ def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, devic
     else:
         blocks = memory.num_kv_blocks(resolved, model, config.memory_fraction)
         resolved = dataclasses.replace(resolved, num_kv_blocks=blocks)
+    if device.type == "cpu" and config.max_num_batched_tokens is None and config.prefill_chunk is None:
+        bound = prefill_tokens(model, dtype, max_model_len, max_num_batched_tokens)
+        resolved = dataclasses.replace(resolved, max_prefill_tokens=bound)
     return dataclasses.replace(resolved, swap_bytes=_swap_bytes(config, resolved, model))
 
 

@@ -208,13 +208,18 @@ def blocks_left(
 
 def weight_bytes(model: ModelConfig, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
     """Bytes of the weights, to the accuracy that sizing needs."""
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    per_layer = model.hidden_size * (heads + 3 * model.intermediate_size)
+    per_layer = weights_of_layer(model)
     embedding = model.vocab_size * model.hidden_size
     if quantization is not None:  # the LM head has bytes of its own, tied or not
         return model.num_layers * per_layer + embedding + embedding * dtype.itemsize
     embeddings = embedding if model.tie_word_embeddings else 2 * embedding
     return (model.num_layers * per_layer + embeddings) * dtype.itemsize
+
+
+def weights_of_layer(model: ModelConfig) -> int:
+    """Elements of the projections of one layer."""
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    return model.hidden_size * (heads + 3 * model.intermediate_size)
 
 
 def available_bytes(device: torch.device) -> int:

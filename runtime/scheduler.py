@@ -350,7 +350,10 @@ class Scheduler(Lifecycle):
 
     def _budget(self) -> int:
         """Tokens of the step in all; fewer where it keeps someone waiting for the next token of an answer."""
-        limit, most = self.config.max_tokens_beside_decode, self.config.max_num_batched_tokens
+        config, most = self.config, self.config.max_num_batched_tokens
+        if config.max_prefill_tokens is not None:
+            most = min(most, len(self._rows) + config.max_prefill_tokens)
+        limit = config.max_tokens_beside_decode
         return most if limit is None or not self._rows.any_answers else min(limit, most)
 
     def _at_most_a_chunk(self, wanted: Ints) -> Ints:

@@ -65,6 +65,7 @@ class Server:
         beside_decode=None,
         context=128,
         chunk=None,
+        prefill=None,
         eos=(),
         next_token=hashed,
         depth=1,
@@ -87,6 +88,7 @@ class Server:
             max_model_len=context,
             max_tokens_beside_decode=beside_decode,
             prefill_chunk=chunk,
+            max_prefill_tokens=prefill,
         )
         self.scheduler = Scheduler(self.config, self.kv_cache, clock=clock)
         self.arena = InputBatch(

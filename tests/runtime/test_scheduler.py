@@ -10,7 +10,7 @@ import pytest
 
 from lamina.common.errors import ConfigError, RequestError
 from lamina.runtime.request import RequestStatus
-from lamina.runtime.scheduler_config import SchedulerConfig
+from lamina.runtime.scheduler_config import BOUNDS, SchedulerConfig
 
 
 def test_a_prompt_larger_than_the_cache_is_refused_and_the_next_one_is_served(make_server):
@@ -328,10 +328,7 @@ def test_a_long_prompt_takes_the_whole_step_alone_and_little_of_it_beside_an_ans
     assert max(beside) == 8
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["max_num_seqs", "max_num_batched_tokens", "max_tokens_beside_decode", "max_model_len", "prefill_chunk"],
-)
+@pytest.mark.parametrize("name", ["max_model_len", *BOUNDS])
 def test_limits_below_the_least_are_refused_by_name(name):
     good = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2, "prefill_chunk": 1}
     SchedulerConfig(**good)

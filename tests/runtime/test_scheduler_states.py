@@ -63,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seqs=st.sampled_from([3, 4, 5, 2, 1]),
         budget=st.sampled_from([12, 20, 8, 5, 1]),
         beside_decode=st.none() | st.integers(1, 12),
+        prefill=st.none() | st.integers(1, 12),
         context=st.sampled_from([30, 20, 30, 8, 2]),
         chunk=st.none() | st.integers(1, 5),
         eos=st.sampled_from([(), (5,)]),
@@ -229,6 +230,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         answering = [part for part in parts if part.request_id in running]
         if any(r.num_computed >= len(self.server.requests[r.request_id].prompt_token_ids) for r in answering):
             assert plan.num_tokens <= (config.max_tokens_beside_decode or plan.num_tokens)
+        bound = (
+            plan.num_tokens if config.max_prefill_tokens is None else config.max_prefill_tokens + len(parts)
+        )
+        assert plan.num_tokens <= bound
         assert len(set(plan.request_ids)) == len(parts) <= config.max_num_seqs
         assert all(0 < len(r.token_ids) <= (config.prefill_chunk or plan.num_tokens) for r in parts)
         assert all(self.server.requests[name].num_preemptions for name in plan.preempted_ids)

@@ -5,9 +5,11 @@ import re
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from lamina import ConfigError, Runtime, UnsupportedError
-from lamina.cli.info import describe_fit, info
+from lamina.cli import app
+from lamina.cli.info import describe_fit
 from lamina.runtime import memory
 from lamina.runtime.config import RuntimeConfig, resolve
 from lamina.runtime.sizing import size
@@ -106,7 +108,7 @@ def test_a_card_swaps_to_an_eighth_of_the_free_host_at_most_and_a_cpu_only_when_
     [
         ({"swap_bytes": -1}, "swap_bytes is -1; wanted an integer, at least 0"),
         ({"swap_bytes": 0.5}, "swap_bytes is 0.5; wanted an integer, at least 0"),
-        ({"swap_bytes": 8191}, "swap_bytes is 8191; wanted 0 or at least 8192, a block of every layer"),
+        ({"swap_bytes": 8191}, "swap_bytes is 8191; wanted 0 or at least 8192, for a block of every layer"),
         ({"swap_bytes": 1, "prefix_cache": False}, "swap_bytes is 1 and prefix_cache False; wanted"),
     ],
 )
@@ -133,9 +135,9 @@ def test_it_is_said_before_weights_are_read_and_loudly_where_it_was_asked_for(ti
     assert any("this fits 32 tokens" in line and "for 100 you need" in line for line in said())
 
 
-def test_info_tells_what_of_a_model_fits(tiny_folder, capsys):
-    facts = describe_fit(str(tiny_folder), device="cpu", max_model_len=100)
+def test_info_tells_what_of_a_model_fits(tiny_folder):
+    facts = describe_fit(RuntimeConfig(model=tiny_folder, device="cpu", max_model_len=100))
     assert (facts["missing_gib"], facts["cache_kib_per_token"]) == (0.0, 0.5)
     assert "this fits" in facts["fit"]
-    info(as_json=True, model=str(tiny_folder), device="cpu")
-    assert json.loads(capsys.readouterr().out)["cache_tokens"] > 256
+    shown = CliRunner().invoke(app, ["info", str(tiny_folder), "--json", "--device", "cpu"])
+    assert json.loads(shown.stdout)["cache_tokens"] > 256
