@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,18 +12,18 @@ from typing import Any
 import torch
 import xxhash
 
-from ..common.errors import StoreError
+from ..common.errors import LaminaError, StoreError
 from ..common.progress import Progress
 from ..common.store import Store
 from .config import ModelConfig
 from .gguf_config import ROPE_TENSORS, checkpoint_config, family_of, row_order
 from .gguf_file import GGUFContent, GGUFFile, chunks, read_header
-from .gguf_tokenizer import write_tokenizer
+from .gguf_tokenizer import TOKENIZER_ERROR, write_tokenizer
 from .registry import find_model
 from .shards import SINGLE_NAME
 from .weights import check_tensors
 
-CONVERTER_VERSION = 3
+CONVERTER_VERSION = 4
 FOLDER_KIND = "checkpoints"
 CONFIG_KIND = "configs"
 MEMO = "gguf"  # the kind of the store's names for hashes of files
@@ -34,10 +35,18 @@ SAFETENSORS_DTYPES = {
 }
 
 
-def convert_gguf(path: Path, store: Store, *, dtype: torch.dtype, progress: Progress | None = None) -> Path:
+def convert_gguf(
+    path: Path,
+    store: Store,
+    *,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    needs_tokenizer: bool = True,
+) -> Path:
     """The folder with this file's config, weights (in `dtype`) and tokenizer; made at the first call.
 
-    Raises LoadError where the file changes meanwhile, and StoreError where the folder cannot be written.
+    Where a tokenizer cannot be read that is not needed, a note of why lies in its place. Raises LoadError
+    where the file changes meanwhile, and StoreError where the folder cannot be written.
     """
     content = GGUFContent(path)
     identity = _identity(content)
@@ -51,8 +60,8 @@ def convert_gguf(path: Path, store: Store, *, dtype: torch.dtype, progress: Prog
     def write(new: Path) -> None:
         file = read_header(content)
         _write_configs(file, new, dtype)
+        _write_tokenizer(file, new, needs_tokenizer)
         _write_weights(file, new / SINGLE_NAME, dtype, progress)
-        write_tokenizer(file, new)
         content.require(digest)
 
     folder = _found_or_made(store, FOLDER_KIND, key, write)
@@ -107,6 +116,19 @@ def _write_configs(file: GGUFFile, folder: Path, dtype: torch.dtype) -> None:
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _write_tokenizer(file: GGUFFile, folder: Path, is_needed: bool) -> None:
+    """The tokenizer's files, or a note of why there are none."""
+    before = set(folder.iterdir())
+    try:
+        write_tokenizer(file, folder)
+    except LaminaError as error:
+        if is_needed:
+            raise
+        for path in set(folder.iterdir()) - before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (folder / TOKENIZER_ERROR).write_text(str(error), encoding="utf-8")
 
 
 def _checkpoint_names(file: GGUFFile) -> dict[str, str]:

@@ -13,7 +13,7 @@ import torch
 
 from ..common.errors import LoadError, UnsupportedError
 from .config import ARCHITECTURE_OF_MODEL_TYPE
-from .fields import Fields
+from .fields import INT32_MAX, Fields
 from .gguf_file import GGUFFile, chunks
 from .gguf_vocabulary import end_token_ids
 from .rope import llama3_divisors
@@ -157,15 +157,9 @@ def _own_metadata(file: GGUFFile) -> Fields:
 
 
 def _end_tokens(file: GGUFFile) -> dict[str, Any]:
-    tokens = Fields(file.metadata, str(file.path))
-    ends = [
-        tokens.integer(f"tokenizer.ggml.{name}_token_id", None, minimum=0) for name in ("eos", "eot", "eom")
-    ]
-    return {
-        "bos_token_id": tokens.integer("tokenizer.ggml.bos_token_id", None, minimum=0),
-        "eos_token_id": list(dict.fromkeys([*(i for i in ends if i is not None), *end_token_ids(file)]))
-        or None,
-    }
+    bos = file.metadata.get("tokenizer.ggml.bos_token_id")
+    is_id = isinstance(bos, int) and 0 <= bos <= INT32_MAX  # where there is none, some files have -1
+    return {"bos_token_id": bos if is_id else None, "eos_token_id": end_token_ids(file) or None}
 
 
 def shortest(value: float) -> float:

@@ -20,9 +20,10 @@ from tokenizers import (
 
 from ..common.errors import LoadError
 from .gguf_file import GGUFFile
-from .gguf_vocabulary import BYTE_LEVEL, ROLES, USER_DEFINED, Vocabulary, read_vocabulary
+from .gguf_vocabulary import BYTE_LEVEL, REMEDY, ROLES, USER_DEFINED, Vocabulary, read_vocabulary
 from .sentencepiece_merges import SPACE, merges_by_score
 
+TOKENIZER_ERROR = "tokenizer_error.txt"  # why a converted folder has no tokenizer
 TEMPLATE_NAME = re.compile(r"[\w-]+")
 
 
@@ -44,8 +45,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         tokenizer = build_tokenizer(vocabulary)
     except Exception as error:  # the tokenizers library raises nothing more precise
         raise LoadError(
-            f"the tokenizer of {file.path} cannot be read: {error}; download the file again, or give the "
-            "model's folder of safetensors"
+            f"the tokenizer of {file.path} cannot be read: {error}; download the file again, or {REMEDY}"
         ) from error
     text = tokenizer.to_str(pretty=True)  # save raises no OSError where the disk is full
     (folder / "tokenizer.json").write_text(text, encoding="utf-8")
@@ -152,7 +152,7 @@ def check_tokenizer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     if wrong:
         raise LoadError(
             f"the tokenizer of {vocabulary.origin} differs from what the file says, in {', '.join(wrong)}; "
-            "give the model's folder of safetensors"
+            f"{REMEDY}"
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..common.errors import LoadError, UnsupportedError
 from ..common.logging import get_logger
-from .fields import Fields
+from .fields import INT32_MAX, Fields
 from .gguf_file import GGUFFile
 from .gguf_pretokenizer import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 
@@ -18,13 +18,35 @@ BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # tokenizer.ggml.model
 ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad"}
 ROLES |= {name: name for name in ("cls", "mask")}
 SENTENCEPIECE_ROLES = {"bos": 1, "eos": 2, "unknown": 0}  # where the file names none
-# Tokens that end an answer; files that call them ordinary text are mistaken.
+REMEDY = "name a folder with the model's tokenizer with --tokenizer, in Python tokenizer="
+# Tokens that end an answer by their text, as llama.cpp has them.
 END_TEXTS = frozenset(
     {
-        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
-        *("<|end_of_text|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]"),
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "</s>"),
+        *("<|end_of_text|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>"),
+        *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<turn|>", "<|tool_response>"),
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
     }
+)
+# Of models that fill in code: the first token of each kind ends an answer, unless the metadata name another.
+FILL_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+FILL_PARTS = {
+    *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>", "<|code_prefix|>", "<|prefix|>"),
+    *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>", "<|code_suffix|>", "<|suffix|>"),
+    *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "<|code_middle|>", "<|middle|>"),
+}
+MARKS = END_TEXTS.union(FILL_PARTS, *FILL_ENDS.values())  # never ordinary text
+# Where all of the first are, the second is inside of answers.
+NO_ENDS = (
+    ({"<|return|>", "<|call|>"}, "<|end|>"),
+    ({"<|return|>", "<|calls|>"}, "<|end|>"),
+    ({"<|call|>", "<|flush|>"}, "<|end|>"),
+    ({"<|calls|>", "<|flush|>"}, "<|end|>"),
+    ({"<|tool_response>"}, "</s>"),
 )
 
 
@@ -59,7 +81,7 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     if model not in (BYTE_LEVEL, SENTENCEPIECE):
         raise UnsupportedError(
             f"{file.path}: tokenizer.ggml.model is {model!r:.80}; wanted {BYTE_LEVEL} or {SENTENCEPIECE}, or "
-            "give the model's folder of safetensors"
+            f"{REMEDY}"
         )
     texts = _texts(file)
     pre = _pre_tokenizer(file, fields) if model == BYTE_LEVEL else PreTokenizer(expressions=(), add_bos=True)
@@ -89,9 +111,25 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
 
 
 def end_token_ids(file: GGUFFile) -> list[int]:
-    """Ids of the tokens that end an answer by their text, whatever the metadata calls them."""
-    texts = file.metadata.get("tokenizer.ggml.tokens")
-    return [i for i, text in enumerate(texts) if text in END_TEXTS] if isinstance(texts, list) else []
+    """Ids of the tokens that end an answer: those that the metadata name, then others by their text."""
+    given = file.metadata.get("tokenizer.ggml.tokens")
+    texts = given if isinstance(given, list) else []
+    named = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    size = len(texts) or INT32_MAX
+    ids = [i for i in named if isinstance(i, int) and 0 <= i < size]
+    ids += [i for i, text in enumerate(texts) if text in END_TEXTS]
+    for name, known in FILL_ENDS.items():
+        own = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        found = [i for i, text in enumerate(texts) if text in known]
+        ids += [own] if isinstance(own, int) and 0 <= own < len(texts) else found[:1]
+    inside = _inside(texts)
+    return [i for i in dict.fromkeys(ids) if not texts or texts[i] not in inside]
+
+
+def _inside(texts: Sequence[str]) -> set[str]:
+    """Texts that end no answer in this vocabulary."""
+    known = set(map(str, texts))
+    return {text for others, text in NO_ENDS if others <= known}
 
 
 def _pre_tokenizer(file: GGUFFile, fields: Fields) -> PreTokenizer:
@@ -106,7 +144,7 @@ def _pre_tokenizer(file: GGUFFile, fields: Fields) -> PreTokenizer:
     if name not in PRE_TOKENIZERS:
         raise UnsupportedError(
             f"{file.path}: tokenizer.ggml.pre is {name!r:.80}, which is not known; known are "
-            f"{', '.join(PRE_TOKENIZERS)}; give the model's folder of safetensors"
+            f"{', '.join(PRE_TOKENIZERS)}; {REMEDY}"
         )
     return PRE_TOKENIZERS[name]
 
@@ -114,20 +152,22 @@ def _pre_tokenizer(file: GGUFFile, fields: Fields) -> PreTokenizer:
 def _texts(file: GGUFFile) -> list[str]:
     given = _list(file, "tokens", (str,), None, "")
     if not given:
-        raise LoadError(f"{file.path}: tokenizer.ggml.tokens is empty; download the file again")
+        raise LoadError(f"{file.path}: tokenizer.ggml.tokens is empty; download the file again, or {REMEDY}")
     texts = [text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(given)]
     if len(set(texts)) != len(texts):
         twice = next(text for place, text in enumerate(texts) if texts.index(text) != place)
-        raise LoadError(f"{file.path}: tokenizer.ggml.tokens has {twice!r:.80} twice; wanted one id a text")
+        raise LoadError(
+            f"{file.path}: tokenizer.ggml.tokens has {twice!r:.80} twice; wanted one id a text; {REMEDY}"
+        )
     return texts
 
 
 def _types(file: GGUFFile, texts: Sequence[str]) -> list[int]:
     """The type of each token; what is known to end an answer is never ordinary text."""
     types = _list(file, "token_type", (int,), len(texts), NORMAL)
+    marks = MARKS - _inside(texts)
     return [
-        CONTROL if kind == NORMAL and text in END_TEXTS else kind
-        for kind, text in zip(types, texts, strict=True)
+        CONTROL if kind == NORMAL and text in marks else kind for kind, text in zip(types, texts, strict=True)
     ]
 
 
@@ -137,7 +177,7 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
     places = [merge.find(" ", 1) for merge in merges]
     if -1 in places:
         wrong = merges[places.index(-1)]
-        raise LoadError(f"{file.path}: tokenizer.ggml.merges has {wrong!r:.80}; wanted two tokens")
+        raise LoadError(f"{file.path}: tokenizer.ggml.merges has {wrong!r:.80}; wanted two tokens; {REMEDY}")
     return [(merge[:place], merge[place + 1 :]) for merge, place in zip(merges, places, strict=True)]
 
 
@@ -152,7 +192,7 @@ def _list(file: GGUFFile, name: str, kinds: tuple[type, ...], length: int | None
         given = f"{len(found)} values" if isinstance(found, list) else f"{found!r:.40}"
         raise LoadError(
             f"the tokenizer of {file.path} cannot be read: tokenizer.ggml.{name} is {given}; wanted a list "
-            f"of {wanted.strip()}; download the file again, or give the model's folder of safetensors"
+            f"of {wanted.strip()}; download the file again, or {REMEDY}"
         )
     return list(found[:length])
 

@@ -27,6 +27,7 @@ def resolve_source(
     token: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
     progress: Progress | None = None,
+    needs_tokenizer: bool = True,
 ) -> Path:
     """The folder with the model's config and weights; `dtype` is what a GGUF file is converted to."""
     path = Path(name).expanduser()
@@ -37,7 +38,7 @@ def resolve_source(
             raise LoadError(
                 f"{path} is a file; wanted a model folder, a .gguf file or a hub id such as owner/name"
             )
-        return convert_gguf(path, store, dtype=dtype, progress=progress)
+        return convert_gguf(path, store, dtype=dtype, progress=progress, needs_tokenizer=needs_tokenizer)
     if not HUB_ID.fullmatch(str(name)) or path.suffix.lower() == ".gguf":
         raise LoadError(
             f"{shown(str(name))} does not exist; wanted a model folder, a .gguf file or a hub id "

@@ -277,6 +277,7 @@ def _find_folder(config: RuntimeConfig, store: Store, device: torch.device, prog
         token=config.token,
         dtype=dtype,
         progress=progress,
+        needs_tokenizer=config.tokenizer is None,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..common.errors import ConfigError, LaminaError, LoadError, RequestError, clipped, shown
 from ..common.logging import get_logger
+from ..models.gguf_tokenizer import TOKENIZER_ERROR
 from .border import check_unicode
 from .chat_messages import Messages, check_messages, check_template_kwargs, marked, readable, until_mark
 from .tokenizer_file import (
@@ -173,6 +174,8 @@ def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:
             raise LoadError(
                 f"tokenizer is {shown(str(override))}, but there is none of {', '.join(TOKENIZER_FILES)}"
             )
+    elif (folder / TOKENIZER_ERROR).is_file():
+        raise LoadError((folder / TOKENIZER_ERROR).read_text(encoding="utf-8"))
     return Tokenizer(_load_backend(folder)) if has_tokenizer(folder) else None
 
 

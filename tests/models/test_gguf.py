@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lamina.common.contents import verify
 from lamina.common.errors import LaminaError, LoadError, UnsupportedError
 from lamina.common.store import Store
 from lamina.models.config import read_generation_config, read_model_config
@@ -330,8 +331,14 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tiny_folder: Path, tmp_path: P
         writer.add_array("tokenizer.ggml.tokens", [1, 2, 3])
 
     path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, fields=tokenizer)
-    with pytest.raises(LoadError, match=r"the tokenizer of .*tiny\.gguf cannot be read"):
+    with pytest.raises(LoadError, match=r"the tokenizer of .*tiny\.gguf cannot be read.* with --tokenizer"):
         convert_gguf(path, store, dtype=torch.float32)
+    folder = convert_gguf(path, store, dtype=torch.float32, needs_tokenizer=False)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *("config.json", "generation_config.json", "manifest.json", "model.safetensors"),
+        "tokenizer_error.txt",
+    ]
+    assert verify(store) == []
 
 
 def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:

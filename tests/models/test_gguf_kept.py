@@ -8,7 +8,9 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 import torch
 
@@ -18,6 +20,8 @@ from lamina.common.store import Store
 from lamina.models import gguf as converter
 from lamina.models.gguf import convert_gguf
 from lamina.models.gguf_file import read_gguf
+from lamina.runtime.runtime import Runtime
+from lamina.runtime.sampling_params import SamplingParams
 
 from .test_gguf import write_gguf
 
@@ -156,3 +160,25 @@ def test_the_record_of_another_file_is_not_believed(
     shutil.copytree(other, one)
     assert convert_gguf(first, store, dtype=torch.float32) == one
     assert json.loads((one / "manifest.json").read_text())["of"].endswith(one.name)
+
+
+def test_a_given_tokenizer_serves_a_file_whose_own_cannot_be_read(
+    tiny_folder: Path, tmp_path: Path, bbpe_tokenizer: Callable[[], Any]
+) -> None:
+    def unreadable(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_array("tokenizer.ggml.tokens", ["a", "b", "a"])
+
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, fields=unreadable)
+    settings: dict[str, Any] = {"cache_dir": tmp_path / "store", "compile": False, "dtype": "float32"}
+    settings |= {"device": "cpu", "num_kv_blocks": 16}
+    for _ in range(2):  # before the weights are converted, and after
+        with pytest.raises(LoadError, match=r"has 'a' twice; .*with --tokenizer, in Python tokenizer="):
+            Runtime.from_pretrained(path, **settings)
+        with Runtime.from_pretrained(path, tokenizer=bbpe_tokenizer(), **settings) as runtime:
+            params = SamplingParams(max_tokens=3, ignore_eos=True)
+            (text,) = runtime.generate("hello", params)
+            assert list(text.prompt_token_ids) == bbpe_tokenizer().encode("hello")
+            params = SamplingParams(max_tokens=3, ignore_eos=True, detokenize=False)
+            (ids,) = runtime.generate([[1, 5, 7]], params)
+            assert len(ids.outputs[0].token_ids) == 3

@@ -257,13 +257,48 @@ def test_what_ends_an_answer_is_known_by_its_text_though_the_file_calls_it_ordin
     texts = [*file.metadata["tokenizer.ggml.tokens"], "<|im_end|>", "<|endoftext|>"]
     kinds = [*file.metadata["tokenizer.ggml.token_type"], NORMAL, CONTROL]
     file = byte_level(tokens=texts, token_type=kinds)
-    assert end_token_ids(file) == [len(texts) - 2, len(texts) - 1]
+    assert end_token_ids(file) == [1, len(texts) - 2, len(texts) - 1]
     assert built(file).encode("a<|im_end|>").ids[-1] == len(texts) - 2
 
 
 def test_the_demo_model_stops_at_every_token_that_ends_an_answer_for_llama_cpp() -> None:
     config = checkpoint_config(read_gguf(DEMO_MODEL), dtype())
-    assert config["eos_token_id"] == [2, 0]
+    assert config["eos_token_id"] == [2, 0, 4]  # <|im_end|>, <|endoftext|>, <reponame>
+
+
+@pytest.mark.parametrize(
+    "more, ends",
+    [
+        (
+            ["<|fim_pad|>", "<PAD>", "<|repo_name|>", "<|file_sep|>"],
+            ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"],
+        ),
+        (["<|end|>", "<|return|>"], ["<|end|>", "<|return|>"]),
+        (["<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),
+        (["<|end|>", "<|calls|>", "<|flush|>"], ["<|calls|>", "<|flush|>"]),
+        (["<|tool_response>", "<turn|>"], ["<|tool_response>", "<turn|>"]),
+        (["[EOS]", "[EOT]", "[PAD]"], ["[EOS]", "[EOT]", "[PAD]"]),
+        (["<|fim_prefix|>", "<fim_suffix>", "<MID>"], []),
+    ],
+    ids=str,
+)
+def test_end_tokens_are_those_of_llama_cpp(more: list[str], ends: list[str]) -> None:
+    texts = [*byte_level().metadata["tokenizer.ggml.tokens"], *more]
+    own = texts[1]
+    file = byte_level(tokens=texts, token_type=None)
+    has_response = "<|tool_response>" in more
+    assert own == "</s>"
+    assert [texts[i] for i in end_token_ids(file)] == [*([] if has_response else [own]), *ends]
+    for text in more:
+        is_inside = text == "<|end|>" and len(more) == 3
+        assert (len(built(file).encode(text, add_special_tokens=False)) == 1) != is_inside
+
+
+def test_fill_tokens_that_the_file_names_win_and_ids_beyond_the_vocabulary_are_none() -> None:
+    texts = [*byte_level().metadata["tokenizer.ggml.tokens"], "<|fim_pad|>", "mine"]
+    file = byte_level(tokens=texts, token_type=None, fim_pad_token_id=len(texts) - 1, eos_token_id=2**32 - 1)
+    file.metadata["tokenizer.ggml.eot_token_id"] = len(texts)
+    assert [texts[i] for i in end_token_ids(file)] == ["</s>", "mine"]
 
 
 def dtype() -> Any:
