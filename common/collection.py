@@ -10,7 +10,7 @@ from pathlib import Path
 from . import scratch
 from .contents import Entry, closure, entries, num_bytes, objects, reached, total_bytes
 from .errors import StoreError
-from .locks import flock
+from .locks import NO_LOCKS, flock
 from .sealed import MANIFEST
 from .store import IN_USE, Store
 
@@ -96,12 +96,17 @@ def _remove_folder(store: Store, path: Path) -> bool:
         _remove_whole(store, path)
         return True
     try:
-        if not flock(descriptor, shared=False, wait=False):
-            return False
-        _remove_whole(store, path)
-        return True
+        is_free = flock(descriptor, shared=False, wait=False)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        is_free = False  # nobody can tell whether it is open
+    else:
+        if is_free:
+            _remove_whole(store, path)
     finally:
         os.close(descriptor)
+    return is_free
 
 
 def _remove_whole(store: Store, path: Path) -> None:

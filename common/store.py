@@ -30,7 +30,6 @@ OURS = ("objects", "refs", "folders", "outside", "locks", "temporary", "quaranti
 NOTE_USE_EVERY = 600  # seconds
 DIGEST, NAME = re.compile(r"[0-9a-f]{64}"), re.compile(r"\w[\w.+-]*")
 PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")  # a path that no compiler and no generated include stumbles over
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 LONGEST_NAME = 200  # of a file, less what is added
 IN_USE = "in_use"  # the lock that readers and writers share, and that a collection has alone
 
@@ -355,9 +354,6 @@ class Store:
                 raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> StoreError:
-        if error.errno in NO_LOCKS:
-            remedy = "its file system knows no locks; set cache_dir to a folder on another one"
-            return StoreError(f"cache folder {self.home} cannot be locked: {error}; {remedy}")
         return StoreError(f"cache folder {self.home} cannot be written: {error}; make room or set cache_dir")
 
     def _quarantine(self, path: Path) -> None:
