@@ -1,5 +1,6 @@
 """lamina::add_rms_norm_linear: what the ops it stands for do one after another."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -131,6 +132,32 @@ def test_behind_the_norm_is_what_the_norm_alone_gives_bit_for_bit(dtype: torch.d
         assert torch.equal(out, normed)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_norm_is_of_the_sum_as_it_is_kept(dtype: torch.dtype) -> None:
+    """Of two numbers, whose squares add up to the same in any order."""
+    generator = torch.Generator().manual_seed(3)
+    x, residual = (torch.randn(300, 2, generator=generator).to(dtype) for _ in range(2))
+    ones, identity = torch.ones(2).to(dtype), torch.eye(2).to(dtype)
+    normed, total = add_rms_norm_reference.add_rms_norm(x, residual, ones, 1e-5)
+    for method in {Method.DOTS, *linear_methods(dtype, 1)}:
+        out, kept = _cpu.launch(x, residual, ones, 1e-5, identity, None, False, method=method)
+        assert torch.equal(kept, total)
+        assert torch.equal(out, normed)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gate_and_up_are_rounded_before_they_meet(dtype: torch.dtype) -> None:
+    """A norm of one number is 1, so that the product and its bias are one exact sum."""
+    generator = torch.Generator().manual_seed(4)
+    weight, bias = (torch.randn(4000, generator=generator).to(dtype) for _ in range(2))
+    one = torch.ones(1, 1, dtype=dtype)
+    out, _ = _cpu.launch(one, one, one[0], 0.0, weight.unsqueeze(1), bias, True, method=Method.DOTS)
+    gate, up = (weight.float() + bias.float()).to(dtype).chunk(2)
+    right = F.silu(gate.double()).to(dtype).double() * up.double()
+    is_rounded_once = out[0] == right.to(dtype)
+    assert is_rounded_once.double().mean() > 0.99  # exp itself may be the one or the other neighbour
+
+
 @pytest.mark.parametrize("rows,hidden", [(34, 40), (2, 1), (66, 33)])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -138,8 +165,10 @@ def test_nothing_is_read_beyond_its_end(dtype: torch.dtype, gated: bool, rows: i
     shapes = (3, hidden), (3, hidden), (hidden,), (rows, hidden), (rows,)
     x, residual, norm_weight, weight, bias = (torch.randn(shape).to(dtype) for shape in shapes)
     small, scale = torch.randint(-127, 128, weight.shape, dtype=torch.int8), torch.rand(rows)
-    for kept, scales in ((weight, None), (small, scale)):
-        given = x, residual, norm_weight, 1e-5, kept, bias, gated, Method.DOTS, scales
+    for method, (kept, scales) in itertools.product(
+        {Method.DOTS, *linear_methods(dtype, 1)}, [(weight, None), (small, scale)]
+    ):
+        given = x, residual, norm_weight, 1e-5, kept, bias, gated, method, scales
         ended = [at_the_end(value) if isinstance(value, Tensor) else value for value in given]
         ended[0] = making_ended(x)
         assert all(map(torch.equal, _cpu.launch(*ended), _cpu.launch(*given)))

@@ -61,7 +61,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(*(x.view(torch.int32) for x in plain))
 
 
-@pytest.mark.parametrize("vocab", [40, 9000])  # one slice, and part of a second
+@pytest.mark.parametrize("vocab", [40, 41, 9000])  # one slice, also not read in vectors; and part of a second
 def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> None:
     kernel, m = on_host("adjust_logits"), 3
     for seed in range(4):
@@ -70,12 +70,16 @@ def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> Non
         def integers(low: int, high: int, *shape: int, of: torch.Generator = generator) -> Tensor:
             return torch.randint(low, high, shape, generator=of, dtype=torch.int32)
 
+        def ids(*shape: int, of: Callable[..., Tensor] = integers) -> Tensor:
+            border = 8180 if vocab > 8192 else 0  # just before that of a slice
+            return of(0, 30, *shape) + border * of(0, 2, *shape)
+
         history, slots, rows = (
-            integers(0, min(vocab, 50), 4, 600),
+            ids(4, 600),
             torch.tensor([1, 3, 0]),
             torch.tensor([4, 0, 2]),
         )
-        positions, token_ids = integers(4, 600, 5).long(), integers(0, 50, 9)
+        positions, token_ids = integers(4, 600, 5).long(), ids(9)
         logits = torch.randn(5, vocab, generator=generator) * 3
         logits[4, 3], logits[0, vocab - 9] = torch.nan, torch.inf
         last_tokens = torch.randperm(9, generator=generator)[:5].int()
@@ -85,8 +89,13 @@ def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> Non
             word[0, :2] = torch.stack((history[slot, length - 2], token))  # met
             word[1, 1] = token + 1  # not met
             word[:, 2] = torch.randperm(vocab, generator=generator)[:3]
+        many = 600 if seed > 1 else 2  # more than there are threads
+        unmet = torch.where(torch.arange(3) == 1, token_ids.max() + 1, 7).int().expand(m, many, 3)
+        words = torch.cat((unmet, words), dim=1)
+        banned = integers(-1, vocab + 3, 5, many)
+        banned[:, -1] = min(vocab - 1, 8192)  # the first id of the second slice
         num_valid_ids, has_all = vocab - seed % 3, seed % 2 == 0
-        num_biases, num_words = (4, -(-num_valid_ids // 32)) if has_all else (0, 0)
+        num_biases, num_words = (many + 2, -(-num_valid_ids // 32)) if has_all else (0, 0)
         given = [
             at_the_end(logits),
             rows,
@@ -98,10 +107,10 @@ def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> Non
             (lengths * torch.rand(m, generator=generator)).int(),
             torch.tensor([[1.0, 1.7, 0.6], [0.4, 0.0, -1.0], [0.3, -0.7, 0.0]]),
             torch.randperm(vocab, generator=generator)[:num_biases].int().repeat(m, 1),
-            torch.randn(m, num_biases, generator=generator),
+            torch.randn(m, min(num_biases, vocab), generator=generator),
             integers(-(2**31), 2**31 - 1, m, num_words),
             words if has_all else words[:, :0].contiguous(),
-            integers(-1, vocab + 3, 5, 2),
+            banned,
             torch.tensor([0.0, 0.7, 1.5]),
             num_valid_ids,
         ]
@@ -120,7 +129,25 @@ def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> Non
         torch.testing.assert_close(results[0][1], results[1][1], equal_nan=True)
 
 
-@pytest.mark.parametrize("vocab,scale", [(300, 0.0), (3001, 1.0), (3001, 30.0)])
+def test_a_word_may_begin_where_the_history_does_and_with_id_0(on_host: Any) -> None:
+    longs, none = torch.zeros(1, dtype=torch.int64), torch.empty(1, 0, dtype=torch.int32)
+    for first, is_met in ((0, True), (5, False)):
+        scores, chunks = torch.empty(1, 40), torch.empty(1, 0, 2)
+        on_host("adjust_logits")(
+            *(torch.ones(1, 40), longs, torch.tensor([[first, -7, 9]], dtype=torch.int32), longs, longs + 2),
+            *(
+                torch.tensor([6], dtype=torch.int32),
+                longs.int(),
+                longs.int() + 2,
+                torch.tensor([[1.0], [0], [0]]),
+            ),
+            *(none, none.float(), none, torch.tensor([[[0, 6, 30]]], dtype=torch.int32), none),
+            *(torch.ones(1), 40, scores, chunks),
+        )
+        assert (scores[0, 30] == -torch.inf) == is_met
+
+
+@pytest.mark.parametrize("vocab,scale", [(300, 0.0), (3001, 1.0), (3001, 30.0), (9001, 1.0)])
 def test_tokens_are_those_of_the_formula(on_host: Any, vocab: int, scale: float) -> None:
     """Every way through the filters: few tokens and many, of which some or all are equal."""
     kernel, generator = on_host("sample"), torch.Generator().manual_seed(vocab)
@@ -240,7 +267,7 @@ def test_the_likeliest_are_those_of_the_formula(on_host: Any, num_ids: int, num_
     kernel, generator = on_host("top_logprobs"), torch.Generator().manual_seed(num_ids)
     logits = torch.randn(8, num_ids + 3, generator=generator) * 3
     logits[1] = logits[1].round()
-    logits[2] = 0.0
+    logits[2], logits[2, ::3] = 0.0, -0.0
     logits[3, ::1024] += 50  # all of one thread's
     logits[4, 7], logits[5] = torch.inf, -torch.inf
     logits[6, 3], logits[7] = torch.nan, 0.0

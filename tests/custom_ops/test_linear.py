@@ -106,6 +106,18 @@ def test_a_row_has_the_same_bits_alone_and_among_others(
         assert torch.equal(together, alone)
 
 
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("num_tokens", [2, 3, 7, 40])
+def test_an_infinite_row_leaves_the_others_alone(dtype: torch.dtype, num_tokens: int) -> None:
+    """Zeros behind the end of a row times its neighbour's infinity would be NaN."""
+    x, weight, bias = make_operands(num_tokens, 33, 64, dtype)
+    broken = x.clone()
+    broken[1::2] = torch.inf
+    for method in {Method.DOTS, *_cpu.methods(dtype, 1)}:
+        right, got = (_cpu.launch(rows, weight, bias, method) for rows in (x, broken))
+        assert torch.equal(got[::2], right[::2])
+
+
 def test_tiles_leave_the_librarys_as_they_were() -> None:
     x, weight, _ = make_operands(64, 64, 64, torch.bfloat16)
     before = F.linear(x, weight)

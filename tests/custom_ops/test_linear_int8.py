@@ -13,10 +13,12 @@ from lamina.custom_ops.linear.choices import Method
 from lamina.custom_ops.linear_int8 import _cpu
 from lamina.custom_ops.linear_int8.reference import linear_int8 as formula
 
+from .guarded import at_the_end, making_ended
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SUM_ERROR = 2e-6  # of a sum of float32, by the sum of its terms' sizes
 # What a register of bytes holds, what a tile or a group of rows takes, and one to each side of them.
-TOKENS = st.sampled_from([1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 49])
+TOKENS = st.sampled_from([1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 49, 80, 130])
 FEATURES = st.integers(1, 70) | st.sampled_from([127, 128, 129, 192, 576])
 
 
@@ -58,6 +60,18 @@ def test_it_is_the_product_of_the_dequantized_weights_rounded_once(
     assert result.dtype == dtype
     assert result.is_contiguous()
     check(result, *given_)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 20, 40, 70, 100])
+@pytest.mark.parametrize("shape", [(33, 100), (16, 64), (70, 9000)], ids=str)
+def test_nothing_is_read_beyond_its_end(num_tokens: int, shape: tuple[int, int]) -> None:
+    """Also of more tokens than are multiplied at once, and more columns than are widened at once."""
+    rows, columns = shape
+    x, weight, scale, bias = operands(num_tokens, columns, rows, torch.bfloat16)
+    assert bias is not None
+    for method in (Method.DOTS, Method.TILES) if _cpu.has_tiles() else (Method.DOTS,):
+        result = _cpu.launch(making_ended(x), *map(at_the_end, (weight, scale, bias)), method)
+        check(result, x, weight, scale, bias)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])

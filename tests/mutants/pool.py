@@ -11,10 +11,12 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
+from math import gcd
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,10 @@ from .rules import Mutant, mutants_of
 from .targets import Target, compiled, lay_out, targets
 
 PATIENCE, SLOWER = 20.0, 4.0  # seconds, and times the tests' usual ones, after which a mutant hangs
+WITHOUT_RESULTS = {"include/buffer.h"}  # hands out memory, of which more or less changes no result
 PASSED, FAILED = 0, 1  # pytest's own
 NO_CPP, SAME, BROKEN = 40, 41, 42
+KILLER = "killer"
 
 settings.register_profile(  # what fails need not be made small
     "mutants",
@@ -73,20 +77,31 @@ class Case:
 
 
 def cases(ops: Sequence[str] | None) -> list[Case]:
-    """Every mutant of the sources asked for that some library of this machine has in it."""
+    """Every mutant of the sources asked for that a library of this machine has, a file after another."""
     homes: dict[str, dict[Target, set[int]]] = {}
     for target in targets():
         for file, lines in target.lines().items():
             homes.setdefault(file, {})[target] = lines
-    found = []
-    for file in sorted(homes):
+    found: list[list[Case]] = []
+    for file in sorted(homes.keys() - WITHOUT_RESULTS):
         if ops is not None and file not in ops and Path(file).parent.name not in ops:
             continue
+        found.append([])
         for mutant in mutants_of((CSRC / file).read_text()):
             having = tuple(target for target, lines in homes[file].items() if mutant.line in lines)
             if having:
-                found.append(Case(file=file, mutant=mutant, targets=having))
-    return found
+                found[-1].append(Case(file=file, mutant=mutant, targets=having))
+    return [
+        case for one_each in zip_longest(*map(_far_apart, found)) for case in one_each if case is not None
+    ]
+
+
+def _far_apart(cases: list[Case]) -> list[Case]:
+    """The cases of a file, each far from the one before: the first few are from all over it."""
+    stride = max(1, round(len(cases) * 0.618))
+    while gcd(stride, len(cases)) > 1:
+        stride += 1
+    return [cases[i * stride % len(cases)] for i in range(len(cases))]
 
 
 @dataclass(slots=True)
@@ -105,6 +120,7 @@ class _Pool:
     root: Path
     baselines: dict[Target, tuple[bytes, float]] = field(default_factory=dict)
     running: dict[int, _Child] = field(default_factory=dict)
+    kills: dict[Target, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # of each test
 
     def measure(self, wanted: Sequence[Target]) -> None:
         """Every library as it is must pass its tests; how long that takes."""
@@ -114,7 +130,7 @@ class _Pool:
             if library is None:
                 sys.exit(f"{target.name} does not compile")
             started = time.monotonic()
-            _, status = os.waitpid(_forked(partial(_test, target, library)), 0)
+            _, status = os.waitpid(_forked(partial(_test, target, library, Counter())), 0)
             if os.waitstatus_to_exitcode(status) != PASSED:
                 sys.exit(f"{target.name} fails its own tests unchanged: {status}")
             taken = time.monotonic() - started
@@ -125,7 +141,7 @@ class _Pool:
         folder = Path(tempfile.mkdtemp(dir=self.root))
         library, taken = self.baselines[left[0]]
         child = _Child(case, left, 0.0, folder, is_same)
-        child.pid = _forked(partial(_try, case, left[0], folder, library))
+        child.pid = _forked(partial(_try, case, left[0], folder, library, self.kills[left[0]]))
         child.until = time.monotonic() + PATIENCE * max(1, self.jobs / 4) + SLOWER * taken
         self.running[child.pid] = child
 
@@ -136,6 +152,8 @@ class _Pool:
             if pid:
                 child = self.running.pop(pid)
                 _kill_group(pid)  # what it started
+                if (killer := child.folder / KILLER).exists():
+                    self.kills[child.left[0]][killer.read_text()] += 1
                 shutil.rmtree(child.folder, ignore_errors=True)
                 return child, os.waitstatus_to_exitcode(status)
             for child in self.running.values():
@@ -196,19 +214,34 @@ def _forked(work: Callable[[], int]) -> int:
         os._exit(code)
 
 
-def _try(case: Case, target: Target, folder: Path, baseline: bytes) -> int:
+def _try(case: Case, target: Target, folder: Path, baseline: bytes, kills: Counter[str]) -> int:
     lay_out(folder / "csrc", case.file, case.mutant.apply((CSRC / case.file).read_text()))
     library = compiled(target, folder / "csrc", folder)
     if library is None:
         return NO_CPP
-    return SAME if library.read_bytes() == baseline else _test(target, library)
+    return SAME if library.read_bytes() == baseline else _test(target, library, kills)
 
 
-def _test(target: Target, library: Path) -> int:
+def _test(target: Target, library: Path, kills: Counter[str]) -> int:
     target.use(library)
     options = ["-x", "-q", "-p", "no:cacheprovider", "--assert=plain"]
     options += ["--hypothesis-profile=mutants", "--timeout=0"]
-    return int(pytest.main([*target.tests, *options, f"--basetemp={library.parent / 'pytest'}"]))
+    options += [f"--basetemp={library.parent / 'pytest'}"]
+    return int(pytest.main([*target.tests, *options], [_KillersFirst(kills, library.parent / KILLER)]))
+
+
+class _KillersFirst:
+    """Runs the tests in the order of how often they failed before, and tells which does."""
+
+    def __init__(self, kills: Counter[str], killer: Path) -> None:
+        self._kills, self._killer = kills, killer
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: -self._kills[item.nodeid])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._killer.write_text(report.nodeid)
 
 
 def _kill_group(pid: int) -> None:

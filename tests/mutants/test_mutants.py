@@ -24,24 +24,30 @@ inline float norm(const float* x, int64_t n, float scale) {
   for (int64_t i = 0; i < n; i++) sum += rounded<T>(x[i + 1] * scale);
   return sum > 0.0f && n != 0 ? sum : max(scale, x[0]);
 }
+void run(float* x, int64_t n, bool is_scaled, float scale) {
+  const int64_t steps = (n + kRows - 1) / kRows;
+  if (is_scaled) x[steps] *= scale;
+  const bool parallel = n > 64;
+  __builtin_prefetch(x + n, 0, 2);
+}
 """
 
 
 def test_every_rule_finds_its_places_and_none_in_what_does_not_run() -> None:
     lines = SOURCE.splitlines()
     found = {(mutant.line, mutant.new_line) for mutant in mutants_of(SOURCE)}
-    loop, result = lines[6].strip(), lines[7].strip()
+    loop, result, masked = (lines[at].strip() for at in (6, 7, 11))
     right = {
         (6, "float sum = 1.0f;"),
-        *((7, loop.replace(*change)) for change in [("= 0;", "= 1;"), ("< n", "<= n"), ("+=", "=")]),
+        *((7, loop.replace(*change)) for change in [("i < n", "i < n - 1"), ("+=", "="), ("i + 1", "i")]),
         *((7, loop.replace(*change)) for change in [("rounded<T>", ""), (" * scale", "")]),
-        *((7, loop.replace("i + 1", change)) for change in ["i", "i - 1"]),
-        *(
-            (8, result.replace(*change))
-            for change in [(">", ">="), ("&&", "||"), ("!=", "=="), ("[0]", "[1]")]
-        ),
-        *((8, result.replace("0 ?", f"0 {change} ?")) for change in ["|| true", "&& false"]),
+        *((8, result.replace(*change)) for change in [(">", ">="), ("!=", "=="), ("[0]", "[1]")]),
         (8, result.replace("max", "min")),
+        (11, "const int64_t steps = (n) / kRows;"),
+        *(
+            (12, masked.replace(*change))
+            for change in [("(is_scaled)", "((is_scaled) || true)"), ("*=", "=")]
+        ),
     }
     assert found == right
 
