@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from .sampling_params import SamplingParams
 from .scheduler_output import TokenReport
@@ -15,7 +14,7 @@ IMPOSSIBLE = -9999.0  # what lamina::top_logprobs says of a token that cannot be
 class Logprob:
     """How likely a token was in its place, by the model alone: before any setting of a request.
 
-    rank: 1 for the likeliest. decoded_token: the text of the token alone, None without a tokenizer.
+    rank: 1 for the likeliest. decoded_token: the token's text with its space, None without a tokenizer.
     """
 
     logprob: float
@@ -60,12 +59,8 @@ def teller_of(params: SamplingParams, index: int, tokenizer: Tokenizer | None) -
     return Teller(
         num_top=params.logprobs,
         num_prompt_top=params.prompt_logprobs if index == 0 else None,
-        decode=None if tokenizer is None or params.detokenize is False else partial(_text_of, tokenizer),
+        decode=None if tokenizer is None or params.detokenize is False else tokenizer.text_of,
     )
-
-
-def _text_of(tokenizer: Tokenizer, token_id: int) -> str:
-    return tokenizer.decode([token_id], skip_special_tokens=False)
 
 
 def cumulative(reports: Sequence[TokenReport]) -> float:

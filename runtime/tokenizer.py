@@ -1,6 +1,7 @@
 """Text to token ids and back, chat templates included: by the tokenizers library, or by transformers."""
 
 import copy
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from ..common.errors import ConfigError, LaminaError, LoadError, RequestError, clipped, shown
 from ..common.logging import get_logger
 from ..models.gguf_tokenizer import TOKENIZER_ERROR
+from ..models.sentencepiece_merges import SPACE
 from .border import check_unicode
 from .chat_messages import Messages, check_messages, check_template_kwargs, marked, readable, until_mark
 from .tokenizer_file import (
@@ -44,6 +46,7 @@ class Tokenizer:
             if token.special
         }
         self.byte_token_ids: dict[int, int] = self._byte_tokens(vocabulary)
+        self._before: list[int] = self._word_before(vocabulary)
 
     def encode(
         self, text: str, add_special_tokens: bool | None = None, max_tokens: int | None = None
@@ -86,6 +89,23 @@ class Tokenizer:
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def text_of(self, token_id: int) -> str:
+        """The text that a token has inside of a text: with the space that the first one of a text loses."""
+        before = self.decode(self._before)
+        return self.decode([*self._before, token_id], skip_special_tokens=False)[len(before) :]
+
+    def _word_before(self, vocabulary: Mapping[str, int]) -> list[int]:
+        """A token to decode others behind, where the space is lost that begins a text; else none."""
+        spaced = next((token_id for text, token_id in vocabulary.items() if text.startswith(SPACE)), None)
+        if spaced is None or self.decode([spaced]).startswith(" "):
+            return []
+        words = (
+            token_id
+            for text, token_id in vocabulary.items()
+            if text.isascii() and text.isalpha() and token_id not in self.special_tokens
+        )
+        return list(itertools.islice(words, 1))
 
     def _byte_tokens(self, vocabulary: Mapping[str, int]) -> dict[int, int]:
         """The bytes that tokens of SentencePiece spell, where one bad byte spoils the text of a whole run."""

@@ -215,3 +215,23 @@ def test_what_lies_in_the_place_of_a_file_is_called_what_it_is(tmp_path: Path, n
     path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(LoadError, match=rf"{name} is a link to .*nowhere, which does not exist"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_the_text_of_one_token_keeps_its_space(tmp_path: Path, name: str) -> None:
+    path = write_model(tmp_path, name)
+    tokenizer, model = loaded(tmp_path), read_sentencepiece(path)
+    for token_id in model.of_type(1, 4):
+        assert tokenizer.text_of(token_id) == model.texts[token_id].replace("\u2581", " ")
+    assert tokenizer.text_of(2) == "</s>"
+    halves = [token_id for text, token_id in tokenizer._backend.get_vocab().items() if text == "<0xE2>"]
+    assert [tokenizer.text_of(token_id) for token_id in halves] == ["\ufffd"] * len(halves)
+
+
+def test_the_text_of_one_token_of_other_tokenizers_is_its_text(
+    bbpe_tokenizer: Any, spm_tokenizer: Any
+) -> None:
+    for make in (bbpe_tokenizer, spm_tokenizer):
+        tokenizer = Tokenizer(make())
+        ids = tokenizer.encode("hello the hello", add_special_tokens=False)
+        assert "".join(map(tokenizer.text_of, ids)).strip() == "hello the hello"
