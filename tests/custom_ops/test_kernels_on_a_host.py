@@ -178,6 +178,19 @@ def test_tokens_are_those_of_the_formula(on_host: Any, vocab: int, scale: float)
         assert torch.equal(*outs)
 
 
+def test_each_of_many_rows_gets_its_own_tokens(on_host: Any) -> None:
+    """So many that those with filters, which take longest, are begun first."""
+    num_rows, rows = 100, torch.arange(100)
+    logits = torch.randn(num_rows, 40, generator=torch.Generator().manual_seed(5))
+    is_drawn = (rows % 25 == 3).float()
+    none = torch.empty(num_rows, 0, dtype=torch.int32)
+    settings = is_drawn, rows.int() * 0, 1 - is_drawn / 10, is_drawn * 0, rows, rows, none, 40
+    outs = [torch.full((num_rows,), -77, dtype=torch.int32) for _ in range(2)]
+    for call, out in zip((on_host("sample"), formula("sample")), outs, strict=True):
+        call(logits, *settings, out)
+    assert torch.equal(*outs)
+
+
 @pytest.mark.parametrize("temperature, top_p", [(0.0, 1.0), (1.0, 0.9)])
 def test_rows_of_broken_logits_get_no_token(on_host: Any, temperature: float, top_p: float) -> None:
     logits = torch.randn(8, 600, generator=torch.Generator().manual_seed(0))

@@ -160,6 +160,19 @@ def test_min_p_keeps_what_is_exactly_so_likely(shares: list[int]) -> None:
             assert drawn >= {id_ for id_ in kept if shares[id_] * 20 > sum(shares)}
 
 
+@pytest.mark.parametrize("provider", ["numpy", "cpu"])
+def test_the_last_id_of_a_full_vocabulary_counts(provider: str) -> None:
+    """Of as many ids as are looked at together, where nothing pads them, and the last the likeliest."""
+    logits = (torch.arange(256) / 4).expand(24, 256).contiguous()
+    settings = [
+        (1.0, top_k, top_p, 0.0, seed, 0) for top_k in (0, 1, 3) for top_p in (0.15, 1.0) for seed in range(4)
+    ]
+    given_ = arguments(logits, settings)
+    expected = run("reference", **given_)
+    assert run(provider, **given_ | {"out": given_["out"].clone()}) == expected
+    assert 255 in expected
+
+
 @pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
 def test_rows_may_have_their_places_among_others(provider: str) -> None:
     logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(0))
