@@ -58,6 +58,20 @@ def flock(descriptor: int, *, shared: bool, wait: bool) -> bool:
     return True
 
 
+def has_locks(folder: Path) -> bool:
+    """Whether the file system of a folder knows locks, which other software may need."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flock(descriptor, shared=True, wait=False)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def lies_at(descriptor: int, path: Path) -> bool:
     """Whether an open file is still the one at a path."""
     try:

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import env, scratch, trust
 from .errors import StoreError
-from .locks import flock, hold, lies_at
+from .locks import flock, has_locks, hold, lies_at
 from .logging import get_logger, log_once
 from .sealed import MANIFEST, fault_of_folder, seal, seal_folder, unseal
 
@@ -250,8 +250,8 @@ class Store:
         return not is_there
 
     def build_folder(self) -> Path:
-        """A folder for a compiler's own files: private to this process where the store's path is odd."""
-        if PLAIN.fullmatch(str(self.home)):
+        """A folder for a compiler's own files: this process's alone where the store's will not do."""
+        if PLAIN.fullmatch(str(self.home)) and has_locks(self.home):
             return self.outside_folder("inductor")
         return scratch.plain_folder(PLAIN)
 

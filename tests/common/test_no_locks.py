@@ -139,3 +139,16 @@ def test_a_cache_works_there_and_what_may_be_open_stays(tmp_path, no_locks):
     assert not (tmp_path / "temporary" / "left").exists()
     collect(Store(tmp_path), max_bytes=0)
     assert (tmp_path / "folders" / "converted" / "key" / "weights").exists()
+
+
+def test_a_compiler_that_locks_by_itself_works_elsewhere(tmp_path, monkeypatch):
+    assert Store(tmp_path).build_folder().is_relative_to(tmp_path)
+    real = fcntl.flock
+
+    def refuse_here(descriptor, operation):
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(tmp_path)):
+            raise OSError(errno.ENOLCK, "not here")
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse_here)
+    assert not Store(tmp_path).build_folder().is_relative_to(tmp_path)
