@@ -160,6 +160,14 @@ def test_min_p_keeps_what_is_exactly_so_likely(shares: list[int]) -> None:
             assert drawn >= {id_ for id_ in kept if shares[id_] * 20 > sum(shares)}
 
 
+@pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
+def test_a_row_has_its_own_bans(provider: str) -> None:
+    logits = torch.arange(40.0).expand(3, 40).contiguous()
+    given_ = arguments(logits, [(0.0, 0, 1.0, 0.0, 0, 0)] * 3)
+    given_["banned"] = torch.tensor([[39, 38], [-1, 39], [3, -1]], dtype=torch.int32)
+    assert run(provider, **given_) == [37, 38, 39]
+
+
 @pytest.mark.parametrize("provider", ["numpy", "cpu"])
 def test_the_last_id_of_a_full_vocabulary_counts(provider: str) -> None:
     """Of as many ids as are looked at together, where nothing pads them, and the last the likeliest."""
