@@ -107,11 +107,12 @@ def text(name: str, value: object, *, verb: str = "is", wanted: str = "a string"
     """A string that can be encoded and is not longer than MAX_TEXT, as a plain one."""
     if not isinstance(value, str):
         raise RequestError(f"{name} {verb} {shown(value)}; wanted {wanted}")
+    value = str.__str__(value)  # before a subclass is asked anything
     if len(value) > MAX_TEXT:
         got = f"{name} {verb} {shown(value)} of {len(value)} characters"
         raise RequestError(f"{got}; wanted at most {MAX_TEXT}")
     check_unicode(name, value, verb=verb)
-    return str.__str__(value)
+    return value
 
 
 def check_unicode(name: str, value: str, *, verb: str = "holds") -> None:

@@ -157,9 +157,14 @@ class Runtime:
         template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         chat_template: str | None = None,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The token ids of a conversation, ready for an answer; the arguments are those of chat()."""
-        given = messages, True, tools, self._most_tokens, template_kwargs, continue_final_message
+        """The token ids of a conversation, the others of its arguments being those of chat().
+
+        add_generation_prompt: ready for an answer; otherwise they end with the last message.
+        """
+        begins = add_generation_prompt
+        given = messages, begins, tools, self._most_tokens, template_kwargs, continue_final_message
         return self._tokenizer("a chat").apply_chat_template(*given, chat_template)
 
     def warm_up(self) -> None:

@@ -12,7 +12,7 @@ from ..common.errors import ConfigError, LaminaError, LoadError, RequestError, c
 from ..common.logging import get_logger
 from ..models.gguf_tokenizer import TOKENIZER_ERROR
 from ..models.sentencepiece_merges import SPACE
-from .border import check_unicode
+from .border import check_flag, check_unicode
 from .chat_messages import Messages, check_messages, check_template_kwargs, marked, readable, until_mark
 from .tokenizer_file import (
     SENTENCEPIECE_MODEL,
@@ -131,8 +131,8 @@ class Tokenizer:
         """Token ids of a conversation as the model's own template writes it, or the one that is given."""
         check_messages(messages)
         _check_tools(tools)
-        if not isinstance(continue_final_message, bool):
-            raise RequestError(f"continue_final_message is {shown(continue_final_message)}; wanted a bool")
+        check_flag("continue_final_message", continue_final_message)
+        check_flag("add_generation_prompt", add_generation_prompt)
         variables = check_template_kwargs(template_kwargs)
         template = self._template(chat_template, bool(tools))
         if tools and "tools" not in template:

@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..common.errors import RequestError, UnknownSettingError, UnsupportedError, shown
 from ..common.names import hint
 from .other_names import SETTINGS
+from .request import RequestOptions
 from .runtime import Runtime
 from .vllm_types import (
     BeamSearchOutput,
@@ -18,6 +20,8 @@ from .vllm_types import (
     SamplingParams,
     TextPrompt,
     TokensPrompt,
+    each_prompt,
+    listed,
     prompt_of,
 )
 
@@ -103,13 +107,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """The answers to each prompt, in order; no bar is drawn, whatever use_tqdm says."""
         _refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
-        asked = [prompt_of(prompt) for prompt in _each(prompts)]
+        asked = [prompt_of(prompt) for prompt in each_prompt(prompts)]
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each("sampling_params", given, len(asked))
-        ranks = [0] * len(asked) if priority is None else _one_each("priority", priority, len(asked))
+        ranks = _one_each("priority", 0 if priority is None else priority, len(asked))
         together: dict[tuple[int, str], list[int]] = defaultdict(list)
         for index, (_, _, salt) in enumerate(asked):
-            together[ranks[index], salt].append(index)
+            options = RequestOptions(priority=ranks[index], cache_salt=salt)  # checked, before they are sorted
+            together[options.priority, options.cache_salt].append(index)
         answered: dict[int, RequestOutput] = {}
         for (rank, salt), indices in sorted(together.items()):
             found = self.runtime.generate(
@@ -139,14 +144,16 @@ class LLM:
     ) -> list[RequestOutput]:
         """The answers to a conversation, or to each of several, through the model's chat template."""
         _refuse(mm_processor_kwargs=mm_processor_kwargs)
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        own = {
+        given = listed("messages", messages)
+        conversations = [given] if given and isinstance(given[0], Mapping) else given
+        own: dict[str, Any] = {
             "chat_template": chat_template,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
-            **(chat_template_kwargs or {}),
+            "template_kwargs": chat_template_kwargs,
         }
-        prompts = [{"prompt_token_ids": self._templated(each, tools, own)} for each in conversations]
+        templated = partial(self.runtime.apply_chat_template, tools=tools, **own)
+        prompts = [{"prompt_token_ids": templated(each)} for each in conversations]
         return self.generate(
             prompts,
             sampling_params,
@@ -164,7 +171,9 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt; a sequence holds the prompt too, as in vLLM."""
         _refuse(lora_request=lora_request)
-        asked = [prompt_of(prompt)[0] for prompt in _each(prompts)]
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params is {shown(params)}; wanted a BeamSearchParams of lamina.vllm")
+        asked = [prompt_of(prompt)[0] for prompt in each_prompt(prompts)]
         found = self.runtime.beam_search(asked, params.to_lamina())
         return [
             BeamSearchOutput(
@@ -207,21 +216,13 @@ class LLM:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"LLM has no {name!r} here: it generates, chats and searches beams")
 
-    def _templated(self, messages: Any, tools: Any, own: dict[str, Any]) -> list[int]:
-        """Token ids of a conversation; transformers' own rendering where anything of it is asked for."""
-        plain = {"chat_template": None, "add_generation_prompt": True, "continue_final_message": False}
-        if own == plain:
-            return self.runtime.apply_chat_template(messages, tools=tools)
-        ids = self.get_tokenizer().apply_chat_template(messages, tools=tools, return_dict=False, **own)
-        return list(ids)
-
 
 def _ours(settings: dict[str, Any]) -> dict[str, Any]:
     """vLLM's settings by our names; what cannot be honoured raises by name."""
     ours: dict[str, Any] = {}
     for name, value in settings.items():
         if name in OURS:
-            taken = DTYPES.get(value, value) if name == "dtype" else value
+            taken = DTYPES.get(value, value) if name == "dtype" and isinstance(value, str) else value
             ours |= {} if value is None else {OURS[name]: taken}
         elif name not in NEUTRAL:
             raise UnknownSettingError(f"LLM has no {name!r} here; {hint(name, (*OURS, *NEUTRAL), SETTINGS)}")
@@ -229,14 +230,6 @@ def _ours(settings: dict[str, Any]) -> dict[str, Any]:
             wanted = " or ".join(map(repr, NEUTRAL[name]))
             raise UnsupportedError(f"{name} is {shown(value)}; Lamina can do no more than {wanted}")
     return ours
-
-
-def _each(prompts: Any) -> list[Any]:
-    """One prompt or many."""
-    is_one = isinstance(prompts, (str, Mapping)) or (
-        isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
-    )
-    return [prompts] if is_one else list(prompts)
 
 
 def _one_each(name: str, values: Any, count: int) -> list[Any]:

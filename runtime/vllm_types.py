@@ -2,17 +2,20 @@
 
 import copy
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from ..common.errors import RequestError, UnsupportedError, shown
 from . import beam_search
 from . import outputs as ours
+from .border import items, text, token_ids
 from .logprobs import Logprobs
+from .sampling_params import MAX_BAD_WORDS, MAX_STOPS
 from .sampling_params import SamplingParams as OurParams
 
 GREEDY_BELOW = 1e-5
+MOST_READ = 1 << 20  # items of what has no length
 LOWEST_TEMPERATURE = 0.01  # of those that are not greedy
 # Parameters that vLLM has and we cannot honour, with the value that asks for nothing.
 WITHOUT: dict[str, Any] = {
@@ -86,9 +89,12 @@ class SamplingParams:
     repetition_detection: Any = None
 
     def __post_init__(self) -> None:
-        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
-        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or ()))
-        self.bad_words = list(dict.fromkeys(self.bad_words or ()))
+        self.stop = [self.stop] if isinstance(self.stop, str) else items("stop", self.stop, MAX_STOPS)
+        self.stop_token_ids = [
+            *dict.fromkeys(token_ids("stop_token_ids", self.stop_token_ids, MAX_STOPS)),
+        ]
+        words = items("bad_words", self.bad_words, MAX_BAD_WORDS)
+        self.bad_words = [*dict.fromkeys(text("bad_words", word, verb="holds") for word in words)]
         self.seed = None if self.seed == -1 else self.seed
         self.logprobs = 1 if self.logprobs is True else self.logprobs
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
@@ -114,6 +120,9 @@ class SamplingParams:
         for name, nothing in WITHOUT.items():
             if getattr(self, name) != nothing:
                 raise UnsupportedError(f"{name} is {shown(getattr(self, name))}; Lamina has no such thing")
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+            if getattr(self, name) is None:  # what leaves a choice to the checkpoint with us
+                raise RequestError(f"{name} is None; wanted a number; from_optional() takes None for defaults")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) == -1:
                 raise UnsupportedError(f"{name} is -1, all tokens there are; give their number instead")
@@ -252,6 +261,23 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence] = field(default_factory=list)
 
 
+def listed(name: str, values: Any) -> Sequence[Any]:
+    """A sequence as it is, anything else that can be read as a list; RequestError by its name for others."""
+    if values is None:
+        raise RequestError(f"{name} is None; wanted a sequence")
+    is_sequence = isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray))
+    return values if is_sequence else items(name, values, MOST_READ)  # what is too long is not copied
+
+
+def each_prompt(prompts: Any) -> Sequence[Any]:
+    """One prompt or many, as a sequence: integers are one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    found = listed("prompts", prompts)
+    are_prompts = all(isinstance(each, (str, Mapping, Sequence)) for each in found)
+    return found if are_prompts else [found]
+
+
 def prompt_of(prompt: Any) -> tuple[Any, str | None, str]:
     """What to serve, its text where it has one, and its cache salt; RequestError for what is no text."""
     if not isinstance(prompt, Mapping):
@@ -261,7 +287,11 @@ def prompt_of(prompt: Any) -> tuple[Any, str | None, str]:
             raise UnsupportedError(
                 f"a prompt holds {shown(name)}; wanted prompt, prompt_token_ids, cache_salt"
             )
-    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if text is None and ids is None:
+    written, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if written is None and ids is None:
         raise RequestError(f"a prompt is {shown(dict(prompt))}; wanted prompt or prompt_token_ids in it")
-    return (text if ids is None else ids), text, prompt.get("cache_salt") or ""
+    if not (written is None or isinstance(written, str)):
+        raise RequestError(f"prompt is {shown(written)}; wanted text; token ids belong into prompt_token_ids")
+    salt = prompt.get("cache_salt")
+    served = written if ids is None else listed("prompt_token_ids", ids)
+    return served, written, "" if salt is None else salt

@@ -103,6 +103,27 @@ def test_a_surrogate_in_a_prompt_or_a_message_is_refused(open_runtime, tiny_text
         runtime.chat([{"role": "user", "content": "a\ud800"}], GREEDY)
 
 
+class Contrary(str):
+    def __len__(self):
+        return -1
+
+    def __str__(self):
+        raise OSError
+
+    encode = __eq__ = __iter__ = __len__
+    __hash__ = str.__hash__
+
+
+def test_a_text_of_a_class_of_its_own_is_read_as_the_text_it_is(open_runtime, tiny_text_folder):
+    runtime, text = open_runtime(tiny_text_folder), Contrary("hello")
+    options = {"cache_salt": text}
+    params = SamplingParams(max_tokens=4, temperature=0.0, stop=text, bad_words=[text])
+    assert params == SamplingParams(max_tokens=4, temperature=0.0, stop="hello", bad_words=["hello"])
+    wanted = runtime.generate("hello", params)[0].outputs
+    assert runtime.generate(text, params, **options)[0].outputs == wanted
+    assert "".join(delta.text for delta in runtime.stream(text, params)) == wanted[0].text
+
+
 class Unspeakable:
     def __repr__(self):
         raise SystemExit

@@ -154,7 +154,7 @@ def test_variables_reach_the_template(tokenizer: Tokenizer) -> None:
         ({"chat_template": ""}, "chat_template is ''; wanted the text of a template"),
         ({"chat_template": 7}, "chat_template is 7; wanted the text of a template"),
         ({"chat_template": "{{ x"}, "the chat template refuses these messages"),
-        ({"continue_final_message": 1}, "continue_final_message is 1; wanted a bool"),
+        ({"continue_final_message": 1}, "continue_final_message is 1; wanted True or False"),
     ],
     ids=str,
 )

@@ -4,8 +4,11 @@ The facts are those of vLLM 0.23: names, defaults, orders and shapes.
 """
 
 import dataclasses
+import itertools
 
+import numpy as np
 import pytest
+import torch
 
 import lamina
 from lamina.common.errors import RequestError, UnsupportedError
@@ -103,7 +106,11 @@ def test_parameters_that_cannot_be_honoured_are_refused_by_name(given):
 
 @pytest.mark.parametrize(
     "given",
-    [{"top_p": 0.0}, {"temperature": -1}, {"max_tokens": 0}, {"n": 2, "temperature": 0}, {"top_k": -2}],
+    [
+        *({"top_p": 0.0}, {"temperature": -1}, {"max_tokens": 0}, {"n": 2, "temperature": 0}, {"top_k": -2}),
+        *({"temperature": None}, {"top_p": None}, {"repetition_penalty": None}, {"stop": 5}, {"stop": {"a": 1}}),
+        *({"stop_token_ids": 5}, {"stop_token_ids": [[1]]}, {"bad_words": 5}, {"bad_words": [["a"]]}),
+    ],
 )
 def test_parameters_that_are_wrong_are_value_errors_by_name(given):
     with pytest.raises(ValueError, match=next(iter(given))):
@@ -152,6 +159,72 @@ def test_a_chat_is_that_of_the_runtime_with_neutral_sampling(llm, own):
     ids = llm.chat(messages, SamplingParams(**GREEDY), chat_template=template)[0].prompt_token_ids
     assert llm.get_tokenizer().decode(ids).endswith("<hello>")
     assert llm.get_default_sampling_params() == SamplingParams()
+
+
+@pytest.mark.parametrize("asked", [{"add_generation_prompt": False}, {"chat_template_kwargs": {"x": 1}}])
+def test_a_chat_of_parts_reads_as_their_text_whatever_else_is_asked(llm, asked):
+    of_text, of_parts = (
+        llm.chat([{"role": "user", "content": content}], SamplingParams(**GREEDY), **asked)[0]
+        for content in ("hello", [{"type": "text", "text": "hello"}])
+    )
+    assert of_parts.prompt_token_ids == of_text.prompt_token_ids
+    told = llm.get_tokenizer().decode(of_text.prompt_token_ids)
+    assert told.endswith("</s>" if "add_generation_prompt" in asked else "[assistant]")
+
+
+@pytest.mark.parametrize(
+    "messages, asked",
+    [
+        ("hi", {}),
+        (None, {}),
+        ({"role": "user", "content": "x"}, {}),
+        ([[]], {"add_generation_prompt": False}),
+        ([None], {"add_generation_prompt": False}),
+        ([{"role": "user", "content": "\ud800"}], {"add_generation_prompt": False}),
+        ([{"role": "user", "content": "x"}], {"chat_template": "{% if"}),
+        ([{"role": "user", "content": "x"}], {"chat_template": "{{ raise_exception('no') }}"}),
+        ([{"role": "user", "content": "x"}], {"chat_template_kwargs": {"messages": []}}),
+        ([{"role": "user", "content": "x"}], {"chat_template_kwargs": 5}),
+        ([{"role": "user", "content": "x"}], {"add_generation_prompt": "yes"}),
+    ],
+)
+def test_a_chat_that_cannot_be_read_is_refused_by_name(llm, messages, asked):
+    with pytest.raises(RequestError, match="messages|prompt|template"):
+        llm.chat(messages, SamplingParams(**GREEDY), **asked)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        *(None, 5, 2.5, object(), b"ab", [b"ab"], torch.tensor(5), [None], [[None]], [np.array([1, 2])]),
+        *({"prompt": 5}, {"prompt_token_ids": "hello"}, {"prompt": "a", "cache_salt": ["x"]}),
+        *({"prompt": "a", "cache_salt": 0}, {"prompt": ["a"]}, {"prompt_token_ids": 5}),
+        *(range(10**12), {"prompt_token_ids": range(10**12)}, itertools.count()),
+    ],
+)
+def test_what_is_no_prompt_is_a_request_error(llm, prompts):
+    with pytest.raises(RequestError, match="prompt|cache_salt"):
+        llm.generate(prompts, SamplingParams(**GREEDY))
+
+
+@pytest.mark.parametrize(
+    "prompts", [np.array([5, 6]), [np.int64(5), 6], iter([5, 6]), {"prompt_token_ids": np.array([5, 6])}]
+)
+def test_integers_of_any_library_are_one_prompt(llm, prompts):
+    (output,) = llm.generate(prompts, SamplingParams(**GREEDY))
+    assert output.prompt_token_ids == [5, 6]
+
+
+@pytest.mark.parametrize("priority", [["a"], [[1]], [None], [10**400], "a"])
+def test_a_priority_that_is_none_is_refused_by_name(llm, priority):
+    with pytest.raises(RequestError, match="priority"):
+        llm.generate([[5]], SamplingParams(**GREEDY), priority=priority)
+
+
+@pytest.mark.parametrize("params", [None, lamina.BeamSearchParams(beam_width=2), 5])
+def test_beam_parameters_of_another_kind_are_refused(llm, params):
+    with pytest.raises(RequestError, match="wanted a BeamSearchParams of lamina.vllm"):
+        llm.beam_search([[5]], params)
 
 
 def test_a_beam_search_gives_prompt_and_answer_together(llm, own):
