@@ -45,7 +45,7 @@ def checked_kind(prompts: Any) -> Any:
 def one_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
-    if not isinstance(params, Sequence) or len(params) != count:
+    if isinstance(params, str) or not isinstance(params, Sequence) or len(params) != count:
         raise RequestError(
             f"params is {shown(params)}; wanted one SamplingParams, or a list of {count}, one for each prompt"
         )

@@ -58,6 +58,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise RequestError(f"a prompt is a {type(text).__name__}; wanted a string or a list of token ids")
+        text = str.__str__(text)  # before a subclass is asked anything
         if add_special_tokens is None:
             bos = self._backend.bos_token
             add_special_tokens = not (bos and text.startswith(bos))

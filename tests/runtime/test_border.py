@@ -122,6 +122,8 @@ def test_a_text_of_a_class_of_its_own_is_read_as_the_text_it_is(open_runtime, ti
     wanted = runtime.generate("hello", params)[0].outputs
     assert runtime.generate(text, params, **options)[0].outputs == wanted
     assert "".join(delta.text for delta in runtime.stream(text, params)) == wanted[0].text
+    with pytest.raises(RequestError, match="wanted one SamplingParams"):
+        runtime.generate("hello", text)
 
 
 class Unspeakable:
