@@ -113,7 +113,7 @@ class LLM:
         ranks = _one_each("priority", 0 if priority is None else priority, len(asked))
         together: dict[tuple[int, str], list[int]] = defaultdict(list)
         for index, (_, _, salt) in enumerate(asked):
-            options = RequestOptions(priority=ranks[index], cache_salt=salt)  # checked, before they are sorted
+            options = RequestOptions(priority=ranks[index], cache_salt=salt)
             together[options.priority, options.cache_salt].append(index)
         answered: dict[int, RequestOutput] = {}
         for (rank, salt), indices in sorted(together.items()):
@@ -146,13 +146,14 @@ class LLM:
         _refuse(mm_processor_kwargs=mm_processor_kwargs)
         given = listed("messages", messages)
         conversations = [given] if given and isinstance(given[0], Mapping) else given
-        own: dict[str, Any] = {
-            "chat_template": chat_template,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "template_kwargs": chat_template_kwargs,
-        }
-        templated = partial(self.runtime.apply_chat_template, tools=tools, **own)
+        templated = partial(
+            self.runtime.apply_chat_template,
+            tools=tools,
+            chat_template=chat_template,
+            template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
         prompts = [{"prompt_token_ids": templated(each)} for each in conversations]
         return self.generate(
             prompts,

@@ -122,7 +122,7 @@ class SamplingParams:
                 raise UnsupportedError(f"{name} is {shown(getattr(self, name))}; Lamina has no such thing")
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
             if getattr(self, name) is None:  # what leaves a choice to the checkpoint with us
-                raise RequestError(f"{name} is None; wanted a number; from_optional() takes None for defaults")
+                raise RequestError(f"{name} is None; wanted a number (from_optional() takes None)")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) == -1:
                 raise UnsupportedError(f"{name} is -1, all tokens there are; give their number instead")

@@ -108,8 +108,14 @@ def test_parameters_that_cannot_be_honoured_are_refused_by_name(given):
     "given",
     [
         *({"top_p": 0.0}, {"temperature": -1}, {"max_tokens": 0}, {"n": 2, "temperature": 0}, {"top_k": -2}),
-        *({"temperature": None}, {"top_p": None}, {"repetition_penalty": None}, {"stop": 5}, {"stop": {"a": 1}}),
-        *({"stop_token_ids": 5}, {"stop_token_ids": [[1]]}, {"bad_words": 5}, {"bad_words": [["a"]]}),
+        *({"temperature": None}, {"top_p": None}, {"repetition_penalty": None}, {"stop": 5}),
+        *(
+            {"stop": {"a": 1}},
+            {"stop_token_ids": 5},
+            {"stop_token_ids": [[1]]},
+            {"bad_words": 5},
+            {"bad_words": [["a"]]},
+        ),
     ],
 )
 def test_parameters_that_are_wrong_are_value_errors_by_name(given):
@@ -189,7 +195,7 @@ def test_a_chat_of_parts_reads_as_their_text_whatever_else_is_asked(llm, asked):
     ],
 )
 def test_a_chat_that_cannot_be_read_is_refused_by_name(llm, messages, asked):
-    with pytest.raises(RequestError, match="messages|prompt|template"):
+    with pytest.raises(RequestError, match=r"messages|prompt|template"):
         llm.chat(messages, SamplingParams(**GREEDY), **asked)
 
 
@@ -203,7 +209,7 @@ def test_a_chat_that_cannot_be_read_is_refused_by_name(llm, messages, asked):
     ],
 )
 def test_what_is_no_prompt_is_a_request_error(llm, prompts):
-    with pytest.raises(RequestError, match="prompt|cache_salt"):
+    with pytest.raises(RequestError, match=r"prompt|cache_salt"):
         llm.generate(prompts, SamplingParams(**GREEDY))
 
 
@@ -223,7 +229,7 @@ def test_a_priority_that_is_none_is_refused_by_name(llm, priority):
 
 @pytest.mark.parametrize("params", [None, lamina.BeamSearchParams(beam_width=2), 5])
 def test_beam_parameters_of_another_kind_are_refused(llm, params):
-    with pytest.raises(RequestError, match="wanted a BeamSearchParams of lamina.vllm"):
+    with pytest.raises(RequestError, match=r"wanted a BeamSearchParams of lamina.vllm"):
         llm.beam_search([[5]], params)
 
 
