@@ -56,7 +56,7 @@ def check_template_kwargs(given: Any) -> dict[str, Any]:
         )
     try:
         return {name: plain(value) for name, value in given.items()}
-    except (TypeError, RecursionError) as error:
+    except Exception as error:  # a class of the caller's: anything may come out of it
         raise RequestError(f"template_kwargs holds no plain data: {shown(error)}") from error
 
 
@@ -101,7 +101,7 @@ def until_mark(text: str) -> str:
 def _message(index: int, message: Mapping[str, Any], joins: bool) -> dict[str, Any]:
     try:
         found: dict[str, Any] = plain(message)
-    except (TypeError, RecursionError) as error:
+    except Exception as error:  # a class of the caller's: anything may come out of it
         raise RequestError(f"messages[{index}] holds no plain data: {shown(error, 200)}") from error
     content = found.get("content")
     if isinstance(content, list):

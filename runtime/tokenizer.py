@@ -165,9 +165,10 @@ class Tokenizer:
     def _template(self, given: Any, has_tools: bool) -> str:
         """The template that is given, by its text or its name, else the model's for tools or for none."""
         known = self._backend.chat_template
-        if given is not None and (not isinstance(given, str) or not given):
+        if given is not None and (not isinstance(given, str) or str.__str__(given) == ""):
             raise RequestError(f"chat_template is {shown(given)}; wanted the text of a template")
         if given is not None:
+            given = str.__str__(given)  # before a subclass is asked anything
             return str(known[given]) if isinstance(known, Mapping) and given in known else given
         if not known:
             raise RequestError(

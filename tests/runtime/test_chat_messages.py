@@ -199,3 +199,32 @@ def test_every_way_to_chat_takes_the_same_arguments(open_runtime: Any, tiny_text
     assert "".join(d.text for d in runtime.stream_chat([USER], params, **own)) == whole.outputs[0].text
     with pytest.raises(TypeError, match="chat_templat"):
         runtime.chat([USER], params, chat_templat="x")
+
+
+class Contrary(list[Any]):
+    def __iter__(self) -> Any:
+        raise OSError("no")
+
+
+class ContraryText(str):
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return -1
+
+    def __contains__(self, text: object) -> bool:
+        raise OSError("no")
+
+
+def test_what_classes_of_the_caller_raise_is_named(tokenizer: Tokenizer) -> None:
+    held = Contrary(["x"])
+    with pytest.raises(RequestError, match=r"messages\[0\] holds no plain data: OSError"):
+        tokenizer.apply_chat_template([{"role": "user", "content": held}])
+    with pytest.raises(RequestError, match=r"template_kwargs holds no plain data: OSError"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], template_kwargs={"x": held})
+
+
+def test_a_template_of_a_class_of_its_own_is_the_text_it_is(tokenizer: Tokenizer) -> None:
+    template, messages = "{{ messages[0]['content'] }}", [{"role": "user", "content": "x"}]
+    wanted = tokenizer.apply_chat_template(messages, chat_template=template)
+    assert tokenizer.apply_chat_template(messages, chat_template=ContraryText(template)) == wanted
