@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from .sampling_params import SamplingParams
-from .text_window import WINDOW, Decoder, TextWindow
+from .text_window import REPLACEMENT, WINDOW, Decoder, TextWindow
 
 __all__ = ["WINDOW", "IncrementalDetokenizer", "detokenizer_of", "text_after"]
+
+PENDING = "\ud800"  # in no stop string, as none may hold a surrogate
 
 
 class IncrementalDetokenizer:
@@ -16,7 +18,8 @@ class IncrementalDetokenizer:
     a stop string, and what later tokens may still change. The last exists while bytes of a character are
     missing and, with SentencePiece's byte tokens, until another token comes: one bad byte spoils a whole run.
 
-    A stop string is found in the token that completes it, but not within the first min_tokens tokens. Of
+    A stop string is found in the token that completes it, but not within the first min_tokens tokens, nor in
+    the � of a character whose bytes are still to come. Of
     several the first to be complete counts, then the first to begin. The work for a token does not grow with
     the text.
     """
@@ -77,11 +80,11 @@ class IncrementalDetokenizer:
         self.num_tokens += 1
         may_stop = self.num_tokens > self._min_tokens
         if may_stop and token_id in self._hidden_stops:
-            return self._end("".join([self._held, *self._uncertain]), self._hidden_stops[token_id])
+            return self._end(self._visible(), self._hidden_stops[token_id])
         searched, seen = self._take(token_id)
         found = _first_stop(self._stop, searched, seen) if may_stop else None
         if found is not None:
-            visible = "".join([self._held, *self._uncertain])
+            visible = self._visible()
             return self._end(visible[: len(visible) - len(searched) + found[0]], found[1])
         if self._longest_stop:
             self._recent = searched[-self._longest_stop + 1 :] if self._longest_stop > 1 else ""
@@ -97,9 +100,12 @@ class IncrementalDetokenizer:
             return self._recent + uncertain, len(self._recent)
         before = self._held + "".join(self._uncertain)
         self._held += certain
-        self._uncertain = [uncertain] if uncertain else []
-        visible = self._held + uncertain
+        self._uncertain = [_masked(uncertain)] if uncertain else []
+        visible = self._held + "".join(self._uncertain)
         return visible, _num_equal(before, visible) if self._stop else 0
+
+    def _visible(self) -> str:
+        return "".join([self._held, *self._uncertain]).replace(PENDING, REPLACEMENT)
 
     def _end(self, before: str, stop: str) -> str:
         self.stop_reason = stop
@@ -136,6 +142,12 @@ def text_after(
         tokenizer, prompt_token_ids=prompt_token_ids, skip_special_tokens=skip_special_tokens
     )
     return detokenizer.append(token_ids) + detokenizer.finish()
+
+
+def _masked(uncertain: str) -> str:
+    """The text with PENDING for bytes at its end that a later token may complete."""
+    shown = uncertain.rstrip(REPLACEMENT)
+    return shown + PENDING * (len(uncertain) - len(shown))
 
 
 def _hidden_stops(tokenizer: Decoder, stop: Sequence[str]) -> dict[int, str]:

@@ -363,3 +363,16 @@ def test_text_never_goes_past_the_first_stop_string(
     assert detokenizer.stop_reason == complete
     assert complete in tokenizer.decode(token_ids[: detokenizer.num_tokens])
     assert complete not in tokenizer.decode(token_ids[: detokenizer.num_tokens - 1])
+
+
+def test_a_stop_of_a_replacement_character_is_not_met_within_a_character(
+    bbpe_tokenizer: Callable[[], Any],
+) -> None:
+    tokenizer = Tokenizer(bbpe_tokenizer())
+    ids = tokenizer.encode("h日", add_special_tokens=False)
+    broken = ids[1:2]
+    detokenizer = IncrementalDetokenizer(tokenizer, stop=["\ufffd"])
+    assert detokenizer.append(ids) + detokenizer.append(ids) == "h日" * 2
+    assert detokenizer.stop_reason is None
+    assert detokenizer.append([*broken, ids[0], ids[0]]) == ""
+    assert detokenizer.stop_reason == "\ufffd"
