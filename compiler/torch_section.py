@@ -177,6 +177,7 @@ def compiling() -> Iterator[None]:
         _as_shipped(),
         torch.compiler.set_stance("default"),
         _caches_kept(),
+        _others_may_call(),
     ):
         yield
 
@@ -270,6 +271,17 @@ def _shipped(name: str) -> dict[str, Any]:
 def _entries(module: ModuleType) -> dict[str, Any]:
     entries: dict[str, Any] = module._config
     return entries
+
+
+@contextlib.contextmanager
+def _others_may_call() -> Iterator[None]:
+    """Torch has one flag a process for "FX traces now", at which compiled functions of every thread raise.
+
+    Told not to, they run as they are written meanwhile. Forced, since a setting is of one thread.
+    """
+    entry = _entries(_imported("torch._dynamo.config")).get("error_on_nested_fx_trace")
+    with contextlib.nullcontext() if entry is None else replaced(entry, env_value_force=False):
+        yield
 
 
 @contextlib.contextmanager

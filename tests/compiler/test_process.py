@@ -240,6 +240,23 @@ def test_two_threads_with_two_folders_and_a_user_who_compiles_meanwhile(tmp_path
     assert after[7:] == before[7:]
 
 
+def test_a_compiled_function_runs_in_another_thread_while_ours_traces(users):
+    def theirs():
+        return users(torch.ones(3)).tolist()
+
+    with ThreadPoolExecutor(1) as pool:
+
+        class Calling(torch.nn.Module):
+            def forward(self, x):
+                self.found = pool.submit(theirs).result()
+                return x
+
+        module = Calling()
+        with compiling():
+            torch.fx.symbolic_trace(module)
+    assert module.found == [3.0] * 3
+
+
 def test_what_a_caller_set_is_neutral_inside_and_as_it_was_outside():
     import numpy as np
 
