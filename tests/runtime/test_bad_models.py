@@ -86,14 +86,14 @@ def test_a_file_with_something_else_in_it(folder, name, content):
         (
             {"num_hidden_layers": 3},
             LoadError,
-            r"lacks tensors that config\.json calls for: model\.layers\.2\.",
+            r"lacks tensors that its config calls for: model\.layers\.2\.",
         ),
         (
             {"num_hidden_layers": 1},
             LoadError,
-            r"tensors that config\.json gives no place: model\.layers\.1\.",
+            r"tensors that its config gives no place: model\.layers\.1\.",
         ),
-        ({"vocab_size": 100}, LoadError, r"has shape \[320, 64\]; config\.json calls for \[100, 64\]"),
+        ({"vocab_size": 100}, LoadError, r"has shape \[320, 64\]; its config calls for \[100, 64\]"),
     ],
     ids=str,
 )
