@@ -5,7 +5,7 @@ import functools
 import importlib
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -61,59 +61,76 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(*(x.view(torch.int32) for x in plain))
 
 
+class Adjusting(NamedTuple):
+    """Arguments of adjust_logits, and what of them a test looks at again."""
+
+    given: list[Any]
+    history: Tensor
+    slots: Tensor
+    lengths: Tensor
+    newest: Tensor
+    num_valid_ids: int
+
+
+def adjusting(seed: int, vocab: int, m: int = 3) -> Adjusting:
+    """m of 5 rows with everything that may be adjusted, at the borders of slices and of threads."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(low: int, high: int, *shape: int, of: torch.Generator = generator) -> Tensor:
+        return torch.randint(low, high, shape, generator=of, dtype=torch.int32)
+
+    def ids(*shape: int, of: Callable[..., Tensor] = integers) -> Tensor:
+        border = 8180 if vocab > 8192 else 0  # just before that of a slice
+        return of(0, 30, *shape) + border * of(0, 2, *shape)
+
+    history, slots, rows = (
+        ids(4, 600),
+        torch.tensor([1, 3, 0]),
+        torch.tensor([4, 0, 2]),
+    )
+    positions, token_ids = integers(4, 600, 5).long(), ids(9)
+    logits = torch.randn(5, vocab, generator=generator) * 3
+    logits[4, 3], logits[0, vocab - 9] = torch.nan, torch.inf
+    last_tokens = torch.randperm(9, generator=generator)[:5].int()
+    lengths, newest = positions[rows], token_ids[last_tokens[rows].long()]
+    words = torch.full((m, 3, 3), -1, dtype=torch.int32)
+    for word, slot, length, token in zip(words, slots.tolist(), lengths.tolist(), newest, strict=True):
+        word[0, :2] = torch.stack((history[slot, length - 2], token))  # met
+        word[1, 1] = token + 1  # not met
+        word[:, 2] = torch.randperm(vocab, generator=generator)[:3]
+    many = 600 if seed > 1 else 2  # more than there are threads
+    unmet = torch.where(torch.arange(3) == 1, token_ids.max() + 1, 7).int().expand(m, many, 3)
+    words = torch.cat((unmet, words), dim=1)
+    banned = integers(-1, vocab + 3, 5, many)
+    banned[:, -1] = min(vocab - 1, 8192)  # the first id of the second slice
+    num_valid_ids, has_all = vocab - seed % 3, seed % 2 == 0
+    num_biases, num_words = (many + 2, -(-num_valid_ids // 32)) if has_all else (0, 0)
+    given = [
+        at_the_end(logits),
+        rows,
+        history,
+        slots,
+        positions,
+        token_ids,
+        last_tokens,
+        (lengths * torch.rand(m, generator=generator)).int(),
+        torch.tensor([[1.0, 1.7, 0.6], [0.4, 0.0, -1.0], [0.3, -0.7, 0.0]]),
+        torch.randperm(vocab, generator=generator)[:num_biases].int().repeat(m, 1),
+        torch.randn(m, min(num_biases, vocab), generator=generator),
+        integers(-(2**31), 2**31 - 1, m, num_words),
+        words if has_all else words[:, :0].contiguous(),
+        banned,
+        torch.tensor([0.0, 0.7, 1.5]),
+        num_valid_ids,
+    ]
+    return Adjusting(given, history, slots, lengths, newest, num_valid_ids)
+
+
 @pytest.mark.parametrize("vocab", [40, 41, 9000])  # one slice, also not read in vectors; and part of a second
 def test_adjusted_logits_have_the_formulas_bits(on_host: Any, vocab: int) -> None:
     kernel, m = on_host("adjust_logits"), 3
     for seed in range(4):
-        generator = torch.Generator().manual_seed(seed)
-
-        def integers(low: int, high: int, *shape: int, of: torch.Generator = generator) -> Tensor:
-            return torch.randint(low, high, shape, generator=of, dtype=torch.int32)
-
-        def ids(*shape: int, of: Callable[..., Tensor] = integers) -> Tensor:
-            border = 8180 if vocab > 8192 else 0  # just before that of a slice
-            return of(0, 30, *shape) + border * of(0, 2, *shape)
-
-        history, slots, rows = (
-            ids(4, 600),
-            torch.tensor([1, 3, 0]),
-            torch.tensor([4, 0, 2]),
-        )
-        positions, token_ids = integers(4, 600, 5).long(), ids(9)
-        logits = torch.randn(5, vocab, generator=generator) * 3
-        logits[4, 3], logits[0, vocab - 9] = torch.nan, torch.inf
-        last_tokens = torch.randperm(9, generator=generator)[:5].int()
-        lengths, newest = positions[rows], token_ids[last_tokens[rows].long()]
-        words = torch.full((m, 3, 3), -1, dtype=torch.int32)
-        for word, slot, length, token in zip(words, slots.tolist(), lengths.tolist(), newest, strict=True):
-            word[0, :2] = torch.stack((history[slot, length - 2], token))  # met
-            word[1, 1] = token + 1  # not met
-            word[:, 2] = torch.randperm(vocab, generator=generator)[:3]
-        many = 600 if seed > 1 else 2  # more than there are threads
-        unmet = torch.where(torch.arange(3) == 1, token_ids.max() + 1, 7).int().expand(m, many, 3)
-        words = torch.cat((unmet, words), dim=1)
-        banned = integers(-1, vocab + 3, 5, many)
-        banned[:, -1] = min(vocab - 1, 8192)  # the first id of the second slice
-        num_valid_ids, has_all = vocab - seed % 3, seed % 2 == 0
-        num_biases, num_words = (many + 2, -(-num_valid_ids // 32)) if has_all else (0, 0)
-        given = [
-            at_the_end(logits),
-            rows,
-            history,
-            slots,
-            positions,
-            token_ids,
-            last_tokens,
-            (lengths * torch.rand(m, generator=generator)).int(),
-            torch.tensor([[1.0, 1.7, 0.6], [0.4, 0.0, -1.0], [0.3, -0.7, 0.0]]),
-            torch.randperm(vocab, generator=generator)[:num_biases].int().repeat(m, 1),
-            torch.randn(m, min(num_biases, vocab), generator=generator),
-            integers(-(2**31), 2**31 - 1, m, num_words),
-            words if has_all else words[:, :0].contiguous(),
-            banned,
-            torch.tensor([0.0, 0.7, 1.5]),
-            num_valid_ids,
-        ]
+        given, history, slots, lengths, newest, num_valid_ids = adjusting(seed, vocab, m)
         width, num_chunks = vocab + 8 - seed // 2, -(-num_valid_ids // 256)  # in vectors, and not
         width += seed % 2 * 300  # and chunks that nobody has asked for
         results = []
