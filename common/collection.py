@@ -130,8 +130,9 @@ def _remove_compiled(store: Store, max_bytes: int) -> list[str]:
             if size > max_bytes:
                 break
             kept |= more
-        for path in every - kept:
-            scratch.remove(path)
+        gone = every - kept
+        for path in sorted(gone, key=lambda path: (path.is_relative_to(store.root / "objects"), path)):
+            scratch.remove(path)  # names before what they name, should this be the last that we do
     return [_name(entry) for entry in known if entry.path not in kept]
 
 

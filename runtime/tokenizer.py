@@ -1,7 +1,6 @@
 """Text to token ids and back, chat templates included: by the tokenizers library, or by transformers."""
 
 import copy
-import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -98,15 +97,16 @@ class Tokenizer:
 
     def _word_before(self, vocabulary: Mapping[str, int]) -> list[int]:
         """A token to decode others behind, where the space is lost that begins a text; else none."""
-        spaced = next((token_id for text, token_id in vocabulary.items() if text.startswith(SPACE)), None)
-        if spaced is None or self.decode([spaced]).startswith(" "):
+        named = ((token_id, text) for text, token_id in vocabulary.items() if text.startswith(SPACE))
+        spaced = min(named, default=None)  # a vocabulary has no order of its own
+        if spaced is None or self.decode([spaced[0]]) == spaced[1].replace(SPACE, " "):
             return []
-        words = (
+        words = [
             token_id
             for text, token_id in vocabulary.items()
             if text.isascii() and text.isalpha() and token_id not in self.special_tokens
-        )
-        return list(itertools.islice(words, 1))
+        ]
+        return sorted(words)[:1]
 
     def _byte_tokens(self, vocabulary: Mapping[str, int]) -> dict[int, int]:
         """The bytes that tokens of SentencePiece spell, where one bad byte spoils the text of a whole run."""
