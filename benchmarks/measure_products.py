@@ -33,10 +33,10 @@ def main() -> None:
     for n, k in options.shape:
         sites |= dict.fromkeys(replace(site, n=n, k=k) for site in list(sites))
     entries = [_in_steps(entry) for entry in tuning.tune(sites, DEVICE, DTYPE)]
-    cards = json.loads(MEASURED.read_text()) | {
+    measured = json.loads(MEASURED.read_text()) | {
         card_of(DEVICE, DTYPE): [entry.to_json() for entry in entries]
     }
-    options.out.write_text(_as_text(cards))
+    options.out.write_text(_as_text(measured))
     print(f"{len(entries)} sites of {card_of(DEVICE, DTYPE)} written to {options.out}")
 
 
@@ -72,12 +72,12 @@ def _times_in_steps(site: Site, cut: Any) -> tuple[float, float]:
     return tuning._microseconds(ours, weights), tuning._microseconds(behind_norm(otherwise), weights)
 
 
-def _as_text(cards: dict[str, list[Any]]) -> str:
+def _as_text(measured: dict[str, list[Any]]) -> str:
     """As the package keeps it: a line a measurement."""
     blocks = []
-    for card, lines in cards.items():
+    for gpu, lines in measured.items():
         rows = ",\n".join(f"  {json.dumps(line)}" for line in lines)
-        blocks.append(f" {json.dumps(card)}: [\n{rows}\n ]")
+        blocks.append(f" {json.dumps(gpu)}: [\n{rows}\n ]")
     return "{\n" + ",\n".join(blocks) + "\n}\n"
 
 
