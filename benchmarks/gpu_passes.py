@@ -21,9 +21,10 @@ from gpu import describe_machine
 from torch import Tensor
 
 from lamina.common.store import Store
-from lamina.compiler.compile import Compiled, Program, compile_program
+from lamina.compiler.compile import Program, compile_program
 from lamina.compiler.config import CompileConfig
 from lamina.compiler.passes.pipeline import PASS_NAMES
+from lamina.compiler.plan import Compiled
 from lamina.custom_ops import registry
 from lamina.models import find_model
 from lamina.models.config import ModelConfig

@@ -10,7 +10,7 @@ import typer
 from . import options
 
 if TYPE_CHECKING:
-    from ..compiler.compile import Compiled
+    from ..compiler.plan import Compiled
 
 Html = Annotated[Path | None, typer.Option(help="Write a page to look at, in one file without links.")]
 

@@ -14,9 +14,9 @@ from torch import Tensor, fx
 from ..common.errors import CompileError
 from ..custom_ops import attention_site
 from . import torch_compat, torch_trace
-from .config import MAX_NUM_TOKENS, TOKENS_HINT
 from .covered import is_covered_file, is_covered_module
 from .fingerprint import describe, source_line, symbols
+from .numerics import MAX_NUM_TOKENS, TOKENS_HINT
 from .readings import Covered, Readings, ask, require_answers, subject_of
 from .straighten import functionalize
 from .torch_trace import GuardFact

@@ -18,14 +18,15 @@ from ..common.store import Store
 from ..custom_ops.build import find_compiler
 from . import cache, torch_compat
 from .capture import Captured, Forward, capture
-from .config import MAX_NUM_TOKENS, TOKENS_HINT, CompileConfig, Numerics
+from .config import CompileConfig
 from .covered import own_sources
 from .fingerprint import canonical_text, group_equal
 from .inductor import Piece, compile_piece
+from .numerics import MAX_NUM_TOKENS, TOKENS_HINT, Numerics
 from .passes import pipeline
 from .passes.graph import Pass
-from .plan import ParameterTable, Plan, steps_of
-from .readings import Readings, name_of
+from .plan import Compiled, ParameterTable, Plan, steps_of
+from .readings import name_of
 from .split import SplitModel, split
 from .torch_section import compiling, neutral
 from .verify import require_right, require_right_model
@@ -47,23 +48,6 @@ class Program:
     device: torch.device
     key: Mapping[str, Any] = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compiled:
-    """A plan and how it came about."""
-
-    plan: Plan
-    guards: tuple[Mapping[str, str], ...]
-    readings: Readings  # of the program's surroundings, on which the plan depends
-    num_compiled: int
-    num_loaded: int
-    seconds: Mapping[str, float]  # of the stages that ran: capture, compile or load
-    miss: str | None
-
-    @property
-    def num_pieces(self) -> int:
-        return sum(step.piece is not None for step in self.plan.steps)
 
 
 def compile_program(

@@ -1,20 +1,12 @@
 """What a user may ask of the compiler."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Union
+from typing import Literal
 
 from ..common.errors import ConfigError, UnknownSettingError, shown
 from ..common.names import refuse_unknown
-
-if TYPE_CHECKING:
-    from .passes.graph import Pass
-
-Numerics = Literal["fast", "exact"]
-NUMERICS: tuple[Numerics, ...] = ("fast", "exact")
-
-# The token dimension of every captured graph: a hint for the code generator, and the largest step.
-TOKENS_HINT = 64
-MAX_NUM_TOKENS = 8192
+from .passes.graph import Pass
+from .passes.pipeline import check_passes
 
 
 @refuse_unknown(UnknownSettingError, {})
@@ -27,7 +19,7 @@ class CompileConfig:
     before anything is recorded: Runtime.idle() records one size a call.
     """
 
-    passes: tuple[Union[str, "Pass"], ...] | None = None
+    passes: tuple[str | Pass, ...] | None = None
     """Names out of compiler.passes.pipeline, which run in its order, and passes of your own, which run before
     `lower`; None is all that Lamina has."""
     cuda_graphs: Literal["auto", "on", "off", "lazy"] = "auto"
@@ -41,8 +33,6 @@ class CompileConfig:
     explained."""
 
     def __post_init__(self) -> None:
-        from .passes.pipeline import check_passes
-
         if not isinstance(self.cuda_graphs, str) or self.cuda_graphs not in ("auto", "on", "off", "lazy"):
             raise ConfigError(f"cuda_graphs is {shown(self.cuda_graphs)}; wanted auto, on, off or lazy")
         for name in ("verify", "strict"):

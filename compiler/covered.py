@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from .. import custom_ops
+
 # Of an op, what a trace goes through; its kernels and their selection are not part of a piece.
 TRACED_OP_FILES = ("op.py", "reference.py", "precision.py")
 PACKAGES = ("torch", "torchgen", "functorch", "builtins")
@@ -17,7 +19,7 @@ INSTALLED = ("/site-packages/", "/dist-packages/")
 @functools.cache
 def own_sources() -> frozenset[Path]:
     """The files of ours that every plan depends on: the compiler, and of an op what a trace goes through."""
-    home = Path(__file__).resolve().parent.parent
+    home = Path(custom_ops.__file__).resolve().parent.parent
     ops = (path for name in TRACED_OP_FILES for path in (home / "custom_ops").rglob(name))
     return frozenset([*(home / "compiler").rglob("*.py"), *ops])
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .compile import Compiled
+from .plan import Compiled
 
 
 def explain_text(compiled: Compiled) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..common.store import Store
-from .compile import Compiled
 from .inductor import Artifact
 from .passes.pipeline import PIPELINE
+from .plan import Compiled
 from .traffic import Launch, launches
 
 STYLE = (Path(__file__).parent / "explain_page.css").read_text(encoding="utf-8")

@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch import fx
@@ -11,6 +10,7 @@ from torch import fx
 from ..common.errors import CompileError
 from . import torch_compat
 
+OWN = "/lamina/compiler/"  # in the path of a file of this package
 _SYMBOL = re.compile(r"\b(?:[us]|zu?f)\d+\b")
 
 
@@ -82,8 +82,7 @@ def symbols(text: str) -> set[str]:
 def source_line(node: fx.Node) -> str:
     """Where the model's code asked for a node, as the end of a message; "" where that is not known."""
     frames = (node.meta.get("stack_trace") or "").split("  File ")
-    own = str(Path(__file__).parent)
-    return "" if own in frames[-1] or len(frames) == 1 else "\n  File " + frames[-1].rstrip()
+    return "" if OWN in frames[-1] or len(frames) == 1 else "\n  File " + frames[-1].rstrip()
 
 
 def _one_symbol(text: str) -> str:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ..common.errors import CompileError, ShapeError
 from .capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, Attend
-from .config import MAX_NUM_TOKENS
 from .inductor import Piece
+from .numerics import MAX_NUM_TOKENS
 from .passes.products import Product
+from .readings import Readings
 from .split import AttentionCall, SplitModel
 
 ParameterTable = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -50,6 +51,23 @@ class Plan:
         for name, (shape, dtype) in self.parameters.items():
             _check_weight(name, weights.get(name), shape, dtype, device)
         return BoundPlan(self, weights)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """A plan and how it came about."""
+
+    plan: Plan
+    guards: tuple[Mapping[str, str], ...]
+    readings: Readings  # of the program's surroundings, on which the plan depends
+    num_compiled: int
+    num_loaded: int
+    seconds: Mapping[str, float]  # of the stages that ran: capture, compile or load
+    miss: str | None
+
+    @property
+    def num_pieces(self) -> int:
+        return sum(step.piece is not None for step in self.plan.steps)
 
 
 def _check_weight(

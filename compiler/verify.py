@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from ..common.errors import CompileError
 from . import torch_compat
 from .capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, Attend
-from .config import Numerics
 from .fingerprint import source_line
+from .numerics import Numerics
 from .op_by_op import OpByOp, Wide, makes_memory
 from .passes import pipeline
 from .passes.graph import Pass

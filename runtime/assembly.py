@@ -13,10 +13,9 @@ from torch import Tensor
 
 from ..common.progress import Progress
 from ..common.store import Store
-from ..compiler.compile import Compiled
 from ..compiler.cuda_graphs import CudaGraphs
 from ..compiler.passes.products import Product
-from ..compiler.plan import BoundPlan, Plan
+from ..compiler.plan import BoundPlan, Compiled, Plan
 from ..compiler.tape import Tapes
 from ..custom_ops import linear, registry
 from ..models.config import ModelConfig

@@ -13,7 +13,8 @@ import torch
 from ..common.errors import ConfigError, UnknownSettingError, UnsupportedError, shown
 from ..common.logging import get_logger, log_once
 from ..common.names import refuse_unknown
-from ..compiler.config import MAX_NUM_TOKENS, NUMERICS, CompileConfig, Numerics
+from ..compiler.config import CompileConfig
+from ..compiler.numerics import MAX_NUM_TOKENS, NUMERICS, Numerics
 from ..models.config import ModelConfig
 from ..models.quantization import QUANTIZATIONS, Quantization
 from . import memory

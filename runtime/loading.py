@@ -17,8 +17,8 @@ from ..common.logging import get_logger
 from ..common.progress import Progress
 from ..common.store import Store
 from ..compiler import cache, torch_compat
-from ..compiler.compile import Compiled, Program, compile_program, factors_of
-from ..compiler.plan import ParameterTable
+from ..compiler.compile import Program, compile_program, factors_of
+from ..compiler.plan import Compiled, ParameterTable
 from ..compiler.torch_section import neutral
 from ..custom_ops.ledger import LEDGER, watched
 from ..custom_ops.triton_cache import keep_triton_kernels

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import RequestError
-from ..compiler.compile import Compiled
 from ..compiler.explain import explain_text
 from ..compiler.explain_page import explain_page
+from ..compiler.plan import Compiled
 from .assembly import Assembled
 from .loading import Loaded
 from .sampling_params import MODEL_DEFAULTS

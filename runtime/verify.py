@@ -13,10 +13,11 @@ from ..common.errors import ConfigError, LogitsError, RequestError
 from ..common.logging import get_logger
 from ..common.progress import Progress
 from ..compiler import verify as pieces
-from ..compiler.compile import Compiled, split_program
+from ..compiler.compile import split_program
 from ..compiler.inductor import compile_piece
 from ..compiler.passes import pipeline
 from ..compiler.passes.graph import Pass
+from ..compiler.plan import Compiled
 from ..compiler.split import PieceCall, SplitModel
 from ..compiler.verify import Culprit, Error, PieceCheck, error_of
 from ..custom_ops.paged_attention.reference import dense_attention

@@ -14,7 +14,7 @@ from ..common.logging import get_logger
 from ..common.progress import Progress
 from ..common.store import Store
 from ..compiler import cache
-from ..compiler.compile import Compiled
+from ..compiler.plan import Compiled
 from ..custom_ops.build import CSRC, find_built
 from ..custom_ops.ledger import KERNELS, LEDGER, TRITON
 from .config import Resolved, RuntimeConfig

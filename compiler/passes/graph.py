@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from .. import torch_compat
-from ..config import Numerics
+from ..numerics import Numerics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ import typer.testing
 
 from lamina import Runtime
 from lamina.cli import app, options
-from lamina.compiler.config import NUMERICS
+from lamina.compiler.numerics import NUMERICS
 from lamina.custom_ops import registry
 from lamina.models.quantization import QUANTIZATIONS
 from lamina.runtime import attention, config

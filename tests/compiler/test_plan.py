@@ -7,8 +7,8 @@ import torch
 
 from lamina.common.errors import ShapeError
 from lamina.compiler.capture import NUM_TOKENS, POSITIONS, TOKEN_IDS
-from lamina.compiler.config import MAX_NUM_TOKENS
 from lamina.compiler.inductor import Artifact, Piece
+from lamina.compiler.numerics import MAX_NUM_TOKENS
 from lamina.compiler.plan import Plan, Step
 
 CPU = torch.device("cpu")
