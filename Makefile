@@ -1,4 +1,4 @@
-# What CI runs is what you run: make check, make wheel-test, make test.
+# What CI runs is what you run: make check, make docs, make wheel-test, make test. A comment with ## is what `make help` prints.
 .DELETE_ON_ERROR:
 
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
@@ -16,9 +16,12 @@ LIBRARY := cli common compiler custom_ops models runtime
 KERNELS = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 QUESTION ?= What is the capital of France, and what is it known for?
 
-.PHONY: install demo check format test prove mutants bench wheel-test cuda clean
+.PHONY: help install demo check format test gpu-test prove mutants docs bench wheel-test cuda clean
 
-install: $(STAMP)
+help:  ## these lines
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+install: $(STAMP)  ## make .venv with Lamina and the tools
 
 $(VENV):
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with ensurepip found; set PYTHON=" >&2; exit 1; }
@@ -33,10 +36,10 @@ $(STAMP): $(VENV) pyproject.toml
 $(MODEL): | $(STAMP)
 	$(BIN)/python examples/fetch_demo_model.py $@
 
-demo: $(STAMP) $(MODEL)
+demo: $(STAMP) $(MODEL)  ## fetch a small model and ask it QUESTION="…"
 	$(BIN)/lamina generate $(MODEL) --chat --temperature 0 --max-tokens 64 "$(QUESTION)"
 
-check: $(STAMP)
+check: $(STAMP)  ## formatting, types, import direction, spelling, workflows; under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -44,7 +47,7 @@ check: $(STAMP)
 	@$(if $(KERNELS),$(BIN)/clang-format --dry-run --Werror $(KERNELS))
 	$(BIN)/codespell
 
-format: $(STAMP)
+format: $(STAMP)  ## mend what a machine can mend, and write the generated pages and plots
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python docs/write_structures.py
@@ -52,26 +55,32 @@ format: $(STAMP)
 	$(BIN)/python docs/write_factors.py
 	@$(if $(KERNELS),$(BIN)/clang-format -i $(KERNELS))
 
-test: $(STAMP) $(MODEL)
+test: $(STAMP) $(MODEL)  ## the tests; ARGS="tests/runtime -x" picks
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-prove: $(STAMP) $(MODEL)
+gpu-test: $(STAMP)  ## the tests that need an NVIDIA GPU
+	$(BIN)/python -m pytest tests/gpu tests/custom_ops/test_launches.py tests/custom_ops/test_tuning.py $(ARGS)
+
+prove: $(STAMP) $(MODEL)  ## the tests with many random examples, and the slow ones; hours
 	$(BIN)/python -m pytest --hypothesis-profile=prove --timeout=3600 $(ARGS)
 
-mutants: $(STAMP)
+mutants: $(STAMP)  ## break the kernels on purpose and see that tests notice
 	$(BIN)/python -m tests.mutants --jobs $$(nproc) $(ARGS)
 
-bench: $(STAMP) $(MODEL)
+docs: $(STAMP)  ## build the pages into build/site; a dead link or an unknown name is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
+
+bench: $(STAMP) $(MODEL)  ## measure on this CPU, beside transformers; ARGS reach benchmarks/cpu.py
 	$(BIN)/python benchmarks/cpu.py --model $(MODEL) $(ARGS)
 
-wheel-test: $(STAMP) $(MODEL)
+wheel-test: $(STAMP) $(MODEL)  ## build the wheel, install it alone and use it
 	$(BIN)/python tests/packaging/check_wheel.py $(ARGS)
 
-cuda: $(STAMP)
+cuda: $(STAMP)  ## compile the CUDA kernels with nvcc, if it is there; needs no GPU
 	@if command -v nvcc || command -v /usr/local/cuda/bin/nvcc || command -v "$$CUDA_HOME/bin/nvcc"; then \
 		$(BIN)/python -m lamina.custom_ops $(ARGS); \
 	else echo "no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda: the CUDA kernels were not compiled"; fi
 
-clean:
+clean:  ## remove .venv and what tools leave behind
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find $(LIBRARY) benchmarks examples tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,7 +12,7 @@ import pytest
 from lamina.cli.fields import read_fields
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -56,6 +56,13 @@ def test_make_shows_the_progress_of_pip_and_no_list_of_kernels():
     )
 
 
+def test_make_help_has_a_line_for_every_target():
+    targets = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE).group(1).split()
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert sorted(line.split()[0] for line in shown.splitlines()) == sorted(targets)
+    assert all(len(line.split()) > 2 for line in shown.splitlines())
+
+
 def test_a_failing_test_is_not_drowned_in_traces_of_torch(tmp_path):
     path = tmp_path / "test_it.py"
     path.write_text(
