@@ -24,7 +24,7 @@ from .fingerprint import canonical_text, group_equal
 from .inductor import Piece, compile_piece
 from .numerics import MAX_NUM_TOKENS, TOKENS_HINT, Numerics
 from .passes import pipeline
-from .passes.graph import Pass
+from .passes.graph import Pass, is_same
 from .plan import Compiled, ParameterTable, Plan, steps_of
 from .readings import name_of
 from .split import SplitModel, split
@@ -159,7 +159,8 @@ def _compile(
         started = time.perf_counter()
         model, rewritten = _cut(captured, passes)
         if config.verify:
-            require_right_model(captured.graph, _changing_stages(rewritten), numerics, program.device)
+            stages = _changing_stages(captured.graph.graph, rewritten)
+            require_right_model(captured.graph, stages, numerics, program.device)
     factors = {**asked, cache.READ: dict(captured.readings)}
     first = _first_equal(model)
     unique = sorted(set(first))
@@ -237,10 +238,10 @@ def _cut(captured: Captured, passes: tuple[Pass, ...]) -> tuple[SplitModel, pipe
     return split(fx.GraphModule(captured.graph, rewritten.graph), captured.inputs), rewritten
 
 
-def _changing_stages(rewritten: pipeline.Rewritten) -> dict[str, fx.Graph]:
-    """The whole graph after each pass that changed it, by the name of the pass."""
-    pairs = zip(rewritten.reports, rewritten.stages, strict=True)
-    return {report.name: stage for report, stage in pairs if report.num_matches}
+def _changing_stages(graph: fx.Graph, rewritten: pipeline.Rewritten) -> dict[str, fx.Graph]:
+    """The whole graph after each pass that changed it, whatever the pass reports, by the name of the pass."""
+    stages = zip(rewritten.names, (graph, *rewritten.stages), rewritten.stages, strict=False)
+    return {name: after for name, before, after in stages if not is_same(before, after)}
 
 
 def _first_equal(model: SplitModel) -> list[int]:

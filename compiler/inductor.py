@@ -62,7 +62,7 @@ def compile_piece(
     factors: Mapping[str, Any],
     check: Callable[[Call], None] | None = None,
 ) -> Piece:
-    """The piece from the store where its rewritten graph is known, else compiled and stored.
+    """The piece from the store where its graph, as it was and rewritten, is known, else compiled and stored.
 
     check: raises where a call computes the wrong thing; what was stored without one is checked now.
     """
@@ -76,7 +76,8 @@ def compile_piece(
         found["reports"] = tuple(asdict(report) for report in rewritten.reports)
         found["products"] = products(rewritten.graph)
         inductor = torch_compat.inductor_config()
-        found["key"] = piece_key(canonical_text(rewritten.graph), {**factors, "inductor": inductor})
+        becomes = f"{found['before']}\nbecomes\n{canonical_text(rewritten.graph)}"
+        found["key"] = piece_key(becomes, {**factors, "inductor": inductor})
         found["known"] = load_piece(found["key"], store, device)
         if found["known"] is not None:
             raise torch_compat.AlreadyKnown
@@ -174,7 +175,7 @@ def _read_artifact(record: Mapping[str, Any], key: str) -> Artifact:
 
 
 def piece_key(text: str, factors: Mapping[str, Any]) -> str:
-    """The name of a piece: its rewritten graph, the settings of code generation, the toolchain."""
+    """The name of a piece: its graph, as it was checked and rewritten, settings and toolchain."""
     facts = {"graph": text, "settings": torch_compat.SETTINGS, **factors}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

@@ -46,6 +46,11 @@ class Plan:
         """The matrix products that its pieces leave to ops of ours, each once."""
         return tuple(dict.fromkeys(product for piece in self.pieces for product in piece.artifact.products))
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers whose attention it calls, in order."""
+        return tuple(step.layer for step in self.steps if step.layer is not None)
+
     def bind(self, weights: Mapping[str, Tensor], device: torch.device) -> "BoundPlan":
         """The plan on real weights; ShapeError where one is not what the capture assumed."""
         for name, (shape, dtype) in self.parameters.items():

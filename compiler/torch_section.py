@@ -97,19 +97,39 @@ def _set_deterministic(state: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(state[0], warn_only=state[1])
 
 
-PROCESS_WIDE = (
-    _ProcessWide(read=torch.get_default_dtype, write=torch.set_default_dtype, wanted=torch.float32),
-    _ProcessWide(read=_deterministic, write=_set_deterministic, wanted=(False, False)),
-)
+_DTYPE = _ProcessWide(read=torch.get_default_dtype, write=torch.set_default_dtype, wanted=torch.float32)
+_DETERMINISM = _ProcessWide(read=_deterministic, write=_set_deterministic, wanted=(False, False))
+
+
+def neutral() -> contextlib.AbstractContextManager[None]:
+    """Nothing counts that a caller has set for tensors of his own; all of it is there again afterwards.
+
+    To be entered at once: what there is to do is looked up here.
+    """
+    return _NOTHING_TO_DO if _is_neutral() else _neutralized()
+
+
+_NOTHING_TO_DO = contextlib.nullcontext()
+
+
+def _is_neutral() -> bool:
+    """Whether nothing is set, here or by another thread for a while: few calls of C, asked at every step."""
+    return (
+        torch.get_default_dtype() is torch.float32
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._is_any_autocast_enabled()
+        and not torch.are_deterministic_algorithms_enabled()
+        and not (_DTYPE.num_inside or _DETERMINISM.num_inside)
+        and np.geterr() == ERRSTATE
+    )
 
 
 @contextlib.contextmanager
-def neutral() -> Iterator[None]:
-    """Nothing counts that a caller has set for tensors of his own; all of it is there again afterwards."""
+def _neutralized() -> Iterator[None]:
     undo: list[Callable[[], object]] = []
     modes: Any = overrides
     try:
-        for setting in PROCESS_WIDE:
+        for setting in (_DTYPE, _DETERMINISM):
             if setting.enter():
                 undo.append(setting.leave)
         for device in AUTOCAST_DEVICES:

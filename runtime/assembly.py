@@ -24,7 +24,7 @@ from ..models.quantization import Int8Quantizer
 from ..models.registry import ModelDefinition
 from . import memory
 from .adjuster import load_kernels
-from .attention import AttentionBackend, PagedAttention, allocate_caches
+from .attention import AttentionBackend, PagedAttention, allocate_caches, each_layer_once
 from .block_pool import BlockPool
 from .config import TOKENS_BESIDE_DECODE, Resolved, RuntimeConfig
 from .engine import Engine
@@ -263,10 +263,11 @@ def _forward(parts: Parts) -> Forward:
     if parts.compiled is not None:
         return parts.compiled.plan.bind(parts.weights, parts.resolved.device)
 
-    weights = join_scales(parts.weights)
+    num_layers, weights = parts.model.num_layers, join_scales(parts.weights)
 
     def eager(token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
-        return parts.definition.forward(parts.model, weights, token_ids, positions, attend, parts.ops)
+        once = each_layer_once(attend, num_layers)
+        return parts.definition.forward(parts.model, weights, token_ids, positions, once, parts.ops)
 
     return eager
 

@@ -1,13 +1,13 @@
 """`attend` in serving: writes a layer's keys and values into the paged cache, then attends over it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..common.errors import UnsupportedError, shown
+from ..common.errors import CompileError, UnsupportedError, shown
 from ..custom_ops import registry
 from ..custom_ops.paged_attention.phases import select_by_phase
 from ..models.registry import AttentionSpec
@@ -109,6 +109,28 @@ class PagedAttention:
             batch.max_query_len,
             *self._masks[layer],
         )
+
+
+def each_layer_once(attend: Callable[..., None], num_layers: int) -> Callable[..., None]:
+    """The same `attend` for one forward; CompileError for a layer that there is not, or that comes twice."""
+    seen: set[int] = set()
+
+    def checked(layer: int, *tensors: Tensor) -> None:
+        check_layer(layer, num_layers, seen)
+        seen.add(layer)
+        attend(layer, *tensors)
+
+    return checked
+
+
+def check_layer(layer: int, num_layers: int, seen: Container[int] = ()) -> None:
+    """CompileError for a layer that a model of so many has not, or that was met before."""
+    if not isinstance(layer, int) or not 0 <= layer < num_layers:
+        raise CompileError(
+            f"the model calls attend with layer {shown(layer, 20)}; wanted 0 to {num_layers - 1}"
+        )
+    if layer in seen:
+        raise CompileError(f"the model calls attend twice with layer {layer}; wanted once")
 
 
 def allocate_caches(

@@ -32,7 +32,7 @@ from ..models.source import resolve_source
 from ..models.weights import check_checkpoint, dummy_weights, load_weights
 from . import IMPORT_STARTED, warm
 from .assembly import Assembled, Parts, assemble, products_of
-from .attention import AttentionBackend, check_name, select_backend
+from .attention import AttentionBackend, check_layer, check_name, select_backend
 from .config import Resolved, RuntimeConfig, resolve, resolve_device, resolve_dtype
 from .engine import Engine
 from .products import measurements_kept, missing_measurements
@@ -342,7 +342,7 @@ def _compile(found: Found, progress: Progress) -> Compiled | None:
     config = found.config
     if config.compile_config is None:
         return None
-    return compile_program(
+    compiled = compile_program(
         found.program(),
         config.compile_config,
         config.numerics,
@@ -350,6 +350,9 @@ def _compile(found: Found, progress: Progress) -> Compiled | None:
         require_warm=config.require_warm,
         progress=progress,
     )
+    for layer in compiled.plan.layers:
+        check_layer(layer, found.model.num_layers)
+    return compiled
 
 
 def _program(

@@ -2,7 +2,7 @@
 
 import operator
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,6 +47,33 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     for node in graph.nodes:
         copies[node] = copy.node_copy(node, copies.__getitem__)
     return copy
+
+
+def is_same(one: fx.Graph, other: fx.Graph) -> bool:
+    """Whether two graphs hold the same calls of the same values in the same order, whatever their names."""
+    left, right = (
+        {node: (fx.Node, place) for place, node in enumerate(graph.nodes)} for graph in (one, other)
+    )
+    if len(left) != len(right):
+        return False
+    pairs = zip(left, right, strict=True)
+    return all(_calls_alike(node, left, copy, right) for node, copy in pairs)
+
+
+def _calls_alike(
+    node: fx.Node, places: Mapping[fx.Node, Any], copy: fx.Node, others: Mapping[fx.Node, Any]
+) -> bool:
+    if (node.op, node.target) != (copy.op, copy.target):
+        return False
+    try:
+        return _operands(node, places) == _operands(copy, others)
+    except TypeError:  # of what no pass could look up, nothing is known
+        return False
+
+
+def _operands(node: fx.Node, places: Mapping[fx.Node, Any]) -> object:
+    """What a call is given, with nodes by their places."""
+    return frozen(fx.map_arg((node.args, node.kwargs), places.__getitem__))
 
 
 def emit(graph: fx.Graph, before: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:

@@ -43,6 +43,7 @@ class Rewritten:
     """A graph after the passes, with what each did."""
 
     graph: fx.Graph
+    names: tuple[str, ...]  # of the passes
     reports: tuple[PassReport, ...]
     stages: tuple[fx.Graph, ...]  # the graph after each pass
 
@@ -109,7 +110,8 @@ def _run(graph: fx.Graph, passes: Sequence[Pass]) -> Rewritten:
         graph, report = _apply(step, graph)
         reports.append(report)
         stages.append(graph)
-    return Rewritten(graph=graph, reports=tuple(reports), stages=tuple(stages))
+    names = tuple(step.name for step in passes)
+    return Rewritten(graph=graph, names=names, reports=tuple(reports), stages=tuple(stages))
 
 
 def _apply(step: Pass, graph: fx.Graph) -> tuple[fx.Graph, PassReport]:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from torch import fx
 
 from lamina.common.errors import CompileError
-from lamina.compiler import verify
+from lamina.compiler import compile, verify
 from lamina.compiler.passes import pipeline
 from lamina.compiler.passes.canonicalise import CANONICALISE
-from lamina.compiler.passes.graph import Pass, PassReport, copy_graph, frozen
+from lamina.compiler.passes.graph import Pass, PassReport, copy_graph, frozen, is_same
 from lamina.compiler.samples import sample_arguments
 from lamina.compiler.split import split
 
@@ -176,12 +176,82 @@ def squashed(weights, ids, positions, attend):
     return site(attend, 1, torch.tanh(site(attend, 0, x)))
 
 
-@pytest.mark.parametrize("wrong", [tanh_to_sigmoid, later_layers_first])
+def quietly(wrong):
+    """The same pass, which reports that it did nothing, under another's name."""
+
+    def run_it(graph):
+        return wrong(graph)[0], PassReport(name="canonicalise", num_matches=0)
+
+    return run_it
+
+
+@pytest.mark.parametrize(
+    "wrong", [tanh_to_sigmoid, later_layers_first, quietly(tanh_to_sigmoid), quietly(later_layers_first)]
+)
 def test_a_wrong_pass_over_the_whole_model_is_found_and_named(wrong, store):
     settings = {"passes": (*pipeline.PASS_NAMES, step(wrong, scope="model"))}
     with pytest.raises(CompileError, match=r"the rewritten model errs by .* the pass theirs makes it so"):
         compiled(squashed, weights_of(), store, **settings)
     assert not store.refs("plans"), "what is wrong is not kept"
+
+
+def test_of_the_whole_model_only_what_changed_is_run_again(store, monkeypatch):
+    stages = []
+    monkeypatch.setattr(compile, "require_right_model", lambda graph, changed, *_: stages.extend(changed))
+    own = (step(untouched, "first", "model"), step(renames, "second", "model"))
+    compiled(squashed, weights_of(), store, passes=own)
+    assert stages == []
+    compiled(squashed, weights_of(), store, passes=(*own, step(twice_negated, scope="model")))
+    assert stages == ["theirs"]
+
+
+def renames(graph):
+    graph = copy_graph(graph)
+    for node in graph.nodes:
+        node.name = f"renamed_{node.name}"
+    return graph, PassReport(name="second", num_matches=7)
+
+
+def twice_negated(graph):
+    graph = copy_graph(graph)
+    for node in graph.find_nodes(op="call_function", target=torch.tanh):
+        with graph.inserting_after(node):
+            once = graph.call_function(torch.neg, (node,))
+        with graph.inserting_after(once):
+            twice = graph.call_function(torch.neg, (once,))
+        node.replace_all_uses_with(twice, lambda user, once=once: user is not once)
+        once.meta = twice.meta = dict(node.meta)
+    return graph, PassReport(name="theirs", num_matches=0)
+
+
+def test_code_that_is_right_for_one_piece_is_checked_again_for_another(store):
+    """A pass that makes a piece into one which is in the store already, and which is not what it says."""
+
+    def sigmoids(weights, ids, positions, attend):
+        x = torch.sigmoid(embedded(weights, ids))
+        return site(attend, 1, torch.sigmoid(site(attend, 0, x)))
+
+    compiled(sigmoids, weights_of(), store)
+    passes = (*pipeline.PASS_NAMES, step(tanh_to_sigmoid_in_a_piece))
+    with pytest.raises(CompileError, match="the pass theirs makes it so"):
+        compiled(squashed, weights_of(), store, passes=passes)
+
+
+@pytest.mark.parametrize("change", [(0.0, -0.0), (1, True), (1, 1.0), ("tanh", "relu")], ids=str)
+def test_graphs_are_the_same_by_what_they_compute(change):
+    def of(value):
+        return graph_of(lambda graph, x: [graph.call_function(ATEN.mul.Tensor, (x, value))])
+
+    one, other = (of(value) if not isinstance(value, str) else graph_of_method(value) for value in change)
+    assert is_same(one, copy_graph(one))
+    assert not is_same(one, other)
+    assert not is_same(one, fx.Graph())
+
+
+def graph_of_method(name):
+    graph = fx.Graph()
+    graph.output((graph.call_method(name, (graph.placeholder("x"),)),))
+    return graph
 
 
 def test_integers_are_compared_exactly():

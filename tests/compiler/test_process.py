@@ -294,8 +294,9 @@ def test_the_default_dtype_is_the_last_ones_to_set_back():
     """Two threads overlap: whoever comes out last leaves it as the user had it."""
     torch.set_default_dtype(torch.float64)
     try:
-        first, second = neutral(), neutral()
+        first = neutral()
         first.__enter__()
+        second = neutral()  # which finds nothing to set: the first has
         second.__enter__()
         first.__exit__(None, None, None)
         assert torch.get_default_dtype() == torch.float32
