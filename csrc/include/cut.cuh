@@ -1,4 +1,4 @@
-// How a caller cuts a product into blocks, and the constants that this means.
+// How a caller cuts a GEMM into blocks, and the constants that this means.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ constexpr int64_t kMostBlocks = 8;  // of a cluster
 // What a caller chooses.
 struct Cut {
   int64_t groups, tokens, share, split, stages;
-  int64_t clusters;  // that stay and take tile after tile; 0: a cluster for each tile
+  int64_t clusters;  // of a persistent kernel, which takes tile after tile; 0: a cluster for each tile
 };
 
 // Calls function with the one of the constants that is wanted.

@@ -1,4 +1,4 @@
-// Arithmetic on floats that takes an instruction of the card.
+// Arithmetic on floats that takes an instruction of the GPU.
 #pragma once
 
 namespace lamina {

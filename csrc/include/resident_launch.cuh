@@ -1,4 +1,4 @@
-// The launch of a product whose blocks stay.
+// The launch of the GEMM as a persistent kernel.
 #pragma once
 
 #include "resident_linear.cuh"

@@ -1,13 +1,13 @@
-// out = x * weightᵀ for as many rows of x as the matrix units need to keep pace with memory: blocks that stay.
+// out = x * weightᵀ for as many rows of x as the matrix units need to keep pace with memory: a persistent kernel.
 //
 // As in stream_linear.cuh a block takes kGroups * 64 rows of the weights, and their transposed product with all rows of
-// x; one warp asks for tiles, each group of four warps multiplies 64 rows. Here as many blocks as the card holds take
-// tile after tile, so that the next one's weights arrive while results are written. The `parts` of a cluster take
-// different rows of the weights and hand each other the rows of x. What is left when most blocks have had as many tiles
-// as others is shared out: by rows of x, where three strips go to two blocks, or the `ranks` of a cluster take a part
-// of the columns each. Their sums travel through the same ring of stages as the tiles, and are added in the order of
-// the ranks. Where kGated, the first half of the weights is a gate for the second: 8 rows of the one come before 8 of
-// the other.
+// x; one warp asks the TMA for tiles, each group of four warps multiplies 64 rows by WGMMA. Here as many blocks as the
+// GPU holds take tile after tile, so that the next one's weights arrive while results are written. The `parts` of a
+// cluster take different rows of the weights and hand each other the rows of x by multicast. What is left when most
+// blocks have had as many tiles as others is shared out: by rows of x, where three strips go to two blocks, or the
+// `ranks` of a cluster take a part of the columns each. Their sums travel through the same ring of stages as the tiles,
+// and are added in the order of the ranks. Where kGated, the first half of the weights is a gate for the second: 8 rows
+// of the one come before 8 of the other.
 #pragma once
 
 #include "hopper.cuh"

@@ -1,4 +1,4 @@
-// What the parts of the resident product share: sizes, and the work of a block.
+// What the parts of the GEMM as a persistent kernel share: sizes, and the work of a block.
 #pragma once
 
 #include <cstdint>

@@ -97,7 +97,7 @@ class SumExchange {
   uint32_t parity_ = 0;
 };
 
-// Writes results. Of `sums` a lane has what products leave it: of each 8 rows of x two neighbours, for weight rows
+// Writes results. Of `sums` a lane has what WGMMA leaves it: of each 8 rows of x two neighbours, for weight rows
 // lane / 4 and 8 more of its warp's sixteen; where kGated these are a gate and what it gates.
 template <typename T, bool kGated>
 class ResidentRows {

@@ -1,4 +1,4 @@
-// The launch of a streaming product.
+// The launch of the streaming GEMM.
 #pragma once
 
 #include "cut.cuh"

@@ -1,9 +1,9 @@
 // out = x * weightᵀ for few rows of x: the weights stream through shared memory once, at the rate of device memory.
 //
 // A block takes kGroups * 64 rows of the weights, and the transposed product of them with kTokens rows of x. One warp
-// asks for tiles, each group of four warps multiplies its 64 rows. Of a cluster, `share` blocks with neighbouring rows
-// of the weights hand each other the tiles of x; `split` times as many share out the columns, and their products are
-// added in the order of their ranks. Weights are asked for before the kernel that makes x has ended.
+// asks the TMA for tiles, each group of four warps multiplies its 64 rows. Of a cluster, `share` blocks with
+// neighbouring rows of the weights hand each other the tiles of x; `split` times as many share out the columns, and
+// their products are added in the order of their ranks. Weights are asked for before the kernel that makes x has ended.
 // Where kGated, the first half of the weights is a gate for the second.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the parts of the streaming product share: sizes, what a block computes, and where it keeps things.
+// What the parts of the streaming GEMM share: sizes, what a block computes, and where it keeps things.
 #pragma once
 
 #include <cstdint>

@@ -41,10 +41,7 @@ class TileScope {
   }
   ~TileScope() {
     asm volatile("" ::"r"(before_) : "memory");
-    if (before_[0] != 0)
-      _tile_loadconfig(before_);
-    else
-      _tile_release();
+    _tile_loadconfig(before_);  // of all zeros, as where there was none, releases the tiles
   }
   TileScope(const TileScope&) = delete;
   TileScope& operator=(const TileScope&) = delete;

@@ -148,8 +148,7 @@ inline void split(const BFloat16*, Vec pairs, Vec& even, Vec& odd) {
 
 inline void split(const Float16*, Vec pairs, Vec& even, Vec& odd) {
   BitVec bits = bit_cast<BitVec>(pairs);
-  HalfBits low = __builtin_convertvector(bits & 0xffffu, HalfBits),
-           high = __builtin_convertvector(bits >> 16, HalfBits);
+  HalfBits low = __builtin_convertvector(bits, HalfBits), high = __builtin_convertvector(bits >> 16, HalfBits);
   even = load(reinterpret_cast<const Float16*>(&low));
   odd = load(reinterpret_cast<const Float16*>(&high));
 }
@@ -309,7 +308,7 @@ inline Vec tanh(Vec x) {
   p = p * s + 1.3333333e-1f;
   p = p * s - 3.3333333e-1f;
   Vec near = x + x * s * p;
-  return (s < 0.09f) ? near : far;
+  return (s < 0.09000001f) ? near : far;  // which is no square of a float
 }
 
 }  // namespace lamina

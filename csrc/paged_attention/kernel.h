@@ -319,8 +319,7 @@ class Worker {
   void softmax(int rows, int64_t base, int vectors, Partial& part) {
     for (int first = 0; first < rows; first += kLanes) {
       const int count = std::min(rows - first, kLanes);
-      Vec highest[kLanes], sums[kLanes] = {};
-      std::fill(highest, highest + kLanes, broadcast(-kInfinity));
+      Vec highest[kLanes] = {}, sums[kLanes] = {};
       for (int r = 0; r < count; r++) highest[r] = settle<by_tiles>(first + r, base, vectors);
       const Vec old_max = load_some(part.max + first, count);
       const Vec new_max = max(old_max, reduce_rows(highest, [](Vec a, Vec b) { return max(a, b); }));

@@ -39,7 +39,6 @@ class TileProducts {
     }
     groups_ = (count + 2 * kTileRows - 1) / (2 * kTileRows) * 2;
     for (int r = 0; r < count; r++) std::memcpy(query_ + r * dim_, rows[r], dim_ * sizeof(BFloat16));
-    std::memset(query_ + count * dim_, 0, (groups_ * kTileRows - count) * dim_ * sizeof(BFloat16));
   }
 
   // scores[row][kKeys] of key groups from .. to; others are undefined.

@@ -28,7 +28,7 @@ struct PagedAttention {
   int chunk;        // < 0: none
   float scale;      // scores become those of base 2: scale * dot, or where capped, cap * tanh(scale * dot)
   float cap;        // 0: none
-  int fill_splits;  // as many as fill the card, of at least min_split_keys keys
+  int fill_splits;  // as many as fill the GPU, of at least min_split_keys keys
   int min_split_keys, max_split_keys;
   int min_rows, max_rows;  // sequences with rows outside (min_rows, max_rows] are another launch's
 

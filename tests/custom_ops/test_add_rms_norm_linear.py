@@ -185,6 +185,15 @@ def test_the_gate_of_large_numbers_is_the_formulas(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, reference.add_rms_norm_linear(*arguments)[0], equal_nan=True)
 
 
+def test_the_gates_exponential_errs_by_few_ulp_up_to_its_border() -> None:
+    """e^88 is a float; at -88 the gate is -88 / e^88 and not yet 0."""
+    gate = torch.cat([torch.linspace(-88, 88, 40001), torch.tensor([-88.0])]).unsqueeze(1)
+    one, up = torch.ones(1, 1), torch.ones_like(gate)
+    arguments = (one, one, one[0], 0.0, torch.cat([gate, up]), None, True)
+    out, _ = _cpu.launch(*arguments, method=Method.DOTS)
+    torch.testing.assert_close(out[0].double(), F.silu(gate[:, 0].double()), rtol=5e-7, atol=0)
+
+
 BYTES = torch.ones(12, 32, dtype=torch.int8)
 
 

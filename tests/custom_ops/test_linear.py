@@ -1,5 +1,9 @@
 """lamina::linear."""
 
+import ctypes
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lamina.common.errors import ShapeError
-from lamina.custom_ops import linear
+from lamina.custom_ops import build, linear
 from lamina.custom_ops.linear import _cpu
 from lamina.custom_ops.linear.choices import Method
 from lamina.custom_ops.registry import select
@@ -64,6 +68,7 @@ def test_its_formula_is_torch_linear(dtype: torch.dtype, num_tokens: int, with_b
 @example(600, 33, 64, torch.bfloat16, True, within_wider, within_wider)  # more tokens than are packed at once
 @example(600, 33, 64, torch.float32, False, by_columns, torch.clone)
 @example(5, 17, 0, torch.bfloat16, True, torch.clone, torch.clone)
+@example(20, 20, 96, torch.bfloat16, True, torch.clone, torch.clone)  # a whole strip beside a part of one
 def test_every_method_multiplies_as_well_as_the_library(
     assert_close_to_reference: Callable[..., None],
     num_tokens: int,
@@ -95,6 +100,15 @@ def test_nothing_is_read_beyond_its_end(dtype: torch.dtype, shape: tuple[int, in
 
 
 @pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("lie_x", [within_wider, by_columns])
+def test_every_row_is_found_however_x_lies(lie_x: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    """Also of several rows that are packed together."""
+    x, weight, bias = make_operands(20, 33, 40, dtype)
+    for method in {Method.DOTS, *_cpu.methods(dtype, 1)}:
+        assert torch.equal(_cpu.launch(lie_x(x), weight, bias, method), _cpu.launch(x, weight, bias, method))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("shape", [(70, 50, 100), (129, 16, 32)], ids=str)
 def test_a_row_has_the_same_bits_alone_and_among_others(
     dtype: torch.dtype, shape: tuple[int, int, int]
@@ -116,6 +130,16 @@ def test_an_infinite_row_leaves_the_others_alone(dtype: torch.dtype, num_tokens:
     for method in {Method.DOTS, *_cpu.methods(dtype, 1)}:
         right, got = (_cpu.launch(rows, weight, bias, method) for rows in (x, broken))
         assert torch.equal(got[::2], right[::2])
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="tiles are x86's")
+def test_the_tile_unit_is_used_where_compiler_and_system_have_it() -> None:
+    command = [*build.find_compiler(), "-march=native", "-dM", "-E", "-x", "c++", "/dev/null"]
+    macros = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    request_permission, tile_data = 0x1023, 18
+    is_granted = ctypes.CDLL(None).syscall(158, request_permission, tile_data) == 0  # arch_prctl
+    is_known = "__AMX_BF16__" in macros and "__AVX512BF16__" in macros
+    assert (Method.TILES in _cpu.methods(torch.bfloat16, 1)) == (is_known and is_granted)
 
 
 def test_tiles_leave_the_librarys_as_they_were() -> None:

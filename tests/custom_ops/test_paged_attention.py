@@ -14,6 +14,8 @@ from lamina.custom_ops import paged_attention
 from lamina.custom_ops.paged_attention import reference
 from lamina.custom_ops.registry import select
 
+from .guarded import at_the_end
+
 MakeCase = Callable[..., Any]
 
 CPU = torch.device("cpu")
@@ -98,6 +100,100 @@ def test_long_prompts_in_bfloat16_err_no_more_than_twice_the_plain_formula(
     case = make_paged_case([length, 40], [chunk, 1], **{"block_size": 16} | shape, dtype=torch.bfloat16)
     exact = formula(case, torch.float64)
     assert_close_to_reference(kernel(case), exact, formula(case, torch.bfloat16), floor=4e-6)
+
+
+def rounded_once(case: Any) -> None:
+    """The kernel's results: rounded from sums whose weights hold 16 bits and more."""
+    exact = formula(case, torch.float64)
+    sizes = formula(case._replace(value_cache=case.value_cache.abs()), torch.float64)
+    out = kernel(case).double()
+    allowed = exact.abs() * torch.finfo(case.query.dtype).eps / 2 + sizes * 2.0**-15 + 1e-7
+    assert ((out - exact).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"head_dim": 64, "block_size": 15},
+        {"head_dim": 96, "block_size": 16, "num_heads": 8},
+        {"head_dim": 34, "block_size": 64, "num_heads": 2},
+        {"head_dim": 36, "block_size": 64, "num_heads": 2},
+        {"head_dim": 128, "block_size": 1, "window": 40},
+        {"head_dim": 160, "block_size": 31, "num_heads": 12, "chunk": 50},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lens", [([1, 17, 150], [1, 1, 8]), ([33, 97], [33, 70])], ids=str)
+def test_results_are_rounded_once(
+    make_paged_case: MakeCase, lens: tuple[list[int], list[int]], shape: dict[str, int], dtype: torch.dtype
+) -> None:
+    """Of a few rows of a sequence and of many."""
+    rounded_once(make_paged_case(*lens, **shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_several_long_contexts_keep_their_splits_apart(
+    make_paged_case: MakeCase, head_dim: int, dtype: torch.dtype
+) -> None:
+    """Of few rows each, so that threads share the splits of every one."""
+    lens = [600, 300, 700, 513, 260], [1, 1, 2, 4, 1]
+    case = make_paged_case(*lens, num_heads=8, head_dim=head_dim, block_size=16, dtype=dtype)
+    rounded_once(case)
+    together = case.out.clone()
+    for sequence in range(len(lens[0])):
+        first, last = case.query_start_loc[sequence : sequence + 2].tolist()
+        assert torch.equal(kernel(case.alone(sequence)), together[first:last])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [20, 64])
+@pytest.mark.parametrize("query_len", [1, 8])
+def test_nothing_is_read_or_written_beyond_its_end(
+    make_paged_case: MakeCase, query_len: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    case = make_paged_case([8, 300], [1, query_len], num_heads=4, head_dim=head_dim, dtype=dtype)
+    expected = kernel(case)
+    last = int(case.block_tables[case.block_tables < case.key_cache.shape[0]].max())
+    case = case._replace(key_cache=case.key_cache[: last + 1], value_cache=case.value_cache[: last + 1])
+    ended = case._make(at_the_end(x) if isinstance(x, torch.Tensor) else x for x in case)
+    assert torch.equal(kernel(ended), expected)
+
+
+def test_a_soft_cap_has_no_bias_where_its_series_ends(make_paged_case: MakeCase) -> None:
+    """Of two keys of score 0 and a little below 0.3 caps: errors of one sign would not average out."""
+    case = make_paged_case([2] * 500, [1] * 500, num_heads=2, num_kv_heads=2, soft_cap=4.0)
+    case.query[:] = 0
+    case.query[..., 0] = torch.linspace(1.05, 1.19, 1000).view(500, 2)
+    first = case.block_tables[:, 0].long()
+    case.key_cache[first, :2] = 0
+    case.key_cache[first, 0, :, 0] = 4.0  # times a scale of a quarter
+    case.value_cache[first, 0], case.value_cache[first, 1] = 1.0, -1.0
+    errors = kernel(case).double() - formula(case, torch.float64)
+    assert errors.abs().max() < 1e-6
+    assert errors.mean().abs() < 5e-8
+
+
+def test_a_table_may_be_full_name_block_0_and_be_of_a_sequence_without_queries(
+    make_paged_case: MakeCase,
+) -> None:
+    case = make_paged_case([8, 8, 5], [1, 0, 3])
+    expected = kernel(case)
+    for cache in (case.key_cache, case.value_cache):
+        cache[0] = cache[case.block_tables[0, 0].long()]
+    case.block_tables[0, 0] = 0
+    case = case._replace(block_tables=case.block_tables[:, :2], out=torch.full_like(case.out, torch.nan))
+    assert torch.equal(kernel(case), expected)
+
+
+def test_every_block_that_a_window_shows_is_looked_at_first(make_paged_case: MakeCase) -> None:
+    """Of a sequence that comes first, too: its first query is at 18 and sees 13, in the fourth block."""
+    case = make_paged_case([30, 9], [12, 1], window=6)
+    case.block_tables[0, 3] = 1000
+    with pytest.raises(ShapeError, match="sequence 0 has seq_len"):
+        kernel(case)
+    assert case.out.isnan().all()
 
 
 @given(batches())
@@ -193,6 +289,14 @@ def test_nan_of_one_sequence_stays_there(make_paged_case: MakeCase) -> None:
     assert out[1:].isfinite().all()
 
 
+@pytest.mark.parametrize("length", [9, 600])
+def test_nan_of_an_earlier_call_is_forgotten(make_paged_case: MakeCase, length: int) -> None:
+    case = make_paged_case([length], [1])
+    expected = kernel(case).clone()
+    assert kernel(case._replace(query=case.query * torch.nan)).isnan().all()
+    assert torch.equal(kernel(case), expected)
+
+
 def test_an_empty_batch_is_no_work(make_paged_case: MakeCase) -> None:
     assert kernel(make_paged_case([], [])).shape[0] == 0
 
@@ -203,6 +307,7 @@ def test_an_empty_batch_is_no_work(make_paged_case: MakeCase) -> None:
         {"seq_lens": [9, 3], "query_lens": [1, 5]},
         {"seq_lens": [9, 3], "block": 1000},
         {"seq_lens": [9, 3], "block": -1},
+        {"seq_lens": [9, 3], "block": 7},  # as many as there are
         {"seq_lens": [9, 100]},
         {"seq_lens": [9, -4]},
     ],

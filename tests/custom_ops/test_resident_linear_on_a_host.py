@@ -1,4 +1,4 @@
-"""The product whose blocks stay, run as C++ in clusters of fibers: its barriers, copies and registers."""
+"""The GEMM of a persistent kernel, run as C++ in clusters of fibers: its barriers, copies and registers."""
 
 import ctypes
 import struct
@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from lamina.custom_ops.linear import reference
 from lamina.custom_ops.silu_and_mul import reference as gate
 
 from . import host_kernels
+from .guarded import at_the_end
 
 pytestmark = pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C++ compiler")
 DTYPES = torch.float64, torch.bfloat16
@@ -30,30 +32,73 @@ CASES = [
     (1, 128, 1, 2, 1, 5 * 64, 200, 100, False),
     (1, 128, 1, 2, 1, 5 * 64, 72, 100, True),
     (2, 128, 1, 4, 1, 5 * 128 - 16, 136, 140, False),
-    (2, 128, 2, 2, 1, 7 * 128 - 16, 264, 100, False),
+    (2, 128, 2, 2, 1, 11 * 64 - 16, 264, 100, False),
     (2, 128, 2, 1, 2, 11 * 64 + 48, 648, 128, True),
     (2, 192, 2, 1, 1, 3 * 64, 136, 70, False),
     (2, 192, 2, 1, 1, 8 * 64 - 24, 136, 190, False),
     (2, 192, 1, 2, 2, 11 * 64 - 8, 136, 190, False),
     (2, 192, 1, 2, 2, 3 * 64, 264, 192, True),
+    # three tiles whose columns are shared, of sums that begin in the last stage; few rows
+    (2, 128, 1, 4, 1, 6 * 64 - 16, 328, 100, False),
+    (1, 128, 1, 2, 1, 2 * 64, 72, 5, False),
+    # strips in threes behind two rounds of whole tiles, and for more than two neighbours; too many for that
+    (2, 192, 1, 2, 2, 19 * 64 - 8, 72, 190, False),
+    (2, 192, 1, 2, 4, 6 * 64, 72, 20, False),
+    (2, 128, 2, 1, 4, 9 * 64, 72, 20, True),
+    (2, 128, 2, 1, 6, 20 * 64, 64, 20, True),
+    (2, 192, 1, 2, 2, 2 * 64, 72, 200, False),
 ]
 
 
+def launched(
+    kernel: ctypes.CDLL,
+    case: tuple[int, int, int, int, int, int, int, int, bool],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    seed: int = 0,
+) -> Tensor:
+    """What the kernel writes, its threads in an order of a seed."""
+    groups, section, share, split, clusters, n, k, num_rows, is_gated = case
+    out = torch.full((num_rows, n // 2 if is_gated else n), torch.nan).bfloat16()
+    pointers = [tensor.data_ptr() for tensor in (x, weight, bias, out)]
+    numbers = num_rows, n, k, x.stride(0), groups, section, share, split, clusters, is_gated, seed
+    assert kernel.run(struct.pack("15q", *pointers, *numbers)) == b""
+    return out
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_blocks_that_stay_give_the_product_in_whatever_order_threads_run(
+def test_a_persistent_kernel_gives_the_product_in_whatever_order_threads_run(
     assert_close_to_reference: Callable[..., None],
     kernel: ctypes.CDLL,
     case: tuple[int, int, int, int, int, int, int, int, bool],
 ) -> None:
-    groups, section, share, split, clusters, n, k, num_rows, is_gated = case
-    width = n // 2 if is_gated else n
+    *_, n, k, num_rows, is_gated = case
     torch.manual_seed(n)
     x = torch.full((num_rows, k + 8), torch.nan).bfloat16()[:, :k].normal_()
-    weight, bias = (torch.randn(n, k) / k**0.5).bfloat16(), torch.randn(n).bfloat16()
-    out = torch.full((num_rows, width), torch.nan).bfloat16()
-    pointers = [tensor.data_ptr() for tensor in (x, weight, bias, out)]
-    numbers = num_rows, n, k, x.stride(0), groups, section, share, split, clusters, is_gated, n + k
-    assert kernel.run(struct.pack("15q", *pointers, *numbers)) == b""
+    weight, bias = (torch.randn(n, k) / k**0.5).bfloat16(), at_the_end(torch.randn(n).bfloat16())
+    out = launched(kernel, case, x, weight, bias)
     products = [reference.linear(*(t.to(dtype).contiguous() for t in (x, weight, bias))) for dtype in DTYPES]
     exact, naive = (gate.silu_and_mul(product) if is_gated else product for product in products)
     assert_close_to_reference(out, exact, naive)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sums_arrive_where_no_tile_is_still_read(kernel: ctypes.CDLL, seed: int) -> None:
+    """Of columns for more steps than stages, of which one block may be far ahead of the other."""
+    torch.manual_seed(seed)
+    x, weight, bias = torch.randn(8, 1280).bfloat16(), torch.randn(64, 1280).bfloat16(), torch.zeros(64)
+    out = launched(kernel, (1, 128, 1, 2, 1, 64, 1280, 8, False), x, weight, bias.bfloat16(), seed)
+    torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=2**-8, atol=1e-3)
+
+
+def test_gate_and_up_are_rounded_before_they_meet(kernel: ctypes.CDLL) -> None:
+    """Of one column of powers of 2, so that each product and its bias are one exact sum."""
+    torch.manual_seed(7)
+    x, weight = torch.zeros(16, 8).bfloat16(), torch.zeros(320, 8).bfloat16()
+    x[:, 0], weight[:, 0] = 2.0 ** (torch.arange(16) % 5 - 2), torch.randn(320)
+    bias = torch.randn(320).bfloat16()
+    out = launched(kernel, (1, 128, 1, 2, 1, 320, 8, 16, True), x, weight, bias)
+    gated, up = (x[:, :1].float() * weight[:, 0].float() + bias.float()).bfloat16().double().chunk(2, dim=1)
+    right = (torch.nn.functional.silu(gated).bfloat16().double() * up).bfloat16()
+    assert (out == right).double().mean() > 0.99  # exp itself may be the one or the other neighbour

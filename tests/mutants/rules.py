@@ -22,12 +22,13 @@ SKIPPED = re.compile(
 # What decides when, where and by whom a result is computed, and not what it is.
 QUICKER = re.compile(
     # what is in caches already
-    r"\b\w*prefetch\w*\(|\bAhead \w+\{[^;]*\}|\b\w+ (?:ahead|early) =|\bif \((?=ahead\b)|\bahead \* [\w.]+"
+    r"(?:\b\w+\[\w+\]\.|\b)\w*prefetch\w*\(|\bAhead \w+\{[^;]*\}|\b\w+ (?:ahead|early) ="
+    r"|\bif \((?=(?:--)?ahead\b)|\bahead\.\w+ =|\bahead \* [\w.]+"
     # whether threads are woken
-    r"|\bbool parallel ="
+    r"|\bbool parallel =|\bdouble work =|\bwork \+="
     # how much memory is taken, or how long an array is
     r"|\.reserve\(|^ +size_t \w+ =|\bsize_t packed_\w+\([^}]*\}"
-    r"|^ +(?:__shared__ |alignas\(\w+\) )*[\w:<>, ]+ \w+(?:\[[^\]\n]*\])+(?= = \{\};|;)"
+    r"|^ +(?:__shared__ |\x01+ )*[\w:<>, ]+ \w+(?:\[[^\]\n]*\])+(?= = \{\};|;)"
     # which of the ways that give the same, and how many at once
     r"|\bmethod == [\w:]+|\bhas_\w+\(\)|\b\w+<[^<>;()]*[*/+-][^<>;()]*>(?=\()",
     re.MULTILINE,

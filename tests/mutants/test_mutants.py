@@ -29,6 +29,11 @@ void run(float* x, int64_t n, bool is_scaled, float scale) {
   if (is_scaled) x[steps] *= scale;
   const bool parallel = n > 64;
   __builtin_prefetch(x + n, 0, 2);
+  double work = 0;
+  work += 2.0 * n;
+  if (--ahead.steps < 0) strips[1].prefetch(x, n - 1);
+  ahead.steps = ahead.period - 1;
+  alignas(64) float kept[kRows / 2][kRows];
 }
 """
 

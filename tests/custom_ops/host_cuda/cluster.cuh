@@ -2,7 +2,7 @@
 // host as plain C++.
 //
 // Threads are fibers, of which a seeded generator lets some go on and others wait. Copies, and sums that are sent,
-// arrive later, in any order. Barriers, swizzled tiles and the registers of products are those of the card.
+// arrive later, in any order. Barriers, swizzled tiles and the registers of WGMMA are those of the GPU.
 #pragma once
 
 #include <ucontext.h>
@@ -12,9 +12,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -71,6 +73,7 @@ constexpr int kPatience = 1000;                                        // rounds
 struct Barrier {
   int count = 0, pending = 0, phase = 0;
   int64_t bytes = 0;
+  std::set<int64_t> arrived;  // warps, in this phase
 };
 struct Warp {
   std::array<uint64_t, 32> given{}, taken{};
@@ -88,6 +91,8 @@ struct Fiber {
   int block = 0;
   unsigned thread = 0;
   bool is_done = false;
+  std::vector<std::function<void()>> products;  // begun, of which none has read its tiles yet
+  std::deque<size_t> committed;                 // as many of those in each group, the oldest first
 };
 
 inline std::vector<Block> blocks;
@@ -102,6 +107,7 @@ inline int64_t news;
 inline std::map<const void*, int64_t> waits_at_cluster;  // of a fiber
 inline int64_t num_at_cluster;
 inline unsigned num_threads;  // of a block
+inline uint32_t num_bytes;    // of its dynamic memory
 
 inline Block& block() { return blocks[current->block]; }
 inline Warp& warp() { return block().warps[current->thread / 32]; }
@@ -113,13 +119,24 @@ inline void check(bool is_right, const char* text) {
 inline void settle(Barrier& barrier) {
   ++news;
   check(barrier.pending >= 0, "a barrier counts more arrivals than a phase has");
-  if (barrier.pending == 0 && barrier.bytes == 0) ++barrier.phase, barrier.pending = barrier.count;
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  ++barrier.phase, barrier.pending = barrier.count;
+  barrier.arrived.clear();
+}
+
+// Where a block has nothing else: within its memory, and no barrier.
+inline void check_place(const Block& block, uint32_t offset, uint32_t bytes) {
+  check(offset >= kBegin && offset + bytes <= kBegin + num_bytes, "a place is not in a block's memory");
+  const auto next = block.barriers.lower_bound(offset < 7 ? 0 : offset - 7);
+  check(next == block.barriers.end() || next->first >= offset + bytes, "there is a barrier at this place");
 }
 
 inline void change(int rank, uint32_t offset, int arrivals, int64_t bytes) {
   check(blocks[rank].num_alive > 0, "a block has ended that others still write to");
   const auto found = blocks[rank].barriers.find(offset);
   if (found == blocks[rank].barriers.end()) return check(false, "there is no barrier at this place");
+  if (arrivals != 0)
+    check(found->second.arrived.insert((current - fibers.data()) / 32).second, "a warp arrives twice in a phase");
   found->second.pending -= arrivals, found->second.bytes += bytes;
   settle(found->second);
 }
@@ -146,6 +163,7 @@ Value from_lane(const Value& value, unsigned lane) {
 
 inline void run_fiber() {
   body();
+  check(current->products.empty(), "nobody waits for products");
   current->is_done = true;
 }
 
@@ -159,8 +177,9 @@ inline void arrive_some(bool all) {
 }
 
 // Runs function() as all threads of one cluster, which begins at this block; what went wrong is in `failure`.
-inline void run_cluster(unsigned first, int num_blocks, unsigned threads, std::function<void()> function) {
-  body = std::move(function), num_threads = threads, num_at_cluster = 0, waits_at_cluster.clear();
+inline void run_cluster(unsigned first, int num_blocks, unsigned threads, uint32_t bytes,
+                        std::function<void()> function) {
+  body = std::move(function), num_threads = threads, num_bytes = bytes, num_at_cluster = 0, waits_at_cluster.clear();
   blocks.assign(num_blocks, Block{});
   fibers.resize(num_blocks * threads);
   for (Block& each : blocks) each.warps.resize(threads / 32), each.num_alive = static_cast<int>(threads);
@@ -170,6 +189,7 @@ inline void run_cluster(unsigned first, int num_blocks, unsigned threads, std::f
   for (Fiber& fiber : fibers) {
     const size_t i = &fiber - fibers.data();
     fiber.block = static_cast<int>(i / threads), fiber.thread = i % threads, fiber.is_done = false;
+    fiber.products.clear(), fiber.committed.clear();
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = kStack;
     fiber.context.uc_link = &home;
@@ -227,6 +247,8 @@ namespace lamina {
 inline uint32_t shared_address(const void*) { return host::kBegin; }
 inline void init_barrier(uint32_t barrier, uint32_t arrivals) {
   const int count = static_cast<int>(arrivals);
+  host::check(count > 0 && barrier % 8 == 0, "no count or place of a barrier");
+  host::check_place(host::block(), barrier, 8);
   host::block().barriers[barrier] = {count, count};
 }
 inline void publish_barriers() {}
@@ -247,6 +269,7 @@ inline void copy_box_to(int rank, uint32_t to, const CUtensorMap* from, int x, i
   host::check(to % 1024 == 0, "a tile begins at no multiple of 1024");
   const auto arrive_later = [to, map = *from, x, y, z, w, barrier, rank] {
     const int rows = map.box[1] * map.box[2] * map.box[3];
+    host::check_place(host::blocks[rank], to, rows * 128);
     for (int i = 0; i < rows * map.box[0]; ++i) {
       const int row = i / map.box[0];
       const int64_t at[4] = {x + i % map.box[0], y + row % map.box[1], z + row / map.box[1] % map.box[2],
@@ -275,6 +298,7 @@ inline void copy_box_to_peers(uint32_t to, const CUtensorMap* from, int x, int y
 
 inline void send_to_peer(uint32_t to, const float4& four, uint32_t barrier, uint32_t rank) {
   host::arriving.emplace_back([=] {
+    host::check_place(host::blocks[rank], to, sizeof(four));
     std::memcpy(&host::blocks[rank].memory[to], &four, sizeof(four));
     host::change(static_cast<int>(rank), barrier, 0, -static_cast<int64_t>(sizeof(four)));
   });
@@ -288,9 +312,20 @@ float4 load_from_peer(uint32_t offset, uint32_t rank);
 
 inline uint64_t tile_descriptor(uint32_t offset) { return offset / 16; }
 inline void begin_products() {}
-inline void commit_products() {}
+inline void commit_products() {
+  size_t earlier = 0;
+  for (const size_t count : host::current->committed) earlier += count;
+  host::current->committed.push_back(host::current->products.size() - earlier);
+}
+// They read their tiles as late as they may.
 template <int pending>
 void wait_for_products() {
+  host::Fiber& own = *host::current;
+  for (; own.committed.size() > pending; own.committed.pop_front()) {
+    const auto end = own.products.begin() + static_cast<std::ptrdiff_t>(own.committed.front());
+    std::for_each(own.products.begin(), end, [](const auto& product) { product(); });
+    own.products.erase(own.products.begin(), end);
+  }
   __syncwarp();
 }
 template <typename T>
@@ -302,12 +337,17 @@ float element(uint64_t tile, int row, int column) {
   return static_cast<float>(value);
 }
 template <int columns, typename T>
-void multiply(float (&sum)[columns / 2], uint64_t left, uint64_t right, T) {
+void multiply_now(float* sum, uint64_t left, uint64_t right) {
   const int thread = static_cast<int>(threadIdx.x % 128), row = thread / 32 * 16 + thread % 32 / 4;
   for (int i = 0; i < columns / 2; ++i) {
     const int column = i / 4 * 8 + thread % 4 * 2 + i % 2, of_left = row + i % 4 / 2 * 8;
     for (int k = 0; k < 16; ++k) sum[i] += element<T>(left, of_left, k) * element<T>(right, column, k);
   }
+}
+template <int columns, typename T>
+void multiply(float (&sums)[columns / 2], uint64_t left, uint64_t right, T) {
+  const auto read_later = [sum = &sums[0], left, right] { multiply_now<columns, T>(sum, left, right); };
+  host::current->products.emplace_back(read_later);
 }
 inline void arrive_at_cluster() { ++host::num_at_cluster, ++host::news; }
 inline void wait_for_cluster() {

@@ -24,7 +24,7 @@ void run_all(const Arguments& a) {
   const CUtensorMap x{a.x, {a.k, a.tokens, 1, 1}, {1, a.x_stride, 0, 0}, {64, p.copied, 1, 1}};
   gridDim.x = static_cast<unsigned>(a.clusters) * S::kCluster;
   for (unsigned block = 0; block < gridDim.x && host::failure.empty(); block += S::kCluster)
-    host::run_cluster(block, S::kCluster, S::kAllThreads,
+    host::run_cluster(block, S::kCluster, S::kAllThreads, S::kBytes,
                       [&] { lamina::resident_linear_kernel<Bf16, S, kGated>(weight, x, p); });
 }
 
