@@ -184,7 +184,7 @@ def resident_candidates(site: Site, num_processors: int) -> tuple[Cut, ...]:
 
 
 def resident_stages(groups: int, tokens: int) -> int:
-    """As many as fit, of blocks that stay; csrc/include/resident_shape.cuh counts the same."""
+    """As many as fit, of a persistent kernel; csrc/include/resident_shape.cuh counts the same."""
     return (MAX_SHARED - 2048) // (groups * 8192 + tokens * 128)
 
 

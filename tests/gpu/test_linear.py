@@ -58,7 +58,7 @@ CUTS = [
 
 
 def resident(groups: int, tokens: int, clusters: int, cluster: tuple[int, int] = (1, 2)) -> Cut:
-    """A cut whose blocks stay."""
+    """A cut of a persistent kernel."""
     return Cut(groups, tokens, *cluster, resident_stages(groups, tokens), clusters)
 
 
