@@ -23,6 +23,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The page with its links as the site has them, code left alone."""
     source = next((name for name, made in PAGES.items() if made == page.file.src_uri), None)
     folder = ROOT if source else (ROOT / "docs" / page.file.src_uri).parent
+    markdown = markdown.replace("<details>", "<details markdown>")
+    if source:
+        markdown = re.sub(r'(src|srcset)="docs/', r'\1="', markdown)
     parts = re.split(r"(```.*?```|`[^`\n]*`(?!\]))", markdown, flags=re.DOTALL)
     return "".join(
         part if index % 2 else LINK.sub(lambda link: _on_site(link, folder, page.file.src_uri), part)

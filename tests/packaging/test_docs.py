@@ -17,7 +17,8 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page):
-    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    text = page.read_text()
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", text) + re.findall(r'\bsrc(?:set)?="([^"]+)"', text)
     local = [target for target in targets if "://" not in target]
     assert not [target for target in local if not (page.parent / target).exists()]
 
@@ -37,6 +38,12 @@ def test_settings_page_is_what_the_configs_say():
 def test_the_table_of_factors_is_what_the_compiler_does():
     page = runpy.run_path(str(ROOT / "docs" / "write_factors.py"))
     assert page["PAGE"].read_text() == page["render"](), "run `make format`"
+
+
+def test_the_plots_are_those_of_the_results():
+    module = runpy.run_path(str(ROOT / "docs" / "draw_plots.py"))
+    drawn = {path.name: path.read_text() for path in module["FOLDER"].iterdir()}
+    assert drawn == module["plots"](), "run `make format`"
 
 
 @pytest.mark.parametrize("config", SETTINGS["CONFIGS"], ids=lambda config: config[-1])
