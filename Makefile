@@ -46,6 +46,9 @@ check: $(STAMP)  ## formatting, types, import direction, spelling, workflows; un
 	$(BIN)/lint-imports --no-logo
 	@$(if $(KERNELS),$(BIN)/clang-format --dry-run --Werror $(KERNELS))
 	$(BIN)/codespell
+	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
 
 format: $(STAMP)  ## mend what a machine can mend, and write the generated pages and plots
 	$(BIN)/ruff check --fix .
