@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import lamina
 from lamina.cli.fields import read_fields
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -38,6 +39,14 @@ def test_settings_page_is_what_the_configs_say():
 def test_the_table_of_factors_is_what_the_compiler_does():
     page = runpy.run_path(str(ROOT / "docs" / "write_factors.py"))
     assert page["PAGE"].read_text() == page["render"](), "run `make format`"
+
+
+def test_the_reference_has_every_public_name():
+    """Errors stand on a page of their own, which takes the whole module."""
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    names = {name for name in lamina.__all__ if not issubclass(getattr(lamina, name), lamina.LaminaError)}
+    assert not [name for name in names if f"::: lamina.{name}\n" not in pages]
+    assert "::: lamina.common.errors\n" in pages
 
 
 def test_the_plots_are_those_of_the_results():

@@ -50,7 +50,7 @@ WITH_PYTHON = [page for page, found in SNIPPETS.items() if any(one.language == "
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory, tiny_text_folder) -> Path:
-    """A TINY model that takes as many positions as the pages ask for."""
+    """A TINY model that takes as many positions as the pages ask for; kernels are the checkout's."""
     folder = tmp_path_factory.mktemp("page") / "model"
     shutil.copytree(tiny_text_folder, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -59,11 +59,8 @@ def model_folder(tmp_path_factory, tiny_text_folder) -> Path:
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
-def test_the_python_of_a_page_runs_from_top_to_bottom(
-    page, model_folder, compile_cache, monkeypatch, tmp_path
-):
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, model_folder, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LAMINA_CACHE_DIR", str(compile_cache))
     names: dict[str, object] = {"__name__": "snippets"}
     for snippet in SNIPPETS[page]:
         if snippet.language == "python":
