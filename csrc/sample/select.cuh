@@ -332,7 +332,7 @@ struct Filter {
       const double share = top_p * kReach * total * scale;
       const double goal = stage == 0 ? top_k : fmax(ceil(share), 1.0);
       const float reach = reach_of(total, args.num_ids);
-      if (select(last, static_cast<uint32_t>(goal), {scale}, reach)) summed = last;
+      summed = select(last, static_cast<uint32_t>(goal), {scale}, reach) ? last : ~Rank{0};
     }
     return last;
   }
