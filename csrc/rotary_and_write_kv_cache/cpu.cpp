@@ -32,7 +32,7 @@ constexpr int64_t kMinParallelElements = 1 << 16;
 // -1 when done, or the index of a token whose slot is beyond the cache; then nothing is written.
 template <typename T>
 int64_t rotary_and_write(const RotaryAndWriteKvCacheArguments& p) {
-  const int64_t num_slots = p.num_blocks * p.block_size, num_heads = p.num_heads + 2 * p.num_kv_heads;
+  const int64_t num_slots = p.num_blocks * p.block_size;
   for (int64_t token = 0; token < p.num_tokens; token++)
     if (p.slot_mapping[token] >= num_slots) return token;
   const lamina::RotaryAndWrite<T> step{
@@ -47,7 +47,8 @@ int64_t rotary_and_write(const RotaryAndWriteKvCacheArguments& p) {
       p.slot_mapping,
       p.head_dim / 2};
   [[maybe_unused]] const int threads = static_cast<int>(p.threads);
-  [[maybe_unused]] const bool parallel = p.num_tokens * num_heads * p.head_dim > kMinParallelElements;
+  [[maybe_unused]] const bool parallel =
+      p.num_tokens * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim > kMinParallelElements;
 #pragma omp parallel for num_threads(threads) if (parallel)
   for (int64_t token = 0; token < p.num_tokens; token++) step.run(token);
   return -1;

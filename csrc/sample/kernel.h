@@ -131,16 +131,17 @@ class RowSampler {
       if (values_[i] == last.gap && --equals < 0) odds_[i] = 0;
   }
 
+  // The largest has odds of 1, whatever is kept: some chunk has mass, and in it some token odds.
   int64_t race(const Noise& noise) const {
     Winner chunk, token;
     for (int64_t c = 0; c < num_chunks_; c++) {
       Vec mass = {};
       for (int64_t i = 0; i < kChunk; i += kLanes) mass += load(odds_ + c * kChunk + i);
       const float sum = reduce(mass, [](Vec a, Vec b) { return a + b; });
-      if (sum != 0 || c == 0) chunk.see(sum / noise(-1 - c), c);
+      if (sum != 0) chunk.see(sum / noise(-1 - c), c);
     }
     for (int64_t i = chunk.index() * kChunk; i < (chunk.index() + 1) * kChunk; i++)
-      if (odds_[i] != 0 || i % kChunk == 0) token.see(odds_[i] / noise(i), i);
+      if (odds_[i] != 0) token.see(odds_[i] / noise(i), i);
     return token.index();
   }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -33,7 +34,7 @@ class Ranks {
 
   // Of the first `most` tokens the fewest that hold `share` of their mass; a share of 1 or more is all of them.
   Last find(int64_t most, double share) {
-    if (most == size_) return find_mass(share * std::accumulate(masses_.begin(), masses_.end(), 0.0), most);
+    if (most == size_ && share < 1) return find_mass(share * std::accumulate(masses_.begin(), masses_.end(), 0.0));
     int64_t before = 0;
     double mass = 0;
     size_t bin = 0;
@@ -41,7 +42,7 @@ class Ranks {
     sort(bin);
     if (share >= 1) return last_of(most - before);
     for (int64_t i = 0; i < most - before; i++) mass += sorted_[i].second;
-    return find_mass(share * mass, most);
+    return find_mass(share * mass);
   }
 
  private:
@@ -50,17 +51,15 @@ class Ranks {
 
   static size_t bin_of(float gap) { return bit_cast<uint32_t>(gap) >> kShift; }
 
-  Last find_mass(double goal, int64_t most) {
-    int64_t before = 0;
+  // The fewest of all tokens that hold a mass, which is less than that of those among which they are looked for.
+  Last find_mass(double goal) {
     double mass = 0;
     size_t bin = 0;
-    for (; before + counts_[bin] < most && mass + masses_[bin] < goal; bin++)
-      before += counts_[bin], mass += masses_[bin];
+    for (; mass + masses_[bin] < goal; bin++) mass += masses_[bin];
     sort(bin);
-    const int64_t limit = std::min<int64_t>(most - before, static_cast<int64_t>(sorted_.size()));
-    int64_t kept = 0;
-    while (kept < limit && (kept == 0 || mass < goal)) mass += sorted_[kept++].second;
-    return last_of(kept);
+    const auto reaches = [&](const std::pair<float, float>& token) { return (mass += token.second) >= goal; };
+    // The last of the bin at the latest: a sum in another order may be rounded to below the goal.
+    return last_of(std::find_if(sorted_.begin(), std::prev(sorted_.end()), reaches) - sorted_.begin() + 1);
   }
 
   void sort(size_t bin) {

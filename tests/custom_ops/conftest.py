@@ -1,14 +1,20 @@
 """Paged attention inputs in which everything that must not be read is poison."""
 
+import ctypes
+import functools
+import importlib
 import itertools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from lamina.custom_ops.paged_attention.reference import oldest_visible
+
+from . import host_kernels
 
 POISON_BLOCK = 2**30  # an index that no kernel may follow
 
@@ -108,3 +114,35 @@ def _make_case(
 def make_paged_case() -> Callable[..., PagedCase]:
     """make_paged_case(seq_lens, query_lens, **shape) -> arguments with NaN in all that must not be read."""
     return _make_case
+
+
+@pytest.fixture(scope="module")
+def on_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Callable[..., Any]]]:
+    """on_host(op) -> the CUDA provider's call, with its kernel run here."""
+
+    @functools.cache
+    def load(op: str) -> Callable[..., Any]:
+        entry = ctypes.CDLL(str(host_kernels.build(op, tmp_path_factory.mktemp("host")))).run
+
+        class Kernel:
+            def __init__(self, name: str, layout: str) -> None:
+                self._arguments = struct.Struct(f"{layout}q")
+
+            def __call__(self, device: torch.device, *fields: Any) -> None:
+                entry(ctypes.c_char_p(self._arguments.pack(*fields, 0)))
+
+        provider = importlib.import_module(f"lamina.custom_ops.{op}._cuda")
+        patch.setattr(provider, "CudaKernel", Kernel)
+        if op == "sample":
+            patch.setattr(provider, "workspace", workspace)
+        call: Callable[..., Any] = provider.load()
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        yield load
+
+
+@functools.cache
+def workspace(device: torch.device, size: int) -> Tensor:
+    """As lamina::sample has it: the same for the same size."""
+    return torch.full((size,), torch.nan, device=device)

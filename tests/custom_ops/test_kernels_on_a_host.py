@@ -1,10 +1,6 @@
 """CUDA kernels compiled as C++ and run thread by thread: the formulas' bits, or their tokens."""
 
-import ctypes
-import functools
-import importlib
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,41 +11,10 @@ from lamina.custom_ops.registry import select
 from lamina.custom_ops.sample.reference import BROKEN
 
 from . import host_kernels
+from .conftest import workspace
 from .guarded import at_the_end
 
 pytestmark = pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C++ compiler")
-
-
-@pytest.fixture(scope="module")
-def on_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Callable[..., Any]]]:
-    """on_host(op) -> the CUDA provider's call, with its kernel run here."""
-
-    @functools.cache
-    def load(op: str) -> Callable[..., Any]:
-        entry = ctypes.CDLL(str(host_kernels.build(op, tmp_path_factory.mktemp("host")))).run
-
-        class Kernel:
-            def __init__(self, name: str, layout: str) -> None:
-                self._arguments = struct.Struct(f"{layout}q")
-
-            def __call__(self, device: torch.device, *fields: Any) -> None:
-                entry(ctypes.c_char_p(self._arguments.pack(*fields, 0)))
-
-        provider = importlib.import_module(f"lamina.custom_ops.{op}._cuda")
-        patch.setattr(provider, "CudaKernel", Kernel)
-        if op == "sample":
-            patch.setattr(provider, "workspace", workspace)
-        call: Callable[..., Any] = provider.load()
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        yield load
-
-
-@functools.cache
-def workspace(device: torch.device, size: int) -> Tensor:
-    """As lamina::sample has it: the same for the same size."""
-    return torch.full((size,), torch.nan, device=device)
 
 
 def formula(op: str) -> Callable[..., Any]:
@@ -301,7 +266,7 @@ def test_the_likeliest_are_those_of_the_formula(on_host: Any, num_ids: int, num_
     logits[3, ::1024] += 50  # all of one thread's
     logits[4, 7], logits[5] = torch.inf, -torch.inf
     logits[6, 3], logits[7] = torch.nan, 0.0
-    token_ids = torch.tensor([5, 0, num_ids - 1, 3, 7, num_ids + 1, -1, -1], dtype=torch.int32)
+    token_ids = torch.tensor([5, 0, num_ids - 1, 3, 7, num_ids, -1, -1], dtype=torch.int32)
     got = kernel(at_the_end(logits), token_ids, num_ids, num_top)
     right = formula("top_logprobs")(logits, token_ids, num_ids, num_top)
     assert right[2].tolist()[4:] == [0, 0, 0, num_ids + 1]
@@ -310,3 +275,65 @@ def test_the_likeliest_are_those_of_the_formula(on_host: Any, num_ids: int, num_
     assert torch.equal(got[0], right[0])
     assert torch.equal(got[2], right[2])
     torch.testing.assert_close(got[1], right[1], rtol=1e-5, atol=1e-5)
+
+
+def reported(on_host: Any, logits: Tensor, num_top: int) -> None:
+    """The kernel's report of the first ids of rows is the formula's, and exactly so where it is whole."""
+    token_ids = torch.arange(len(logits), dtype=torch.int32)
+    got = on_host("top_logprobs")(at_the_end(logits), token_ids, logits.shape[1], num_top)
+    right = formula("top_logprobs")(logits, token_ids, logits.shape[1], num_top)
+    assert torch.equal(got[0], right[0])
+    assert torch.equal(got[2], right[2])
+    torch.testing.assert_close(got[1], right[1], rtol=1e-5, atol=1e-5)
+
+
+def test_the_likeliest_have_the_logprobs_of_their_own_logits(on_host: Any) -> None:
+    """Of logits of which neighbours are whole numbers apart, and of the lowest that there is."""
+    logits = 2.0**27 - 8 * torch.arange(40.0).flip(0)
+    lowest = torch.tensor([torch.finfo(torch.float32).min, *[0.0] * 39])
+    lowest[2:] = torch.finfo(torch.float32).min
+    reported(on_host, torch.stack((logits, lowest)), 20)
+
+
+def test_the_likeliest_fill_their_room_and_no_more(on_host: Any) -> None:
+    """Every token of as many threads as are asked for, the last thread's among them; and of none."""
+    num_top, vocab = 20, 1024 * 52
+    thread = torch.arange(vocab) % 1024
+    logits = torch.where(thread >= 1024 - num_top, 2.0, 1.0) - torch.arange(vocab) / 2**20
+    logits[5] = 1.5  # the next one
+    reported(on_host, logits[None], num_top)
+    reported(on_host, logits[None], 0)
+
+
+def typical(on_host: Any, gaps: list[float], typical_p: list[float]) -> Tensor:
+    """What the kernel keeps of a row of such gaps for each share."""
+    logits = -torch.tensor(gaps).expand(len(typical_p), -1)
+    out = at_the_end(logits)
+    on_host("keep_typical")(out, torch.ones(len(typical_p)), torch.tensor(typical_p))
+    right = logits.clone()
+    formula("keep_typical")(right, torch.ones(len(typical_p)), torch.tensor(typical_p))
+    assert same_bits(out, right)
+    return out.isfinite()
+
+
+HALF = 0.6931472  # a gap whose odds are a half exactly
+
+
+def test_a_typical_share_that_is_reached_exactly_is_enough(on_host: Any) -> None:
+    """Six tokens of four in all and the likeliest, then a trace that is just missing."""
+    assert (-torch.tensor(HALF)).exp() == 0.5
+    kept = typical(on_host, [0.0, *[HALF] * 6], [0.75, 0.0, 1e-20])
+    assert kept.tolist() == [[False] + [True] * 6] * 3
+    out = torch.tensor(
+        [[0.0, *[-HALF] * 6, -27.6]]
+    )  # its odds are 2 ** -40: 1 of the 2 ** 42 that are summed
+    on_host("keep_typical")(out, torch.ones(1), torch.tensor([0.75]))
+    assert out.isfinite().tolist() == [[True] * 7 + [False]]
+
+
+def test_of_typical_neighbours_the_last_one_kept_is_the_formulas(on_host: Any) -> None:
+    """Of tokens whose distances are one place of a float apart."""
+    gaps = [0.0, *(9 + i * 2.0**-20 for i in range(64))]
+    shares = [1 - (64 - i - 0.5) * 1.2341e-4 / (1 + 64 * 1.2341e-4) for i in range(20, 28)]
+    kept = typical(on_host, gaps, shares).sum(-1).tolist()
+    assert len(set(kept)) > 4

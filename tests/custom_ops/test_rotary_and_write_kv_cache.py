@@ -60,10 +60,12 @@ def test_the_kernel_rounds_as_the_formula_does(dtype: torch.dtype, num_tokens: i
     assert all(torch.equal(ours, formula) for ours, formula in zip(*results, strict=True))
 
 
-def test_a_slot_beyond_the_cache_is_refused_before_anything_is_written() -> None:
+@pytest.mark.parametrize("token", [0, 2, 4])
+def test_a_slot_beyond_the_cache_is_refused_before_anything_is_written(token: int) -> None:
     arguments = make_arguments()
-    arguments["slot_mapping"] = torch.tensor([3, -1, 12, 0, -1], dtype=torch.int32)
-    with pytest.raises(ShapeError, match=r"slot_mapping\[2\] is 12; wanted less than 12"):
+    arguments["slot_mapping"] = torch.tensor([3, -1, 2, 0, -1], dtype=torch.int32)
+    arguments["slot_mapping"][token] = 12
+    with pytest.raises(ShapeError, match=rf"slot_mapping\[{token}\] is 12; wanted less than 12"):
         rotary_and_write_kv_cache(**arguments)
     assert (arguments["key_cache"] == 7.0).all()
 

@@ -194,6 +194,79 @@ def test_rows_may_have_their_places_among_others(provider: str) -> None:
     assert out == [-77, alone[1], alone[2], -77, alone[0], -77]
 
 
+UNLIKELY = [
+    ((0, 1.0, 0.0), 23),
+    ((2, 1.0, 0.0), 23),
+    ((0, 1.0, 1e-10), 23),
+    ((0, 1 - 2**-24, 0.0), 0),
+    ((0, 1.0, 1e-8), 0),
+]
+
+
+@pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
+@pytest.mark.parametrize("filters, token", UNLIKELY, ids=str)
+def test_filters_that_are_off_leave_the_least_likely_token(
+    provider: str, filters: tuple[Any, ...], token: int
+) -> None:
+    """By a seed for which its noise is the least that there is, and with twice that it would not be drawn."""
+    logits = torch.full((1, 256), -torch.inf)
+    logits[0, 0], logits[0, 23] = 0.0, -21.9266
+    assert run(provider, **arguments(logits, [(1.0, *filters, 6921638, 0)])) == [token]
+
+
+@pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
+@pytest.mark.parametrize("top_k, num_kept", [(k, k) for k in range(1, 10)], ids=str)
+def test_of_equal_tokens_the_lowest_ids_are_kept(provider: str, top_k: int, num_kept: int) -> None:
+    """Beside tokens that are nearly as likely: gaps of which many share all but their lowest bits."""
+    logits = torch.tensor([0.0, -1.002, -1.001, -1.002, -1.0, -1.002, -1.001, -1.002, -1.002])
+    order = logits.neg().sort(stable=True).indices.tolist()
+    given_ = arguments(
+        logits.expand(200, -1).contiguous(), [(1.0, top_k, 1.0, 0.0, s, 0) for s in range(200)]
+    )
+    assert set(run(provider, **given_)) == set(order[:num_kept])
+    largest_share = given_ | {"top_p": torch.full((200,), 0.9999)}
+    assert set(run(provider, **largest_share)) == set(order[:num_kept])
+    half = given_ | {"top_p": torch.full((200,), 0.5)}
+    odds = reference.kept_odds(-logits[None], *(torch.tensor([x]) for x in (top_k, 0.5, 0.0)))
+    assert set(run(provider, **half)) == set(odds[0].nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
+def test_min_p_brings_nothing_back_that_top_k_leaves_out(provider: str) -> None:
+    """Where the last token of both has the very gap that min-p ends at."""
+    limit = reference.gap_limits(torch.tensor([0.25])).item()
+    logits = torch.tensor([0.0, -limit, -limit, -limit]).expand(200, -1).contiguous()
+    given_ = arguments(logits, [(1.0, 2, 1.0, 0.25, seed, 0) for seed in range(200)])
+    assert set(run(provider, **given_)) == {0, 1}
+
+
+@pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
+def test_of_equal_largest_logits_the_lowest_id_is_chosen_beside_bans(provider: str) -> None:
+    logits = torch.zeros(20, 300)
+    given_ = arguments(logits, [(0.0, 0, 1.0, 0.0, seed, 0) for seed in range(20)])
+    given_["banned"] = torch.arange(20, dtype=torch.int32).view(20, 1) % 3
+    assert run(provider, **given_) == [int(row % 3 == 0) for row in range(20)]
+
+
+@pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
+@pytest.mark.parametrize("vocab", [261, 256 + 31, 512])
+def test_logits_below_zero_lose_to_larger_ones_and_to_nothing_beyond_them(provider: str, vocab: int) -> None:
+    logits = torch.full((1, vocab), -2.0)
+    logits[0, 3] = -1.0
+    banned = torch.tensor([[vocab, vocab + 1]], dtype=torch.int32)
+    for more in ({}, {"banned": banned}):
+        assert run(provider, **arguments(logits, [(0.0, 0, 1.0, 0.0, 0, 0)], **more)) == [3]
+
+
+def test_a_half_of_two_million_tokens_ends_at_the_last_token_that_reaches_it() -> None:
+    """A share is enough where REACH of it is: of 2 ** 21 equal tokens, 2 ** 20 - 1 are a half."""
+    assert 2**20 * reference.REACH == 2**20 - 1
+    last = 2**20 - 1  # what this seed draws once it is kept
+    given_ = arguments(torch.zeros(1, 2**21), [(1.0, 0, 0.5, 0.0, 2142072, 0)])
+    assert run("cpu", **given_) != [last]
+    assert run("cpu", **given_ | {"top_p": torch.tensor([0.5 + 2**-24])}) == [last]
+
+
 def test_filters_that_are_off_draw_from_everything() -> None:
     odds = reference.kept_odds(
         torch.arange(512.0).expand(2, -1) / 8, *(torch.tensor([x, x]) for x in (0, 1.0, 0.0))

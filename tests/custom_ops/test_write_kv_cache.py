@@ -64,6 +64,16 @@ def test_kernel_writes_what_the_formula_writes(mapping: list[int], dtype: torch.
         assert torch.equal(ours, expected)
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_heads_that_lie_apart_are_written_side_by_side(every: int) -> None:
+    key, value = rows(3, heads=4)[:, ::every][:, :2], rows(3, heads=4)[:, ::every][:, :2]
+    key_cache, value_cache = caches()
+    write_kv_cache(key, value, key_cache, value_cache, slots(3, 0, 11))
+    for ours, cache in ((key, key_cache), (value, value_cache)):
+        assert torch.equal(cache.flatten(0, 1)[[3, 0, 11]], ours)
+        assert (cache.flatten(0, 1)[[1, 2, 4]] == 7.0).all()
+
+
 def test_a_slot_beyond_the_cache_is_refused_and_nothing_is_written() -> None:
     key_cache, value_cache = caches()
     with pytest.raises(ShapeError, match=r"slot_mapping\[1\] is 12; wanted less than 12"):

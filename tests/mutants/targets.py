@@ -19,7 +19,7 @@ TESTS = Path(__file__).resolve().parent.parent / "custom_ops"
 ON_HOST = {  # the tests of test_kernels_on_a_host.py that run a kernel
     "adjust_logits": "adjusted or chunks or word",
     "keep_typical": "typical",
-    "sample": "tokens or chunks",
+    "sample": "token or chunks or share or sample_on_a_host",
     "top_logprobs": "likeliest",
 }
 NOT_OF_KERNELS = "not opcheck and not formula_is and not formula_and and not arguments_that"
@@ -79,8 +79,9 @@ def targets() -> tuple[Target, ...]:
         op = source.parent.name
         found.append(Target(name=op, on_host=False, tests=(f"{TESTS}/test_{op}.py", "-k", NOT_OF_KERNELS)))
     for name, words in ON_HOST.items():
-        tests = f"{TESTS}/test_kernels_on_a_host.py", "-k", words
-        found.append(Target(name=name, on_host=True, tests=tests))
+        own = TESTS / f"test_{name}_on_a_host.py"
+        files = f"{TESTS}/test_kernels_on_a_host.py", *([str(own)] if own.exists() else [])
+        found.append(Target(name=name, on_host=True, tests=(*files, "-k", words)))
     resident = f"{TESTS}/test_resident_linear_on_a_host.py"
     return (*found, Target(name="resident_linear", on_host=True, tests=(resident,)))
 

@@ -3,13 +3,14 @@
 
 namespace lamina {
 
-alignas(16) uint4 memory[host::kShared / sizeof(uint4)];
+alignas(host::kPage) uint4 memory[host::kRoom / sizeof(uint4)];
 
 template <int kWidth>
 void run_rows(const AdjustLogitsArguments& p) {
   const auto args = unpacked<float>(p);
   const auto columns = static_cast<unsigned>((p.width + kSlice - 1) / kSlice);
-  host::launch(columns, static_cast<unsigned>(p.num_rows), kAdjustThreads, reinterpret_cast<char*>(memory),
+  const host::Shared shared(memory, sizeof(uint32_t) * kSlice * (p.num_biases > 0 ? 2 : 1));
+  host::launch(columns, static_cast<unsigned>(p.num_rows), kAdjustThreads, shared,
                [&] { adjust_logits_kernel<float, kWidth>(args); });
 }
 

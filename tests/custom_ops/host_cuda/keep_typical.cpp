@@ -2,12 +2,12 @@
 #include "keep_typical/kernel.cuh"
 
 namespace lamina {
-double typical_memory[host::kShared / sizeof(double)];
+alignas(host::kPage) double typical_memory[host::kRoom / sizeof(double)];
 }
 
 extern "C" void run(const lamina::KeepTypicalArguments* p) {
   const lamina::Typical args = lamina::unpacked(*p);
-  static_assert(sizeof(lamina::TypicalShared) <= host::kShared, "as a card has it");
-  host::launch(static_cast<unsigned>(p->num_rows), 1, lamina::kTypicalThreads,
-               reinterpret_cast<char*>(lamina::typical_memory), [&] { lamina::keep_typical_kernel(args); });
+  const host::Shared shared(lamina::typical_memory, sizeof(lamina::TypicalShared));
+  host::launch(static_cast<unsigned>(p->num_rows), 1, lamina::kTypicalThreads, shared,
+               [&] { lamina::keep_typical_kernel(args); });
 }

@@ -4,12 +4,14 @@
 // once.
 #pragma once
 
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <vector>
@@ -35,7 +37,7 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace host {
 
-constexpr size_t kStack = 1 << 16, kShared = 1 << 17, kWarp = 32;
+constexpr size_t kStack = 1 << 16, kWarp = 32, kPage = 1 << 12, kRoom = 1 << 18;
 
 struct Fiber {
   ucontext_t context{};
@@ -115,14 +117,43 @@ inline void run_block(unsigned threads) {
   }
 }
 
+// The part of an array of kRoom bytes that is a block's shared memory: nobody may touch the pages behind it, nor change
+// what of its last page is not its own.
+class Shared {
+ public:
+  template <typename T>
+  Shared(T* array, size_t size) : begin_(reinterpret_cast<char*>(array)), size_(size) {
+    protect(PROT_NONE);
+  }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  ~Shared() { protect(PROT_READ | PROT_WRITE); }
+  void fill(int byte) const {
+    std::memset(begin_, 0xff, end());
+    std::memset(begin_, byte, size_);
+  }
+  void check() const {
+    for (size_t i = size_; i < end(); ++i)
+      if (begin_[i] != '\xff') std::abort();
+  }
+
+ private:
+  size_t end() const { return (size_ + kPage - 1) / kPage * kPage; }
+  void protect(int how) const { mprotect(begin_ + end(), kRoom - end(), how); }
+  char* begin_;
+  size_t size_;
+};
+
 // Runs function() as every thread of every block, over shared memory that holds anything at first.
-inline void launch(unsigned columns, unsigned rows, unsigned threads, char* shared, std::function<void()> function) {
+inline void launch(unsigned columns, unsigned rows, unsigned threads, const Shared& shared,
+                   std::function<void()> function) {
   body = std::move(function);
   for (unsigned y = 0; y < rows; ++y) {
     for (unsigned x = 0; x < columns; ++x) {
-      std::memset(shared, 0xff, kShared);  // no number, as floats
+      shared.fill(x + y == 0 ? 0xff : 0);  // no number, as floats; later what looks like one
       blockIdx = {x, y, 0};
       run_block(threads);
+      shared.check();
     }
   }
 }

@@ -3,13 +3,13 @@
 
 namespace lamina {
 
-alignas(16) uint4 memory[host::kShared / sizeof(uint4)];
+alignas(host::kPage) uint4 memory[host::kRoom / sizeof(uint4)];
 
 template <int kWidth>
 void run_rows(const SampleArguments& p) {
   const auto args = unpacked<float>(p);
   const auto rows = static_cast<unsigned>(args.num_rows), blocks = static_cast<unsigned>(args.num_chunks + 15) / 16;
-  char* shared = reinterpret_cast<char*>(memory);
+  const host::Shared shared(memory, sizeof(Shared) + 2 * sizeof(float) * static_cast<size_t>(args.num_chunks));
   if (!p.are_chunks_known)
     host::launch(blocks, rows, kScanWarps * kWarp, shared, [&] { scan_chunks<float, kWidth, 2>(args); });
   host::launch(rows, 1, kBlock, shared, [&] { choose_tokens<float, kWidth>(args); });
