@@ -7,11 +7,12 @@ from ..common.errors import RequestError, shown
 from .sampling_params import SamplingParams
 
 Prompt = str | Sequence[int]
+Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None
 Prepared = TypeVar("Prepared")
 
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def as_list(prompts: Prompts) -> list[Prompt]:
     """One prompt or many: a list of integers is one prompt."""
     if isinstance(prompts, str):
         return [prompts]

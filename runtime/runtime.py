@@ -4,7 +4,8 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar, Unpack
 
 import torch
 
@@ -21,10 +22,11 @@ from .detokenizer import IncrementalDetokenizer, detokenizer_of
 from .forks import require_same_process
 from .generation import Generation, Reader
 from .guard import Guard, Ticket
+from .keywords import RequestSettings, RuntimeSettings
 from .loading import Loaded, load, note_use
 from .logprobs import teller_of
 from .outputs import RequestOutput, StreamDelta
-from .prompts import Params, Prompt, as_list, checked_kind, each, one_each
+from .prompts import Params, Prompt, Prompts, as_list, checked_kind, each, one_each
 from .request import RequestOptions, check_prompt, request_of
 from .sampling_params import (
     SamplingParams,
@@ -57,7 +59,9 @@ class Runtime:
         self._guard = Guard(self._loaded.engine)
 
     @classmethod
-    def from_pretrained(cls, model: Any, *, progress: Progress | None = None, **settings: Any) -> Self:
+    def from_pretrained(
+        cls, model: str | Path, *, progress: Progress | None = None, **settings: Unpack[RuntimeSettings]
+    ) -> Self:
         """A runtime for a folder of safetensors, a .gguf file or a hub id.
 
         settings: the fields of RuntimeConfig. progress(stage, fraction, detail) is called while loading.
@@ -68,7 +72,7 @@ class Runtime:
         return cls(RuntimeConfig(model=model, **settings), progress)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, **options: Any
+        self, prompts: Prompts, params: Params = None, **options: Unpack[RequestSettings]
     ) -> list[RequestOutput]:
         """The answer to each prompt, in order; all are checked before the first is started.
 
@@ -79,7 +83,7 @@ class Runtime:
         return [answers.output() for answers in asked]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestSettings]
     ) -> Iterator[StreamDelta]:
         """The answer to one prompt as it is written; options are the fields of RequestOptions.
 
@@ -95,7 +99,7 @@ class Runtime:
         return self._stream(answers, answers.readers())
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None, **options: Any
+        self, prompts: Prompts, params: BeamSearchParams | None = None, **options: Unpack[RequestSettings]
     ) -> list[RequestOutput]:
         """The likeliest continuations of each prompt, the best first; options are those of generate()."""
         params = BeamSearchParams() if params is None else params
@@ -117,7 +121,7 @@ class Runtime:
         template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         chat_template: str | None = None,
-        **options: Any,
+        **options: Unpack[RequestSettings],
     ) -> RequestOutput:
         """The answer to a conversation, [{"role": …, "content": …}, …], through the model's chat template.
 
@@ -138,7 +142,7 @@ class Runtime:
         template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         chat_template: str | None = None,
-        **options: Any,
+        **options: Unpack[RequestSettings],
     ) -> Iterator[StreamDelta]:
         """chat(), as it is written."""
         template = tools, template_kwargs, continue_final_message, chat_template
@@ -163,9 +167,8 @@ class Runtime:
 
         add_generation_prompt: ready for an answer; otherwise they end with the last message.
         """
-        begins = add_generation_prompt
-        given = messages, begins, tools, self._most_tokens, template_kwargs, continue_final_message
-        return self._tokenizer("a chat").apply_chat_template(*given, chat_template)
+        given = messages, add_generation_prompt, tools, self._most_tokens, template_kwargs
+        return self._tokenizer("a chat").apply_chat_template(*given, continue_final_message, chat_template)
 
     def warm_up(self) -> None:
         """Answer short prompts in every way that has kernels of its own; note that for later starts."""
@@ -338,7 +341,7 @@ class Runtime:
         """See these to their ends, or end what is left of them."""
         ticket = Ticket()
         try:
-            self._start(ticket, generations)
+            self._guarded(lambda _: self._guard.start(ticket, generations))
             for generation in generations:
                 while not generation.told.is_over:
                     self._step()
@@ -346,9 +349,6 @@ class Runtime:
                     raise generation.error
         finally:
             self._guard.drop(ticket)
-
-    def _start(self, ticket: Ticket, generations: Sequence[Generation]) -> None:
-        self._guarded(lambda _: self._guard.start(ticket, generations))
 
     def _step(self) -> None:
         self._guarded(_step)
@@ -366,7 +366,7 @@ class Runtime:
     def _stream(self, answers: Answers, readers: Sequence[Reader]) -> Iterator[StreamDelta]:
         ticket = Ticket()
         try:
-            self._start(ticket, answers.generations)
+            self._guarded(lambda _: self._guard.start(ticket, answers.generations))
             while True:
                 yield from new_deltas(readers)
                 for reader in readers:

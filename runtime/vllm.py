@@ -3,10 +3,12 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..common.errors import RequestError, UnknownSettingError, UnsupportedError, shown
 from ..common.names import hint
+from .chat_messages import Messages
+from .keywords import LLMSettings
 from .other_names import SETTINGS
 from .request import RequestOptions
 from .runtime import Runtime
@@ -15,6 +17,7 @@ from .vllm_types import (
     BeamSearchParams,
     BeamSearchSequence,
     CompletionOutput,
+    PromptType,
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
@@ -85,19 +88,19 @@ class LLM:
         enforce_eager: bool = False,
         generation_config: str = "auto",
         hf_token: bool | str | None = None,
-        **settings: Any,
+        **settings: Unpack[LLMSettings],
     ) -> None:
         if generation_config not in ("auto", "vllm"):
             raise UnsupportedError(f"generation_config is {shown(generation_config)}; wanted auto or vllm")
-        settings |= {"gpu_memory_utilization": gpu_memory_utilization}
-        settings |= {"hf_token": hf_token} if isinstance(hf_token, str) else {}
+        given: dict[str, Any] = {**settings, "gpu_memory_utilization": gpu_memory_utilization}
+        given |= {"hf_token": hf_token} if isinstance(hf_token, str) else {}
         self._takes_defaults = generation_config == "auto"
         self._tokenizer: Any = None
-        self.runtime = Runtime.from_pretrained(model, compile=not enforce_eager, **_ours(settings))
+        self.runtime = Runtime.from_pretrained(model, compile=not enforce_eager, **_ours(given))
 
     def generate(
         self,
-        prompts: Any,
+        prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: Any = True,
@@ -129,7 +132,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Any,
+        messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: Any = True,
         lora_request: Any = None,
@@ -154,7 +157,7 @@ class LLM:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        prompts = [{"prompt_token_ids": templated(each)} for each in conversations]
+        prompts = [TokensPrompt(prompt_token_ids=templated(each)) for each in conversations]
         return self.generate(
             prompts,
             sampling_params,
@@ -164,7 +167,7 @@ class LLM:
 
     def beam_search(
         self,
-        prompts: Any,
+        prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams,
         lora_request: Any = None,
         use_tqdm: bool = False,
@@ -214,8 +217,10 @@ class LLM:
         """Give memory back, which vLLM leaves to the end of the process."""
         self.runtime.close()
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"LLM has no {name!r} here: it generates, chats and searches beams")
+    if not TYPE_CHECKING:  # a checker that saw it would take any name for one of these
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"LLM has no {name!r} here: it generates, chats and searches beams")
 
 
 def _ours(settings: dict[str, Any]) -> dict[str, Any]:

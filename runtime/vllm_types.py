@@ -4,7 +4,7 @@ import copy
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ..common.errors import RequestError, UnsupportedError, shown
 from . import beam_search
@@ -35,12 +35,18 @@ class TextPrompt(TypedDict):
     """A prompt as text."""
 
     prompt: str
+    cache_salt: NotRequired[str | None]
 
 
 class TokensPrompt(TypedDict):
     """A prompt as token ids."""
 
     prompt_token_ids: list[int]
+    prompt: NotRequired[str | None]
+    cache_salt: NotRequired[str | None]
+
+
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
 class RequestOutputKind(enum.Enum):
@@ -64,8 +70,8 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    stop: Any = None  # a text or a list of texts; a list from then on
-    stop_token_ids: Any = None
+    stop: str | Sequence[str] | None = None  # a text or a list of texts; a list from then on
+    stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -77,7 +83,7 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: Any = None
+    bad_words: Sequence[str] | None = None
     structured_outputs: Any = None
     guided_decoding: Any = None
     logprob_token_ids: Any = None
