@@ -12,7 +12,7 @@ BIN := .venv/bin
 VENV := .venv/python-$(shell echo '$(PYTHON)' | cksum | cut -d' ' -f1)
 STAMP := .venv/torch-$(shell echo '$(TORCH)' | cksum | cut -d' ' -f1)
 MODEL := cache_dir/models/SmolLM2-135M-Instruct.Q4_1.gguf
-LIBRARY := cli common compiler custom_ops models runtime
+LIBRARY := cli common compiler custom_ops models runtime testing
 KERNELS = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 QUESTION ?= What is the capital of France, and what is it known for?
 

@@ -50,7 +50,7 @@ class CudaGraphs:
     """Recordings by key, in one memory pool: record the largest first, and smaller ones fit into its memory.
 
     On a CPU the same bookkeeping runs with the callable run again in place of a replay, on the same static
-    tensors, so that mistakes of padding and of stale memory show without a card.
+    tensors, so that mistakes of padding and of stale memory show without a GPU.
     """
 
     device: torch.device
@@ -186,6 +186,6 @@ def _launch(launches: Sequence[Run], result: Any) -> Any:
 def _run_into(
     call: Callable[[list[Any]], Sequence[Any]], arguments: tuple[Any, ...], results: tuple[Tensor, ...]
 ) -> None:
-    """Run a piece again with its results where they were: what a replay does on a card."""
+    """Run a piece again with its results where they were: what a replay does on a GPU."""
     for static, new in zip(results, call(list(arguments)), strict=True):
         static.copy_(new)

@@ -219,7 +219,7 @@ def _guards(guards: Sequence[Mapping[str, str]]) -> str:
 def _recordings(graphs: Sequence[Any]) -> str:
     if not graphs:
         text = (
-            "None: steps are recorded where weights are loaded, on a card. Runtime.explain_html() shows them."
+            "None: steps are recorded where weights are loaded, on a GPU. Runtime.explain_html() shows them."
         )
         return f'<h2>Recorded steps</h2><p class="note">{text}</p>'
     rows = [

@@ -75,9 +75,9 @@ def compile_piece(
         found["stages"] = [canonical_text(stage) for stage in rewritten.stages]
         found["reports"] = tuple(asdict(report) for report in rewritten.reports)
         found["products"] = products(rewritten.graph)
+        texts = found["before"], canonical_text(rewritten.graph)
         inductor = torch_compat.inductor_config()
-        becomes = f"{found['before']}\nbecomes\n{canonical_text(rewritten.graph)}"
-        found["key"] = piece_key(becomes, {**factors, "inductor": inductor})
+        found["key"] = piece_key("\nbecomes\n".join(texts), {**factors, "inductor": inductor})
         found["known"] = load_piece(found["key"], store, device)
         if found["known"] is not None:
             raise torch_compat.AlreadyKnown
@@ -86,8 +86,7 @@ def compile_piece(
     kernel_folder = store.build_folder()
     source = torch_compat.generate(module, rewrite, kernel_folder)
     if source is None:
-        known: Piece = found["known"]
-        return known if check is None or known.artifact.is_checked else _checked(known, check, store)
+        return _checked(found["known"], check, store)
     source = normalise(source)
     namespace = torch_compat.run_source(source, f"lamina_piece_{found['key'][:16]}", kernel_folder)
     with store.using():  # until what is put is named
@@ -117,8 +116,10 @@ def compile_piece(
     return Piece(artifact=artifact, call=call, was_compiled=True)
 
 
-def _checked(piece: Piece, check: Callable[[Call], None], store: Store) -> Piece:
-    """A stored piece that nobody had checked, checked."""
+def _checked(piece: Piece, check: Callable[[Call], None] | None, store: Store) -> Piece:
+    """A stored piece; one that nobody had checked is checked now, where it is to be."""
+    if check is None or piece.artifact.is_checked:
+        return piece
     check(piece.call)
     artifact = replace(piece.artifact, is_checked=True)
     store.write_ref(PIECES, artifact.key, asdict(artifact))

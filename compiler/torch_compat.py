@@ -9,7 +9,7 @@ import importlib.util
 import platform
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -268,7 +268,7 @@ def _loading_kernels() -> Iterator[None]:
 
 
 def toolchain(device: torch.device) -> dict[str, str]:
-    """What code depends on beside its graph: torch, Python, instruction set and threads, or the card."""
+    """What code depends on beside its graph: torch, Python, instruction set and threads, or the GPU."""
     stamp = {
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "python": sys.implementation.cache_tag or "",
@@ -294,6 +294,26 @@ def fake_tensors(
             name: torch.empty(shape, dtype=dtype, device=device)
             for name, (shape, dtype) in parameters.items()
         }
+
+
+def tensors_of_any_size(inputs: Sequence[tuple[Sequence[int | None], torch.dtype]]) -> list[Tensor]:
+    """Fake tensors of these sizes and dtypes; None is a size that all of them share, of any value."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    shape_env = ShapeEnv()
+    with FakeTensorMode(shape_env=shape_env), shape_env.ignore_fresh_unbacked_symbols():
+        any_size: Any = shape_env.create_unbacked_symint()
+        shapes = [[any_size if size is None else size for size in sizes] for sizes, _ in inputs]
+        return [torch.empty(shape, dtype=dtype) for shape, (_, dtype) in zip(shapes, inputs, strict=True)]
+
+
+def decompositions(*targets: Any) -> dict[Any, Callable[..., Any]]:
+    """The formulas in ATen by which Inductor spells these ops."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    table: Mapping[Any, Callable[..., Any]] = select_decomp_table()
+    return {target: table[target] for target in targets}
 
 
 def cpu_has_bfloat16_units() -> bool:

@@ -101,7 +101,7 @@ def _call_of(source: str, name: str, kernels: Mapping[str, Any], device: torch.d
 
 
 class _OnDevice(ast.NodeTransformer):
-    """Generated code names the card it was generated for; it serves any card of the kind."""
+    """Generated code names the GPU it was generated for; it serves any GPU of the kind."""
 
     FUNCTIONS = ("_DeviceGuard", "set_device", "get_raw_stream")
 

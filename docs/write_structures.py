@@ -5,7 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "structures.md"
-FOLDERS = ("cli", "runtime", "models", "compiler", "custom_ops", "common")  # from the top of the imports down
+# From the top of the imports down.
+FOLDERS = ("cli", "testing", "runtime", "models", "compiler", "custom_ops", "common")
 OPENING = """# Every file in a sentence
 
 Written by `make format` out of the files themselves. Upper folders import from lower ones.

@@ -23,6 +23,8 @@ from .common.errors import (
 
 if TYPE_CHECKING:
     from .compiler.config import CompileConfig
+    from .compiler.passes.graph import Pass, PassReport
+    from .models.registry import register_model
     from .runtime.beam_search import BeamSearchParams
     from .runtime.logprobs import Logprob
     from .runtime.outputs import CompletionOutput, RequestOutput, StreamDelta
@@ -35,6 +37,9 @@ __all__ = [
     "SamplingParams",
     "BeamSearchParams",
     "CompileConfig",
+    "Pass",
+    "PassReport",
+    "register_model",
     "RequestOutput",
     "CompletionOutput",
     "StreamDelta",
@@ -62,6 +67,9 @@ _HOMES = {
     "SamplingParams": ".runtime.sampling_params",
     "BeamSearchParams": ".runtime.beam_search",
     "CompileConfig": ".compiler.config",
+    "Pass": ".compiler.passes",
+    "PassReport": ".compiler.passes",
+    "register_model": ".models",
     "RequestOutput": ".runtime.outputs",
     "CompletionOutput": ".runtime.outputs",
     "StreamDelta": ".runtime.outputs",

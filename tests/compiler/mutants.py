@@ -14,10 +14,9 @@ from lamina.compiler.passes.add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from lamina.compiler.passes.canonicalise import CANONICALISE
 from lamina.compiler.passes.graph import Pass, PassReport
 from lamina.compiler.passes.silu_and_mul import SILU_AND_MUL
+from lamina.testing import Traced, checks, programs, trace
 
-from . import checks
-from .checks import LINEAR
-from .programs import Traced, programs, trace
+from .pipelines import LINEAR
 from .tally import PROVED
 
 Check = Callable[[Pass, Traced], None]

@@ -13,8 +13,8 @@ from lamina.common.errors import CompileError
 from lamina.compiler.compile import piece_graphs
 from lamina.compiler.fingerprint import canonical_text, fingerprint, group_equal
 from lamina.compiler.passes import pipeline
+from lamina.testing import Program, Step, trace
 
-from .programs import Program, Step, trace
 from .tiny import make_tiny
 
 ROOT = Path(__file__).resolve().parent.parent.parent

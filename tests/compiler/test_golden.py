@@ -11,8 +11,9 @@ from lamina.compiler.fingerprint import canonical_text, group_equal
 from lamina.compiler.passes import pipeline
 from lamina.compiler.passes.products import products
 from lamina.compiler.split import split
+from lamina.testing import apply, check_idempotent
 
-from . import checks
+from . import pipelines
 from .tiny import CPU, make_tiny
 
 GOLDEN = Path(__file__).parent / "pieces.txt"
@@ -62,16 +63,16 @@ def test_pieces_are_what_the_file_says(pieces):
     written = ""
     for place, graph in pieces.items():
         named = pipeline.rewrite(graph, pipeline.select(None, "exact")).graph
-        lowered = pipeline.rewrite(graph, checks.LOWERED).graph
-        on_a_card = pipeline.rewrite(graph, checks.PIPELINE[:-1]).graph
+        lowered = pipeline.rewrite(graph, pipelines.LOWERED).graph
+        on_a_gpu = pipeline.rewrite(graph, pipelines.PIPELINE[:-1]).graph
         written += f"{place}, ops named\n{op_list(named)}{place}, ops lowered\n{op_list(lowered)}"
-        written += f"{place}, as on a card\n{op_list(on_a_card)}"
+        written += f"{place}, as on a GPU\n{op_list(on_a_gpu)}"
     print(written)
     assert written == GOLDEN.read_text()
 
 
 def test_every_norm_sum_and_gate_of_the_model_is_a_site(pieces):
-    reports = {place: pipeline.rewrite(graph, checks.LOWERED).reports for place, graph in pieces.items()}
+    reports = {place: pipeline.rewrite(graph, pipelines.LOWERED).reports for place, graph in pieces.items()}
     found = {
         place: {report.name: report.num_matches for report in reports if report.name != "canonicalise"}
         for place, reports in reports.items()
@@ -98,7 +99,7 @@ def test_every_norm_sum_and_gate_of_the_model_is_a_site(pieces):
 
 def test_products_left_to_ops_are_listed_once_with_what_a_choice_of_kernels_depends_on(pieces):
     found = {
-        place: products(pipeline.rewrite(graph, checks.PIPELINE).graph) for place, graph in pieces.items()
+        place: products(pipeline.rewrite(graph, pipelines.PIPELINE).graph) for place, graph in pieces.items()
     }
     output, down = ("linear", 64, 64), ("linear", 64, 128)
     gate_up, qkv = ("norm_gated", 256, 64), ("norm", 128, 64)
@@ -107,14 +108,14 @@ def test_products_left_to_ops_are_listed_once_with_what_a_choice_of_kernels_depe
     assert shapes["middle"] == [output, gate_up, down, qkv]
     assert shapes["last"] == [output, gate_up, down]
     assert {p.dtype for listed in found.values() for p in listed} == {"bfloat16"}
-    lowered = [products(pipeline.rewrite(graph, checks.LOWERED).graph) for graph in pieces.values()]
+    lowered = [products(pipeline.rewrite(graph, pipelines.LOWERED).graph) for graph in pieces.values()]
     assert lowered == [()] * 3
 
 
-def test_a_cpu_runs_the_ops_that_a_card_runs(pieces):
+def test_a_cpu_runs_the_ops_that_a_gpu_runs(pieces):
     for graph in pieces.values():
-        on_a_card, here = (pipeline.rewrite(graph, passes).graph for passes in (checks.PIPELINE, FAST))
-        assert op_list(here) == op_list(on_a_card)
+        on_a_gpu, here = (pipeline.rewrite(graph, passes).graph for passes in (pipelines.PIPELINE, FAST))
+        assert op_list(here) == op_list(on_a_gpu)
 
 
 def test_what_no_kernel_computes_is_left_to_inductor(tmp_path):
@@ -126,9 +127,9 @@ def test_what_no_kernel_computes_is_left_to_inductor(tmp_path):
 
 def test_a_model_in_float32_has_the_same_sites_and_nothing_to_keep_apart(tmp_path):
     for place, graph in aten_pieces(tmp_path, num_layers=2).items():
-        for step in checks.LOWERED:
-            graph, report = checks.apply(step, graph)
-            checks.check_idempotent(step, graph)
+        for step in pipelines.LOWERED:
+            graph, report = apply(step, graph)
+            check_idempotent(step, graph)
             if report.name == "lower":
                 assert report.num_matches == NUM_LOWERED[place]
 

@@ -9,7 +9,7 @@ from lamina.compiler import torch_compat
 from lamina.compiler.passes import pipeline
 from lamina.models.rope_config import RopeConfig
 
-from . import checks
+from . import pipelines
 from .test_golden import all_pieces, op_list
 
 GOLDEN = Path(__file__).parent / "pieces_of_families.txt"
@@ -47,7 +47,7 @@ def pieces_of(tmp_path_factory):
 def test_no_norm_sum_or_gate_of_a_family_is_missed(pieces_of, family):
     found = dict.fromkeys((*NAMING, "qk_norm", "add_rms_norm_linear"), 0)
     for graph in pieces_of(family):
-        rewritten = pipeline.rewrite(graph, checks.PIPELINE[:-1])
+        rewritten = pipeline.rewrite(graph, pipelines.PIPELINE[:-1])
         targets = [torch_compat.op_name(node.target) for node in rewritten.graph.nodes]
         assert not [target for target in targets if target in UNNAMED]
         for report in rewritten.reports:
@@ -68,7 +68,7 @@ def test_pieces_are_what_the_file_says(pieces_of):
     written = ""
     for family in ("Gemma2", "Gemma3", "Qwen3"):
         for number, graph in enumerate(pieces_of(family)):
-            on_a_card = pipeline.rewrite(graph, checks.PIPELINE[:-1]).graph
-            written += f"{family}, piece {number}, as on a card\n{op_list(on_a_card)}"
+            on_a_gpu = pipeline.rewrite(graph, pipelines.PIPELINE[:-1]).graph
+            written += f"{family}, piece {number}, as on a GPU\n{op_list(on_a_gpu)}"
     print(written)
     assert written == GOLDEN.read_text()

@@ -142,7 +142,7 @@ def test_a_refused_launch_names_the_kernel_and_the_drivers_words(cubins, store, 
         Launcher(kernel, store, CPU).run(torch.ones(1), torch.ones(1), 1, 1, stream=0)
 
 
-def test_a_generated_source_runs_on_the_card_at_hand(cubins, store, driver, monkeypatch):
+def test_a_generated_source_runs_on_the_gpu_at_hand(cubins, store, driver, monkeypatch):
     known = torch_wrapper.wrapper_values()
     monkeypatch.setattr(torch_wrapper, "wrapper_values", lambda: known | VALUES)
     devices = []
@@ -155,11 +155,11 @@ def test_a_generated_source_runs_on_the_card_at_hand(cubins, store, driver, monk
     call = wrapper.load_source(digest, {}, {"fused": record}, store, torch.device("cuda", 3))
     call([torch.ones(5, 4)])
     assert devices == [3]
-    assert driver.launches[0][8] == 10, "the stream of card 3"
+    assert driver.launches[0][8] == 10, "the stream of GPU 3"
 
 
 class Guard:
-    """Stands for the choice of a card."""
+    """Stands for the choice of a GPU."""
 
     def __init__(self, index):
         assert index == 3

@@ -21,8 +21,8 @@ from lamina.compiler.passes.residual_barrier import RESIDUAL_BARRIER
 from lamina.compiler.passes.silu_and_mul import SILU_AND_MUL
 from lamina.custom_ops.rms_norm.reference import rms_norm
 
-from .checks import ADD_RMS_NORM_LINEAR, LINEAR
 from .mutants import assert_caught, census, forgetting, form, is_caught, memory, values, with_op
+from .pipelines import ADD_RMS_NORM_LINEAR, LINEAR
 
 OPS = {
     RMS_NORM: torch.ops.lamina.rms_norm.default,

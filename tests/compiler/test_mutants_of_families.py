@@ -16,8 +16,8 @@ from lamina.custom_ops.qk_norm.reference import qk_norm as norm_heads
 from lamina.custom_ops.rms_norm.reference import rms_norm
 from lamina.custom_ops.zero_centred_rms_norm.reference import zero_centred_rms_norm as norm
 
-from .checks import QK_NORM
 from .mutants import assert_caught, census, forgetting, form, is_caught, memory, values, with_op
+from .pipelines import QK_NORM
 
 OPS = torch.ops.lamina
 NORM, SUM_NORM = OPS.zero_centred_rms_norm.default, OPS.add_zero_centred_rms_norm.default

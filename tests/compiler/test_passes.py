@@ -16,10 +16,10 @@ from lamina.compiler.passes.canonicalise import CANONICALISE
 from lamina.compiler.passes.lower import LOWER
 from lamina.compiler.passes.residual_barrier import RESIDUAL_BARRIER
 from lamina.compiler.passes.silu_and_mul import GELU_AND_MUL, SILU_AND_MUL
+from lamina.testing import checks
+from lamina.testing.random_programs import BODIES, Program, Step, programs, trace
 
-from . import checks
-from .checks import ADD_RMS_NORM_LINEAR, LINEAR, PIPELINE, QK_NORM
-from .programs import BODIES, Program, Step, programs, trace
+from .pipelines import ADD_RMS_NORM_LINEAR, LINEAR, PIPELINE, QK_NORM
 from .tally import PROVED
 
 NAMING = (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, QK_NORM, SILU_AND_MUL, GELU_AND_MUL, LINEAR)

@@ -14,8 +14,8 @@ from lamina.compiler.passes.canonicalise import CANONICALISE
 from lamina.compiler.passes.graph import Pass, PassReport, copy_graph, frozen, is_same
 from lamina.compiler.samples import sample_arguments
 from lamina.compiler.split import split
+from lamina.testing import run
 
-from .programs import run
 from .test_odd_models import CPU, capture_of, compiled, embedded, site, weights_of
 
 ATEN = torch.ops.aten

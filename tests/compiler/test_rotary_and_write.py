@@ -13,9 +13,10 @@ from lamina.compiler.passes import rotary_and_write
 from lamina.compiler.passes.providers import choose
 from lamina.compiler.passes.rotary_and_write import rotary_and_write_pass
 from lamina.compiler.split import AttentionCall, PieceCall, split
+from lamina.testing import apply, assert_same_bits
 
 from .attention_programs import BODIES, AttentionProgram, attention_programs, capture_program, run
-from .checks import apply, assert_same_bits, taken
+from .pipelines import taken
 from .tally import PROVED
 
 MOVE = rotary_and_write_pass(taken)

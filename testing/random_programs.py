@@ -9,12 +9,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lamina.compiler import torch_compat
-
+from ..compiler import torch_compat
 from . import fragments, gates, heads, projections, zero_centred
 from .fragments import State, Step
 
@@ -90,7 +86,7 @@ def results_of(graph: fx.Graph, values: list[Tensor], formulas: Formulas = NO_FO
     return known
 
 
-class _Decomposed(TorchDispatchMode):
+class _Decomposed(torch_compat.DispatchMode):
     """Activations as Inductor spells them: torch's own kernels have exponentials of their own."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -100,20 +96,15 @@ class _Decomposed(TorchDispatchMode):
 
 @functools.cache
 def _activations() -> dict[Any, Callable[..., Any]]:
-    from torch._inductor.decomposition import select_decomp_table
-
     aten = torch.ops.aten
-    return {target: select_decomp_table()[target] for target in (aten.silu.default, aten.gelu.default)}
+    return torch_compat.decompositions(aten.silu.default, aten.gelu.default)
 
 
 @functools.lru_cache(maxsize=256)
 def trace(program: Program) -> Traced:
     """The program in ATen, decomposed, with an unbacked number of tokens."""
     inputs = _find_inputs(program)
-    shape_env = ShapeEnv()
-    with FakeTensorMode(shape_env=shape_env), shape_env.ignore_fresh_unbacked_symbols():
-        num_tokens = shape_env.create_unbacked_symint()
-        values = [torch.empty(_shape(sizes, num_tokens), dtype=dtype) for sizes, dtype in inputs]
+    values = torch_compat.tensors_of_any_size(inputs)
     sites: Counter[str] = Counter()
     graph = torch_compat.trace_formula(lambda *given: _replay(program, given, sites), values)
     return Traced(program=program, graph=graph, inputs=inputs, sites=sites)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.custom_ops.precision import accumulation_dtype
-from lamina.models.layers import FAST_OPS
+from ..custom_ops.precision import accumulation_dtype
+from ..models.layers import FAST_OPS
 
 NARROW = (torch.bfloat16, torch.float16)
 CONVERT = torch.ops.prims.convert_element_type.default

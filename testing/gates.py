@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.custom_ops.precision import accumulation_dtype
-from lamina.models.layers import FAST_OPS
-
+from ..custom_ops.precision import accumulation_dtype
+from ..models.layers import FAST_OPS
 from .fragments import State, Step, apply_linear, by_columns
 
 
@@ -39,7 +38,7 @@ def written_mlp(state: State, step: Step) -> None:
 def mlp_of_split_sizes(state: State, step: Step) -> None:
     state.gates += 1
     whole = apply_linear(state, state.x, 2 * state.intermediate)
-    gate, up = whole.split([state.intermediate] * 2, dim=1)
+    gate, up = torch.split(whole, [state.intermediate] * 2, dim=1)
     _down(state, _multiply(step, F.silu(gate), up))
 
 
@@ -87,7 +86,7 @@ def mlp_of_thirds(state: State, step: Step) -> None:
 
 def mlp_of_uneven_parts(state: State, step: Step) -> None:
     size = state.intermediate
-    gate, up, _ = apply_linear(state, state.x, 2 * size + 1).split([size, size, 1], dim=-1)
+    gate, up, _ = torch.split(apply_linear(state, state.x, 2 * size + 1), [size, size, 1], dim=-1)
     _down(state, _multiply(step, F.silu(gate), up))
 
 

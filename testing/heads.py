@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from lamina.models.layers import FAST_OPS
-
+from ..models.layers import FAST_OPS
 from .fragments import State, Step, apply_linear
 
 QUERIES, KEYS, HEADS = 2, 1, 4

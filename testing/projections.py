@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.models.layers import FAST_OPS
-
+from ..models.layers import FAST_OPS
 from .fragments import State, Step, add_norm, apply_linear, plant_linear
 
 

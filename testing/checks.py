@@ -5,18 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lamina.compiler.fingerprint import canonical_text
-from lamina.compiler.passes import lower, pipeline
-from lamina.compiler.passes.add_rms_norm_linear import add_rms_norm_linear_pass
-from lamina.compiler.passes.graph import Pass, PassReport, is_mutating
-from lamina.compiler.passes.linear import linear_pass
-from lamina.compiler.passes.providers import Choice
-from lamina.compiler.passes.qk_norm import qk_norm_pass
-from lamina.custom_ops.add_rms_norm_linear.reference import add_rms_norm_linear
-from lamina.custom_ops.linear.reference import linear
-from lamina.custom_ops.qk_norm.reference import qk_norm
-
-from .programs import Traced, results_of, run
+from ..compiler.fingerprint import canonical_text
+from ..compiler.passes import lower
+from ..compiler.passes.graph import Pass, PassReport, is_mutating
+from ..custom_ops.add_rms_norm_linear.reference import add_rms_norm_linear
+from ..custom_ops.linear.reference import linear
+from ..custom_ops.qk_norm.reference import qk_norm
+from .random_programs import Formulas, Traced, results_of, run
 
 OPS = torch.ops.lamina
 # Their kernels have exponentials, or an order of sums, of their own.
@@ -24,33 +19,9 @@ OWN_DIGITS = {
     *(OPS.silu_and_mul.default, OPS.gelu_and_mul.default),
     *(OPS.linear.default, OPS.add_rms_norm_linear.default),
 }
-PRODUCTS = {OPS.linear.default: linear, OPS.add_rms_norm_linear.default: add_rms_norm_linear}
-FORMULAS = lower.FORMULAS | PRODUCTS | {OPS.qk_norm.default: qk_norm}
+PRODUCTS: Formulas = {OPS.linear.default: linear, OPS.add_rms_norm_linear.default: add_rms_norm_linear}
+FORMULAS: Formulas = {**lower.FORMULAS, **PRODUCTS, OPS.qk_norm.default: qk_norm}
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def taken(op: str, device: torch.device, dtype: torch.dtype) -> Choice:
-    """The choice of a device on which every op has kernels of its own, for every dtype."""
-    return Choice(is_op=True, reason="as on a card")
-
-
-def left(op: str, device: torch.device, dtype: torch.dtype) -> Choice:
-    """The choice of a device on which no op has kernels of its own."""
-    return Choice(is_op=False, reason="as on a device without kernels")
-
-
-LINEAR, ADD_RMS_NORM_LINEAR = linear_pass(taken), add_rms_norm_linear_pass(taken)
-QK_NORM = qk_norm_pass(taken)
-AS_ON_A_CARD = {step.name: step for step in (LINEAR, ADD_RMS_NORM_LINEAR, QK_NORM)}
-WITHOUT_KERNELS = {
-    step.name: step for step in (linear_pass(left), add_rms_norm_linear_pass(left), qk_norm_pass(left))
-}
-PIPELINE = tuple(AS_ON_A_CARD.get(step.name, step) for step in pipeline.of_scope(pipeline.PIPELINE, "piece"))
-
-
-LOWERED = tuple(
-    WITHOUT_KERNELS.get(step.name, step) for step in pipeline.of_scope(pipeline.PIPELINE, "piece")
-)
 
 
 def apply(step: Pass, graph: fx.Graph) -> tuple[fx.Graph, PassReport]:

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from lamina.custom_ops.precision import accumulation_dtype
-from lamina.models.layers import FAST_OPS
-
+from ..custom_ops.precision import accumulation_dtype
+from ..models.layers import FAST_OPS
 from .fragments import State, Step, _sum, _unit, add, by_columns, linear
 
 

@@ -1,0 +1,33 @@
+"""The passes over a piece as on a device on which every op has kernels of its own, or none has."""
+
+import torch
+
+from lamina.compiler.passes import pipeline
+from lamina.compiler.passes.add_rms_norm_linear import add_rms_norm_linear_pass
+from lamina.compiler.passes.linear import linear_pass
+from lamina.compiler.passes.providers import Choice
+from lamina.compiler.passes.qk_norm import qk_norm_pass
+
+
+def taken(op: str, device: torch.device, dtype: torch.dtype) -> Choice:
+    """The choice of a device on which every op has kernels of its own, for every dtype."""
+    return Choice(is_op=True, reason="as on a GPU")
+
+
+def left(op: str, device: torch.device, dtype: torch.dtype) -> Choice:
+    """The choice of a device on which no op has kernels of its own."""
+    return Choice(is_op=False, reason="as on a device without kernels")
+
+
+LINEAR, ADD_RMS_NORM_LINEAR = linear_pass(taken), add_rms_norm_linear_pass(taken)
+QK_NORM = qk_norm_pass(taken)
+AS_ON_A_GPU = {step.name: step for step in (LINEAR, ADD_RMS_NORM_LINEAR, QK_NORM)}
+WITHOUT_KERNELS = {
+    step.name: step for step in (linear_pass(left), add_rms_norm_linear_pass(left), qk_norm_pass(left))
+}
+PIPELINE = tuple(AS_ON_A_GPU.get(step.name, step) for step in pipeline.of_scope(pipeline.PIPELINE, "piece"))
+
+
+LOWERED = tuple(
+    WITHOUT_KERNELS.get(step.name, step) for step in pipeline.of_scope(pipeline.PIPELINE, "piece")
+)
