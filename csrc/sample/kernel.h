@@ -47,11 +47,11 @@ class RowSampler {
     num_ids_ = num_ids;
     num_chunks_ = (num_ids + kChunk - 1) / kChunk;
     if (row.temperature <= 0 && row.num_banned == 0) return sound(find_largest(logits));
-    values_ = values_buffer_.reserve(num_chunks_ * kChunk);
+    values_ = values_buffer_.reserve(num_chunks_ * kChunk + 1);
     for (int64_t i = 0; i < num_ids; i += kLanes) store(values_ + i, load_some(logits + i, num_ids - i));
     std::fill(values_ + num_ids, values_ + num_chunks_ * kChunk, -kInfinity);
-    for (int64_t i = 0; i < row.num_banned; i++)
-      if (row.banned[i] >= 0 && row.banned[i] < num_ids) ban(values_[row.banned[i]]);
+    for (int64_t i = 0; i < row.num_banned; i++)  // what is no id bans the place behind them
+      ban(values_[std::min<int64_t>(static_cast<uint32_t>(row.banned[i]), num_ids)]);
     const Largest largest = find_largest(static_cast<const float*>(values_));
     const int64_t id = sound(largest);
     return row.temperature <= 0 || id == kBroken ? id : draw(largest.logit, row);

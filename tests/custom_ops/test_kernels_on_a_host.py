@@ -266,7 +266,7 @@ def test_the_likeliest_are_those_of_the_formula(on_host: Any, num_ids: int, num_
     logits[3, ::1024] += 50  # all of one thread's
     logits[4, 7], logits[5] = torch.inf, -torch.inf
     logits[6, 3], logits[7] = torch.nan, 0.0
-    token_ids = torch.tensor([5, 0, num_ids - 1, 3, 7, num_ids, -1, -1], dtype=torch.int32)
+    token_ids = torch.tensor([5, 0, num_ids - 1, 3, 7, num_ids + 1, -1, num_ids], dtype=torch.int32)
     got = kernel(at_the_end(logits), token_ids, num_ids, num_top)
     right = formula("top_logprobs")(logits, token_ids, num_ids, num_top)
     assert right[2].tolist()[4:] == [0, 0, 0, num_ids + 1]
