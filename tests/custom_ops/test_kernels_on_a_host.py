@@ -331,6 +331,15 @@ def test_a_typical_share_that_is_reached_exactly_is_enough(on_host: Any) -> None
     assert out.isfinite().tolist() == [[True] * 7 + [False]]
 
 
+def test_what_lies_where_the_next_digit_begins_is_not_typical_of_a_share_that_is_reached(
+    on_host: Any,
+) -> None:
+    """The second's distance is 2, and the share is that of the first to the last of 40 bits."""
+    out = torch.tensor([[0.0, -2.2292974, -6.01829386]])
+    on_host("keep_typical")(out, torch.ones(1), torch.tensor([0.900870204]))
+    assert out.isfinite().tolist() == [[True, False, False]]
+
+
 def test_of_typical_neighbours_the_last_one_kept_is_the_formulas(on_host: Any) -> None:
     """Of tokens whose distances are one place of a float apart."""
     gaps = [0.0, *(9 + i * 2.0**-20 for i in range(64))]
