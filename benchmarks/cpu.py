@@ -19,7 +19,7 @@ from contenders import Contender, Lamina, Prompts, Spent, Transformers
 
 from lamina.cli.info import describe_machine
 from lamina.common.store import Store
-from lamina.models.source import resolve_source
+from lamina.models.checkpoints.source import resolve_source
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BATCHES = (1, 8, 32)

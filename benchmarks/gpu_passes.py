@@ -23,15 +23,15 @@ from torch import Tensor
 from lamina.common.store import Store
 from lamina.compiler.compile import Program, compile_program
 from lamina.compiler.config import CompileConfig
+from lamina.compiler.execution.plan import Compiled
 from lamina.compiler.passes.pipeline import PASS_NAMES
-from lamina.compiler.plan import Compiled
-from lamina.custom_ops import registry
+from lamina.custom_ops._shared import registry
 from lamina.models import find_model
+from lamina.models.checkpoints.weights import dummy_weights
 from lamina.models.config import ModelConfig
 from lamina.models.layers import FAST_OPS
 from lamina.models.rope import rotation_tables
-from lamina.models.weights import dummy_weights
-from lamina.runtime.attention import PagedAttention, allocate_caches, select_backend
+from lamina.runtime.worker.attention import PagedAttention, allocate_caches, select_backend
 
 RESULT = Path(__file__).resolve().parent / "results" / "gpu_passes.json"
 BLOCK_SIZE, CONTEXT = 16, 128

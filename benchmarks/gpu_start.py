@@ -62,9 +62,9 @@ def copy_native_kernels(_: str, cache: Path) -> dict[str, Any]:
     import torch
 
     from lamina.common.store import Store
-    from lamina.custom_ops.build import CSRC
-    from lamina.custom_ops.build_cuda import build_cuda, device_architecture
-    from lamina.custom_ops.ledger import KERNELS
+    from lamina.custom_ops._shared.build import CSRC
+    from lamina.custom_ops._shared.build_cuda import build_cuda, device_architecture
+    from lamina.custom_ops._shared.ledger import KERNELS
 
     begun = time.perf_counter()
     source, target = Store(), Store(cache)
@@ -88,7 +88,7 @@ def start_without_compilers(shape: str, cache: Path) -> dict[str, Any]:
     sys.addaudithook(refuse)
     from lamina.common.progress import say_nothing
     from lamina.runtime.config import RuntimeConfig
-    from lamina.runtime.loading import missing
+    from lamina.runtime.startup.loader import missing
 
     folder = workloads.write_config(shape, cache / "shape")
     lacks = missing(RuntimeConfig(model=folder, cache_dir=cache, **SETTINGS), say_nothing)

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 from lamina.cli.info import describe_machine
-from lamina.compiler.cuda_graphs import CudaGraphs
-from lamina.runtime.attention import AttentionBackend, PagedAttention
-from lamina.runtime.block_pool import BlockPool
-from lamina.runtime.engine import Engine
-from lamina.runtime.generation import Generation
-from lamina.runtime.input_batch import InputBatch
-from lamina.runtime.kv_cache import KVCacheManager
-from lamina.runtime.model_runner import ModelRunner
-from lamina.runtime.request import Request
+from lamina.compiler.execution.cuda_graphs import CudaGraphs
+from lamina.runtime.engine.engine_core import Engine
+from lamina.runtime.engine.output_processor import Generation
+from lamina.runtime.kv_cache.block_pool import BlockPool
+from lamina.runtime.kv_cache.manager import KVCacheManager
 from lamina.runtime.sampling_params import SamplingParams
-from lamina.runtime.scheduler import Scheduler
-from lamina.runtime.scheduler_config import SchedulerConfig
+from lamina.runtime.scheduler.config import SchedulerConfig
+from lamina.runtime.scheduler.request import Request
+from lamina.runtime.scheduler.scheduler import Scheduler
+from lamina.runtime.worker.attention import AttentionBackend, PagedAttention
+from lamina.runtime.worker.input_batch import InputBatch
+from lamina.runtime.worker.model_runner import ModelRunner
 
 RESULTS = Path(__file__).resolve().parent / "results" / "host_step.json"
 WAITING = (100, 1_000, 10_000, 100_000)

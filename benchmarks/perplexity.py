@@ -17,7 +17,7 @@ import torch
 
 from lamina import Runtime, SamplingParams
 from lamina.common.store import Store
-from lamina.models.source import resolve_source
+from lamina.models.checkpoints.source import resolve_source
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CHAPTERS = ("execmodel", "class", "exceptions", "naming", "objects", "types", "compound", "with")

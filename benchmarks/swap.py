@@ -16,7 +16,7 @@ import torch
 import workloads
 
 from lamina import Runtime, SamplingParams
-from lamina.runtime.scheduler_output import Copies
+from lamina.runtime.protocol.scheduler_output import Copies
 
 RESULTS = Path(__file__).resolve().parent / "results" / "swap.json"
 HOST_BYTES = None if torch.cuda.is_available() else 1 << 30  # None: what Lamina gives unasked

@@ -10,7 +10,7 @@ import typer
 from . import options
 
 if TYPE_CHECKING:
-    from ..compiler.plan import Compiled
+    from ..compiler.execution.plan import Compiled
 
 Html = Annotated[Path | None, typer.Option(help="Write a page to look at, in one file without links.")]
 
@@ -31,9 +31,9 @@ def explain(
 
     with loading_progress() as progress:
         from ..common.store import Store
-        from ..compiler.explain import explain_text
-        from ..compiler.explain_page import explain_page
-        from ..runtime.loading import compile_only, find
+        from ..compiler.inspect.explain import explain_text
+        from ..compiler.inspect.explain_page import explain_page
+        from ..runtime.startup.loader import compile_only, find
 
         compiled = compile_only(find(config, progress), progress)
     if html is not None:

@@ -13,7 +13,7 @@ from .standard_streams import read_all
 from .streaming import print_stream
 
 if TYPE_CHECKING:
-    from ..runtime.outputs import CompletionOutput, RequestOutput
+    from ..runtime.engine.outputs import CompletionOutput, RequestOutput
     from ..runtime.runtime import Runtime
     from ..runtime.sampling_params import SamplingParams
 

@@ -41,9 +41,9 @@ def describe_machine(cache_dir: str | None = None) -> dict[str, Any]:
     """Facts about this machine by name, as plain data."""
     import torch
 
-    from ..runtime.control_groups import memory_limit
-    from ..runtime.memory import available_bytes
-    from ..runtime.threads import choose_threads
+    from ..runtime.startup.control_groups import memory_limit
+    from ..runtime.startup.memory import available_bytes
+    from ..runtime.startup.threads import choose_threads
 
     threads = choose_threads()
     page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
@@ -79,7 +79,7 @@ def _version(name: str) -> str | None:
 
 def describe_fit(config: "RuntimeConfig") -> dict[str, Any]:
     """Whether the longest requests fit, from the model's config alone; one from a hub is fetched first."""
-    from ..runtime.loading import sizing
+    from ..runtime.startup.loader import sizing
     from .progress import loading_progress
 
     with loading_progress() as progress:
@@ -122,7 +122,7 @@ def _cards() -> list[str]:
 
 def _compiler() -> str | None:
     """The first line with which the C++ compiler that kernels are built with names itself."""
-    from ..custom_ops.build import find_compiler
+    from ..custom_ops._shared.build import find_compiler
 
     try:
         command = find_compiler()

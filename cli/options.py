@@ -94,9 +94,9 @@ class Settings(dict[str, Any]):
         from .progress import loading_progress
 
         with loading_progress() as progress:
-            from ..runtime.loading import find
             from ..runtime.runtime import Runtime
-            from ..runtime.tokenizer import require_tokenizer
+            from ..runtime.startup.loader import find
+            from ..runtime.tokenization.tokenizer import require_tokenizer
 
             if config.tokenizer is None:
                 require_tokenizer(find(config, progress).folder)  # said before anything is compiled

@@ -17,7 +17,7 @@ def replay(
     as_json: options.Json = False,
 ) -> None:
     """Decide again, without a model, what a scheduler decided; exit code 1 if anything differs."""
-    from ..runtime.replay import replay as decide_again
+    from ..runtime.scheduler.replay import replay as decide_again
 
     result = decide_again(file)
     if as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .interrupt import StopOnInterrupt
 
 if TYPE_CHECKING:
-    from ..runtime.outputs import StreamDelta
+    from ..runtime.engine.outputs import StreamDelta
 
 
 class Streamed(NamedTuple):

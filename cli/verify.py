@@ -9,7 +9,7 @@ import typer
 from . import options
 
 if TYPE_CHECKING:
-    from ..compiler.verify import Error
+    from ..compiler.inspect.verify import Error
     from ..runtime.verify import Verified
 
 Prompts = Annotated[list[str] | None, typer.Option("--prompt", help="A text to compare on; may be repeated.")]

@@ -41,7 +41,7 @@ def warmup(
 
 
 def _check(config: "RuntimeConfig") -> dict[str, Any]:
-    from ..runtime.loading import missing
+    from ..runtime.startup.loader import missing
     from .progress import loading_progress
 
     with loading_progress() as progress:

@@ -12,9 +12,9 @@ import torch
 from ..common.errors import StoreError
 from ..common.logging import get_logger
 from ..common.store import Store
-from .inductor import Piece, load_piece, missing_of_piece
-from .plan import ParameterTable, Plan, Step
-from .readings import Readings, ask
+from .capture.readings import Readings, ask
+from .codegen.inductor import Piece, load_piece, missing_of_piece
+from .execution.plan import ParameterTable, Plan, Step
 
 logger = get_logger("compiler")
 PLANS = "plans"

@@ -15,22 +15,23 @@ from ..common.errors import CompileError, KernelBuildError, LaminaError, NotWarm
 from ..common.logging import get_logger
 from ..common.progress import Progress, say_nothing
 from ..common.store import Store
-from ..custom_ops.build import find_compiler
-from . import cache, torch_compat
-from .capture import Captured, Forward, capture
+from ..custom_ops._shared.build import find_compiler
+from . import cache
+from .capture.capture import Captured, Forward, capture
+from .capture.covered import own_sources
+from .capture.fingerprint import canonical_text, group_equal
+from .capture.readings import name_of
+from .capture.split import SplitModel, split
+from .codegen.inductor import Piece, compile_piece
+from .codegen.wrapper import Call
 from .config import CompileConfig
-from .covered import own_sources
-from .fingerprint import canonical_text, group_equal
-from .inductor import Piece, compile_piece
+from .execution.plan import Compiled, ParameterTable, Plan, steps_of
+from .inspect.verify import require_right, require_right_model
 from .numerics import MAX_NUM_TOKENS, TOKENS_HINT, Numerics
 from .passes import pipeline
 from .passes.graph import Pass, is_same
-from .plan import Compiled, ParameterTable, Plan, steps_of
-from .readings import name_of
-from .split import SplitModel, split
-from .torch_section import compiling, neutral
-from .verify import require_right, require_right_model
-from .wrapper import Call
+from .torch_internals import torch_compat
+from .torch_internals.torch_section import compiling, neutral
 
 logger = get_logger("compiler")
 

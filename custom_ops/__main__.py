@@ -4,8 +4,8 @@ import argparse
 import time
 
 from ..common.store import Store
-from .build import CSRC
-from .build_cuda import build_cuda
+from ._shared.build import CSRC
+from ._shared.build_cuda import build_cuda
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_120")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from lamina.compiler.factors import table  # noqa: E402  (the line above says where it is)
+from lamina.compiler.inspect.factors import table  # noqa: E402  (the line above says where it is)
 
 PAGE = ROOT / "docs" / "warm_start.md"
 START, END = "<!-- factors -->\n", "<!-- /factors -->"

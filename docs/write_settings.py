@@ -31,11 +31,11 @@ CONFIGS = (
         "runtime/sampling_params.py",
         "SamplingParams",
     ),
-    ("Beam search", "`BeamSearchParams(...)`", "runtime/beam_search.py", "BeamSearchParams"),
+    ("Beam search", "`BeamSearchParams(...)`", "runtime/engine/beam_search.py", "BeamSearchParams"),
     (
         "A request",
         "`generate(prompts, params, **options)` and its like",
-        "runtime/request.py",
+        "runtime/scheduler/request.py",
         "RequestOptions",
     ),
 )

@@ -1,6 +1,16 @@
 """Model definitions as pure functions, their configs and their weights."""
 
-from . import gemma2, gemma3, granite, llama, mistral, phi3, qwen2, qwen3, smollm3  # each registers itself
+from .families import (  # each registers itself
+    gemma2,
+    gemma3,
+    granite,
+    llama,
+    mistral,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
 from .registry import AttentionSpec, ModelDefinition, ParameterSpec, find_model, register_model
 
 __all__ = [

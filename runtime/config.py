@@ -1,7 +1,5 @@
 """Every setting of a runtime, checked when given, and the same with nothing left to choose."""
 
-import dataclasses
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +8,14 @@ from typing import Any, Literal
 
 import torch
 
-from ..common.errors import ConfigError, UnknownSettingError, UnsupportedError, shown
-from ..common.logging import get_logger, log_once
+from ..common.errors import ConfigError, UnknownSettingError, shown
+from ..common.logging import get_logger
 from ..common.names import refuse_unknown
 from ..compiler.config import CompileConfig
 from ..compiler.numerics import MAX_NUM_TOKENS, NUMERICS, Numerics
-from ..models.config import ModelConfig
-from ..models.quantization import QUANTIZATIONS, Quantization
-from . import memory
-from .border import integer, number
+from ..models.quantization.int8 import QUANTIZATIONS, Quantization
 from .other_names import SETTINGS
-from .step_time import prefill_tokens
+from .validation import integer, number
 
 logger = get_logger("runtime")
 
@@ -48,10 +43,6 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 MOST = 2**63 - 1  # of any count; what memory allows is asked later
 MAX_NAME, MAX_PATH = 255, 4095  # bytes that a file's name and its path may have
-DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}  # prefill on Hopper copies a block at once
-# A card works best on many tokens, but whoever is being answered waits for a step to end: see
-# TOKENS_BESIDE_DECODE, not quite 100 ms of an 8B model on one H100.
-DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": MAX_NUM_TOKENS}
 TOKENS_BESIDE_DECODE = 4096
 
 
@@ -203,99 +194,3 @@ class Resolved:
     block_size: int
     num_kv_blocks: int
     swap_bytes: int  # of host memory at most, for blocks of requests that were preempted
-
-
-def resolve_device(asked: str | torch.device) -> torch.device:
-    """The device to run on; "auto" is the first card if there is one."""
-    if asked == "auto":
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        log_once(logger, logging.INFO, f"device: {device.type}")
-        return device
-    try:
-        device = torch.device(asked)
-    except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"device is {shown(asked)}; wanted auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {shown(asked)}; wanted auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError(
-            "device is 'cuda', but torch sees no card; use device='cpu' or install a CUDA build"
-        )
-    return device
-
-
-def resolve_dtype(asked: str | torch.dtype, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype of weights and cache; "auto" is the checkpoint's where the device computes in it at speed."""
-    if asked == "auto":
-        dtype = checkpoint
-        if device.type == "cpu" and checkpoint in (torch.float16, torch.bfloat16):
-            fast = checkpoint == torch.bfloat16 and memory.cpu_multiplies_bfloat16()
-            dtype = torch.bfloat16 if fast else torch.float32
-        if dtype != checkpoint:
-            log_once(logger, logging.INFO, f"dtype: {dtype}, since this CPU is slow in {checkpoint}")
-        return dtype
-    dtype_or_none = DTYPES.get(str(asked).removeprefix("torch."))
-    if dtype_or_none is None:
-        raise ConfigError(f"dtype is {shown(asked)}; wanted auto or one of {', '.join(DTYPES)}")
-    return dtype_or_none
-
-
-def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Resolved:
-    """The settings of the engine, sized for this model and this machine."""
-    max_model_len = config.max_model_len or model.max_position_embeddings
-    if max_model_len > model.declared_positions:
-        _check_long_context(config, model, max_model_len)
-    max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
-    resolved = Resolved(
-        dtype=dtype,
-        device=device,
-        quantization=config.quantization,
-        max_model_len=max_model_len,
-        max_num_seqs=min(config.max_num_seqs, max_num_batched_tokens),  # each takes a token of a step
-        max_num_batched_tokens=max_num_batched_tokens,
-        prefill_chunk=config.prefill_chunk,
-        max_prefill_tokens=None,
-        block_size=config.block_size or DEFAULT_BLOCK_SIZE[device.type],
-        num_kv_blocks=config.num_kv_blocks or 0,
-        swap_bytes=0,
-    )
-    memory.check_weights_and_rope(resolved, model)
-    if resolved.num_kv_blocks:
-        memory.check_fit(resolved, model)
-    else:
-        blocks = memory.num_kv_blocks(resolved, model, config.memory_fraction)
-        resolved = dataclasses.replace(resolved, num_kv_blocks=blocks)
-    if device.type == "cpu" and config.max_num_batched_tokens is None and config.prefill_chunk is None:
-        bound = prefill_tokens(model, dtype, max_model_len, max_num_batched_tokens)
-        resolved = dataclasses.replace(resolved, max_prefill_tokens=bound)
-    return dataclasses.replace(resolved, swap_bytes=_swap_bytes(config, resolved, model))
-
-
-def _check_long_context(config: RuntimeConfig, model: ModelConfig, max_model_len: int) -> None:
-    """ConfigError for more positions than the checkpoint is meant for, unless the caller allows it."""
-    declared = f"the checkpoint is meant for {model.declared_positions} positions"
-    if not config.allow_long_context:
-        raise ConfigError(
-            f"max_model_len is {max_model_len}, but {declared} (rope_type {model.rope.rope_type!r}); wanted "
-            "at most that, or allow_long_context=True to have answers of unknown quality beyond it"
-        )
-    logger.warning("max_model_len is %d, but %s: answers beyond may be of no use", max_model_len, declared)
-
-
-def _swap_bytes(config: RuntimeConfig, resolved: Resolved, model: ModelConfig) -> int:
-    """What was asked for, if it can be had; else what memory allows on a card, and nothing on a CPU."""
-    asked, block = config.swap_bytes, memory.block_bytes(model, resolved.block_size, resolved.dtype)
-    if asked == 0 or not config.prefix_cache or (asked is None and resolved.device.type == "cpu"):
-        return 0
-    if memory.layer_groups(model) != (memory.LayerGroup(window=None, layers=tuple(range(model.num_layers))),):
-        reason = "layers of this model see a window, and blocks that leave it are given back before"
-        if asked is not None:
-            raise UnsupportedError(f"swap_bytes is {asked}, but {reason}; wanted 0 or None")
-        log_once(logger, logging.INFO, f"swap_bytes: 0, since {reason}")
-        return 0
-    if asked is None:
-        return memory.default_swap_bytes(resolved, model)
-    least = memory.taken_bytes(block, is_pinned=resolved.device.type == "cuda")
-    if asked < least:
-        raise ConfigError(f"swap_bytes is {asked}; wanted 0 or at least {least}, for a block of every layer")
-    return asked

@@ -11,7 +11,7 @@ import torch
 
 from ..compiler.config import CompileConfig
 from ..compiler.numerics import Numerics
-from ..models.quantization import Quantization
+from ..models.quantization.int8 import Quantization
 from .config import LoadFormat
 
 

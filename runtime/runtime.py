@@ -11,23 +11,18 @@ import torch
 
 from ..common.errors import ClosedError, ConfigError, RequestError, shown
 from ..common.progress import Progress, say_nothing
-from ..compiler.torch_section import outside_dynamo
-from ..custom_ops.ledger import watched
-from .answers import Answers, new_deltas, params_of_each
-from .beam_rounds import BeamRounds, Searched
-from .beam_search import BeamSearch, BeamSearchParams
-from .chat_messages import Messages
+from ..compiler.torch_internals.torch_section import outside_dynamo
+from ..custom_ops._shared.ledger import watched
 from .config import RuntimeConfig
-from .detokenizer import IncrementalDetokenizer, detokenizer_of
-from .forks import require_same_process
-from .generation import Generation, Reader
-from .guard import Guard, Ticket
+from .engine.beam_driver import BeamRounds, Searched
+from .engine.beam_search import BeamSearch, BeamSearchParams
+from .engine.client import Guard, Ticket
+from .engine.logprobs import teller_of
+from .engine.output_processor import Generation, Reader
+from .engine.outputs import RequestOutput, StreamDelta
+from .engine.parallel_sampling import Answers, new_deltas, params_of_each
 from .keywords import RequestSettings, RuntimeSettings
-from .loading import Loaded, load, note_use
-from .logprobs import teller_of
-from .outputs import RequestOutput, StreamDelta
 from .prompts import Params, Prompt, Prompts, as_list, checked_kind, each, one_each
-from .request import RequestOptions, check_prompt, request_of
 from .sampling_params import (
     SamplingParams,
     check_ids,
@@ -36,8 +31,13 @@ from .sampling_params import (
     settle_words,
     stopping_token_ids,
 )
+from .scheduler.request import RequestOptions, check_prompt, request_of
+from .startup.forks import require_same_process
+from .startup.loader import Loaded, load, note_use
 from .stats import collect_stats, explanation_of, page_of
-from .tokenizer import Tokenizer
+from .tokenization.chat_messages import Messages
+from .tokenization.detokenizer import IncrementalDetokenizer, detokenizer_of
+from .tokenization.tokenizer import Tokenizer
 
 T = TypeVar("T")
 SEED_STEP = 0x9E3779B97F4A7C15  # odd and without a pattern, so that unseeded requests draw apart

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..common.errors import RequestError, UnknownParameterError, shown
 from ..common.logging import get_logger, log_once
 from ..common.names import refuse_unknown
-from .border import LARGEST, MAX_TEXT, as_int, check_flag, integer, items, number, text, token_ids
 from .other_names import SAMPLING
+from .validation import LARGEST, MAX_TEXT, as_int, check_flag, integer, items, number, text, token_ids
 
 if TYPE_CHECKING:
     from torch import Tensor

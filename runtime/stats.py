@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import RequestError
-from ..compiler.explain import explain_text
-from ..compiler.explain_page import explain_page
-from ..compiler.plan import Compiled
-from .assembly import Assembled
-from .loading import Loaded
+from ..compiler.execution.plan import Compiled
+from ..compiler.inspect.explain import explain_text
+from ..compiler.inspect.explain_page import explain_page
 from .sampling_params import MODEL_DEFAULTS
+from .startup.builder import Assembled
+from .startup.loader import Loaded
 
 
 def collect_stats(loaded: Loaded) -> dict[str, Any]:

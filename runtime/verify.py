@@ -12,21 +12,21 @@ from torch import Tensor
 from ..common.errors import ConfigError, LogitsError, RequestError
 from ..common.logging import get_logger
 from ..common.progress import Progress
-from ..compiler import verify as pieces
+from ..compiler.capture.split import PieceCall, SplitModel
+from ..compiler.codegen.inductor import compile_piece
 from ..compiler.compile import split_program
-from ..compiler.inductor import compile_piece
+from ..compiler.execution.plan import Compiled
+from ..compiler.inspect import verify as pieces
+from ..compiler.inspect.verify import Culprit, Error, PieceCheck, error_of
 from ..compiler.passes import pipeline
 from ..compiler.passes.graph import Pass
-from ..compiler.plan import Compiled
-from ..compiler.split import PieceCall, SplitModel
-from ..compiler.verify import Culprit, Error, PieceCheck, error_of
 from ..custom_ops.paged_attention.reference import dense_attention
 from ..custom_ops.rotary_embedding.reference import rotary_embedding
 from ..custom_ops.sample.reference import are_broken
 from ..models.layers import join_scales
 from .config import RuntimeConfig
-from .loading import Found, compile_only, find, quantizer_of, read_weights
-from .tokenizer import load_tokenizer
+from .startup.loader import Found, compile_only, find, quantizer_of, read_weights
+from .tokenization.tokenizer import load_tokenizer
 
 logger = get_logger("runtime")
 PROMPTS = (

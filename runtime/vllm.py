@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ..common.errors import RequestError, UnknownSettingError, UnsupportedError, shown
 from ..common.names import hint
-from .chat_messages import Messages
 from .keywords import LLMSettings
 from .other_names import SETTINGS
-from .request import RequestOptions
 from .runtime import Runtime
+from .scheduler.request import RequestOptions
+from .tokenization.chat_messages import Messages
 from .vllm_types import (
     BeamSearchOutput,
     BeamSearchParams,

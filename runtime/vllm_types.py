@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
 from ..common.errors import RequestError, UnsupportedError, shown
-from . import beam_search
-from . import outputs as ours
-from .border import items, text, token_ids
-from .logprobs import Logprobs
+from .engine import beam_search
+from .engine import outputs as ours
+from .engine.logprobs import Logprobs
 from .sampling_params import MAX_BAD_WORDS, MAX_STOPS
 from .sampling_params import SamplingParams as OurParams
+from .validation import items, text, token_ids
 
 GREEDY_BELOW = 1e-5
 MOST_READ = 1 << 20  # items of what has no length

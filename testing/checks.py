@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..compiler.fingerprint import canonical_text
+from ..compiler.capture.fingerprint import canonical_text
 from ..compiler.passes import lower
 from ..compiler.passes.graph import Pass, PassReport, is_mutating
 from ..custom_ops.add_rms_norm_linear.reference import add_rms_norm_linear

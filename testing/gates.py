@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..custom_ops.precision import accumulation_dtype
+from ..custom_ops._shared.precision import accumulation_dtype
 from ..models.layers import FAST_OPS
 from .fragments import State, Step, apply_linear, by_columns
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from ..compiler import torch_compat
+from ..compiler.torch_internals import torch_compat
 from . import fragments, gates, heads, projections, zero_centred
 from .fragments import State, Step
 

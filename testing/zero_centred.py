@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..custom_ops.precision import accumulation_dtype
+from ..custom_ops._shared.precision import accumulation_dtype
 from ..models.layers import FAST_OPS
 from .fragments import State, Step, _sum, _unit, add, by_columns, linear
 

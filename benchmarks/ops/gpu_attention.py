@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_attention.json"
 DEVICE = torch.device("cuda")

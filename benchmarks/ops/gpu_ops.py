@@ -12,7 +12,7 @@ import torch
 from gpu_attention import copy_bandwidth, seconds
 from torch import Tensor
 
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_ops.json"
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16

@@ -11,7 +11,7 @@ import torch
 from gpu_attention import copy_bandwidth, seconds
 from torch import Tensor
 
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_sample.json"
 DEVICE, DTYPE, VOCAB = torch.device("cuda"), torch.bfloat16, 128_256

@@ -7,7 +7,7 @@ import measure
 import torch
 import torch.nn.functional as F
 
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 
 BLOCK_SIZE = 32
 CACHED_BYTES = (

@@ -4,7 +4,7 @@ import measure
 import torch
 
 from lamina.custom_ops import rotary_embedding, write_kv_cache
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 9, 3, 64, 32, 1024
 

@@ -3,7 +3,7 @@
 import measure
 import torch
 
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 
 VOCABULARY = 49152
 SETTINGS = {  # temperature, top_k, top_p

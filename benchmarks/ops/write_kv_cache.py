@@ -3,7 +3,7 @@
 import measure
 import torch
 
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 
 NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 3, 64, 32, 1024
 

@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from .. import torch_compat
+from ..torch_internals import torch_compat
 from .graph import Pass, PassReport, copy_graph, dtype_of, erase_dead, frozen, is_mutating, is_view, shape_of
 
 CONVERT = torch.ops.prims.convert_element_type.default

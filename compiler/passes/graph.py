@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from .. import torch_compat
 from ..numerics import Numerics
+from ..torch_internals import torch_compat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

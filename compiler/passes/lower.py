@@ -13,7 +13,7 @@ from ...custom_ops.rms_norm.reference import rms_norm
 from ...custom_ops.rotary_embedding.reference import rotary_embedding
 from ...custom_ops.silu_and_mul.reference import silu_and_mul
 from ...custom_ops.zero_centred_rms_norm.reference import zero_centred_rms_norm
-from .. import torch_compat
+from ..torch_internals import torch_compat
 from .graph import Pass, PassReport, copy_graph, erase_dead
 
 FORMULAS: dict[Any, Callable[..., Any]] = {

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import fx
 
 from ...common.errors import CompileError, ConfigError, LaminaError
-from ..describe import CannotDescribe
-from ..describe import describe as describe_value
-from ..fingerprint import source_line
+from ..capture.describe import CannotDescribe
+from ..capture.describe import describe as describe_value
+from ..capture.fingerprint import source_line
 from ..numerics import Numerics
 from .add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from .add_rms_norm_linear import ADD_RMS_NORM_LINEAR

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from .. import torch_compat
+from ..torch_internals import torch_compat
 from .graph import Pass, PassReport, copy_graph, is_mutating
 from .providers import Choose, choose
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..registry import Provider
+from .._shared.registry import Provider
 
 OPS = torch.ops.lamina
 

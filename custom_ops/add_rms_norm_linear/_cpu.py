@@ -6,11 +6,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..cpu_kernel import DEVICES, DTYPES, CpuKernel, by_rows
+from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel, by_rows
+from .._shared.registry import Provider
 from ..linear._cpu import CODES, method_of
 from ..linear.choices import Method
 from ..linear_int8._cpu import method_of as method_of_bytes
-from ..registry import Provider
 from . import _composed
 
 

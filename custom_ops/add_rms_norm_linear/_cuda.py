@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.registry import Provider
 from ..linear._cuda import PROVIDER as LINEAR
 from ..linear._cuda import check_card, cut_of
 from ..linear.choices import Cut
-from ..registry import Provider
 from . import _composed
 
 OPS = torch.ops.lamina

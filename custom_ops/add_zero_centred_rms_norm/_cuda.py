@@ -2,9 +2,9 @@
 
 from functools import partial
 
+from .._shared.cuda_kernel import DEVICES, DTYPES
+from .._shared.registry import Provider
 from ..add_rms_norm._cuda import load
-from ..cuda_kernel import DEVICES, DTYPES
-from ..registry import Provider
 
 PROVIDER = Provider(
     name="cuda",

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..precision import accumulation_dtype
+from .._shared.precision import accumulation_dtype
 from ..zero_centred_rms_norm.reference import weighted_unit
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
-from ..layout import moves_in_vectors
-from ..registry import Provider
+from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.layout import moves_in_vectors
+from .._shared.registry import Provider
 
 WIDTH = 4  # ids that a lane moves at once
 

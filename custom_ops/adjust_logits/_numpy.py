@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..registry import Provider
+from .._shared.registry import Provider
 from .reference import completions, remember, summaries
 
 Row = NDArray[np.float32]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import UnsupportedError
-from ..library import declare_op, no_result
+from .._shared.library import declare_op, no_result
 
 
 def attention_site(

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from ..cuda_kernel import DEVICES, DTYPES
-from ..registry import Provider
+from .._shared.cuda_kernel import DEVICES, DTYPES
+from .._shared.registry import Provider
 from ..silu_and_mul._cuda import load
 
 PROVIDER = Provider(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..cuda_kernel import DEVICES, CudaKernel
-from ..registry import Provider
+from .._shared.cuda_kernel import DEVICES, CudaKernel
+from .._shared.registry import Provider
 
 
 def load() -> Callable[..., None]:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..registry import Provider
+from .._shared.registry import Provider
 from ..sample.reference import gaps_below, largest_logits
 
 CANDIDATES = 4096  # most typical tokens looked at first

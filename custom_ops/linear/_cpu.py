@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
-from ..registry import Provider
+from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
+from .._shared.registry import Provider
 from .choices import (
     BUCKETS,
     Cut,

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...common.errors import UnsupportedError
-from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
-from ..layout import moves_in_vectors
-from ..registry import Provider
+from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.layout import moves_in_vectors
+from .._shared.registry import Provider
 from .choices import Cut, Kind, Method, Site, bucket_of, card_of, choose, name_of
 
 HOPPER = (9, 0)

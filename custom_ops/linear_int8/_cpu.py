@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..cpu_kernel import DEVICES, DTYPES, CpuKernel, by_rows
+from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel, by_rows
+from .._shared.registry import Provider
 from ..linear._cpu import CODES
 from ..linear.choices import Method
-from ..registry import Provider
 
 FEW = 2  # rows up to which dot products, which widen each weight in registers, are as fast as tiles
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...common.errors import KernelLaunchError, ShapeError, UnsupportedError
-from ..build_cuda import load_cuda_kernel
-from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
-from ..registry import Provider
+from .._shared.build_cuda import load_cuda_kernel
+from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.registry import Provider
 from ._plan import HOPPER, MANY, KernelShape, plan
 
 MAX_HEAD_DIM = 256

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ...common import env
 from ...common.errors import UnsupportedError
-from ..ledger import LEDGER
-from ..registry import Call, Provider
+from .._shared.ledger import LEDGER
+from .._shared.registry import Call, Provider
 from ._cuda import check_rows
 
 DTYPES = frozenset({torch.bfloat16, torch.float16})

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layout import check_dense_heads
+from .._shared.layout import check_dense_heads
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MIN_SPLIT_KEYS = 256

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..library import define_op, no_result
-from ..registry import Provider
-from ..triton_provider import triton_provider
+from .._shared.library import define_op, no_result
+from .._shared.registry import Provider
+from .._shared.triton_provider import triton_provider
 from . import _cpu, _cuda, _flash_attn, reference
 
 

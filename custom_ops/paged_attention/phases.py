@@ -8,8 +8,8 @@ import torch
 
 from ...common.errors import UnsupportedError
 from ...common.logging import get_logger, log_once
-from .. import registry
-from ..registry import Call, Selected
+from .._shared import registry
+from .._shared.registry import Call, Selected
 from . import _cuda, _flash_attn
 
 logger = get_logger("custom_ops")

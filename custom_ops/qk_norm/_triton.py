@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layout import with_dense_heads
+from .._shared.layout import with_dense_heads
 
 HEADS = 8  # a program
 

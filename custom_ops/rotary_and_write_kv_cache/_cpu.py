@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
-from ..layout import check_dense_heads, with_dense_heads
-from ..registry import Provider
+from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
+from .._shared.layout import check_dense_heads, with_dense_heads
+from .._shared.registry import Provider
 
 
 def load() -> Callable[..., Tensor]:

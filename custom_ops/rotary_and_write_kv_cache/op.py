@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from ..library import define_op
-from ..registry import Provider
+from .._shared.library import define_op
+from .._shared.registry import Provider
+from .._shared.triton_provider import triton_provider
 from ..rotary_embedding.op import check_rotary
-from ..triton_provider import triton_provider
 from ..write_kv_cache.op import check_write
 from . import _cpu, _cuda, reference
 

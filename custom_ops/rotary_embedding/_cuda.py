@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
-from ..layout import with_dense_heads
-from ..registry import Provider
+from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.layout import with_dense_heads
+from .._shared.registry import Provider
 
 
 def load() -> Callable[..., tuple[Tensor, Tensor]]:

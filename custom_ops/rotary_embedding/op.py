@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..library import define_op
-from ..precision import accumulation_dtype
-from ..registry import Provider
-from ..triton_provider import triton_provider
+from .._shared.library import define_op
+from .._shared.precision import accumulation_dtype
+from .._shared.registry import Provider
+from .._shared.triton_provider import triton_provider
 from . import _cuda, reference
 
 

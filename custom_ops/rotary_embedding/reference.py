@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..precision import accumulation_dtype
+from .._shared.precision import accumulation_dtype
 
 
 def rotary_embedding(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

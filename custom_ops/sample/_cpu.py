@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..cpu_kernel import DEVICES, DTYPES, CpuKernel
-from ..registry import Provider
+from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
+from .._shared.registry import Provider
 from .places import at_places
 
 

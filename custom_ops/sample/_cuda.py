@@ -5,9 +5,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ...common.errors import UnsupportedError
-from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
-from ..layout import moves_in_vectors
-from ..registry import Provider
+from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.layout import moves_in_vectors
+from .._shared.registry import Provider
 from .reference import CHUNK, num_chunks_of
 from .workspace import workspace
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..registry import Provider
+from .._shared.registry import Provider
 from .places import at_places
 from .reference import (
     BROKEN,

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
-from ..layout import as_rows, num_rows
-from ..registry import Provider
+from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.layout import as_rows, num_rows
+from .._shared.registry import Provider
 
 
 def load(op: str = "silu_and_mul") -> Callable[..., Tensor]:

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layout import as_rows, num_rows
+from .._shared.layout import as_rows, num_rows
 
 BLOCK = 1024
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..cuda_kernel import DEVICES, DTYPES, CudaKernel
-from ..registry import Provider
+from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.registry import Provider
 from . import reference
 
 THREADS = 1024  # csrc/top_logprobs/kernel.cuh has the same

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..library import define_op
-from ..registry import Provider
+from .._shared.library import define_op
+from .._shared.registry import Provider
 from . import _cuda, reference
 
 

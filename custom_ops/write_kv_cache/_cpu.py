@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from ..cpu_kernel import DEVICES, CpuKernel
-from ..registry import Provider
+from .._shared.cpu_kernel import DEVICES, CpuKernel
+from .._shared.registry import Provider
 
 _NOT_CONTIGUOUS = -2
 

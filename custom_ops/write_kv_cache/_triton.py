@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layout import check_dense_heads, with_dense_heads
+from .._shared.layout import check_dense_heads, with_dense_heads
 
 
 @triton.jit

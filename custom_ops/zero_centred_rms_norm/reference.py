@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..precision import accumulation_dtype
+from .._shared.precision import accumulation_dtype
 
 
 def zero_centred_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

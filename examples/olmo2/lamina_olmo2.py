@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.models import ModelDefinition, ParameterSpec, llama
+from lamina.models import ModelDefinition, ParameterSpec
 from lamina.models.config import ModelConfig
+from lamina.models.families import llama
 from lamina.models.layers import Attend, Ops
 
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .compiler.config import CompileConfig
     from .compiler.passes.graph import Pass, PassReport
     from .models.registry import register_model
-    from .runtime.beam_search import BeamSearchParams
-    from .runtime.logprobs import Logprob
-    from .runtime.outputs import CompletionOutput, RequestOutput, StreamDelta
+    from .runtime.engine.beam_search import BeamSearchParams
+    from .runtime.engine.logprobs import Logprob
+    from .runtime.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
     from .runtime.runtime import Runtime
     from .runtime.sampling_params import SamplingParams
 
@@ -65,15 +65,15 @@ __all__ = [
 _HOMES = {
     "Runtime": ".runtime.runtime",
     "SamplingParams": ".runtime.sampling_params",
-    "BeamSearchParams": ".runtime.beam_search",
+    "BeamSearchParams": ".runtime.engine.beam_search",
     "CompileConfig": ".compiler.config",
     "Pass": ".compiler.passes",
     "PassReport": ".compiler.passes",
     "register_model": ".models",
-    "RequestOutput": ".runtime.outputs",
-    "CompletionOutput": ".runtime.outputs",
-    "StreamDelta": ".runtime.outputs",
-    "Logprob": ".runtime.logprobs",
+    "RequestOutput": ".runtime.engine.outputs",
+    "CompletionOutput": ".runtime.engine.outputs",
+    "StreamDelta": ".runtime.engine.outputs",
+    "Logprob": ".runtime.engine.logprobs",
 }
 
 

@@ -12,11 +12,12 @@ import typer.testing
 from lamina import Runtime
 from lamina.cli import app, options
 from lamina.compiler.numerics import NUMERICS
-from lamina.custom_ops import registry
-from lamina.models.quantization import QUANTIZATIONS
-from lamina.runtime import attention, config
+from lamina.custom_ops._shared import registry
+from lamina.models.quantization.int8 import QUANTIZATIONS
+from lamina.runtime import config
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.sampling_params import SamplingParams
+from lamina.runtime.worker import attention
 
 COMMANDS = ("generate", "chat", "warmup", "explain", "verify", "info")
 

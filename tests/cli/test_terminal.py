@@ -20,7 +20,7 @@ PASTE = "\x1b[200~first line\nsecond line\x1b[201~"
 # The conversation itself, on a terminal, with a runtime that repeats what it is asked.
 SCRIPT = """
 from lamina.cli.chat import Conversation
-from lamina.runtime.outputs import StreamDelta
+from lamina.runtime.engine.outputs import StreamDelta
 
 class Echo:
     def stream_chat(self, messages, params):

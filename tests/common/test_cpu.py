@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lamina.common import cpu
-from lamina.compiler import torch_compat
-from lamina.compiler.inductor import piece_key
-from lamina.custom_ops import build
+from lamina.compiler.codegen.inductor import piece_key
+from lamina.compiler.torch_internals import torch_compat
+from lamina.custom_ops._shared import build
 
 INTEL = """processor\t: 0
 model name\t: Some CPU

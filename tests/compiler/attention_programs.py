@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from lamina import custom_ops
-from lamina.compiler import torch_compat
-from lamina.compiler.capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, Captured, capture
+from lamina.compiler.capture.capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, Captured, capture
+from lamina.compiler.torch_internals import torch_compat
 from lamina.custom_ops.paged_attention.reference import dense_attention
 from lamina.custom_ops.rotary_embedding.reference import rotary_embedding as formula
 

@@ -9,13 +9,13 @@ from torch import Tensor, fx
 
 from lamina.common.store import Store
 from lamina.compiler import cache, compile
+from lamina.compiler.capture.fingerprint import canonical_text
+from lamina.compiler.codegen.inductor import Artifact, Piece, piece_key
 from lamina.compiler.compile import Program, compile_program
 from lamina.compiler.config import CompileConfig
-from lamina.compiler.fingerprint import canonical_text
-from lamina.compiler.inductor import Artifact, Piece, piece_key
+from lamina.compiler.execution.plan import Compiled
 from lamina.compiler.passes.graph import Pass, PassReport, copy_graph
 from lamina.compiler.passes.pipeline import PASS_NAMES
-from lamina.compiler.plan import Compiled
 
 from .worlds import CPU, FREE, TOKENS, WEIGHTS, World
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lamina.compiler import cache
-from lamina.compiler.capture import POSITIONS, TOKEN_IDS
+from lamina.compiler.capture.capture import POSITIONS, TOKEN_IDS
+from lamina.compiler.codegen.inductor import load_piece, missing_of_piece, normalise, piece_key
 from lamina.compiler.compile import plan_factors
-from lamina.compiler.inductor import load_piece, missing_of_piece, normalise, piece_key
+from lamina.compiler.execution.plan import Plan, Step
 from lamina.compiler.passes import pipeline
-from lamina.compiler.plan import Plan, Step
 
 from .tiny import make_tiny
 

@@ -16,7 +16,7 @@ from lamina.compiler.compile import compile_program
 from lamina.compiler.config import CompileConfig
 from lamina.compiler.passes import pipeline
 from lamina.compiler.passes.pipeline import PASS_NAMES
-from lamina.compiler.torch_compat import toolchain
+from lamina.compiler.torch_internals.torch_compat import toolchain
 
 from .tiny import make_tiny
 

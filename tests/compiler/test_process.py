@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 from lamina.common.errors import CompileError
 from lamina.common.store import Store
-from lamina.compiler import torch_compat, torch_section
-from lamina.compiler.capture import capture
+from lamina.compiler.capture.capture import capture
 from lamina.compiler.compile import Program, compile_program
 from lamina.compiler.config import CompileConfig
-from lamina.compiler.torch_section import as_written, compiling, neutral
+from lamina.compiler.torch_internals import torch_compat, torch_section
+from lamina.compiler.torch_internals.torch_section import as_written, compiling, neutral
 
 CPU = torch.device("cpu")
 WEIGHTS = {"embedding": torch.linspace(0.1, 1.0, 80).reshape(10, 8)}
@@ -159,7 +159,7 @@ def test_settings_of_inductor_change_neither_code_nor_key(tmp_path):
 STEERED = """
 import torch
 from lamina.compiler import torch_compat
-from lamina.compiler.torch_section import compiling
+from lamina.compiler.torch_internals.torch_section import compiling
 with compiling():
     print(torch_compat.inductor_config())
 """

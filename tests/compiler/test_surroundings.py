@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lamina.common.store import Store
 from lamina.compiler import cache
-from lamina.compiler.readings import ask
+from lamina.compiler.capture.readings import ask
 
 from .interpreted import Interpreter, compile_world
 from .worlds import FREE, LINES, World, parts_of

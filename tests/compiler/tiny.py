@@ -11,11 +11,12 @@ from torch import Tensor
 from lamina.compiler.compile import Program
 from lamina.custom_ops.paged_attention.reference import dense_attention
 from lamina.custom_ops.rotary_embedding.reference import rotary_embedding
-from lamina.models import find_model, llama
+from lamina.models import find_model
+from lamina.models.checkpoints.weights import dummy_weights
 from lamina.models.config import ModelConfig
+from lamina.models.families import llama
 from lamina.models.layers import EXACT_OPS, FAST_OPS, Ops
 from lamina.models.rope import rotation_tables
-from lamina.models.weights import dummy_weights
 
 CPU = torch.device("cpu")
 SIZES = {

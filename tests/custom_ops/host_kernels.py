@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from lamina.custom_ops.build import CSRC
+from lamina.custom_ops._shared.build import CSRC
 
 SOURCES = Path(__file__).resolve().parent / "host_cuda"
 COMPILER = shutil.which("c++") or shutil.which("g++")

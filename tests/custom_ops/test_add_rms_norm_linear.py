@@ -13,11 +13,11 @@ from torch import Tensor
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import add_rms_norm, add_rms_norm_linear, linear, silu_and_mul
+from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.add_rms_norm import reference as add_rms_norm_reference
 from lamina.custom_ops.add_rms_norm_linear import _composed, _cpu, reference
 from lamina.custom_ops.linear._cpu import methods as linear_methods
 from lamina.custom_ops.linear.choices import Method
-from lamina.custom_ops.registry import select
 
 from .guarded import at_the_end, making_ended
 

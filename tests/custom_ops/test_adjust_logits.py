@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import adjust_logits
-from lamina.custom_ops.registry import providers, select
+from lamina.custom_ops._shared.registry import providers, select
 
 VOCAB = 40
 ON_CPU = ("numpy", "reference")

@@ -10,11 +10,11 @@ import torch
 from lamina.common import env
 from lamina.common.errors import KernelBuildError, UnsupportedError
 from lamina.common.store import Store
-from lamina.custom_ops import registry
+from lamina.custom_ops._shared import registry
 from lamina.custom_ops.paged_attention import _flash_attn, phases
 from lamina.custom_ops.paged_attention._flash_attn import Choice, Facts, Version, choose_version
 from lamina.custom_ops.paged_attention.phases import select_by_phase
-from lamina.runtime.attention import select_backend
+from lamina.runtime.worker.attention import select_backend
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 HOPPER, AMPERE, ADA, BLACKWELL, GEFORCE = (9, 0), (8, 0), (8, 9), (10, 0), (12, 0)
@@ -83,7 +83,7 @@ def test_where_none_is_installed_the_packages_are_named() -> None:
         (VERSION_2, AMPERE, 128, 256),
         (VERSION_2, GEFORCE, 64, 512),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_what_a_version_takes_is_no_obstacle(
     version: Version, capability: tuple[int, int], head_dim: int, block_size: int
@@ -108,7 +108,7 @@ def test_what_a_version_takes_is_no_obstacle(
         (VERSION_2, Facts(AMPERE, 264, 256), "head_dim 264"),
         (VERSION_2, Facts(AMPERE, 128, 16), "block_size 16; wanted a multiple of 256"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_what_a_version_does_not_take_is_told_with_what_is_wanted(
     version: Version, facts: Facts, obstacle: str

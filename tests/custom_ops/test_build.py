@@ -12,9 +12,9 @@ import pytest
 from lamina.common.collection import collect
 from lamina.common.errors import KernelBuildError
 from lamina.common.store import PLAIN, Store
-from lamina.custom_ops import build
-from lamina.custom_ops.build import build_kernel, find_built, find_compiler, load_library
-from lamina.custom_ops.ledger import Ledger, watched
+from lamina.custom_ops._shared import build
+from lamina.custom_ops._shared.build import build_kernel, find_built, find_compiler, load_library
+from lamina.custom_ops._shared.ledger import Ledger, watched
 
 SOURCE = '#include "shared.h"\nextern "C" int answer() { return ANSWER; }\n'
 BUILD = """
@@ -22,7 +22,7 @@ import sys, logging
 from pathlib import Path
 logging.basicConfig(level=logging.INFO)
 from lamina.common.store import Store
-from lamina.custom_ops.build import build_kernel
+from lamina.custom_ops._shared.build import build_kernel
 build_kernel("op", Path(sys.argv[1]), Store(sys.argv[2]))
 """
 
@@ -54,7 +54,7 @@ def test_a_kernel_is_built_once_and_found_again(
 ) -> None:
     built = build_kernel("op", csrc, store)
     assert answer(built) == 42
-    monkeypatch.setattr("lamina.custom_ops.build._build", lambda *args: pytest.fail("built twice"))
+    monkeypatch.setattr("lamina.custom_ops._shared.build._build", lambda *args: pytest.fail("built twice"))
     assert build_kernel("op", csrc, store) == built
 
 
@@ -208,7 +208,7 @@ def test_without_a_compiler_auto_runs_the_formula_and_an_explicit_kernel_raises(
 import torch
 from lamina.common.errors import KernelBuildError
 from lamina.custom_ops import paged_attention
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 i = lambda *values: torch.tensor(values, dtype=torch.int32)
 q, cache = torch.ones(2, 2, 4), torch.ones(2, 4, 2, 4)
 out = torch.zeros_like(q)

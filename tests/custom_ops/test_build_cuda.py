@@ -12,11 +12,11 @@ import torch
 
 from lamina.common.errors import KernelBuildError, KernelLaunchError
 from lamina.common.store import Store
-from lamina.custom_ops import build
-from lamina.custom_ops import build_cuda as module
-from lamina.custom_ops.build_cuda import build_cuda, find_nvcc
-from lamina.custom_ops.cuda_kernel import CudaKernel
-from lamina.custom_ops.ledger import Ledger
+from lamina.custom_ops._shared import build
+from lamina.custom_ops._shared import build_cuda as module
+from lamina.custom_ops._shared.build_cuda import build_cuda, find_nvcc
+from lamina.custom_ops._shared.cuda_kernel import CudaKernel
+from lamina.custom_ops._shared.ledger import Ledger
 
 NVCC = """#!/bin/sh
 if [ "$1" = --version ]; then echo "a stand-in for nvcc"; exit; fi

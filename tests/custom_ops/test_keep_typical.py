@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import keep_typical
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 
 ON_CPU = pytest.mark.parametrize("provider", ["numpy", "reference"])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lamina.custom_ops.build import CSRC
+from lamina.custom_ops._shared.build import CSRC
 from lamina.custom_ops.linear.choices import (
     MAX_CLUSTER,
     MAX_STAGES,

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lamina.common.errors import ShapeError
-from lamina.custom_ops import build, linear
+from lamina.custom_ops import linear
+from lamina.custom_ops._shared import build
+from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.linear import _cpu
 from lamina.custom_ops.linear.choices import Method
-from lamina.custom_ops.registry import select
 
 from .guarded import at_the_end, making_ended
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import paged_attention
+from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.paged_attention import reference
-from lamina.custom_ops.registry import select
 
 from .guarded import at_the_end
 

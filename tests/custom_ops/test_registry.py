@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lamina.common.errors import KernelBuildError, UnsupportedError
-from lamina.custom_ops import registry
-from lamina.custom_ops.library import direct_call
+from lamina.custom_ops._shared import registry
+from lamina.custom_ops._shared.library import direct_call
 
 CPU = torch.device("cpu")
 
@@ -69,7 +69,7 @@ def test_no_op_imports_dynamo_or_inductor() -> None:
 import sys, torch
 before = set(sys.modules)
 from lamina.custom_ops import *
-from lamina.custom_ops.registry import _ops
+from lamina.custom_ops._shared.registry import _ops
 i = lambda *values: torch.tensor(values, dtype=torch.int32)
 x, w, q, table = torch.ones(2, 8), torch.ones(8), torch.ones(2, 2, 4), torch.ones(2, 2)
 cache = torch.zeros(2, 4, 2, 4)

@@ -5,7 +5,7 @@ import torch
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import rotary_and_write_kv_cache, rotary_embedding, write_kv_cache
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.rotary_and_write_kv_cache import reference
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

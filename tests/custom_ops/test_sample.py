@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import sample
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.sample import reference
 from lamina.custom_ops.sample.reference import BROKEN
 

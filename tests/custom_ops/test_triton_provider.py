@@ -13,9 +13,9 @@ import pytest
 from lamina.common import env
 from lamina.common.errors import KernelBuildError
 from lamina.common.store import Store
-from lamina.custom_ops import triton_cache
-from lamina.custom_ops.ledger import Ledger, watched
-from lamina.custom_ops.triton_provider import triton_provider
+from lamina.custom_ops._shared import triton_cache
+from lamina.custom_ops._shared.ledger import Ledger, watched
+from lamina.custom_ops._shared.triton_provider import triton_provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

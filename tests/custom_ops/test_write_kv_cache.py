@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import write_kv_cache
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.write_kv_cache import reference
 
 BOTH = pytest.mark.parametrize("provider", ["cpu", "reference"])

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from lamina.custom_ops.build import CSRC
-from lamina.custom_ops.build_cuda import load_cuda_kernel
+from lamina.custom_ops._shared.build import CSRC
+from lamina.custom_ops._shared.build_cuda import load_cuda_kernel
 
 
 @pytest.fixture(scope="session", autouse=True)

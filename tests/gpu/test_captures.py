@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lamina.compiler.cuda_graphs import CudaGraphs
+from lamina.compiler.execution.cuda_graphs import CudaGraphs
 from lamina.custom_ops import rms_norm
 
 pytestmark = pytest.mark.gpu

@@ -12,11 +12,11 @@ from lamina.compiler.compile import Program, compile_program
 from lamina.compiler.config import CompileConfig
 from lamina.custom_ops import rotary_and_write_kv_cache
 from lamina.custom_ops.paged_attention.reference import dense_attention
+from lamina.models.checkpoints.weights import dummy_weights
 from lamina.models.config import ModelConfig
+from lamina.models.families.llama import LLAMA
 from lamina.models.layers import EXACT_OPS, FAST_OPS
-from lamina.models.llama import LLAMA
 from lamina.models.rope import rope_tables
-from lamina.models.weights import dummy_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -7,7 +7,7 @@ import torch
 
 from lamina import Runtime, SamplingParams
 from lamina.common.store import Store
-from lamina.models.source import resolve_source
+from lamina.models.checkpoints.source import resolve_source
 
 pytestmark = [pytest.mark.gpu, pytest.mark.demo, pytest.mark.timeout(600)]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lamina.common.errors import UnsupportedError
-from lamina.custom_ops.ledger import LEDGER
+from lamina.custom_ops._shared.ledger import LEDGER
+from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.paged_attention import _flash_attn
 from lamina.custom_ops.paged_attention.phases import LONGEST_DECODE, select_by_phase
-from lamina.custom_ops.registry import select
 
 from .test_paged_attention import CANARY, DEVICE, Case, exact, make_case, naive
 

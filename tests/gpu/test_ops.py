@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from lamina.common.errors import ShapeError
+from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.add_rms_norm import reference as add_rms_norm
 from lamina.custom_ops.add_zero_centred_rms_norm import reference as add_zero_centred_rms_norm
 from lamina.custom_ops.copy_blocks import reference as copy_blocks
 from lamina.custom_ops.gelu_and_mul import reference as gelu_and_mul
 from lamina.custom_ops.qk_norm import reference as qk_norm
-from lamina.custom_ops.registry import select
 from lamina.custom_ops.rms_norm import reference as rms_norm
 from lamina.custom_ops.rotary_and_write_kv_cache import reference as rotary_and_write_kv_cache
 from lamina.custom_ops.rotary_embedding import reference as rotary_embedding

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lamina import custom_ops
-from lamina.custom_ops import registry
+from lamina.custom_ops._shared import registry
 
 pytestmark = pytest.mark.gpu
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lamina.common.errors import ShapeError, UnsupportedError
 from lamina.custom_ops import paged_attention, rms_norm, write_kv_cache
+from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.paged_attention import reference
-from lamina.custom_ops.registry import select
 
 pytestmark = pytest.mark.gpu
 

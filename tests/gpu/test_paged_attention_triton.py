@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 
 from .test_paged_attention import CANARY, DEVICE, Case, exact, make_case, naive
 

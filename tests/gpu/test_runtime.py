@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lamina import CompileConfig, Runtime, SamplingParams
-from lamina.runtime import assembly
-from lamina.runtime.memory import available_bytes
+from lamina.runtime.startup import builder as assembly
+from lamina.runtime.startup.memory import available_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.common.errors import UnsupportedError
-from lamina.custom_ops.registry import select
+from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.sample import reference
 
 pytestmark = pytest.mark.gpu

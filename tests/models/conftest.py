@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lamina.custom_ops.paged_attention.reference import dense_attention
+from lamina.models.checkpoints.weights import load_weights
 from lamina.models.config import read_model_config
 from lamina.models.layers import FAST_OPS, Ops, join_scales, taking_quantized
-from lamina.models.quantization import Int8Quantizer
+from lamina.models.quantization.int8 import Int8Quantizer
 from lamina.models.registry import find_model
 from lamina.models.rope import rotation_tables
-from lamina.models.weights import load_weights
 
 
 def _logits(

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from lamina.common.errors import ConfigError, LoadError
-from lamina.models import find_model, llama, registry
+from lamina.models import find_model, registry
 from lamina.models.config import ModelConfig
+from lamina.models.families import llama
 from lamina.models.layers import EXACT_OPS, FAST_OPS, Ops
 
 from ..conftest import TINY
@@ -124,4 +125,4 @@ def test_an_unknown_architecture_is_told_what_packages_offer(olmo2_package: None
 
 def test_a_package_does_not_replace_a_model_of_ours(site: Path) -> None:
     install(site, {"LlamaForCausalLM": "no_such_module:MODEL"})
-    assert find_model("LlamaForCausalLM").forward.__module__ == "lamina.models.llama"
+    assert find_model("LlamaForCausalLM").forward.__module__ == "lamina.models.families.llama"

@@ -9,8 +9,8 @@ from torch import Tensor
 from lamina import Runtime, SamplingParams
 from lamina.common.errors import CompileError, EngineError
 from lamina.models import registry
-from lamina.models.llama import LLAMA
-from lamina.runtime.attention import check_layer
+from lamina.models.families.llama import LLAMA
+from lamina.runtime.worker.attention import check_layer
 
 POOL = {"num_kv_blocks": 16, "load_format": "dummy", "dtype": torch.float32}
 ANSWER = SamplingParams(max_tokens=3, temperature=0.0)

@@ -32,7 +32,7 @@ import gguf, torch
 from lamina.common.store import Store
 from lamina.models import ParameterSpec, find_model, gguf_file, quantization, weights
 from lamina.models.config import read_model_config
-from lamina.models.source import resolve_source
+from lamina.models.checkpoints.source import resolve_source
 
 def memory(name):
     return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10

@@ -9,7 +9,7 @@ import torch
 
 from lamina.common.errors import ConfigError, UnsupportedError
 from lamina.models import ParameterSpec, find_model, register_model
-from lamina.models.llama import LLAMA
+from lamina.models.families.llama import LLAMA
 
 
 def test_a_registered_architecture_is_loaded_like_a_built_in_one(

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-from lamina.custom_ops.build import CSRC
+from lamina.custom_ops._shared.build import CSRC
 
 from .rules import Mutant, mutants_of
 from .targets import Target, compiled, lay_out, targets

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lamina.custom_ops import build, cpu_kernel
-from lamina.custom_ops.build import CSRC
+from lamina.custom_ops._shared import build, cpu_kernel
+from lamina.custom_ops._shared.build import CSRC
 
 from ..custom_ops import host_kernels
 

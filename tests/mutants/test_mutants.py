@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lamina.custom_ops.build import CSRC
+from lamina.custom_ops._shared.build import CSRC
 
 from ..custom_ops import host_kernels
 from .equivalents import Equivalents

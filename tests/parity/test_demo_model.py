@@ -10,7 +10,7 @@ import torch
 
 from lamina import Runtime, SamplingParams
 from lamina.common.store import Store
-from lamina.models.source import resolve_source
+from lamina.models.checkpoints.source import resolve_source
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(1200)]
 
@@ -198,7 +198,7 @@ def test_bfloat16_errs_at_most_twice_as_much_as_transformers_in_bfloat16(
 
 def _last_logits(runtime: Runtime, ids: list[int]) -> torch.Tensor:
     """The logits that the runtime samples from, caught on their way to the sampler."""
-    import lamina.runtime.model_runner as model_runner
+    import lamina.runtime.worker.model_runner as model_runner
 
     caught: list[torch.Tensor] = []
     original = model_runner.sample

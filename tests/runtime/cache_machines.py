@@ -6,8 +6,8 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from lamina.runtime.block_pool import BlockPool
-from lamina.runtime.kv_cache import KVCacheManager
+from lamina.runtime.kv_cache.block_pool import BlockPool
+from lamina.runtime.kv_cache.manager import KVCacheManager
 
 from .tally import CACHE
 

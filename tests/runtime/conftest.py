@@ -12,18 +12,18 @@ import torch
 from safetensors.torch import save_file
 
 from lamina import ClosedError, Runtime
-from lamina.custom_ops import registry
+from lamina.custom_ops._shared import registry
 from lamina.custom_ops.add_rms_norm_linear import _cpu as add_rms_norm_linear
 from lamina.custom_ops.linear import _cpu as linear
 from lamina.custom_ops.linear_int8 import _cpu as linear_int8
 from lamina.models.registry import ModelDefinition, ParameterSpec, register_model
-from lamina.runtime.block_pool import BlockPool
-from lamina.runtime.input_batch import InputBatch
-from lamina.runtime.kv_cache import KVCacheManager
-from lamina.runtime.request import Request, check_prompt, total_tokens
+from lamina.runtime.kv_cache.block_pool import BlockPool
+from lamina.runtime.kv_cache.manager import KVCacheManager
 from lamina.runtime.sampling_params import SamplingParams, stopping_token_ids
-from lamina.runtime.scheduler import Scheduler
-from lamina.runtime.scheduler_config import SchedulerConfig
+from lamina.runtime.scheduler.config import SchedulerConfig
+from lamina.runtime.scheduler.request import Request, check_prompt, total_tokens
+from lamina.runtime.scheduler.scheduler import Scheduler
+from lamina.runtime.worker.input_batch import InputBatch
 
 from .paged_model import VOCAB, PagedModel, hashed, parts
 from .tally import CACHE, SCHEDULER, in_words

@@ -3,8 +3,8 @@
 import zlib
 from typing import NamedTuple
 
-from lamina.runtime.input_batch import NO_ID
-from lamina.runtime.scheduler_output import ON_HOST
+from lamina.runtime.protocol.scheduler_output import ON_HOST
+from lamina.runtime.worker.input_batch import NO_ID
 
 VOCAB = 11  # of the hashing model
 

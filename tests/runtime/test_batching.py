@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina import Runtime, SamplingParams
-from lamina.runtime import assembly
+from lamina.runtime.startup import builder as assembly
 
 WIDE = {"dtype": "float64", "compile": False}
 

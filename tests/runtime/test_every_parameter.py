@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lamina import CompileConfig, RequestError, Runtime, SamplingParams
-from lamina.runtime import assembly
+from lamina.runtime.startup import builder as assembly
 
 PROMPT = "the end of the beginning"
 PLAIN = {"temperature": 1.0, "top_k": 8, "seed": 11, "max_tokens": 10, "ignore_eos": True}

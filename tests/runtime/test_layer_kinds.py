@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from lamina import Runtime, SamplingParams
-from lamina.runtime import memory
-from lamina.runtime.block_pool import BlockPool
-from lamina.runtime.kv_cache import KVCacheManager
+from lamina.runtime.kv_cache.block_pool import BlockPool
+from lamina.runtime.kv_cache.manager import KVCacheManager
+from lamina.runtime.startup import memory
 
 from ..families import FAMILIES
-from .test_scheduler_states import SchedulerMachine
+from .scheduler.test_scheduler_states import SchedulerMachine
 
 WINDOW = 10
 

@@ -9,9 +9,11 @@ from safetensors.torch import load_file, save_file
 from lamina import SamplingParams
 from lamina.models.config import read_model_config
 from lamina.models.registry import find_model
-from lamina.runtime import memory, model_runner
-from lamina.runtime.config import RuntimeConfig, resolve
-from lamina.runtime.sizing import size
+from lamina.runtime.config import RuntimeConfig
+from lamina.runtime.startup import memory
+from lamina.runtime.startup.memory_report import size
+from lamina.runtime.startup.resolve import resolve
+from lamina.runtime.worker import model_runner
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [[5], [1, 2, 3], list(range(40, 70)), [300, 3] * 20]

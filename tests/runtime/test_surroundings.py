@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lamina import Runtime, SamplingParams
-from lamina.models import llama, registry
+from lamina.models import registry
+from lamina.models.families import llama
 from lamina.models.registry import ModelDefinition, register_model
 
 PROMPTS = [[1, 17, 300, 42], [5, 9]]

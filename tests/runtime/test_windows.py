@@ -3,7 +3,7 @@
 import pytest
 
 from lamina import Runtime, SamplingParams
-from lamina.runtime import memory
+from lamina.runtime.startup import memory
 
 from ..families import FAMILIES
 

@@ -1,0 +1,1 @@
+"""From a model function to a captured graph, split at attention."""

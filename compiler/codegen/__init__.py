@@ -1,0 +1,1 @@
+"""From graph pieces to code: Inductor, its wrapper, launches."""

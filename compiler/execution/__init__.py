@@ -1,0 +1,1 @@
+"""Plans and how they run: CUDA graphs, the CPU call graph."""

@@ -1,0 +1,207 @@
+"""Decode steps on a CPU as a list of kernel calls, recorded once and made without the Python around them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...common.errors import CompileError
+from ...common.logging import get_logger
+from ...custom_ops._shared.call_list import recorded_by
+from ..capture.capture import Attend
+from ..torch_internals import torch_compat
+from .plan import BoundPlan
+
+logger = get_logger("compiler")
+
+MAX_TOKENS = 64  # of a recorded step; beyond, what surrounds the kernels no longer shows
+PAGE = 4096  # bytes; memory of recordings comes in multiples
+EMPTY = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+)
+
+
+class NotRecordable(Exception):
+    """A step reads on the host what was computed, so that its calls would not be the same again."""
+
+
+class Tapes:
+    """forward of a plan by the recorded calls of its kernels, for steps of one token a sequence.
+
+    The second step of a size is recorded. Its recording is used once it has reproduced, bit for bit, a step
+    that it was not made from. All recordings share their memory: what one returns is good until the next.
+    """
+
+    def __init__(self, plan: BoundPlan) -> None:
+        self._plan = plan
+        self._memory = _Memory()
+        self._seen: set[tuple[int, int]] = set()
+        self._tapes: dict[tuple[int, int], _Tape | None] = {}  # by tokens and threads; None: not recordable
+        self.num_replays = 0
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attend: Attend, reads: Sequence[Tensor]
+    ) -> Tensor:
+        """Hidden states [T, H] of T tokens; `reads` are the tensors that are rewritten before each step.
+
+        Raises CompileError where one of these moved. A recording that computes something else is dropped.
+        """
+        key = token_ids.shape[0], torch.get_num_threads()
+        run = partial(self._plan, token_ids, positions, attend)
+        tape = self._tapes.get(key)
+        if tape is None:
+            if key in self._tapes or key not in self._seen or key[0] > MAX_TOKENS:
+                self._seen.add(key)
+                return run()
+            return self._record(key, run, reads)
+        tape.check_addresses(reads)
+        if not tape.is_trusted:
+            return self._verify(key, tape, run)
+        if not tape.replay():
+            return run()  # a kernel refused its arguments: its op says which and why
+        self.num_replays += 1
+        return tape.result
+
+    def forget(self) -> None:
+        """Drop every recording and its memory."""
+        self._tapes.clear()
+        self._seen.clear()
+        self._memory = _Memory()
+
+    def _verify(self, key: tuple[int, int], tape: "_Tape", run: Callable[[], Tensor]) -> Tensor:
+        """What the step itself computes, which says whether its recording is to be trusted."""
+        expected, is_same = tape.verify(run)
+        if not is_same:
+            told = "the recording of a step of %d tokens computes something else; they run without one"
+            logger.warning(told, key[0])
+            self._tapes[key] = None
+        return expected
+
+    def _record(self, key: tuple[int, int], run: Callable[[], Tensor], reads: Sequence[Tensor]) -> Tensor:
+        recorder = _Recorder(self._memory)
+        try:
+            with recorder, recorded_by(recorder):
+                result = run()
+        except NotRecordable as why:
+            logger.info("steps of %d tokens are not recorded: %s", key[0], why)
+            self._tapes[key] = None
+            return run()
+        self._tapes[key] = _Tape(recorder.calls, result, reads)
+        return result
+
+
+class _Tape:
+    """Calls with what they returned when they were recorded, and where the result lies."""
+
+    def __init__(
+        self, calls: list[tuple[Callable[[], Any], Any]], result: Tensor, reads: Sequence[Tensor]
+    ) -> None:
+        self._calls = tuple(calls)
+        self._addresses = [tensor.data_ptr() for tensor in reads]
+        self.result = result
+        self.is_trusted = False
+
+    def replay(self) -> bool:
+        """Make the calls again; False where one returned something else."""
+        return all(call() == returned for call, returned in self._calls)
+
+    def check_addresses(self, reads: Sequence[Tensor]) -> None:
+        """The calls read where the recording read; a tensor that moved would be read at its old place."""
+        if [tensor.data_ptr() for tensor in reads] != self._addresses:
+            raise CompileError("tensors that a recorded step reads moved since it was recorded")
+
+    def verify(self, run: Callable[[], Tensor]) -> tuple[Tensor, bool]:
+        """What the step itself computes, run after the recording, and whether that gave other bits.
+
+        Before it, the step would have done to the cache what the recording might leave out. Where a kernel
+        refused its arguments nothing is known, and the next step is asked again.
+        """
+        is_done, found = self.replay(), self.result.clone()
+        expected = run()
+        is_same = not is_done or torch.equal(_bits(found), _bits(expected))
+        self.is_trusted = is_done and is_same
+        return expected, is_same
+
+
+class _Recorder(torch_compat.DispatchMode):
+    """Takes down kernels, which tell it, and what torch itself computes, which comes by here."""
+
+    def __init__(self, memory: "_Memory") -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable[[], Any], Any]] = []
+        self._memory = memory
+
+    def note(self, call: Callable[[], Any], result: Any) -> None:
+        """A kernel was called and returned this."""
+        self.calls.append((call, result))
+
+    def place(self, new: Tensor) -> Tensor:
+        """The same shape, strides and dtype in memory of the recordings."""
+        return self._memory.place(new)
+
+    def refuse(self, why: str) -> None:
+        """Code that does not tell its calls comes next."""
+        raise NotRecordable(why)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Allocations get memory that stays, views are nothing to do again, the rest is noted."""
+        kwargs = kwargs or {}
+        if set(func.tags) & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}:
+            raise NotRecordable(f"{func} depends on what was computed")
+        with recorded_by(None):
+            result = func(*args, **kwargs)
+        if func.overloadpacket in EMPTY:
+            return self.place(result)
+        if func._schema.is_mutable:
+            self.note(partial(_again, func, args, kwargs), None)
+            return result
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        if not all(isinstance(one, Tensor) for one in results):
+            raise NotRecordable(f"{func} gives something to the host")
+        if not {_memory_of(one) for one in results} <= {_memory_of(x) for x in _tensors(args, kwargs)}:
+            self.note(partial(_again_into, func, args, kwargs, results), None)
+        return result
+
+
+class _Memory:
+    """Blocks that one step after another computes in; a block is free when no tensor lies in it."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+
+    def place(self, new: Tensor) -> Tensor:
+        num_bytes = -(-new.untyped_storage().nbytes() // PAGE) * PAGE
+        fits = (block for block in self._blocks if num_bytes <= block.nbytes <= 2 * num_bytes)
+        block = next((block for block in fits if torch_compat.num_users(block) == 1), None)
+        if block is None:
+            block = torch.empty(num_bytes, dtype=torch.uint8)
+            self._blocks.append(block)
+        return block.view(new.dtype).as_strided(new.shape, new.stride())
+
+
+def _again(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    func(*args, **kwargs)
+
+
+def _again_into(func: Callable[..., Any], args: Any, kwargs: Any, results: Sequence[Tensor]) -> None:
+    """Compute again with the results where they were, for those who read them there."""
+    again = func(*args, **kwargs)
+    for static, new in zip(results, again if isinstance(again, (tuple, list)) else (again,), strict=True):
+        static.copy_(new)
+
+
+def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    values = [*args, *kwargs.values()]
+    nested = [one for value in values for one in (value if isinstance(value, (tuple, list)) else (value,))]
+    return [one for one in nested if isinstance(one, Tensor)]
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

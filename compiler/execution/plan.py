@@ -1,0 +1,171 @@
+"""A compiled model as straight-line calls: pieces, with attend between them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...common.errors import CompileError, ShapeError
+from ..capture.capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, Attend
+from ..capture.readings import Readings
+from ..capture.split import AttentionCall, SplitModel
+from ..codegen.inductor import Piece
+from ..numerics import MAX_NUM_TOKENS
+from ..passes.gemms import Product
+
+ParameterTable = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+PieceCall = Callable[[list[Any]], Sequence[Any]]
+RunPiece = Callable[[PieceCall, list[Any]], Sequence[Any]]
+ALIGNMENT = 16  # bytes; generated kernels of some torch versions load vectors without checking
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One call of a plan by the names of its values: a piece, or attend of a layer (piece None)."""
+
+    piece: int | None
+    layer: int | None
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Steps over named values, the unique pieces they call, and the weights they need."""
+
+    steps: tuple[Step, ...]
+    pieces: tuple[Piece, ...]
+    parameters: ParameterTable
+    result: str
+    reports: tuple[Mapping[str, Any], ...] = ()  # of the passes over the whole model
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """The matrix products that its pieces leave to ops of ours, each once."""
+        return tuple(dict.fromkeys(product for piece in self.pieces for product in piece.artifact.products))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers whose attention it calls, in order."""
+        return tuple(step.layer for step in self.steps if step.layer is not None)
+
+    def bind(self, weights: Mapping[str, Tensor], device: torch.device) -> "BoundPlan":
+        """The plan on real weights; ShapeError where one is not what the capture assumed."""
+        for name, (shape, dtype) in self.parameters.items():
+            _check_weight(name, weights.get(name), shape, dtype, device)
+        return BoundPlan(self, weights)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """A plan and how it came about."""
+
+    plan: Plan
+    guards: tuple[Mapping[str, str], ...]
+    readings: Readings  # of the program's surroundings, on which the plan depends
+    num_compiled: int
+    num_loaded: int
+    seconds: Mapping[str, float]  # of the stages that ran: capture, compile or load
+    miss: str | None
+
+    @property
+    def num_pieces(self) -> int:
+        return sum(step.piece is not None for step in self.plan.steps)
+
+
+def _check_weight(
+    name: str, weight: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """What the trace took for granted of a weight."""
+    if weight is None:
+        raise ShapeError(f"weight {name} is missing; the plan wants {list(shape)} {dtype}")
+    if tuple(weight.shape) != shape or weight.dtype != dtype or weight.device.type != device.type:
+        got = f"{list(weight.shape)} {weight.dtype} on {weight.device}"
+        raise ShapeError(f"weight {name} is {got}; the plan wants {list(shape)} {dtype} on {device.type}")
+    if not weight.is_contiguous() or weight.data_ptr() % ALIGNMENT:
+        raise ShapeError(f"weight {name} must be contiguous and aligned to {ALIGNMENT} bytes")
+
+
+def steps_of(model: SplitModel, piece_of: Sequence[int]) -> tuple[Step, ...]:
+    """The calls of a split model, each piece replaced by the number of the unique piece it equals."""
+    numbers = iter(piece_of)
+    steps = []
+    for call in model.calls:
+        if isinstance(call, AttentionCall):
+            steps.append(Step(piece=None, layer=call.layer, inputs=call.tensors, outputs=()))
+        else:
+            steps.append(Step(piece=next(numbers), layer=None, inputs=call.inputs, outputs=call.outputs))
+    return tuple(steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SlotStep:
+    """A step with its values as places in a list; `done` are those that nobody reads afterwards."""
+
+    call: PieceCall | None
+    layer: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    done: tuple[int, ...]
+
+
+class BoundPlan:
+    """forward(token_ids, positions, attend) -> hidden states, on the weights it was bound to."""
+
+    def __init__(self, plan: Plan, weights: Mapping[str, Tensor]) -> None:
+        names = [TOKEN_IDS, POSITIONS, NUM_TOKENS]
+        names += [name for step in plan.steps for name in (*step.inputs, *step.outputs)]
+        slots = {name: slot for slot, name in enumerate(dict.fromkeys(names))}
+        self._values: list[Any] = [weights.get(name) for name in slots]
+        self._result = slots[plan.result]
+        self._steps = _slot_steps(plan, slots, kept={slots[plan.result]})
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, attend: Attend, run_piece: RunPiece | None = None
+    ) -> Tensor:
+        """Hidden states [T, H] of T tokens [T] int32 at positions [T] int32.
+
+        run_piece(call, arguments) is used for each piece in place of calling it, to record it.
+        """
+        num_tokens = token_ids.shape[0]
+        if token_ids.shape != positions.shape or not 0 < num_tokens <= MAX_NUM_TOKENS:
+            got = f"{list(token_ids.shape)} token ids, {list(positions.shape)} positions"
+            raise ShapeError(f"got {got}; wanted equally many, 1 to {MAX_NUM_TOKENS}")
+        values = self._values.copy()
+        values[:3] = token_ids, positions, num_tokens
+        for step in self._steps:
+            _advance(step, values, attend, run_piece)
+        result: Tensor = values[self._result]
+        return result
+
+
+def _advance(step: _SlotStep, values: list[Any], attend: Attend, run_piece: RunPiece | None) -> None:
+    """One step; what it reads for the last time is let go first, so that a piece frees it while it runs."""
+    arguments = [values[slot] for slot in step.inputs]
+    for slot in step.done:
+        values[slot] = None
+    if step.call is None:
+        attend(step.layer, *arguments)
+        return
+    results = run_piece(step.call, arguments) if run_piece else step.call(arguments)
+    for slot, value in zip(step.outputs, results, strict=True):
+        values[slot] = value
+
+
+def _slot_steps(plan: Plan, slots: Mapping[str, int], kept: set[int]) -> tuple[_SlotStep, ...]:
+    """Walked backwards, so that the first step met that reads a value is the last to do so."""
+    kept = kept | {slots[name] for name in plan.parameters if name in slots}
+    steps: list[_SlotStep] = []
+    for step in reversed(plan.steps):
+        inputs = tuple(slots[name] for name in step.inputs)
+        outputs = tuple(slots[name] for name in step.outputs)
+        done = tuple(slot for slot in dict.fromkeys(inputs + outputs) if slot not in kept)
+        kept |= set(done)
+        call = None if step.piece is None else plan.pieces[step.piece].call
+        layer = -1 if step.layer is None else step.layer
+        steps.append(_SlotStep(call=call, layer=layer, inputs=inputs, outputs=outputs, done=done))
+    if any(step.call is None and step.outputs for step in steps):
+        raise CompileError("an attention step with outputs of its own")
+    return tuple(reversed(steps))

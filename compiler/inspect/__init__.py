@@ -1,0 +1,1 @@
+"""What was compiled, explained and verified."""

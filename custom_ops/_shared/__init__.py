@@ -1,0 +1,1 @@
+"""What the ops share: the registry, builds of native kernels, layouts."""

@@ -1,0 +1,1 @@
+"""Checkpoints on disk and on the hub: safetensors, GGUF, tokenizer files."""

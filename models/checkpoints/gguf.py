@@ -1,0 +1,172 @@
+"""Turns a GGUF file into a checkpoint folder, once, in the store."""
+
+import json
+import math
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from ...common.errors import LaminaError, StoreError
+from ...common.progress import Progress
+from ...common.store import Store
+from ..config import ModelConfig
+from ..registry import find_model
+from .gguf_config import ROPE_TENSORS, checkpoint_config, family_of, row_order
+from .gguf_file import GGUFContent, GGUFFile, chunks, read_header
+from .gguf_tokenizer import TOKENIZER_ERROR, write_tokenizer
+from .shards import SINGLE_NAME
+from .weights import check_tensors
+
+CONVERTER_VERSION = 4
+FOLDER_KIND = "checkpoints"
+CONFIG_KIND = "configs"
+MEMO = "gguf"  # the kind of the store's names for hashes of files
+SAFETENSORS_DTYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float64: "F64",
+}
+
+
+def convert_gguf(
+    path: Path,
+    store: Store,
+    *,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    needs_tokenizer: bool = True,
+) -> Path:
+    """The folder with this file's config, weights (in `dtype`) and tokenizer; made at the first call.
+
+    Where a tokenizer cannot be read that is not needed, a note of why lies in its place. Raises LoadError
+    where the file changes meanwhile, and StoreError where the folder cannot be written.
+    """
+    content = GGUFContent(path)
+    identity = _identity(content)
+    known = store.read_ref(MEMO, identity)
+    folder = store.folder(FOLDER_KIND, _key(known, dtype)) if isinstance(known, str) else None
+    if folder is not None:
+        return folder
+    digest = content.digest()
+    key = _key(digest, dtype)
+
+    def write(new: Path) -> None:
+        file = read_header(content)
+        _write_configs(file, new, dtype)
+        _write_tokenizer(file, new, needs_tokenizer)
+        _write_weights(file, new / SINGLE_NAME, dtype, progress)
+        content.require(digest)
+
+    folder = _found_or_made(store, FOLDER_KIND, key, write)
+    store.remember(MEMO, identity, digest)
+    return folder
+
+
+def config_of_gguf(path: Path, store: Store, *, dtype: torch.dtype) -> Path:
+    """A folder with what this file's metadata say of the model, and no weights: a few kilobytes, at once."""
+    content = GGUFContent(path)
+    key = _key(_identity(content), dtype)
+    return _found_or_made(
+        store, CONFIG_KIND, key, lambda new: _write_configs(read_header(content), new, dtype)
+    )
+
+
+def _found_or_made(store: Store, kind: str, key: str, write: Callable[[Path], None]) -> Path:
+    """The folder of this key; of many processes that lack it at once one writes it."""
+    folder = store.folder(kind, key)
+    if folder is not None:
+        return folder
+    with store.lock(f"{kind}-{key}"):
+        folder = store.folder(kind, key)
+        if folder is None:
+            with store.new_folder(kind, key) as new:
+                write(new)
+            folder = store.folder(kind, key)
+    if folder is None:
+        raise StoreError(
+            f"what was converted is damaged as soon as it is written to {store.home}; see its disk"
+        )
+    return folder
+
+
+def _key(digest: str, dtype: torch.dtype) -> str:
+    return f"{digest}-v{CONVERTER_VERSION}-{str(dtype).removeprefix('torch.')}"
+
+
+def _identity(content: GGUFContent) -> str:
+    """What stays the same for as long as a file is not touched."""
+    facts = content.facts
+    identity = (
+        f"{content.path.resolve()} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
+    )
+    return str(xxhash.xxh3_128_hexdigest(os.fsencode(identity)))
+
+
+def _write_configs(file: GGUFFile, folder: Path, dtype: torch.dtype) -> None:
+    config = checkpoint_config(file, dtype)
+    _check_tensors(file, ModelConfig.from_dict(config, origin=str(file.path)))
+    config = {name: value for name, value in config.items() if value is not None}
+    generation = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
+    for name, content in (("config.json", config), ("generation_config.json", generation)):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _write_tokenizer(file: GGUFFile, folder: Path, is_needed: bool) -> None:
+    """The tokenizer's files, or a note of why there are none."""
+    before = set(folder.iterdir())
+    try:
+        write_tokenizer(file, folder)
+    except LaminaError as error:
+        if is_needed:
+            raise
+        for path in set(folder.iterdir()) - before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (folder / TOKENIZER_ERROR).write_text(str(error), encoding="utf-8")
+
+
+def _checkpoint_names(file: GGUFFile) -> dict[str, str]:
+    """The name that each weight of the file has in a checkpoint."""
+    family = family_of(file)
+    return {
+        name: family.checkpoint_name(name, file.path) for name in file.tensors if name not in ROPE_TENSORS
+    }
+
+
+def _check_tensors(file: GGUFFile, config: ModelConfig) -> None:
+    """Refuse what would not load, before it is written."""
+    names = _checkpoint_names(file)
+    shapes = {target: file.tensors[name].shape for name, target in names.items()}
+    check_tensors(find_model(config.architecture), config, shapes, file.path)
+
+
+def _write_weights(file: GGUFFile, target: Path, dtype: torch.dtype, progress: Progress | None) -> None:
+    """A safetensors file, written as it is dequantized, so that no more than a chunk is ever in memory."""
+    family, names = family_of(file), _checkpoint_names(file)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, target_name in names.items():
+        shape = file.tensors[name].shape
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        header[target_name] = {
+            "dtype": SAFETENSORS_DTYPES[dtype],
+            "shape": shape,
+            "data_offsets": (start, end),
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(target, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for done, name in enumerate(names, start=1):
+            offset = family.norm_offset if name.endswith("norm.weight") else 0.0
+            for chunk in chunks(file.tensors[name], row_order(file, family, name)):
+                values = chunk - offset if offset else chunk
+                out.write(values.to(dtype).view(torch.uint8).numpy().data)
+            if progress is not None:
+                progress("convert", done / len(names), name)

@@ -1,0 +1,1 @@
+"""Model families, a file each; importing this registers them."""

@@ -1,0 +1,1 @@
+"""Quantization schemes, a file each."""

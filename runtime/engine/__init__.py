@@ -1,0 +1,1 @@
+"""The loop around the model, and what turns its tokens into answers."""

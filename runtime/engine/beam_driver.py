@@ -1,0 +1,141 @@
+"""Beam searches served: in each round every live beam is a request for one token and its likeliest rivals."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..sampling_params import SamplingParams
+from ..scheduler.request import Request, RequestOptions, Timeline
+from ..tokenization.detokenizer import text_after
+from ..tokenization.tokenizer import Tokenizer
+from .beam_search import Beam, BeamSearch, Likeliest
+from .output_processor import Generation
+from .outputs import CompletionOutput, RequestOutput, RequestTimes
+
+
+@dataclass(kw_only=True, slots=True)
+class Searched:
+    """A prompt and its search; the counts and times are those of its requests together."""
+
+    name: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    search: BeamSearch
+    first: Timeline | None = None
+    last: Timeline | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_requests: int = 0
+
+    def take_in(self, requests: Sequence[Request]) -> None:
+        """What became of the live beams of a round."""
+        if self.first is None:
+            self.first = requests[0].times
+            self.num_cached_tokens = requests[0].num_cached_tokens
+        self.last = requests[-1].times
+        self.num_preemptions += sum(request.num_preemptions for request in requests)
+        cut_off = next((request for request in requests if not request.logprobs), None)
+        if cut_off is not None:
+            self.search.stop("abort", cut_off.stop_reason)
+        else:
+            self.search.advance([_likeliest(request, self.search.num_top) for request in requests])
+
+    @property
+    def times(self) -> Timeline:
+        """From when the first of its requests was queued to the end of the last."""
+        assert self.first is not None
+        assert self.last is not None
+        first, last = self.first, self.last
+        return Timeline(queued=first.queued, first_token=first.first_token, finished=last.finished)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its longest sequence."""
+        return max((len(beam.token_ids) for beam in self.search.best()), default=0)
+
+    def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
+        """The best sequences, once the search is over."""
+        times = self.times
+        assert times.queued is not None
+        return RequestOutput(
+            request_id=self.name,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=tuple(
+                _answer(self.prompt_token_ids, beam, index, tokenizer)
+                for index, beam in enumerate(self.search.best())
+            ),
+            times=RequestTimes(queued=times.queued, first_token=times.first_token, finished=times.finished),
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+        )
+
+
+class BeamRounds:
+    """Searches advanced together. A beam finds what it shares with the round before in the prefix cache.
+
+    run(generations) sees requests to their ends. Of a beam, fewer tokens than a block has are computed again
+    in every round, so that no block has to be copied when beams part.
+    """
+
+    def __init__(self, options: RequestOptions, run: Callable[[Sequence[Generation]], None]) -> None:
+        self._options = options
+        self._run = run
+        self._deadline = None if options.timeout is None else time.monotonic() + options.timeout
+
+    def run(self, searched: Sequence[Searched]) -> None:
+        """Round after round, until every search is over."""
+        while live := [each for each in searched if each.search.live]:
+            options, num_top = self._options_now(), max(each.search.num_top for each in live)
+            rounds = [[_request(each, beam, num_top, options) for beam in each.search.live] for each in live]
+            self._run(
+                [
+                    Generation(request=request, asked_id=request.request_id)
+                    for requests in rounds
+                    for request in requests
+                ]
+            )
+            for each, requests in zip(live, rounds, strict=True):
+                each.take_in(requests)
+
+    def _options_now(self) -> RequestOptions:
+        """With what is left of the time."""
+        if self._deadline is None:
+            return self._options
+        left = max(self._deadline - time.monotonic(), 1e-9)
+        return dataclasses.replace(self._options, timeout=left)
+
+
+def _request(searched: Searched, beam: Beam, num_top: int, options: RequestOptions) -> Request:
+    tokens = (*searched.prompt_token_ids, *beam.token_ids)
+    searched.num_requests += 1
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=num_top, detokenize=False)
+    return Request(
+        request_id=f"{searched.name}-{searched.num_requests}",
+        prompt_token_ids=tokens,
+        params=params.resolve(None, seed=0),
+        max_total_tokens=len(tokens) + 1,
+        priority=options.priority,
+        timeout=options.timeout,
+        cache_salt=options.cache_salt,
+        is_counted=False,
+    )
+
+
+def _likeliest(request: Request, num_top: int) -> Likeliest:
+    (report,) = request.logprobs
+    top = slice(1, 1 + num_top)  # after the token that the request got
+    return tuple(zip(report.token_ids[top], report.logprobs[top], strict=True))
+
+
+def _answer(prompt: Sequence[int], beam: Beam, index: int, tokenizer: Tokenizer | None) -> CompletionOutput:
+    shown = beam.token_ids[:-1] if beam.finish_reason == "stop" else beam.token_ids
+    return CompletionOutput(
+        index=index,
+        text="" if tokenizer is None else text_after(tokenizer, prompt, shown),
+        token_ids=beam.token_ids,
+        finish_reason=beam.finish_reason,
+        stop_reason=beam.stop_reason,
+        cumulative_logprob=beam.logprob,
+    )

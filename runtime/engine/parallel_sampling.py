@@ -1,0 +1,84 @@
+"""All answers to one prompt: made together, given back together."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..sampling_params import SEED_LIMIT, SamplingParams
+from .logprobs import cumulative
+from .output_processor import Generation, Reader
+from .outputs import RequestOutput, RequestTimes, StreamDelta
+
+CHILD_STEP = 0xD1B54A32D192ED03  # odd and without a pattern, so that answers draw apart
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """What is being written to one prompt: n answers, or the best_of that n are chosen from.
+
+    Each is a request of its own, so whatever becomes of one leaves the others alone. They share the blocks
+    of the prompt as all requests do that begin alike.
+    """
+
+    prompt: str | None
+    num_wanted: int
+    generations: tuple[Generation, ...]
+
+    def readers(self) -> tuple[Reader, ...]:
+        """Ask for all answers in pieces, before they are started."""
+        return tuple(map(Reader, self.generations))
+
+    def output(self) -> RequestOutput:
+        """The answers wanted, once all are finished: in order, or of more than wanted the best first."""
+        first, *_ = generations = self.generations
+        times = [generation.request.times for generation in generations]
+        begun = [time.first_token for time in times if time.first_token is not None]
+        ended = [time.finished for time in times if time.finished is not None]
+        queued = times[0].queued
+        assert queued is not None
+        assert len(ended) == len(times)
+        return RequestOutput(
+            request_id=first.asked_id,
+            prompt=self.prompt,
+            prompt_token_ids=first.request.prompt_token_ids,
+            outputs=tuple(generation.answer(index) for index, generation in enumerate(self._chosen())),
+            times=RequestTimes(queued=queued, first_token=min(begun, default=None), finished=max(ended)),
+            num_cached_tokens=first.request.num_cached_tokens,
+            num_preemptions=sum(generation.request.num_preemptions for generation in generations),
+            prompt_logprobs=first.teller.of_prompt(first.request.prompt_logprobs),
+        )
+
+    def _chosen(self) -> Sequence[Generation]:
+        if len(self.generations) == self.num_wanted:
+            return self.generations
+        return sorted(self.generations, key=_mean_logprob, reverse=True)[: self.num_wanted]
+
+
+def params_of_each(params: SamplingParams) -> list[SamplingParams]:
+    """What each answer is drawn with, from resolved parameters: all alike but for their seeds.
+
+    The first has the seed as given, and reports the prompt alone: it is the same for all. Where answers are
+    to be compared, each reports its tokens.
+    """
+    assert params.seed is not None, "unresolved parameters"
+    count = params.best_of or params.n
+    logprobs = 0 if count > params.n and params.logprobs is None else params.logprobs
+    first = dataclasses.replace(params, logprobs=logprobs)
+    others = dataclasses.replace(first, prompt_logprobs=None)
+    return [first] + [others.with_seed(_nth_seed(params.seed, index)) for index in range(1, count)]
+
+
+def _nth_seed(seed: int, index: int) -> int:
+    """A seed of its own for each index, again a signed 64-bit one."""
+    return (seed + index * CHILD_STEP + SEED_LIMIT) % (2 * SEED_LIMIT) - SEED_LIMIT
+
+
+def _mean_logprob(generation: Generation) -> float:
+    reports = generation.request.logprobs
+    return cumulative(reports) / len(reports) if reports else float("-inf")
+
+
+def new_deltas(readers: Sequence[Reader]) -> Iterator[StreamDelta]:
+    """What there is to read of these answers, in turns."""
+    while found := [delta for reader in readers if (delta := reader.next()) is not None]:
+        yield from found

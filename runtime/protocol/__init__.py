@@ -1,0 +1,1 @@
+"""Plain data between the engine and its workers, which another process could receive."""

@@ -1,0 +1,161 @@
+"""One step, as plain data that another process could receive."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..sampling_params import SamplingParams
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Banned = tuple[tuple[int, tuple[int, ...]], ...]  # (sample, ids it must not be)
+
+ON_HOST = -1  # the source of a token that the host knows
+
+# What a row is sampled with; unresolved or out of range is nothing here.
+SAMPLING = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("seed", np.int64),
+    ]
+)
+
+
+class Copies(NamedTuple):
+    """Blocks that move between the cache and the host, before the step reads or writes anything else.
+
+    All that leave are read before any that come are written, as a block may be on both lists, and a slot too.
+    """
+
+    leaving: tuple[tuple[int, int], ...]  # (block, slot of host memory)
+    coming: tuple[tuple[int, int], ...]  # (slot, block)
+
+
+NO_COPIES = Copies((), ())
+
+
+class TokenReport(NamedTuple):
+    """The log-probabilities of a token and of the likeliest ones in its place."""
+
+    token_ids: tuple[int, ...]  # the token, then the likeliest in order
+    logprobs: tuple[float, ...]
+    rank: int  # of the token itself, from 1 on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WantedReports:
+    """Which log-probabilities a step is to tell: of its samples, and of tokens of prompts."""
+
+    num_top: int  # likeliest tokens beside each, as many as anyone wants
+    samples: Ints  # [a] which of the step's samples
+    before: Ints  # [b] which of the step's tokens come before a token of a prompt that is to be reported
+    targets: NDArray[np.int32]  # [b] that token
+    spans: tuple[tuple[int, int], ...] = ()  # (row, how many of its tokens these are), in order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Reports:
+    """What was wanted, in the same order."""
+
+    samples: tuple[TokenReport, ...]
+    prompts: tuple[TokenReport, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Said:
+    """A request's tokens, all of them known to the host, for its own logits processors."""
+
+    which: int  # of the adjusted samples
+    request_id: str
+    prompt: Sequence[int]
+    answer: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Adjusted:
+    """Samples whose logits are adjusted before a token is chosen, by what was said before.
+
+    The device keeps the tokens of each in a slot. It appends the newest itself, as a row samples, and is told
+    those that it has missed, which for a request without a slot so far are all of them.
+    """
+
+    samples: Ints  # [n] which of the step's samples
+    params: tuple[SamplingParams, ...]  # resolved, one a sample
+    num_prompt: Ints  # [n]
+    slots: Ints  # [n]
+    missed: tuple[tuple[int, int, tuple[int, ...]], ...]  # (slot, position of the first, tokens)
+    longest: int  # tokens that any of them has
+    said: tuple[Said, ...] = ()  # those with logits processors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SchedulerOutput:
+    """What a step computes: one row a request, in no order, and what is new in their block tables.
+
+    A row's tokens are the ones after those already computed; where it samples, they are the last there are.
+    Its newest token may still be on the device: then it is a sample of the step before, at place `sources`.
+    A request keeps its row while it can, so of tables only what is new is told: all of one in another row.
+    """
+
+    step: int
+    request_ids: tuple[str, ...]
+    counts: Ints  # [num_rows] tokens to compute, at least 1
+    num_computed: Ints  # [num_rows] tokens computed by earlier steps
+    token_ids: NDArray[np.int32]  # [num_tokens], any id where the token is on the device
+    sources: Ints  # [num_rows] where the last token of the row lies among the samples before, or ON_HOST
+    samples: Flags  # [num_rows] whether the step yields the row's next token
+    sampling: NDArray[np.void]  # [num_samples] of SAMPLING
+    banned: Banned = ()
+    adjusted: Adjusted | None = None
+    # [3, num_new] rows, columns and block ids of table entries to set; after all rows of a group of layers,
+    # max_num_seqs of them, come those of the next.
+    new_blocks: Ints
+    copies: Copies = NO_COPIES
+    preempted_ids: tuple[str, ...] = ()  # since the plan before; some may have been let in again
+    reports: WantedReports | None = None  # None where nobody wants any
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.counts)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.sampling)
+
+
+def no_requests() -> SchedulerOutput:
+    """A step of padding alone."""
+    none = np.zeros(0, np.int64)
+    return SchedulerOutput(
+        step=0,
+        request_ids=(),
+        counts=none,
+        num_computed=none,
+        token_ids=np.zeros(0, np.int32),
+        sources=none,
+        samples=np.zeros(0, np.bool_),
+        sampling=np.zeros(0, SAMPLING),
+        new_blocks=np.zeros((3, 0), np.int64),
+    )
+
+
+LARGEST_TOP_K = 2**31 - 1
+SamplingRow = tuple[float, int, float, float, int]
+
+
+def sampling_row(params: SamplingParams) -> SamplingRow:
+    """Resolved parameters as a row of SAMPLING."""
+    values: tuple[Any, ...] = params.temperature, params.top_k, params.top_p, params.min_p, params.seed
+    assert None not in values, "unresolved parameters"
+    temperature, top_k, top_p, min_p, seed = values
+    return temperature, min(max(top_k, 0), LARGEST_TOP_K), top_p, min_p, seed

@@ -1,0 +1,1 @@
+"""What each step computes: requests, their order, and the running batch."""

@@ -1,0 +1,38 @@
+"""The limits that the scheduler keeps."""
+
+from dataclasses import dataclass
+
+from ...common.errors import ConfigError
+
+BOUNDS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_tokens_beside_decode",
+    "prefill_chunk",
+    "max_prefill_tokens",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """Limits of a step: requests, tokens in all, tokens in all where someone awaits the next token of an
+    answer (max_tokens_beside_decode), tokens of one request (prefill_chunk), tokens beyond one of each
+    running request (max_prefill_tokens); None for no limit of its own.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_tokens_beside_decode: int | None = None
+    prefill_chunk: int | None = None
+    max_prefill_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in BOUNDS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; wanted at least 1")
+        if self.max_model_len < 2:
+            raise ConfigError(
+                f"max_model_len is {self.max_model_len}; wanted at least 2: a prompt and a new token"
+            )

@@ -1,0 +1,151 @@
+"""Which kernels serve a model's products: looked up, or measured once and kept in the store."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ...common.errors import NotWarmError
+from ...common.logging import get_logger
+from ...common.progress import Progress, say_nothing
+from ...common.store import Store
+from ...compiler.passes.gemms import Product
+from ...custom_ops._shared import registry
+from ...custom_ops._shared.build import CSRC, hash_factors, is_built, read_sources
+from ...custom_ops.linear import _cpu, choices, tuning
+from ...custom_ops.linear._cuda import EVEN
+from ...custom_ops.linear.choices import Choice, Entry, Method, Site
+
+SMALLEST = 1 << 20  # weights, below which a product takes no longer than its launch
+MEASUREMENTS = "measurements"  # the kind of the store's names for them
+OPS = {"linear": "linear", "norm": "add_rms_norm_linear", "norm_gated": "add_rms_norm_linear"}
+SOURCES = {"cuda": (".cu", ".cuh"), "cpu": (".cpp", ".h")}  # suffixes of what the kernels are made of
+BY_METHOD = {Method.DOTS: "dot products", Method.TILES: "the tile unit"}
+logger = get_logger("runtime")
+
+
+def settle_products(
+    products: Iterable[Product],
+    device: torch.device,
+    dtype: torch.dtype,
+    store: Store,
+    *,
+    require_warm: bool = False,
+    progress: Progress = say_nothing,
+) -> tuple[str, ...]:
+    """One line for each product and number of rows, saying what serves it; none where nothing is to choose.
+
+    What neither the package nor the store knows is measured now, before anything is recorded, and kept.
+    Raises NotWarmError where require_warm and something would have to be measured.
+    """
+    products = tuple(products)
+    for op in {OPS[product.kind] for product in products}:
+        registry.select(op, device=device, dtype=dtype)  # built now, not amid a request
+    lacks = missing_measurements(products, device, dtype, store)
+    if lacks and require_warm:
+        raise NotWarmError(f"the cache {store.root} lacks measurements of {lacks[0]}")
+    if not _is_chosen(device, dtype):
+        return ()
+    sites, card = sites_of(products, device, dtype), choices.card_of(device, dtype)
+    key = measurements_key(device, card, dtype)
+    if _missing(sites, card):
+        with store.lock(MEASUREMENTS):  # of processes that start at once the first measures for all
+            known = read_measurements(store, key)
+            choices.adopt(card, known)
+            measured = _measure(_missing(sites, card), device, dtype, progress)
+            entries = [entry.to_json() for entry in (*known, *measured)]
+            store.remember(MEASUREMENTS, key, {"card": card, "entries": entries})
+    return tuple(_described(site, card) for site in sites)
+
+
+def missing_measurements(
+    products: Iterable[Product], device: torch.device, dtype: torch.dtype, store: Store
+) -> list[str]:
+    """What would have to be measured before these products are served, one line each."""
+    if device.type == "cpu" and not is_built("linear"):
+        return []  # without the kernel, which is told of as missing itself, nothing can be known
+    if not _is_chosen(device, dtype):
+        return []
+    card = choices.card_of(device, dtype)
+    choices.adopt(card, read_measurements(store, measurements_key(device, card, dtype)))
+    return [f"kernels of {site}" for site in _missing(sites_of(products, device, dtype), card)]
+
+
+def measurements_kept(device: torch.device, dtype: torch.dtype, store: Store) -> tuple[str, ...]:
+    """The names under which the store has what was measured on this device."""
+    if not _is_chosen(device, dtype):
+        return ()
+    key = measurements_key(device, choices.card_of(device, dtype), dtype)
+    return () if store.read_ref(MEASUREMENTS, key) is None else (key,)
+
+
+def _is_chosen(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there are kernels to choose from."""
+    return registry.select("linear", device=device, dtype=dtype).name == device.type
+
+
+def _missing(sites: Iterable[Site], card: str) -> list[Site]:
+    return [site for site in sites if not choices.is_measured(site, card)]
+
+
+def _described(site: Site, card: str) -> str:
+    choice = choices.choose(site, card)
+    return f"{site}: {_served_by(choice)} ({choice.reason})"
+
+
+def _served_by(choice: Choice) -> str:
+    if choice.cut is None:
+        return "the ops it stands for"
+    return BY_METHOD[choice.cut] if isinstance(choice.cut, Method) else f"the streaming kernel, {choice.cut}"
+
+
+def sites_of(products: Iterable[Product], device: torch.device, dtype: torch.dtype) -> tuple[Site, ...]:
+    """Every kernel that might serve the products, for every number of rows that a choice is made for."""
+    worth = [product for product in products if product.rows * product.columns >= SMALLEST]
+    found = [
+        site
+        for product in worth
+        for site in choices.sites_of(product.kind, product.rows, product.columns, choices.name_of(dtype))
+    ]
+    return tuple(site for site in dict.fromkeys(found) if _may_serve(site, device, dtype))
+
+
+def _may_serve(site: Site, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a kernel of ours is a candidate for a site."""
+    if device.type == "cpu":
+        return bool(_cpu.methods(dtype, site.num_tokens))
+    return site.k % EVEN == 0 and bool(choices.candidates(site, choices.processors_of(device)))
+
+
+def measurements_key(device: torch.device, card: str, dtype: torch.dtype) -> str:
+    """The name of what was measured on a device with the kernels as they are now."""
+    suffixes = SOURCES[device.type]
+    sources = [read_sources(op, CSRC, suffixes) for op in ("linear", "add_rms_norm_linear")]
+    return hash_factors(MEASUREMENTS, card, str(dtype), torch.__version__, sources)
+
+
+def read_measurements(store: Store, key: str) -> tuple[Entry, ...]:
+    """What the store holds of this name; nothing where it cannot be read."""
+    record = store.read_ref(MEASUREMENTS, key)
+    if record is None:
+        return ()
+    try:
+        return tuple(choices.parse_entry(line) for line in record["entries"])
+    except (TypeError, ValueError, KeyError) as error:
+        logger.warning("measurements in the cache could not be used and are made again: %r", error)
+        return ()
+
+
+def _measure(
+    sites: Sequence[Site], device: torch.device, dtype: torch.dtype, progress: Progress
+) -> tuple[Entry, ...]:
+    if not sites:
+        return ()
+    logger.info("measuring %d products on %s, once", len(sites), choices.card_of(device, dtype))
+    progress("measure", 0.0, f"{len(sites)} products")
+    try:
+        return tuning.tune(sites, device, dtype)
+    except torch.OutOfMemoryError as error:
+        logger.warning("products could not be measured, torch's own serve them: %s", error)
+        return ()
+    finally:
+        torch.cuda.empty_cache()  # what measuring took is room for the cache

@@ -1,0 +1,237 @@
+"""How much memory there is, and how many blocks of KV cache fit into it."""
+
+import functools
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...common.errors import ConfigError
+from ...compiler.torch_internals.torch_compat import cpu_has_bfloat16_units
+from ...models.config import ModelConfig
+from ...models.quantization.int8 import Quantization
+from ...models.registry import find_model
+from ...models.rope import rotation_shapes
+from ..worker.slabs import slots_within
+from . import control_groups
+
+if TYPE_CHECKING:
+    from ..config import Resolved
+
+# A laptop is shared with everything else its owner runs, so the cache never takes more than this unasked.
+CPU_CACHE_BYTES = 4 << 30
+# Pinned memory is lost to everybody else on the machine, so it is never more than this part of what is free.
+SWAP_FRACTION = 1 / 8
+# What recordings of all sizes have been seen to take, with room to spare; the ledger says what they took.
+GRAPH_BYTES = 1 << 30
+
+
+MAX_GROUPS = 8  # of layers with block tables of their own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerGroup:
+    """Layers that share block tables, and how far back any of them sees; None: to the beginning."""
+
+    window: int | None
+    layers: tuple[int, ...]
+
+
+def layer_groups(model: ModelConfig) -> tuple[LayerGroup, ...]:
+    """The layers by how far they see, in groups of about equal size, those that see all first.
+
+    One group where all see everything, or none does: the widest window is then that of the group.
+    """
+    reaches = [spec.reach for spec in find_model(model.architecture).attention(model)]
+    kinds: dict[int | None, list[int]] = {None: []}
+    for layer, reach in enumerate(reaches):
+        kinds.setdefault(reach, []).append(layer)
+    if not kinds[None] or len(kinds) == 1:
+        window = max((reach for reach in reaches if reach is not None), default=None)
+        return (LayerGroup(window=window, layers=tuple(range(model.num_layers))),)
+    size = max(min(map(len, kinds.values())), -(-model.num_layers // MAX_GROUPS))
+    return tuple(
+        LayerGroup(window=window, layers=tuple(layers[first : first + size]))
+        for window, layers in kinds.items()
+        for first in range(0, len(layers), size)
+    )
+
+
+def layers_of_block(groups: Sequence[LayerGroup]) -> int:
+    """How many layers' keys and values a block of the pool has room for."""
+    return max(len(group.layers) for group in groups)
+
+
+def pool_blocks(num_kv_blocks: int, groups: Sequence[LayerGroup]) -> int:
+    """Blocks of the pool, the null block included, that are so many of all layers."""
+    return (num_kv_blocks - 1) * len(groups) + 1
+
+
+def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of keys and values of every layer for one block of tokens."""
+    groups = layer_groups(model)
+    num_layers = len(groups) * layers_of_block(groups)
+    return 2 * num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+
+
+def default_swap_bytes(resolved: "Resolved", model: ModelConfig) -> int:
+    """Host memory for blocks of preempted requests: as much as the cache itself, if so much is free."""
+    cache = resolved.num_kv_blocks * block_bytes(model, resolved.block_size, resolved.dtype)
+    return min(cache, int(available_bytes(torch.device("cpu")) * SWAP_FRACTION))
+
+
+def swap_slots(resolved: "Resolved", model: ModelConfig) -> int:
+    """Blocks that the host has room for."""
+    block = block_bytes(model, resolved.block_size, resolved.dtype)
+    return slots_within(resolved.swap_bytes, block, is_pinned=resolved.device.type == "cuda")
+
+
+def adjusting_bytes(resolved: "Resolved", model: ModelConfig) -> int:
+    """Bytes on a card if every request has penalties and is as long as can be: tokens said, adjusted logits.
+
+    The tokens lie in one tensor, which is half as large beside its successor when it grows last.
+    """
+    if resolved.device.type == "cpu":
+        return 0
+    history = 4 * resolved.max_num_seqs * resolved.max_model_len
+    return history + history // 2 + 4 * resolved.max_num_seqs * model.vocab_size
+
+
+def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: float) -> int:
+    """Blocks for the longest requests the engine may hold at once, or as many as memory allows.
+
+    ConfigError, with both figures, where not even one block beside the null block fits.
+    """
+    per_block = block_bytes(model, resolved.block_size, resolved.dtype)
+    per_request = -(-resolved.max_model_len // resolved.block_size)
+    wanted = resolved.max_num_seqs * per_request + 1
+    available = available_bytes(resolved.device)
+    weights = weight_bytes(model, resolved.dtype, resolved.quantization)
+    budget = int(available * memory_fraction) - weights - adjusting_bytes(resolved, model)
+    if resolved.device.type == "cpu":
+        budget = min(budget, CPU_CACHE_BYTES)
+    blocks = min(wanted, budget // per_block)
+    if blocks < 2:
+        raise ConfigError(
+            f"{available / 2**30:.1f} GiB are available{limited(resolved.device)}, the weights take "
+            f"{weights / 2**30:.1f} GiB and a block of KV cache "
+            f"{per_block / 2**20:.1f} MiB: raise memory_fraction, lower block_size, or use a smaller dtype"
+        )
+    return blocks
+
+
+def check_weights_and_rope(resolved: "Resolved", model: ModelConfig) -> None:
+    """ConfigError, naming the field, where a size that config.json gives is beyond what is available."""
+    available = available_bytes(resolved.device)
+    weights = weight_bytes(model, resolved.dtype, resolved.quantization)
+    shapes = rotation_shapes(model, resolved.max_model_len).values()
+    angles = sum(4 * rows * columns for rows, columns in shapes)
+    if weights > available:
+        raise ConfigError(
+            f"{available / 2**30:.1f} GiB are available{limited(resolved.device)} and the weights take "
+            f"{weights / 2**30:.1f} GiB "
+            f"(vocab_size {model.vocab_size}, hidden_size {model.hidden_size}, intermediate_size "
+            f"{model.intermediate_size}, {model.num_layers} layers): use a smaller dtype or a smaller model"
+        )
+    if angles > available - weights:
+        raise ConfigError(
+            f"max_position_embeddings is {model.max_position_embeddings} and max_model_len "
+            f"{resolved.max_model_len}: the rotation angles of so many take {angles / 2**30:.1f} GiB "
+            f"where {(available - weights) / 2**30:.1f} GiB are available beside the weights; lower both"
+        )
+
+
+def check_fit(resolved: "Resolved", model: ModelConfig) -> None:
+    """ConfigError, with both figures, where the cache that was asked for cannot be had."""
+    per_block = block_bytes(model, resolved.block_size, resolved.dtype)
+    available = available_bytes(resolved.device)
+    if resolved.num_kv_blocks * per_block > available:
+        raise ConfigError(
+            f"num_kv_blocks is {resolved.num_kv_blocks}, a KV cache of "
+            f"{resolved.num_kv_blocks * per_block / 2**30:.1f} GiB where {available / 2**30:.1f} GiB are "
+            f"available{limited(resolved.device)}; wanted at most {available // per_block}"
+        )
+
+
+def blocks_left(
+    resolved: "Resolved", model: ModelConfig, memory_fraction: float, activation_bytes: int
+) -> int:
+    """Blocks for what is free on the card once the weights lie there and a step has been tried.
+
+    ConfigError, with the figures, where not even one block beside the null block fits.
+    """
+    free, total = torch.cuda.mem_get_info(resolved.device)
+    per_block = block_bytes(model, resolved.block_size, resolved.dtype)
+    adjusting = adjusting_bytes(resolved, model)
+    kept = int(total * (1 - memory_fraction)) + activation_bytes + GRAPH_BYTES + adjusting
+    wanted = resolved.max_num_seqs * -(-resolved.max_model_len // resolved.block_size) + 1
+    blocks = min(wanted, (free - kept) // per_block)
+    if blocks < 2:
+        raise ConfigError(
+            f"{free / 2**30:.1f} GiB are free beside the weights; a step takes "
+            f"{activation_bytes / 2**30:.1f} GiB, memory_fraction {memory_fraction} keeps "
+            f"{total * (1 - memory_fraction) / 2**30:.1f} GiB, penalties of max_num_seqs requests may take "
+            f"{adjusting / 2**30:.1f} GiB, and a block of KV cache takes {per_block / 2**20:.1f} MiB: "
+            f"raise memory_fraction, or lower max_num_batched_tokens or max_num_seqs"
+        )
+    return blocks
+
+
+def weight_bytes(model: ModelConfig, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
+    """Bytes of the weights, to the accuracy that sizing needs."""
+    per_layer = weights_of_layer(model)
+    embedding = model.vocab_size * model.hidden_size
+    if quantization is not None:  # the LM head has bytes of its own, tied or not
+        return model.num_layers * per_layer + embedding + embedding * dtype.itemsize
+    embeddings = embedding if model.tie_word_embeddings else 2 * embedding
+    return (model.num_layers * per_layer + embeddings) * dtype.itemsize
+
+
+def weights_of_layer(model: ModelConfig) -> int:
+    """Elements of the projections of one layer."""
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    return model.hidden_size * (heads + 3 * model.intermediate_size)
+
+
+def available_bytes(device: torch.device) -> int:
+    """Bytes that could be allocated now without pushing anything out."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept  # what torch has and nobody uses is ours, too
+    limits = (machine_bytes(), control_groups.memory_left(), _address_space_left())
+    return min(limit for limit in limits if limit is not None)
+
+
+def machine_bytes() -> int:
+    """Bytes that are free on the machine, whatever this process may have of them."""
+    for line in (control_groups.read(Path("/proc/meminfo")) or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _address_space_left() -> int | None:
+    """What is left of `ulimit -v`, None where there is no such limit."""
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    pages = control_groups.read(Path("/proc/self/statm"))
+    if most == resource.RLIM_INFINITY or pages is None:
+        return None
+    return max(0, most - int(pages.split()[0]) * resource.getpagesize())
+
+
+def limited(device: torch.device) -> str:
+    """Why less is available than the machine has, in words that follow a figure; "" where it is not so."""
+    limit, left = control_groups.memory_limit(), control_groups.memory_left()
+    if device.type != "cpu" or limit is None or left is None or left > machine_bytes():
+        return ""
+    return f" by the limit of this control group, {limit / 2**30:.1f} GiB"
+
+
+@functools.cache
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for products of bfloat16; without them they are emulated, slowly."""
+    return cpu_has_bfloat16_units()

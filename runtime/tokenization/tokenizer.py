@@ -1,0 +1,258 @@
+"""Text to token ids and back, chat templates included: by the tokenizers library, or by transformers."""
+
+import copy
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...common.errors import ConfigError, LaminaError, LoadError, RequestError, clipped, shown
+from ...common.logging import get_logger
+from ...models.checkpoints.gguf_tokenizer import TOKENIZER_ERROR
+from ...models.checkpoints.sentencepiece_merges import SPACE
+from ..validation import check_flag, check_unicode
+from .chat_messages import Messages, check_messages, check_template_kwargs, marked, readable, until_mark
+from .tokenizer_file import (
+    SENTENCEPIECE_MODEL,
+    TEKKEN_JSON,
+    TOKENIZER_JSON,
+    TokenizerFile,
+    chosen,
+    obstacle,
+    warns_of_words,
+)
+
+logger = get_logger("runtime")
+TOKENIZER_FILES = (TOKENIZER_JSON, TEKKEN_JSON, SENTENCEPIECE_MODEL, "vocab.json")
+CHARS_PER_TOKEN = 8  # seldom as many: a text that is longer is looked at in part before as a whole
+MARGIN = 1024  # tokens that a cut may add, through words and runs of spaces
+JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
+
+
+class Tokenizer:
+    """One tokenizer, never changed: what it does to a text depends on that text alone."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.bos_token_id: int | None = backend.bos_token_id
+        self.eos_token_ids: tuple[int, ...] = () if backend.eos_token_id is None else (backend.eos_token_id,)
+        vocabulary = backend.get_vocab()
+        self.size: int = max(vocabulary.values(), default=-1) + 1
+        self.special_tokens: dict[int, str] = {
+            token_id: token.content
+            for token_id, token in backend.added_tokens_decoder.items()
+            if token.special
+        }
+        self.byte_token_ids: dict[int, int] = self._byte_tokens(vocabulary)
+        self._before: list[int] = self._word_before(vocabulary)
+
+    def encode(
+        self, text: str, add_special_tokens: bool | None = None, max_tokens: int | None = None
+    ) -> list[int]:
+        """Token ids of a text; RequestError soon where they are far more than max_tokens.
+
+        By default the tokenizer's own special tokens are added, except to a text that already begins with the
+        BOS string, as every rendered chat template does: that one has all it needs.
+        """
+        if not isinstance(text, str):
+            raise RequestError(f"a prompt is a {type(text).__name__}; wanted a string or a list of token ids")
+        text = str.__str__(text)  # before a subclass is asked anything
+        if add_special_tokens is None:
+            bos = self._backend.bos_token
+            add_special_tokens = not (bos and text.startswith(bos))
+        check_unicode("the prompt", text)
+        if max_tokens is not None:
+            self._refuse_longer(text, max_tokens)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        return ids
+
+    def _refuse_longer(self, text: str, max_tokens: int) -> None:
+        """RequestError for a text whose beginning alone is too long: a whole book would take minutes.
+
+        Nothing is concluded from the number of characters, since a token may stand for any number of them.
+        """
+        size = CHARS_PER_TOKEN * (max_tokens + MARGIN)
+        while size < len(text):
+            beginning: list[int] = self._backend.encode(text[:size], add_special_tokens=False, verbose=False)
+            if len(beginning) > max_tokens + MARGIN:
+                raise RequestError(
+                    f"the prompt has {len(text)} characters, of which the first {size} are {len(beginning)} "
+                    f"tokens, but there is room for at most {max_tokens}; shorten the prompt or raise "
+                    "max_model_len"
+                )
+            size *= 4
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; spaces are left as the model wrote them, unknown ids have no text."""
+        text: str = self._backend.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def text_of(self, token_id: int) -> str:
+        """The text that a token has inside of a text: with the space that the first one of a text loses."""
+        before = self.decode(self._before)
+        return self.decode([*self._before, token_id], skip_special_tokens=False)[len(before) :]
+
+    def _word_before(self, vocabulary: Mapping[str, int]) -> list[int]:
+        """A token to decode others behind, where the space is lost that begins a text; else none."""
+        named = ((token_id, text) for text, token_id in vocabulary.items() if text.startswith(SPACE))
+        spaced = min(named, default=None)  # a vocabulary has no order of its own
+        if spaced is None or self.decode([spaced[0]]) == spaced[1].replace(SPACE, " "):
+            return []
+        words = [
+            token_id
+            for text, token_id in vocabulary.items()
+            if text.isascii() and text.isalpha() and token_id not in self.special_tokens
+        ]
+        return sorted(words)[:1]
+
+    def _byte_tokens(self, vocabulary: Mapping[str, int]) -> dict[int, int]:
+        """The bytes that tokens of SentencePiece spell, where one bad byte spoils the text of a whole run."""
+        names = ((f"<0x{byte:02X}>", byte) for byte in range(256))
+        found = {vocabulary[name]: byte for name, byte in names if name in vocabulary}
+        letters = [
+            token_id for token_id, byte in found.items() if chr(byte).isascii() and chr(byte).isalpha()
+        ]
+        others = [token_id for token_id, byte in found.items() if byte >= 0x80]
+        spoils = letters and others and self.decode([letters[0], others[0]]) == "\ufffd" * 2
+        return found if spoils else {}
+
+    def apply_chat_template(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        tools: Messages | None = None,
+        max_tokens: int | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation as the model's own template writes it, or the one that is given."""
+        check_messages(messages)
+        _check_tools(tools)
+        check_flag("continue_final_message", continue_final_message)
+        check_flag("add_generation_prompt", add_generation_prompt)
+        variables = check_template_kwargs(template_kwargs)
+        template = self._template(chat_template, bool(tools))
+        if tools and "tools" not in template:
+            raise RequestError(
+                "this model's chat template does not read tools, so the model would not hear of them; "
+                "give none, or a tokenizer= whose template does"
+            )
+        variables |= {
+            "tools": None if tools is None else [dict(tool) for tool in tools],
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "chat_template": template,
+        }
+        text = self._rendered(messages, continue_final_message, variables)
+        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+
+    def _rendered(self, messages: Messages, continues: bool, variables: Mapping[str, Any]) -> str:
+        """The text of the first form of the messages that the template takes."""
+        first: Exception | None = None
+        for form in readable(messages, variables["chat_template"]):
+            given = marked(form) if continues else form
+            try:
+                text = self._backend.apply_chat_template(given, tokenize=False, **variables)
+            except Exception as error:  # a template is a stranger's program: anything may come out of it
+                first = first or error
+                continue
+            return until_mark(text) if continues else text
+        raise RequestError(f"the chat template refuses these messages: {clipped(str(first), 500)}") from first
+
+    def _template(self, given: Any, has_tools: bool) -> str:
+        """The template that is given, by its text or its name, else the model's for tools or for none."""
+        known = self._backend.chat_template
+        if given is not None and (not isinstance(given, str) or str.__str__(given) == ""):
+            raise RequestError(f"chat_template is {shown(given)}; wanted the text of a template")
+        if given is not None:
+            given = str.__str__(given)  # before a subclass is asked anything
+            return str(known[given]) if isinstance(known, Mapping) and given in known else given
+        if not known:
+            raise RequestError(
+                "this model's tokenizer has no chat template; add chat_template.jinja to its folder, give "
+                "chat_template=, or use generate() with a prompt of your own"
+            )
+        try:
+            return chosen(known, has_tools)
+        except ValueError as error:
+            raise RequestError(f"the chat template refuses these messages: {error}") from error
+
+
+def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:
+    """The folder's tokenizer, or None where it has none; an override is another folder or a tokenizer object.
+
+    A tokenizer object stays the caller's: a copy of it is used.
+    """
+    if override is not None and not isinstance(override, (str, Path)):
+        if not hasattr(override, "added_tokens_decoder"):
+            raise ConfigError(f"tokenizer is {shown(override)}; wanted a folder or a transformers tokenizer")
+        return Tokenizer(copy.deepcopy(override))
+    if override is not None:
+        folder = Path(override).expanduser()
+        if not has_tokenizer(folder):
+            raise LoadError(
+                f"tokenizer is {shown(str(override))}, but there is none of {', '.join(TOKENIZER_FILES)}"
+            )
+    elif (folder / TOKENIZER_ERROR).is_file():
+        raise LoadError((folder / TOKENIZER_ERROR).read_text(encoding="utf-8"))
+    return Tokenizer(_load_backend(folder)) if has_tokenizer(folder) else None
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a tokenizer's files."""
+    return any(os.path.lexists(folder / name) for name in TOKENIZER_FILES)
+
+
+def require_tokenizer(folder: Path) -> None:
+    """LoadError where a model's folder has nothing to read texts with."""
+    if not has_tokenizer(folder):
+        raise LoadError(
+            f"{folder} has no tokenizer, so that texts cannot be read: it has none of "
+            f"{', '.join(TOKENIZER_FILES)}; name a folder that has one with --tokenizer, in Python tokenizer="
+        )
+
+
+def _load_backend(folder: Path) -> Any:
+    try:
+        why = obstacle(folder)
+        if why is None:
+            if warns_of_words(folder):
+                logger.warning(
+                    "%s cuts words by an expression known to be wrong for Mistral's models, so that some ids "
+                    'differ from those of its training; "fix_mistral_regex": true in tokenizer_config.json '
+                    "mends it",
+                    folder / TOKENIZER_JSON,
+                )
+            return TokenizerFile(folder)
+        logger.info("the tokenizer is read by transformers, which takes seconds to import: %s", why)
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+        kind = PreTrainedTokenizerFast if (folder / TOKENIZER_JSON).is_file() else AutoTokenizer
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except LaminaError:
+        raise
+    except Exception as error:  # the tokenizers library raises nothing more precise
+        raise LoadError(
+            f"{_damaged_file(folder)} cannot be read as a tokenizer: {error}; download it again, or name "
+            "another one with tokenizer="
+        ) from error
+
+
+def _damaged_file(folder: Path) -> Path:
+    """The first file that is no JSON object, else the one that holds the tokenizer."""
+    for path in (folder / name for name in JSON_FILES if (folder / name).is_file()):
+        try:
+            if not isinstance(json.loads(path.read_bytes()), dict):
+                return path
+        except (ValueError, RecursionError):
+            return path
+    return next(folder / name for name in TOKENIZER_FILES if os.path.lexists(folder / name))
+
+
+def _check_tools(tools: Any) -> None:
+    is_list = isinstance(tools, Sequence) and not isinstance(tools, str)
+    if tools is not None and not (is_list and all(isinstance(tool, Mapping) for tool in tools)):
+        raise RequestError(f"tools is {shown(tools)}; wanted a list of JSON schemas of functions, as dicts")

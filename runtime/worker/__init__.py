@@ -1,0 +1,1 @@
+"""What runs a step on the device: input batch, model runner, sampler."""

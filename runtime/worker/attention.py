@@ -1,0 +1,151 @@
+"""`attend` in serving: writes a layer's keys and values into the paged cache, then attends over it."""
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...common.errors import CompileError, UnsupportedError, shown
+from ...custom_ops._shared import registry
+from ...custom_ops.paged_attention.phases import select_by_phase
+from ...models.registry import AttentionSpec
+from .input_batch import BatchView
+
+NO_LIMIT = -1
+NO_SOFT_CAP = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionBackend:
+    """Providers of the cache ops, with the reason they were taken."""
+
+    name: str
+    reason: str
+    write_kv_cache: Callable[..., Any]
+    rotary_and_write_kv_cache: Callable[..., Any]
+    paged_attention: Callable[..., Any]
+
+
+def select_backend(
+    name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+) -> AttentionBackend:
+    """The named backend, or for "auto" what serves decode and prefill here; UnsupportedError says why not."""
+    check_name(name)
+    attention = select_by_phase(name, device=device, dtype=dtype, head_dim=head_dim, block_size=block_size)
+
+    def write(op: str) -> Callable[..., Any]:
+        provider = name if name in registry.providers(op) else "auto"
+        return registry.select(op, device=device, dtype=dtype, provider=provider).call
+
+    return AttentionBackend(
+        name=attention.name,
+        reason=attention.reason,
+        write_kv_cache=write("write_kv_cache"),
+        rotary_and_write_kv_cache=write("rotary_and_write_kv_cache"),
+        paged_attention=attention.call,
+    )
+
+
+def check_name(name: str) -> None:
+    """UnsupportedError for a backend that there is not; one that there is need not run here."""
+    known = registry.providers("paged_attention")
+    if name != "auto" and name not in known:
+        raise UnsupportedError(f"attention is {shown(name)}; wanted auto, {', '.join(known)}")
+
+
+class PagedAttention:
+    """attend(layer, q, k, v, out, cos, sin) for the step begun last; without angles q and k are rotated."""
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        caches: Sequence[tuple[Tensor, Tensor]],
+        specs: Sequence[AttentionSpec],
+        groups: Sequence[int] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._caches = caches  # per layer: keys, values [num_blocks, block_size, num_kv_heads, head_dim]
+        self._groups = groups or [0] * len(specs)  # per layer: whose block tables find its keys and values
+        self._masks = [
+            (spec.scale, spec.window or NO_LIMIT, spec.chunk or NO_LIMIT, spec.soft_cap or NO_SOFT_CAP)
+            for spec in specs
+        ]  # per layer: scale, window, chunk, soft cap
+        self._batch: BatchView | None = None
+
+    def begin(self, batch: BatchView) -> None:
+        """Attend over the block tables of this step from now on."""
+        self._batch = batch
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+    ) -> None:
+        batch = self._batch
+        assert batch is not None, "attend before begin"
+        key_cache, value_cache = self._caches[layer]
+        slots, tables = batch.slot_mapping, batch.block_tables
+        if side := self._groups[layer]:
+            slots, tables = batch.side_slots[side - 1], batch.side_tables[side - 1]
+        if cos is None:
+            self._backend.write_kv_cache(k, v, key_cache, value_cache, slots)
+        else:
+            q = self._backend.rotary_and_write_kv_cache(q, k, v, cos, sin, key_cache, value_cache, slots)
+        self._backend.paged_attention(
+            out,
+            q,
+            key_cache,
+            value_cache,
+            tables,
+            batch.seq_lens,
+            batch.query_start_loc,
+            batch.max_query_len,
+            *self._masks[layer],
+        )
+
+
+def each_layer_once(attend: Callable[..., None], num_layers: int) -> Callable[..., None]:
+    """The same `attend` for one forward; CompileError for a layer that there is not, or that comes twice."""
+    seen: set[int] = set()
+
+    def checked(layer: int, *tensors: Tensor) -> None:
+        check_layer(layer, num_layers, seen)
+        seen.add(layer)
+        attend(layer, *tensors)
+
+    return checked
+
+
+def check_layer(layer: int, num_layers: int, seen: Container[int] = ()) -> None:
+    """CompileError for a layer that a model of so many has not, or that was met before."""
+    if not isinstance(layer, int) or not 0 <= layer < num_layers:
+        raise CompileError(
+            f"the model calls attend with layer {shown(layer, 20)}; wanted 0 to {num_layers - 1}"
+        )
+    if layer in seen:
+        raise CompileError(f"the model calls attend twice with layer {layer}; wanted once")
+
+
+def allocate_caches(
+    *,
+    num_layers: int,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of every layer; memory that no request reaches is never touched."""
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    return [
+        (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+        for _ in range(num_layers)
+    ]

@@ -1,0 +1,330 @@
+"""The arena: the fixed tensors a step is written into, and the only code that writes them."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..kv_cache.block_pool import NULL_BLOCK
+from ..protocol.scheduler_output import ON_HOST, Banned, Ints, SchedulerOutput, WantedReports
+from .logprobs import ReportRows
+
+NO_ID = -1  # in place of a banned id
+MAX_BANNED = 32  # ids a row in the arena; a step with more has a tensor of its own, and is not recorded
+NO_SLOT = -1  # where a padding token's keys and values go: nowhere
+ALIGNMENT = 16  # of every field, in int32: what kernels that load vectors may count on, and more
+MAX_LAYOUTS = 1024  # remembered; those of recordings are fewer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchView:
+    """One step in the arena: tokens, sequences and sampling rows, each with its padding.
+
+    Shapes: token_ids, token_sources, positions, slot_mapping [padded_tokens]; block_tables [padded_seqs,
+    max_blocks]; side_slots and side_tables the same of each further group of layers; seq_lens [padded_seqs];
+    query_start_loc [padded_seqs + 1]; the rest [padded_samples], in the plan's order. Token ids are there
+    once InputBatch.take_token_ids has run, after the step before.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    num_samples: int
+    max_query_len: int
+    token_ids: Tensor
+    token_sources: Tensor  # where in the arena's memory each token's id lies
+    positions: Tensor
+    slot_mapping: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
+    logits_rows: Tensor  # which tokens' hidden states are sampled from
+    sampled: Tensor  # where the step leaves its samples, for the next one to find them
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    sample_positions: Tensor  # where the sampled tokens will stand: the counters of their noise
+    banned: Tensor  # [padded_samples, any number] ids that a row must not sample, and NO_ID
+    side_slots: tuple[Tensor, ...] = ()
+    side_tables: tuple[Tensor, ...] = ()
+    reports: ReportRows | None = None  # whose log-probabilities are wanted
+
+
+class InputBatch:
+    """Writes plans into tensors that never move, so that captured graphs can read them.
+
+    What changes with every step is written on the host, packed by the step's sizes, and sent in one copy; so
+    a field's place depends on the sizes. Of block tables and sampling parameters only changes are sent.
+    Everything is sent on the current stream, from memory that is not written again before it has left.
+
+    A padding token has id 0, position 0 and slot -1; a padding sequence has length 0; a sampling row beyond
+    the last is greedy on token 0. Entries of a block table beyond a sequence's length are never read.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        max_blocks_per_seq: int,
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
+        num_sides: int = 0,
+    ) -> None:
+        self.device = device
+        self._num_groups = 1 + num_sides  # of layers, each with block tables of its own
+        self.max_num_seqs = max_num_seqs
+        self.max_num_tokens = max_num_tokens
+        self.max_seq_len = max_blocks_per_seq * block_size
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self._tables = np.full((self._num_groups * max_num_seqs, max_blocks_per_seq), NULL_BLOCK, np.int32)
+        self._block_tables = torch.zeros(self._tables.shape, dtype=torch.int32, device=device)
+        self._token_ids = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
+        # The last step's samples and then the host's token ids, in one tensor: a token comes from either.
+        self._first_packed = _aligned(max_num_seqs)
+        size = self._first_packed + self._layout_of(max_num_tokens, max_num_seqs, max_num_seqs).size
+        self._memory = torch.zeros(size, dtype=torch.int32, device=device)
+        self._sampling = torch.zeros(6, max_num_seqs, dtype=torch.int32, device=device)
+        self._banned = torch.full((max_num_seqs, MAX_BANNED), NO_ID, dtype=torch.int32, device=device)
+        self._layouts: dict[tuple[int, int, int], tuple[_Layout, dict[str, Any]]] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Take nothing for granted of what the device holds of sampling parameters."""
+        self._sampling_held: NDArray[np.void] | None = None
+        self._banned_held: Banned | None = None
+
+    def write(
+        self,
+        plan: SchedulerOutput,
+        padded_tokens: int | None = None,
+        padded_seqs: int | None = None,
+        padded_samples: int | None = None,
+    ) -> BatchView:
+        """Put a step into the arena, padded to these sizes, and return where it lies."""
+        sizes = (
+            plan.num_tokens if padded_tokens is None else padded_tokens,
+            plan.num_rows if padded_seqs is None else padded_seqs,
+            plan.num_samples if padded_samples is None else padded_samples,
+        )
+        self._check_sizes(plan, *sizes)
+        self._update_tables(plan.new_blocks)
+        self._update_sampling(plan.sampling)
+        layout, views = self._layout(sizes)
+        self._send_fields(plan, layout)
+        return BatchView(
+            num_tokens=plan.num_tokens,
+            num_seqs=plan.num_rows,
+            num_samples=plan.num_samples,
+            max_query_len=int(plan.counts.max(initial=0)),
+            banned=self._update_banned(plan.banned, sizes[2]),
+            reports=None if plan.reports is None else self._send_reports(plan.reports),
+            **views,
+        )
+
+    def sampled(self, num: int) -> Tensor:
+        """The samples of the last step that was launched, on the device."""
+        return self._memory[:num]
+
+    def take_token_ids(self, view: BatchView) -> None:
+        """Gather a step's token ids on the device, from the host's and the samples of the step before."""
+        torch.index_select(self._memory, 0, view.token_sources, out=view.token_ids)
+        view.token_ids.clamp_(min=0)  # -1 of a row without a token, which ends when the host has read it
+
+    def _check_sizes(self, plan: SchedulerOutput, tokens: int, seqs: int, samples: int) -> None:
+        assert plan.num_tokens <= tokens <= self.max_num_tokens, f"{plan.num_tokens} tokens in {tokens}"
+        assert plan.num_rows <= seqs <= self.max_num_seqs, f"{plan.num_rows} sequences in {seqs}"
+        assert plan.num_samples <= samples <= self.max_num_seqs, f"{plan.num_samples} samples in {samples}"
+
+    def _update_tables(self, new_blocks: Ints) -> None:
+        """Set what is new in the block tables."""
+        if num := new_blocks.shape[1]:
+            rows, columns, blocks = new_blocks
+            self._tables[rows, columns] = blocks
+            entries = np.empty(3 * num, np.int32)  # places as int64, then block ids
+            entries[: 2 * num].view(np.int64)[:] = rows * self._tables.shape[1] + columns
+            entries[2 * num :] = blocks
+            sent = self._send(entries)
+            self._block_tables.view(-1).index_copy_(0, sent[: 2 * num].view(torch.int64), sent[2 * num :])
+
+    def _update_sampling(self, sampling: NDArray[np.void]) -> None:
+        held = self._sampling_held
+        if sampling is held or (held is not None and sampling.tobytes() == held.tobytes()):
+            return
+        self._sampling_held = None  # an interrupt may come before all is sent
+        fields = np.zeros((6, self.max_num_seqs), np.int32)
+        num = len(sampling)
+        top_k = np.where(sampling["top_k"] < self.vocab_size, sampling["top_k"], 0)
+        fields[0, :num] = sampling["temperature"].view(np.int32)
+        fields[1, :num] = top_k
+        fields[2] = np.float32(1).view(np.int32)
+        fields[2, :num] = sampling["top_p"].view(np.int32)
+        fields[3, :num] = sampling["min_p"].view(np.int32)
+        fields[4:].reshape(-1).view(np.int64)[:num] = sampling["seed"]
+        self._sampling.copy_(self._send(fields))
+        self._sampling_held = sampling
+
+    def _update_banned(self, banned: Banned, num_rows: int) -> Tensor:
+        """The ids each row must not sample, less those the model has not: its tokenizer may know more."""
+        if not fits_recording(banned):
+            return self._send(self._banned_table(banned, num_rows, max(len(ids) for _, ids in banned)))
+        if banned != self._banned_held:
+            self._banned_held = None
+            self._banned.copy_(self._send(self._banned_table(banned, self.max_num_seqs, MAX_BANNED)))
+            self._banned_held = banned
+        return self._banned[:num_rows]
+
+    def _banned_table(self, banned: Banned, num_rows: int, width: int) -> NDArray[np.int32]:
+        table = np.full((num_rows, width), NO_ID, np.int32)
+        for row, ids in banned:
+            known = [id_ for id_ in ids if id_ < self.vocab_size]
+            table[row, : len(known)] = known
+        return table
+
+    def _send_reports(self, wanted: WantedReports) -> ReportRows:
+        samples, before, targets = wanted.samples, wanted.before, wanted.targets
+        return ReportRows(wanted.num_top, self._send(samples), self._send(before), self._send(targets))
+
+    def _send_fields(self, plan: SchedulerOutput, layout: "_Layout") -> None:
+        packed = _staged(layout.size, self.device)
+        self._fill(packed.numpy(), plan, layout)
+        start = self._first_packed
+        self._memory[start : start + layout.size].copy_(packed, non_blocking=True)
+
+    def _fill(self, packed: NDArray[np.int32], plan: SchedulerOutput, layout: "_Layout") -> None:
+        counts, computed = plan.counts, plan.num_computed
+        num_tokens, num_rows = plan.num_tokens, plan.num_rows
+        ends = np.cumsum(counts)
+        rows = np.arange(num_rows)
+        positions = computed
+        if num_tokens > num_rows:
+            rows = np.repeat(rows, counts)
+            positions = np.arange(num_tokens) + (computed - ends + counts)[rows]
+        sampled = plan.sources != ON_HOST
+        sources = packed[layout.token_sources]
+        sources[:] = np.arange(self._first_packed, self._first_packed + len(sources))
+        sources[ends[sampled] - 1] = plan.sources[sampled]
+        fill(packed, layout.token_ids, plan.token_ids, padding=0)
+        fill(packed, layout.positions, positions, padding=0)
+        columns = positions // self.block_size
+        for group, field in enumerate(layout.slot_mappings(self._num_groups)):
+            blocks = self._tables[group * self.max_num_seqs + rows, columns]
+            slots = (blocks - columns) * self.block_size + positions
+            fill(packed, field, slots, padding=NO_SLOT)
+        fill(packed, layout.seq_lens, computed + counts, padding=0)
+        packed[layout.query_start_loc.start] = 0
+        starts = slice(layout.query_start_loc.start + 1, layout.query_start_loc.stop)
+        fill(packed, starts, ends, padding=num_tokens)
+        fill(packed, layout.logits_rows, ends[plan.samples] - 1, padding=0)
+        longs = packed[layout.sample_positions].view(np.int64)
+        fill(longs, slice(0, len(longs)), (computed + counts)[plan.samples], padding=0)
+
+    def _layout(self, sizes: tuple[int, int, int]) -> tuple["_Layout", dict[str, Any]]:
+        """Where the fields of a step of these sizes lie; the same tensors for the same sizes."""
+        found = self._layouts.get(sizes)
+        if found is None:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layout_of(*sizes)
+            found = self._layouts[sizes] = layout, self._views(layout, *sizes)
+        return found
+
+    def _layout_of(self, tokens: int, seqs: int, samples: int) -> "_Layout":
+        return _Layout.of(tokens, seqs, samples, self._num_groups)
+
+    def _views(self, layout: "_Layout", tokens: int, seqs: int, samples: int) -> dict[str, Any]:
+        packed, floats = self._memory[self._first_packed :], self._sampling.view(torch.float32)
+        slots = [packed[field] for field in layout.slot_mappings(self._num_groups)]
+        starts = range(0, len(self._tables), self.max_num_seqs)
+        tables = [self._block_tables[start : start + seqs] for start in starts]
+        return {
+            "token_ids": self._token_ids[:tokens],
+            "token_sources": packed[layout.token_sources],
+            "positions": packed[layout.positions],
+            "slot_mapping": slots[0],
+            "side_slots": tuple(slots[1:]),
+            "block_tables": tables[0],
+            "side_tables": tuple(tables[1:]),
+            "seq_lens": packed[layout.seq_lens],
+            "query_start_loc": packed[layout.query_start_loc],
+            "logits_rows": packed[layout.logits_rows],
+            "sampled": self._memory[:samples],
+            "temperature": floats[0, :samples],
+            "top_k": self._sampling[1, :samples],
+            "top_p": floats[2, :samples],
+            "min_p": floats[3, :samples],
+            "seeds": self._sampling[4:].view(-1).view(torch.int64)[:samples],
+            "sample_positions": packed[layout.sample_positions].view(torch.int64),
+        }
+
+    def _send(self, values: NDArray[Any]) -> Tensor:
+        return send(values, self.device)
+
+
+class _Layout(NamedTuple):
+    """Where each field of a step of certain sizes lies in packed memory, in int32."""
+
+    token_ids: slice  # the first, so that their place is the same for all sizes
+    token_sources: slice
+    positions: slice
+    slot_mapping: slice  # of all groups, each as far as the first
+    seq_lens: slice
+    query_start_loc: slice
+    logits_rows: slice
+    sample_positions: slice  # of int64
+    size: int
+
+    @staticmethod
+    def of(tokens: int, seqs: int, samples: int, num_groups: int) -> "_Layout":
+        start = 0
+        fields: list[Any] = []
+        slots = num_groups * _aligned(tokens)
+        for length in (*[tokens] * 3, slots, seqs, seqs + 1, samples, 2 * samples):
+            fields.append(slice(start, start + length))
+            start = _aligned(start + length)
+        return _Layout._make([*fields, start])
+
+    def slot_mappings(self, num_groups: int) -> list[slice]:
+        """Where each group has the slots of the step's tokens."""
+        tokens, first = self.token_ids.stop - self.token_ids.start, self.slot_mapping.start
+        starts = [first + group * _aligned(tokens) for group in range(num_groups)]
+        return [slice(start, start + tokens) for start in starts]
+
+
+def fits_recording(banned: Banned) -> bool:
+    """Whether banned ids have room where a recorded step reads them."""
+    return all(len(ids) <= MAX_BANNED for _, ids in banned)
+
+
+def fill(array: NDArray[Any], field: slice, values: NDArray[Any], *, padding: int) -> None:
+    """Values at the beginning of a field, padding in the rest of it."""
+    end = field.start + len(values)
+    array[field.start : end] = values
+    array[end : field.stop] = padding
+
+
+def send(values: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy on the device."""
+    held = torch.from_numpy(values)
+    if device.type == "cpu":
+        return held.clone()
+    staged = _staged(values.size, device, held.dtype)
+    staged.numpy()[:] = values.reshape(-1)
+    return staged.to(device, non_blocking=True).view(values.shape)
+
+
+def _staged(size: int, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Memory to send from: torch gives pinned memory out again only when the copies from it are done."""
+    if device.type != "cuda":
+        return torch.empty(size, dtype=dtype)
+    return torch.empty(size, dtype=dtype, pin_memory=True)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

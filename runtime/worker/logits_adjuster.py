@@ -1,0 +1,232 @@
+"""Samples chosen again, from logits that are adjusted by what was said before."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ... import custom_ops
+from ...common.errors import LaminaError
+from ...custom_ops._shared import registry
+from ...custom_ops.adjust_logits.reference import WORD_BITS
+from ...custom_ops.sample.reference import are_broken, num_chunks_of
+from ..protocol.scheduler_output import SAMPLING, Adjusted, sampling_row
+from ..sampling_params import SamplingParams
+from .input_batch import NO_ID, BatchView, send
+from .logits_processors import apply_processors
+from .sampler import SamplingRows, sample
+
+FIRST_SLOTS, FIRST_TOKENS = 8, 1024  # room that a history begins with; it doubles as needed
+WIDTH_UNIT = 8  # ids that adjusted rows are a multiple of, so that kernels can load vectors
+
+
+def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
+    """Have what adjusts logits of a dtype built before any request can ask for it."""
+    registry.select("adjust_logits", device=device, dtype=dtype)
+    for op in ("keep_typical", "sample"):
+        registry.select(op, device=device, dtype=torch.float32)
+
+
+class _Tables(NamedTuple):
+    """What stays the same while the same requests have the same places; see lamina::adjust_logits."""
+
+    adjusted: Adjusted  # that these are of
+    samples: Tensor
+    slots: Tensor
+    num_prompt: Tensor
+    penalties: Tensor
+    bias_ids: Tensor
+    biases: Tensor
+    allowed: Tensor
+    bad_words: Tensor
+    typical_p: Tensor | None  # None: nobody wants it
+    temperature: Tensor  # these five as in SamplingRows; of the arena the step itself has chosen greedily
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+
+    def are_of(self, adjusted: Adjusted) -> bool:
+        """Whether they hold for a step as well."""
+        own = self.adjusted
+        return (
+            len(own.params) == len(adjusted.params)
+            and all(a is b for a, b in zip(own.params, adjusted.params, strict=True))
+            and np.array_equal(own.samples, adjusted.samples)
+            and np.array_equal(own.slots, adjusted.slots)
+            and np.array_equal(own.num_prompt, adjusted.num_prompt)
+        )
+
+
+class Adjuster:
+    """Adjusts logits of some samples of a step and chooses their tokens anew; no other sample is touched.
+
+    It alone writes the history: tokens by slot and position, in room that grows as needed. Nothing is
+    allocated before the first request that needs it, and nothing waits for the device but a request's own
+    logits processors.
+    """
+
+    def __init__(self, *, num_valid_ids: int, device: torch.device, max_slots: int, max_tokens: int) -> None:
+        self._num_valid_ids = num_valid_ids
+        self._device = device
+        self._most = max_slots, max_tokens  # what the history may grow to, which memory is kept for
+        self._history = torch.empty(0, 0, dtype=torch.int32, device=device)
+        self._tables: _Tables | None = None
+
+    def forget(self) -> None:
+        """Take nothing for granted of what the device was sent; its tokens are told again."""
+        self._tables = None
+
+    def choose(self, adjusted: Adjusted, batch: BatchView, logits: Tensor) -> dict[str, LaminaError]:
+        """Put the tokens of adjusted samples into the arena in place of those that were chosen from logits.
+
+        logits: [samples, vocab] of the step, which stay as they are. Returns by request what failed there:
+        its logits processors. Its token means nothing then.
+        """
+        tables = self._tables
+        if tables is None or not tables.are_of(adjusted):
+            tables = self._tables = self._built(adjusted)
+        self._tell(adjusted)
+        rows = SamplingRows(
+            temperature=tables.temperature,
+            top_k=tables.top_k,
+            top_p=tables.top_p,
+            min_p=tables.min_p,
+            seeds=tables.seeds,
+            positions=batch.sample_positions,
+            banned=batch.banned,
+            num_valid_ids=self._num_valid_ids,
+            places=tables.samples,
+        )
+        is_final = not adjusted.said and tables.typical_p is None
+        scores, chunks = self._scores(tables, batch, logits, are_summed=is_final and logits.is_cuda)
+        failures: dict[str, LaminaError] = {}
+        for said in adjusted.said:
+            processors = adjusted.params[said.which].logits_processors or ()
+            own = scores[said.which, : self._num_valid_ids]
+            if are_broken(own.unsqueeze(0)):
+                continue  # before any of its processors saw them: sample says so
+            if (failure := apply_processors(processors, said, own)) is not None:
+                failures[said.request_id] = failure
+                own.zero_()
+        if tables.typical_p is not None:
+            custom_ops.keep_typical(scores, rows.temperature, tables.typical_p)
+        sample(scores, rows, batch.sampled, chunks)
+        return failures
+
+    def _scores(
+        self, tables: _Tables, batch: BatchView, logits: Tensor, *, are_summed: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Adjusted logits of the samples, and what sampling wants to know of their chunks, where it pays."""
+        num_rows, width = len(tables.samples), -(-self._num_valid_ids // WIDTH_UNIT) * WIDTH_UNIT
+        scores = torch.empty(num_rows, width, dtype=torch.float32, device=self._device)
+        chunks = scores.new_empty(num_rows, num_chunks_of(self._num_valid_ids) if are_summed else 0, 2)
+        custom_ops.adjust_logits(
+            logits,
+            tables.samples,
+            self._history,
+            tables.slots,
+            batch.sample_positions,
+            batch.token_ids,
+            batch.logits_rows,
+            tables.num_prompt,
+            tables.penalties,
+            tables.bias_ids,
+            tables.biases,
+            tables.allowed,
+            tables.bad_words,
+            batch.banned,
+            tables.temperature,
+            self._num_valid_ids,
+            scores,
+            chunks,
+        )
+        return scores, chunks if are_summed else None
+
+    def _tell(self, adjusted: Adjusted) -> None:
+        """Write the tokens that the device was not told, but for the newest: adjusting adds that."""
+        self._make_room(int(adjusted.slots.max()) + 1, adjusted.longest)
+        for slot, start, tokens in adjusted.missed:
+            self._history[slot, start : start + len(tokens)] = self._sent(np.array(tokens, np.int32))
+
+    def _make_room(self, num_slots: int, num_tokens: int) -> None:
+        slots, tokens = self._history.shape
+        if num_slots <= slots and num_tokens <= tokens:
+            return
+        shape = (
+            min(self._most[0], _doubled(max(slots, FIRST_SLOTS), num_slots)),
+            min(self._most[1], _doubled(max(tokens, FIRST_TOKENS), num_tokens)),
+        )
+        larger = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        larger[:slots, :tokens] = self._history
+        self._history = larger
+
+    def _built(self, adjusted: Adjusted) -> _Tables:
+        params = adjusted.params
+        biases = [own.logit_bias or {} for own in params]
+        typical_p = [own.typical_p or 1.0 for own in params]
+        penalties = [
+            [own.repetition_penalty or 1.0 for own in params],
+            [own.frequency_penalty for own in params],
+            [own.presence_penalty for own in params],
+        ]
+        sampling = np.array([sampling_row(own) for own in params], SAMPLING)
+        top_k = np.where(sampling["top_k"] < self._num_valid_ids, sampling["top_k"], 0)
+        return _Tables(
+            adjusted=adjusted,
+            temperature=self._sent(sampling["temperature"]),
+            top_k=self._sent(top_k.astype(np.int32)),
+            top_p=self._sent(sampling["top_p"]),
+            min_p=self._sent(sampling["min_p"]),
+            seeds=self._sent(sampling["seed"]),
+            samples=self._sent(adjusted.samples),
+            slots=self._sent(adjusted.slots),
+            num_prompt=self._sent(adjusted.num_prompt.astype(np.int32)),
+            penalties=self._sent(np.array(penalties, np.float32)),
+            bias_ids=self._sent(_padded([list(own) for own in biases], NO_ID, "int32")),
+            biases=self._sent(_padded([list(own.values()) for own in biases], 0, "float32")),
+            allowed=self._sent(_allowed(params, self._num_valid_ids)),
+            bad_words=self._sent(_bad_words(params)),
+            typical_p=self._sent(np.array(typical_p, np.float32)) if min(typical_p) < 1 else None,
+        )
+
+    def _sent(self, values: NDArray[Any]) -> Tensor:
+        return send(values, self._device)
+
+
+def _padded(rows: Sequence[Sequence[Any]], padding: int, dtype: str) -> NDArray[Any]:
+    """Rows as an array [rows, longest]."""
+    table: NDArray[Any] = np.full((len(rows), max(map(len, rows), default=0)), padding, dtype)
+    for row, values in zip(table, rows, strict=True):
+        row[: len(values)] = values
+    return table
+
+
+def _allowed(params: Sequence[SamplingParams], num_ids: int) -> NDArray[np.int32]:
+    """A bit an id, all of them where a request allows everything; nothing where every one does."""
+    num_words = -(-num_ids // WORD_BITS)
+    if not any(own.allowed_token_ids for own in params):
+        return np.zeros((len(params), 0), np.int32)
+    bits = np.zeros((len(params), num_words * WORD_BITS), np.uint8)
+    for row, own in zip(bits, params, strict=True):
+        row[list(own.allowed_token_ids) if own.allowed_token_ids else slice(None)] = 1
+    return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+
+
+def _bad_words(params: Sequence[SamplingParams]) -> NDArray[np.int32]:
+    words = [own.bad_words or () for own in params]
+    longest = max((len(word) for own in words for word in own), default=0)
+    table = np.full((len(params), max(map(len, words), default=0), longest), NO_ID, np.int32)
+    for row, own in zip(table, words, strict=True):
+        for place, word in zip(row, own, strict=False):
+            place[longest - len(word) :] = word
+    return table
+
+
+def _doubled(size: int, wanted: int) -> int:
+    while size < wanted:
+        size *= 2
+    return size

@@ -1,0 +1,65 @@
+"""Log-probabilities on the device: what a step reports, of its samples and of tokens of prompts."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...custom_ops import top_logprobs
+from ..protocol.scheduler_output import Reports, TokenReport
+
+ROWS_AT_ONCE = 128  # of a prompt: logits of all its tokens would take more memory than the rest of a step
+
+
+class ReportRows(NamedTuple):
+    """What a step reports, on the device."""
+
+    num_top: int
+    samples: Tensor  # [a] int64, which of the samples
+    before: Tensor  # [b] int64, which of the step's tokens
+    targets: Tensor  # [b] int32, the tokens of prompts that come after these
+
+
+class Tables(NamedTuple):
+    """What a step reports, as lamina::top_logprobs gives it: ids, log-probabilities and ranks."""
+
+    samples: tuple[Tensor, ...] = ()
+    prompts: tuple[Tensor, ...] = ()
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Tables":
+        """The same with every tensor changed."""
+        return Tables(*(tuple(map(change, table)) for table in self))
+
+    def read(self) -> Reports:
+        """The same as plain data."""
+        return Reports(samples=_rows(*self.samples), prompts=_rows(*self.prompts))
+
+
+def report_samples(
+    rows: ReportRows, logits: Tensor, sampled: Tensor, num_valid_ids: int
+) -> tuple[Tensor, ...]:
+    """What a step reports of its samples, from the model's own logits for them."""
+    if not len(rows.samples):
+        return ()
+    logits, own = logits.index_select(0, rows.samples), sampled.index_select(0, rows.samples)
+    return top_logprobs(logits, own, num_valid_ids, rows.num_top)
+
+
+def report_prompts(
+    rows: ReportRows, hidden: Tensor, to_logits: Callable[[Tensor], Tensor], num_valid_ids: int
+) -> tuple[Tensor, ...]:
+    """What a step reports of prompts; logits are made for this alone, of some tokens at a time."""
+    tables = []
+    for start in range(0, len(rows.before), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        logits = to_logits(hidden.index_select(0, rows.before[part]))
+        tables.append(top_logprobs(logits, rows.targets[part], num_valid_ids, rows.num_top))
+    return tuple(map(torch.cat, zip(*tables, strict=True)))
+
+
+def _rows(*table: Tensor) -> tuple[TokenReport, ...]:
+    if not table:
+        return ()
+    ids, logprobs, ranks = (column.tolist() for column in table)
+    return tuple(map(TokenReport, map(tuple, ids), map(tuple, logprobs), ranks))

@@ -1,0 +1,70 @@
+"""Logits to token ids: what lamina::sample is told of each row."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import custom_ops
+from .input_batch import BatchView
+
+
+class SamplingRows(NamedTuple):
+    """What to sample with: one entry a row of the logits.
+
+    Everything but num_valid_ids is a tensor of the arena. What a row uses is read from its entries on the
+    device, so one recording serves greedy, random, filtered and banned rows in any mixture.
+    """
+
+    temperature: Tensor  # [n] float32, 0: greedy
+    top_k: Tensor  # [n] int32, below 1: off
+    top_p: Tensor  # [n] float32, 1: off
+    min_p: Tensor  # [n] float32, 0: off
+    seeds: Tensor  # [n] int64
+    positions: Tensor  # [n, or as many as places are in] int64, where the sampled token will stand
+    banned: Tensor | None = None  # [n, any number] int32: token ids never to be chosen, -1: none
+    num_valid_ids: int | None = None  # ids from here on are padding of the vocabulary
+    places: Tensor | None = None  # [n] int64: rows of positions, banned and out; None: in order
+
+
+def rows_of(batch: BatchView, num_valid_ids: int) -> SamplingRows:
+    """What a step's samples are sampled with."""
+    return SamplingRows(
+        temperature=batch.temperature,
+        top_k=batch.top_k,
+        top_p=batch.top_p,
+        min_p=batch.min_p,
+        seeds=batch.seeds,
+        positions=batch.sample_positions,
+        banned=batch.banned,
+        num_valid_ids=num_valid_ids,
+    )
+
+
+def sample(
+    logits: Tensor, rows: SamplingRows, out: Tensor | None = None, chunks: Tensor | None = None
+) -> Tensor:
+    """The chosen token id of every row, int32 [n] (out, where given), from logits [n, vocab] of any float.
+
+    Greedy rows take the largest logit, the lowest id among equals. Random rows are filtered in the order
+    temperature, top-k, top-p (the fewest tokens with at least that mass), min-p (relative to the likeliest).
+    A row whose logits are not finite has -1.
+    Chunks are what lamina::adjust_logits left of these logits, where it did.
+    """
+    if out is None:
+        out = torch.empty_like(rows.top_k)
+    custom_ops.sample(
+        logits,
+        rows.temperature,
+        rows.top_k,
+        rows.top_p,
+        rows.min_p,
+        rows.seeds,
+        rows.positions,
+        rows.top_k.new_empty(len(logits), 0) if rows.banned is None else rows.banned,
+        logits.shape[1] if rows.num_valid_ids is None else rows.num_valid_ids,
+        out,
+        rows.places,
+        chunks,
+    )
+    return out

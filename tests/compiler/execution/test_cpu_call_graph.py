@@ -1,0 +1,175 @@
+"""Steps on a CPU by the recorded calls of their kernels: what is recorded, refused, not trusted."""
+
+import ctypes
+
+import pytest
+import torch
+
+from lamina.common.errors import CompileError
+from lamina.compiler.codegen import torch_wrapper
+from lamina.compiler.execution.cpu_call_graph import MAX_TOKENS, Tapes
+from lamina.custom_ops._shared.call_list import note, noted, placed, untold
+
+empty = placed(torch_wrapper.wrapper_values()["torch._C._dynamo.guards._empty_strided_cpu"])
+
+
+@noted
+def double(x, out):
+    """As native code does: torch sees nothing of it."""
+    out.numpy()[:] = x.numpy() * 2
+
+
+def copy(x, out):
+    """A kernel that knows addresses alone."""
+    addresses = out.data_ptr(), x.data_ptr(), x.nbytes
+    note(ctypes.memmove, addresses, ctypes.memmove(*addresses))
+
+
+def attend(*_):
+    raise AssertionError("nobody attends here")
+
+
+class Steps:
+    """Steps over tensors that stay where they are, as those of the arena do."""
+
+    def __init__(self, forward, num_tokens=3):
+        self.tapes, self.forward = Tapes(forward), forward
+        self.ids = torch.zeros(num_tokens, dtype=torch.int32)
+        self.positions = torch.zeros(num_tokens, dtype=torch.int32)
+
+    @torch.inference_mode()
+    def run(self, step):
+        """What the tapes give, and what the plan does."""
+        self.ids.copy_(torch.arange(len(self.ids)) + 10 * step)
+        self.positions.fill_(step)
+        got = self.tapes.forward(self.ids, self.positions, attend, (self.ids, self.positions))
+        return got.clone(), self.forward(self.ids, self.positions, attend)
+
+
+def layers(num_layers):
+    """Kernels, allocations, views and what torch computes, in turn."""
+
+    def forward(ids, positions, attend):
+        x = ids.float() + positions  # both by torch
+        for _ in range(num_layers):
+            doubled = empty((len(ids), 2), (2, 1), torch.float32)
+            double(x[:, None].expand(-1, 2).contiguous(), doubled)
+            total = doubled.new_empty(len(ids))
+            torch.sum(doubled.view(-1, 2), 1, out=total)
+            x = total.sigmoid_()
+        return x[:, None]
+
+    return forward
+
+
+def test_a_recorded_step_computes_with_what_its_inputs_hold_now():
+    steps = Steps(layers(2))
+    for step in range(8):
+        got, wanted = steps.run(step)
+        assert torch.equal(got, wanted)
+    assert steps.tapes.num_replays == 5  # the first runs, the second is recorded, the third checks that
+
+
+def test_a_step_that_reads_on_the_host_what_was_computed_is_never_recorded():
+    steps = Steps(lambda ids, positions, attend: ids.float()[:, None] * ids.max().item())
+    for step in range(5):
+        got, wanted = steps.run(step)
+        assert torch.equal(got, wanted)
+    assert steps.tapes.num_replays == 0
+
+
+def run_and_count_warnings(steps, caplog):
+    """Six steps, all right; how often it was said that a recording was not."""
+    for step in range(6):
+        got, wanted = steps.run(step)
+        assert torch.equal(got, wanted)
+    assert steps.tapes.num_replays == 0
+    return caplog.text.count("a step of 3 tokens computes something else; they run without one")
+
+
+def test_a_recording_that_a_second_step_finds_out_is_not_used_and_told_once(caplog):
+    """tolist reads memory without torch's knowledge, so what it read lies in the recording."""
+    steps = Steps(lambda ids, positions, attend: ids.float()[:, None] + positions.tolist()[0])
+    assert run_and_count_warnings(steps, caplog) == 1
+
+
+def test_a_kernel_that_does_not_tell_its_calls_is_found_out_by_what_is_read_afterwards(caplog):
+    """As where a cache is written by one kernel and read by the next."""
+    cache = torch.full((8, 3), -1.0)
+
+    def forward(ids, positions, attend):
+        cache[int(positions.numpy()[0])].numpy()[:] = ids.numpy()  # untold
+        return cache.index_select(0, positions[:1].long()).T.contiguous()
+
+    assert run_and_count_warnings(Steps(forward), caplog) == 1
+
+
+def test_code_that_says_it_tells_nothing_is_never_recorded(caplog):
+    piece = untold(lambda arguments: (arguments[0] * 2.0,), "nobody knows it")
+    steps = Steps(lambda ids, positions, attend: piece([ids])[0][:, None] + positions[:, None])
+    with caplog.at_level("INFO", logger="lamina.compiler"):
+        assert run_and_count_warnings(steps, caplog) == 0
+    assert caplog.text.count("steps of 3 tokens are not recorded: nobody knows it") == 1
+
+
+def test_a_tensor_that_moved_is_an_error_and_not_read_at_its_old_place():
+    steps = Steps(layers(1))
+    for step in range(3):
+        steps.run(step)
+    steps.positions = steps.positions.clone()
+    with pytest.raises(CompileError, match="moved since it was recorded"):
+        steps.run(3)
+
+
+def test_where_a_kernel_refuses_what_it_reads_the_step_itself_says_why():
+    def read(ids):
+        return -1 if ids.numpy().max() < 40 else 0
+
+    def forward(ids, positions, attend):
+        if check(ids) >= 0:
+            raise ValueError("an id is too large")
+        return ids.float()[:, None]
+
+    def check(ids):
+        result = read(ids)
+        note(read, (ids,), result)
+        return result
+
+    steps = Steps(forward)
+    for step in range(4):
+        steps.run(step)
+    assert steps.tapes.num_replays == 1
+    with pytest.raises(ValueError, match="an id is too large"):
+        steps.run(4)
+
+
+def test_memory_of_recordings_grows_neither_with_layers_nor_with_sizes():
+    """What kernels write lies where something else lay before."""
+
+    def forward(num_layers):
+        def run(ids, positions, attend):
+            x = ids.float()
+            for _ in range(num_layers):
+                y = x.new_empty(len(ids))
+                copy(x, y)
+                x = y
+            return x[:, None]
+
+        return run
+
+    def num_blocks(num_layers):
+        steps = Steps(forward(num_layers))
+        for step in range(4):
+            got, wanted = steps.run(step)
+            assert torch.equal(got, wanted)
+        return len(steps.tapes._memory._blocks)
+
+    assert num_blocks(40) == num_blocks(4)
+
+
+def test_large_steps_are_not_recorded():
+    steps = Steps(layers(1), num_tokens=MAX_TOKENS + 1)
+    for step in range(4):
+        got, wanted = steps.run(step)
+        assert torch.equal(got, wanted)
+    assert steps.tapes.num_replays == 0

@@ -1,0 +1,183 @@
+"""What serves a model's products: known from package or store, else measured once; no card is needed."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lamina.common.errors import NotWarmError
+from lamina.common.store import Store
+from lamina.compiler.passes.gemms import Product
+from lamina.custom_ops.linear import _cpu, choices, tuning
+from lamina.custom_ops.linear.choices import Cut, Entry, Site
+from lamina.runtime.startup import kernel_choice as settling
+from lamina.runtime.startup.kernel_choice import missing_measurements, settle_products
+
+CARD, CUDA, CPU = "a card on paper", torch.device("cuda"), torch.device("cpu")
+PRODUCTS = (
+    Product(kind="linear", rows=2048, columns=1024, dtype="bfloat16"),
+    Product(kind="norm_gated", rows=4096, columns=1024, dtype="bfloat16"),
+)
+CUT = Cut(1, 8, 1, 1, 4)
+
+
+@pytest.fixture
+def store(tmp_path: Any) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Site]:
+    """The sites that were measured, on a card that is not there and for which nothing is shipped."""
+    measured: list[Site] = []
+
+    def tune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tuple[Entry, ...]:
+        entries = tuple(Entry(site=site, cut=CUT, microseconds=5.0, otherwise=9.0) for site in sites)
+        measured.extend(entry.site for entry in entries)
+        choices.adopt(CARD, entries)
+        return entries
+
+    monkeypatch.setattr(tuning, "tune", tune)
+    monkeypatch.setattr(choices, "_adopted", {})
+    monkeypatch.setattr(choices, "shipped", dict)
+    monkeypatch.setattr(choices, "processors_of", lambda device: 132)
+    monkeypatch.setattr(choices, "card_of", lambda device, dtype: CARD)
+    monkeypatch.setattr(
+        choices, "candidates", lambda site, processors: [CUT] if site.num_tokens <= 16 else []
+    )
+    monkeypatch.setattr(settling.registry, "select", lambda *args, **kwargs: _Named("cuda"))
+    choices.adopt(CARD, ())
+    return measured
+
+
+class _Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def settle(store: Store, products: tuple[Product, ...] = PRODUCTS, **options: Any) -> tuple[str, ...]:
+    return settle_products(products, CUDA, torch.bfloat16, store, **options)
+
+
+def start_anew() -> None:
+    """What another process begins with."""
+    choices._adopted.clear()
+    choices.adopt(CARD, ())
+
+
+def test_every_kernel_that_might_serve_is_measured_once_and_told(store: Store, asked: list[Site]) -> None:
+    lines = settle(store)
+    assert len(lines) == len(asked) == len(set(asked))
+    assert {site.kind for site in asked if site.n == 2048} == {"linear"}
+    assert {site.kind for site in asked if site.n == 4096} == {"linear", "gated"}
+    assert all("the streaming kernel" in line and "5.0 us" in line for line in lines)
+    assert settle(store, PRODUCTS * 2) == lines, "what stands twice in a model is told once"
+
+
+def test_another_process_takes_what_the_store_holds(store: Store, asked: list[Site]) -> None:
+    lines = settle(store)
+    asked.clear()
+    start_anew()
+    assert settle(store, require_warm=True) == lines
+    assert not asked
+
+
+def test_only_what_is_new_is_measured_and_the_rest_is_kept(store: Store, asked: list[Site]) -> None:
+    settle(store, PRODUCTS[:1])
+    asked.clear()
+    settle(store)
+    assert asked
+    assert {site.n for site in asked} == {4096}
+    asked.clear()
+    start_anew()
+    settle(store)
+    assert not asked
+
+
+def test_what_is_not_measured_yet_is_named_without_measuring(store: Store, asked: list[Site]) -> None:
+    lacks = missing_measurements(PRODUCTS, CUDA, torch.bfloat16, store)
+    assert lacks[0].startswith("kernels of linear [2048, 1024]")
+    assert not asked
+    settle(store)
+    start_anew()
+    assert missing_measurements(PRODUCTS, CUDA, torch.bfloat16, store) == []
+    assert missing_measurements(PRODUCTS, torch.device("cpu"), torch.bfloat16, store) == []
+
+
+def test_nothing_is_measured_where_all_must_be_warm(store: Store, asked: list[Site]) -> None:
+    with pytest.raises(NotWarmError, match=r"lacks measurements of kernels of linear \[2048, 1024\]"):
+        settle(store, require_warm=True)
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *(
+            {"entries": entries}
+            for entries in ([["linear"]], ["no line"], [["linear", 8, 9, 9, [1], "x", 1.0]])
+        ),
+        *({}, [], "text"),
+    ],
+    ids=str,
+)
+def test_measurements_that_cannot_be_read_are_made_again(
+    store: Store, asked: list[Site], record: Any
+) -> None:
+    key = settling.measurements_key(CUDA, CARD, torch.bfloat16)
+    store.write_ref(settling.MEASUREMENTS, key, record)
+    assert settle(store)
+    assert asked
+
+
+def test_what_is_small_or_does_not_fit_is_left_to_the_library(store: Store, asked: list[Site]) -> None:
+    small, odd = (
+        replace(PRODUCTS[0], **change) for change in ({"rows": 1000}, {"columns": 1023, "rows": 4096})
+    )
+    assert settle(store, (small, odd)) == ()
+    assert not asked
+
+
+def test_without_room_to_measure_the_library_serves(
+    store: Store, asked: list[Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tune(*args: Any) -> tuple[Entry, ...]:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(tuning, "tune", tune)
+    lines = settle(store)
+    assert lines
+    assert all("the ops it stands for (not measured" in line for line in lines)
+
+
+def test_another_dtype_is_measured_apart(store: Store, asked: list[Site]) -> None:
+    keys = {settling.measurements_key(CUDA, CARD, dtype) for dtype in (torch.bfloat16, torch.float16)}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("device, provider", [("cpu", "reference"), ("cuda", "triton")])
+def test_where_nothing_is_to_choose_nothing_is_done(
+    store: Store, asked: list[Site], monkeypatch: pytest.MonkeyPatch, device: str, provider: str
+) -> None:
+    monkeypatch.setattr(settling.registry, "select", lambda *args, **kwargs: _Named(provider))
+    assert settle_products(PRODUCTS, torch.device(device), torch.bfloat16, store) == ()
+    assert not asked
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_cpu_measures_its_products_once_and_says_what_serves_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(choices, "_adopted", {})
+    monkeypatch.setattr(tuning, "ROTATED_BYTES", 1)
+    products = (Product(kind="norm_gated", rows=1024, columns=1024, dtype="any"),)
+    lines = settle_products(products, CPU, dtype, store)
+    assert len(lines) == 2 * sum(bool(_cpu.methods(dtype, rows)) for rows in choices.BUCKETS)
+    assert any(
+        "the tile unit (measured here" in line or "dot products (measured here" in line for line in lines
+    )
+    start_anew()
+    monkeypatch.setattr(tuning, "tune", None)
+    assert settle_products(products, CPU, dtype, store, require_warm=True) == lines
