@@ -158,7 +158,7 @@ def test_settings_of_inductor_change_neither_code_nor_key(tmp_path):
 
 STEERED = """
 import torch
-from lamina.compiler import torch_compat
+from lamina.compiler.torch_internals import torch_compat
 from lamina.compiler.torch_internals.torch_section import compiling
 with compiling():
     print(torch_compat.inductor_config())

@@ -30,7 +30,9 @@ import re, sys
 from pathlib import Path
 import gguf, torch
 from lamina.common.store import Store
-from lamina.models import ParameterSpec, find_model, gguf_file, quantization, weights
+from lamina.models import ParameterSpec, find_model
+from lamina.models.checkpoints import gguf_file, weights
+from lamina.models.quantization import int8 as quantization
 from lamina.models.config import read_model_config
 from lamina.models.checkpoints.source import resolve_source
 

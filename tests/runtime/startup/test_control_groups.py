@@ -145,7 +145,7 @@ def test_a_limit_sizes_the_cache_is_checked_and_is_told(limited_to, make_tiny_fo
 
 def test_an_address_space_limit_counts_too() -> None:
     code = (
-        "import resource, torch; from lamina.runtime import memory\n"
+        "import resource, torch; from lamina.runtime.startup import memory\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20), resource.RLIM_INFINITY))\n"
         "assert memory.available_bytes(torch.device('cpu')) <= 300 << 20"
