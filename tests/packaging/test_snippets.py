@@ -128,7 +128,13 @@ def check_command(command: str) -> bool:
         case ["make", *arguments]:
             assert {word for word in arguments if "=" not in word} <= TARGETS
         case ["python", "-m", module, *_]:
-            assert module == "pytest" or any((ROOT / module.replace(".", "/")).parent.glob("*"))
+            file = ROOT / module.replace(".", "/")
+            places = (
+                file.with_suffix(".py"),
+                file / "__main__.py",
+                ROOT / "src" / file.relative_to(ROOT) / "__main__.py",
+            )
+            assert module == "pytest" or any(place.exists() for place in places), module
         case ["python", script, *arguments] if (ROOT / script).exists():
             source = (ROOT / script).read_text()
             assert not [word for word in arguments if word.startswith("--") and f'"{word}"' not in source]
