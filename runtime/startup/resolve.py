@@ -17,13 +17,13 @@ from .step_time import prefill_tokens
 logger = get_logger("runtime")
 
 DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}  # prefill on Hopper copies a block at once
-# A card works best on many tokens, but whoever is being answered waits for a step to end: see
+# A GPU works best on many tokens, but whoever is being answered waits for a step to end: see
 # TOKENS_BESIDE_DECODE, not quite 100 ms of an 8B model on one H100.
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": MAX_NUM_TOKENS}
 
 
 def resolve_device(asked: str | torch.device) -> torch.device:
-    """The device to run on; "auto" is the first card if there is one."""
+    """The device to run on; "auto" is the first GPU if there is one."""
     if asked == "auto":
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         log_once(logger, logging.INFO, f"device: {device.type}")
@@ -100,7 +100,7 @@ def _check_long_context(config: RuntimeConfig, model: ModelConfig, max_model_len
 
 
 def _swap_bytes(config: RuntimeConfig, resolved: Resolved, model: ModelConfig) -> int:
-    """What was asked for, if it can be had; else what memory allows on a card, and nothing on a CPU."""
+    """What was asked for, if it can be had; else what memory allows on a GPU, and nothing on a CPU."""
     asked, block = config.swap_bytes, memory.block_bytes(model, resolved.block_size, resolved.dtype)
     if asked == 0 or not config.prefix_cache or (asked is None and resolved.device.type == "cpu"):
         return 0

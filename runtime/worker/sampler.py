@@ -1,4 +1,4 @@
-"""Logits to token ids: what lamina::sample is told of each row."""
+"""Logits to token ids: what lamina::sample is given of each row."""
 
 from typing import NamedTuple
 

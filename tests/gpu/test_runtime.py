@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lamina import CompileConfig, Runtime, SamplingParams
-from lamina.runtime.startup import builder as assembly
+from lamina.runtime.startup import builder
 from lamina.runtime.startup.memory import available_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -121,7 +121,7 @@ def test_any_number_of_steps_in_flight_gives_the_same_tokens(
     stopping = SamplingParams(
         temperature=0, max_tokens=40, stop_token_ids=list(alone[0][3:6]), ignore_eos=True
     )
-    monkeypatch.setitem(assembly.DEPTHS, "cuda", depth)
+    monkeypatch.setitem(builder.DEPTHS, "cuda", depth)
     with open_runtime(num_kv_blocks=17, block_size=16) as runtime:
         for params in (GREEDY, SEEDED, stopping):
             assert _tokens(runtime, PROMPTS, params) == _tokens(recorded, PROMPTS, params)
@@ -135,7 +135,7 @@ def test_blocks_that_go_to_pinned_memory_and_back_give_the_same_tokens(
     open_runtime: Callable[..., Runtime], recorded: Runtime, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     """What a large cache gives, recorded steps included; in between nearly every block has been elsewhere."""
-    monkeypatch.setitem(assembly.DEPTHS, "cuda", depth)
+    monkeypatch.setitem(builder.DEPTHS, "cuda", depth)
     with open_runtime(num_kv_blocks=17, block_size=16, swap_bytes=64 * 16 * 512) as runtime:
         for params in (GREEDY, SEEDED):
             assert _tokens(runtime, PROMPTS, params) == _tokens(recorded, PROMPTS, params)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import lamina
 from lamina import EngineError, Runtime, SamplingParams
 from lamina.runtime.scheduler.request_queue import WaitingQueue
-from lamina.runtime.startup import builder as assembly
+from lamina.runtime.startup import builder
 from lamina.runtime.worker.model_runner import ModelRunner, StepHandle
 
 from ..every_line import count, happening, raising, traced
@@ -34,7 +34,7 @@ def tokens(outputs):
 @pytest.fixture(scope="module", params=[1, 2], ids=["read at once", "read a step late"])
 def runtime(request, tiny_text_folder):
     with (
-        patch.dict(assembly.DEPTHS, cpu=request.param),
+        patch.dict(builder.DEPTHS, cpu=request.param),
         Runtime.from_pretrained(tiny_text_folder, **SMALL) as runtime,
     ):
         yield runtime

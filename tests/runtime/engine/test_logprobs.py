@@ -9,8 +9,8 @@ import torch
 
 from lamina import CompileConfig, RequestError, Runtime, SamplingParams
 from lamina.common.errors import EngineError
-from lamina.runtime.startup import builder as assembly
-from lamina.runtime.worker import logprobs as device_reports
+from lamina.runtime.startup import builder
+from lamina.runtime.worker import logprobs as worker_logprobs
 
 NUM_TOP, NUM_PROMPT_TOP = 4, 2
 PROMPTS = [[5], [1, 2, 3], [300, 3] * 20, [(17 * place) % 320 for place in range(70)]]
@@ -79,7 +79,7 @@ def check_output(output, oracle):
 @pytest.mark.parametrize("settings", WAYS_TO_SERVE, ids=str)
 def test_they_are_the_log_softmax_of_transformers_however_requests_are_served(open_runtime, oracle, settings):
     settings = dict(settings)
-    with patch.dict(assembly.DEPTHS, cpu=settings.pop("depth", 1)):
+    with patch.dict(builder.DEPTHS, cpu=settings.pop("depth", 1)):
         runtime = open_runtime(**settings)
     others = [runtime.generate([prompt], PLAIN)[0].outputs[0].token_ids for prompt in PROMPTS]
     outputs = runtime.generate([*PROMPTS, PROMPTS[3]], [WANTED] * 4 + [PLAIN])
@@ -168,7 +168,7 @@ ADJUSTMENTS = [
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_of_a_token_chosen_from_adjusted_logits_the_model_s_own_are_told(open_runtime, oracle, depth):
-    with patch.dict(assembly.DEPTHS, cpu=depth):
+    with patch.dict(builder.DEPTHS, cpu=depth):
         runtime = open_runtime()
     params = [dataclasses.replace(WANTED, **adjusted) for adjusted in ADJUSTMENTS]
     outputs = runtime.generate([PROMPTS[1]] * 5, params)
@@ -207,7 +207,7 @@ def test_each_token_is_told_with_its_text_where_there_is_text(scripted, worded):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_there_are_as_many_as_tokens_where_a_stop_string_cuts_the_answer(scripted, worded, depth):
     tokenizer, ids = worded("DEF", "G", "HI", "J", "K")
-    with patch.dict(assembly.DEPTHS, cpu=depth):
+    with patch.dict(builder.DEPTHS, cpu=depth):
         runtime = scripted(ids, tokenizer=tokenizer)
     params = SamplingParams(temperature=0, max_tokens=12, stop=["HIJ"], logprobs=1)
     answer = runtime.generate([[0]], params)[0].outputs[0]
@@ -239,7 +239,7 @@ def test_where_nobody_wants_them_nothing_is_computed_for_them(open_runtime, monk
         raise AssertionError("computed in vain")
 
     runtime = open_runtime()
-    monkeypatch.setattr(device_reports, "top_logprobs", refuse)
+    monkeypatch.setattr(worker_logprobs, "top_logprobs", refuse)
     assert len(runtime.generate(PROMPTS, PLAIN)) == 4
     with pytest.raises(EngineError, match="in vain"):
         runtime.generate([[5], [6]], [PLAIN, WANTED])
@@ -248,7 +248,7 @@ def test_where_nobody_wants_them_nothing_is_computed_for_them(open_runtime, monk
 def test_a_step_that_fails_costs_no_report_and_tells_none_twice(open_runtime, oracle, monkeypatch):
     runtime = open_runtime(prefill_chunk=9, block_size=4)
     stream, calls = runtime.stream(PROMPTS[3], WANTED), []
-    report = device_reports.top_logprobs
+    report = worker_logprobs.top_logprobs
 
     def fail_once(*arguments):
         calls.append(1)
@@ -256,7 +256,7 @@ def test_a_step_that_fails_costs_no_report_and_tells_none_twice(open_runtime, or
             raise RuntimeError("once")
         return report(*arguments)
 
-    monkeypatch.setattr(device_reports, "top_logprobs", fail_once)
+    monkeypatch.setattr(worker_logprobs, "top_logprobs", fail_once)
     deltas = [*stream]
     assert len(calls) > 4, "the step was tried again"
     told = [entry for delta in deltas for entry in delta.logprobs or ()]

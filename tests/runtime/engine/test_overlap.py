@@ -5,7 +5,7 @@ import pytest
 from lamina import Runtime, SamplingParams
 from lamina.runtime.protocol.scheduler_output import ON_HOST
 from lamina.runtime.scheduler.request import RequestStatus
-from lamina.runtime.startup import builder as assembly
+from lamina.runtime.startup import builder
 from lamina.runtime.worker.model_runner import ModelRunner, StepHandle
 
 DEPTHS = (1, 2, 3)
@@ -167,7 +167,7 @@ def open_at(monkeypatch, tiny_folder):
     """open_at(depth, **settings) -> Runtime of TINY that has so many steps in flight."""
 
     def make(depth, **settings):
-        monkeypatch.setitem(assembly.DEPTHS, "cpu", depth)
+        monkeypatch.setitem(builder.DEPTHS, "cpu", depth)
         return Runtime.from_pretrained(tiny_folder, compile=False, **settings)
 
     return make
