@@ -20,6 +20,7 @@ from lamina.cli.info import describe_machine
 from lamina.compiler.execution.cuda_graphs import CudaGraphs
 from lamina.runtime.engine.engine_core import Engine
 from lamina.runtime.engine.output_processor import Generation
+from lamina.runtime.executor.uniproc import UniprocExecutor
 from lamina.runtime.kv_cache.block_pool import BlockPool
 from lamina.runtime.kv_cache.manager import KVCacheManager
 from lamina.runtime.sampling_params import SamplingParams
@@ -186,10 +187,10 @@ def build(batch: int, block_size: int, tokens_each: int) -> tuple[Engine, ModelR
         graphs=CudaGraphs(device),
     )
     runner.plan_recordings([batch], [])
-    runner.record_next()
+    runner.capture_next()
     kv_cache = KVCacheManager(BlockPool(batch * tokens_each // block_size), block_size, prefix_cache=True)
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8192, max_model_len=CONTEXT)
-    return Engine(Scheduler(limits, kv_cache), runner), runner, arena
+    return Engine(Scheduler(limits, kv_cache), UniprocExecutor(runner)), runner, arena
 
 
 def no_backend() -> AttentionBackend:

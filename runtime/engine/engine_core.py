@@ -5,17 +5,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...common.errors import EngineError, LaminaError, shown
 from ...common.logging import get_logger
+from ..executor.executor import Executor, StepHandle
 from ..protocol.interrupts import InterruptAtRequestError
-from ..protocol.scheduler_output import Reports, SchedulerOutput
+from ..protocol.runner_output import RunnerOutput
+from ..protocol.scheduler_output import SchedulerOutput
 from ..scheduler.faults import blamed
 from ..scheduler.request import Request, Timeline
 from ..scheduler.scheduler import Scheduler
-from ..worker.model_runner import ModelRunner, StepHandle
 from .latency import Latencies
 from .output_processor import Generation, TextFaultError
 from .suspects import Suspects
@@ -34,9 +32,9 @@ class Engine:
     themselves say, there and then or before the next call. An error ends the request that it is due to.
     """
 
-    def __init__(self, scheduler: Scheduler, model_runner: ModelRunner, *, depth: int = 1) -> None:
+    def __init__(self, scheduler: Scheduler, executor: Executor, *, depth: int = 1) -> None:
         self.scheduler = scheduler
-        self._model_runner = model_runner
+        self._executor = executor
         self._depth = depth
         self._is_whole = True  # the books: not while something happens to them
         self._at_model: SchedulerOutput | None = None  # the step that is being launched or read
@@ -82,17 +80,18 @@ class Engine:
         """Record one more size where no request is live; False where there was nothing to do."""
         if self.scheduler.has_work or self._pending:
             return False
-        return self._model_runner.record_next()
+        return self._executor.capture_next()
 
     def forget_recordings(self) -> None:
         """Drop every recording; steps run without until idle() makes them again."""
         self._whole(self._finish_pending)
-        self._model_runner.forget_recordings()
+        self._executor.drop_captures()
 
     def close(self) -> None:
-        """Abort every live request."""
+        """Abort every live request and shut the executor down."""
         for request_id in list(self._generations):
             self.abort(request_id)
+        self._executor.shutdown()
 
     def _whole(self, action: Callable[[], T]) -> T:
         """Let something happen to the books; whatever interrupts it, they are whole again before the next."""
@@ -117,6 +116,7 @@ class Engine:
             self.scheduler.reopen()
         for request_id in self.scheduler.live_ids - self._generations.keys():
             self.scheduler.abort(request_id)
+            self._executor.remove_request(request_id)
         for generation in [*self._generations.values()]:
             if generation.wants_each_token or generation.request.finish_reason is not None:
                 self._tell(generation)
@@ -161,7 +161,9 @@ class Engine:
 
     def _add(self, generation: Generation) -> None:
         self.scheduler.add(generation.request)
-        request_id = generation.request.request_id
+        request_id, processors = generation.request.request_id, generation.request.params.logits_processors
+        if processors:
+            self._executor.add_request(request_id, processors)
         if generation.wants_each_token:
             self._attentive.add(request_id)
         self._generations[request_id] = generation
@@ -184,14 +186,20 @@ class Engine:
             self._finish_pending()
         plan = self.scheduler.schedule()
         if plan is not None:
-            self._at_model = plan
-            self._pending.append((plan, self._model_runner.execute(plan)))
-            self._at_model = None
+            self._launch(plan)
         depth = 1 if self._suspects else self._depth
         if self._pending and (plan is None or len(self._pending) >= depth):
             self._take_in_oldest()
         if not self.scheduler.has_work:
             self._finish_pending()
+
+    def _launch(self, plan: SchedulerOutput) -> None:
+        self._at_model = plan
+        handle = self._executor.execute(plan)
+        if handle.error is not None:
+            raise handle.error
+        self._pending.append((plan, handle))
+        self._at_model = None
 
     def _finish_pending(self) -> None:
         """Wait for every step in flight: for its tokens, or so that every block is free."""
@@ -201,21 +209,23 @@ class Engine:
     def _take_in_oldest(self) -> None:
         plan, handle = self._pending[0]
         self._at_model = plan
-        token_ids, reports, failures = handle.token_ids(), handle.reports(), handle.failures()
+        output = handle.result()
+        if output.error is not None:
+            raise output.error
         self._at_model = None
         self._pending.popleft()
-        for request_id, error in failures.items():
+        for request_id, error in output.failures.items():
             if self.scheduler.abort(request_id):
                 self._tell_end(self._generations[request_id], error)
-        self._take_in(plan, token_ids, reports)
+        self._take_in(plan, output)
 
     def _undo(self, failed: SchedulerOutput) -> None:
         while self._pending and self._pending[-1][0].step >= failed.step:
             self._pending.pop()
         self.scheduler.discard(failed)
 
-    def _take_in(self, plan: SchedulerOutput, token_ids: NDArray[np.int32], reports: Reports | None) -> None:
-        received = self.scheduler.update(plan, token_ids, reports)
+    def _take_in(self, plan: SchedulerOutput, output: RunnerOutput) -> None:
+        received = self.scheduler.update(plan, output.token_ids, output.reports)
         if self.first_token_seconds is None and received:
             self.first_token_seconds = _seconds_to_first_token(received[0])
         for request in received:
@@ -252,6 +262,7 @@ class Engine:
         self._tell_end(generation, failure)
 
     def _forget(self, request_id: str) -> None:
+        self._executor.remove_request(request_id)
         self._attentive.discard(request_id)
         self._generations.pop(request_id, None)
 

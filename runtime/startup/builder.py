@@ -25,6 +25,7 @@ from ...models.quantization.int8 import Int8Quantizer
 from ...models.registry import ModelDefinition
 from ..config import TOKENS_BESIDE_DECODE, Resolved, RuntimeConfig
 from ..engine.engine_core import Engine
+from ..executor.uniproc import UniprocExecutor
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.manager import KVCacheManager
 from ..scheduler.config import SchedulerConfig
@@ -92,7 +93,7 @@ def assemble(parts: Parts, store: Store, progress: Progress, watch: Stopwatch) -
         decode, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
         number = runner.plan_recordings(decode, mixed)
         for count in range(0 if _records_when_idle(parts.config) else number):
-            runner.record_next()
+            runner.capture_next()
             progress("graphs", (count + 1) / number, "")
         watch.lap("graphs")
     groups = memory.layer_groups(parts.model)
@@ -115,7 +116,7 @@ def assemble(parts: Parts, store: Store, progress: Progress, watch: Stopwatch) -
     recording = None if parts.config.record is None else open_recording(parts.config.record)
     scheduler = RecordingScheduler(limits, kv_cache, recording) if recording else Scheduler(limits, kv_cache)
     return Assembled(
-        engine=Engine(scheduler, runner, depth=DEPTHS[resolved.device.type]),
+        engine=Engine(scheduler, UniprocExecutor(runner), depth=DEPTHS[resolved.device.type]),
         kv_cache=kv_cache,
         runner=runner,
         graphs=graphs,

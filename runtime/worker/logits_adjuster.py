@@ -14,7 +14,7 @@ from ...custom_ops._shared import registry
 from ...custom_ops.adjust_logits.reference import WORD_BITS
 from ...custom_ops.sample.reference import are_broken, num_chunks_of
 from ..protocol.scheduler_output import SAMPLING, Adjusted, sampling_row
-from ..sampling_params import SamplingParams
+from ..sampling_params import LogitsProcessor, SamplingParams
 from .input_batch import NO_ID, BatchView, send
 from .logits_processors import apply_processors
 from .sampler import SamplingRows, sample
@@ -75,6 +75,7 @@ class Adjuster:
         self._most = max_slots, max_tokens  # what the history may grow to, which memory is kept for
         self._history = torch.empty(0, 0, dtype=torch.int32, device=device)
         self._tables: _Tables | None = None
+        self.processors: dict[str, Sequence[LogitsProcessor]] = {}  # by the id of a request that brings any
 
     def forget(self) -> None:
         """Take nothing for granted of what the device was sent; its tokens are told again."""
@@ -105,11 +106,10 @@ class Adjuster:
         scores, chunks = self._scores(tables, batch, logits, are_summed=is_final and logits.is_cuda)
         failures: dict[str, LaminaError] = {}
         for said in adjusted.said:
-            processors = adjusted.params[said.which].logits_processors or ()
             own = scores[said.which, : self._num_valid_ids]
             if are_broken(own.unsqueeze(0)):
                 continue  # before any of its processors saw them: sample says so
-            if (failure := apply_processors(processors, said, own)) is not None:
+            if (failure := apply_processors(self.processors[said.request_id], said, own)) is not None:
                 failures[said.request_id] = failure
                 own.zero_()
         if tables.typical_p is not None:

@@ -15,7 +15,9 @@ from ...common.errors import LaminaError
 from ...compiler.execution.cpu_call_graph import Tapes
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ...compiler.execution.plan import BoundPlan
-from ..protocol.scheduler_output import Reports, SchedulerOutput, no_requests
+from ..protocol.runner_output import RunnerOutput
+from ..protocol.scheduler_output import SchedulerOutput, no_requests
+from ..sampling_params import LogitsProcessor
 from .attention import PagedAttention
 from .broken_logits import failed_prompts, failed_samples
 from .host_blocks import HostBlocks
@@ -42,7 +44,7 @@ class Mixed:
     size: int
 
 
-class StepHandle:
+class LaunchedStep:
     """A step that was launched; its tokens are read when they are needed."""
 
     def __init__(
@@ -59,23 +61,22 @@ class StepHandle:
         self._arrived = arrived
         self._failures = failures
 
-    def token_ids(self) -> NDArray[np.int32]:
-        """The sampled ids in the plan's order, waiting for the device where it is still at work."""
+    def read(self) -> RunnerOutput:
+        """What the step came to, waiting for the device where it is still at work.
+
+        A token of a request that failed means nothing.
+        """
         if self._arrived is not None:
             self._arrived.synchronize()
         token_ids: NDArray[np.int32] = self._sampled.numpy()
-        return token_ids
+        return RunnerOutput(
+            token_ids=token_ids,
+            reports=None if self._tables is None else self._tables.read(),
+            failures=self._all_failures(token_ids),
+        )
 
-    def reports(self) -> Reports | None:
-        """The log-probabilities that the plan wants, after the ids; None where it wants none."""
-        return None if self._tables is None else self._tables.read()
-
-    def failures(self) -> Mapping[str, LaminaError]:
-        """By request id what failed for that request alone, after the ids; its token means nothing."""
-        failures: dict[str, LaminaError] = {
-            **failed_samples(self._plan, self._sampled.numpy()),
-            **self._failures,
-        }
+    def _all_failures(self, token_ids: NDArray[np.int32]) -> Mapping[str, LaminaError]:
+        failures: dict[str, LaminaError] = {**failed_samples(self._plan, token_ids), **self._failures}
         if self._tables is not None and self._tables.prompts:
             failures |= failed_prompts(self._plan, self._tables.prompts[-1])
         return failures
@@ -117,9 +118,17 @@ class ModelRunner:
         self._tables: Tables | None = None  # what the last step reports
         self._failures: Mapping[str, LaminaError] = {}  # of requests in the last step
 
+    def add_request(self, request_id: str, logits_processors: Sequence[LogitsProcessor]) -> None:
+        """Know a request's own logits processors by its id, until remove_request."""
+        self._adjuster.processors[request_id] = logits_processors
+
+    def remove_request(self, request_id: str) -> None:
+        """Let go of what add_request brought, if anything."""
+        self._adjuster.processors.pop(request_id, None)
+
     @torch.inference_mode()
-    def execute(self, plan: SchedulerOutput) -> StepHandle:
-        """Launch one step and return at once with the means to read its tokens."""
+    def execute(self, plan: SchedulerOutput) -> LaunchedStep:
+        """Launch one step and return at once with the means to read what it came to."""
         try:
             self._tables = Tables() if plan.reports is not None else None
             self._failures = {}
@@ -167,7 +176,7 @@ class ModelRunner:
         return len(self._to_record)
 
     @torch.inference_mode()
-    def record_next(self) -> bool:
+    def capture_next(self) -> bool:
         """Record one size, which steps use from then on; False where none is left. No step may be running."""
         if not self._to_record:
             return False
@@ -181,7 +190,7 @@ class ModelRunner:
             self._mixed_sizes = tuple(sorted((*self._mixed_sizes, key.size)))
         return True
 
-    def forget_recordings(self) -> None:
+    def drop_captures(self) -> None:
         """Drop every recording and its memory; the sizes are to be recorded again."""
         if self._graphs is not None:
             self._graphs.close()
@@ -271,16 +280,16 @@ class ModelRunner:
         sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
         return logits
 
-    def _handle(self, plan: SchedulerOutput) -> StepHandle:
+    def _handle(self, plan: SchedulerOutput) -> LaunchedStep:
         """Start the tokens on their way to the host: the next step overwrites where they are."""
         sampled, tables = self._arena.sampled(plan.num_samples), self._tables
         if sampled.device.type != "cuda":
-            return StepHandle(plan, sampled.clone(), tables, None, self._failures)
+            return LaunchedStep(plan, sampled.clone(), tables, None, self._failures)
         staged = _on_its_way(sampled)
         tables = tables and tables.each(_on_its_way)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return StepHandle(plan, staged, tables, arrived, self._failures)
+        return LaunchedStep(plan, staged, tables, arrived, self._failures)
 
 
 def _fitting(sizes: Sequence[int], wanted: int) -> int | None:

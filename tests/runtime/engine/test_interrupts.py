@@ -12,7 +12,7 @@ import lamina
 from lamina import EngineError, Runtime, SamplingParams
 from lamina.runtime.scheduler.request_queue import WaitingQueue
 from lamina.runtime.startup import builder
-from lamina.runtime.worker.model_runner import ModelRunner, StepHandle
+from lamina.runtime.worker.model_runner import LaunchedStep, ModelRunner
 
 from ..every_line import count, happening, raising, traced
 
@@ -105,7 +105,7 @@ def failing_once(monkeypatch):
     return make
 
 
-AT_MODEL = [(ModelRunner, "execute"), (StepHandle, "token_ids")]
+AT_MODEL = [(ModelRunner, "execute"), (LaunchedStep, "read")]
 
 
 @pytest.mark.parametrize("where", AT_MODEL)

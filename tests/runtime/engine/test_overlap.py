@@ -6,7 +6,7 @@ from lamina import Runtime, SamplingParams
 from lamina.runtime.protocol.scheduler_output import ON_HOST
 from lamina.runtime.scheduler.request import RequestStatus
 from lamina.runtime.startup import builder
-from lamina.runtime.worker.model_runner import ModelRunner, StepHandle
+from lamina.runtime.worker.model_runner import LaunchedStep, ModelRunner
 
 DEPTHS = (1, 2, 3)
 
@@ -192,7 +192,7 @@ def test_a_runtime_gives_the_same_tokens_at_any_depth_and_leaves_nothing(open_at
 
 def test_at_depth_two_a_step_is_launched_before_the_last_one_is_read(open_at, monkeypatch):
     events = []
-    execute, read = ModelRunner.execute, StepHandle.token_ids
+    execute, read = ModelRunner.execute, LaunchedStep.read
 
     def launch(self, plan):
         events.append(("launch", plan.step))
@@ -202,7 +202,7 @@ def test_at_depth_two_a_step_is_launched_before_the_last_one_is_read(open_at, mo
 
     monkeypatch.setattr(ModelRunner, "execute", launch)
     monkeypatch.setattr(
-        StepHandle, "token_ids", lambda self: (events.append(("read", self.step)), read(self))[1]
+        LaunchedStep, "read", lambda self: (events.append(("read", self.step)), read(self))[1]
     )
     with open_at(2) as runtime:
         runtime.generate([[5]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))

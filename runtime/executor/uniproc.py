@@ -1,0 +1,92 @@
+"""The executor whose only worker runs in this process, in the thread that calls it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...common.errors import ClosedError, UnsupportedError, shown
+from ..protocol.runner_output import RunnerOutput, failed_step
+from ..protocol.scheduler_output import SchedulerOutput
+from ..sampling_params import LogitsProcessor
+from ..worker.model_runner import LaunchedStep, ModelRunner
+from .executor import StepHandle
+
+
+class UniprocExecutor:
+    """An Executor over one model runner, which it owns from now on."""
+
+    def __init__(self, model_runner: ModelRunner) -> None:
+        self._model_runner: ModelRunner | None = model_runner
+
+    @property
+    def model_runner(self) -> ModelRunner:
+        """The only worker; ClosedError after shutdown()."""
+        if self._model_runner is None:
+            raise ClosedError("this executor was shut down; make a new one")
+        return self._model_runner
+
+    def execute(self, plan: SchedulerOutput) -> StepHandle:
+        """See Executor."""
+        runner = self.model_runner
+        try:
+            return _Launched(runner.execute(plan))
+        except Exception as error:
+            return _Failed(error)
+
+    def add_request(self, request_id: str, logits_processors: Sequence[LogitsProcessor]) -> None:
+        """See Executor."""
+        self.model_runner.add_request(request_id, logits_processors)
+
+    def remove_request(self, request_id: str) -> None:
+        """See Executor; after shutdown() none is known."""
+        if self._model_runner is not None:
+            self._model_runner.remove_request(request_id)
+
+    def capture_next(self) -> bool:
+        """See Executor."""
+        return self.model_runner.capture_next()
+
+    def drop_captures(self) -> None:
+        """See Executor."""
+        self.model_runner.drop_captures()
+
+    def collective_rpc(self, method: str, *args: Any) -> list[Any]:
+        """See Executor."""
+        call = None if method.startswith("_") else getattr(self.model_runner, method, None)
+        if not callable(call):
+            raise UnsupportedError(f"method is {shown(method)}; wanted a public method of ModelRunner")
+        return [call(*args)]
+
+    def shutdown(self) -> None:
+        """See Executor."""
+        runner, self._model_runner = self._model_runner, None
+        if runner is not None:
+            runner.drop_captures()
+
+
+class _Launched:
+    """A step that the device was given."""
+
+    __slots__ = ("_step",)
+    error: Exception | None = None
+
+    def __init__(self, step: LaunchedStep) -> None:
+        self._step = step
+
+    def result(self) -> RunnerOutput:
+        try:
+            return self._step.read()
+        except Exception as error:
+            return failed_step(error)
+
+
+class _Failed:
+    """A step that could not be launched."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error: Exception | None = error
+
+    def result(self) -> RunnerOutput:
+        assert self.error is not None
+        return failed_step(self.error)

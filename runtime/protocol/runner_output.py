@@ -1,0 +1,29 @@
+"""What one step came to, as plain data that another process could send."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...common.errors import LaminaError
+from .scheduler_output import Ints, Reports
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunnerOutput:
+    """The tokens that a step sampled, and what is known besides of its rows.
+
+    Where `error` is set the whole step failed: nothing else means anything, and it counts as never begun.
+    """
+
+    token_ids: NDArray[np.int32]  # [n] sampled ids, row after row in the plan's order
+    num_sampled: Ints | None = None  # [num_rows] ids each row yielded; None: as many as the plan says
+    reports: Reports | None = None  # log-probabilities, where the plan wants any
+    failures: Mapping[str, LaminaError] = field(default_factory=dict)  # by request id: failed alone
+    error: Exception | None = None
+
+
+def failed_step(error: Exception) -> RunnerOutput:
+    """The output of a step that failed as a whole."""
+    return RunnerOutput(token_ids=np.zeros(0, np.int32), error=error)
