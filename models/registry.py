@@ -21,10 +21,13 @@ ENTRY_POINTS = "lamina.models"  # where installed packages offer definitions, ea
 class ParameterSpec:
     """One weight as the model wants it, and the checkpoint tensors that fill it.
 
-    `sources` are laid one below the other along dimension 0, `rows` of each (empty: equally many). A
-    parameter with `tied_to` is that other one under a second name; its sources may be absent from the file.
+    Its parts lie one below the other along dimension 0, `rows` of each (empty: as many parts as sources,
+    equally long). `sources` are one tensor for each part, or one that holds all. A parameter with `tied_to`
+    is that other one under a second name; its sources may be absent from the file.
     A `projection` is a matrix that the model gives to Ops.linear and to nothing else, so that it may be
-    quantized.
+    quantized. `shard_axis` is the dimension along which devices would share it out, each part for itself:
+    0 where each computes some of the outputs, 1 where each sums over some of the inputs, None where each
+    needs it whole. On one device it changes nothing.
     """
 
     shape: tuple[int, ...]
@@ -32,22 +35,31 @@ class ParameterSpec:
     rows: tuple[int, ...] = ()
     tied_to: str | None = None
     projection: bool = False
+    shard_axis: int | None = None
 
     def __post_init__(self) -> None:
         if not self.sources:
             raise ConfigError(
                 f"ParameterSpec of shape {self.shape} has no sources; name at least one checkpoint tensor"
             )
-        rows = self.source_rows
-        if len(rows) != len(self.sources) or sum(rows) != self.shape[0]:
+        rows = self.part_rows
+        if len(self.sources) not in (1, len(rows)) or sum(rows) != self.shape[0]:
             raise ConfigError(
                 f"rows {rows} of {self.sources} do not add up to the {self.shape[0]} rows of the parameter"
             )
+        if self.shard_axis is not None and self.shard_axis not in range(len(self.shape)):
+            wanted = f"a dimension of shape {self.shape}, or None"
+            raise ConfigError(f"shard_axis of {self.sources} is {shown(self.shard_axis)}; wanted {wanted}")
+
+    @property
+    def part_rows(self) -> tuple[int, ...]:
+        """The rows of each part."""
+        return self.rows or (self.shape[0] // len(self.sources),) * len(self.sources)
 
     @property
     def source_rows(self) -> tuple[int, ...]:
         """The rows each source fills."""
-        return self.rows or (self.shape[0] // len(self.sources),) * len(self.sources)
+        return self.part_rows if len(self.sources) > 1 else self.shape[:1]
 
     @property
     def source_shapes(self) -> dict[str, tuple[int, ...]]:

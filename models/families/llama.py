@@ -10,6 +10,8 @@ from ..config import ModelConfig
 from ..layers import Attend, Ops
 from ..registry import ModelDefinition, ParameterSpec, register_model
 
+ROWS, COLUMNS = 0, 1  # of a projection, [out, in]: what devices would share out
+
 
 class LayerWeights(NamedTuple):
     """One layer's weights, named as they are in the weight table below "layers.{i}."."""
@@ -29,14 +31,22 @@ class LayerWeights(NamedTuple):
 def parameters(config: ModelConfig) -> dict[str, ParameterSpec]:
     """Every weight by name, with the checkpoint tensors it is made of."""
     embedding_shape = (config.vocab_size, config.hidden_size)
-    specs = {"embedding": ParameterSpec(shape=embedding_shape, sources=("model.embed_tokens.weight",))}
+    specs = {
+        "embedding": ParameterSpec(
+            shape=embedding_shape, sources=("model.embed_tokens.weight",), shard_axis=ROWS
+        )
+    }
     for layer in range(config.num_layers):
         for name, spec in _layer_parameters(config, f"model.layers.{layer}").items():
             specs[f"layers.{layer}.{name}"] = spec
     specs["final_norm"] = ParameterSpec(shape=(config.hidden_size,), sources=("model.norm.weight",))
     tied_to = "embedding" if config.tie_word_embeddings else None
     specs["lm_head"] = ParameterSpec(
-        shape=embedding_shape, sources=("lm_head.weight",), tied_to=tied_to, projection=True
+        shape=embedding_shape,
+        sources=("lm_head.weight",),
+        tied_to=tied_to,
+        projection=True,
+        shard_axis=ROWS,
     )
     return specs
 
@@ -52,26 +62,28 @@ def _layer_parameters(config: ModelConfig, prefix: str) -> dict[str, ParameterSp
     def norm(name: str) -> ParameterSpec:
         return ParameterSpec(shape=(hidden,), sources=(f"{prefix}.{name}.weight",))
 
-    def linear(modules: tuple[str, ...], rows: tuple[int, ...], columns: int) -> ParameterSpec:
+    def linear(modules: tuple[str, ...], rows: tuple[int, ...], columns: int, axis: int) -> ParameterSpec:
         sources = tuple(f"{m}.weight" for m in modules)
-        return ParameterSpec(shape=(sum(rows), columns), sources=sources, rows=rows, projection=True)
+        shape = (sum(rows), columns)
+        return ParameterSpec(shape=shape, sources=sources, rows=rows, projection=True, shard_axis=axis)
 
-    def bias(modules: tuple[str, ...], rows: tuple[int, ...]) -> ParameterSpec:
-        return ParameterSpec(shape=(sum(rows),), sources=tuple(f"{m}.bias" for m in modules), rows=rows)
+    def bias(modules: tuple[str, ...], rows: tuple[int, ...], axis: int | None = None) -> ParameterSpec:
+        sources = tuple(f"{m}.bias" for m in modules)
+        return ParameterSpec(shape=(sum(rows),), sources=sources, rows=rows, shard_axis=axis)
 
     specs = {
         "input_norm": norm("input_layernorm"),
-        "qkv": linear(qkv, qkv_rows, hidden),
-        "o": linear((f"{attention}.o_proj",), (hidden,), query_rows),
+        "qkv": linear(qkv, qkv_rows, hidden, ROWS),
+        "o": linear((f"{attention}.o_proj",), (hidden,), query_rows, COLUMNS),
         "post_norm": norm("post_attention_layernorm"),
-        "gate_up": linear(gate_up, (intermediate, intermediate), hidden),
-        "down": linear((f"{mlp}.down_proj",), (hidden,), intermediate),
+        "gate_up": linear(gate_up, (intermediate, intermediate), hidden, ROWS),
+        "down": linear((f"{mlp}.down_proj",), (hidden,), intermediate, COLUMNS),
     }
     if config.attention_bias:
-        specs |= {"qkv_bias": bias(qkv, qkv_rows), "o_bias": bias((f"{attention}.o_proj",), (hidden,))}
+        specs |= {"qkv_bias": bias(qkv, qkv_rows, ROWS), "o_bias": bias((f"{attention}.o_proj",), (hidden,))}
     if config.mlp_bias:
         specs |= {
-            "gate_up_bias": bias(gate_up, (intermediate,) * 2),
+            "gate_up_bias": bias(gate_up, (intermediate,) * 2, ROWS),
             "down_bias": bias((f"{mlp}.down_proj",), (hidden,)),
         }
     return specs

@@ -49,7 +49,7 @@ def parameters(config: ModelConfig) -> Mapping[str, ParameterSpec]:
         for name, module in (("qkv", "self_attn.qkv_proj"), ("gate_up", "mlp.gate_up_proj")):
             source = f"model.layers.{layer}.{module}.weight"
             spec = specs[f"layers.{layer}.{name}"]
-            specs[f"layers.{layer}.{name}"] = replace(spec, sources=(source,), rows=())
+            specs[f"layers.{layer}.{name}"] = replace(spec, sources=(source,))
     return specs
 
 
