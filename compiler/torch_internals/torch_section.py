@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ STEERED = (
     "torch._dynamo.config",
     "torch._inductor.config",
     "torch._functorch.config",
+    "torch.compiler.config",
     "torch.fx.experimental._config",
 )
 # What a user may choose there: how code is built, not what it computes.
@@ -195,6 +197,7 @@ def compiling() -> Iterator[None]:
         torch.no_grad(),
         _without_steering(),
         _as_shipped(),
+        _no_bisection(),
         torch.compiler.set_stance("default"),
         _caches_kept(),
         _others_may_call(),
@@ -208,7 +211,8 @@ _import_lock = threading.Lock()
 def _imported(name: str) -> Any:
     """A module of torch, whose import warns; one thread at a time, since what silences that is shared."""
     if name not in sys.modules:
-        with _import_lock, quiet(), neutral():
+        # Dynamo makes its cache's folder when it is imported, and sets the variable: here is one.
+        with _import_lock, quiet(), neutral(), environment(TORCHINDUCTOR_CACHE_DIR=tempfile.gettempdir()):
             importlib.import_module(name)
     return importlib.import_module(name)  # which waits where another thread is in the middle of it
 
@@ -258,6 +262,14 @@ def _as_shipped() -> Iterator[None]:
                 key: value for key, value in shipped.items() if not _is_same(getattr(module, key), value)
             }
             stack.enter_context(module.patch(changed))
+        yield
+
+
+@contextlib.contextmanager
+def _no_bisection() -> Iterator[None]:
+    """Torch looks for a user's search for a faulty pass, in a folder that it makes; it is not in our code."""
+    bisector: Any = _imported("torch._inductor.compiler_bisector").CompilerBisector
+    with replaced(bisector, get_backend=classmethod(lambda cls: None)):
         yield
 
 

@@ -195,6 +195,40 @@ def test_a_user_who_switches_his_own_compiling_off_does_not_mislead_ours(monkeyp
     assert dict(os.environ).items() >= variables.items()
 
 
+FIRST = """
+import os
+from lamina.common.store import Store
+from tests.compiler.test_process import build, half
+before = dict(os.environ)
+print(build(half, Store({folder!r})).num_compiled)
+print({{name: value for name, value in os.environ.items() if before.get(name) != value}})
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("job", ["", "a job of the user's"])
+def test_the_first_compilation_leaves_neither_temporary_files_nor_variables(tmp_path, job):
+    """Dynamo is imported, the program captured and built: torch would make and fill a folder each time."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-W", "ignore", "-c", FIRST.format(folder=str(tmp_path / "store"))]
+    variables = {"TMPDIR": str(temporary), "TORCH_COMPILE_JOB_ID": job} if job else {"TMPDIR": str(temporary)}
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["1", "{}"]
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_user_who_searches_for_a_fault_of_torchs_compilers_does_not_mislead_ours(monkeypatch, tmp_path):
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    (tmp_path / "bisect").mkdir()
+    (tmp_path / "bisect" / "bisect_status.txt").write_text("backend=eager")
+    monkeypatch.setattr(CompilerBisector, "in_process_cache", str(tmp_path))
+    assert CompilerBisector.get_backend() == "eager"
+    assert "/ 2" in trace(half).graph.code
+    assert CompilerBisector.get_backend() == "eager"
+
+
 @pytest.mark.parametrize("stance", ["force_eager", "fail_on_recompile", "eager_on_recompile"])
 def test_a_stance_of_torchs_compiler_is_the_users_alone(stance):
     with torch.compiler.set_stance(stance):
