@@ -1,4 +1,5 @@
-# What CI runs is what you run: make check, make docs, make wheel-test, make test. A comment with ## is what `make help` prints.
+# What CI runs is what you run: make check, make docs, make wheel-test, make test-all; make test leaves out what is long.
+# A comment with ## is what `make help` prints.
 .DELETE_ON_ERROR:
 
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
@@ -14,9 +15,11 @@ STAMP := .venv/torch-$(shell echo '$(TORCH)' | cksum | cut -d' ' -f1)
 MODEL := cache_dir/models/SmolLM2-135M-Instruct.Q4_1.gguf
 LIBRARY := cli common compiler custom_ops models runtime testing
 KERNELS = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+# A worker takes whole files, whose tests share what is compiled for them; one file alone, or ARGS=-n0, starts none.
+SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder
 QUESTION ?= What is the capital of France, and what is it known for?
 
-.PHONY: help install demo check format test gpu-test prove mutants docs bench wheel-test cuda clean
+.PHONY: help install demo check format test test-all gpu-test prove mutants docs bench wheel-test cuda clean
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -59,8 +62,11 @@ format: $(STAMP)  ## mend what a machine can mend, and write the generated pages
 	$(BIN)/python docs/draw_plots.py
 	@$(if $(KERNELS),$(BIN)/clang-format -i $(KERNELS))
 
-test: $(STAMP) $(MODEL)  ## the tests; ARGS="tests/runtime -x" picks
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+test: $(STAMP) $(MODEL)  ## the tests but for the longest; ARGS="tests/runtime -x" picks
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long" $(ARGS)
+
+test-all: $(STAMP) $(MODEL)  ## these with the longest, which CI runs
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
 gpu-test: $(STAMP)  ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest tests/gpu tests/custom_ops/test_launches.py tests/custom_ops/test_tuning.py $(ARGS)

@@ -3,6 +3,7 @@
 import copy
 import functools
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch reads it: workers have the cores to share
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+MOST_WORKERS = 4  # each holds a torch and its models
+
 settings.register_profile("ci", max_examples=20, derandomize=True, deadline=None, database=None)
 settings.register_profile("prove", max_examples=1000, deadline=None)
 
@@ -56,6 +61,13 @@ def pytest_configure(config: pytest.Config) -> None:
         share = -(-settings().max_examples // config.getoption("--shares"))
         settings.register_profile("share", settings(), max_examples=share, database=None)
         settings.load_profile("share")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker for each core at hand, up to four; none where a single file is asked for."""
+    is_single = len(config.args) == 1 and config.args[0].partition("::")[0].endswith(".py")
+    return 0 if is_single else min(len(os.sched_getaffinity(0)), MOST_WORKERS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
