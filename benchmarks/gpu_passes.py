@@ -216,8 +216,8 @@ def batch_of(point: Point, device: torch.device) -> Any:
     slots = slots[:, :length] if point.is_prefill else slots[:, length - 1 : length]
     starts = [0, point.tokens] if point.is_prefill else range(num_seqs + 1)
     return SimpleNamespace(
-        slot_mapping=slots.flatten().int(),
-        block_tables=tables,
+        slot_mappings=(slots.flatten().int(),),
+        block_tables=(tables,),
         seq_lens=torch.full((num_seqs,), length, dtype=torch.int32, device=device),
         query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
         max_query_len=point.tokens if point.is_prefill else 1,

@@ -100,11 +100,11 @@ def measure(
     turnover, answers have as many tokens as there are requests, so that one ends in a step, both as a mean,
     and another takes its place. The cache holds `tokens_each` tokens for each of them.
     """
-    engine, runner, arena = build(batch, block_size, tokens_each)
+    engine, runner, input_batch = build(batch, block_size, tokens_each)
     spent: dict[str, list[float]] = {name: [] for name in ("step", *PHASES, "scheduler", "add")}
     for name, owner, method in (
         ("schedule", engine.scheduler, "schedule"),
-        ("write", arena, "write"),
+        ("write", input_batch, "write"),
         ("launch", runner, "execute"),
         ("update", engine, "_take_in"),
         ("scheduler", engine.scheduler, "update"),
@@ -164,7 +164,7 @@ def generation(number: int, length: int) -> Generation:
 def build(batch: int, block_size: int, tokens_each: int) -> tuple[Engine, ModelRunner, InputBatch]:
     """An engine whose model always says token 3."""
     device = torch.device("cpu")
-    arena = InputBatch(
+    input_batch = InputBatch(
         max_num_seqs=batch,
         max_num_tokens=8192,
         max_blocks_per_seq=CONTEXT // block_size,
@@ -182,15 +182,15 @@ def build(batch: int, block_size: int, tokens_each: int) -> tuple[Engine, ModelR
         forward=forward,
         logits=lambda hidden: logits[: hidden.shape[0]],
         attention=PagedAttention(no_backend(), [], []),
-        arena=arena,
+        input_batch=input_batch,
         num_valid_ids=VOCAB,
-        graphs=CudaGraphs(device),
+        cuda_graphs=CudaGraphs(device),
     )
-    runner.plan_recordings([batch], [])
+    runner.plan_captures([batch], [])
     runner.capture_next()
     kv_cache = KVCacheManager(BlockPool(batch * tokens_each // block_size), block_size, prefix_cache=True)
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8192, max_model_len=CONTEXT)
-    return Engine(Scheduler(limits, kv_cache), UniprocExecutor(runner)), runner, arena
+    return Engine(Scheduler(limits, kv_cache), UniprocExecutor(runner)), runner, input_batch
 
 
 def no_backend() -> AttentionBackend:

@@ -37,7 +37,7 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
         "latency": loaded.engine.latencies.summary(),
         "compile": _compile_stats(loaded.parts.compiled, len(loaded.late_builds.events)),
         "cuda_graphs": _graph_stats(loaded.assembled),
-        "cpu_call_lists": {"replays": loaded.assembled.runner.num_taped_steps},
+        "cpu_call_graphs": {"replays": loaded.assembled.runner.num_cpu_replays},
         "startup": {
             **loaded.startup,
             "first_token": loaded.engine.first_token_seconds,

@@ -1,4 +1,4 @@
-"""Decode steps on a CPU as a list of kernel calls, recorded once and made without the Python around them."""
+"""CPU call graphs: the kernel calls of a decode step, captured once, replayed without Python."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,85 +16,86 @@ from .plan import BoundPlan
 
 logger = get_logger("compiler")
 
-MAX_TOKENS = 64  # of a recorded step; beyond, what surrounds the kernels no longer shows
-PAGE = 4096  # bytes; memory of recordings comes in multiples
+MAX_TOKENS = 64  # of a captured step; beyond, what surrounds the kernels no longer shows
+PAGE = 4096  # bytes; memory of captures comes in multiples
 EMPTY = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
 
 
-class NotRecordable(Exception):
+class NotCapturable(Exception):
     """A step reads on the host what was computed, so that its calls would not be the same again."""
 
 
-class Tapes:
-    """forward of a plan by the recorded calls of its kernels, for steps of one token a sequence.
+class CpuCallGraphs:
+    """forward of a plan by the captured calls of its kernels, for steps of one token a sequence.
 
-    The second step of a size is recorded. Its recording is used once it has reproduced, bit for bit, a step
-    that it was not made from. All recordings share their memory: what one returns is good until the next.
+    The second step of a size is captured. Its graph is replayed once it has reproduced, bit for bit, a step
+    that it was not made from. All graphs share their memory: what one returns is good until the next.
     """
 
     def __init__(self, plan: BoundPlan) -> None:
         self._plan = plan
         self._memory = _Memory()
         self._seen: set[tuple[int, int]] = set()
-        self._tapes: dict[tuple[int, int], _Tape | None] = {}  # by tokens and threads; None: not recordable
-        self.num_replays = 0
+        self._graphs: dict[tuple[int, int], _CallGraph | None] = {}  # by tokens, threads; None: not to be had
+        self.num_replays = 0  # so far
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attend: Attend, reads: Sequence[Tensor]
     ) -> Tensor:
         """Hidden states [T, H] of T tokens; `reads` are the tensors that are rewritten before each step.
 
-        Raises CompileError where one of these moved. A recording that computes something else is dropped.
+        token_ids and positions [T] int32. CompileError where one of `reads` moved since the capture. A graph
+        that computes something else than the step itself is dropped, with a warning.
         """
         key = token_ids.shape[0], torch.get_num_threads()
         run = partial(self._plan, token_ids, positions, attend)
-        tape = self._tapes.get(key)
-        if tape is None:
-            if key in self._tapes or key not in self._seen or key[0] > MAX_TOKENS:
+        graph = self._graphs.get(key)
+        if graph is None:
+            if key in self._graphs or key not in self._seen or key[0] > MAX_TOKENS:
                 self._seen.add(key)
                 return run()
-            return self._record(key, run, reads)
-        tape.check_addresses(reads)
-        if not tape.is_trusted:
-            return self._verify(key, tape, run)
-        if not tape.replay():
+            return self._capture(key, run, reads)
+        graph.check_addresses(reads)
+        if not graph.is_trusted:
+            return self._verify(key, graph, run)
+        if not graph.replay():
             return run()  # a kernel refused its arguments: its op says which and why
         self.num_replays += 1
-        return tape.result
+        return graph.result
 
-    def forget(self) -> None:
-        """Drop every recording and its memory."""
-        self._tapes.clear()
+    def drop(self) -> None:
+        """Drop every graph and its memory."""
+        self._graphs.clear()
         self._seen.clear()
         self._memory = _Memory()
 
-    def _verify(self, key: tuple[int, int], tape: "_Tape", run: Callable[[], Tensor]) -> Tensor:
-        """What the step itself computes, which says whether its recording is to be trusted."""
-        expected, is_same = tape.verify(run)
+    def _verify(self, key: tuple[int, int], graph: "_CallGraph", run: Callable[[], Tensor]) -> Tensor:
+        """What the step itself computes, which says whether its graph is to be trusted."""
+        expected, is_same = graph.verify(run)
         if not is_same:
-            told = "the recording of a step of %d tokens computes something else; they run without one"
-            logger.warning(told, key[0])
-            self._tapes[key] = None
+            warning = "the CPU call graph of %d tokens computes something else; such steps run without one"
+            logger.warning(warning, key[0])
+            self._graphs[key] = None
         return expected
 
-    def _record(self, key: tuple[int, int], run: Callable[[], Tensor], reads: Sequence[Tensor]) -> Tensor:
-        recorder = _Recorder(self._memory)
+    def _capture(self, key: tuple[int, int], run: Callable[[], Tensor], reads: Sequence[Tensor]) -> Tensor:
+        capture = _Capture(self._memory)
         try:
-            with recorder, recorded_by(recorder):
+            with capture, recorded_by(capture):
                 result = run()
-        except NotRecordable as why:
-            logger.info("steps of %d tokens are not recorded: %s", key[0], why)
-            self._tapes[key] = None
+        except NotCapturable as why:
+            logger.info("steps of %d tokens have no CPU call graph: %s", key[0], why)
+            self._graphs[key] = None
             return run()
-        self._tapes[key] = _Tape(recorder.calls, result, reads)
+        self._graphs[key] = _CallGraph(capture.calls, result, reads)
         return result
 
 
-class _Tape:
-    """Calls with what they returned when they were recorded, and where the result lies."""
+class _CallGraph:
+    """Calls with what they returned when they were captured, and where the result lies."""
 
     def __init__(
         self, calls: list[tuple[Callable[[], Any], Any]], result: Tensor, reads: Sequence[Tensor]
@@ -109,14 +110,14 @@ class _Tape:
         return all(call() == returned for call, returned in self._calls)
 
     def check_addresses(self, reads: Sequence[Tensor]) -> None:
-        """The calls read where the recording read; a tensor that moved would be read at its old place."""
+        """The calls read where the capture read; a tensor that moved would be read at its old place."""
         if [tensor.data_ptr() for tensor in reads] != self._addresses:
-            raise CompileError("tensors that a recorded step reads moved since it was recorded")
+            raise CompileError("tensors that a CPU call graph reads moved since its capture")
 
     def verify(self, run: Callable[[], Tensor]) -> tuple[Tensor, bool]:
-        """What the step itself computes, run after the recording, and whether that gave other bits.
+        """What the step itself computes, run after the replay, and whether that gave the same bits.
 
-        Before it, the step would have done to the cache what the recording might leave out. Where a kernel
+        Before it, the step would have done to the cache what the graph might leave out. Where a kernel
         refused its arguments nothing is known, and the next step is asked again.
         """
         is_done, found = self.replay(), self.result.clone()
@@ -126,7 +127,7 @@ class _Tape:
         return expected, is_same
 
 
-class _Recorder(torch_compat.DispatchMode):
+class _Capture(torch_compat.DispatchMode):
     """Takes down kernels, which tell it, and what torch itself computes, which comes by here."""
 
     def __init__(self, memory: "_Memory") -> None:
@@ -139,18 +140,18 @@ class _Recorder(torch_compat.DispatchMode):
         self.calls.append((call, result))
 
     def place(self, new: Tensor) -> Tensor:
-        """The same shape, strides and dtype in memory of the recordings."""
+        """The same shape, strides and dtype in memory of the graphs."""
         return self._memory.place(new)
 
     def refuse(self, why: str) -> None:
         """Code that does not tell its calls comes next."""
-        raise NotRecordable(why)
+        raise NotCapturable(why)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Allocations get memory that stays, views are nothing to do again, the rest is noted."""
         kwargs = kwargs or {}
         if set(func.tags) & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}:
-            raise NotRecordable(f"{func} depends on what was computed")
+            raise NotCapturable(f"{func} depends on what was computed")
         with recorded_by(None):
             result = func(*args, **kwargs)
         if func.overloadpacket in EMPTY:
@@ -160,7 +161,7 @@ class _Recorder(torch_compat.DispatchMode):
             return result
         results = result if isinstance(result, (tuple, list)) else (result,)
         if not all(isinstance(one, Tensor) for one in results):
-            raise NotRecordable(f"{func} gives something to the host")
+            raise NotCapturable(f"{func} gives something to the host")
         if not {_memory_of(one) for one in results} <= {_memory_of(x) for x in _tensors(args, kwargs)}:
             self.note(partial(_again_into, func, args, kwargs, results), None)
         return result

@@ -1,4 +1,4 @@
-"""Launches recorded once on fixed addresses and replayed: whole steps, or the pieces around attention."""
+"""CUDA graphs: launches captured once on fixed addresses and replayed, of whole steps or of pieces."""
 
 import functools
 import time
@@ -20,25 +20,25 @@ Stream: Any = torch.cuda.Stream  # torch leaves it without types
 
 
 @functools.cache
-def _recording_stream(device: torch.device) -> Any:
-    """One for all recordings of a process: torch keeps 32 MiB for products on each stream for ever."""
+def _capture_stream(device: torch.device) -> Any:
+    """One for all captures of a process: torch keeps 32 MiB for GEMMs on each stream for ever."""
     return Stream(device)
 
 
 @dataclass(slots=True)
 class GraphRecord:
-    """One line of the ledger: what a recording cost, and what it was used for."""
+    """One line of the ledger: what a capture cost, and what it was used for."""
 
     key: Any
-    bytes: int
-    milliseconds: float
+    bytes: int  # of device memory
+    milliseconds: float  # that capturing took
     num_replays: int = 0
-    num_tokens: int = 0
-    num_padded_tokens: int = 0
+    num_tokens: int = 0  # in all replays
+    num_padded_tokens: int = 0  # beside these
 
 
 @dataclass(slots=True)
-class _Recording:
+class _Capture:
     replay: Run
     addresses: tuple[int, ...]  # of the tensors it reads that others write
     record: GraphRecord
@@ -47,63 +47,70 @@ class _Recording:
 
 @dataclass(slots=True)
 class CudaGraphs:
-    """Recordings by key, in one memory pool: record the largest first, and smaller ones fit into its memory.
+    """Captures by key, in one memory pool: capture the largest first, and smaller ones fit into its memory.
 
     On a CPU the same bookkeeping runs with the callable run again in place of a replay, on the same static
     tensors, so that mistakes of padding and of stale memory show without a GPU.
     """
 
     device: torch.device
-    _recordings: dict[Hashable, _Recording] = field(default_factory=dict)
+    _captures: dict[Hashable, _Capture] = field(default_factory=dict)
     _pool: Any = None
 
     def __contains__(self, key: Hashable) -> bool:
-        return key in self._recordings
+        return key in self._captures
 
-    def record(self, key: Hashable, run: Run, reads: Sequence[Tensor]) -> None:
-        """Record a callable; `reads` are the tensors that are rewritten before each replay.
+    def capture(self, key: Hashable, run: Run, reads: Sequence[Tensor]) -> None:
+        """Capture a callable; `reads` are the tensors that are rewritten before each replay.
 
         A tensor that it returns lies in the pool's memory, for others to use again: it is good until the next
         replay, provided that the callable held it until its last operation.
         """
-        self._record(key, lambda: self._capture(run), reads)
+        self._add(key, lambda: self._captured(run), reads)
 
-    def record_pieces(
+    def capture_pieces(
         self, key: Hashable, plan: BoundPlan, token_ids: Tensor, positions: Tensor, attend: Attend
     ) -> None:
-        """Record a plan's pieces for one number of tokens; attend is called between them at every replay."""
-        self._record(
-            key, lambda: self._capture_pieces(plan, token_ids, positions, attend), (token_ids, positions)
+        """Capture a plan's pieces for one number of tokens; attend is called between them at every replay.
+
+        token_ids and positions [T] int32 are rewritten before each; a replay returns hidden states [T, H].
+        """
+        self._add(
+            key, lambda: self._captured_pieces(plan, token_ids, positions, attend), (token_ids, positions)
         )
 
     def replay(self, key: Hashable, reads: Sequence[Tensor], *, num_tokens: int, num_padded: int) -> Any:
-        """What the recorded callable returned, now computed from what the tensors hold."""
-        recording = self._recordings[key]
-        if not recording.is_checked:
-            self._check_addresses(recording, reads)
-        record = recording.record
+        """What the captured callable returned, now computed from what the tensors hold.
+
+        num_tokens and num_padded are for the ledger. CompileError where `reads` are not those of the capture,
+        which the first replay checks.
+        """
+        capture = self._captures[key]
+        if not capture.is_checked:
+            self._check_addresses(capture, reads)
+        record = capture.record
         record.num_replays += 1
         record.num_tokens += num_tokens
         record.num_padded_tokens += num_padded
-        return recording.replay()
+        return capture.replay()
 
     def ledger(self) -> tuple[GraphRecord, ...]:
-        """Every recording with its cost and use, in the order of recording."""
-        return tuple(recording.record for recording in self._recordings.values())
+        """Every capture with its cost and use, in the order in which they were made."""
+        return tuple(capture.record for capture in self._captures.values())
 
     def close(self) -> None:
-        """Drop every recording and its memory."""
-        self._recordings.clear()
+        """Drop every capture and its memory."""
+        self._captures.clear()
         self._pool = None
 
-    def _record(self, key: Hashable, capture: Callable[[], Run], reads: Sequence[Tensor]) -> None:
-        assert key not in self._recordings, f"{key} is recorded already"
+    def _add(self, key: Hashable, capture: Callable[[], Run], reads: Sequence[Tensor]) -> None:
+        assert key not in self._captures, f"{key} is captured already"
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # nothing may run in the pool's memory when it is given out
-            torch.cuda.empty_cache()  # what that frees is not the recording's gain
+            torch.cuda.empty_cache()  # what that frees is not the capture's gain
         before, started = self._memory_in_use(), time.perf_counter()
         replay = capture()
-        self._recordings[key] = _Recording(
+        self._captures[key] = _Capture(
             replay=replay,
             addresses=tuple(tensor.data_ptr() for tensor in reads),
             record=GraphRecord(
@@ -113,12 +120,12 @@ class CudaGraphs:
             ),
         )
 
-    def _check_addresses(self, recording: _Recording, reads: Sequence[Tensor]) -> None:
-        """A replay reads where the recording read; a tensor that moved would be read at its old place."""
+    def _check_addresses(self, capture: _Capture, reads: Sequence[Tensor]) -> None:
+        """A replay reads where the capture read; a tensor that moved would be read at its old place."""
         found = tuple(tensor.data_ptr() for tensor in reads)
-        if found != recording.addresses:
-            raise CompileError(f"tensors of recording {recording.record.key} moved since it was made")
-        recording.is_checked = True
+        if found != capture.addresses:
+            raise CompileError(f"tensors that CUDA graph {capture.record.key} reads moved since its capture")
+        capture.is_checked = True
 
     def _memory_in_use(self) -> int:
         if self.device.type != "cuda":
@@ -126,7 +133,7 @@ class CudaGraphs:
         free, total = torch.cuda.mem_get_info(self.device)
         return total - free
 
-    def _capture(self, run: Run) -> Run:
+    def _captured(self, run: Run) -> Run:
         if self.device.type != "cuda":
             return run
         graph, result = self._capture_graph(run)
@@ -136,7 +143,7 @@ class CudaGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()  # torch.cuda.graph would empty the cache for every piece
-        with torch.cuda.stream(_recording_stream(self.device)):
+        with torch.cuda.stream(_capture_stream(self.device)):
             # other threads go on allocating: that is no part of this graph, and none of its business
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -145,7 +152,7 @@ class CudaGraphs:
                 graph.capture_end()
         return graph, result
 
-    def _capture_pieces(self, plan: BoundPlan, token_ids: Tensor, positions: Tensor, attend: Attend) -> Run:
+    def _captured_pieces(self, plan: BoundPlan, token_ids: Tensor, positions: Tensor, attend: Attend) -> Run:
         """A list of launches: replay a piece, attend on the tensors it left, and so on."""
         launches: list[Run] = []
 
@@ -167,7 +174,7 @@ class CudaGraphs:
     def _borrowed(self, tensor: Tensor) -> Tensor:
         """The tensor without ownership: what the plan drops after its last use, later pieces may use again.
 
-        Replays run in the order of the recording, so nothing is overwritten that is still to be read.
+        Replays run in the order of the capture, so nothing is overwritten that is still to be read.
         """
         return torch_compat.weak_view(tensor) if self.device.type == "cuda" else tensor
 

@@ -127,7 +127,7 @@ class BoundPlan:
     ) -> Tensor:
         """Hidden states [T, H] of T tokens [T] int32 at positions [T] int32.
 
-        run_piece(call, arguments) is used for each piece in place of calling it, to record it.
+        run_piece(call, arguments) is used for each piece in place of calling it, to capture it.
         """
         num_tokens = token_ids.shape[0]
         if token_ids.shape != positions.shape or not 0 < num_tokens <= MAX_NUM_TOKENS:

@@ -1,4 +1,4 @@
-"""The engine put together from a bound model: the cache sized, the arena, the runner and its recordings."""
+"""The engine put together from a bound model: the cache sized, the input batch, the runner, its captures."""
 
 import dataclasses
 import statistics
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...common.progress import Progress
 from ...common.store import Store
-from ...compiler.execution.cpu_call_graph import Tapes
+from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ...compiler.execution.plan import BoundPlan, Compiled, Plan
 from ...compiler.passes.gemms import Product
@@ -32,10 +32,11 @@ from ..scheduler.config import SchedulerConfig
 from ..scheduler.decision_log import RecordingScheduler, open_recording
 from ..scheduler.scheduler import Scheduler
 from ..worker.attention import AttentionBackend, PagedAttention, allocate_caches, each_layer_once
+from ..worker.graph_runner import Forward
 from ..worker.host_blocks import HostBlocks
 from ..worker.input_batch import InputBatch
 from ..worker.logits_adjuster import load_kernels
-from ..worker.model_runner import Forward, ModelRunner
+from ..worker.model_runner import ModelRunner
 from . import memory
 from .kernel_choice import settle_products
 from .stopwatch import Stopwatch
@@ -91,7 +92,7 @@ def assemble(parts: Parts, store: Store, progress: Progress, watch: Stopwatch) -
     watch.lap("kv_cache")
     if graphs is not None:
         decode, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
-        number = runner.plan_recordings(decode, mixed)
+        number = runner.plan_captures(decode, mixed)
         for count in range(0 if _records_when_idle(parts.config) else number):
             runner.capture_next()
             progress("graphs", (count + 1) / number, "")
@@ -214,30 +215,32 @@ def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> Mode
         dtype=resolved.dtype,
         device=resolved.device,
     )
-    arena = InputBatch(
+    input_batch = InputBatch(
         max_num_seqs=resolved.max_num_seqs,
         max_num_tokens=resolved.max_num_batched_tokens,
         max_blocks_per_seq=-(-resolved.max_model_len // resolved.block_size),
         block_size=resolved.block_size,
         vocab_size=model.vocab_size,
         device=resolved.device,
-        num_sides=len(groups) - 1,
+        num_groups=len(groups),
     )
     load_kernels(resolved.device, resolved.dtype)
-    forward = _forward(parts)
+    forward, call_graphs = _forward(parts), None
+    if isinstance(forward, BoundPlan) and _wants_cpu_call_graphs(parts):
+        call_graphs = CpuCallGraphs(forward)
     return ModelRunner(
         forward=forward,
         logits=partial(_logits, definition, model, join_scales(parts.weights), _ops_of_logits(parts)),
         attention=_attention(parts, caches, groups),
-        arena=arena,
+        input_batch=input_batch,
         num_valid_ids=parts.num_valid_ids,
-        graphs=graphs,
-        tapes=Tapes(forward) if isinstance(forward, BoundPlan) and _wants_tapes(parts) else None,
+        cuda_graphs=graphs,
+        cpu_call_graphs=call_graphs,
         host_blocks=HostBlocks(caches, slots) if (slots := memory.swap_slots(resolved, model)) else None,
     )
 
 
-def _wants_tapes(parts: Parts) -> bool:
+def _wants_cpu_call_graphs(parts: Parts) -> bool:
     """On a CPU, if attention is kernels: other code may read on the host what changes from step to step."""
     compile_config, attention = parts.config.compile_config, parts.attention
     is_auto = compile_config is not None and compile_config.cuda_graphs == "auto"

@@ -67,7 +67,7 @@ class PagedAttention:
     ) -> None:
         self._backend = backend
         self._caches = caches  # per layer: keys, values [num_blocks, block_size, num_kv_heads, head_dim]
-        self._groups = groups or [0] * len(specs)  # per layer: whose block tables find its keys and values
+        self._groups = groups or [0] * len(specs)  # per layer: its KV-cache group
         self._masks = [
             (spec.scale, spec.window or NO_LIMIT, spec.chunk or NO_LIMIT, spec.soft_cap or NO_SOFT_CAP)
             for spec in specs
@@ -91,9 +91,8 @@ class PagedAttention:
         batch = self._batch
         assert batch is not None, "attend before begin"
         key_cache, value_cache = self._caches[layer]
-        slots, tables = batch.slot_mapping, batch.block_tables
-        if side := self._groups[layer]:
-            slots, tables = batch.side_slots[side - 1], batch.side_tables[side - 1]
+        group = self._groups[layer]
+        slots, tables = batch.slot_mappings[group], batch.block_tables[group]
         if cos is None:
             self._backend.write_kv_cache(k, v, key_cache, value_cache, slots)
         else:

@@ -1,4 +1,4 @@
-"""The arena: the fixed tensors a step is written into, and the only code that writes them."""
+"""The input batch: the fixed tensors a step is written into, and the only code that writes them."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,33 +13,34 @@ from ..protocol.scheduler_output import ON_HOST, Banned, Ints, SchedulerOutput, 
 from .logprobs import ReportRows
 
 NO_ID = -1  # in place of a banned id
-MAX_BANNED = 32  # ids a row in the arena; a step with more has a tensor of its own, and is not recorded
+MAX_BANNED = 32  # ids a row that have room here; a step with more has a tensor of its own, and no CUDA graph
 NO_SLOT = -1  # where a padding token's keys and values go: nowhere
 ALIGNMENT = 16  # of every field, in int32: what kernels that load vectors may count on, and more
-MAX_LAYOUTS = 1024  # remembered; those of recordings are fewer
+MAX_LAYOUTS = 1024  # remembered; those of CUDA graphs are fewer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchView:
-    """One step in the arena: tokens, sequences and sampling rows, each with its padding.
+    """One step in the input batch: tokens, sequences and sampling rows, each with its padding.
 
-    Shapes: token_ids, token_sources, positions, slot_mapping [padded_tokens]; block_tables [padded_seqs,
-    max_blocks]; side_slots and side_tables the same of each further group of layers; seq_lens [padded_seqs];
-    query_start_loc [padded_seqs + 1]; the rest [padded_samples], in the plan's order. Token ids are there
-    once InputBatch.take_token_ids has run, after the step before.
+    Shapes: token_ids, token_sources, positions [padded_tokens]; of each KV-cache group slot_mappings
+    [padded_tokens] and block_tables [padded_seqs, max_blocks]; seq_lens [padded_seqs]; query_start_loc
+    [padded_seqs + 1]; the rest [padded_samples], in the plan's order. All int32 but for temperature, top_p
+    and min_p (float32), seeds and sample_positions (int64). Token ids are there once
+    InputBatch.take_token_ids has run, after the step before.
     """
 
     num_tokens: int
     num_seqs: int
     num_samples: int
-    max_query_len: int
+    max_query_len: int  # the most tokens that a sequence has in this step
     token_ids: Tensor
-    token_sources: Tensor  # where in the arena's memory each token's id lies
+    token_sources: Tensor  # where in the input batch's memory each token's id lies
     positions: Tensor
-    slot_mapping: Tensor
-    block_tables: Tensor
-    seq_lens: Tensor
-    query_start_loc: Tensor
+    slot_mappings: tuple[Tensor, ...]  # where each token's keys and values go; NO_SLOT of padding
+    block_tables: tuple[Tensor, ...]
+    seq_lens: Tensor  # tokens of each sequence with this step's
+    query_start_loc: Tensor  # where each sequence's tokens begin, and where the last one's end
     logits_rows: Tensor  # which tokens' hidden states are sampled from
     sampled: Tensor  # where the step leaves its samples, for the next one to find them
     temperature: Tensor
@@ -49,8 +50,6 @@ class BatchView:
     seeds: Tensor
     sample_positions: Tensor  # where the sampled tokens will stand: the counters of their noise
     banned: Tensor  # [padded_samples, any number] ids that a row must not sample, and NO_ID
-    side_slots: tuple[Tensor, ...] = ()
-    side_tables: tuple[Tensor, ...] = ()
     reports: ReportRows | None = None  # whose log-probabilities are wanted
 
 
@@ -58,7 +57,7 @@ class InputBatch:
     """Writes plans into tensors that never move, so that captured graphs can read them.
 
     What changes with every step is written on the host, packed by the step's sizes, and sent in one copy; so
-    a field's place depends on the sizes. Of block tables and sampling parameters only changes are sent.
+    where a field lies depends on the sizes. Of block tables and sampling parameters only changes are sent.
     Everything is sent on the current stream, from memory that is not written again before it has left.
 
     A padding token has id 0, position 0 and slot -1; a padding sequence has length 0; a sampling row beyond
@@ -74,10 +73,10 @@ class InputBatch:
         block_size: int,
         vocab_size: int,
         device: torch.device,
-        num_sides: int = 0,
+        num_groups: int = 1,
     ) -> None:
         self.device = device
-        self._num_groups = 1 + num_sides  # of layers, each with block tables of its own
+        self._num_groups = num_groups  # KV-cache groups: of layers, each with block tables of its own
         self.max_num_seqs = max_num_seqs
         self.max_num_tokens = max_num_tokens
         self.max_seq_len = max_blocks_per_seq * block_size
@@ -107,7 +106,10 @@ class InputBatch:
         padded_seqs: int | None = None,
         padded_samples: int | None = None,
     ) -> BatchView:
-        """Put a step into the arena, padded to these sizes, and return where it lies."""
+        """Write a step, padded to these sizes (None: its own), and return where it lies.
+
+        An AssertionError says that the step does not fit; nothing is written then.
+        """
         sizes = (
             plan.num_tokens if padded_tokens is None else padded_tokens,
             plan.num_rows if padded_seqs is None else padded_seqs,
@@ -129,7 +131,7 @@ class InputBatch:
         )
 
     def sampled(self, num: int) -> Tensor:
-        """The samples of the last step that was launched, on the device."""
+        """The samples [num] int32 of the last step that was launched, on the device."""
         return self._memory[:num]
 
     def take_token_ids(self, view: BatchView) -> None:
@@ -147,7 +149,7 @@ class InputBatch:
         if num := new_blocks.shape[1]:
             rows, columns, blocks = new_blocks
             self._tables[rows, columns] = blocks
-            entries = np.empty(3 * num, np.int32)  # places as int64, then block ids
+            entries = np.empty(3 * num, np.int32)  # table entries by number, as int64, then block ids
             entries[: 2 * num].view(np.int64)[:] = rows * self._tables.shape[1] + columns
             entries[2 * num :] = blocks
             sent = self._send(entries)
@@ -172,7 +174,7 @@ class InputBatch:
 
     def _update_banned(self, banned: Banned, num_rows: int) -> Tensor:
         """The ids each row must not sample, less those the model has not: its tokenizer may know more."""
-        if not fits_recording(banned):
+        if not fits_captured(banned):
             return self._send(self._banned_table(banned, num_rows, max(len(ids) for _, ids in banned)))
         if banned != self._banned_held:
             self._banned_held = None
@@ -240,17 +242,13 @@ class InputBatch:
 
     def _views(self, layout: "_Layout", tokens: int, seqs: int, samples: int) -> dict[str, Any]:
         packed, floats = self._memory[self._first_packed :], self._sampling.view(torch.float32)
-        slots = [packed[field] for field in layout.slot_mappings(self._num_groups)]
         starts = range(0, len(self._tables), self.max_num_seqs)
-        tables = [self._block_tables[start : start + seqs] for start in starts]
         return {
             "token_ids": self._token_ids[:tokens],
             "token_sources": packed[layout.token_sources],
             "positions": packed[layout.positions],
-            "slot_mapping": slots[0],
-            "side_slots": tuple(slots[1:]),
-            "block_tables": tables[0],
-            "side_tables": tuple(tables[1:]),
+            "slot_mappings": tuple(packed[field] for field in layout.slot_mappings(self._num_groups)),
+            "block_tables": tuple(self._block_tables[start : start + seqs] for start in starts),
             "seq_lens": packed[layout.seq_lens],
             "query_start_loc": packed[layout.query_start_loc],
             "logits_rows": packed[layout.logits_rows],
@@ -270,10 +268,10 @@ class InputBatch:
 class _Layout(NamedTuple):
     """Where each field of a step of certain sizes lies in packed memory, in int32."""
 
-    token_ids: slice  # the first, so that their place is the same for all sizes
+    token_ids: slice  # the first, so that they begin at the same address for all sizes
     token_sources: slice
     positions: slice
-    slot_mapping: slice  # of all groups, each as far as the first
+    all_slot_mappings: slice  # of all groups, each as far as the first
     seq_lens: slice
     query_start_loc: slice
     logits_rows: slice
@@ -291,14 +289,14 @@ class _Layout(NamedTuple):
         return _Layout._make([*fields, start])
 
     def slot_mappings(self, num_groups: int) -> list[slice]:
-        """Where each group has the slots of the step's tokens."""
-        tokens, first = self.token_ids.stop - self.token_ids.start, self.slot_mapping.start
+        """Where each KV-cache group has its slot mapping."""
+        tokens, first = self.token_ids.stop - self.token_ids.start, self.all_slot_mappings.start
         starts = [first + group * _aligned(tokens) for group in range(num_groups)]
         return [slice(start, start + tokens) for start in starts]
 
 
-def fits_recording(banned: Banned) -> bool:
-    """Whether banned ids have room where a recorded step reads them."""
+def fits_captured(banned: Banned) -> bool:
+    """Whether banned ids have room where a captured step reads them."""
     return all(len(ids) <= MAX_BANNED for _, ids in banned)
 
 

@@ -1,9 +1,7 @@
-"""Runs one scheduled step on the device: the arena, the forward, the logits of the last rows, the sampler."""
+"""Runs one scheduled step on the device: the forward, the logits of the last rows, the sampler."""
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,36 +10,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...common.errors import LaminaError
-from ...compiler.execution.cpu_call_graph import Tapes
+from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
-from ...compiler.execution.plan import BoundPlan
 from ..protocol.runner_output import RunnerOutput
 from ..protocol.scheduler_output import SchedulerOutput, no_requests
 from ..sampling_params import LogitsProcessor
 from .attention import PagedAttention
 from .broken_logits import failed_prompts, failed_samples
+from .graph_runner import Decode, Forward, GraphRunner, Mixed
 from .host_blocks import HostBlocks
-from .input_batch import BatchView, InputBatch, fits_recording
+from .input_batch import BatchView, InputBatch
 from .logits_adjuster import Adjuster
 from .logprobs import Tables, report_prompts, report_samples
 from .sampler import rows_of, sample
 
-Forward = Callable[[Tensor, Tensor, PagedAttention], Tensor]  # token_ids [T], positions [T] -> hidden [T, H]
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """A recording of a whole step of `size` requests with one token each, sampling included."""
-
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Mixed:
-    """A recording of the pieces for `size` tokens of any requests."""
-
-    size: int
 
 
 class LaunchedStep:
@@ -83,7 +66,7 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """Owns the KV tensors through `attention`; everything else of a step lives in the arena."""
+    """Owns the KV tensors through `attention`; everything else of a step lies in the input batch."""
 
     def __init__(
         self,
@@ -91,30 +74,27 @@ class ModelRunner:
         forward: Forward,
         logits: Logits,
         attention: PagedAttention,
-        arena: InputBatch,
+        input_batch: InputBatch,
         num_valid_ids: int,
-        graphs: CudaGraphs | None = None,
-        tapes: Tapes | None = None,
+        cuda_graphs: CudaGraphs | None = None,
+        cpu_call_graphs: CpuCallGraphs | None = None,
         host_blocks: HostBlocks | None = None,
     ) -> None:
-        self._forward = forward
         self._logits = logits
         self._attention = attention
-        self._arena = arena
+        self._input_batch = input_batch
         self._num_valid_ids = num_valid_ids
         self._adjuster = Adjuster(
             num_valid_ids=num_valid_ids,
-            device=arena.device,
-            max_slots=arena.max_num_seqs,
-            max_tokens=arena.max_seq_len,
+            device=input_batch.device,
+            max_slots=input_batch.max_num_seqs,
+            max_tokens=input_batch.max_seq_len,
         )
-        self._graphs = graphs
-        self._tapes = tapes
+        self._graphs = GraphRunner(
+            forward, attention, input_batch, cuda_graphs=cuda_graphs, cpu_call_graphs=cpu_call_graphs
+        )
         self.host_blocks = host_blocks
-        self._decode_sizes: tuple[int, ...] = ()
-        self._mixed_sizes: tuple[int, ...] = ()
-        self._to_record: deque[Decode | Mixed] = deque()
-        self._num_eager_steps = 0
+        self._num_without_cuda_graph = 0
         self._tables: Tables | None = None  # what the last step reports
         self._failures: Mapping[str, LaminaError] = {}  # of requests in the last step
 
@@ -128,7 +108,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> LaunchedStep:
-        """Launch one step and return at once with the means to read what it came to."""
+        """Launch one step and return at once with the means to read what it came to.
+
+        Whatever is raised, the next plan must tell all block tables anew; all else is sent again by itself.
+        """
         try:
             self._tables = Tables() if plan.reports is not None else None
             self._failures = {}
@@ -136,31 +119,47 @@ class ModelRunner:
                 assert self.host_blocks is not None, "blocks are to be copied to a host without slots"
                 self.host_blocks.copy(plan.copies)
             self._launch(plan)
-            return self._handle(plan)
+            return self._launched(plan)
         except BaseException:
-            self._arena.forget()
+            self._input_batch.forget()
             self._adjuster.forget()
             raise
 
+    def plan_captures(self, decode_sizes: Sequence[int], mixed_sizes: Sequence[int]) -> int:
+        """Note which sizes are to be captured, in requests and in tokens; returns how many are."""
+        return self._graphs.plan_captures(decode_sizes, mixed_sizes)
+
+    @torch.inference_mode()
+    def capture_next(self) -> bool:
+        """Capture one size, which steps replay from then on; False where none is left.
+
+        No step may be in flight.
+        """
+        return self._graphs.capture_next(self._run)
+
+    def drop_captures(self) -> None:
+        """Drop every capture and its memory; the sizes are to be captured again."""
+        self._graphs.drop()
+
+    def profile(self, num_tokens: int, num_seqs: int) -> None:
+        """Run the largest step there can be on padding, to see what memory it takes beside the cache."""
+        padding = self._input_batch.write(no_requests(), num_tokens, num_seqs, num_seqs)
+        with torch.inference_mode():
+            self._run(dataclasses.replace(padding, max_query_len=num_tokens))  # loads prefill's kernels too
+
+    @property
+    def num_eager_steps(self) -> int:
+        """Steps so far that no capture served."""
+        return self._num_without_cuda_graph - self.num_cpu_replays
+
+    @property
+    def num_cpu_replays(self) -> int:
+        """Steps so far that a CPU call graph served."""
+        return self._graphs.num_cpu_replays
+
     def _launch(self, plan: SchedulerOutput) -> None:
-        """Compute the step's logits and leave its samples in the arena."""
-        is_decode = plan.num_tokens == plan.num_rows == plan.num_samples
-        if (
-            is_decode
-            and fits_recording(plan.banned)
-            and (size := _fitting(self._decode_sizes, plan.num_tokens))
-        ):
-            batch = self._arena.write(plan, size, size, size)
-            logits = self._replay_decode(batch, size)
-        elif size := _fitting(self._mixed_sizes, plan.num_tokens):
-            batch = self._arena.write(plan, padded_tokens=size)
-            self._attention.begin(batch)
-            self._arena.take_token_ids(batch)
-            logits = self._sample(batch, self._replay_mixed(batch, size))
-        else:
-            self._num_eager_steps += 1
-            batch = self._arena.write(plan)
-            logits = self._run(batch)
+        """Compute the step's logits and leave its samples in the input batch."""
+        batch, logits = self._computed(plan)
         if plan.adjusted is not None:
             assert logits is not None, "samples of a step without any"
             self._failures = self._adjuster.choose(plan.adjusted, batch, logits)
@@ -168,109 +167,31 @@ class ModelRunner:
             samples = report_samples(batch.reports, logits, batch.sampled, self._num_valid_ids)
             self._tables = self._tables._replace(samples=samples)
 
-    def plan_recordings(self, decode_sizes: Sequence[int], mixed_sizes: Sequence[int]) -> int:
-        """Note which sizes are to be recorded; the largest first, so that smaller ones fit into it."""
-        mixed = sorted(mixed_sizes if isinstance(self._forward, BoundPlan) else ())
-        self._to_record.extend(Mixed(size) for size in mixed[::-1])
-        self._to_record.extend(Decode(size) for size in sorted(decode_sizes)[::-1])
-        return len(self._to_record)
-
-    @torch.inference_mode()
-    def capture_next(self) -> bool:
-        """Record one size, which steps use from then on; False where none is left. No step may be running."""
-        if not self._to_record:
-            return False
-        assert self._graphs is not None, "no graphs to record into"
-        key = self._to_record[0]
-        self._record(self._graphs, key)
-        self._to_record.popleft()
-        if isinstance(key, Decode):
-            self._decode_sizes = tuple(sorted((*self._decode_sizes, key.size)))
-        else:
-            self._mixed_sizes = tuple(sorted((*self._mixed_sizes, key.size)))
-        return True
-
-    def drop_captures(self) -> None:
-        """Drop every recording and its memory; the sizes are to be recorded again."""
-        if self._graphs is not None:
-            self._graphs.close()
-        if self._tapes is not None:
-            self._tapes.forget()
-        decode, mixed = self._decode_sizes, self._mixed_sizes
-        left = [key.size for key in self._to_record if isinstance(key, Mixed)]
-        left_decode = [key.size for key in self._to_record if isinstance(key, Decode)]
-        self._to_record.clear()
-        self._decode_sizes = self._mixed_sizes = ()
-        self.plan_recordings((*decode, *left_decode), (*mixed, *left))
-
-    def profile(self, num_tokens: int, num_seqs: int) -> None:
-        """Run the largest step there can be on padding, to see what memory it takes beside the cache."""
-        padding = self._arena.write(no_requests(), num_tokens, num_seqs, num_seqs)
-        with torch.inference_mode():
-            self._run(dataclasses.replace(padding, max_query_len=num_tokens))  # loads prefill's kernels too
-
-    @property
-    def num_eager_steps(self) -> int:
-        """Steps that no recording served."""
-        return self._num_eager_steps - self.num_taped_steps
-
-    @property
-    def num_taped_steps(self) -> int:
-        """Decode steps on a CPU that were the recorded calls of their kernels."""
-        return self._tapes.num_replays if self._tapes else 0
-
-    def _record(self, graphs: CudaGraphs, key: Decode | Mixed) -> None:
-        """Run once, so that modules and workspaces are loaded, then record."""
-        if isinstance(key, Mixed):
-            padding = self._arena.write(no_requests(), key.size, 1)
-            batch = dataclasses.replace(padding, max_query_len=key.size)
-            self._attention.begin(batch)
-            plan = self._forward
-            assert isinstance(plan, BoundPlan)
-            plan(batch.token_ids, batch.positions, self._attention)
-            graphs.record_pieces(key, plan, batch.token_ids, batch.positions, self._attention)
-            return
-        padding = self._arena.write(no_requests(), key.size, key.size, key.size)
-        batch = dataclasses.replace(padding, max_query_len=1)
-        self._run(batch)
-        graphs.record(key, lambda: self._run(batch), _reads(batch))
-
-    def _replay_decode(self, batch: BatchView, size: int) -> Tensor | None:
-        """The logits that the samples were taken from, in memory that the next replay uses again."""
-        assert self._graphs is not None
-        padded = size - batch.num_tokens
-        logits: Tensor | None = self._graphs.replay(
-            Decode(size), _reads(batch), num_tokens=batch.num_tokens, num_padded=padded
-        )
-        return logits
-
-    def _replay_mixed(self, batch: BatchView, size: int) -> Tensor:
-        assert self._graphs is not None
-        hidden: Tensor = self._graphs.replay(
-            Mixed(size),
-            (batch.token_ids, batch.positions),
-            num_tokens=batch.num_tokens,
-            num_padded=size - batch.num_tokens,
-        )
-        return hidden
+    def _computed(self, plan: SchedulerOutput) -> tuple[BatchView, Tensor | None]:
+        """The step in the input batch, and the logits [padded_samples, vocab] of its samples, if any."""
+        match self._graphs.size_for(plan):
+            case Decode(size) as key:
+                batch = self._input_batch.write(plan, size, size, size)
+                return batch, self._graphs.replay_decode(key, batch)
+            case Mixed(size) as key:
+                batch = self._input_batch.write(plan, padded_tokens=size)
+                self._begin(batch)
+                return batch, self._sample(batch, self._graphs.replay_mixed(key, batch))
+        self._num_without_cuda_graph += 1
+        batch = self._input_batch.write(plan)
+        return batch, self._run(batch)
 
     def _run(self, batch: BatchView) -> Tensor | None:
-        """The step without a recording, or while it is recorded; returns its logits."""
-        self._attention.begin(batch)
-        self._arena.take_token_ids(batch)
-        return self._sample(batch, self._hidden(batch))
+        """The step without a CUDA graph, or while it is captured; returns its logits."""
+        self._begin(batch)
+        return self._sample(batch, self._graphs.forward(batch))
 
-    def _hidden(self, batch: BatchView) -> Tensor:
-        """Hidden states [T, H], good until the next step."""
-        inputs = batch.token_ids, batch.positions
-        if self._tapes is None or not batch.max_query_len == 1 == batch.num_tokens / batch.num_seqs:
-            return self._forward(*inputs, self._attention)
-        tables = batch.slot_mapping, batch.block_tables, *batch.side_slots, *batch.side_tables
-        reads = (*inputs, *tables, batch.seq_lens, batch.query_start_loc)
-        return self._tapes.forward(*inputs, self._attention, reads)
+    def _begin(self, batch: BatchView) -> None:
+        self._attention.begin(batch)
+        self._input_batch.take_token_ids(batch)
 
     def _sample(self, batch: BatchView, hidden: Tensor) -> Tensor | None:
-        """Leave a token a sampling row in the arena, where the next step finds it; returns the logits."""
+        """Leave a token a sampling row where the next step finds it; returns the logits, if any."""
         if batch.reports is not None:
             prompts = report_prompts(batch.reports, hidden, self._logits, self._num_valid_ids)
             self._tables = Tables(prompts=prompts)
@@ -280,9 +201,9 @@ class ModelRunner:
         sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
         return logits
 
-    def _handle(self, plan: SchedulerOutput) -> LaunchedStep:
+    def _launched(self, plan: SchedulerOutput) -> LaunchedStep:
         """Start the tokens on their way to the host: the next step overwrites where they are."""
-        sampled, tables = self._arena.sampled(plan.num_samples), self._tables
+        sampled, tables = self._input_batch.sampled(plan.num_samples), self._tables
         if sampled.device.type != "cuda":
             return LaunchedStep(plan, sampled.clone(), tables, None, self._failures)
         staged = _on_its_way(sampled)
@@ -292,34 +213,6 @@ class ModelRunner:
         return LaunchedStep(plan, staged, tables, arrived, self._failures)
 
 
-def _fitting(sizes: Sequence[int], wanted: int) -> int | None:
-    """The smallest recorded size that holds so many, None where there is none."""
-    return next((size for size in sizes if size >= wanted), None)
-
-
 def _on_its_way(values: Tensor) -> Tensor:
     """A copy in pinned memory, which is there when all that was launched is over."""
     return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
-
-
-def _reads(batch: BatchView) -> tuple[Tensor, ...]:
-    """What a recorded decode step reads from the arena, and where it leaves its samples."""
-    return (
-        batch.token_sources,
-        batch.positions,
-        batch.slot_mapping,
-        batch.block_tables,
-        *batch.side_slots,
-        *batch.side_tables,
-        batch.seq_lens,
-        batch.query_start_loc,
-        batch.logits_rows,
-        batch.temperature,
-        batch.top_k,
-        batch.top_p,
-        batch.min_p,
-        batch.seeds,
-        batch.sample_positions,
-        batch.banned,
-        batch.sampled,
-    )

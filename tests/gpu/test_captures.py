@@ -47,5 +47,5 @@ def test_a_capture_survives_another_threads_allocations(allocations: threading.E
         return out
 
     for key in range(20):
-        graphs.record(key, run, [x])
+        graphs.capture(key, run, [x])
         assert torch.equal(graphs.replay(key, [x], num_tokens=64, num_padded=64), right)

@@ -98,7 +98,7 @@ class Server:
             block_size=block_size,
             vocab_size=VOCAB,
             device=torch.device("cpu"),
-            num_sides=len(sides),
+            num_groups=1 + len(sides),
         )
         self.eos = eos
         self.model = PagedModel(block_size, next_token, window, sides)
@@ -135,7 +135,7 @@ class Server:
             self.model.copy(plan.copies)
             sampled = self.model.run(view, plan.adjusted)
             self.arena.sampled(len(sampled)).copy_(torch.tensor(sampled, dtype=torch.int32))
-            slots = view.slot_mapping[: plan.num_tokens]
+            slots = view.slot_mappings[0][: plan.num_tokens]
             self.pending.append((plan, sampled))
             self.written.append(set((slots // self.kv_cache.block_size).tolist()))
         return plan

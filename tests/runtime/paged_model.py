@@ -63,13 +63,18 @@ class PagedModel:
 
     def _store(self, view):
         tokens = [
-            *zip(view.token_ids.tolist(), view.positions.tolist(), view.slot_mapping.tolist(), strict=True)
+            *zip(
+                view.token_ids.tolist(),
+                view.positions.tolist(),
+                view.slot_mappings[0].tolist(),
+                strict=True,
+            )
         ]
         for token, position, slot in tokens[: view.num_tokens]:
             assert slot >= self.block_size, "a real token goes to a real block, and never to the null block"
             self.slots[slot] = (position, token)
         assert all(token == (0, 0, -1) for token in tokens[view.num_tokens :])
-        for slots in view.side_slots:
+        for slots in view.slot_mappings[1:]:
             for (token, position, first), slot in zip(tokens, slots.tolist(), strict=True):
                 assert (slot >= self.block_size) == (first >= self.block_size)
                 self.slots[slot] = (position, token)
@@ -91,8 +96,8 @@ class PagedModel:
         """All that the row's first query and those after it see; then what the last of them sees."""
         length, starts = int(view.seq_lens[row]), view.query_start_loc.tolist()
         query_len = starts[row + 1] - starts[row]
-        tokens = self._read(view.block_tables[row].tolist(), self.window, length, query_len)
-        for window, tables in zip(self.sides, view.side_tables, strict=True):
+        tokens = self._read(view.block_tables[0][row].tolist(), self.window, length, query_len)
+        for window, tables in zip(self.sides, view.block_tables[1:], strict=True):
             side = self._read(tables[row].tolist(), window, length, query_len)
             assert tokens[len(tokens) - len(side) :] == side, "groups of layers hold other tokens"
         return self.visible(tokens)

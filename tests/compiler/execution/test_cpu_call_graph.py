@@ -1,4 +1,4 @@
-"""Steps on a CPU by the recorded calls of their kernels: what is recorded, refused, not trusted."""
+"""Steps on a CPU by the captured calls of their kernels: what is captured, refused, not trusted."""
 
 import ctypes
 
@@ -7,7 +7,7 @@ import torch
 
 from lamina.common.errors import CompileError
 from lamina.compiler.codegen import torch_wrapper
-from lamina.compiler.execution.cpu_call_graph import MAX_TOKENS, Tapes
+from lamina.compiler.execution.cpu_call_graph import MAX_TOKENS, CpuCallGraphs
 from lamina.custom_ops._shared.call_list import note, noted, placed, untold
 
 empty = placed(torch_wrapper.wrapper_values()["torch._C._dynamo.guards._empty_strided_cpu"])
@@ -30,19 +30,19 @@ def attend(*_):
 
 
 class Steps:
-    """Steps over tensors that stay where they are, as those of the arena do."""
+    """Steps over tensors that stay where they are, as those of the input batch do."""
 
     def __init__(self, forward, num_tokens=3):
-        self.tapes, self.forward = Tapes(forward), forward
+        self.graphs, self.forward = CpuCallGraphs(forward), forward
         self.ids = torch.zeros(num_tokens, dtype=torch.int32)
         self.positions = torch.zeros(num_tokens, dtype=torch.int32)
 
     @torch.inference_mode()
     def run(self, step):
-        """What the tapes give, and what the plan does."""
+        """What the graphs give, and what the plan does."""
         self.ids.copy_(torch.arange(len(self.ids)) + 10 * step)
         self.positions.fill_(step)
-        got = self.tapes.forward(self.ids, self.positions, attend, (self.ids, self.positions))
+        got = self.graphs.forward(self.ids, self.positions, attend, (self.ids, self.positions))
         return got.clone(), self.forward(self.ids, self.positions, attend)
 
 
@@ -62,33 +62,33 @@ def layers(num_layers):
     return forward
 
 
-def test_a_recorded_step_computes_with_what_its_inputs_hold_now():
+def test_a_captured_step_computes_with_what_its_inputs_hold_now():
     steps = Steps(layers(2))
     for step in range(8):
         got, wanted = steps.run(step)
         assert torch.equal(got, wanted)
-    assert steps.tapes.num_replays == 5  # the first runs, the second is recorded, the third checks that
+    assert steps.graphs.num_replays == 5  # the first runs, the second is captured, the third checks that
 
 
-def test_a_step_that_reads_on_the_host_what_was_computed_is_never_recorded():
+def test_a_step_that_reads_on_the_host_what_was_computed_is_never_captured():
     steps = Steps(lambda ids, positions, attend: ids.float()[:, None] * ids.max().item())
     for step in range(5):
         got, wanted = steps.run(step)
         assert torch.equal(got, wanted)
-    assert steps.tapes.num_replays == 0
+    assert steps.graphs.num_replays == 0
 
 
 def run_and_count_warnings(steps, caplog):
-    """Six steps, all right; how often it was said that a recording was not."""
+    """Six steps, all right; how often it was said that a graph was not."""
     for step in range(6):
         got, wanted = steps.run(step)
         assert torch.equal(got, wanted)
-    assert steps.tapes.num_replays == 0
-    return caplog.text.count("a step of 3 tokens computes something else; they run without one")
+    assert steps.graphs.num_replays == 0
+    return caplog.text.count("of 3 tokens computes something else; such steps run without one")
 
 
-def test_a_recording_that_a_second_step_finds_out_is_not_used_and_told_once(caplog):
-    """tolist reads memory without torch's knowledge, so what it read lies in the recording."""
+def test_a_graph_that_a_second_step_finds_out_is_not_used_and_told_once(caplog):
+    """tolist reads memory without torch's knowledge, so what it read lies in the graph."""
     steps = Steps(lambda ids, positions, attend: ids.float()[:, None] + positions.tolist()[0])
     assert run_and_count_warnings(steps, caplog) == 1
 
@@ -104,12 +104,12 @@ def test_a_kernel_that_does_not_tell_its_calls_is_found_out_by_what_is_read_afte
     assert run_and_count_warnings(Steps(forward), caplog) == 1
 
 
-def test_code_that_says_it_tells_nothing_is_never_recorded(caplog):
+def test_code_that_says_it_tells_nothing_is_never_captured(caplog):
     piece = untold(lambda arguments: (arguments[0] * 2.0,), "nobody knows it")
     steps = Steps(lambda ids, positions, attend: piece([ids])[0][:, None] + positions[:, None])
     with caplog.at_level("INFO", logger="lamina.compiler"):
         assert run_and_count_warnings(steps, caplog) == 0
-    assert caplog.text.count("steps of 3 tokens are not recorded: nobody knows it") == 1
+    assert caplog.text.count("steps of 3 tokens have no CPU call graph: nobody knows it") == 1
 
 
 def test_a_tensor_that_moved_is_an_error_and_not_read_at_its_old_place():
@@ -117,7 +117,7 @@ def test_a_tensor_that_moved_is_an_error_and_not_read_at_its_old_place():
     for step in range(3):
         steps.run(step)
     steps.positions = steps.positions.clone()
-    with pytest.raises(CompileError, match="moved since it was recorded"):
+    with pytest.raises(CompileError, match="moved since its capture"):
         steps.run(3)
 
 
@@ -138,12 +138,12 @@ def test_where_a_kernel_refuses_what_it_reads_the_step_itself_says_why():
     steps = Steps(forward)
     for step in range(4):
         steps.run(step)
-    assert steps.tapes.num_replays == 1
+    assert steps.graphs.num_replays == 1
     with pytest.raises(ValueError, match="an id is too large"):
         steps.run(4)
 
 
-def test_memory_of_recordings_grows_neither_with_layers_nor_with_sizes():
+def test_memory_of_graphs_grows_neither_with_layers_nor_with_sizes():
     """What kernels write lies where something else lay before."""
 
     def forward(num_layers):
@@ -162,14 +162,14 @@ def test_memory_of_recordings_grows_neither_with_layers_nor_with_sizes():
         for step in range(4):
             got, wanted = steps.run(step)
             assert torch.equal(got, wanted)
-        return len(steps.tapes._memory._blocks)
+        return len(steps.graphs._memory._blocks)
 
     assert num_blocks(40) == num_blocks(4)
 
 
-def test_large_steps_are_not_recorded():
+def test_large_steps_are_not_captured():
     steps = Steps(layers(1), num_tokens=MAX_TOKENS + 1)
     for step in range(4):
         got, wanted = steps.run(step)
         assert torch.equal(got, wanted)
-    assert steps.tapes.num_replays == 0
+    assert steps.graphs.num_replays == 0

@@ -23,7 +23,7 @@ def test_what_other_threads_do_meanwhile_does_not_end_a_capture(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(cuda_graphs, "_recording_stream", lambda device: None)
+    monkeypatch.setattr(cuda_graphs, "_capture_stream", lambda device: None)
     graphs = CudaGraphs(torch.device("cuda"))
     _, result = graphs._capture_graph(lambda: said.append("run") or 7)
     assert result == 7

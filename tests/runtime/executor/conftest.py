@@ -33,7 +33,7 @@ def make_runner() -> Callable[..., ModelRunner]:
         return embedding[token_ids] + positions.unsqueeze(1).sin()
 
     def make(**parts: object) -> ModelRunner:
-        arena = InputBatch(
+        input_batch = InputBatch(
             max_num_seqs=SEQS,
             max_num_tokens=TOKENS,
             max_blocks_per_seq=BLOCKS,
@@ -45,7 +45,7 @@ def make_runner() -> Callable[..., ModelRunner]:
             "forward": forward,
             "logits": lambda hidden: hidden @ head,
             "attention": no_attention(),
-            "arena": arena,
+            "input_batch": input_batch,
             "num_valid_ids": VOCAB,
         }
         return ModelRunner(**known | parts)  # type: ignore[arg-type]

@@ -219,8 +219,8 @@ def test_a_request_that_was_removed_leaves_nothing_and_may_be_removed_again(proc
 
 
 def test_captures_are_made_one_by_one_and_dropped_together(make_runner):
-    executor = UniprocExecutor(make_runner(graphs=CudaGraphs(torch.device("cpu"))))
-    executor.model_runner.plan_recordings([1, 4], [])
+    executor = UniprocExecutor(make_runner(cuda_graphs=CudaGraphs(torch.device("cpu"))))
+    executor.model_runner.plan_captures([1, 4], [])
     assert [executor.capture_next() for _ in range(3)] == [True, True, False]
     executor.drop_captures()
     assert [executor.capture_next() for _ in range(3)] == [True, True, False]
@@ -228,7 +228,7 @@ def test_captures_are_made_one_by_one_and_dropped_together(make_runner):
 
 def test_a_method_of_the_worker_is_called_by_its_name(make_runner):
     executor = UniprocExecutor(make_runner())
-    assert executor.collective_rpc("plan_recordings", [], []) == [0]
+    assert executor.collective_rpc("plan_captures", [], []) == [0]
     assert executor.collective_rpc("profile", 4, 2) == [None]
     for method in ("_launch", "no_such", "host_blocks", "__class__"):
         with pytest.raises(UnsupportedError, match=f"method is '{method}'; wanted"):

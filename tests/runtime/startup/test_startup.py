@@ -63,7 +63,7 @@ def test_stats_have_every_name_that_is_promised(open_runtime):
         "prefix_cache": {"queried_tokens", "hit_tokens"},
         "latency": {"first_token", "between_tokens"},
         "compile": {"pieces", "unique_pieces", "compiled", "loaded", "recompiles", "seconds"},
-        "cpu_call_lists": {"replays"},
+        "cpu_call_graphs": {"replays"},
         "cuda_graphs": {"sizes", "replays", "eager_steps", "padded_tokens", "bytes"},
         "startup": {
             *("imports", "config", "weights", "capture", "compile", "load", "graphs", "first_token"),

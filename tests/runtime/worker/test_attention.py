@@ -29,8 +29,8 @@ def attention_of(dtype: torch.dtype) -> tuple[PagedAttention, Any]:
         cache.fill_(1.0)
     attention = PagedAttention(backend, caches, [AttentionSpec(scale=HEAD_DIM**-0.5)])
     batch: Any = SimpleNamespace(
-        slot_mapping=int32(4, 5, 6, 10, 11),
-        block_tables=int32(1, 2).view(2, 1),
+        slot_mappings=(int32(4, 5, 6, 10, 11),),
+        block_tables=(int32(1, 2).view(2, 1),),
         seq_lens=int32(3, 4),
         query_start_loc=int32(0, 3, 5),
         max_query_len=3,

@@ -1,4 +1,4 @@
-"""The arena against a writer that takes one token at a time, from whatever state earlier steps left it in."""
+"""The input batch against a writer of one token at a time, from whatever state earlier steps left it in."""
 
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 class Sender:
-    """A scheduler's part of the bargain: it knows which tables the arena holds, and tells what is new."""
+    """A scheduler's part of the bargain: it knows which tables are held, and sends what is new."""
 
     def __init__(self) -> None:
         self.tables: list[tuple[str, tuple[int, ...]]] = []
@@ -65,7 +65,7 @@ class Sender:
         )
 
 
-def arena(device: str = "cpu") -> InputBatch:
+def input_batch(device: str = "cpu") -> InputBatch:
     return InputBatch(
         max_num_seqs=MAX_SEQS,
         max_num_tokens=MAX_TOKENS,
@@ -172,11 +172,16 @@ def with_sampled(parts: tuple[Part, ...], sampled: list[int]) -> tuple[Part, ...
     )
 
 
+def field(view: Any, name: str) -> Any:
+    """A tensor of the view by its name; there is one KV-cache group here."""
+    return view.slot_mappings[0] if name == "slot_mapping" else getattr(view, name)
+
+
 def check(view: Any, parts: tuple[Part, ...], *sizes: int) -> None:
     for name, values in written_one_by_one(parts, *sizes).items():
-        assert getattr(view, name).tolist() == values, name
+        assert field(view, name).tolist() == values, name
     for row, request in enumerate(parts):
-        assert tuple(view.block_tables[row].tolist()[: len(request.blocks)]) == request.blocks
+        assert tuple(view.block_tables[0][row].tolist()[: len(request.blocks)]) == request.blocks
     sampled = [r for r in parts if r.samples]
     counts = [len(r.tokens) for r in parts]
     assert (view.num_tokens, view.num_seqs, view.num_samples) == (sum(counts), len(parts), len(sampled))
@@ -194,7 +199,7 @@ def check(view: Any, parts: tuple[Part, ...], *sizes: int) -> None:
 def test_after_any_earlier_steps_a_step_is_written_as_if_token_by_token(
     wanted: list[tuple[tuple[Part, ...], int, int]], sampled: list[int]
 ) -> None:
-    batch, sender = arena(), Sender()
+    batch, sender = input_batch(), Sender()
     for parts, more_tokens, more_seqs in wanted:
         batch.sampled(MAX_SEQS).copy_(torch.tensor(sampled))
         parts = with_sampled(parts, sampled)
@@ -207,7 +212,7 @@ def test_after_any_earlier_steps_a_step_is_written_as_if_token_by_token(
 
 @given(parts=steps())
 def test_without_sizes_there_is_no_padding(parts: tuple[Part, ...]) -> None:
-    batch = arena()
+    batch = input_batch()
     parts = with_sampled(parts, [0] * MAX_SEQS)
     num_samples = sum(x.samples for x in parts)
     sizes = sum(len(x.tokens) for x in parts), len(parts), num_samples
@@ -215,7 +220,7 @@ def test_without_sizes_there_is_no_padding(parts: tuple[Part, ...]) -> None:
 
 
 def test_nothing_of_a_full_step_shows_in_the_padding_of_an_empty_one() -> None:
-    batch = arena()
+    batch = input_batch()
     full = [
         part(name, [49] * 6, 9, samples=True, temperature=2, top_k=7, top_p=0.1, min_p=0.5) for name in "abcd"
     ]
@@ -225,7 +230,7 @@ def test_nothing_of_a_full_step_shows_in_the_padding_of_an_empty_one() -> None:
 
 
 def test_a_step_finds_its_tokens_in_the_samples_of_the_step_before_whatever_the_host_believes() -> None:
-    batch, sender = arena(), Sender()
+    batch, sender = input_batch(), Sender()
     first = write(batch, sender.plan(part("a", [7, 8]), part("b", [9])))
     first.sampled.copy_(torch.tensor([41, 42]))
     swapped = part("b", [0], 1, source=1), part("a", [0], 2, source=0), part("c", [5])
@@ -234,7 +239,7 @@ def test_a_step_finds_its_tokens_in_the_samples_of_the_step_before_whatever_the_
 
 
 def test_tensors_never_move_for_the_same_sizes() -> None:
-    batch, sender = arena(), Sender()
+    batch, sender = input_batch(), Sender()
     sizes = 3, 2, 2
     first = write(batch, sender.plan(part()), *sizes)
     second = write(batch, sender.plan(part("b", [3, 4], 2), part("c", [5], 1)), *sizes)
@@ -243,19 +248,20 @@ def test_tensors_never_move_for_the_same_sizes() -> None:
 
 
 def test_every_field_starts_where_kernels_may_load_vectors() -> None:
-    batch = arena()
+    batch = input_batch()
     for sizes in ((1, 1, 1), (5, 3, 2), (MAX_TOKENS, MAX_SEQS, MAX_SEQS)):
         for name in ("token_ids", "positions", "slot_mapping", "seq_lens", "query_start_loc"):
-            assert getattr(write(batch, no_requests(), *sizes), name).data_ptr() % 16 == 0, name
+            assert field(write(batch, no_requests(), *sizes), name).data_ptr() % 16 == 0, name
 
 
 def tensors_of(view: Any) -> dict[str, torch.Tensor]:
     values = {name: getattr(view, name) for name in view.__dataclass_fields__}
+    values |= {"slot_mapping": view.slot_mappings[0], "block_table": view.block_tables[0]}
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 def test_ids_and_lengths_are_int32_and_noise_counters_int64() -> None:
-    view = write(arena(), Sender().plan(part()))
+    view = write(input_batch(), Sender().plan(part()))
     floats, longs = {"temperature", "top_p", "min_p"}, {"seeds", "sample_positions"}
     for name, value in tensors_of(view).items():
         wanted = torch.float32 if name in floats else torch.int64 if name in longs else torch.int32
@@ -263,14 +269,14 @@ def test_ids_and_lengths_are_int32_and_noise_counters_int64() -> None:
 
 
 @pytest.mark.parametrize("tokens, seqs", [(1, 2), (MAX_TOKENS + 1, 2), (4, 1), (4, MAX_SEQS + 1)])
-def test_sizes_that_do_not_hold_the_step_or_do_not_fit_the_arena_are_refused(tokens: int, seqs: int) -> None:
+def test_sizes_that_do_not_hold_the_step_or_do_not_fit_are_refused(tokens: int, seqs: int) -> None:
     plan = Sender().plan(part("a", [1, 2]), part("b", [3]))
     with pytest.raises(AssertionError):
-        arena().write(plan, tokens, seqs)
+        input_batch().write(plan, tokens, seqs)
 
 
 def test_sampling_parameters_are_sent_only_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, sender = arena(), Sender()
+    batch, sender = input_batch(), Sender()
     sent = []
     original = batch._send
     monkeypatch.setattr(batch, "_send", lambda values: (sent.append(values.shape), original(values))[1])
@@ -283,8 +289,8 @@ def test_sampling_parameters_are_sent_only_when_they_change(monkeypatch: pytest.
     assert counts == [3, 0, 1, 1]  # at first the table's entry and that nothing is banned, too
 
 
-def test_more_banned_ids_than_the_arena_holds_come_in_a_tensor_of_their_own() -> None:
-    batch = arena()
+def test_more_banned_ids_than_the_input_batch_holds_come_in_a_tensor_of_their_own() -> None:
+    batch = input_batch()
     few, many = part(banned=range(MAX_BANNED)), part(banned=range(MAX_BANNED + 1))
     held = write(batch, Sender().plan(few)).banned
     view = write(batch, Sender().plan(many))
@@ -296,7 +302,7 @@ def test_more_banned_ids_than_the_arena_holds_come_in_a_tensor_of_their_own() ->
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_the_device_holds_what_was_written() -> None:
-    batch, sender = arena("cuda"), Sender()
+    batch, sender = input_batch("cuda"), Sender()
     for tokens in ([7, 8, 9], [1]):
         parts = part("a", tokens, 1, temperature=0.5), part("b", [2], 4, samples=False)
         view = write(batch, sender.plan(*parts), 9, 3, 2)

@@ -1,4 +1,4 @@
-"""Recorded steps: padding that may hold anything, sizes at every border, recording while idle, snapshots."""
+"""Captured steps: padding that may hold anything, sizes at every border, capture while idle, snapshots."""
 
 import contextlib
 
@@ -21,7 +21,7 @@ def tokens(outputs):
 
 
 @pytest.fixture(scope="module")
-def open_recorded(tiny_folder, compile_cache):
+def open_captured(tiny_folder, compile_cache):
     with contextlib.ExitStack() as stack:
 
         def make(graphs, **settings):
@@ -33,35 +33,35 @@ def open_recorded(tiny_folder, compile_cache):
 
 
 @pytest.fixture(scope="module")
-def unrecorded(open_recorded):
-    """unrecorded(count) -> tokens of as many prompts without recordings."""
-    runtime = open_recorded("off")
+def uncaptured(open_captured):
+    """uncaptured(count) -> tokens of as many prompts without captures."""
+    runtime = open_captured("off")
     answers = tokens(runtime.generate(prompts(17), GREEDY))
     return lambda count: answers[:count]
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 17])
-def test_batches_at_and_above_the_largest_recorded_size_are_right(open_recorded, unrecorded, count):
-    runtime = open_recorded("on", max_num_seqs=8)
+def test_batches_at_and_above_the_largest_captured_size_are_right(open_captured, uncaptured, count):
+    runtime = open_captured("on", max_num_seqs=8)
     assert max(size for kind, size in runtime.stats()["cuda_graphs"]["sizes"] if kind == "decode") == 8
-    assert tokens(runtime.generate(prompts(count), GREEDY)) == unrecorded(count)
+    assert tokens(runtime.generate(prompts(count), GREEDY)) == uncaptured(count)
 
 
-def test_steps_of_a_cpu_by_recorded_calls_of_kernels_give_the_same_tokens(open_recorded, unrecorded):
-    runtime = open_recorded("auto")
+def test_steps_of_a_cpu_by_call_graphs_give_the_same_tokens(open_captured, uncaptured):
+    runtime = open_captured("auto")
     for count in (1, 9, 17, 9):
-        assert tokens(runtime.generate(prompts(count), GREEDY)) == unrecorded(count)
+        assert tokens(runtime.generate(prompts(count), GREEDY)) == uncaptured(count)
     stats = runtime.stats()
-    assert stats["cpu_call_lists"]["replays"] > 0
+    assert stats["cpu_call_graphs"]["replays"] > 0
     assert (stats["cuda_graphs"]["replays"], stats["cuda_graphs"]["sizes"]) == (0, [])
 
 
-def test_what_lies_in_padding_reaches_no_real_row(open_recorded, unrecorded, monkeypatch):
-    runtime = open_recorded("on", max_num_seqs=32)
+def test_what_lies_in_padding_reaches_no_real_row(open_captured, uncaptured, monkeypatch):
+    runtime = open_captured("on", max_num_seqs=32)
     write = InputBatch.write
 
-    def poisoned(arena, plan, *sizes, **padding):
-        batch = write(arena, plan, *sizes, **padding)
+    def poisoned(input_batch, plan, *sizes, **padding):
+        batch = write(input_batch, plan, *sizes, **padding)
         rows = plan.num_samples
         for settings in (batch.temperature, batch.top_p, batch.min_p):
             settings[rows:] = torch.nan
@@ -69,44 +69,44 @@ def test_what_lies_in_padding_reaches_no_real_row(open_recorded, unrecorded, mon
         return batch
 
     monkeypatch.setattr(InputBatch, "write", poisoned)
-    assert tokens(runtime.generate(prompts(9), GREEDY)) == unrecorded(9)
+    assert tokens(runtime.generate(prompts(9), GREEDY)) == uncaptured(9)
     assert runtime.stats()["cuda_graphs"]["padded_tokens"] > 0
 
 
-def test_a_lazy_runtime_serves_at_once_and_records_only_when_idle(open_recorded, unrecorded):
-    runtime = open_recorded("lazy", max_num_seqs=8, max_num_batched_tokens=64)
+def test_a_lazy_runtime_serves_at_once_and_captures_only_when_idle(open_captured, uncaptured):
+    runtime = open_captured("lazy", max_num_seqs=8, max_num_batched_tokens=64)
     assert runtime.stats()["cuda_graphs"]["sizes"] == []
-    assert tokens(runtime.generate(prompts(3), GREEDY)) == unrecorded(3)
+    assert tokens(runtime.generate(prompts(3), GREEDY)) == uncaptured(3)
     stream = runtime.stream(prompts(1)[0], GREEDY)
     next(stream)
     assert not runtime.idle(), "a request is running"
     assert runtime.stats()["cuda_graphs"]["sizes"] == []
     del stream
     while runtime.idle():
-        assert tokens(runtime.generate(prompts(5), GREEDY)) == unrecorded(5)
+        assert tokens(runtime.generate(prompts(5), GREEDY)) == uncaptured(5)
     stats = runtime.stats()["cuda_graphs"]
-    everything = open_recorded("on", max_num_seqs=8, max_num_batched_tokens=64).stats()["cuda_graphs"][
+    everything = open_captured("on", max_num_seqs=8, max_num_batched_tokens=64).stats()["cuda_graphs"][
         "sizes"
     ]
     assert stats["sizes"] == everything
     assert stats["replays"] > 0
 
 
-def test_suspending_drops_every_recording_and_resuming_makes_them_again(open_recorded, unrecorded):
-    runtime = open_recorded("on", max_num_seqs=4)
+def test_suspending_drops_every_capture_and_resuming_makes_them_again(open_captured, uncaptured):
+    runtime = open_captured("on", max_num_seqs=4)
     sizes = runtime.stats()["cuda_graphs"]["sizes"]
     runtime.suspend()
     assert runtime.stats()["cuda_graphs"]["sizes"] == []
-    assert tokens(runtime.generate(prompts(3), GREEDY)) == unrecorded(3)
+    assert tokens(runtime.generate(prompts(3), GREEDY)) == uncaptured(3)
     runtime.resume()
     assert runtime.stats()["cuda_graphs"]["sizes"] == sizes
     before = runtime.stats()["cuda_graphs"]["replays"]
-    assert tokens(runtime.generate(prompts(3), GREEDY)) == unrecorded(3)
+    assert tokens(runtime.generate(prompts(3), GREEDY)) == uncaptured(3)
     assert runtime.stats()["cuda_graphs"]["replays"] > before
 
 
-def test_after_ready_no_batch_and_no_length_builds_or_records_anything(open_recorded):
-    runtime = open_recorded("on", max_num_seqs=8)
+def test_after_ready_no_batch_and_no_length_builds_or_captures_anything(open_captured):
+    runtime = open_captured("on", max_num_seqs=8)
     sizes = runtime.stats()["cuda_graphs"]["sizes"]
     for count in range(1, 9):
         runtime.generate(prompts(count), GREEDY)
