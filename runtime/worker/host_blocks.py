@@ -14,7 +14,7 @@ STAGED_BYTES = 32 << 20  # on the device, of blocks that are copied together
 
 
 class HostBlocks:
-    """Slots that hold a block of every layer each, keys and values; pinned memory where the device is a card.
+    """Slots that hold a block of every layer each, keys and values; pinned memory for a GPU.
 
     Copies are launched on the current stream, so that they run in the order of the steps that they belong to;
     the host itself never reads or writes a slot. A copy gathers the blocks of all layers on the device first:
@@ -39,7 +39,10 @@ class HostBlocks:
         return sum(taken_bytes(slab.nbytes, is_pinned=self._is_pinned) for slab in self._slabs.values())
 
     def copy(self, copies: Copies) -> None:
-        """Launch the copies that a step begins with: all that leave, and then all that come."""
+        """Launch the copies that a step begins with: all that leave, and then all that come.
+
+        Returns at once; MemoryError or torch's own error where the host has no memory for a slot.
+        """
         most = max(1, STAGED_BYTES // self.slot_bytes)
         for start in range(0, len(copies.leaving), most):
             self._leave(copies.leaving[start : start + most])
@@ -62,13 +65,13 @@ class HostBlocks:
 
     def _slot(self, number: int) -> Tensor:
         """A slot's memory, taken now if nobody has used any near it."""
-        slab, place = divmod(number, self._slots_per_slab)
+        slab, index = divmod(number, self._slots_per_slab)
         if slab not in self._slabs:
             count = min(self._slots_per_slab, self._num_slots - slab * self._slots_per_slab)
             self._slabs[slab] = torch.empty(
                 (count, *self._shape), dtype=self._dtype, pin_memory=self._is_pinned
             )
-        return self._slabs[slab][place]
+        return self._slabs[slab][index]
 
     def _send(self, block_ids: Sequence[int]) -> Tensor:
         return send(np.array(block_ids, np.int64), self._device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..kv_cache.block_pool import NULL_BLOCK
 from ..protocol.scheduler_output import ON_HOST, Banned, Ints, SchedulerOutput, WantedReports
-from .logprobs import ReportRows
+from .logprobs import LogprobRows
 
 NO_ID = -1  # in place of a banned id
 MAX_BANNED = 32  # ids a row that have room here; a step with more has a tensor of its own, and no CUDA graph
@@ -50,7 +50,7 @@ class BatchView:
     seeds: Tensor
     sample_positions: Tensor  # where the sampled tokens will stand: the counters of their noise
     banned: Tensor  # [padded_samples, any number] ids that a row must not sample, and NO_ID
-    reports: ReportRows | None = None  # whose log-probabilities are wanted
+    logprobs: LogprobRows | None = None  # whose log-probabilities are wanted
 
 
 class InputBatch:
@@ -126,7 +126,7 @@ class InputBatch:
             num_samples=plan.num_samples,
             max_query_len=int(plan.counts.max(initial=0)),
             banned=self._update_banned(plan.banned, sizes[2]),
-            reports=None if plan.reports is None else self._send_reports(plan.reports),
+            logprobs=None if plan.reports is None else self._send_logprob_rows(plan.reports),
             **views,
         )
 
@@ -189,9 +189,9 @@ class InputBatch:
             table[row, : len(known)] = known
         return table
 
-    def _send_reports(self, wanted: WantedReports) -> ReportRows:
+    def _send_logprob_rows(self, wanted: WantedReports) -> LogprobRows:
         samples, before, targets = wanted.samples, wanted.before, wanted.targets
-        return ReportRows(wanted.num_top, self._send(samples), self._send(before), self._send(targets))
+        return LogprobRows(wanted.num_top, self._send(samples), self._send(before), self._send(targets))
 
     def _send_fields(self, plan: SchedulerOutput, layout: "_Layout") -> None:
         packed = _staged(layout.size, self.device)

@@ -1,4 +1,4 @@
-"""Samples chosen again, from logits that are adjusted by what was said before."""
+"""Samples chosen again, from logits that are adjusted by the tokens before them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
 
 
 class _Tables(NamedTuple):
-    """What stays the same while the same requests have the same places; see lamina::adjust_logits."""
+    """What stays while the same requests have the same samples and slots; see lamina::adjust_logits."""
 
     adjusted: Adjusted  # that these are of
     samples: Tensor
@@ -43,7 +43,7 @@ class _Tables(NamedTuple):
     allowed: Tensor
     bad_words: Tensor
     typical_p: Tensor | None  # None: nobody wants it
-    temperature: Tensor  # these five as in SamplingRows; of the arena the step itself has chosen greedily
+    temperature: Tensor  # these five as in SamplingRows; the step itself has chosen greedily
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
@@ -78,11 +78,11 @@ class Adjuster:
         self.processors: dict[str, Sequence[LogitsProcessor]] = {}  # by the id of a request that brings any
 
     def forget(self) -> None:
-        """Take nothing for granted of what the device was sent; its tokens are told again."""
+        """Take nothing for granted of what the device was sent; its tokens are sent again."""
         self._tables = None
 
     def choose(self, adjusted: Adjusted, batch: BatchView, logits: Tensor) -> dict[str, LaminaError]:
-        """Put the tokens of adjusted samples into the arena in place of those that were chosen from logits.
+        """Put the tokens of adjusted samples into batch.sampled, over those that were chosen from logits.
 
         logits: [samples, vocab] of the step, which stay as they are. Returns by request what failed there:
         its logits processors. Its token means nothing then.
@@ -90,7 +90,7 @@ class Adjuster:
         tables = self._tables
         if tables is None or not tables.are_of(adjusted):
             tables = self._tables = self._built(adjusted)
-        self._tell(adjusted)
+        self._send_missed(adjusted)
         rows = SamplingRows(
             temperature=tables.temperature,
             top_k=tables.top_k,
@@ -146,8 +146,8 @@ class Adjuster:
         )
         return scores, chunks if are_summed else None
 
-    def _tell(self, adjusted: Adjusted) -> None:
-        """Write the tokens that the device was not told, but for the newest: adjusting adds that."""
+    def _send_missed(self, adjusted: Adjusted) -> None:
+        """Write the tokens that the device has missed, but for the newest: adjusting adds that."""
         self._make_room(int(adjusted.slots.max()) + 1, adjusted.longest)
         for slot, start, tokens in adjusted.missed:
             self._history[slot, start : start + len(tokens)] = self._sent(np.array(tokens, np.int32))
@@ -221,8 +221,8 @@ def _bad_words(params: Sequence[SamplingParams]) -> NDArray[np.int32]:
     longest = max((len(word) for own in words for word in own), default=0)
     table = np.full((len(params), max(map(len, words), default=0), longest), NO_ID, np.int32)
     for row, own in zip(table, words, strict=True):
-        for place, word in zip(row, own, strict=False):
-            place[longest - len(word) :] = word
+        for entry, word in zip(row, own, strict=False):
+            entry[longest - len(word) :] = word
     return table
 
 

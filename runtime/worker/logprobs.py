@@ -1,4 +1,4 @@
-"""Log-probabilities on the device: what a step reports, of its samples and of tokens of prompts."""
+"""Log-probabilities on the device, as a step wants them: of its samples and of tokens of prompts."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,8 +12,8 @@ from ..protocol.scheduler_output import Reports, TokenReport
 ROWS_AT_ONCE = 128  # of a prompt: logits of all its tokens would take more memory than the rest of a step
 
 
-class ReportRows(NamedTuple):
-    """What a step reports, on the device."""
+class LogprobRows(NamedTuple):
+    """Of which rows a step wants log-probabilities, on the device."""
 
     num_top: int
     samples: Tensor  # [a] int64, which of the samples
@@ -21,35 +21,38 @@ class ReportRows(NamedTuple):
     targets: Tensor  # [b] int32, the tokens of prompts that come after these
 
 
-class Tables(NamedTuple):
-    """What a step reports, as lamina::top_logprobs gives it: ids, log-probabilities and ranks."""
+class LogprobsTensors(NamedTuple):
+    """Log-probabilities of a step, as lamina::top_logprobs gives them: ids, log-probabilities and ranks."""
 
     samples: tuple[Tensor, ...] = ()
     prompts: tuple[Tensor, ...] = ()
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> "Tables":
+    def each(self, change: Callable[[Tensor], Tensor]) -> "LogprobsTensors":
         """The same with every tensor changed."""
-        return Tables(*(tuple(map(change, table)) for table in self))
+        return LogprobsTensors(*(tuple(map(change, table)) for table in self))
 
     def read(self) -> Reports:
         """The same as plain data."""
         return Reports(samples=_rows(*self.samples), prompts=_rows(*self.prompts))
 
 
-def report_samples(
-    rows: ReportRows, logits: Tensor, sampled: Tensor, num_valid_ids: int
+def sample_logprobs(
+    rows: LogprobRows, logits: Tensor, sampled: Tensor, num_valid_ids: int
 ) -> tuple[Tensor, ...]:
-    """What a step reports of its samples, from the model's own logits for them."""
+    """Ids [a, 1 + num_top], log-probabilities likewise, ranks [a] of samples; () where none are wanted.
+
+    From the model's own logits [samples, vocab] and what was sampled from them, int32 [samples].
+    """
     if not len(rows.samples):
         return ()
     logits, own = logits.index_select(0, rows.samples), sampled.index_select(0, rows.samples)
     return top_logprobs(logits, own, num_valid_ids, rows.num_top)
 
 
-def report_prompts(
-    rows: ReportRows, hidden: Tensor, to_logits: Callable[[Tensor], Tensor], num_valid_ids: int
+def prompt_logprobs(
+    rows: LogprobRows, hidden: Tensor, to_logits: Callable[[Tensor], Tensor], num_valid_ids: int
 ) -> tuple[Tensor, ...]:
-    """What a step reports of prompts; logits are made for this alone, of some tokens at a time."""
+    """Likewise of prompts [b], from hidden [T, H]; logits are made for this, of some tokens at a time."""
     tables = []
     for start in range(0, len(rows.before), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)

@@ -21,7 +21,7 @@ from .graph_runner import Decode, Forward, GraphRunner, Mixed
 from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch
 from .logits_adjuster import Adjuster
-from .logprobs import Tables, report_prompts, report_samples
+from .logprobs import LogprobsTensors, prompt_logprobs, sample_logprobs
 from .sampler import rows_of, sample
 
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
@@ -34,13 +34,13 @@ class LaunchedStep:
         self,
         plan: SchedulerOutput,
         sampled: Tensor,
-        tables: Tables | None,
+        logprobs: LogprobsTensors | None,
         arrived: torch.cuda.Event | None,
         failures: Mapping[str, LaminaError],
     ) -> None:
         self._plan = plan
         self._sampled = sampled
-        self._tables = tables
+        self._logprobs = logprobs
         self._arrived = arrived
         self._failures = failures
 
@@ -54,14 +54,14 @@ class LaunchedStep:
         token_ids: NDArray[np.int32] = self._sampled.numpy()
         return RunnerOutput(
             token_ids=token_ids,
-            reports=None if self._tables is None else self._tables.read(),
+            reports=None if self._logprobs is None else self._logprobs.read(),
             failures=self._all_failures(token_ids),
         )
 
     def _all_failures(self, token_ids: NDArray[np.int32]) -> Mapping[str, LaminaError]:
         failures: dict[str, LaminaError] = {**failed_samples(self._plan, token_ids), **self._failures}
-        if self._tables is not None and self._tables.prompts:
-            failures |= failed_prompts(self._plan, self._tables.prompts[-1])
+        if self._logprobs is not None and self._logprobs.prompts:
+            failures |= failed_prompts(self._plan, self._logprobs.prompts[-1])
         return failures
 
 
@@ -95,7 +95,7 @@ class ModelRunner:
         )
         self.host_blocks = host_blocks
         self._num_without_cuda_graph = 0
-        self._tables: Tables | None = None  # what the last step reports
+        self._logprobs: LogprobsTensors | None = None  # that the last step wants
         self._failures: Mapping[str, LaminaError] = {}  # of requests in the last step
 
     def add_request(self, request_id: str, logits_processors: Sequence[LogitsProcessor]) -> None:
@@ -110,10 +110,10 @@ class ModelRunner:
     def execute(self, plan: SchedulerOutput) -> LaunchedStep:
         """Launch one step and return at once with the means to read what it came to.
 
-        Whatever is raised, the next plan must tell all block tables anew; all else is sent again by itself.
+        Whatever is raised, the next plan must have all block tables anew; all else is sent again by itself.
         """
         try:
-            self._tables = Tables() if plan.reports is not None else None
+            self._logprobs = LogprobsTensors() if plan.reports is not None else None
             self._failures = {}
             if any(plan.copies):
                 assert self.host_blocks is not None, "blocks are to be copied to a host without slots"
@@ -163,9 +163,9 @@ class ModelRunner:
         if plan.adjusted is not None:
             assert logits is not None, "samples of a step without any"
             self._failures = self._adjuster.choose(plan.adjusted, batch, logits)
-        if batch.reports is not None and self._tables is not None and logits is not None:
-            samples = report_samples(batch.reports, logits, batch.sampled, self._num_valid_ids)
-            self._tables = self._tables._replace(samples=samples)
+        if batch.logprobs is not None and self._logprobs is not None and logits is not None:
+            samples = sample_logprobs(batch.logprobs, logits, batch.sampled, self._num_valid_ids)
+            self._logprobs = self._logprobs._replace(samples=samples)
 
     def _computed(self, plan: SchedulerOutput) -> tuple[BatchView, Tensor | None]:
         """The step in the input batch, and the logits [padded_samples, vocab] of its samples, if any."""
@@ -192,9 +192,9 @@ class ModelRunner:
 
     def _sample(self, batch: BatchView, hidden: Tensor) -> Tensor | None:
         """Leave a token a sampling row where the next step finds it; returns the logits, if any."""
-        if batch.reports is not None:
-            prompts = report_prompts(batch.reports, hidden, self._logits, self._num_valid_ids)
-            self._tables = Tables(prompts=prompts)
+        if batch.logprobs is not None:
+            prompts = prompt_logprobs(batch.logprobs, hidden, self._logits, self._num_valid_ids)
+            self._logprobs = LogprobsTensors(prompts=prompts)
         if not batch.logits_rows.shape[0]:
             return None
         logits = self._logits(hidden.index_select(0, batch.logits_rows))
@@ -203,14 +203,14 @@ class ModelRunner:
 
     def _launched(self, plan: SchedulerOutput) -> LaunchedStep:
         """Start the tokens on their way to the host: the next step overwrites where they are."""
-        sampled, tables = self._input_batch.sampled(plan.num_samples), self._tables
+        sampled, logprobs = self._input_batch.sampled(plan.num_samples), self._logprobs
         if sampled.device.type != "cuda":
-            return LaunchedStep(plan, sampled.clone(), tables, None, self._failures)
+            return LaunchedStep(plan, sampled.clone(), logprobs, None, self._failures)
         staged = _on_its_way(sampled)
-        tables = tables and tables.each(_on_its_way)
+        logprobs = logprobs and logprobs.each(_on_its_way)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return LaunchedStep(plan, staged, tables, arrived, self._failures)
+        return LaunchedStep(plan, staged, logprobs, arrived, self._failures)
 
 
 def _on_its_way(values: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from .input_batch import BatchView
 class SamplingRows(NamedTuple):
     """What to sample with: one entry a row of the logits.
 
-    Everything but num_valid_ids is a tensor of the arena. What a row uses is read from its entries on the
-    device, so one recording serves greedy, random, filtered and banned rows in any mixture.
+    Everything but num_valid_ids is a tensor on the device. What a row uses is read from its entries there,
+    so one CUDA graph serves greedy, random, filtered and banned rows in any mixture.
     """
 
     temperature: Tensor  # [n] float32, 0: greedy
