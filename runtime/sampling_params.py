@@ -201,6 +201,14 @@ class SamplingParams:
         other._settle("seed", seed)
         return other
 
+    def without_processors(self) -> "SamplingParams":
+        """The same without code of the caller's, so as plain data."""
+        if not self.logits_processors:
+            return self
+        other = copy.copy(self)
+        other._settle("logits_processors", None)
+        return other
+
     @property
     def wants_reports(self) -> bool:
         """Whether log-probabilities of any token are wanted."""

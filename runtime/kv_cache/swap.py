@@ -35,8 +35,8 @@ class SwapSpace:
         self._cached: dict[int, CachedBlock] = {}  # of these blocks, those that are still in the cache
         self._slots: dict[CachedBlock, int] = {}  # and those that are in a slot
         self._filled_by = [NOT_LAUNCHED] * self.num_slots  # the step that fills each
-        self._leaving: dict[int, int] = {}  # slot: block, of copies to be launched
-        self._coming: list[tuple[int, int]] = []  # slot, block
+        self._swap_out: dict[int, int] = {}  # slot: block, of copies to be launched
+        self._swap_in: list[tuple[int, int]] = []  # slot, block
         self._being_read: set[int] = set()  # slots that the next step reads
         self._read_last: list[int] = []  # of them, those that are free when that step is launched
 
@@ -68,7 +68,7 @@ class SwapSpace:
             if self._free:
                 slot = self._slots[entry] = self._free.pop()
                 self._filled_by[slot] = NOT_LAUNCHED
-                self._leaving[slot] = block_id
+                self._swap_out[slot] = block_id
             else:
                 self._lose(entry)
 
@@ -94,27 +94,27 @@ class SwapSpace:
 
     def bring(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         """What was taken comes into these blocks."""
-        self._coming += zip(slots, block_ids, strict=True)
+        self._swap_in += zip(slots, block_ids, strict=True)
 
     @property
     def has_copies(self) -> bool:
         """Whether the next step has anything to copy."""
-        return bool(self._leaving or self._coming)
+        return bool(self._swap_out or self._swap_in)
 
     def launch(self, step: int) -> Copies:
         """What this step begins with."""
-        leaving = tuple((block_id, slot) for slot, block_id in self._leaving.items())
-        coming = tuple(self._coming)
-        for slot in self._leaving:
+        swap_out = tuple((block_id, slot) for slot, block_id in self._swap_out.items())
+        swap_in = tuple(self._swap_in)
+        for slot in self._swap_out:
             self._filled_by[slot] = step
         self._free += self._read_last
-        self._leaving.clear()
-        self._coming.clear()
+        self._swap_out.clear()
+        self._swap_in.clear()
         self._read_last.clear()
         self._being_read.clear()
-        self.num_out += len(leaving)
-        self.num_in += len(coming)
-        return Copies(leaving, coming)
+        self.num_out += len(swap_out)
+        self.num_in += len(swap_in)
+        return Copies(swap_out, swap_in)
 
     def undo(self, step: int) -> None:
         """That step and later ones never were: what they were to copy is not there."""
@@ -129,7 +129,7 @@ class SwapSpace:
         assert sorted(used + self._free) == list(range(self.num_slots)), "a slot was lost or is free twice"
         assert {*self._read_last} <= self._being_read, "a slot is kept for no reader"
         assert not {*self._free} & self._being_read, "a slot that is to be read is free"
-        assert self._leaving.keys() <= {*used}, "a copy goes to a slot that nobody owns"
+        assert self._swap_out.keys() <= {*used}, "a copy goes to a slot that nobody owns"
         for name, entries in self._wanted.items():
             assert name in waiting, f"{name} does not wait"
             assert all(name in self._wanting[entry] for entry in entries), f"{name} wants more than is known"
@@ -175,5 +175,5 @@ class SwapSpace:
         elif slot in self._being_read:
             self._read_last.append(slot)
         else:
-            self._leaving.pop(slot, None)
+            self._swap_out.pop(slot, None)
             self._free.append(slot)

@@ -30,11 +30,12 @@ SAMPLING = np.dtype(
 class Copies(NamedTuple):
     """Blocks that move between the cache and the host, before the step reads or writes anything else.
 
-    All that leave are read before any that come are written, as a block may be on both lists, and a slot too.
+    All that go out are read before any that come in are written, as a block may be on both lists, and a slot
+    too.
     """
 
-    leaving: tuple[tuple[int, int], ...]  # (block, slot of host memory)
-    coming: tuple[tuple[int, int], ...]  # (slot, block)
+    swap_out: tuple[tuple[int, int], ...]  # (block, slot of host memory)
+    swap_in: tuple[tuple[int, int], ...]  # (slot, block)
 
 
 NO_COPIES = Copies((), ())
@@ -68,48 +69,51 @@ class Reports:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Said:
+class TokenHistory:
     """A request's tokens, all of them known to the host, for its own logits processors."""
 
     which: int  # of the adjusted samples
     request_id: str
-    prompt: Sequence[int]
-    answer: Sequence[int]
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Adjusted:
-    """Samples whose logits are adjusted before a token is chosen, by what was said before.
+    """Samples whose logits are adjusted before a token is chosen, by the tokens that come before.
 
-    The device keeps the tokens of each in a slot. It appends the newest itself, as a row samples, and is told
-    those that it has missed, which for a request without a slot so far are all of them.
+    The device keeps the tokens of each in a slot. It appends the newest itself, as a row samples, and is sent
+    those that it has missed, which for a request without a slot so far are all of them. A request with logits
+    processors is named in `histories`; the worker knows the processors by its id.
     """
 
     samples: Ints  # [n] which of the step's samples
-    params: tuple[SamplingParams, ...]  # resolved, one a sample
+    params: tuple[SamplingParams, ...]  # resolved, one a sample, without logits processors
     num_prompt: Ints  # [n]
     slots: Ints  # [n]
     missed: tuple[tuple[int, int, tuple[int, ...]], ...]  # (slot, position of the first, tokens)
     longest: int  # tokens that any of them has
-    said: tuple[Said, ...] = ()  # those with logits processors
+    histories: tuple[TokenHistory, ...] = ()  # of those with logits processors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SchedulerOutput:
     """What a step computes: one row a request, in no order, and what is new in their block tables.
 
-    A row's tokens are the ones after those already computed; where it samples, they are the last there are.
+    A row's tokens are the ones after those already computed; where it samples, they are the last there are,
+    and all but the first of `num_sampled_tokens` are drafts. Such a row yields at least one token, and one
+    more for each draft that holds, so never more than it computes. Samples come row after row.
     Its newest token may still be on the device: then it is a sample of the step before, at place `sources`.
-    A request keeps its row while it can, so of tables only what is new is told: all of one in another row.
+    A request keeps its row while it can, so of tables only what is new is sent: all of one in another row.
     """
 
     step: int
     request_ids: tuple[str, ...]
-    counts: Ints  # [num_rows] tokens to compute, at least 1
-    num_computed: Ints  # [num_rows] tokens computed by earlier steps
+    num_scheduled_tokens: Ints  # [num_rows] tokens to compute, at least 1
+    num_computed_tokens: Ints  # [num_rows] tokens computed by earlier steps
     token_ids: NDArray[np.int32]  # [num_tokens], any id where the token is on the device
-    sources: Ints  # [num_rows] where the last token of the row lies among the samples before, or ON_HOST
-    samples: Flags  # [num_rows] whether the step yields the row's next token
+    sources: Ints  # [num_rows] where the newest token of the row lies among the samples before, or ON_HOST
+    num_sampled_tokens: Ints  # [num_rows] tokens that the row yields at most
     sampling: NDArray[np.void]  # [num_samples] of SAMPLING
     banned: Banned = ()
     adjusted: Adjusted | None = None
@@ -126,11 +130,16 @@ class SchedulerOutput:
 
     @property
     def num_rows(self) -> int:
-        return len(self.counts)
+        return len(self.num_scheduled_tokens)
 
     @property
     def num_samples(self) -> int:
         return len(self.sampling)
+
+    @property
+    def sample_rows(self) -> Ints:
+        """The row of each sample [num_samples]."""
+        return np.repeat(np.arange(self.num_rows), self.num_sampled_tokens)
 
 
 def no_requests() -> SchedulerOutput:
@@ -139,11 +148,11 @@ def no_requests() -> SchedulerOutput:
     return SchedulerOutput(
         step=0,
         request_ids=(),
-        counts=none,
-        num_computed=none,
+        num_scheduled_tokens=none,
+        num_computed_tokens=none,
         token_ids=np.zeros(0, np.int32),
         sources=none,
-        samples=np.zeros(0, np.bool_),
+        num_sampled_tokens=none,
         sampling=np.zeros(0, SAMPLING),
         new_blocks=np.zeros((3, 0), np.int64),
     )

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from ...common.errors import ConfigError, shown
 from ..kv_cache.manager import KVCacheManager
 from ..kv_cache.prefix_cache import Chain
-from ..protocol.scheduler_output import ON_HOST, Reports, SchedulerOutput
+from ..protocol.scheduler_output import ON_HOST, Ints, Reports, SchedulerOutput
 from .config import SchedulerConfig
 from .request import FinishReason, Request
+from .running_batch import yields_one_each
 from .scheduler import Scheduler
 
-FORMAT = 2
+FORMAT = 3
 
 
 class RecordingScheduler(Scheduler):
@@ -80,9 +81,10 @@ class RecordingScheduler(Scheduler):
         plan: SchedulerOutput,
         sampled: Sequence[int] | NDArray[np.int32],
         reports: Reports | None = None,
+        num_sampled: Ints | None = None,
     ) -> list[Request]:
-        """Take in the tokens of the oldest step in flight, one a row that samples; returns who got one."""
-        received = super().update(plan, sampled, reports)
+        """Take in the tokens of the oldest step in flight, row after row; returns who got any."""
+        received = super().update(plan, sampled, reports, num_sampled)
         ended = [request for request in received if request.finish_reason is not None]
         said: dict[str, Any] = {"update": plan.step}
         if ended:
@@ -149,21 +151,21 @@ class PlanEncoder:
         if plan is None:
             return {"plan": None}
         said: dict[str, Any] = {"plan": plan.step}
-        counts, computed = plan.counts.tolist(), plan.num_computed.tolist()
+        counts, computed = plan.num_scheduled_tokens.tolist(), plan.num_computed_tokens.tolist()
         if plan.request_ids != self._rows:
             said["rows"] = plan.request_ids
         if plan.request_ids != self._rows or computed != self._expected:
             said["computed"] = computed
         if plan.num_tokens != plan.num_rows:
             said["counts"] = counts
-        if plan.num_samples != plan.num_rows:
-            said["samples"] = np.flatnonzero(plan.samples).tolist()
+        if not yields_one_each(plan.num_sampled_tokens):
+            said["sampled"] = plan.num_sampled_tokens.tolist()
         on_host = plan.sources == ON_HOST
         if not np.array_equal(plan.sources, np.arange(plan.num_rows)):
             said["sources"] = "host" if on_host.all() else plan.sources.tolist()
         if plan.new_blocks.size:
             said["new_blocks"] = plan.new_blocks.T.tolist()
-        for name, blocks in (("leaving", plan.copies.leaving), ("coming", plan.copies.coming)):
+        for name, blocks in (("swap_out", plan.copies.swap_out), ("swap_in", plan.copies.swap_in)):
             if blocks:
                 said[name] = [list(pair) for pair in blocks]
         if "rows" in said:
@@ -171,7 +173,7 @@ class PlanEncoder:
         if plan.preempted_ids:
             said["preempted"] = plan.preempted_ids
         self._rows = plan.request_ids
-        self._expected = (plan.num_computed + plan.counts).tolist()
+        self._expected = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
         return json_form(said)
 
 

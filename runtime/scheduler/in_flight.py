@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import compress
 
+import numpy as np
+
 from ..protocol.scheduler_output import Ints, SchedulerOutput
 from .request import Request
 
@@ -17,10 +19,16 @@ class Launched:
     serials: Ints  # of the scheduler's rows, as they were
 
     def samplers(self) -> list[Request]:
-        """The requests that its tokens are for, in order."""
-        if self.plan.num_samples == len(self.requests):
+        """The requests that it samples of, in order."""
+        num_sampled = self.plan.num_sampled_tokens
+        if np.count_nonzero(num_sampled) == len(self.requests):
             return self.requests
-        return list(compress(self.requests, self.plan.samples.tolist()))
+        return list(compress(self.requests, num_sampled.tolist()))
+
+    def owners(self, num_yielded: Ints) -> list[Request | None]:
+        """Of each sample, in order, the request that got it; None where its row yielded fewer tokens."""
+        rows = zip(self.requests, self.plan.num_sampled_tokens.tolist(), num_yielded.tolist(), strict=True)
+        return [request if place < got else None for request, most, got in rows for place in range(most)]
 
 
 class InFlight:
@@ -57,7 +65,7 @@ class InFlight:
         computed: dict[Request, int] = {}
         while self._steps and self._steps[-1].plan.step >= plan.step:
             undone = self._steps.pop()
-            computed |= dict(zip(undone.requests, undone.plan.num_computed.tolist(), strict=True))
+            computed |= dict(zip(undone.requests, undone.plan.num_computed_tokens.tolist(), strict=True))
         return computed
 
     def clear(self, num_launched: int = 0) -> None:
@@ -76,5 +84,5 @@ class InFlight:
         return max(steps, default=0)
 
     def num_tokens(self, request: Request) -> int:
-        """Tokens of a request that are on their way."""
+        """Tokens of a request that are on their way for certain: one of each step that samples it."""
         return sum(request in launched.samplers() for launched in self._steps)

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..protocol.scheduler_output import Flags, Ints, Reports, WantedReports
+from ..protocol.scheduler_output import Ints, Reports, WantedReports
 from .request import Request
 from .running_batch import Rows
 
 
-def wanted_reports(rows: Rows, counts: Ints, samples: Flags) -> WantedReports | None:
+def wanted_reports(rows: Rows, counts: Ints, num_sampled: Ints) -> WantedReports | None:
     """What a step of so many tokens of the first rows can tell of what their requests want."""
     reporters = [row for row in rows.reporters if row < len(counts)]
-    places, starts = np.cumsum(samples) - 1, np.cumsum(counts) - counts
+    places, starts = np.cumsum(num_sampled) - num_sampled, np.cumsum(counts) - counts
     sampled: list[int] = []
     before: list[int] = []
     targets: list[int] = []
@@ -20,8 +20,8 @@ def wanted_reports(rows: Rows, counts: Ints, samples: Flags) -> WantedReports | 
     num_top = 0
     for row in reporters:
         request = rows.requests[row]
-        if samples[row] and request.params.logprobs is not None:
-            sampled.append(int(places[row]))
+        if num_sampled[row] and request.params.logprobs is not None:
+            sampled += range(int(places[row]), int(places[row] + num_sampled[row]))
             num_top = max(num_top, request.params.logprobs)
         start = int(rows.computed[row])
         first, last = _untold(request, start, start + int(counts[row]))
@@ -44,13 +44,16 @@ def wanted_reports(rows: Rows, counts: Ints, samples: Flags) -> WantedReports | 
 def take_in_reports(
     wanted: WantedReports,
     reports: Reports | None,  # None where no model runs, as in a replay
-    samplers: Sequence[Request],
+    samplers: Sequence[Request | None],
     rows: Sequence[Request | None],
 ) -> None:
-    """Give each live request what it wanted; rows are the step's, samplers those of its samples."""
+    """Give each live request what it wanted; rows are the step's, samplers those of its samples.
+
+    Where a sampler is None, the sample was of a draft that did not hold.
+    """
     for place, number in enumerate(wanted.samples.tolist()):
         request = samplers[number]
-        if reports is not None and request.finish_reason is None:
+        if reports is not None and request is not None and request.finish_reason is None:
             request.logprobs.append(reports.samples[place])
     start = 0
     for row, count in wanted.spans:

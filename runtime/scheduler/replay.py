@@ -159,11 +159,11 @@ class _Player:
     def _update(self, said: Said) -> str | None:
         plan = self._plans.pop(said["update"])
         ended = said.get("ended", {})
-        samplers = [row for row, samples in enumerate(plan.samples) if samples]
         sampled = []
-        for row in samplers:
+        ends = plan.num_computed_tokens + plan.num_scheduled_tokens
+        for row in plan.sample_rows.tolist():
             recorded = self._requests[plan.request_ids[row]]
-            sampled.append(recorded.token(int(plan.num_computed[row] + plan.counts[row])))
+            sampled.append(recorded.token(int(ends[row])))
             if ended.get(recorded.request.request_id) == "stop":
                 recorded.request.stop_token_ids = frozenset(sampled[-1:])
         received = self.scheduler.update(plan, sampled)

@@ -99,6 +99,14 @@ class Request:
     prompt_logprobs: list[TokenReport] = field(default_factory=list)  # from the second token on
     num_reported: int = 0  # tokens of the prompt that these are of
     _prompt_bytes: bytes | None = field(default=None, init=False, repr=False)
+    _plain_params: SamplingParams | None = field(default=None, init=False, repr=False)
+
+    @property
+    def plain_params(self) -> SamplingParams:
+        """The parameters without code of the caller's, as another process can have them; one object."""
+        if self._plain_params is None:
+            self._plain_params = self.params.without_processors()
+        return self._plain_params
 
     @property
     def num_reusable(self) -> int:

@@ -12,8 +12,8 @@ from ..protocol.scheduler_output import (
     Banned,
     Flags,
     Ints,
-    Said,
     SamplingRow,
+    TokenHistory,
     sampling_row,
 )
 from ..sampling_params import SamplingParams
@@ -22,8 +22,8 @@ from .request import Request
 
 NO_SLOT = -1  # of a request whose tokens the device need not keep
 COUNTS = (
-    "computed",  # tokens in the cache once every step launched so far is over
-    "total",  # tokens it has, those included that steps launched and not yet read sample
+    "computed",  # tokens that are certain to be in the cache once every step launched so far is over
+    "total",  # tokens it has, those included that steps launched and not yet read are certain to yield
     "known",  # of them, those that the host has read
     "limit",  # tokens it may have in all
     "num_prompt",
@@ -169,39 +169,55 @@ class Rows:
         first[others] = counts[late]
         return first
 
-    def launch(self, step: int, counts: Ints, samples: Flags) -> None:
-        """A step computes so many tokens of the first rows, and samples one of those that are flagged."""
-        num, num_samples = len(counts), np.count_nonzero(samples)
+    def launch(self, step: int, counts: Ints, num_sampled: Ints) -> None:
+        """A step computes so many tokens of the first rows and samples so many: all but the first are drafts.
+
+        Of a row that samples one token is certain, and drafts are as if they never were until the host has
+        read which of them hold. So long, where its newest token stands is not known either.
+        """
+        num = len(counts)
         self.computed[:num] += counts
         self.last_step[:num] = step
-        self._all_in_reach = num_samples == len(self)
+        self._all_in_reach = num == len(self) and yields_one_each(num_sampled)
         if self._all_in_reach:
             self.total[:num] += 1
             self.place[:num] = self._numbers[:num]
         else:
-            self.total[:num] += samples
+            self.computed[:num] -= (num_sampled - 1).clip(0)
+            self.total[:num] += num_sampled > 0
             self.place[: len(self)] = ON_HOST
-            self.place[:num][samples] = self._numbers[:num_samples]
+            places, is_one = np.cumsum(num_sampled) - 1, num_sampled == 1
+            self.place[:num][is_one] = places[is_one]
 
-    def take_in(self, requests: Sequence[Request], serials: Ints, samples: Flags, tokens: Ints) -> list[int]:
-        """The host has read a step's tokens, for these; returns which of them have left their rows."""
+    def take_in(
+        self, requests: Sequence[Request], serials: Ints, num_yielded: Ints, tokens: Ints
+    ) -> list[int]:
+        """The host has read a step's tokens, so many of each of these; returns who has left their rows."""
         num = len(requests)
         same = self.serial[:num] == serials
         away: list[int] = (~same).nonzero()[0].tolist()
-        if len(tokens) < num:
+        if not yields_one_each(num_yielded):
+            samples, last = num_yielded > 0, np.cumsum(num_yielded) - 1
             same &= samples
             by_row = np.zeros(num, np.int64)
-            by_row[samples] = tokens
+            by_row[samples] = tokens[last[samples]]
             tokens = by_row
             away = [place for place in away if samples[place]]
+            self._hold(slice(num), np.where(same, num_yielded - 1, 0))
         self.known[:num] += same
         np.copyto(self.newest[:num], tokens, where=same)
         for place in away:
             row = requests[place].row
             if row >= 0:
+                self._hold(row, num_yielded[place] - 1)
                 self.known[row] += 1
                 self.newest[row] = tokens[place]
         return away
+
+    def _hold(self, rows: slice | int, num_drafts: Ints) -> None:
+        """So many drafts of these rows were right: tokens that are known, and computed."""
+        for column in (self.computed, self.total, self.known):
+            column[rows] += num_drafts
 
     def check(self, in_flight: Mapping[Request, int]) -> None:
         """Every column says what the requests do; for tests."""
@@ -260,10 +276,11 @@ class Rows:
             self._request_ids = tuple(self._ids)
         return self._request_ids if num == len(self) else self._request_ids[:num]
 
-    def sampling_of(self, samples: Flags) -> NDArray[np.void]:
-        """What the flagged of the first rows are sampled with; one array while all are, unchanged."""
-        if np.count_nonzero(samples) < len(self):
-            return np.frombuffer(self._sampling_words[: len(samples)][samples].tobytes(), SAMPLING)
+    def sampling_of(self, num_sampled: Ints) -> NDArray[np.void]:
+        """What so many samples of the first rows are drawn with; one array while each has one, unchanged."""
+        if len(num_sampled) < len(self) or not yields_one_each(num_sampled):
+            words = np.repeat(self._sampling_words[: len(num_sampled)], num_sampled, axis=0)
+            return np.frombuffer(words.tobytes(), SAMPLING)
         if self._all_sampling is None:
             self._all_sampling = np.frombuffer(self._sampling_words[: len(self)].tobytes(), SAMPLING)
         return self._all_sampling
@@ -305,29 +322,34 @@ class Rows:
             end = row + 1
         return np.concatenate((*parts, newest[end:]))
 
-    def banned(self, samples: Flags) -> Banned:
+    def banned(self, num_sampled: Ints) -> Banned:
         """Ids that the samples of the first rows must not be: those that stop, until min_tokens have come."""
-        early = []
+        early = {}  # row: how many of its next tokens these are
         for request in [*self._early]:
             row = request.row
-            if self.total[row] >= self.num_prompt[row] + request.params.min_tokens:
+            left = int(self.num_prompt[row] + request.params.min_tokens - self.total[row])
+            if left <= 0:
                 del self._early[request]
-            elif row < len(samples) and samples[row] and request.stop_token_ids:
-                early.append(row)
+            elif row < len(num_sampled) and num_sampled[row] and request.stop_token_ids:
+                early[row] = min(left, int(num_sampled[row]))
         if not early:
             return ()
-        places = np.cumsum(samples) - 1
-        found = [(row, self.requests[row].stop_token_ids) for row in sorted(early)]
-        return tuple((int(places[row]), tuple(sorted(ids))) for row, ids in found)
+        firsts = np.cumsum(num_sampled) - num_sampled
+        return tuple(
+            (int(firsts[row]) + place, tuple(sorted(self.requests[row].stop_token_ids)))
+            for row in sorted(early)
+            for place in range(early[row])
+        )
 
-    def adjusted(self, samples: Flags) -> Adjusted | None:
+    def adjusted(self, num_sampled: Ints) -> Adjusted | None:
         """What is to be adjusted of the samples of the first rows, taken as told from now on."""
         rows = self.slotted
         if len(rows):
-            rows = rows[: np.searchsorted(rows, len(samples))]
-            rows = rows[samples[rows]]
+            rows = rows[: np.searchsorted(rows, len(num_sampled))]
+            rows = rows[num_sampled[rows] > 0]
         if not len(rows):
             return None
+        assert num_sampled[rows].max() == 1, "what is adjusted by the newest token has no drafts"
         requests = [self.requests[row] for row in rows.tolist()]
         total = self.total[rows]
         missed = []
@@ -336,23 +358,29 @@ class Rows:
             missed.append((int(self.slot[row]), told, self.requests[row].token_ids(told, known)))
         self.told[rows] = total
         return Adjusted(
-            samples=(np.cumsum(samples) - 1)[rows],
-            params=tuple(request.params for request in requests),
+            samples=(np.cumsum(num_sampled) - 1)[rows],
+            params=tuple(request.plain_params for request in requests),
             num_prompt=self.num_prompt[rows],
             slots=self.slot[rows],
             missed=tuple(missed),
             longest=int(total.max()),
-            said=tuple(
-                Said(
+            histories=tuple(
+                TokenHistory(
                     which=which,
                     request_id=request.request_id,
-                    prompt=request.prompt_token_ids,
-                    answer=PrefixView(request.output_token_ids),
+                    prompt_token_ids=request.prompt_token_ids,
+                    output_token_ids=PrefixView(request.output_token_ids),
                 )
                 for which, request in enumerate(requests)
                 if request.params.logits_processors
             ),
         )
+
+
+def yields_one_each(num_tokens: Ints) -> bool:
+    """Whether every one of these rows has one token; none of them has fewer than 0."""
+    num = len(num_tokens)
+    return bool(np.count_nonzero(num_tokens) == num == np.add.reduce(num_tokens))
 
 
 def first_choice(params: SamplingParams) -> SamplingRow:

@@ -1,6 +1,8 @@
 """What each step computes. There is no prefill and no decode, only "computed so far" and "to compute now"."""
 
+import itertools
 from collections.abc import Container, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,8 @@ from .in_flight import Launched
 from .lifecycle import Lifecycle, end_by_token
 from .logprob_requests import take_in_reports, wanted_reports
 from .request import Request, RequestStatus
+
+News = TypeVar("News")  # a token, or several
 
 
 class Scheduler(Lifecycle):
@@ -51,20 +55,24 @@ class Scheduler(Lifecycle):
         plan: SchedulerOutput,
         sampled: Sequence[int] | NDArray[np.int32],
         reports: Reports | None = None,
+        num_sampled: Ints | None = None,
     ) -> list[Request]:
-        """Take in the tokens of the oldest step in flight, one a row that samples; returns who got one."""
-        assert len(sampled) == plan.num_samples, f"{len(sampled)} tokens for {plan.num_samples} samples"
+        """Take in the tokens of the oldest step in flight, row after row; returns who got any.
+
+        num_sampled: how many each row yielded, 1 or more of one that samples; by default as many as the plan
+        asks. Tokens after one that ends its request are dropped.
+        """
+        yielded = _checked_counts(plan, num_sampled, len(sampled))
         self._enter_filled()
         launched = self._in_flight.finish(plan)
         if self._beginning:
             self._note_begun(plan.step)
-        samplers = launched.samplers()
         if plan.reports is not None:
             rows = [self._requests.get(request_id) for request_id in plan.request_ids]
-            take_in_reports(plan.reports, reports, samplers, rows)
+            take_in_reports(plan.reports, reports, launched.owners(yielded), rows)
         self._free_leaving()
-        received = self._take_in(launched, samplers, np.asarray(sampled, np.int64))
-        self._release_unseen(plan)
+        received = self._take_in(launched, yielded, np.asarray(sampled, np.int64))
+        self._release_unseen(plan, yielded)
         return received
 
     def _advance_running(self) -> Ints:
@@ -242,31 +250,35 @@ class Scheduler(Lifecycle):
 
     def _launch(self, counts: Ints) -> SchedulerOutput:
         """The plan for so many tokens of each of the first rows, taken as launched from now on."""
+        plan = self._plan(counts)
+        rows, num = self._rows, plan.num_rows
+        self._preempted_ids.clear()
+        self._in_flight.launch(plan, rows.requests[:num], rows.serial[:num].copy())
+        rows.launch(plan.step, plan.num_scheduled_tokens, plan.num_sampled_tokens)
+        self._drain(num)
+        return plan
+
+    def _plan(self, counts: Ints) -> SchedulerOutput:
+        """The plan for so many tokens of each of the first rows; the last that there is yields the next."""
         rows, num = self._rows, len(counts)
         computed, total = rows.computed[:num].copy(), rows.total[:num]
-        samples = computed + counts == total
-        sources = np.where(total > rows.known[:num], rows.place[:num], ON_HOST)
-        plan = SchedulerOutput(
+        num_sampled = (computed + counts == total).astype(np.int64)
+        return SchedulerOutput(
             step=self._in_flight.next_step,
             request_ids=rows.request_ids(num),
-            counts=counts,
-            num_computed=computed,
+            num_scheduled_tokens=counts,
+            num_computed_tokens=computed,
             token_ids=rows.token_ids(counts),
-            sources=sources,
-            samples=samples,
-            sampling=rows.sampling_of(samples),
-            banned=rows.banned(samples),
-            adjusted=rows.adjusted(samples),
+            sources=np.where(total > rows.known[:num], rows.place[:num], ON_HOST),
+            num_sampled_tokens=num_sampled,
+            sampling=rows.sampling_of(num_sampled),
+            banned=rows.banned(num_sampled),
+            adjusted=rows.adjusted(num_sampled),
             new_blocks=self._new_blocks(),
             copies=self._kv_cache.copies(self._in_flight.next_step),
             preempted_ids=tuple(self._preempted_ids),
-            reports=wanted_reports(rows, counts, samples) if rows.reporters else None,
+            reports=wanted_reports(rows, counts, num_sampled) if rows.reporters else None,
         )
-        self._preempted_ids.clear()
-        self._in_flight.launch(plan, rows.requests[:num], rows.serial[:num].copy())
-        rows.launch(plan.step, counts, samples)
-        self._drain(num)
-        return plan
 
     def _drain(self, num: int) -> None:
         """Those of the first rows that have all their tokens on their way need no row any more."""
@@ -295,24 +307,26 @@ class Scheduler(Lifecycle):
         self._rows.untold.clear()
         return np.array(rows + columns + blocks, np.int64).reshape(3, -1)
 
-    def _take_in(self, launched: Launched, samplers: list[Request], tokens: Ints) -> list[Request]:
-        """Give each request that is live its token, and end it where that or the length says so."""
-        plan, requests, token_ids = launched.plan, launched.requests, tokens.tolist()
+    def _take_in(self, launched: Launched, yielded: Ints, tokens: Ints) -> list[Request]:
+        """Give each request that is live its tokens, and end it where one of them or the length says so."""
+        requests, token_ids = launched.requests, tokens.tolist()
         notable: dict[Request, None] = {}  # the token may be their last
         gone: set[Request] = set()  # they have ended since
-        for place in self._rows.take_in(requests, launched.serials, plan.samples, tokens):
+        for place in self._rows.take_in(requests, launched.serials, yielded, tokens):
             request = requests[place]
             if request.finish_reason is not None:
                 gone.add(request)
             elif request.row < 0:
                 notable[request] = None
-        if gone:
-            kept = [place for place, request in enumerate(samplers) if request not in gone]
-            samplers, token_ids = [samplers[place] for place in kept], [token_ids[place] for place in kept]
-        for request, token in zip(samplers, token_ids, strict=True):
-            request.output_token_ids.append(token)
-            if token in request.stop_token_ids:
-                notable[request] = None
+        samplers = launched.samplers()
+        if len(token_ids) == len(samplers):
+            samplers, token_ids = _without(gone, samplers, token_ids)
+            notable |= dict.fromkeys(_append_each(samplers, token_ids))
+        else:
+            ends = np.cumsum(yielded[yielded > 0]).tolist()
+            parts = [token_ids[start:end] for start, end in itertools.pairwise((0, *ends))]
+            samplers, parts = _without(gone, samplers, parts)
+            notable |= dict.fromkeys(_append_several(samplers, parts))
         for request in [*self._starting]:
             if request.output_token_ids:
                 request.times.first_token = self._clock()
@@ -329,15 +343,17 @@ class Scheduler(Lifecycle):
             if end is not None:
                 self._close(request, *end)
 
-    def _release_unseen(self, plan: SchedulerOutput) -> None:
+    def _release_unseen(self, plan: SchedulerOutput, yielded: Ints) -> None:
         """Give back the blocks that left every window with a step that is over; none that it could undo."""
         windows, size = {*self._kv_cache.windows} - {None}, self._kv_cache.block_size
         if not windows:
             return
-        computed, leaves = plan.num_computed + plan.counts, np.zeros(plan.num_rows, bool)
+        dropped = plan.num_sampled_tokens - yielded  # drafts that did not hold
+        before_step = plan.num_computed_tokens
+        computed, leaves = before_step + plan.num_scheduled_tokens - dropped, np.zeros(plan.num_rows, bool)
         for window in windows:
             assert window is not None
-            unseen, before = ((ends - window + 1).clip(0) // size for ends in (computed, plan.num_computed))
+            unseen, before = ((ends - window + 1).clip(0) // size for ends in (computed, before_step))
             leaves |= unseen > before
         for row in np.flatnonzero(leaves).tolist():
             request = self._requests.get(plan.request_ids[row])
@@ -359,3 +375,48 @@ class Scheduler(Lifecycle):
     def _at_most_a_chunk(self, wanted: Ints) -> Ints:
         chunk = self.config.prefill_chunk
         return wanted if chunk is None else np.minimum(wanted, chunk)
+
+
+def _checked_counts(plan: SchedulerOutput, num_sampled: Ints | None, num_tokens: int) -> Ints:
+    """How many tokens each row yielded, which are as many as there are."""
+    asked = plan.num_sampled_tokens
+    yielded = asked if num_sampled is None else num_sampled
+    total = plan.num_samples if num_sampled is None else int(np.add.reduce(num_sampled))
+    assert num_tokens == total, f"{num_tokens} tokens for {total} samples"
+    if num_sampled is not None:
+        is_right = np.array_equal(num_sampled > 0, asked > 0) and (num_sampled <= asked).all()
+        assert is_right, f"rows yielded {num_sampled.tolist()} tokens where {asked.tolist()} were sampled"
+    return yielded
+
+
+def _without(
+    gone: set[Request], samplers: list[Request], news: list[News]
+) -> tuple[list[Request], list[News]]:
+    """The same of all but those."""
+    if not gone:
+        return samplers, news
+    kept = [place for place, request in enumerate(samplers) if request not in gone]
+    return [samplers[place] for place in kept], [news[place] for place in kept]
+
+
+def _append_each(requests: list[Request], token_ids: list[int]) -> list[Request]:
+    """A token for each of these; returns whom it may stop."""
+    stopped = []
+    for request, token in zip(requests, token_ids, strict=True):
+        request.output_token_ids.append(token)
+        if token in request.stop_token_ids:
+            stopped.append(request)
+    return stopped
+
+
+def _append_several(requests: list[Request], parts: list[list[int]]) -> list[Request]:
+    """Tokens for each of these, up to the first that ends it; returns whom one has ended."""
+    ended = []
+    for request, token_ids in zip(requests, parts, strict=True):
+        for token in token_ids:
+            request.output_token_ids.append(token)
+            if end_by_token(request) is not None:
+                ended.append(request)
+                break
+        del request.logprobs[len(request.output_token_ids) :]  # of tokens that are dropped
+    return ended

@@ -14,7 +14,7 @@ def failed_samples(plan: SchedulerOutput, token_ids: NDArray[np.int32]) -> dict[
     if token_ids.min(initial=0) >= 0:
         return {}
     broken = np.flatnonzero(token_ids < 0)
-    rows, excluding = np.flatnonzero(plan.samples)[broken], _excluding_samples(plan)
+    rows, excluding = plan.sample_rows[broken], _excluding_samples(plan)
     return {
         plan.request_ids[row]: _error(sample in excluding)
         for row, sample in zip(rows.tolist(), broken.tolist(), strict=True)

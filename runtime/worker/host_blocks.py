@@ -44,18 +44,18 @@ class HostBlocks:
         Returns at once; MemoryError or torch's own error where the host has no memory for a slot.
         """
         most = max(1, STAGED_BYTES // self.slot_bytes)
-        for start in range(0, len(copies.leaving), most):
-            self._leave(copies.leaving[start : start + most])
-        for start in range(0, len(copies.coming), most):
-            self._come(copies.coming[start : start + most])
+        for start in range(0, len(copies.swap_out), most):
+            self._swap_out(copies.swap_out[start : start + most])
+        for start in range(0, len(copies.swap_in), most):
+            self._swap_in(copies.swap_in[start : start + most])
 
-    def _leave(self, moves: Sequence[tuple[int, int]]) -> None:
+    def _swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
         blocks = self._send([block for block, _ in moves])
         staged = torch.stack([cache.index_select(0, blocks) for cache in self._caches], dim=1)
         for (_, slot), block in zip(moves, staged, strict=True):
             self._slot(slot).copy_(block, non_blocking=True)
 
-    def _come(self, moves: Sequence[tuple[int, int]]) -> None:
+    def _swap_in(self, moves: Sequence[tuple[int, int]]) -> None:
         staged = torch.empty((len(moves), *self._shape), dtype=self._dtype, device=self._device)
         for (slot, _), block in zip(moves, staged, strict=True):
             block.copy_(self._slot(slot), non_blocking=True)

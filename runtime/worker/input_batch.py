@@ -124,7 +124,7 @@ class InputBatch:
             num_tokens=plan.num_tokens,
             num_seqs=plan.num_rows,
             num_samples=plan.num_samples,
-            max_query_len=int(plan.counts.max(initial=0)),
+            max_query_len=int(plan.num_scheduled_tokens.max(initial=0)),
             banned=self._update_banned(plan.banned, sizes[2]),
             logprobs=None if plan.reports is None else self._send_logprob_rows(plan.reports),
             **views,
@@ -200,7 +200,7 @@ class InputBatch:
         self._memory[start : start + layout.size].copy_(packed, non_blocking=True)
 
     def _fill(self, packed: NDArray[np.int32], plan: SchedulerOutput, layout: "_Layout") -> None:
-        counts, computed = plan.counts, plan.num_computed
+        counts, computed = plan.num_scheduled_tokens, plan.num_computed_tokens
         num_tokens, num_rows = plan.num_tokens, plan.num_rows
         ends = np.cumsum(counts)
         rows = np.arange(num_rows)
@@ -208,10 +208,11 @@ class InputBatch:
         if num_tokens > num_rows:
             rows = np.repeat(rows, counts)
             positions = np.arange(num_tokens) + (computed - ends + counts)[rows]
-        sampled = plan.sources != ON_HOST
+        num_sampled = plan.num_sampled_tokens
+        on_device = plan.sources != ON_HOST
         sources = packed[layout.token_sources]
         sources[:] = np.arange(self._first_packed, self._first_packed + len(sources))
-        sources[ends[sampled] - 1] = plan.sources[sampled]
+        sources[(ends - np.maximum(num_sampled, 1))[on_device]] = plan.sources[on_device]
         fill(packed, layout.token_ids, plan.token_ids, padding=0)
         fill(packed, layout.positions, positions, padding=0)
         columns = positions // self.block_size
@@ -223,9 +224,11 @@ class InputBatch:
         packed[layout.query_start_loc.start] = 0
         starts = slice(layout.query_start_loc.start + 1, layout.query_start_loc.stop)
         fill(packed, starts, ends, padding=num_tokens)
-        fill(packed, layout.logits_rows, ends[plan.samples] - 1, padding=0)
+        # Of each sample, how many tokens of its row there are from the one that it comes after.
+        left = np.repeat(np.cumsum(num_sampled), num_sampled) - np.arange(plan.num_samples)
+        fill(packed, layout.logits_rows, np.repeat(ends, num_sampled) - left, padding=0)
         longs = packed[layout.sample_positions].view(np.int64)
-        fill(longs, slice(0, len(longs)), (computed + counts)[plan.samples], padding=0)
+        fill(longs, slice(0, len(longs)), np.repeat(computed + counts, num_sampled) - left + 1, padding=0)
 
     def _layout(self, sizes: tuple[int, int, int]) -> tuple["_Layout", dict[str, Any]]:
         """Where the fields of a step of these sizes lie; the same tensors for the same sizes."""

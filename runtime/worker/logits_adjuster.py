@@ -53,8 +53,7 @@ class _Tables(NamedTuple):
         """Whether they hold for a step as well."""
         own = self.adjusted
         return (
-            len(own.params) == len(adjusted.params)
-            and all(a is b for a, b in zip(own.params, adjusted.params, strict=True))
+            own.params == adjusted.params  # most often the same objects, which are not compared
             and np.array_equal(own.samples, adjusted.samples)
             and np.array_equal(own.slots, adjusted.slots)
             and np.array_equal(own.num_prompt, adjusted.num_prompt)
@@ -102,15 +101,16 @@ class Adjuster:
             num_valid_ids=self._num_valid_ids,
             places=tables.samples,
         )
-        is_final = not adjusted.said and tables.typical_p is None
+        is_final = not adjusted.histories and tables.typical_p is None
         scores, chunks = self._scores(tables, batch, logits, are_summed=is_final and logits.is_cuda)
         failures: dict[str, LaminaError] = {}
-        for said in adjusted.said:
-            own = scores[said.which, : self._num_valid_ids]
+        for history in adjusted.histories:
+            processors = self.processors[history.request_id]
+            own = scores[history.which, : self._num_valid_ids]
             if are_broken(own.unsqueeze(0)):
                 continue  # before any of its processors saw them: sample says so
-            if (failure := apply_processors(self.processors[said.request_id], said, own)) is not None:
-                failures[said.request_id] = failure
+            if (failure := apply_processors(processors, history, own)) is not None:
+                failures[history.request_id] = failure
                 own.zero_()
         if tables.typical_p is not None:
             custom_ops.keep_typical(scores, rows.temperature, tables.typical_p)

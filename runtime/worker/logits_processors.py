@@ -8,14 +8,14 @@ from torch import Tensor
 
 from ...common.errors import ProcessorError, shown
 from ..protocol.interrupts import InterruptAtRequestError
-from ..protocol.scheduler_output import Said
+from ..protocol.scheduler_output import TokenHistory
 from ..sampling_params import LogitsProcessor
 
 MOST_SHOWN = 200  # characters of what a processor raised or returned
 
 
 def apply_processors(
-    processors: Sequence[LogitsProcessor], said: Said, logits: Tensor
+    processors: Sequence[LogitsProcessor], history: TokenHistory, logits: Tensor
 ) -> ProcessorError | None:
     """Let a request's functions change its logits [vocab] float32, which can be chosen by, in place.
 
@@ -24,14 +24,16 @@ def apply_processors(
     for index, processor in enumerate(processors):
         cause: BaseException | None = None
         try:
-            wrong = _wrong_result(processor(said.prompt, said.answer, logits.clone()), logits)
+            wrong = _wrong_result(
+                processor(history.prompt_token_ids, history.output_token_ids, logits.clone()), logits
+            )
         except BaseException as error:  # a caller's program: anything may come out of it, SystemExit too
             wrong, cause = f"raised {shown(error, MOST_SHOWN)}", error
         if wrong is not None:
-            failure = ProcessorError(f"logits_processors[{index}] {wrong}", said.request_id)
+            failure = ProcessorError(f"logits_processors[{index}] {wrong}", history.request_id)
             failure.__cause__ = cause
             if isinstance(cause, KeyboardInterrupt):
-                raise InterruptAtRequestError(said.request_id, failure) from cause
+                raise InterruptAtRequestError(history.request_id, failure) from cause
             return failure
     return None
 

@@ -106,12 +106,12 @@ class KVCacheMachine(RuleBasedStateMachine):
         copies = self.cache.copies(self.step)
         self.copied.append((self.step, copies))
         self.copy(copies)
-        CACHE.update({"blocks swapped out": len(copies.leaving), "blocks swapped in": len(copies.coming)})
+        CACHE.update({"blocks swapped out": len(copies.swap_out), "blocks swapped in": len(copies.swap_in)})
 
     def copy(self, copies):
-        for block, slot in copies.leaving:
+        for block, slot in copies.swap_out:
             self.host[slot] = [self.slots.get((block, place)) for place in range(self.cache.block_size)]
-        for slot, block in copies.coming:
+        for slot, block in copies.swap_in:
             for place, token in enumerate(self.host[slot]):
                 self.slots[block, place] = token
 
@@ -119,9 +119,9 @@ class KVCacheMachine(RuleBasedStateMachine):
         """What failed steps copied is not there."""
         for step, copies in self.copied:
             if step >= first:
-                for _, slot in copies.leaving:
+                for _, slot in copies.swap_out:
                     self.host[slot] = [None] * self.cache.block_size
-                for _, block in copies.coming:
+                for _, block in copies.swap_in:
                     self.slots |= dict.fromkeys((block, place) for place in range(self.cache.block_size))
         self.copied = [(step, copies) for step, copies in self.copied if step < first]
 

@@ -1,6 +1,7 @@
 """A model that hashes what paging shows it, and a step's rows one by one."""
 
 import zlib
+from bisect import bisect_right
 from typing import NamedTuple
 
 from lamina.runtime.protocol.scheduler_output import ON_HOST
@@ -33,16 +34,16 @@ class PagedModel:
 
     def copy(self, copies):
         """Blocks out to the host and in from there, all of what they hold."""
-        for block, slot in copies.leaving:
+        for block, slot in copies.swap_out:
             self.host[slot] = [self.slots.get(place) for place in self._places(block)]
-        for slot, block in copies.coming:
+        for slot, block in copies.swap_in:
             self.slots |= dict(zip(self._places(block), self.host[slot], strict=True))
 
     def spoil(self, copies):
         """What was to be copied is not there, as a device that failed promises nothing."""
-        for _, slot in copies.leaving:
+        for _, slot in copies.swap_out:
             self.host[slot] = [None] * self.block_size
-        for _, block in copies.coming:
+        for _, block in copies.swap_in:
             self.slots |= dict.fromkeys(self._places(block))
 
     def _places(self, block):
@@ -50,12 +51,15 @@ class PagedModel:
 
     def run(self, view, adjusted=None):
         self._store(view)
-        prefixes = {row: self._prefix(view, row) for row in range(view.num_seqs)}
-        ends = {end - 1: row for row, end in enumerate(view.query_start_loc.tolist()[1 : view.num_seqs + 1])}
-        sampled = [prefixes[ends[row]] for row in view.logits_rows.tolist()]
-        assert view.sample_positions.tolist() == [
-            view.seq_lens[ends[row]] for row in view.logits_rows.tolist()
-        ]
+        prefixes = [self._prefix(view, row) for row in range(view.num_seqs)]
+        starts = view.query_start_loc.tolist()[: view.num_seqs + 1]
+        places = view.logits_rows.tolist()
+        rows = [bisect_right(starts, place) - 1 for place in places]
+        later = [starts[row + 1] - 1 - place for row, place in zip(rows, places, strict=True)]
+        wholes = [prefixes[row] for row in rows]
+        sampled = [self.visible(own[: len(own) - count]) for own, count in zip(wholes, later, strict=True)]
+        lengths = [view.seq_lens[row] - count for row, count in zip(rows, later, strict=True)]
+        assert view.sample_positions.tolist() == lengths
         if adjusted is not None:
             self._remember(view, adjusted, sampled)
         banned = [[id_ for id_ in ids if id_ != NO_ID] for ids in view.banned.tolist()]
@@ -93,14 +97,14 @@ class PagedModel:
         assert adjusted.longest == max(lengths[sample] for sample in adjusted.samples.tolist())
 
     def _prefix(self, view, row):
-        """All that the row's first query and those after it see; then what the last of them sees."""
+        """All that the row's queries see, from the first one's window on."""
         length, starts = int(view.seq_lens[row]), view.query_start_loc.tolist()
         query_len = starts[row + 1] - starts[row]
         tokens = self._read(view.block_tables[0][row].tolist(), self.window, length, query_len)
         for window, tables in zip(self.sides, view.block_tables[1:], strict=True):
             side = self._read(tables[row].tolist(), window, length, query_len)
             assert tokens[len(tokens) - len(side) :] == side, "groups of layers hold other tokens"
-        return self.visible(tokens)
+        return tokens
 
     def _read(self, table, window, length, query_len):
         size = self.block_size
@@ -124,12 +128,18 @@ class Part(NamedTuple):
 
 def parts(plan):
     """A plan row by row."""
-    ends = plan.counts.cumsum().tolist()
-    rows = zip(plan.request_ids, plan.counts.tolist(), plan.num_computed.tolist(), ends, strict=True)
+    ends = plan.num_scheduled_tokens.cumsum().tolist()
+    rows = zip(
+        plan.request_ids,
+        plan.num_scheduled_tokens.tolist(),
+        plan.num_computed_tokens.tolist(),
+        ends,
+        strict=True,
+    )
     out = []
     for row, (request_id, count, computed, end) in enumerate(rows):
         ids = plan.token_ids[end - count : end].tolist()
         if plan.sources[row] != ON_HOST:
             ids[-1] = None
-        out.append(Part(request_id, tuple(ids), computed, bool(plan.samples[row])))
+        out.append(Part(request_id, tuple(ids), computed, bool(plan.num_sampled_tokens[row])))
     return out

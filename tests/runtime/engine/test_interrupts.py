@@ -143,7 +143,11 @@ def test_a_model_that_fails_at_one_request_ends_that_one_and_no_other(runtime, i
     right = tokens(runtime.generate(PROMPTS, params))
 
     def fail_at_victim(self, plan):
-        ends = dict(zip(plan.request_ids, (plan.num_computed + plan.counts).tolist(), strict=True))
+        ends = dict(
+            zip(
+                plan.request_ids, (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist(), strict=True
+            )
+        )
         if ends.get(names[victim], 0) > len(PROMPTS[victim]) + 8:
             raise RuntimeError("odd")
         return execute(self, plan)

@@ -16,7 +16,7 @@ def computed(plans, name):
     return sum(
         count
         for plan in plans
-        for request_id, count in zip(plan.request_ids, plan.counts.tolist(), strict=True)
+        for request_id, count in zip(plan.request_ids, plan.num_scheduled_tokens.tolist(), strict=True)
         if request_id == name
     )
 
@@ -63,7 +63,7 @@ def test_chunks_that_are_not_the_last_sample_nothing(make_server):
     server = make_server(blocks=20, chunk=4, depth=2)
     request = server.add("a", 11, max_tokens=3)
     plans = server.drain()
-    assert [plan.samples.tolist() for plan in plans] == [[False], [False], [True], [True], [True]]
+    assert [plan.num_sampled_tokens.tolist() for plan in plans] == [[0], [0], [1], [1], [1]]
     assert request.output_token_ids == server.alone(request)[0]
 
 

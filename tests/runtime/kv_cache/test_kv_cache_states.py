@@ -101,8 +101,8 @@ def _admit_without_a_step(self, tokens, num_tokens, *, step=0, admit=KVCacheMana
 
 
 def _copy_what_comes_first(self, copies, copy=KVCacheMachine.copy):
-    copy(self, copies._replace(leaving=()))
-    copy(self, copies._replace(coming=()))
+    copy(self, copies._replace(swap_out=()))
+    copy(self, copies._replace(swap_in=()))
 
 
 def _release_one_too_many(self, tokens, num_computed, step, release=KVCacheManager.release):

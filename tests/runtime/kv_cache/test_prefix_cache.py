@@ -51,7 +51,7 @@ def test_requests_that_come_together_compute_what_they_share_once_in_the_same_st
     common = (1, 2, 3, 4) * 4
     requests = [server.add(str(n), (*common, n), max_tokens=2) for n in range(4)]
     plan = server.launch()
-    assert plan.counts.tolist() == [17, 1, 1, 1]
+    assert plan.num_scheduled_tokens.tolist() == [17, 1, 1, 1]
     server.land()
     server.drain()
     assert [r.num_cached_tokens for r in requests] == [0, 16, 16, 16]

@@ -79,8 +79,8 @@ def test_what_went_to_the_host_and_back_does_so_in_the_replay(record, depth):
     assert server.kv_cache.swap.num_in > 0
     assert replay(path).difference is None
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    (first, *_) = [number for number, said in enumerate(lines) if "coming" in said]
-    lines[first]["coming"][0][0] += 1
+    (first, *_) = [number for number, said in enumerate(lines) if "swap_in" in said]
+    lines[first]["swap_in"][0][0] += 1
     path.write_text("\n".join(map(json.dumps, lines)))
     assert replay(path).difference.startswith(f"line {first + 1}, ")
 
@@ -194,10 +194,10 @@ def test_a_recording_cut_off_by_a_crash_is_decided_as_far_as_it_goes(record):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "no recording of format 2"),
-        ('{"lamina":1}\n', "no recording of format 2"),
-        ('{"lamina":2}\n{}\n', "the first line is not that of a recording"),
-        ('{"lamina":2}\nx\n{}\n', "line 2 is no JSON"),
+        ("", "no recording of format 3"),
+        ('{"lamina":1}\n', "no recording of format 3"),
+        ('{"lamina":3}\n{}\n', "the first line is not that of a recording"),
+        ('{"lamina":3}\nx\n{}\n', "line 2 is no JSON"),
         ("[]\n[]\n", "line 1 is []; wanted a JSON object"),
     ],
 )

@@ -259,6 +259,15 @@ def test_a_plan_is_plain_data(make_server):
         assert numpy.array_equal(was, now) if isinstance(was, numpy.ndarray) else was == now, field.name
 
 
+def test_a_plan_names_requests_with_logits_processors_and_carries_no_code(make_server):
+    server = make_server(blocks=8)
+    server.add("a", 5, logits_processors=[lambda prompt, answer, logits: logits], logit_bias={3: 2.0})
+    adjusted = pickle.loads(pickle.dumps(server.launch())).adjusted
+    (history,) = adjusted.histories
+    assert (history.request_id, len(history.prompt_token_ids), history.output_token_ids) == ("a", 5, ())
+    assert [(own.logits_processors, own.logit_bias) for own in adjusted.params] == [(None, {3: 2.0})]
+
+
 def test_an_id_in_use_is_refused_and_may_be_used_again_later(make_server):
     server = make_server(blocks=8)
     server.add("a", 3, max_tokens=1)
@@ -347,7 +356,7 @@ def test_whoever_comes_and_goes_leaves_the_others_in_their_rows(make_server):
         others = sum(name != other for name, other in zip(before, plan.request_ids, strict=True))
         ended = len({*before} - {*plan.request_ids})
         told = {*plan.new_blocks[0].tolist()} - {
-            row for row, count in enumerate(plan.num_computed % 4) if not count
+            row for row, count in enumerate(plan.num_computed_tokens % 4) if not count
         }
         assert others <= 2 * ended, "for each that ends the last one moves, and one comes"
         assert len(told) <= 2 * ended, "tables of the others are not told again"

@@ -225,7 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_plan(self, plan, running):
         config, parts = self.server.config, self.server.parts(plan)
-        assert 0 < plan.num_tokens == plan.counts.sum() <= config.max_num_batched_tokens
+        assert 0 < plan.num_tokens == plan.num_scheduled_tokens.sum() <= config.max_num_batched_tokens
         # not those that come back in this step
         answering = [part for part in parts if part.request_id in running]
         if any(r.num_computed >= len(self.server.requests[r.request_id].prompt_token_ids) for r in answering):

@@ -105,5 +105,7 @@ def test_prompts_share_their_own_part_of_a_step_and_answers_go_on_beside_it(make
     plans = server.drain()
     assert plans[0].num_tokens == 8
     assert max(plan.num_tokens for plan in plans) <= 8 + 3
-    beside = [plan.counts.tolist() for plan in plans if plan.num_rows > 1 and plan.num_tokens > 8]
+    beside = [
+        plan.num_scheduled_tokens.tolist() for plan in plans if plan.num_rows > 1 and plan.num_tokens > 8
+    ]
     assert any(1 in counts and max(counts) >= 8 for counts in beside), "an answer and a whole part"

@@ -36,11 +36,11 @@ def test_blocks_come_back_as_they_left_and_no_other_is_touched(
     monkeypatch.setattr(slabs, "SLAB_BYTES", slots_per_slab * SLOT_BYTES)
     host = HostBlocks(caches, 10)
     before = [held(caches, block) for block in range(BLOCKS)]
-    host.copy(Copies(leaving=((5, 0), (2, 4), (7, 1)), coming=()))
+    host.copy(Copies(swap_out=((5, 0), (2, 4), (7, 1)), swap_in=()))
     for pair in caches:
         for cache in pair:
             cache[[2, 5, 7]] = 0.0
-    host.copy(Copies(leaving=(), coming=((4, 3), (1, 7), (0, 6))))
+    host.copy(Copies(swap_out=(), swap_in=((4, 3), (1, 7), (0, 6))))
     now = [held(caches, block) for block in range(BLOCKS)]
     assert all(map(same, [now[3], now[7], now[6]], [before[2], before[7], before[5]]))
     assert all(same(now[block], before[block]) for block in (0, 1, 4))
@@ -49,8 +49,8 @@ def test_blocks_come_back_as_they_left_and_no_other_is_touched(
 def test_a_block_leaves_before_another_comes_into_it_and_a_slot_is_filled_before_it_is_read(caches):
     host = HostBlocks(caches, 10)
     first, second = held(caches, 1), held(caches, 2)
-    host.copy(Copies(leaving=((1, 0),), coming=()))
-    host.copy(Copies(leaving=((2, 1),), coming=((0, 2), (1, 3))))
+    host.copy(Copies(swap_out=((1, 0),), swap_in=()))
+    host.copy(Copies(swap_out=((2, 1),), swap_in=((0, 2), (1, 3))))
     assert same(held(caches, 2), first)
     assert same(held(caches, 3), second)
 
@@ -59,12 +59,12 @@ def test_memory_is_taken_when_slots_are_used_for_the_first_time(caches, monkeypa
     monkeypatch.setattr(slabs, "SLAB_BYTES", 2 * SLOT_BYTES)
     host = HostBlocks(caches, 10)
     assert (host.slot_bytes, host.num_bytes) == (SLOT_BYTES, 0)
-    host.copy(Copies(leaving=((1, 0), (2, 1)), coming=()))
+    host.copy(Copies(swap_out=((1, 0), (2, 1)), swap_in=()))
     assert host.num_bytes == 2 * SLOT_BYTES
-    host.copy(Copies(leaving=((1, 9),), coming=()))
+    host.copy(Copies(swap_out=((1, 9),), swap_in=()))
     assert host.num_bytes == 4 * SLOT_BYTES
     few = HostBlocks(caches, 1)
-    few.copy(Copies(leaving=((1, 0),), coming=()))
+    few.copy(Copies(swap_out=((1, 0),), swap_in=()))
     assert few.num_bytes == SLOT_BYTES
 
 

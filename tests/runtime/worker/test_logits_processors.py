@@ -164,6 +164,6 @@ def test_no_step_copies_the_answer_for_a_processor(make_server):
     for _ in range(3):
         server.step()
     plan = server.scheduler.schedule()
-    (said,) = plan.adjusted.said
-    assert said.answer._tokens is request.output_token_ids
-    assert said.answer == (*request.output_token_ids,)
+    (history,) = plan.adjusted.histories
+    assert history.output_token_ids._tokens is request.output_token_ids
+    assert history.output_token_ids == (*request.output_token_ids,)
