@@ -18,14 +18,13 @@ from torch import Tensor
 
 from lamina.cli.info import describe_machine
 from lamina.compiler.execution.cuda_graphs import CudaGraphs
-from lamina.runtime.engine.engine_core import Engine
-from lamina.runtime.engine.output_processor import Generation
+from lamina.runtime.engine.engine_core import EngineCore
 from lamina.runtime.executor.uniproc import UniprocExecutor
 from lamina.runtime.kv_cache.block_pool import BlockPool
 from lamina.runtime.kv_cache.manager import KVCacheManager
+from lamina.runtime.protocol.engine_request import EngineRequest
 from lamina.runtime.sampling_params import SamplingParams
 from lamina.runtime.scheduler.config import SchedulerConfig
-from lamina.runtime.scheduler.request import Request
 from lamina.runtime.scheduler.scheduler import Scheduler
 from lamina.runtime.worker.attention import AttentionBackend, PagedAttention
 from lamina.runtime.worker.input_batch import InputBatch
@@ -119,7 +118,7 @@ def measure(
         while engine.scheduler.num_running + engine.scheduler.num_waiting < batch + waiting:
             number = next(numbers)
             length = PROMPT + TURN + 1 + number * 194 % (2 * batch) if turnover else longest
-            engine.add(generation(number, length))
+            engine.add(request_for_ids(number, length))
 
     for _ in range(2 * batch if turnover else 32):
         fill_up()
@@ -148,20 +147,19 @@ def timed(action: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
     return call
 
 
-def generation(number: int, length: int) -> Generation:
-    """A request for token ids alone."""
+def request_for_ids(number: int, length: int) -> EngineRequest:
+    """A request for token ids alone, all at its end."""
     params = SamplingParams(temperature=0, ignore_eos=True, detokenize=False).resolve(None, seed=0)
-    request = Request(
+    return EngineRequest(
         request_id=str(number),
         # no two begin alike
         prompt_token_ids=(number % 2**31, *(1,) * (PROMPT - 1 + number % TURN)),
         params=params,
         max_total_tokens=length,
     )
-    return Generation(request=request, asked_id=request.request_id)
 
 
-def build(batch: int, block_size: int, tokens_each: int) -> tuple[Engine, ModelRunner, InputBatch]:
+def build(batch: int, block_size: int, tokens_each: int) -> tuple[EngineCore, ModelRunner, InputBatch]:
     """An engine whose model always says token 3."""
     device = torch.device("cpu")
     input_batch = InputBatch(
@@ -190,7 +188,7 @@ def build(batch: int, block_size: int, tokens_each: int) -> tuple[Engine, ModelR
     runner.capture_next()
     kv_cache = KVCacheManager(BlockPool(batch * tokens_each // block_size), block_size, prefix_cache=True)
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8192, max_model_len=CONTEXT)
-    return Engine(Scheduler(limits, kv_cache), UniprocExecutor(runner)), runner, input_batch
+    return EngineCore(Scheduler(limits, kv_cache), UniprocExecutor(runner)), runner, input_batch
 
 
 def no_backend() -> AttentionBackend:

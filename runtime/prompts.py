@@ -1,10 +1,12 @@
-"""What callers hand to a runtime, one prompt or many, one set of parameters or one each: always as lists."""
+"""What callers hand to a runtime: one prompt or many as a list, each as token ids that can be served."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from ..common.errors import RequestError, shown
 from .sampling_params import SamplingParams
+from .validation import as_int
 
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
@@ -51,3 +53,69 @@ def one_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
             f"params is {shown(params)}; wanted one SamplingParams, or a list of {count}, one for each prompt"
         )
     return params
+
+
+def check_prompt(
+    token_ids: Iterable[int],
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    capacity_tokens: int,
+    declared_len: int | None = None,
+) -> tuple[int, ...]:
+    """The prompt as plain ints, if it can be served here; else RequestError, saying what is wrong."""
+    ids = _plain_ids(token_ids, max_model_len, declared_len)
+    if not ids:
+        raise RequestError("the prompt is empty (0 tokens); give at least one token, such as the model's BOS")
+    for wrong in (min(ids), max(ids)):
+        if not 0 <= wrong < vocab_size:
+            raise RequestError(
+                f"prompt token {shown(wrong)} at position {ids.index(wrong)} is outside the vocabulary; "
+                f"ids must be 0 to {vocab_size - 1}: was the prompt encoded by another model's tokenizer?"
+            )
+    if len(ids) > capacity_tokens:
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens, but the whole KV cache holds {capacity_tokens}; "
+            "shorten the prompt, or raise num_kv_blocks or memory_fraction"
+        )
+    return ids
+
+
+def _plain_ids(token_ids: Iterable[int], max_model_len: int, declared_len: int | None) -> tuple[int, ...]:
+    if isinstance(token_ids, (str, bytes)):
+        raise RequestError(f"the prompt is {type(token_ids).__name__}, wanted token ids; encode text first")
+    try:
+        ids = tuple(itertools.islice(token_ids, max_model_len))  # no more, however many there are
+    except TypeError as error:
+        raise RequestError(f"the prompt is {shown(token_ids)}, wanted a sequence of token ids") from error
+    if len(ids) >= max_model_len:
+        raise RequestError(
+            f"the prompt has {_length_of(token_ids)} tokens, but max_model_len {max_model_len} leaves room "
+            f"for at most {max_model_len - 1} and one new token; shorten the prompt"
+            f"{_longer(max_model_len, declared_len)}"
+        )
+    if set(map(type, ids)) <= {int}:
+        return ids
+    return tuple(_plain_id(id_, position) for position, id_ in enumerate(ids))
+
+
+def _longer(max_model_len: int, declared_len: int | None) -> str:
+    """How more than max_model_len could be had."""
+    if declared_len is None or max_model_len < declared_len:
+        return " or raise max_model_len"
+    return f", as the checkpoint declares {declared_len} positions; only allow_long_context goes beyond"
+
+
+def _length_of(token_ids: object) -> str:
+    try:
+        return str(len(token_ids))  # type: ignore[arg-type]  # the TypeError is the question asked
+    except (TypeError, OverflowError):
+        return "too many"
+
+
+def _plain_id(value: object, position: int) -> int:
+    plain = as_int(value)
+    if plain is None:
+        got = f"prompt token {shown(value)} at position {position}"
+        raise RequestError(f"{got} is no integer; give token ids")
+    return plain

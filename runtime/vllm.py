@@ -9,8 +9,8 @@ from ..common.errors import RequestError, UnknownSettingError, UnsupportedError,
 from ..common.names import hint
 from .keywords import LLMSettings
 from .other_names import SETTINGS
+from .request_options import RequestOptions
 from .runtime import Runtime
-from .scheduler.request import RequestOptions
 from .tokenization.chat_messages import Messages
 from .vllm_types import (
     BeamSearchOutput,

@@ -5,12 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..protocol.engine_output import Timeline
+from ..protocol.engine_request import EngineRequest
+from ..request_options import RequestOptions
 from ..sampling_params import SamplingParams
-from ..scheduler.request import Request, RequestOptions, Timeline
 from ..tokenization.detokenizer import text_after
 from ..tokenization.tokenizer import Tokenizer
 from .beam_search import Beam, BeamSearch, Likeliest
-from .output_processor import Generation
+from .output_processor import Answer, Submission
 from .outputs import CompletionOutput, RequestOutput, RequestTimes
 
 
@@ -28,18 +30,19 @@ class Searched:
     num_preemptions: int = 0
     num_requests: int = 0
 
-    def take_in(self, requests: Sequence[Request]) -> None:
+    def take_in(self, answers: Sequence[Answer]) -> None:
         """What became of the live beams of a round."""
+        finishes = [answer.finish for answer in answers if answer.finish is not None]
         if self.first is None:
-            self.first = requests[0].times
-            self.num_cached_tokens = requests[0].num_cached_tokens
-        self.last = requests[-1].times
-        self.num_preemptions += sum(request.num_preemptions for request in requests)
-        cut_off = next((request for request in requests if not request.logprobs), None)
+            self.first = finishes[0].times
+            self.num_cached_tokens = finishes[0].num_cached_tokens
+        self.last = finishes[-1].times
+        self.num_preemptions += sum(finish.num_preemptions for finish in finishes)
+        cut_off = next((answer for answer in answers if not answer.logprobs), None)
         if cut_off is not None:
             self.search.stop("abort", cut_off.stop_reason)
         else:
-            self.search.advance([_likeliest(request, self.search.num_top) for request in requests])
+            self.search.advance([_likeliest(answer, self.search.num_top) for answer in answers])
 
     @property
     def times(self) -> Timeline:
@@ -75,11 +78,11 @@ class Searched:
 class BeamRounds:
     """Searches advanced together. A beam finds what it shares with the round before in the prefix cache.
 
-    run(generations) sees requests to their ends. Of a beam, fewer tokens than a block has are computed again
+    run(submissions) sees requests to their ends. Of a beam, fewer tokens than a block has are computed again
     in every round, so that no block has to be copied when beams part.
     """
 
-    def __init__(self, options: RequestOptions, run: Callable[[Sequence[Generation]], None]) -> None:
+    def __init__(self, options: RequestOptions, run: Callable[[Sequence[Submission]], None]) -> None:
         self._options = options
         self._run = run
         self._deadline = None if options.timeout is None else time.monotonic() + options.timeout
@@ -88,16 +91,10 @@ class BeamRounds:
         """Round after round, until every search is over."""
         while live := [each for each in searched if each.search.live]:
             options, num_top = self._options_now(), max(each.search.num_top for each in live)
-            rounds = [[_request(each, beam, num_top, options) for beam in each.search.live] for each in live]
-            self._run(
-                [
-                    Generation(request=request, asked_id=request.request_id)
-                    for requests in rounds
-                    for request in requests
-                ]
-            )
-            for each, requests in zip(live, rounds, strict=True):
-                each.take_in(requests)
+            rounds = [[_asked(each, beam, num_top, options) for beam in each.search.live] for each in live]
+            self._run([submission for submissions in rounds for submission in submissions])
+            for each, submissions in zip(live, rounds, strict=True):
+                each.take_in([submission.answer for submission in submissions])
 
     def _options_now(self) -> RequestOptions:
         """With what is left of the time."""
@@ -107,12 +104,14 @@ class BeamRounds:
         return dataclasses.replace(self._options, timeout=left)
 
 
-def _request(searched: Searched, beam: Beam, num_top: int, options: RequestOptions) -> Request:
+def _asked(searched: Searched, beam: Beam, num_top: int, options: RequestOptions) -> Submission:
+    """A request for the likeliest tokens after a beam."""
     tokens = (*searched.prompt_token_ids, *beam.token_ids)
     searched.num_requests += 1
+    name = f"{searched.name}-{searched.num_requests}"
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=num_top, detokenize=False)
-    return Request(
-        request_id=f"{searched.name}-{searched.num_requests}",
+    request = EngineRequest(
+        request_id=name,
         prompt_token_ids=tokens,
         params=params.resolve(None, seed=0),
         max_total_tokens=len(tokens) + 1,
@@ -121,10 +120,11 @@ def _request(searched: Searched, beam: Beam, num_top: int, options: RequestOptio
         cache_salt=options.cache_salt,
         is_counted=False,
     )
+    return Submission(request, Answer(request_id=name, asked_id=name))
 
 
-def _likeliest(request: Request, num_top: int) -> Likeliest:
-    (report,) = request.logprobs
+def _likeliest(answer: Answer, num_top: int) -> Likeliest:
+    (report,) = answer.logprobs
     top = slice(1, 1 + num_top)  # after the token that the request got
     return tuple(zip(report.token_ids[top], report.logprobs[top], strict=True))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...common.errors import UnknownParameterError
 from ...common.names import refuse_unknown
 from ..other_names import BEAMS
-from ..scheduler.request import FinishReason
+from ..protocol.engine_output import FinishReason
 from ..validation import check_flag, integer, number, token_ids
 from .logprobs import IMPOSSIBLE
 

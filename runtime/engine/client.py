@@ -1,15 +1,21 @@
-"""The only way into an engine: one caller at a time, and what was dropped meanwhile is ended first."""
+"""The blocking client of a core: one caller at a time, and what was dropped meanwhile is ended first."""
 
+import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from ...common.errors import RequestError
+from ...common.errors import ClosedError, RequestError
+from ...common.forks import require_same_process
 from ...compiler.torch_internals.torch_section import neutral
-from .engine_core import Engine
-from .output_processor import Generation
+from ...custom_ops._shared.ledger import Watcher, watched
+from ..protocol.engine_output import Timeline
+from .engine_core import EngineCore
+from .output_processor import OutputProcessor, Reader, Submission
+from .outputs import StreamDelta
+from .parallel_sampling import new_deltas
 
 T = TypeVar("T")
 
@@ -25,43 +31,109 @@ class Ticket:
         self.reference = None
 
 
-class Guard:
-    """Lets one thread at a time into the engine, and nobody while it is inside.
+class Client:
+    """Lets one thread at a time step the core and process its outputs, and nobody while it is inside.
+
+    Who waits for an answer steps the core himself until it is over, and everybody's answers with it. Text is
+    made after a step, so with several steps in flight it is made while the next one runs on the device.
 
     Whoever drops a stream, be it the garbage collector at any line of any thread, only puts its ticket's
     reference into a queue, which takes one call of C: no lock, and nothing that could be interrupted. The
     next to enter or to leave ends what the queue names.
+
+    Every call raises ClosedError after close(), UnsupportedError in a forked child, and, but for look() and
+    drop(), RequestError from inside of another call, as from a logits processor.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine: Engine | None = engine
+    def __init__(self, core: EngineCore, on_build: Watcher) -> None:
+        """on_build: told what is built in the middle of a request; what it raises ends the step."""
+        self._core: EngineCore | None = core
+        self._processor = OutputProcessor()
+        self._on_build = on_build
+        self._pid = os.getpid()
         self._lock = threading.RLock()
         self._inside = threading.Lock()  # tells the thread that holds the other whether it is inside
-        self._asked: dict[weakref.ref[Ticket], tuple[Generation, ...]] = {}
+        self._asked: dict[weakref.ref[Ticket], tuple[str, ...]] = {}  # request ids
         self._dropped: deque[weakref.ref[Ticket]] = deque()
 
-    def __call__(self, action: Callable[[], T]) -> T:
-        """Let something happen to the engine; RequestError inside of another such thing."""
-        # On one line: an interrupt on the way back from a second one to the first would keep the lock.
-        with self._lock: return self._enter(action)  # fmt: skip # noqa: E701
+    def run(self, submissions: Sequence[Submission]) -> None:
+        """See these to their ends; raises the error of the first that has one, and ends what is left."""
+        ticket = Ticket()
+        try:
+            self.submit(ticket, submissions)
+            for _, answer in submissions:
+                while not answer.published.is_over:
+                    self.step()
+                if answer.error is not None:
+                    raise answer.error
+        finally:
+            self.drop(ticket)
 
-    def look(self, read: Callable[[], T]) -> T:
-        """Read something that is changed inside: as it is, where this thread is inside."""
-        with self._lock: return self._enter(read) if not self._inside.locked() else read()  # fmt: skip # noqa: E701
+    def stream(self, submissions: Sequence[Submission]) -> Iterator[StreamDelta]:
+        """The pieces of these in turns, as they are written. They are queued when the first is asked for.
 
-    def start(self, ticket: Ticket, generations: Iterable[Generation]) -> None:
-        """Queue requests, from inside, to be ended when the ticket is dropped."""
-        assert self.engine is not None
-        reference = weakref.ref(ticket, self._dropped.append)
-        self._asked[reference] = tuple(generations)
-        ticket.reference = reference
-        for generation in self._asked[reference]:
-            self.engine.add(generation)
+        To close the iterator, or to drop it, ends what is left of them.
+        """
+        ticket, readers = Ticket(), [Reader(answer) for _, answer in submissions]
+        try:
+            self.submit(ticket, submissions)
+            while True:
+                yield from new_deltas(readers)
+                for reader in readers:
+                    if reader.error is not None:
+                        raise reader.error
+                if all(reader.is_done for reader in readers):
+                    return
+                self.step()
+        finally:
+            self.drop(ticket)
+
+    def submit(self, ticket: Ticket, submissions: Sequence[Submission]) -> None:
+        """Queue requests, to be ended when the ticket is dropped."""
+        self.enter(lambda core: self._submit(core, ticket, submissions))
+
+    def step(self) -> None:
+        """Step the core once and process its outputs."""
+        self.enter(self._step)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it stands; False for one that is not live."""
+        return self.enter(lambda core: self._abort(core, request_id))
 
     def drop(self, ticket: Ticket) -> None:
         """End what is left of a ticket's requests: soon, as this may be called anywhere."""
         if ticket.reference is not None:
             self._dropped.append(ticket.reference)
+
+    def idle(self) -> bool:
+        """Capture one more size; False where none is left, or a request is live."""
+        return self.enter(self._idle)
+
+    def drop_captures(self) -> None:
+        """Drop every captured graph, which idle() captures again. RequestError while requests are live."""
+        self.enter(_drop_captures)
+
+    def count_whole(self, times: Timeline, num_tokens: int) -> None:
+        """Count as one what was served by requests that were parts of it."""
+        self.enter(lambda core: core.count_whole(times, num_tokens))
+
+    def close(self) -> None:
+        """End every request and shut the core down; a second call does nothing."""
+        self._locked(self._close)
+
+    def enter(self, action: Callable[[EngineCore], T]) -> T:
+        """Let something happen to the core, by one thread at a time; returns what the action does."""
+        return self._locked(lambda: action(self._open_core()))
+
+    def look(self, read: Callable[[], T]) -> T:
+        """Read something that is changed inside: as it is, where this thread is inside."""
+        require_same_process(self._pid)
+        with self._lock: return self._enter(read) if not self._inside.locked() else read()  # fmt: skip # noqa: E701
+
+    def _locked(self, action: Callable[[], T]) -> T:
+        require_same_process(self._pid)  # whose lock a thread may hold that is not there
+        # On one line: an interrupt on the way back from a second one to the first would keep the lock.
+        with self._lock: return self._enter(action)  # fmt: skip # noqa: E701
 
     def _enter(self, action: Callable[[], T]) -> T:
         if self._inside.locked():
@@ -79,11 +151,66 @@ class Guard:
             finally:
                 self._end_dropped()
 
+    def _open_core(self) -> EngineCore:
+        if self._core is None:
+            raise ClosedError("this runtime was closed; make a new one with Runtime.from_pretrained")
+        return self._core
+
+    def _submit(self, core: EngineCore, ticket: Ticket, submissions: Sequence[Submission]) -> None:
+        reference = weakref.ref(ticket, self._dropped.append)
+        self._asked[reference] = tuple(request.request_id for request, _ in submissions)
+        ticket.reference = reference
+        for request, answer in submissions:
+            self._processor.add(answer)
+            core.add(request)
+
+    def _step(self, core: EngineCore) -> None:
+        self._deliver(core)  # what an interrupt may have left
+        with watched(self._on_build):
+            core.step()
+        self._deliver(core)
+
+    def _abort(self, core: EngineCore, request_id: str) -> bool:
+        was_live = core.abort(request_id)
+        self._deliver(core)
+        return was_live
+
+    def _idle(self, core: EngineCore) -> bool:
+        with watched(self._on_build):
+            return core.idle()
+
+    def _close(self) -> None:
+        core = self._core
+        if core is not None:
+            core.close()
+            self._deliver(core)
+            self._core = None
+
+    def _deliver(self, core: EngineCore) -> None:
+        """Process the core's outputs, and end what needs no more of it, until it has no news.
+
+        An output leaves the queue when all that follows from it was done, so an interrupt loses none; to
+        process one again changes nothing.
+        """
+        while core.outputs:
+            outputs = [*core.outputs]
+            for request_id, stop_string in self._processor.process(outputs):
+                core.abort(request_id, "abort" if stop_string is None else "stop", stop_string)
+            for _ in outputs:
+                core.outputs.popleft()
+
     def _end_dropped(self) -> None:
         while self._dropped:
             reference = self._dropped[0]
-            for generation in self._asked.get(reference, ()):
-                if self.engine is not None:
-                    self.engine.abort(generation.request.request_id)
+            for request_id in self._asked.get(reference, ()):
+                if self._core is not None:
+                    self._core.abort(request_id)
+                self._processor.forget(request_id)
             self._asked.pop(reference, None)
             self._dropped.popleft()
+
+
+def _drop_captures(core: EngineCore) -> None:
+    if core.scheduler.has_work:
+        raise RequestError("suspend while requests are live; wait for them or abort them first")
+    core.drop_captures()

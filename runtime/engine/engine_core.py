@@ -1,72 +1,103 @@
-"""The loop: schedule, execute, update, and the text of what came out; whole again after whatever hit it."""
+"""The core of the engine: schedule, execute, update; whole again after whatever hit it. It knows no text."""
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from ...common.errors import EngineError, LaminaError, shown
 from ...common.logging import get_logger
 from ..executor.executor import Executor, StepHandle
+from ..protocol.engine_output import EngineOutput, Finish, FinishReason, Timeline
+from ..protocol.engine_request import EngineRequest
 from ..protocol.interrupts import InterruptAtRequestError
 from ..protocol.runner_output import RunnerOutput
 from ..protocol.scheduler_output import SchedulerOutput
 from ..scheduler.faults import blamed
-from ..scheduler.request import Request, Timeline
+from ..scheduler.request import Request
 from ..scheduler.scheduler import Scheduler
 from .latency import Latencies
-from .output_processor import Generation, TextFaultError
 from .suspects import Suspects
 
 logger = get_logger("runtime")
 T = TypeVar("T")
 
 
-class Engine:
+@dataclass(slots=True)
+class _Live:
+    """A request that has not ended, and how many of its output tokens were sent."""
+
+    request: Request
+    num_sent: int = 0
+
+
+class EngineCore:
     """Steps every live request by one token or one chunk of its prompt at a time.
 
+    In come EngineRequests and calls by request id; out come EngineOutputs, appended to `outputs` for the
+    client to take from the left. Nothing else is shared with who asks, so he may be in another process.
+
     `depth` steps are launched before the oldest is read: at 1 the host waits for each step, at 2 it plans
-    the next one and writes the text of the last one while a step runs.
+    the next one while a step runs. Calls are not safe to make from several threads at once.
 
     Whatever interrupts a call, at any line, is followed by the books being opened anew from what the requests
-    themselves say, there and then or before the next call. An error ends the request that it is due to.
+    themselves say, there and then or before the next call. An error ends the request that it is due to. An
+    output may then be sent twice, and none is lost.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, *, depth: int = 1) -> None:
         self.scheduler = scheduler
+        self.outputs: deque[EngineOutput] = deque()
         self._executor = executor
         self._depth = depth
         self._is_whole = True  # the books: not while something happens to them
         self._at_model: SchedulerOutput | None = None  # the step that is being launched or read
         self._pending: deque[tuple[SchedulerOutput, StepHandle]] = deque()
-        self._generations: dict[str, Generation] = {}
-        self._attentive: set[str] = set()  # those that want each token, not the answer alone
+        self._live: dict[str, _Live] = {}
+        self._attentive: set[str] = set()  # those that want each token, not all at the end
         self._suspects = Suspects()
         self.latencies = Latencies()
         self.first_token_seconds: float | None = None  # of the first request of all, from its arrival
 
-    def add(self, generation: Generation) -> None:
-        """Queue a request."""
-        self._whole(partial(self._add, generation))
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything: a request is live, or a step in flight."""
+        return self.scheduler.has_work or bool(self._pending)
 
-    def abort(self, request_id: str) -> bool:
-        """End a request wherever it stands and give its blocks back; False for one that is not live."""
-        return self._end(request_id, None)
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. RequestError where one of the same id is live."""
+        self._whole(partial(self._add, request))
 
-    def fail(self, request_id: str, error: LaminaError) -> bool:
-        """End a request alone, with an error for whoever asked; False for one that is not live."""
-        return self._end(request_id, error)
+    def abort(
+        self,
+        request_id: str,
+        reason: FinishReason = "abort",
+        stop_reason: int | str | None = None,
+        error: LaminaError | None = None,
+    ) -> bool:
+        """End a request wherever it stands and give its blocks back; False for one that is not live.
+
+        Its last output has the reasons and the error, if any.
+        """
+        end = request_id, reason, stop_reason, error
+        try:
+            return self._whole(partial(self._abort, *end))
+        except Exception as failure:
+            logger.warning("a request was cut off, as it could not be aborted: %s", shown(blamed(failure)[1]))
+            return self._whole(partial(self._cut_off, request_id, error))
 
     def step(self) -> None:
         """Launch a step if there is one, then take in the oldest, where enough are launched or none can be.
 
-        An error ends the request that it is due to, who is told. Where nothing says whose it is, the step is
-        tried again, and then the requests in it one by one. Raises what came from outside, as Ctrl-C.
+        An error ends the request that it is due to. Where nothing says whose it is, the step is tried again,
+        and then the requests in it one by one. Raises what came from outside, as Ctrl-C.
         """
         try:
             self._whole(self._step)
         except InterruptAtRequestError as interrupt:
-            self._end(interrupt.request_id, interrupt.failure)
+            self.abort(interrupt.request_id, error=interrupt.failure)
             raise
         except Exception as error:
             self._whole(partial(self._answer_for, error))
@@ -77,19 +108,17 @@ class Engine:
         self.latencies.add(times, num_tokens)
 
     def idle(self) -> bool:
-        """Record one more size where no request is live; False where there was nothing to do."""
-        if self.scheduler.has_work or self._pending:
-            return False
-        return self._executor.capture_next()
+        """Capture one more size where no request is live; False where there was nothing to do."""
+        return not self.has_work and self._executor.capture_next()
 
-    def forget_recordings(self) -> None:
-        """Drop every recording; steps run without until idle() makes them again."""
+    def drop_captures(self) -> None:
+        """Drop every captured graph; steps run without until idle() captures them again."""
         self._whole(self._finish_pending)
         self._executor.drop_captures()
 
     def close(self) -> None:
-        """Abort every live request and shut the executor down."""
-        for request_id in list(self._generations):
+        """Abort every live request and shut the executor down; a second call does nothing."""
+        for request_id in list(self._live):
             self.abort(request_id)
         self._executor.shutdown()
 
@@ -114,12 +143,12 @@ class Engine:
         else:
             self._pending.clear()
             self.scheduler.reopen()
-        for request_id in self.scheduler.live_ids - self._generations.keys():
+        for request_id in self.scheduler.live_ids - self._live.keys():
             self.scheduler.abort(request_id)
             self._executor.remove_request(request_id)
-        for generation in [*self._generations.values()]:
-            if generation.wants_each_token or generation.request.finish_reason is not None:
-                self._tell(generation)
+        for request in [live.request for live in self._live.values()]:
+            if request.finish_reason is not None or request.request_id in self._attentive:
+                self._send(request)
         self._is_whole = True
 
     def _answer_for(self, error: Exception) -> None:
@@ -135,21 +164,14 @@ class Engine:
         failure.__cause__ = cause
         self._cut_off(culprit.request_id, failure)
 
-    def _end(self, request_id: str, error: LaminaError | None) -> bool:
-        try:
-            return self._whole(partial(self._abort, request_id, error))
-        except Exception as failure:
-            logger.warning("a request was cut off, as it could not be aborted: %s", shown(blamed(failure)[1]))
-            return self._whole(partial(self._cut_off, request_id, error))
-
     def _cut_off(self, request_id: str, error: LaminaError | None) -> bool:
         """End a request whatever state it is in; everybody else is computed again."""
-        generation = self._generations.get(request_id)
-        if generation is None:
+        live = self._live.get(request_id)
+        if live is None:
             return False
         self._pending.clear()
-        self.scheduler.reopen(without=generation.request)
-        self._tell_end(generation, error)
+        self.scheduler.reopen(without=live.request)
+        self._send(live.request, error)
         return True
 
     def _compute_alone(self, request: Request | None) -> None:
@@ -159,20 +181,27 @@ class Engine:
             self.scheduler.alone = request
             self.scheduler.reopen()
 
-    def _add(self, generation: Generation) -> None:
-        self.scheduler.add(generation.request)
-        request_id, processors = generation.request.request_id, generation.request.params.logits_processors
-        if processors:
-            self._executor.add_request(request_id, processors)
-        if generation.wants_each_token:
+    def _add(self, asked: EngineRequest) -> None:
+        request, request_id = _request_of(asked), asked.request_id
+        self.scheduler.add(request)
+        if asked.params.logits_processors:
+            self._executor.add_request(request_id, asked.params.logits_processors)
+        if asked.wants_each_token:
             self._attentive.add(request_id)
-        self._generations[request_id] = generation
+        self._live[request_id] = _Live(request)
 
-    def _abort(self, request_id: str, error: LaminaError | None = None) -> bool:
-        generation = self._generations.get(request_id)
-        if not self.scheduler.abort(request_id) or generation is None:
+    def _abort(
+        self,
+        request_id: str,
+        reason: FinishReason,
+        stop_reason: int | str | None,
+        error: LaminaError | None,
+    ) -> bool:
+        live = self._live.get(request_id)
+        if live is None:
             return False
-        self._tell_end(generation, error)
+        self.scheduler.finish(request_id, reason, stop_reason)
+        self._send(live.request, error)
         if self._pending and not self.scheduler.has_work:
             self._finish_pending()
         return True
@@ -181,7 +210,7 @@ class Engine:
         if self._suspects and self._suspects.clear_innocent():
             self._compute_alone(self._suspects.alone)
         for request in self.scheduler.expire():
-            self._tell(self._generations[request.request_id])
+            self._send(request)
         if self.scheduler.needs_tokens:
             self._finish_pending()
         plan = self.scheduler.schedule()
@@ -216,7 +245,7 @@ class Engine:
         self._pending.popleft()
         for request_id, error in output.failures.items():
             if self.scheduler.abort(request_id):
-                self._tell_end(self._generations[request_id], error)
+                self._send(self._live[request_id].request, error)
         self._take_in(plan, output)
 
     def _undo(self, failed: SchedulerOutput) -> None:
@@ -230,48 +259,59 @@ class Engine:
             self.first_token_seconds = _seconds_to_first_token(received[0])
         for request in received:
             if request.finish_reason is not None or request.request_id in self._attentive:
-                self._tell(self._generations[request.request_id])
+                self._send(request)
 
-    def _tell(self, generation: Generation) -> None:
-        """Let callers read a request's newest tokens, and its end where it has ended."""
-        request = generation.request
-        try:
-            stop = generation.read()
-            if stop is not None:
-                self._stop_at_string(request, stop)
-            generation.tell()
-        except TextFaultError as fault:
-            self._fail_at_text(generation, fault.__cause__)
-        if request.finish_reason is not None:
+    def _send(self, request: Request, error: LaminaError | None = None) -> None:
+        """Let the client know of a request's newest tokens, and of its end and error where it has ended."""
+        live = self._live[request.request_id]
+        num_sent, is_over = live.num_sent, request.finish_reason is not None
+        self.outputs.append(
+            EngineOutput(
+                request_id=request.request_id,
+                num_before=num_sent,
+                new_token_ids=tuple(request.output_token_ids[num_sent:]),
+                logprobs=tuple(request.logprobs[num_sent:]),
+                prompt_logprobs=() if num_sent else tuple(request.prompt_logprobs),
+                finish=_finish_of(request, error) if is_over else None,
+            )
+        )
+        live.num_sent = len(request.output_token_ids)
+        if is_over:
             self._forget(request.request_id)
             if request.finish_reason != "abort" and request.is_counted:
-                self.latencies.add(request.times, len(request.output_token_ids))
-
-    def _tell_end(self, generation: Generation, error: LaminaError | None) -> None:
-        """Let callers know that a request was ended, and by what error, if any."""
-        if error is None:
-            self._tell(generation)
-        else:
-            generation.tell_failure(error)
-            self._forget(generation.request.request_id)
-
-    def _fail_at_text(self, generation: Generation, error: BaseException | None) -> None:
-        failure = EngineError(f"the text of this answer could not be made: {shown(error)}")
-        failure.__cause__ = error
-        self.scheduler.abort(generation.request.request_id)
-        self._tell_end(generation, failure)
+                self.latencies.add(request.times, live.num_sent)
 
     def _forget(self, request_id: str) -> None:
         self._executor.remove_request(request_id)
         self._attentive.discard(request_id)
-        self._generations.pop(request_id, None)
+        self._live.pop(request_id, None)
 
-    def _stop_at_string(self, request: Request, stop: str) -> None:
-        """A stop string wins over a length that the same token reached."""
-        if request.finish_reason is None:
-            self.scheduler.finish(request.request_id, "stop", stop)
-        else:
-            self.scheduler.restate(request, "stop", stop)
+
+def _request_of(asked: EngineRequest) -> Request:
+    """The scheduler's own of a request, with nothing computed."""
+    return Request(
+        request_id=asked.request_id,
+        prompt_token_ids=asked.prompt_token_ids,
+        params=asked.params,
+        stop_token_ids=asked.stop_token_ids,
+        max_total_tokens=asked.max_total_tokens,
+        priority=asked.priority,
+        timeout=asked.timeout,
+        cache_salt=asked.cache_salt,
+        is_counted=asked.is_counted,
+    )
+
+
+def _finish_of(request: Request, error: LaminaError | None) -> Finish:
+    assert request.finish_reason is not None
+    return Finish(
+        reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        times=dataclasses.replace(request.times),
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        error=error,
+    )
 
 
 def _seconds_to_first_token(request: Request) -> float | None:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from ..scheduler.request import Timeline
+from ..protocol.engine_output import Timeline
 
 NUM_REMEMBERED = 1024
 

@@ -26,24 +26,24 @@ Logprobs = dict[int, Logprob]  # by token id: the token itself first, then the l
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Teller:
-    """Reports as a caller gets them: with as many of the likeliest tokens as were asked for."""
+class LogprobsFormatter:
+    """The core's reports as a caller gets them: with as many of the likeliest tokens as were asked for."""
 
     num_top: int | None = None  # beside each token of an answer; None: no report is wanted
     num_prompt_top: int | None = None  # likewise of the prompt
     decode: Callable[[int], str] | None = None  # the text of a token
 
     def of_answer(self, reports: Sequence[TokenReport]) -> tuple[Logprobs, ...] | None:
-        """Of some tokens of an answer."""
+        """Those of some tokens of an answer, None where none are wanted."""
         top = self.num_top
-        return None if top is None else tuple(self._told(report, top) for report in reports)
+        return None if top is None else tuple(self._formatted(report, top) for report in reports)
 
     def of_prompt(self, reports: Sequence[TokenReport]) -> tuple[Logprobs | None, ...] | None:
-        """Of a prompt, whose first token comes after nothing."""
+        """Those of a prompt, whose first token has None, as it comes after nothing; None where unwanted."""
         top = self.num_prompt_top
-        return None if top is None else (None, *(self._told(report, top) for report in reports))
+        return None if top is None else (None, *(self._formatted(report, top) for report in reports))
 
-    def _told(self, report: TokenReport, num_top: int) -> Logprobs:
+    def _formatted(self, report: TokenReport, num_top: int) -> Logprobs:
         own, *top = report.token_ids[: 1 + num_top]
         found = {own: (report.logprobs[0], report.rank)}
         for rank, token_id in enumerate(top, start=1):
@@ -54,9 +54,9 @@ class Teller:
         return None if self.decode is None else self.decode(token_id)
 
 
-def teller_of(params: SamplingParams, index: int, tokenizer: Tokenizer | None) -> Teller:
-    """Log-probabilities of the answer of that index, with texts where there are texts at all."""
-    return Teller(
+def formatter_of(params: SamplingParams, index: int, tokenizer: Tokenizer | None) -> LogprobsFormatter:
+    """The formatter of the answer of that index, with texts of tokens where there is text at all."""
+    return LogprobsFormatter(
         num_top=params.logprobs,
         num_prompt_top=params.prompt_logprobs if index == 0 else None,
         decode=None if tokenizer is None or params.detokenize is False else tokenizer.text_of,
@@ -64,5 +64,5 @@ def teller_of(params: SamplingParams, index: int, tokenizer: Tokenizer | None) -
 
 
 def cumulative(reports: Sequence[TokenReport]) -> float:
-    """The log-probability of all of these tokens together."""
+    """The log-probability of all of these tokens together; 0.0 of none."""
     return sum((report.logprobs[0] for report in reports), 0.0)

@@ -1,140 +1,232 @@
-"""One answer being written: the tokens of its request as text, and how much of it callers may read."""
+"""Outputs of the core as callers read them: text, stop strings and log-probabilities, by request id."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ...common.errors import LaminaError
-from ..scheduler.request import Request
+from ...common.errors import EngineError, LaminaError, shown
+from ..protocol.engine_output import EngineOutput, Finish, FinishReason
+from ..protocol.engine_request import EngineRequest
+from ..protocol.scheduler_output import TokenReport
 from ..tokenization.detokenizer import IncrementalDetokenizer
-from .logprobs import Teller, cumulative
+from .logprobs import LogprobsFormatter, cumulative
 from .outputs import CompletionOutput, RequestTimes, StreamDelta
 
 
-class Told(NamedTuple):
+class Published(NamedTuple):
     """How much of an answer may be read, by any thread and without a lock."""
 
     num_tokens: int = 0
     is_over: bool = False  # there will be no more
 
 
-class TextFaultError(Exception):
-    """The text of an answer cannot be made; the cause is a tokenizer's, which may panic as Rust does."""
+class Stop(NamedTuple):
+    """A request that is to be ended in the core, as nothing more is wanted of it."""
+
+    request_id: str
+    stop_string: str | None  # that its text came to; None: its text cannot be made
 
 
-NOTHING_TOLD = Told()
+NOTHING_PUBLISHED = Published()
 
 
-@dataclass(slots=True)
-class Generation:
-    """A request with its text. Whoever steps the engine writes it, whoever asked reads what is told.
+@dataclass(kw_only=True, slots=True, eq=False)
+class Answer:
+    """One answer being written. The output processor alone writes it; whoever asked reads what is published.
 
-    Everything in it only grows, and `told` is written last, in one assignment: an interrupt, or another
-    thread that reads, finds the answer as it was before a token or after it.
+    It depends on nothing but the outputs that were delivered, once or more often: each list is caught up from
+    its own length, and `published` is written last, in one assignment. So an interrupt at any line, followed
+    by the same outputs again, changes nothing, and another thread that reads finds the answer as it was
+    before an output or after it.
     """
 
-    request: Request
+    request_id: str
     asked_id: str  # what the caller knows it by
     index: int = 0  # of the answers to what a caller asked, of which there may be several
     new_detokenizer: Callable[[], IncrementalDetokenizer] | None = None  # None: there is no text
-    teller: Teller = field(default_factory=Teller)
-    is_streamed: bool = False
+    stop_token_ids: frozenset[int] = frozenset()  # the caller's own, which may be part of the text
+    formatter: LogprobsFormatter = field(default_factory=LogprobsFormatter)
+    wants_cumulative: bool = False  # the log-probability of all tokens together
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenReport] = field(default_factory=list)  # of the tokens, where wanted
+    prompt_logprobs: tuple[TokenReport, ...] = ()
+    finish: Finish | None = None  # how the core ended it
+    stop_string: str | None = None  # that its text came to, whatever else ended it
     error: LaminaError | None = None  # what ended it, for whoever asked
-    told: Told = NOTHING_TOLD
+    published: Published = NOTHING_PUBLISHED
     _pieces: list[str] = field(default_factory=list)  # the text that each token made certain
     _rest: str = ""  # what the end made certain
     _detokenizer: IncrementalDetokenizer | None = None  # has read the pieces; None: nobody has, or not whole
-
-    @property
-    def wants_each_token(self) -> bool:
-        return self.new_detokenizer is not None or self.is_streamed
 
     @property
     def text(self) -> str:
         """The text that is certain so far."""
         return "".join(self._pieces) + self._rest
 
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended, None while it has not: a stop string wins over whatever ended it in the core."""
+        if self.stop_string is not None:
+            return "stop"
+        return None if self.finish is None else self.finish.reason
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop string or token id that ended it, "deadline", or None."""
+        if self.stop_string is not None:
+            return self.stop_string
+        return None if self.finish is None else self.finish.stop_reason
+
     def __post_init__(self) -> None:
         if self.new_detokenizer is not None:
             self._detokenizer = self.new_detokenizer()
 
-    def read(self) -> str | None:
-        """Turn new tokens into text; returns the stop string that they complete, if any."""
-        if self.new_detokenizer is None:
-            return None
-        detokenizer, self._detokenizer = self._detokenizer, None
-        try:
-            detokenizer = detokenizer or self._replayed(self.new_detokenizer)
-            for place in range(len(self._pieces), len(self.request.output_token_ids)):
-                self._pieces.append(self._text_of(place, detokenizer))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise TextFaultError from error
-        self._detokenizer = detokenizer
-        return detokenizer.stop_reason
+    def take_in(self, output: EngineOutput) -> None:
+        """Catch up with an output, new or delivered before; what follows a stop string or the end is dropped.
 
-    def tell(self) -> None:
-        """Let callers read what there is, the rest of the text included where the request has ended."""
-        is_over = self.request.finish_reason is not None
-        if is_over and self._detokenizer is not None:
-            detokenizer, self._detokenizer = self._detokenizer, None
-            try:
-                self._rest = detokenizer.finish()
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                raise TextFaultError from error
-        self.told = Told(len(self.request.output_token_ids), is_over)
+        Raises whatever the tokenizer raises; the same output may be taken in again.
+        """
+        finish = output.finish
+        if self.published.is_over:
+            return
+        if self.stop_string is None and finish is not None and finish.error is not None:
+            self.fail(finish.error)
+            return
+        if self.stop_string is None:
+            self._catch_up(output)
+        if finish is not None:
+            self.finish = finish
+            self.published = Published(len(self.token_ids), is_over=True)
+        elif self.stop_string is None:  # a stop is published with the end, which the core is to confirm
+            self.published = Published(len(self.token_ids))
 
-    def tell_failure(self, error: LaminaError) -> None:
-        """Let callers know what ended it; of its text they keep what was told."""
+    def fail(self, error: LaminaError) -> None:
+        """End it by an error; of its text callers keep what was published."""
         self.error = error
-        self.told = Told(self.told.num_tokens, is_over=True)
+        self.published = Published(self.published.num_tokens, is_over=True)
 
-    def answer(self, index: int) -> CompletionOutput:
+    def completion(self, index: int) -> CompletionOutput:
         """The whole of it, once it is over, as the answer of that index."""
-        request, reports = self.request, self.request.logprobs
-        queued = request.times.queued
-        assert queued is not None
         return CompletionOutput(
             index=index,
             text=self.text,
-            token_ids=tuple(request.output_token_ids),
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            logprobs=self.teller.of_answer(reports),
-            cumulative_logprob=None if request.params.logprobs is None else cumulative(reports),
-            times=RequestTimes(
-                queued=queued, first_token=request.times.first_token, finished=request.times.finished
-            ),
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=self.formatter.of_answer(self.logprobs),
+            cumulative_logprob=cumulative(self.logprobs) if self.wants_cumulative else None,
+            times=self.times,
         )
 
+    @property
+    def times(self) -> RequestTimes:
+        """When it was queued, got its first token and ended, once it is over."""
+        assert self.finish is not None, "an answer that has not ended"
+        times = self.finish.times
+        assert times.queued is not None
+        return RequestTimes(queued=times.queued, first_token=times.first_token, finished=times.finished)
+
+    def _catch_up(self, output: EngineOutput) -> None:
+        num_before = output.num_before
+        assert num_before <= len(self.token_ids), "an output was lost"
+        if output.prompt_logprobs:
+            self.prompt_logprobs = output.prompt_logprobs
+        self.token_ids += output.new_token_ids[len(self.token_ids) - num_before :]
+        self.logprobs += output.logprobs[len(self.logprobs) - num_before :]
+        if self.new_detokenizer is not None:
+            self._write(self.new_detokenizer, output.finish)
+
+    def _write(self, new_detokenizer: Callable[[], IncrementalDetokenizer], finish: Finish | None) -> None:
+        """Turn new tokens into text, up to the one that completes a stop string."""
+        detokenizer, self._detokenizer = self._detokenizer, None
+        detokenizer = detokenizer or self._replayed(new_detokenizer)
+        last = len(self.token_ids) - 1
+        for place in range(len(self._pieces), last + 1):
+            end = finish if place == last else None
+            self._pieces.append(self._text_of(self.token_ids[place], end, detokenizer))
+            if detokenizer.stop_reason is not None:
+                del self.token_ids[place + 1 :], self.logprobs[place + 1 :]
+                break
+        if finish is not None:
+            self._rest = detokenizer.finish()
+        self._detokenizer = detokenizer
+        self.stop_string = detokenizer.stop_reason
+
     def _replayed(self, new_detokenizer: Callable[[], IncrementalDetokenizer]) -> IncrementalDetokenizer:
-        """A detokenizer that has read what was told, for one that an interrupt may have left half way."""
-        detokenizer, num_told = new_detokenizer(), self.told.num_tokens
-        for place in range(num_told):
-            detokenizer.append(self.request.output_token_ids[place : place + 1])
-        del self._pieces[num_told:]
+        """A detokenizer that has read what is published, for one that an interrupt may have left half way."""
+        detokenizer, num_tokens = new_detokenizer(), self.published.num_tokens
+        for token_id in self.token_ids[:num_tokens]:
+            detokenizer.append((token_id,))
+        del self._pieces[num_tokens:]
         return detokenizer
 
-    def _text_of(self, place: int, detokenizer: IncrementalDetokenizer) -> str:
+    def _text_of(self, token_id: int, end: Finish | None, detokenizer: IncrementalDetokenizer) -> str:
         """The text that a token makes certain: an EOS has none, a stop token only if asked for."""
-        request, token_ids = self.request, self.request.output_token_ids
-        token_id, is_last = token_ids[place], place == len(token_ids) - 1
-        if not is_last or request.finish_reason != "stop" or isinstance(request.stop_reason, str):
+        if end is None or end.reason != "stop" or isinstance(end.stop_reason, str):
             return detokenizer.append((token_id,))
-        if token_id in (request.params.stop_token_ids or ()):
+        if token_id in self.stop_token_ids:
             return detokenizer.append_stop_token(token_id)
         return ""
+
+
+class Submission(NamedTuple):
+    """A request for the core, with the answer that its outputs become."""
+
+    request: EngineRequest
+    answer: Answer
+
+
+class OutputProcessor:
+    """Turns outputs of the core into answers. It knows no lock and no core: its client has both."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, Answer] = {}
+
+    def add(self, answer: Answer) -> None:
+        """Expect outputs for an answer, before its request is added to the core."""
+        self._answers[answer.request_id] = answer
+
+    def forget(self, request_id: str) -> None:
+        """Expect no more for a request; outputs that come nevertheless are dropped."""
+        self._answers.pop(request_id, None)
+
+    def process(self, outputs: Iterable[EngineOutput]) -> list[Stop]:
+        """Take in outputs; returns the requests to be ended in the core that it has not said to have ended.
+
+        What fails at one answer, as its tokenizer does, ends that one. After an interrupt at any line the
+        same outputs are to be processed again.
+        """
+        stops: dict[str, Stop] = {}
+        for output in outputs:
+            request_id = output.request_id
+            answer = self._answers.get(request_id)
+            if answer is None:
+                continue
+            _take_in(answer, output)
+            if output.finish is not None:
+                stops.pop(request_id, None)
+                self.forget(request_id)
+            elif answer.stop_string is not None or answer.error is not None:
+                stops[request_id] = Stop(request_id, answer.stop_string)
+        return [*stops.values()]
+
+
+def _take_in(answer: Answer, output: EngineOutput) -> None:
+    try:
+        answer.take_in(output)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a tokenizer may panic as Rust does, which is no Exception
+        failure = EngineError(f"the text of this answer could not be made: {shown(error)}")
+        failure.__cause__ = error
+        answer.fail(failure)
 
 
 class Reader:
     """What one caller has read of an answer that is streamed."""
 
-    def __init__(self, generation: Generation) -> None:
-        generation.is_streamed = True
-        self._generation = generation
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
         self._num_tokens = 0
         self._num_deltas = 0
         self.is_done = False
@@ -142,15 +234,16 @@ class Reader:
     @property
     def error(self) -> LaminaError | None:
         """What ended the answer, once all that was written before has been read."""
-        return self._generation.error if self.is_done else None
+        return self._answer.error if self.is_done else None
 
     def next(self) -> StreamDelta | None:
         """The next piece, None while there is none, or no more; an error is no piece."""
-        told, error = self._generation.told, self._generation.error
-        is_token = self._num_tokens < told.num_tokens
-        if self.is_done or not (is_token or told.is_over):
+        published, error = self._answer.published, self._answer.error
+        is_token = self._num_tokens < published.num_tokens
+        if self.is_done or not (is_token or published.is_over):
             return None
-        self.is_done = told.is_over and self._num_tokens + is_token == told.num_tokens and error is None
+        is_last = published.is_over and self._num_tokens + is_token == published.num_tokens
+        self.is_done = is_last and error is None
         if not is_token and error is not None:
             self.is_done = True
             return None
@@ -160,16 +253,16 @@ class Reader:
         return delta
 
     def _delta(self, is_token: bool) -> StreamDelta:
-        generation, request = self._generation, self._generation.request
+        answer = self._answer
         which = slice(self._num_tokens, self._num_tokens + is_token)
-        text = "".join(generation._pieces[which]) + (generation._rest if self.is_done else "")
+        text = "".join(answer._pieces[which]) + (answer._rest if self.is_done else "")
         is_first = self._num_deltas == 0
         return StreamDelta(
-            request_id=generation.asked_id,
-            index=generation.index,
+            request_id=answer.asked_id,
+            index=answer.index,
             text=text,
-            token_ids=tuple(request.output_token_ids[which]),
-            finish_reason=request.finish_reason if self.is_done else None,
-            logprobs=generation.teller.of_answer(request.logprobs[which]),
-            prompt_logprobs=generation.teller.of_prompt(request.prompt_logprobs) if is_first else None,
+            token_ids=tuple(answer.token_ids[which]),
+            finish_reason=answer.finish_reason if self.is_done else None,
+            logprobs=answer.formatter.of_answer(answer.logprobs[which]),
+            prompt_logprobs=answer.formatter.of_prompt(answer.prompt_logprobs) if is_first else None,
         )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ..scheduler.request import FinishReason
+from ..protocol.engine_output import FinishReason
 from .logprobs import Logprobs
 
 

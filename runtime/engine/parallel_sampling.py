@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..sampling_params import SEED_LIMIT, SamplingParams
 from .logprobs import cumulative
-from .output_processor import Generation, Reader
+from .output_processor import Answer, Reader, Submission
 from .outputs import RequestOutput, RequestTimes, StreamDelta
 
 CHILD_STEP = 0xD1B54A32D192ED03  # odd and without a pattern, so that answers draw apart
@@ -22,36 +22,38 @@ class Answers:
 
     prompt: str | None
     num_wanted: int
-    generations: tuple[Generation, ...]
+    submissions: tuple[Submission, ...]
 
-    def readers(self) -> tuple[Reader, ...]:
-        """Ask for all answers in pieces, before they are started."""
-        return tuple(map(Reader, self.generations))
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """Each, in the order of their indices."""
+        return tuple(submission.answer for submission in self.submissions)
 
     def output(self) -> RequestOutput:
-        """The answers wanted, once all are finished: in order, or of more than wanted the best first."""
-        first, *_ = generations = self.generations
-        times = [generation.request.times for generation in generations]
+        """The answers wanted, once all are over: in order, or of more than wanted the best first."""
+        first, *_ = answers = self.answers
+        times = [answer.times for answer in answers]
+        finishes = [answer.finish for answer in answers if answer.finish is not None]
         begun = [time.first_token for time in times if time.first_token is not None]
         ended = [time.finished for time in times if time.finished is not None]
-        queued = times[0].queued
-        assert queued is not None
-        assert len(ended) == len(times)
         return RequestOutput(
             request_id=first.asked_id,
             prompt=self.prompt,
-            prompt_token_ids=first.request.prompt_token_ids,
-            outputs=tuple(generation.answer(index) for index, generation in enumerate(self._chosen())),
-            times=RequestTimes(queued=queued, first_token=min(begun, default=None), finished=max(ended)),
-            num_cached_tokens=first.request.num_cached_tokens,
-            num_preemptions=sum(generation.request.num_preemptions for generation in generations),
-            prompt_logprobs=first.teller.of_prompt(first.request.prompt_logprobs),
+            prompt_token_ids=self.submissions[0].request.prompt_token_ids,
+            outputs=tuple(answer.completion(index) for index, answer in enumerate(self._chosen())),
+            times=RequestTimes(
+                queued=times[0].queued, first_token=min(begun, default=None), finished=max(ended)
+            ),
+            num_cached_tokens=finishes[0].num_cached_tokens,
+            num_preemptions=sum(finish.num_preemptions for finish in finishes),
+            prompt_logprobs=first.formatter.of_prompt(first.prompt_logprobs),
         )
 
-    def _chosen(self) -> Sequence[Generation]:
-        if len(self.generations) == self.num_wanted:
-            return self.generations
-        return sorted(self.generations, key=_mean_logprob, reverse=True)[: self.num_wanted]
+    def _chosen(self) -> Sequence[Answer]:
+        answers = self.answers
+        if len(answers) == self.num_wanted:
+            return answers
+        return sorted(answers, key=_mean_logprob, reverse=True)[: self.num_wanted]
 
 
 def params_of_each(params: SamplingParams) -> list[SamplingParams]:
@@ -73,8 +75,8 @@ def _nth_seed(seed: int, index: int) -> int:
     return (seed + index * CHILD_STEP + SEED_LIMIT) % (2 * SEED_LIMIT) - SEED_LIMIT
 
 
-def _mean_logprob(generation: Generation) -> float:
-    reports = generation.request.logprobs
+def _mean_logprob(answer: Answer) -> float:
+    reports = answer.logprobs
     return cumulative(reports) / len(reports) if reports else float("-inf")
 
 

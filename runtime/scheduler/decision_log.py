@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from ...common.errors import ConfigError, shown
 from ..kv_cache.manager import KVCacheManager
 from ..kv_cache.prefix_cache import Chain
+from ..protocol.engine_output import FinishReason
 from ..protocol.scheduler_output import ON_HOST, Ints, Reports, SchedulerOutput
 from .config import SchedulerConfig
-from .request import FinishReason, Request
+from .request import Request
 from .running_batch import yields_one_each
 from .scheduler import Scheduler
 

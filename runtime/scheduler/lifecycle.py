@@ -5,11 +5,12 @@ from collections.abc import Callable, Set
 
 from ...common.errors import RequestError, shown
 from ..kv_cache.manager import KVCacheManager
+from ..protocol.engine_output import FinishReason
 from ..protocol.scheduler_output import SchedulerOutput
 from .config import SchedulerConfig
 from .faults import at_request
 from .in_flight import InFlight
-from .request import FinishReason, Request, RequestStatus
+from .request import Request, RequestStatus
 from .request_queue import Deadlines, WaitingQueue
 from .running_batch import Rows
 

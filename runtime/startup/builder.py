@@ -24,7 +24,7 @@ from ...models.layers import Ops, join_scales, taking_quantized
 from ...models.quantization.int8 import Int8Quantizer
 from ...models.registry import ModelDefinition
 from ..config import TOKENS_BESIDE_DECODE, Resolved, RuntimeConfig
-from ..engine.engine_core import Engine
+from ..engine.engine_core import EngineCore
 from ..executor.uniproc import UniprocExecutor
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.manager import KVCacheManager
@@ -69,7 +69,7 @@ class Parts:
 class Assembled:
     """An engine with what its statistics are read from."""
 
-    engine: Engine
+    engine: EngineCore
     kv_cache: KVCacheManager
     runner: ModelRunner
     graphs: CudaGraphs | None
@@ -117,7 +117,7 @@ def assemble(parts: Parts, store: Store, progress: Progress, watch: Stopwatch) -
     recording = None if parts.config.record is None else open_recording(parts.config.record)
     scheduler = RecordingScheduler(limits, kv_cache, recording) if recording else Scheduler(limits, kv_cache)
     return Assembled(
-        engine=Engine(scheduler, UniprocExecutor(runner), depth=DEPTHS[resolved.device.type]),
+        engine=EngineCore(scheduler, UniprocExecutor(runner), depth=DEPTHS[resolved.device.type]),
         kv_cache=kv_cache,
         runner=runner,
         graphs=graphs,

@@ -33,7 +33,7 @@ from ...models.quantization.int8 import Int8Quantizer, check_quantization, quant
 from ...models.registry import ModelDefinition, find_model
 from .. import IMPORT_STARTED
 from ..config import Resolved, RuntimeConfig
-from ..engine.engine_core import Engine
+from ..engine.engine_core import EngineCore
 from ..sampling_params import describe_defaults
 from ..tokenization.tokenizer import Tokenizer, load_tokenizer
 from ..worker.attention import AttentionBackend, check_layer, check_name, select_backend
@@ -64,7 +64,7 @@ class Loaded:
     late_builds: warm.LateBuilds
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineCore:
         return self.assembled.engine
 
     @property

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from ...common import env
+from ...common.forks import lost_threads
 from ...common.logging import get_logger, log_once
 from .control_groups import cpu_quota, read
-from .forks import lost_threads
 
 logger = get_logger("runtime")
 CPUS = Path("/sys/devices/system/cpu")

@@ -17,11 +17,13 @@ from lamina.custom_ops.add_rms_norm_linear import _cpu as add_rms_norm_linear
 from lamina.custom_ops.linear import _cpu as linear
 from lamina.custom_ops.linear_int8 import _cpu as linear_int8
 from lamina.models.registry import ModelDefinition, ParameterSpec, register_model
+from lamina.runtime.engine.input_processor import total_tokens
 from lamina.runtime.kv_cache.block_pool import BlockPool
 from lamina.runtime.kv_cache.manager import KVCacheManager
+from lamina.runtime.prompts import check_prompt
 from lamina.runtime.sampling_params import SamplingParams, stopping_token_ids
 from lamina.runtime.scheduler.config import SchedulerConfig
-from lamina.runtime.scheduler.request import Request, check_prompt, total_tokens
+from lamina.runtime.scheduler.request import Request
 from lamina.runtime.scheduler.scheduler import Scheduler
 from lamina.runtime.worker.input_batch import InputBatch
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import settings
 
 from lamina import BeamSearchParams, LogitsError, ProcessorError, RequestError, Runtime, SamplingParams
-from lamina.runtime.scheduler.request import RequestOptions
+from lamina.runtime.request_options import RequestOptions
 
 PER_EXAMPLE = 20  # combinations for each example of the profile: 20,000 with `prove`
 MOST_SAID = 600  # characters of a refusal

@@ -12,7 +12,7 @@ from lamina import BeamSearchParams, CompileConfig, Runtime, SamplingParams
 from lamina.common.errors import ConfigError, RequestError
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.other_names import BEAMS, SAMPLING, SETTINGS
-from lamina.runtime.scheduler.request import RequestOptions
+from lamina.runtime.request_options import RequestOptions
 
 KINDS = {
     RuntimeConfig: (ConfigError, SETTINGS),

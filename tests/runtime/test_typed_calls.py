@@ -14,8 +14,8 @@ import lamina
 from lamina.runtime import vllm
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.keywords import LLMSettings, RequestSettings, RuntimeSettings
+from lamina.runtime.request_options import RequestOptions
 from lamina.runtime.runtime import Runtime
-from lamina.runtime.scheduler.request import RequestOptions
 
 CALLS = Path(__file__).with_name("typed_calls.py")
 # Without the libraries below, whose types these calls do not need, mypy is done in seconds.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lamina import BeamSearchParams, ConfigError, LaminaError, RequestError, SamplingParams
 from lamina.common.errors import MOST_SAID, clipped, shown
 from lamina.runtime.config import RuntimeConfig
-from lamina.runtime.scheduler.request import RequestOptions
+from lamina.runtime.request_options import RequestOptions
 
 HUGE = "x" * 60_000
 GREEDY = SamplingParams(temperature=0, max_tokens=3)

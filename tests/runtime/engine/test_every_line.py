@@ -68,7 +68,7 @@ def begun(runtime, prompt, params):
 
 def steps(runtime, number):
     for _ in range(number):
-        runtime._step()
+        runtime._client.step()
 
 
 def arrive(runtime, victims):
@@ -109,7 +109,8 @@ def is_sound(runtime, is_idle, alone):
     def check():
         is_idle(runtime)
         runtime._loaded.engine.scheduler.check()
-        assert not runtime._loaded.engine._generations
+        assert not runtime._loaded.engine._live
+        assert not runtime._client._processor._answers
 
     yield check
     check()
@@ -139,18 +140,17 @@ def test_an_error_at_any_line_harms_nobody_else_and_keeps_no_block(runtime, alon
 def test_an_error_at_any_call_of_a_step_ends_at_most_the_request_that_it_is_of(runtime, alone, is_sound):
     """Nothing comes out of the step: who asked is told, and where nothing says who it was, it goes on."""
     canary, victims, _ = prepared(runtime, "step")
-    total = count(partial(runtime._guarded, lambda loaded: loaded.engine.step()), "call")
+    total = count(partial(runtime._client.enter, lambda core: core.step()), "call")
     victims.clear()
     assert_unharmed(runtime, canary, alone)
 
-    def broken_step(place, loaded):
-        engine = loaded.engine
+    def broken_step(place, core):
         with traced(happening(raising(RuntimeError), place, "call")):
-            engine.step()
+            core.step()
 
     for place in places(total - 1):
         canary, victims, _ = prepared(runtime, "step")
-        runtime._guarded(partial(broken_step, 1 + place))  # the first call is the step itself
+        runtime._client.enter(partial(broken_step, 1 + place))  # the first call is the step itself
         for victim in victims:
             with contextlib.suppress(LaminaError):
                 list(victim)

@@ -117,7 +117,7 @@ def test_an_answer_that_is_aborted_leaves_the_others_alone(open_runtime, is_idle
     stream = runtime.stream(PROMPT, of(DRAWN, n=3))
     deltas = [next(stream) for _ in range(4)]
     name = deltas[0].request_id
-    assert runtime._guarded(lambda loaded: loaded.engine.abort(f"{name}-1"))
+    assert runtime._client.abort(f"{name}-1")
     found = by_index([*deltas, *stream])
     assert [found[index][-1].finish_reason for index in range(3)] == ["length", "abort", "length"]
     for index in (0, 2):

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.common.errors import RequestError
+from lamina.runtime.engine.input_processor import total_tokens
+from lamina.runtime.prompts import check_prompt
 from lamina.runtime.sampling_params import SamplingParams, check_ids, settle_words, stopping_token_ids
-from lamina.runtime.scheduler.request import Request, check_prompt, total_tokens
+from lamina.runtime.scheduler.request import Request
 
 LIMITS = {"vocab_size": 320, "max_model_len": 64, "capacity_tokens": 32}
 

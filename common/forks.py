@@ -4,7 +4,7 @@ import os
 import threading
 from pathlib import Path
 
-from ...common.errors import UnsupportedError
+from .errors import UnsupportedError
 
 TASKS = Path("/proc/self/task")  # the threads of this process, those that Python knows of and others
 

@@ -1,0 +1,217 @@
+"""What callers ask for as requests of the core: prompts as token ids, parameters checked and resolved."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ...common.errors import RequestError, shown
+from ..prompts import Params, Prompt, Prompts, as_list, check_prompt, checked_kind, each, one_each
+from ..protocol.engine_request import EngineRequest
+from ..request_options import RequestOptions
+from ..sampling_params import (
+    SamplingDefaults,
+    SamplingParams,
+    check_ids,
+    check_reports,
+    for_chat,
+    settle_words,
+    stopping_token_ids,
+)
+from ..tokenization.chat_messages import Messages
+from ..tokenization.detokenizer import IncrementalDetokenizer, detokenizer_of
+from ..tokenization.tokenizer import Tokenizer
+from .beam_driver import Searched
+from .beam_search import BeamSearch, BeamSearchParams
+from .logprobs import formatter_of
+from .output_processor import Answer, Submission
+from .parallel_sampling import Answers, params_of_each
+
+SEED_STEP = 0x9E3779B97F4A7C15  # odd and without a pattern, so that unseeded requests draw apart
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputProcessor:
+    """Checks what callers ask, before anything is queued, and gives each request all it needs to be answered.
+
+    What is wrong raises RequestError, saying which argument, and where it is one of many prompts, which.
+    """
+
+    tokenizer: Tokenizer | None
+    defaults: SamplingDefaults  # the checkpoint's, for what a request leaves open
+    chat_defaults: SamplingDefaults | None  # likewise in chats, before CHAT_DEFAULTS; None: neither counts
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    num_valid_ids: int  # ids from here on are padding of the vocabulary
+    max_model_len: int
+    declared_len: int | None  # positions that the checkpoint declares
+    capacity_tokens: int  # of the KV cache
+    seed: int  # of requests that bring none, with the number of each
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens that a prompt may have: one new one is to fit beside them."""
+        return min(self.max_model_len - 1, self.capacity_tokens)
+
+    def prepare_each(self, prompts: Prompts, params: Params, options: RequestOptions) -> list[Answers]:
+        """What is to be written to each prompt, one or many, in order."""
+        listed = as_list(prompts)
+        own = one_each(params, len(listed))
+        return each(listed, lambda index, prompt: self._prepare(prompt, own[index], options))
+
+    def prepare_stream(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions
+    ) -> Answers:
+        """What is to be written to one prompt, piece by piece."""
+        answers = self._prepare(checked_kind(prompt), params, options, is_streamed=True)
+        if len(answers.submissions) > answers.num_wanted:
+            raise RequestError(
+                f"best_of is {len(answers.submissions)}, above n {answers.num_wanted}; wanted none in a "
+                "stream, as the best answers are known when all have ended; use generate()"
+            )
+        return answers
+
+    def prepare_searches(self, prompts: Prompts, params: BeamSearchParams | None) -> list[Searched]:
+        """A beam search for each prompt."""
+        params = BeamSearchParams() if params is None else params
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params is {shown(params)}; wanted a BeamSearchParams")
+        return each(as_list(prompts), lambda _, prompt: self._search(prompt, params))
+
+    def chat_params(self, params: SamplingParams | None) -> SamplingParams:
+        """What a chat is sampled with: as given, then as the checkpoint says, then by CHAT_DEFAULTS."""
+        return for_chat(SamplingParams() if params is None else params, self.chat_defaults)
+
+    def chat_prompt(
+        self,
+        messages: Messages,
+        tools: Messages | None,
+        template_kwargs: Mapping[str, Any] | None,
+        continue_final_message: bool,
+        chat_template: str | None,
+        add_generation_prompt: bool,
+    ) -> list[int]:
+        """The token ids of a conversation, by the model's chat template or the one given."""
+        given = messages, add_generation_prompt, tools, self.max_prompt_tokens, template_kwargs
+        tokenizer = self._tokenizer_for("a chat")
+        return tokenizer.apply_chat_template(*given, continue_final_message, chat_template)
+
+    def _prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: RequestOptions,
+        *,
+        is_streamed: bool = False,
+    ) -> Answers:
+        if params is not None and not isinstance(params, SamplingParams):
+            raise RequestError(f"params is {shown(params)}; wanted a SamplingParams")
+        token_ids = self._token_ids(prompt)
+        number = next(self._numbers)
+        resolved = self._resolved(params or SamplingParams(), number)
+        submissions = []
+        for index, own in enumerate(params_of_each(resolved)):
+            request_id = str(number) if index == 0 else f"{number}-{index}"
+            new_detokenizer = self._detokenizer(token_ids, own)
+            wants_each_token = is_streamed or new_detokenizer is not None
+            request = self._request(request_id, token_ids, own, options, wants_each_token)
+            answer = Answer(
+                request_id=request_id,
+                asked_id=str(number),
+                index=index,
+                new_detokenizer=new_detokenizer,
+                stop_token_ids=frozenset(own.stop_token_ids or ()),
+                formatter=formatter_of(resolved, index, self.tokenizer),
+                wants_cumulative=own.logprobs is not None,
+            )
+            submissions.append(Submission(request, answer))
+        return Answers(
+            prompt=prompt if isinstance(prompt, str) else None,
+            num_wanted=resolved.n,
+            submissions=tuple(submissions),
+        )
+
+    def _resolved(self, params: SamplingParams, number: int) -> SamplingParams:
+        """Parameters with nothing left open, of which the model can honour all."""
+        seed = (self.seed + (number + 1) * SEED_STEP) % 2**63
+        resolved = settle_words(params.resolve(self.defaults, seed=seed), self._encode_word)
+        check_ids(resolved, stopping_token_ids(resolved, self.eos_token_ids), self.num_valid_ids)
+        check_reports(resolved, self.num_valid_ids)
+        return resolved
+
+    def _request(
+        self,
+        request_id: str,
+        token_ids: tuple[int, ...],
+        params: SamplingParams,
+        options: RequestOptions,
+        wants_each_token: bool,
+    ) -> EngineRequest:
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            params=params,
+            stop_token_ids=stopping_token_ids(params, self.eos_token_ids),
+            max_total_tokens=total_tokens(len(token_ids), params, self.max_model_len),
+            priority=options.priority,
+            timeout=options.timeout,
+            cache_salt=options.cache_salt,
+            wants_each_token=wants_each_token,
+        )
+
+    def _search(self, prompt: Prompt, params: BeamSearchParams) -> Searched:
+        token_ids, num_ids, width = self._token_ids(prompt), self.num_valid_ids, params.beam_width
+        if width > num_ids:
+            raise RequestError(f"beam_width is {width}; wanted at most {num_ids}, the number of tokens")
+        check_ids(SamplingParams(stop_token_ids=params.stop_token_ids), (), num_ids)
+        room = self.max_prompt_tokens + 1 - len(token_ids)
+        return Searched(
+            name=str(next(self._numbers)),
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=token_ids,
+            search=BeamSearch(params, self.eos_token_ids, room=room, vocab_size=num_ids),
+        )
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """A prompt as token ids that can be served here."""
+        if isinstance(prompt, str):
+            tokenizer = self._tokenizer_for("a text prompt")
+            prompt = tokenizer.encode(prompt, max_tokens=self.max_prompt_tokens)
+        return check_prompt(
+            prompt,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            capacity_tokens=self.capacity_tokens,
+            declared_len=self.declared_len,
+        )
+
+    def _tokenizer_for(self, purpose: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(
+                f"{purpose} needs a tokenizer, and the model's folder has none; give token ids or tokenizer="
+            )
+        return self.tokenizer
+
+    def _encode_word(self, word: str) -> list[int]:
+        tokenizer = self._tokenizer_for(f"bad_words={shown(word)}")
+        return tokenizer.encode(word, add_special_tokens=False)
+
+    def _detokenizer(
+        self, token_ids: Sequence[int], params: SamplingParams
+    ) -> Callable[[], IncrementalDetokenizer] | None:
+        """What makes a detokenizer of the answer, None where it has no text."""
+        if params.detokenize is False or (params.detokenize is None and self.tokenizer is None):
+            if params.stop:
+                got = f"stop is {shown(params.stop)}"
+                raise RequestError(f"{got}, but there is no text to look for it in; use stop_token_ids")
+            return None
+        return partial(detokenizer_of, params, token_ids, self._tokenizer_for("detokenize=True"))
+
+
+def total_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> int:
+    """How many tokens prompt and output may come to together."""
+    if params.max_tokens is None:
+        return max_model_len
+    return min(num_prompt_tokens + params.max_tokens, max_model_len)

@@ -1,0 +1,47 @@
+"""News of one request on its way from the engine's core: new token ids, and its end."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...common.errors import LaminaError
+from .scheduler_output import TokenReport
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When things happened to a request, by time.monotonic() of the core; None where they have not."""
+
+    queued: float | None = None
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """The end of a request, after which nothing comes of it and none of its blocks is held."""
+
+    reason: FinishReason
+    stop_reason: int | str | None = None  # the caller's token id or string that ended it, or "deadline"
+    times: Timeline
+    num_cached_tokens: int = 0  # of the prompt, whose keys and values were in the prefix cache
+    num_preemptions: int = 0
+    error: LaminaError | None = None  # what ended it, where that was a fault
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOutput:
+    """What became of a request since the output before.
+
+    To deliver one twice, or one that overlaps those before, is harmless: `num_before` says how many output
+    tokens came earlier, and who has more of them skips the overlap. The last one alone has a `finish`.
+    """
+
+    request_id: str
+    num_before: int
+    new_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenReport, ...] = ()  # of the new tokens, where wanted
+    prompt_logprobs: tuple[TokenReport, ...] = ()  # where wanted, with the first: from the second token on
+    finish: Finish | None = None

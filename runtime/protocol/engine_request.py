@@ -1,0 +1,26 @@
+"""One request on its way to the engine's core: token ids and parameters, no text."""
+
+from dataclasses import dataclass
+
+from ..sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineRequest:
+    """What the core is asked for. It pickles, unless `params` holds logits processors that do not.
+
+    The output is at most `max_total_tokens` long together with the prompt. `cache_salt` parts the prefix
+    cache: blocks are shared among requests of the same one. `is_counted` is False for a part of a request
+    that is counted as one by its maker.
+    """
+
+    request_id: str  # unique among the requests that are live
+    prompt_token_ids: tuple[int, ...]  # at least one
+    params: SamplingParams  # resolved
+    stop_token_ids: frozenset[int] = frozenset()  # ids that end it: every EOS and the caller's own
+    max_total_tokens: int
+    priority: int = 0  # lower is served first
+    timeout: float | None = None  # seconds from when it is queued
+    cache_salt: str = ""
+    is_counted: bool = True
+    wants_each_token: bool = False  # an output after each step that brought it a token, or one at its end
