@@ -90,7 +90,7 @@ def mlp_of_uneven_parts(state: State, step: Step) -> None:
     _down(state, _multiply(step, F.silu(gate), up))
 
 
-def mlp_of_two_products(state: State, step: Step) -> None:
+def mlp_of_two_gemms(state: State, step: Step) -> None:
     (gate, _), (_, up) = _halves(state), _halves(state)
     _down(state, _multiply(step, F.silu(gate), up))
 
@@ -193,7 +193,7 @@ def gelu_mlp_with_up_in_other_dtype(state: State, step: Step) -> None:
 PLAIN: tuple[Callable[[State, Step], None], ...] = (mlp, written_mlp, gelu_mlp, written_gelu_mlp)
 ODD: tuple[Callable[[State, Step], None], ...] = (
     *(mlp_of_split_sizes, mlp_with_gate_read_twice, mlp_in_float32, mlp_in_own_dtype, mlp_rounded_once),
-    *(mlp_of_swapped_halves, mlp_of_one_half, mlp_of_thirds, mlp_of_uneven_parts, mlp_of_two_products),
+    *(mlp_of_swapped_halves, mlp_of_one_half, mlp_of_thirds, mlp_of_uneven_parts, mlp_of_two_gemms),
     *(mlp_of_slices, mlp_split_over_tokens, mlp_by_columns, mlp_with_gelu, mlp_with_scaled_gate),
     *(mlp_with_up_in_other_dtype, gelu_mlp_with_gate_read_twice, gelu_mlp_in_float32),
     *(gelu_mlp_rounded_once, gelu_mlp_of_swapped_halves, gelu_mlp_by_columns),

@@ -43,7 +43,7 @@ def run_case(name: str, num_rows: int, dtype: torch.dtype, rounds: int) -> dict:
         contenders["torch, prepacked"] = in_turn(
             lambda weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], ""), packed
         )
-    for method in dict.fromkeys((*_cpu.methods(dtype, 1), Method.DOTS)):
+    for method in dict.fromkeys((*_cpu.methods(dtype, 1), Method.DOT)):
         contenders[method.value] = in_turn(
             lambda weight, method=method: _cpu.launch(x, weight, None, method), weights
         )

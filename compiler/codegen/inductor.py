@@ -16,7 +16,7 @@ from ...common.store import Store
 from ..capture.fingerprint import canonical_text
 from ..capture.origins import origins
 from ..passes import pipeline
-from ..passes.gemms import Product, products
+from ..passes.gemms import Gemm, gemms
 from ..passes.graph import Pass
 from ..torch_internals import torch_compat
 from .launch import kernels_of
@@ -24,12 +24,13 @@ from .wrapper import Call, call_of_whole, load_source, obstacle
 
 logger = get_logger("compiler")
 PIECES = "pieces"  # the kind of the store's names for artifacts
+RECORD = 2  # the form of an artifact's record: one of an earlier form is not looked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Artifact:
     """A compiled piece as it lies in the store: digests of source and kernels, what the passes did, and the
-    products that are left to ops of ours."""
+    GEMMs that are left to ops of ours."""
 
     key: str
     source: str
@@ -39,7 +40,7 @@ class Artifact:
     stages: tuple[str, ...]  # the graph after each pass
     origins: str  # the lines of the model's code behind graph_before
     reports: tuple[Mapping[str, Any], ...]  # of each pass
-    products: tuple[Product, ...]
+    gemms: tuple[Gemm, ...]
     device: str
     is_checked: bool  # what it computes, by whoever made it
     seconds: float = 0.0  # that making it took here
@@ -74,7 +75,7 @@ def compile_piece(
         found["before"], found["origins"] = canonical_text(graph), origins(graph)
         found["stages"] = [canonical_text(stage) for stage in rewritten.stages]
         found["reports"] = tuple(asdict(report) for report in rewritten.reports)
-        found["products"] = products(rewritten.graph)
+        found["gemms"] = gemms(rewritten.graph)
         texts = found["before"], canonical_text(rewritten.graph)
         inductor = torch_compat.inductor_config()
         found["key"] = piece_key("\nbecomes\n".join(texts), {**factors, "inductor": inductor})
@@ -107,7 +108,7 @@ def compile_piece(
             stages=tuple(store.put(text.encode()) for text in found["stages"]),
             origins=store.put(json.dumps(found["origins"]).encode()),
             reports=found["reports"],
-            products=found["products"],
+            gemms=found["gemms"],
             device=device.type,
             is_checked=check is not None,
             seconds=round(time.perf_counter() - started, 3),
@@ -164,20 +165,20 @@ def _read_artifact(record: Mapping[str, Any], key: str) -> Artifact:
     """The artifact of a record; ValueError where it is another piece's."""
     if record["key"] != key:
         raise ValueError("its record is of another piece")
-    found = tuple(Product(**product) for product in record["products"])
+    found = tuple(Gemm(**gemm) for gemm in record["gemms"])
     return Artifact(
         **{
             **record,
             "reports": tuple(record["reports"]),
             "stages": tuple(record["stages"]),
-            "products": found,
+            "gemms": found,
         }
     )
 
 
 def piece_key(text: str, factors: Mapping[str, Any]) -> str:
     """The name of a piece: its graph, as it was checked and rewritten, settings and toolchain."""
-    facts = {"graph": text, "settings": torch_compat.SETTINGS, **factors}
+    facts = {"graph": text, "record": RECORD, "settings": torch_compat.SETTINGS, **factors}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

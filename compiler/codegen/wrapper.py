@@ -11,7 +11,7 @@ import torch
 from ...common.errors import KernelLaunchError
 from ...common.logging import get_logger, log_once
 from ...common.store import Store
-from ...custom_ops._shared.call_list import noted, placed, untold
+from ...custom_ops._shared.call_capture import capturable, statically_allocated, uncapturable
 from ...custom_ops._shared.library import direct_call
 from ..torch_internals import torch_compat
 from . import torch_wrapper, wrapper_form
@@ -62,10 +62,10 @@ def load_source(
 
 
 def call_of_whole(namespace: Mapping[str, Any], why: str) -> Call:
-    """The `call` of a source that Inductor has run, which is said; what it does within cannot be recorded."""
-    told = f"a piece is run by Inductor's own wrapper, whose import takes seconds at each start: {why}"
-    log_once(logger, logging.WARNING, told)
-    return untold(namespace["call"], "Inductor's own wrapper does not tell its calls")
+    """The `call` of a source that Inductor has run, which is logged; its calls cannot be captured."""
+    message = f"a piece is run by Inductor's own wrapper, whose import takes seconds at each start: {why}"
+    log_once(logger, logging.WARNING, message)
+    return uncapturable(namespace["call"], "Inductor's own wrapper does not add its calls")
 
 
 def obstacle(source: str, kernels: Collection[str]) -> str | None:
@@ -81,8 +81,8 @@ def _call_of(source: str, name: str, kernels: Mapping[str, Any], device: torch.d
     values = {**torch_wrapper.wrapper_values(), torch_wrapper.EXTERN_KERNELS: ExternKernels}
     if device.type != "cuda":
         allocate = f"{torch_wrapper.GUARDS}._empty_strided_cpu"
-        values[allocate] = placed(values[allocate])
-        kernels = {name: noted(kernel) for name, kernel in kernels.items()}
+        values[allocate] = statically_allocated(values[allocate])
+        kernels = {name: capturable(kernel) for name, kernel in kernels.items()}
     bound = wrapper_form.meanings(tree)
     namespace: dict[str, Any] = {name: values[full] for name, full in bound.items() if full in values}
     namespace |= kernels

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...common.errors import CompileError
 from ...common.logging import get_logger
-from ...custom_ops._shared.call_list import recorded_by
+from ...custom_ops._shared.call_capture import captured_by
 from ..capture.capture import Attend
 from ..torch_internals import torch_compat
 from .plan import BoundPlan
@@ -84,7 +84,7 @@ class CpuCallGraphs:
     def _capture(self, key: tuple[int, int], run: Callable[[], Tensor], reads: Sequence[Tensor]) -> Tensor:
         capture = _Capture(self._memory)
         try:
-            with capture, recorded_by(capture):
+            with capture, captured_by(capture):
                 result = run()
         except NotCapturable as why:
             logger.info("steps of %d tokens have no CPU call graph: %s", key[0], why)
@@ -135,35 +135,35 @@ class _Capture(torch_compat.DispatchMode):
         self.calls: list[tuple[Callable[[], Any], Any]] = []
         self._memory = memory
 
-    def note(self, call: Callable[[], Any], result: Any) -> None:
+    def add_call(self, call: Callable[[], Any], result: Any) -> None:
         """A kernel was called and returned this."""
         self.calls.append((call, result))
 
-    def place(self, new: Tensor) -> Tensor:
+    def allocate(self, new: Tensor) -> Tensor:
         """The same shape, strides and dtype in memory of the graphs."""
-        return self._memory.place(new)
+        return self._memory.allocate(new)
 
     def refuse(self, why: str) -> None:
-        """Code that does not tell its calls comes next."""
+        """Code that does not add its calls comes next."""
         raise NotCapturable(why)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Allocations get memory that stays, views are nothing to do again, the rest is noted."""
+        """Allocations get memory that stays, views are nothing to do again, the rest is captured."""
         kwargs = kwargs or {}
         if set(func.tags) & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}:
             raise NotCapturable(f"{func} depends on what was computed")
-        with recorded_by(None):
+        with captured_by(None):
             result = func(*args, **kwargs)
         if func.overloadpacket in EMPTY:
-            return self.place(result)
+            return self.allocate(result)
         if func._schema.is_mutable:
-            self.note(partial(_again, func, args, kwargs), None)
+            self.add_call(partial(_again, func, args, kwargs), None)
             return result
         results = result if isinstance(result, (tuple, list)) else (result,)
         if not all(isinstance(one, Tensor) for one in results):
             raise NotCapturable(f"{func} gives something to the host")
         if not {_memory_of(one) for one in results} <= {_memory_of(x) for x in _tensors(args, kwargs)}:
-            self.note(partial(_again_into, func, args, kwargs, results), None)
+            self.add_call(partial(_again_into, func, args, kwargs, results), None)
         return result
 
 
@@ -173,7 +173,7 @@ class _Memory:
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []
 
-    def place(self, new: Tensor) -> Tensor:
+    def allocate(self, new: Tensor) -> Tensor:
         num_bytes = -(-new.untyped_storage().nbytes() // PAGE) * PAGE
         fits = (block for block in self._blocks if num_bytes <= block.nbytes <= 2 * num_bytes)
         block = next((block for block in fits if torch_compat.num_users(block) == 1), None)

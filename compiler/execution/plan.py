@@ -13,7 +13,7 @@ from ..capture.readings import Readings
 from ..capture.split import AttentionCall, SplitModel
 from ..codegen.inductor import Piece
 from ..numerics import MAX_NUM_TOKENS
-from ..passes.gemms import Product
+from ..passes.gemms import Gemm
 
 ParameterTable = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 PieceCall = Callable[[list[Any]], Sequence[Any]]
@@ -42,9 +42,9 @@ class Plan:
     reports: tuple[Mapping[str, Any], ...] = ()  # of the passes over the whole model
 
     @property
-    def products(self) -> tuple[Product, ...]:
-        """The matrix products that its pieces leave to ops of ours, each once."""
-        return tuple(dict.fromkeys(product for piece in self.pieces for product in piece.artifact.products))
+    def gemms(self) -> tuple[Gemm, ...]:
+        """The GEMMs that its pieces leave to ops of ours, each once."""
+        return tuple(dict.fromkeys(gemm for piece in self.pieces for gemm in piece.artifact.gemms))
 
     @property
     def layers(self) -> tuple[int, ...]:

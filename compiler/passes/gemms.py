@@ -1,4 +1,4 @@
-"""The matrix products that a graph leaves to ops of ours, as far as a choice of kernels depends on them."""
+"""The GEMMs that a graph leaves to ops of ours, as far as the kernel choice depends on them."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +13,7 @@ Kind = Literal["linear", "norm", "norm_gated"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Product:
+class Gemm:
     """x [T, columns] by a weight [rows, columns]: alone, behind a norm of a sum, or gated too."""
 
     kind: Kind
@@ -22,13 +22,13 @@ class Product:
     dtype: str
 
 
-def products(graph: fx.Graph) -> tuple[Product, ...]:
-    """Each product once, in the order of the graph."""
-    found = [product for node in graph.nodes if (product := _product(node)) is not None]
+def gemms(graph: fx.Graph) -> tuple[Gemm, ...]:
+    """Each GEMM once, in the order of the graph."""
+    found = [gemm for node in graph.nodes if (gemm := _gemm(node)) is not None]
     return tuple(dict.fromkeys(found))
 
 
-def _product(node: fx.Node) -> Product | None:
+def _gemm(node: fx.Node) -> Gemm | None:
     args: Any = node.args
     kind: Kind = "linear"
     if node.target is OPS.linear.default:
@@ -42,4 +42,4 @@ def _product(node: fx.Node) -> Product | None:
     rows, columns = shape_of(weight)
     if not isinstance(rows, int) or not isinstance(columns, int):
         return None  # as many as there are tokens: no weight
-    return Product(kind=kind, rows=rows, columns=columns, dtype=str(dtype_of(weight)).removeprefix("torch."))
+    return Gemm(kind=kind, rows=rows, columns=columns, dtype=str(dtype_of(weight)).removeprefix("torch."))

@@ -7,7 +7,7 @@ struct AddRmsNormLinearArguments {
   const void *x, *weight, *bias;
   void* out;
   int64_t tokens, n, k, x_stride;
-  lamina::Cut cut;
+  lamina::GemmConfig config;
   int64_t dtype;
   cudaStream_t stream;
 };
@@ -22,9 +22,9 @@ int add_rms_norm_linear(const AddRmsNormLinearArguments* a) {
     lamina::Linear<T> p{};
     p.bias = static_cast<const T*>(a->bias), p.out = static_cast<T*>(a->out);
     p.tokens = lamina::narrow(a->tokens), p.n = lamina::narrow(a->n), p.k = lamina::narrow(a->k);
-    p.share = lamina::narrow(a->cut.share), p.split = lamina::narrow(a->cut.split);
-    p.stages = lamina::narrow(a->cut.stages);
-    return lamina::gated_linear(p, a->weight, a->x, a->x_stride, a->cut, a->stream);
+    p.multicast = lamina::narrow(a->config.multicast), p.split_k = lamina::narrow(a->config.split_k);
+    p.stages = lamina::narrow(a->config.stages);
+    return lamina::gated_linear(p, a->weight, a->x, a->x_stride, a->config, a->stream);
   });
 #else
   return cudaErrorNotSupported;

@@ -2,16 +2,16 @@
 // the norm, which a kernel of its own has made.
 #pragma once
 
-#include "resident_launch.cuh"
+#include "persistent_launch.cuh"
 
 namespace lamina {
 
 template <typename T>
-int gated_linear(const Linear<T>& p, const void* weight, const void* x, int64_t x_stride, const Cut& cut,
+int gated_linear(const Linear<T>& p, const void* weight, const void* x, int64_t x_stride, const GemmConfig& config,
                  cudaStream_t stream) {
-  if (cut.clusters > 0) return resident_linear<T, true>(p, weight, x, x_stride, cut, stream);
-  return with_cut<true, 8, 16, 32, 64, 128, 256>(cut, [&](auto groups, auto tokens) {
-    return launch_linear<T, groups.value, tokens.value, true>(p, weight, x, x_stride, stream);
+  if (config.clusters > 0) return persistent_gemm<T, true>(p, weight, x, x_stride, config, stream);
+  return with_gemm_config<true, 8, 16, 32, 64, 128, 256>(config, [&](auto warpgroups, auto tokens) {
+    return launch_split_k_gemm<T, warpgroups.value, tokens.value, true>(p, weight, x, x_stride, stream);
   });
 }
 

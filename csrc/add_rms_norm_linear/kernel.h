@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "product.h"
+#include "gemm.h"
 #include "rounding.h"
 
 namespace lamina {
@@ -77,7 +77,7 @@ struct AddRmsNormLinear {
   }
 
   bool run(Method method, int threads) const {
-    return multiply_by<T>(
+    return gemm_by<T>(
         method, weight, gated, tokens, threads,
         [this](int64_t first, int count, const T** to) { rows(first, count, to); },
         [this](int64_t token, int64_t row, Vec first, Vec second) { write(token, row, first, second); });

@@ -21,7 +21,7 @@ struct Adjust {
   const int64_t* rows;       // [num_rows], as slots, num_prompt and temperature
   int32_t* history;          // [any number of slots, history_stride]
   const int64_t* slots;      // of the history
-  const int64_t* positions;  // a row's at its place of rows, as last_tokens and banned
+  const int64_t* positions;  // a row's at its step_row of rows, as last_tokens and banned
   const int32_t *token_ids, *last_tokens, *num_prompt;
   const float* penalties;   // [3, num_rows]: repetition, frequency, presence
   const int32_t* bias_ids;  // [num_rows, num_biases]
@@ -85,10 +85,10 @@ Adjust<T> unpacked(const AdjustLogitsArguments& p) {
 template <typename T>
 struct Row {
   const Adjust<T>& args;
-  uint32_t* notes;     // [kSlice]
-  float* biases;       // [kSlice], where there are any
-  int64_t row, place;  // among those to adjust, among all of the step
-  int first;           // id of the slice
+  uint32_t* notes;        // [kSlice]
+  float* biases;          // [kSlice], where there are any
+  int64_t row, step_row;  // among those to adjust, among all of the step
+  int first;              // id of the slice
   int32_t* tokens;
   int length;
   int32_t newest;  // the last of them, which the history may not have yet
@@ -127,7 +127,7 @@ struct Row {
 
   __device__ __forceinline__ void note_exclusions() const {
     const int thread = static_cast<int>(threadIdx.x);
-    for (int i = thread; i < args.num_banned; i += kAdjustThreads) exclude(args.banned[place * args.num_banned + i]);
+    for (int i = thread; i < args.num_banned; i += kAdjustThreads) exclude(args.banned[step_row * args.num_banned + i]);
     for (int i = thread; i < args.num_bad_words; i += kAdjustThreads) {
       const int32_t* word = args.bad_words + (row * args.num_bad_words + i) * args.longest;
       const int id = word[args.longest - 1];
@@ -170,11 +170,11 @@ template <typename T, int kWidth>
 struct OwnLogits {
   Few<T, kWidth> few[kEach / kWidth];
 
-  __device__ __forceinline__ void read(const Adjust<T>& args, int64_t place, int first) {
-    const T* from = args.logits + place * args.row_stride;
+  __device__ __forceinline__ void read(const Adjust<T>& args, int64_t step_row, int first) {
+    const T* from = args.logits + step_row * args.row_stride;
 #pragma unroll
     for (int i = 0; i < kEach / kWidth; ++i) {
-      const int id = first + place_in_chunk<kWidth>(i * kWidth);
+      const int id = first + offset_in_chunk<kWidth>(i * kWidth);
       if (args.reads_vectors) {
         if (id < args.num_ids) few[i] = *reinterpret_cast<const Few<T, kWidth>*>(from + id);
       } else {
@@ -197,18 +197,18 @@ __device__ __forceinline__ void adjust_chunk(const Row<T>& row, const OwnLogits<
   float values[kEach];
 #pragma unroll
   for (int i = 0; i < kEach / kWidth; ++i) {
-    const int place = place_in_chunk<kWidth>(i * kWidth);
-    const auto notes = *reinterpret_cast<const Few<uint32_t, kWidth>*>(row.notes + first - row.first + place);
+    const int offset = offset_in_chunk<kWidth>(i * kWidth);
+    const auto notes = *reinterpret_cast<const Few<uint32_t, kWidth>*>(row.notes + first - row.first + offset);
     float some[kWidth];
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      const int id = first + place + j;
+      const int id = first + offset + j;
       const auto logit = static_cast<float>(logits.few[i].values[j]);
       some[j] =
           id < args.num_ids ? row.adjusted(logit, id, notes.values[j], repetition, frequency, presence) : -INFINITY;
       values[i * kWidth + j] = some[j];
     }
-    if (first + place < args.width) store(to + place, from_floats<float>(some));
+    if (first + offset < args.width) store(to + offset, from_floats<float>(some));
   }
   if (first / kChunk >= args.num_chunks) return;
   const float2 summary = summary_of(values, args.temperature[row.row]);
@@ -218,22 +218,22 @@ __device__ __forceinline__ void adjust_chunk(const Row<T>& row, const OwnLogits<
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kAdjustThreads, 3) adjust_logits_kernel(Adjust<T> args) {
   extern __shared__ uint4 memory[];
-  const int64_t own = blockIdx.y, place = args.rows[own];
+  const int64_t own = blockIdx.y, step_row = args.rows[own];
   const int slice = static_cast<int>(blockIdx.x) * kSlice, thread = static_cast<int>(threadIdx.x);
   const int first = slice + thread / kWarp * kOwnChunks * kChunk;
   OwnLogits<T, kWidth> logits[kOwnChunks];
 #pragma unroll
-  for (int i = 0; i < kOwnChunks; ++i) logits[i].read(args, place, first + i * kChunk);
+  for (int i = 0; i < kOwnChunks; ++i) logits[i].read(args, step_row, first + i * kChunk);
   auto* notes = reinterpret_cast<uint32_t*>(memory);
   const Row<T> row{args,
                    notes,
                    reinterpret_cast<float*>(notes + kSlice),
                    own,
-                   place,
+                   step_row,
                    slice,
                    args.history + args.slots[own] * args.history_stride,
-                   static_cast<int>(args.positions[place]),
-                   args.token_ids[args.last_tokens[place]]};
+                   static_cast<int>(args.positions[step_row]),
+                   args.token_ids[args.last_tokens[step_row]]};
   for (int i = thread; i < kSlice / 4 * (args.num_biases > 0 ? 2 : 1); i += kAdjustThreads) memory[i] = {0, 0, 0, 0};
   __syncthreads();
   row.note_tokens();

@@ -15,7 +15,7 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { std::free(data_); }
 
-  // At least `count` floats on a cache line's border; new memory is zero, so that what a panel holds beyond its
+  // At least `count` floats, aligned to a cache line; new memory is zero, so that what a panel holds beyond its
   // data is never a NaN or a slow denormal left by somebody else.
   float* reserve(size_t count) {
     if (count > count_) {

@@ -1,25 +1,25 @@
-// How long the L2 cache keeps what a copy brings (createpolicy, sm_80 and later).
+// L2 eviction policies of loads (createpolicy, sm_80 and later).
 #pragma once
 
 #include <cstdint>
 
 namespace lamina {
 
-// Leaves before anything else: of data that a step reads a single time.
-__device__ __forceinline__ uint64_t read_once() {
+// evict_first: of data that a step reads a single time.
+__device__ __forceinline__ uint64_t evict_first() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-__device__ __forceinline__ uint64_t read_again() {
+__device__ __forceinline__ uint64_t evict_normal() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-// Leaves after anything else.
-__device__ __forceinline__ uint64_t read_often() {
+// evict_last.
+__device__ __forceinline__ uint64_t evict_last() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   return policy;

@@ -11,7 +11,7 @@ constexpr float kLargest = 3.402823466e38f;
 
 // Which logit of the chunk a lane's i-th is, where it reads kWidth neighbours at a time.
 template <int kWidth>
-__device__ __forceinline__ int place_in_chunk(int i) {
+__device__ __forceinline__ int offset_in_chunk(int i) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   return i / kWidth * kWidth * kWarp + lane * kWidth + i % kWidth;
 }

@@ -1,7 +1,7 @@
-// Warp-wide instructions of sm_80 and later: background copies, matrix fragments, matrix products.
+// Warp-wide instructions of sm_80 and later: cp.async, ldmatrix, movmatrix, mma.sync.
 //
-// A lane is 4 * row + pair. Of an 8x8 matrix of 16-bit elements it holds elements 2 * pair and 2 * pair + 1 of its
-// row, in one register.
+// A lane is 4 * row + pair. Of an 8x8 matrix of 16-bit elements it holds elements 2 * pair and 2 * pair + 1 of its row,
+// in one register.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,14 +19,14 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Starts to copy 16 bytes to shared memory, or to put 16 zero bytes there; `from` must be valid either way.
+// cp.async: starts to copy 16 bytes to shared memory, or to put 16 zero bytes there; `from` must be valid either way.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool copied, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(shared_address(to)),
                "l"(from), "r"(copied ? 16 : 0), "l"(policy)
                : "memory");
 }
 
-// Ends a group of copies; groups finish in order.
+// Ends a group of cp.async copies; groups finish in order.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 // Waits until at most `pending` of this thread's groups are unfinished.
@@ -35,7 +35,7 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
 }
 
-// Four 8x8 matrices, of which lane 8 * m + r gives the address of row r of matrix m.
+// ldmatrix.x4: four 8x8 matrices, of which lane 8 * m + r gives the address of row r of matrix m.
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -56,7 +56,8 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t matrix) {
   return result;
 }
 
-// sum[16x8] += left[16x16] * right[16x8]. Of `sum`, a lane holds two neighbours of its row, then of row + 8.
+// mma.m16n8k16: sum[16x8] += left[16x16] * right[16x8]. Of `sum`, a lane holds two neighbours of its row, then of row
+// + 8.
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&left)[4], const uint32_t (&right)[2],
                                              __nv_bfloat16) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

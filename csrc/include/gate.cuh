@@ -53,8 +53,8 @@ template <typename Act, typename T, int kWidth>
 int launch_act_and_mul(const T* gate_up, T* out, int64_t rows, int64_t intermediate, int64_t stride,
                        cudaStream_t stream) {
   const int64_t chunks = ceil_div(intermediate, kGateThreads * kWidth);
-  return launch_early(act_and_mul_kernel<Act, T, kWidth>, dim3(static_cast<unsigned>(rows * chunks)),
-                      dim3(kGateThreads), stream, gate_up, out, intermediate, stride, static_cast<unsigned>(chunks));
+  return launch_pdl(act_and_mul_kernel<Act, T, kWidth>, dim3(static_cast<unsigned>(rows * chunks)), dim3(kGateThreads),
+                    stream, gate_up, out, intermediate, stride, static_cast<unsigned>(chunks));
 }
 
 // Act::apply<T> maps a float, whose result is rounded to T.

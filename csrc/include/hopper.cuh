@@ -1,5 +1,4 @@
-// Instructions of sm_90a: barriers in shared memory, bulk tensor copies, warpgroup matrix products, clusters, and the
-// overlap of a kernel's start with its predecessor's end.
+// Instructions of sm_90a: mbarriers, TMA loads, WGMMA, thread-block clusters with distributed shared memory.
 #pragma once
 
 #include <cuda.h>
@@ -16,13 +15,13 @@
 
 namespace lamina {
 
-// ---- barriers
+// ---- mbarriers
 
 __device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers visible to the copy engine and to the cluster.
+// Makes initialised barriers visible to the TMA unit and to the cluster.
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -44,7 +43,7 @@ __device__ __forceinline__ void arrive_at_peer(uint32_t barrier, uint32_t rank) 
       : "memory");
 }
 
-// Arrives, and lets the barrier wait for this many bytes of copies as well.
+// Arrives, and lets the barrier wait for this many bytes of TMA loads as well.
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -74,14 +73,14 @@ __device__ __forceinline__ float4 load_four(uint32_t offset) {
   return four;
 }
 
-// ---- bulk tensor copies
+// ---- TMA: bulk tensor copies
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Copies the map's box at (column, row) to shared memory; what lies outside of the tensor arrives as zeros.
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier,
+// Loads the map's box at (column, row) to shared memory; elements out of bounds arrive as zeros.
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier,
                                          uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -91,7 +90,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
 }
 
 // The same of a tensor of four dimensions.
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int x, int y, int z, int w,
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, int x, int y, int z, int w,
                                          uint32_t barrier, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -100,9 +99,10 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
       : "memory");
 }
 
-// As the first, to the same offset in every block of the cluster whose bit is set, with news to the barrier there.
-__device__ __forceinline__ void copy_box_to_peers(uint32_t to, const CUtensorMap* map, int column, int row,
-                                                  uint32_t barrier, uint16_t blocks, uint64_t policy) {
+// TMA multicast: as the first, to the same offset in every block of the cluster whose bit is set, counting on the
+// barrier there.
+__device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMap* map, int column, int row,
+                                                   uint32_t barrier, uint16_t blocks, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
       "[%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(to),
@@ -110,28 +110,28 @@ __device__ __forceinline__ void copy_box_to_peers(uint32_t to, const CUtensorMap
       : "memory");
 }
 
-// Orders this thread's ordinary stores to shared memory before what the copy engine and the matrix units do next.
+// Orders this thread's generic-proxy stores to shared memory before what TMA and WGMMA do next (async proxy).
 __device__ __forceinline__ void fence_shared_for_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// ---- warpgroup matrix products
+// ---- WGMMA: asynchronous warpgroup matrix multiply-accumulate
 
-// How products find a tile of 16-bit elements, rows of 64 elements in the 128-byte swizzle of bulk copies, aligned to
-// 1024 bytes: bits 0-13 the address, 16-29 the bytes from tile to tile (of a factor whose columns are columns of the
-// product; else of no use), 32-45 the bytes from 8 rows to the next 8, all in units of 16; bit 62 the swizzle. Steps of
-// 16 columns are 2 apart.
+// The matrix descriptor of a tile of 16-bit elements in shared memory: rows of 64 elements in TMA's 128-byte swizzle,
+// aligned to 1024 bytes. Bits 0-13 are the address, 16-29 the bytes from tile to tile (of an operand whose columns are
+// columns of the result; else of no use), 32-45 the bytes from 8 rows to the next 8, all in units of 16; bit 62 is the
+// swizzle. Steps of 16 columns are 2 apart.
 __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, int tile_bytes = 16) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kRowGroup = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kRowGroup | static_cast<uint64_t>(tile_bytes >> 4) << 16 | ((address & 0x3ffff) >> 4);
 }
 
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most `pending` committed groups of products are unfinished.
+// Waits until at most `pending` committed groups of WGMMAs are unfinished.
 template <int pending>
-__device__ __forceinline__ void wait_for_products() {
+__device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
@@ -162,39 +162,39 @@ __device__ __forceinline__ void wait_for_products() {
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// sum[64 x columns] += left[64 x 16] * right[columns x 16]ᵀ, both in shared memory. A lane holds of each 8 columns two
-// neighbours of a row, then the same of the row 8 below; its warp has 16 rows.
-#define LAMINA_PRODUCT(columns, type, in, a, b, one, ...)                                                       \
+// wgmma: sum[64 x columns] += left[64 x 16] * right[columns x 16]ᵀ, both operands in shared memory. A lane holds of
+// each 8 columns two neighbours of a row, then the same of the row 8 below; its warp has 16 rows.
+#define LAMINA_WGMMA(columns, type, in, a, b, one, ...)                                                         \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" in "}, %" #a ", %" #b \
                ", %" #one ", 1, 1, 0, 0;"                                                                       \
                : __VA_ARGS__                                                                                    \
                : "l"(left), "l"(right), "n"(1))
 
-#define LAMINA_MULTIPLY(Type, type)                                                                            \
-  template <int columns>                                                                                       \
-  __device__ __forceinline__ void multiply(float (&sum)[columns / 2], uint64_t left, uint64_t right, Type) {   \
-    static_assert(columns == 8 || columns == 16 || columns == 32 || columns == 64 || columns == 96 ||          \
-                  columns == 128 || columns == 192 || columns == 256);                                         \
-    if constexpr (columns == 8) {                                                                              \
-      LAMINA_PRODUCT(8, type, LAMINA_IN4, 4, 5, 6, LAMINA_OUT4(0));                                            \
-    } else if constexpr (columns == 16) {                                                                      \
-      LAMINA_PRODUCT(16, type, LAMINA_IN8, 8, 9, 10, LAMINA_OUT4(0), LAMINA_OUT4(4));                          \
-    } else if constexpr (columns == 32) {                                                                      \
-      LAMINA_PRODUCT(32, type, LAMINA_IN16, 16, 17, 18, LAMINA_OUT16(0));                                      \
-    } else if constexpr (columns == 64) {                                                                      \
-      LAMINA_PRODUCT(64, type, LAMINA_IN32, 32, 33, 34, LAMINA_OUT16(0), LAMINA_OUT16(16));                    \
-    } else if constexpr (columns == 96) {                                                                      \
-      LAMINA_PRODUCT(96, type, LAMINA_IN48, 48, 49, 50, LAMINA_OUT16(0), LAMINA_OUT16(16), LAMINA_OUT16(32));  \
-    } else if constexpr (columns == 192) {                                                                     \
-      LAMINA_PRODUCT(192, type, LAMINA_IN96, 96, 97, 98, LAMINA_OUT64(0), LAMINA_OUT16(64), LAMINA_OUT16(80)); \
-    } else if constexpr (columns == 128) {                                                                     \
-      LAMINA_PRODUCT(128, type, LAMINA_IN64, 64, 65, 66, LAMINA_OUT64(0));                                     \
-    } else {                                                                                                   \
-      LAMINA_PRODUCT(256, type, LAMINA_IN128, 128, 129, 130, LAMINA_OUT64(0), LAMINA_OUT64(64));               \
-    }                                                                                                          \
+#define LAMINA_DEFINE_WGMMA(Type, type)                                                                      \
+  template <int columns>                                                                                     \
+  __device__ __forceinline__ void wgmma(float (&sum)[columns / 2], uint64_t left, uint64_t right, Type) {    \
+    static_assert(columns == 8 || columns == 16 || columns == 32 || columns == 64 || columns == 96 ||        \
+                  columns == 128 || columns == 192 || columns == 256);                                       \
+    if constexpr (columns == 8) {                                                                            \
+      LAMINA_WGMMA(8, type, LAMINA_IN4, 4, 5, 6, LAMINA_OUT4(0));                                            \
+    } else if constexpr (columns == 16) {                                                                    \
+      LAMINA_WGMMA(16, type, LAMINA_IN8, 8, 9, 10, LAMINA_OUT4(0), LAMINA_OUT4(4));                          \
+    } else if constexpr (columns == 32) {                                                                    \
+      LAMINA_WGMMA(32, type, LAMINA_IN16, 16, 17, 18, LAMINA_OUT16(0));                                      \
+    } else if constexpr (columns == 64) {                                                                    \
+      LAMINA_WGMMA(64, type, LAMINA_IN32, 32, 33, 34, LAMINA_OUT16(0), LAMINA_OUT16(16));                    \
+    } else if constexpr (columns == 96) {                                                                    \
+      LAMINA_WGMMA(96, type, LAMINA_IN48, 48, 49, 50, LAMINA_OUT16(0), LAMINA_OUT16(16), LAMINA_OUT16(32));  \
+    } else if constexpr (columns == 192) {                                                                   \
+      LAMINA_WGMMA(192, type, LAMINA_IN96, 96, 97, 98, LAMINA_OUT64(0), LAMINA_OUT16(64), LAMINA_OUT16(80)); \
+    } else if constexpr (columns == 128) {                                                                   \
+      LAMINA_WGMMA(128, type, LAMINA_IN64, 64, 65, 66, LAMINA_OUT64(0));                                     \
+    } else {                                                                                                 \
+      LAMINA_WGMMA(256, type, LAMINA_IN128, 128, 129, 130, LAMINA_OUT64(0), LAMINA_OUT64(64));               \
+    }                                                                                                        \
   }
-LAMINA_MULTIPLY(__nv_bfloat16, "bf16")
-LAMINA_MULTIPLY(__half, "f16")
+LAMINA_DEFINE_WGMMA(__nv_bfloat16, "bf16")
+LAMINA_DEFINE_WGMMA(__half, "f16")
 
 // ---- clusters
 
@@ -207,7 +207,7 @@ __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Two floats, or four, to this offset in a block of the cluster, with news to the barrier there.
+// st.async: two floats, or four, to this offset in a block of the cluster, counting on the barrier there.
 __device__ __forceinline__ void send_to_peer(uint32_t to, float x, float y, uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n"
@@ -232,7 +232,7 @@ __device__ __forceinline__ void send_to_peer(uint32_t to, const float4& four, ui
       : "memory");
 }
 
-// Four floats that lie at this offset in a block's shared memory.
+// ld.shared::cluster: four floats at this offset in a block's shared memory.
 __device__ __forceinline__ float4 load_from_peer(uint32_t offset, uint32_t rank) {
   uint32_t address;
   float4 values;

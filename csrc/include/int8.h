@@ -1,4 +1,4 @@
-// Weights of one byte, -127 to 127, as bfloat16, which holds them exactly, for the machine's products of bfloat16.
+// int8 weights, -127 to 127, widened to bfloat16, which holds them exactly, for AMX and AVX-512 BF16.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include "vector.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-#define LAMINA_BYTES_AS_BF16 1
+#define LAMINA_INT8_AS_BF16 1
 
 namespace lamina {
 

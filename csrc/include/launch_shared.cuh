@@ -18,7 +18,7 @@ inline cudaError_t allow_all_shared(const void* kernel) {
   static std::set<std::pair<int, const void*>> allowed;
   int device = 0, most = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return told(error);
+  if (error != cudaSuccess) return cleared(error);
   const std::lock_guard<std::mutex> guard(mutex);
   if (allowed.count({device, kernel}) != 0) return cudaSuccess;
   cudaFuncAttributes attributes{};
@@ -28,7 +28,7 @@ inline cudaError_t allow_all_shared(const void* kernel) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  most - static_cast<int>(attributes.sharedSizeBytes));
   if (error == cudaSuccess) allowed.insert({device, kernel});
-  return told(error);
+  return cleared(error);
 }
 
 }  // namespace lamina

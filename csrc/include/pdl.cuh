@@ -1,6 +1,6 @@
-// A kernel that starts while its predecessor still runs (programmatic dependent launch, sm_90 and later).
+// Programmatic dependent launch (PDL, sm_90 and later): a kernel that starts while its predecessor still runs.
 //
-// Inside a CUDA graph a kernel launched by launch_early may begin before the kernel ahead of it has ended. Before
+// Inside a CUDA graph a kernel launched by launch_pdl may begin before the kernel ahead of it has ended. Before
 // wait_for_predecessor it writes nothing, and it reads nothing that a kernel of the graph writes. Every block of every
 // such kernel calls that, so the end of one implies the end of all before it.
 #pragma once
@@ -9,14 +9,14 @@
 
 namespace lamina {
 
-// Waits until the kernel ahead has ended and what it wrote is seen.
+// griddepcontrol.wait: waits until the kernel ahead has ended and what it wrote is visible.
 __device__ __forceinline__ void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel begin, once every block has said so or ended.
+// griddepcontrol.launch_dependents: lets the next kernel begin, once every block has called this or ended.
 __device__ __forceinline__ void start_successor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -29,22 +29,23 @@ __device__ __forceinline__ void follow_predecessor() {
   wait_for_predecessor();
 }
 
-// An error that a caller is told; nobody finds it later as if it were of another kernel.
-inline cudaError_t told(cudaError_t error) {
+// The error, cleared from the CUDA runtime where it is one, so that nobody finds it later as if it were of another
+// kernel.
+inline cudaError_t cleared(cudaError_t error) {
   if (error != cudaSuccess) cudaGetLastError();
   return error;
 }
 
-constexpr bool kStartsEarly = __CUDA_ARCH_LIST__ >= 900;
+constexpr bool kHasPdl = __CUDA_ARCH_LIST__ >= 900;
 
-// As kernel<<<grid, block, shared, stream>>>(arguments...) in clusters of `cluster` blocks along x; where is_early, it
+// As kernel<<<grid, block, shared, stream>>>(arguments...) in clusters of `cluster` blocks along x; where is_pdl, it
 // may begin before the kernel ahead has ended.
 template <typename... Parameters, typename... Arguments>
-inline cudaError_t launch_clusters(bool is_early, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
-                                   dim3 block, size_t shared, cudaStream_t stream, Arguments... arguments) {
+inline cudaError_t launch_clusters(bool is_pdl, unsigned cluster, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                                   size_t shared, cudaStream_t stream, Arguments... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
-  if (is_early) {
+  if (is_pdl) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
@@ -55,17 +56,17 @@ inline cudaError_t launch_clusters(bool is_early, unsigned cluster, void (*kerne
   cudaLaunchConfig_t config = {};
   config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = stream;
   config.attrs = attributes, config.numAttrs = count;
-  return told(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+  return cleared(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
-// The same, early inside of graphs: outside the kernel ahead may be the one that wrote the weights.
+// The same, with PDL while a CUDA graph is captured: outside, the kernel ahead may be the one that wrote the weights.
 template <typename Kernel, typename... Arguments>
-inline cudaError_t launch_clusters_early(unsigned cluster, Kernel kernel, dim3 grid, dim3 block, size_t shared,
-                                         cudaStream_t stream, Arguments... arguments) {
+inline cudaError_t launch_clusters_pdl(unsigned cluster, Kernel kernel, dim3 grid, dim3 block, size_t shared,
+                                       cudaStream_t stream, Arguments... arguments) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (kStartsEarly) {
+  if (kHasPdl) {
     const cudaError_t error = cudaStreamIsCapturing(stream, &status);
-    if (error != cudaSuccess) return told(error);
+    if (error != cudaSuccess) return cleared(error);
   }
   return launch_clusters(status == cudaStreamCaptureStatusActive, cluster, kernel, grid, block, shared, stream,
                          arguments...);
@@ -73,9 +74,9 @@ inline cudaError_t launch_clusters_early(unsigned cluster, Kernel kernel, dim3 g
 
 // As kernel<<<grid, block, 0, stream>>>(arguments...).
 template <typename... Parameters, typename... Arguments>
-inline cudaError_t launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
-                                Arguments... arguments) {
-  return launch_clusters_early(1, kernel, grid, block, 0, stream, arguments...);
+inline cudaError_t launch_pdl(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
+                              Arguments... arguments) {
+  return launch_clusters_pdl(1, kernel, grid, block, 0, stream, arguments...);
 }
 
 }  // namespace lamina

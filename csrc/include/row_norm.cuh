@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kMaxThreads) norm_rows_in_registers(RowNorm<T>
   Vec<T, kWidth> values[kVecs], residual[kVecs], weight[kVecs];
   start_successor();
 #pragma unroll
-  for (int i = 0; i < kVecs; ++i) {  // no step writes weights, and behind the next product's they would wait in line
+  for (int i = 0; i < kVecs; ++i) {  // no step writes weights, and behind the next GEMM's they would wait in line
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec < vecs) weight[i] = load<kWidth>(norm.weight + vec * kWidth);
   }
@@ -185,7 +185,7 @@ int launch_norm(const RowNorm<T>& norm, cudaStream_t stream) {
   const int64_t vecs = norm.hidden / kVecWidth<T>, vecs_each = ceil_div(vecs, kThreads);
   const auto threads = [&](int64_t each) { return ceil_div(ceil_div(vecs, each), kWarp) * kWarp; };
   const auto launch = [&](auto kernel, int64_t block) {
-    return static_cast<int>(launch_early(kernel, dim3(rows), dim3(static_cast<unsigned>(block)), stream, norm));
+    return static_cast<int>(launch_pdl(kernel, dim3(rows), dim3(static_cast<unsigned>(block)), stream, norm));
   };
   if (!even || threads(4) > kMaxThreads) return launch(norm_rows_by_element<T, kSum, kWeight>, kMaxThreads);
   if (vecs_each <= 1) return launch(norm_rows_in_registers<T, 1, kSum, kWeight>, threads(1));

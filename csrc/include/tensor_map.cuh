@@ -1,4 +1,4 @@
-// Tensor maps: how bulk copies find boxes of a tensor.
+// TMA tensor maps (CUtensorMap): how TMA loads find boxes of a tensor.
 #pragma once
 
 #include <cuda.h>
@@ -12,7 +12,7 @@ namespace lamina {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's own function, which no library needs to be linked for; null where the driver has none.
+// cuTensorMapEncodeTiled of the driver, which no library needs to be linked for; null where the driver has none.
 inline Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -21,10 +21,10 @@ inline Encode find_encode() {
   return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
 }
 
-inline CUtensorMapDataType map_type(__nv_bfloat16) { return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; }
-inline CUtensorMapDataType map_type(__half) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT16; }
+inline CUtensorMapDataType tensor_map_type(__nv_bfloat16) { return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; }
+inline CUtensorMapDataType tensor_map_type(__half) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT16; }
 
-// A tensor as bulk copies take it: the contiguous dimension first, all in elements; and boxes of it.
+// A tensor as TMA takes it: the contiguous dimension first, all in elements; and boxes of it.
 template <int kDimensions>
 struct Boxes {
   int64_t sizes[kDimensions];
@@ -32,9 +32,10 @@ struct Boxes {
   int64_t box[kDimensions];
 };
 
-// In the swizzle that the matrix products read; what lies outside is read as zeros.
+// Fills the map, in the 128-byte swizzle that WGMMA reads; elements out of bounds are read as zeros.
+// cudaErrorNotSupported where the driver has no such function.
 template <typename T, int kDimensions>
-inline cudaError_t encode_map(CUtensorMap* map, const void* data, const Boxes<kDimensions>& boxes) {
+inline cudaError_t encode_tensor_map(CUtensorMap* map, const void* data, const Boxes<kDimensions>& boxes) {
   static const Encode encode = find_encode();
   if (encode == nullptr) return cudaErrorNotSupported;
   cuuint64_t sizes[kDimensions], strides[kDimensions - 1];
@@ -44,8 +45,8 @@ inline cudaError_t encode_map(CUtensorMap* map, const void* data, const Boxes<kD
     box[i] = static_cast<cuuint32_t>(boxes.box[i]), steps[i] = 1;
     if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(boxes.strides[i - 1]) * sizeof(T);
   }
-  const CUresult result = encode(map, map_type(T{}), kDimensions, const_cast<void*>(data), sizes, strides, box, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+  const CUresult result = encode(map, tensor_map_type(T{}), kDimensions, const_cast<void*>(data), sizes, strides, box,
+                                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }

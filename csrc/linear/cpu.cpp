@@ -31,7 +31,7 @@ int64_t linear(const LinearArguments& p) {
 
 extern "C" {
 int64_t linear_arguments_size() { return sizeof(LinearArguments); }
-int64_t linear_has_tiles() { return lamina::has_tiles(); }
+int64_t linear_has_amx() { return lamina::has_amx(); }
 int64_t linear_float32(const LinearArguments* p) { return linear<float>(*p); }
 int64_t linear_bfloat16(const LinearArguments* p) { return linear<lamina::BFloat16>(*p); }
 int64_t linear_float16(const LinearArguments* p) { return linear<lamina::Float16>(*p); }

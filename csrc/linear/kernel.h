@@ -1,7 +1,7 @@
 // out = x @ weight.T + bias, on raw pointers.
 #pragma once
 
-#include "product.h"
+#include "gemm.h"
 
 namespace lamina {
 
@@ -40,7 +40,7 @@ struct Linear {
   }
 
   bool run(Method method, int threads) const {
-    return multiply_by<T>(
+    return gemm_by<T>(
         method, weight, false, tokens, threads,
         [this](int64_t first, int count, const T** to) { rows(first, count, to); },
         [this](int64_t token, int64_t row, Vec first, Vec second) { write(token, row, first, second); });

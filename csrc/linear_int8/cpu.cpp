@@ -31,9 +31,9 @@ int64_t linear_int8(const LinearInt8Arguments& p) {
 
 extern "C" {
 int64_t linear_int8_arguments_size() { return sizeof(LinearInt8Arguments); }
-int64_t linear_int8_has_tiles() {
-#if defined(LAMINA_BYTES_AS_BF16)
-  return lamina::has_tiles();
+int64_t linear_int8_has_amx() {
+#if defined(LAMINA_INT8_AS_BF16)
+  return lamina::has_amx();
 #else
   return 0;
 #endif

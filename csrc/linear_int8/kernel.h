@@ -1,7 +1,7 @@
 // out = (x @ weight.T) * scale + bias with weights of one byte, on raw pointers.
 #pragma once
 
-#include "product.h"
+#include "gemm.h"
 
 namespace lamina {
 
@@ -28,7 +28,7 @@ struct LinearInt8 {
   }
 
   bool run(Method method, int threads) const {
-    return multiply_by<T>(
+    return gemm_by<T>(
         method, weight, false, tokens, threads,
         [this](int64_t first, int count, const T** to) {
           for (int t = 0; t < count; t++) to[t] = x + (first + t) * x_token;

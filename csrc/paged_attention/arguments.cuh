@@ -1,7 +1,7 @@
-// What a caller hands over for one launch.
+// The packed arguments of one launch.
 #pragma once
 
-#include "work.cuh"
+#include "tile_scheduler.cuh"
 
 // As the caller packs them: 8 bytes each. Strides count elements; rows start at multiples of 16 bytes.
 struct PagedAttentionArguments {

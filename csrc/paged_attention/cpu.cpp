@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kMinParallelWork = 3e5;   // multiply-adds below which waking threads costs more than it saves
 constexpr int kUnitsPerThread = 4;         // so that unequal units even out
-constexpr int64_t kCachedBytes = 1 << 20;  // of a core's own cache, for what is read ahead
+constexpr int64_t kCachedBytes = 1 << 20;  // of a core's own cache, for what is prefetched
 
 struct Job {
   Tile tile;
@@ -73,7 +73,7 @@ class Plan {
     }
   }
 
-  // Heads of a token lie side by side, and memory is read fastest in order: as many as a core's own cache holds for a
+  // Heads of a token are neighbours, and memory is read fastest in order: as many as a core's own cache holds for a
   // split of the keys, unless threads would be left without work.
   int heads_at_once(const Attention<T>& a, int threads) const {
     const int64_t bytes = 2 * kSplitKeys * a.head_dim * sizeof(T);
@@ -113,15 +113,15 @@ void run(const Attention<T>& a, int threads) {
   {
     thread_local Buffer panels;
     Worker<T> worker(a, panels);
-    std::optional<TileProducts::Scope> scope;
-    if (worker.by_tiles()) scope.emplace();
+    std::optional<AmxAttention::Scope> scope;
+    if (worker.by_amx()) scope.emplace();
 #pragma omp for schedule(dynamic, 1)
     for (int i = 0; i < num_units; i++) {
       const Unit& unit = units[i];
       const Job& job = jobs[unit.job];
       const bool whole = unit.split < 0;
       if (job.tile.rows <= kMaxRowsInParts)
-        worker.read_ahead(job.tile, unit.first_head, unit.last_head, whole ? job.first_split : unit.split);
+        worker.prefetch(job.tile, unit.first_head, unit.last_head, whole ? job.first_split : unit.split);
       for (int head = unit.first_head; head < unit.last_head; head++) {
         if (whole) {
           worker.finish(job.tile, head, job.first_split, job.last_split);

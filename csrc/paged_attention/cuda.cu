@@ -43,9 +43,9 @@ int with_shape(int dtype, int kind, int64_t head_dim, const Function& function) 
   });
 }
 
-// What a launch is like on the current device, which this lets the kernel have its shared memory on.
+// Tile rows, occupancy and workspace of a kernel on the current device, which this lets it have its shared memory on.
 template <typename S>
-int describe(void (*kernel)(typename S::Parameters), int64_t* rows, int64_t* blocks, int64_t* partial_floats) {
+int query_launch(void (*kernel)(typename S::Parameters), int64_t* rows, int64_t* blocks, int64_t* partial_floats) {
   int device = 0, processors = 0, blocks_each = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = allow_all_shared(reinterpret_cast<const void*>(kernel));
@@ -76,8 +76,8 @@ int launch(Shape<T, dim, kind> shape, const PagedAttentionArguments& p) {
   using S = decltype(shape);
   const auto a = unpack<T>(p);
   const dim3 grid(static_cast<unsigned>(a.num_tiles * a.num_kv_heads), static_cast<unsigned>(a.num_splits));
-  return launch_clusters_early(1, paged_attention_kernel<S>, grid, S::kThreads, S::kSharedBytes,
-                               reinterpret_cast<cudaStream_t>(p.stream), a);
+  return launch_clusters_pdl(1, paged_attention_kernel<S>, grid, S::kThreads, S::kSharedBytes,
+                             reinterpret_cast<cudaStream_t>(p.stream), a);
 }
 
 template <typename T, int dim>
@@ -87,8 +87,8 @@ int launch(HopperShape<T, dim> shape, const PagedAttentionArguments& p) {
   const cudaError_t error = prepare<S>(p, a);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>(smaller(p.device_blocks, p.num_tiles * p.num_kv_heads * p.num_splits));
-  return launch_clusters_early(1, hopper_attention_kernel<S>, blocks, S::kThreads, S::kSharedBytes,
-                               reinterpret_cast<cudaStream_t>(p.stream), a);
+  return launch_clusters_pdl(1, hopper_attention_kernel<S>, blocks, S::kThreads, S::kSharedBytes,
+                             reinterpret_cast<cudaStream_t>(p.stream), a);
 }
 
 }  // namespace
@@ -104,7 +104,7 @@ int paged_attention_shape(int dtype, int kind, int64_t head_dim, int64_t* rows, 
                           int64_t* partial_floats) {
   return lamina::with_shape(dtype, kind, head_dim, [&](auto shape) -> int {
     using S = decltype(shape);
-    return lamina::describe<S>(lamina::kernel_of(shape), rows, blocks, partial_floats);
+    return lamina::query_launch<S>(lamina::kernel_of(shape), rows, blocks, partial_floats);
   });
 }
 

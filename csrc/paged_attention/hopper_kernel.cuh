@@ -1,22 +1,22 @@
-// Prefill on Hopper: asynchronous products of whole warpgroups.
+// Prefill on Hopper: a persistent, warp-specialised kernel in the manner of FlashAttention 3, by WGMMA and TMA.
 //
-// One block a multiprocessor takes tiles of query rows from a common counter, those with the most keys first. Its last
-// warpgroup brings queries, keys and values; each other one has 64 rows of the tile. Keys are visited from the last
-// tile to the first, so that only the first ones need a mask. The scores of a tile are computed together with the sums
-// of the values of the tile before, whose weights are in registers; then the softmax of one warpgroup runs beside the
-// products of the next: they take turns.
+// One block a multiprocessor takes tiles of query rows from an atomic counter (dynamic tile scheduler), those with the
+// most keys first. Its last warpgroup is the producer and loads queries, keys and values; each consumer warpgroup has
+// 64 rows of the tile. Keys are visited from the last tile to the first, so that only the first ones need a mask. Q @
+// Kᵀ of a tile is computed together with P @ V of the tile before, whose probabilities are in registers; then the
+// softmax of one warpgroup overlaps the WGMMAs of the next (ping-pong scheduling): they take turns.
 #pragma once
 
 #include "hopper_producer.cuh"
-#include "hopper_rows.cuh"
+#include "hopper_softmax.cuh"
 #include "pdl.cuh"
 
 namespace lamina {
 
-// Which barriers of a block stand for what, beside those in shared memory.
+// Named barriers (bar.sync), beside the mbarriers in shared memory.
 enum NamedBarrier : int { kRowThreadsBarrier = 1, kTurnBarrier = 2 };
 
-// A warpgroup's 64 rows of each tile.
+// A consumer warpgroup: 64 rows of each tile.
 template <typename S>
 class HopperConsumer {
   using T = typename S::T;
@@ -33,15 +33,15 @@ class HopperConsumer {
   __device__ __forceinline__ void run() {
     for (;; queries_.advance()) {
       wait_barrier(shared_address(&shared_.query_full[queries_.stage]), queries_.parity);
-      const Work work = shared_.work[queries_.stage];
+      const WorkTile work = shared_.work[queries_.stage];
       if (work.rows == 0) return;
       attend(work);
-      leave(work);
+      finish(work);
     }
   }
 
  private:
-  __device__ __forceinline__ void attend(const Work& work) {
+  __device__ __forceinline__ void attend(const WorkTile& work) {
     rows_.begin(work);
     if constexpr (S::kQueryInRegisters) {
       rows_.load_queries(shared_.query[0]);
@@ -50,12 +50,12 @@ class HopperConsumer {
     const int first = work.begin / S::kKeys;
     int tile = (work.end - 1) / S::kKeys;
     wait_for_keys();
-    start_scores();
-    wait_for_products<0>();
-    finish_scores();
-    rows_.template raise<true>(a_, tile * S::kKeys);
-    rows_.weigh(0);
-    rows_.weigh(1);
+    start_qk();
+    wgmma_wait<0>();
+    finish_qk();
+    rows_.template update_max<true>(a_, tile * S::kKeys);
+    rows_.exponentiate(0);
+    rows_.exponentiate(1);
     rows_.pack();
     clear_values(a_.seq_lens[work.seq] - tile * S::kKeys, S::kKeys);
     --tile;
@@ -67,29 +67,29 @@ class HopperConsumer {
     for (; tile >= first; --tile) step<true>(tile);
     if constexpr (!S::kQueryInRegisters) release_queries();
     clear_values(0, work.oldest - work.begin);
-    start_sums();
-    wait_for_products<0>();
-    finish_sums();
+    start_pv();
+    wgmma_wait<0>();
+    finish_pv();
   }
 
-  // The scores of a tile, and the sums of the one before.
+  // Q @ Kᵀ of a tile, and P @ V of the one before.
   template <bool is_masked>
   __device__ __forceinline__ void step(int tile) {
     wait_for_keys();
     wait_for_turn();
-    start_scores();
-    start_sums();
+    start_qk();
+    start_pv();
     pass_turn();
-    wait_for_products<1>();
-    finish_scores();
-    const float2 keep = rows_.template raise<is_masked>(a_, tile * S::kKeys);
-    rows_.shrink_sums(keep);
-    rows_.weigh(0);
-    wait_for_products<0>();
-    finish_sums();
-    rows_.weigh(1);
+    wgmma_wait<1>();
+    finish_qk();
+    const float2 keep = rows_.template update_max<is_masked>(a_, tile * S::kKeys);
+    rows_.rescale_sums(keep);
+    rows_.exponentiate(0);
+    wgmma_wait<0>();
+    finish_pv();
+    rows_.exponentiate(1);
     rows_.pack();  // beside the exponentials, which take the most time here
-    rows_.shrink_out(keep);
+    rows_.rescale_out(keep);
   }
 
   __device__ __forceinline__ void wait_for_keys() {
@@ -100,8 +100,8 @@ class HopperConsumer {
     wait_barrier(shared_address(&shared_.values_full[values_.stage]), values_.parity);
   }
 
-  __device__ __forceinline__ void start_scores() {
-    begin_products();
+  __device__ __forceinline__ void start_qk() {
+    wgmma_fence();
     pin(rows_.scores), pin(rows_.out), pin(rows_.weights);
     const uint64_t left =
         tile_descriptor(shared_address(shared_.query[queries_.stage] + warpgroup_ * 64 * kPanelColumns), 0);
@@ -113,42 +113,43 @@ class HopperConsumer {
       const uint64_t from_right = right + (panel * S::kKeys * kPanelRowBytes + inside) / 16;
       if constexpr (S::kQueryInRegisters) {
         if (k == 0)
-          multiply_registers<T, 0, 0>(rows_.scores, rows_.query + 4 * k, from_right);
+          wgmma_registers<T, 0, 0>(rows_.scores, rows_.query + 4 * k, from_right);
         else
-          multiply_registers<T, 1, 0>(rows_.scores, rows_.query + 4 * k, from_right);
+          wgmma_registers<T, 1, 0>(rows_.scores, rows_.query + 4 * k, from_right);
       } else if (k == 0) {
-        multiply_panels<T, 0>(rows_.scores, from_left, from_right);
+        wgmma_panels<T, 0>(rows_.scores, from_left, from_right);
       } else {
-        multiply_panels<T, 1>(rows_.scores, from_left, from_right);
+        wgmma_panels<T, 1>(rows_.scores, from_left, from_right);
       }
     }
-    commit_products();
+    wgmma_commit();
   }
 
-  __device__ __forceinline__ void finish_scores() {
+  __device__ __forceinline__ void finish_qk() {
     pin(rows_.scores);
     release(shared_address(&shared_.keys_empty[keys_.stage]));
     keys_.advance();
   }
 
-  __device__ __forceinline__ void start_sums() {
+  __device__ __forceinline__ void start_pv() {
     wait_for_values();
-    begin_products();
+    wgmma_fence();
     pin(rows_.out), pin(rows_.weights);
     const uint64_t right = tile_descriptor(shared_address(shared_.values[values_.stage]), S::kKeys * kPanelRowBytes);
 #pragma unroll
     for (int k = 0; k < S::kKeys / 16; ++k)
-      multiply_registers<T, 1, 1>(rows_.out, rows_.weights + 4 * k, right + k * 16 * kPanelRowBytes / 16);
-    commit_products();
+      wgmma_registers<T, 1, 1>(rows_.out, rows_.weights + 4 * k, right + k * 16 * kPanelRowBytes / 16);
+    wgmma_commit();
   }
 
-  __device__ __forceinline__ void finish_sums() {
+  __device__ __forceinline__ void finish_pv() {
     pin(rows_.out), pin(rows_.weights);
     release(shared_address(&shared_.values_empty[values_.stage]));
     values_.advance();
   }
 
-  // Puts zeros before the oldest key and behind the last, where anything may lie: weights of zero do not undo a NaN.
+  // Puts zeros before the oldest key and behind the last, where anything may lie: probabilities of zero do not undo a
+  // NaN.
   __device__ __forceinline__ void clear_values(int begin, int end) {
     if (begin >= end) return;
     wait_for_values();
@@ -171,14 +172,14 @@ class HopperConsumer {
   __device__ __forceinline__ void wait_for_turn() { sync_threads(kTurnBarrier + warpgroup_, 2 * kWarpgroup); }
   __device__ __forceinline__ void pass_turn() {
     const int next = warpgroup_ + 1 == S::kWarpgroups ? 0 : warpgroup_ + 1;
-    announce_threads(kTurnBarrier + next, 2 * kWarpgroup);
+    arrive_threads(kTurnBarrier + next, 2 * kWarpgroup);
   }
 
-  // Writes the rows, or leaves them for the split that comes last.
-  __device__ __forceinline__ void leave(const Work& work) {
+  // Writes the rows, or stores them as partial results that the last split to arrive merges.
+  __device__ __forceinline__ void finish(const WorkTile& work) {
     rows_.end();
     if (work.num_splits == 1) return rows_.write(a_, work);
-    rows_.leave(Partial<S>(a_, work, work.split));
+    rows_.store_partial(Partial<S>(a_, work, work.split));
     sync_threads(kRowThreadsBarrier, S::kRowThreads);
     if (threadIdx.x == 0) shared_.merges = count_arrival(a_.arrivals, work);
     sync_threads(kRowThreadsBarrier, S::kRowThreads);
@@ -188,9 +189,9 @@ class HopperConsumer {
   const PagedAttention<T>& a_;
   HopperShared<S>& shared_;
   const int warpgroup_;
-  RingPosition<S::kQueryStages> queries_;
-  RingPosition<S::kStages> keys_, values_;
-  HopperRows<S> rows_;
+  PipelineState<S::kQueryStages> queries_;
+  PipelineState<S::kStages> keys_, values_;
+  HopperSoftmax<S> rows_;
 };
 
 template <typename S>
@@ -199,7 +200,8 @@ __device__ __forceinline__ void init_barriers(HopperShared<S>& shared) {
     for (auto& barrier : full) init_barrier(shared_address(&barrier), 1);
     for (auto& barrier : empty) init_barrier(shared_address(&barrier), arrivals);
   };
-  init(shared.query_full, shared.query_empty, S::kRowThreads + 64);  // who brings keys and values reads `work`, too
+  init(shared.query_full, shared.query_empty,
+       S::kRowThreads + 64);  // the producers of keys and values read `work`, too
   init(shared.keys_full, shared.keys_empty, S::kRowThreads / 32);
   init(shared.values_full, shared.values_empty, S::kRowThreads / 32);
   publish_barriers();
@@ -214,17 +216,19 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   auto& shared =
       *reinterpret_cast<HopperShared<S>*>(reinterpret_cast<char*>(memory) + (-shared_address(memory) & 1023));
   if (threadIdx.x == 0) init_barriers(shared);
-  if (threadIdx.x == 32) prefetch_map(&a.query_map), prefetch_map(&a.key_map), prefetch_map(&a.value_map);
+  if (threadIdx.x == 32)
+    prefetch_tensor_map(&a.query_map), prefetch_tensor_map(&a.key_map), prefetch_tensor_map(&a.value_map);
   __syncthreads();
   follow_predecessor();
   if (threadIdx.x >= S::kRowThreads) {
-    give_registers<S::kProducerRegisters>();
+    deallocate_registers<S::kProducerRegisters>();
     const auto warp = (threadIdx.x - S::kRowThreads) / 32;
-    if (warp == 0) HopperQueries<S>(a, shared).run();
-    if (warp == 1) HopperTiles<S>(a, a.key_map, shared, shared.keys, shared.keys_full, shared.keys_empty).run();
-    if (warp == 2) HopperTiles<S>(a, a.value_map, shared, shared.values, shared.values_full, shared.values_empty).run();
+    if (warp == 0) HopperQueryProducer<S>(a, shared).run();
+    if (warp == 1) HopperKVProducer<S>(a, a.key_map, shared, shared.keys, shared.keys_full, shared.keys_empty).run();
+    if (warp == 2)
+      HopperKVProducer<S>(a, a.value_map, shared, shared.values, shared.values_full, shared.values_empty).run();
   } else {
-    take_registers<S::kConsumerRegisters>();
+    allocate_registers<S::kConsumerRegisters>();
     HopperConsumer<S>(a, shared).run();
   }
 #else

@@ -1,4 +1,4 @@
-// What the host prepares for the kernel of Hopper: how its copies find boxes of queries, keys and values.
+// The host's part of the launch on Hopper: TMA tensor maps of queries, keys and values.
 #pragma once
 
 #include "arguments.cuh"
@@ -15,7 +15,7 @@ cudaError_t prepare(const PagedAttentionArguments& p, HopperAttention<typename S
   a.block_mask = static_cast<int>(p.block_size - 1);
   a.block_shift = 0;
   while (p.block_size >> a.block_shift > 1) ++a.block_shift;
-  a.tickets = a.call.arrivals + a.call.num_tiles * a.call.num_kv_heads;
+  a.tile_counter = a.call.arrivals + a.call.num_tiles * a.call.num_kv_heads;
   const Boxes<4> query{{p.head_dim, group, p.num_kv_heads, p.num_tokens},
                        {p.query_head, p.query_head * group, p.query_token},
                        {kPanelColumns, group, 1, S::kRows / group}};
@@ -23,9 +23,9 @@ cudaError_t prepare(const PagedAttentionArguments& p, HopperAttention<typename S
     const Boxes<4> boxes{{p.head_dim, p.num_kv_heads, p.block_size, p.num_blocks},
                          {head, token, block},
                          {kPanelColumns, 1, S::kBoxKeys, 1}};
-    return encode_map<T>(map, reinterpret_cast<const void*>(data), boxes);
+    return encode_tensor_map<T>(map, reinterpret_cast<const void*>(data), boxes);
   };
-  cudaError_t error = encode_map<T>(&a.query_map, reinterpret_cast<const void*>(p.query), query);
+  cudaError_t error = encode_tensor_map<T>(&a.query_map, reinterpret_cast<const void*>(p.query), query);
   if (error == cudaSuccess) error = encode_cache(&a.key_map, p.key_cache, p.key_block, p.key_token, p.key_head);
   if (error == cudaSuccess)
     error = encode_cache(&a.value_map, p.value_cache, p.value_block, p.value_token, p.value_head);

@@ -1,20 +1,21 @@
-// Queries, keys and values on their way to the shared memory of a block of Hopper's kernel, by three warps: one finds
-// work and brings its queries, while the others still bring the keys and the values of the work before.
+// The producer warps of the kernel for Hopper: one schedules work and loads its queries by TMA, the others load the
+// keys and the values, perhaps still of the work before.
 #pragma once
 
 #include "hopper_shape.cuh"
 
 namespace lamina {
 
-// A warp that brings the keys of all work, or the values, tile by tile through a ring of stages. Lane i brings a box of
-// one panel; those of the same keys are neighbours.
+// The producer warp of all keys, or of all values: tile by tile through a multi-stage pipeline. Lane i loads a box of
+// one panel; boxes of the same keys are neighbours.
 template <typename S>
-class HopperTiles {
+class HopperKVProducer {
   using T = typename S::T;
 
  public:
-  __device__ __forceinline__ HopperTiles(const HopperAttention<T>& a, const CUtensorMap& map, HopperShared<S>& shared,
-                                         T (*tiles)[S::kKeys * S::kDim], uint64_t* full, uint64_t* empty)
+  __device__ __forceinline__ HopperKVProducer(const HopperAttention<T>& a, const CUtensorMap& map,
+                                              HopperShared<S>& shared, T (*tiles)[S::kKeys * S::kDim], uint64_t* full,
+                                              uint64_t* empty)
       : a_(a),
         map_(map),
         shared_(shared),
@@ -23,43 +24,43 @@ class HopperTiles {
         empty_(shared_address(empty)) {}
 
   __device__ __forceinline__ void run() {
-    for (RingPosition<S::kQueryStages> ring;; ring.advance()) {
-      wait_barrier(shared_address(&shared_.query_full[ring.stage]), ring.parity);
-      const Work work = shared_.work[ring.stage];
+    for (PipelineState<S::kQueryStages> state;; state.advance()) {
+      wait_barrier(shared_address(&shared_.query_full[state.stage]), state.parity);
+      const WorkTile work = shared_.work[state.stage];
       if (work.rows == 0) return;
-      arrive(shared_address(&shared_.query_empty[ring.stage]));  // by every lane, since each has read `work`
-      bring(work);
+      arrive(shared_address(&shared_.query_empty[state.stage]));  // by every lane, since each has read `work`
+      load(work);
     }
   }
 
  private:
-  __device__ __forceinline__ void bring(const Work& work) {
+  __device__ __forceinline__ void load(const WorkTile& work) {
     const int32_t* table = a_.call.block_tables + work.seq * a_.call.block_tables_stride;
     const int end = a_.call.seq_lens[work.seq];
     const int lane_key = lane_id() / S::kPanels * S::kBoxKeys, column = lane_id() % S::kPanels * kPanelColumns;
-    const uint32_t place = (column * S::kKeys + lane_key * kPanelColumns) * sizeof(T);
+    const uint32_t offset = (column * S::kKeys + lane_key * kPanelColumns) * sizeof(T);
     int tile = (work.end - 1) / S::kKeys * S::kKeys;  // its first key
     int block = look_up(table, tile + lane_key, work.oldest, end);
 #pragma unroll 1  // copies of the loop would not fit into the registers that are left to this warp
     for (; tile >= work.begin; tile -= S::kKeys) {
       const int key = tile + lane_key;
-      const int next = look_up(table, key - S::kKeys, work.oldest, end);  // its way is long
-      const bool brings = lane_key < S::kKeys && key < end;
-      const int boxes = __popc(__ballot_sync(kAllLanes, brings));
-      const uint32_t full = full_ + ring_.stage * sizeof(uint64_t);
-      wait_barrier(empty_ + ring_.stage * sizeof(uint64_t), ring_.parity ^ 1);
+      const int next = look_up(table, key - S::kKeys, work.oldest, end);  // loaded a tile ahead: it takes long
+      const bool loads = lane_key < S::kKeys && key < end;
+      const int boxes = __popc(__ballot_sync(kAllLanes, loads));
+      const uint32_t full = full_ + state_.stage * sizeof(uint64_t);
+      wait_barrier(empty_ + state_.stage * sizeof(uint64_t), state_.parity ^ 1);
       if (lane_id() == 0) arrive_expecting(full, boxes * S::kBoxKeys * kPanelRowBytes);
       __syncwarp();
-      if (brings)
-        copy_box(tiles_ + ring_.stage * S::kKeys * S::kDim * sizeof(T) + place, map_, column, work.kv_head,
+      if (loads)
+        tma_load(tiles_ + state_.stage * S::kKeys * S::kDim * sizeof(T) + offset, map_, column, work.kv_head,
                  key & a_.block_mask, block, full);
       __syncwarp();
-      ring_.advance();
+      state_.advance();
       block = next;
     }
   }
 
-  // The block of a box, or any block where none of its keys is to be seen.
+  // The block id of a box from the block table, or any block where none of its keys is visible.
   __device__ __forceinline__ int look_up(const int32_t* table, int key, int oldest, int end) const {
     return key < end && key + S::kBoxKeys > oldest ? table[key >> a_.block_shift] : 0;
   }
@@ -68,62 +69,63 @@ class HopperTiles {
   const CUtensorMap& map_;
   HopperShared<S>& shared_;
   const uint32_t tiles_, full_, empty_;
-  RingPosition<S::kStages> ring_;
+  PipelineState<S::kStages> state_;
 };
 
-// The warp that finds work and brings its queries.
+// The producer warp that schedules work and loads its queries.
 template <typename S>
-class HopperQueries {
+class HopperQueryProducer {
   using T = typename S::T;
 
  public:
-  __device__ __forceinline__ HopperQueries(const HopperAttention<T>& a, HopperShared<S>& shared)
+  __device__ __forceinline__ HopperQueryProducer(const HopperAttention<T>& a, HopperShared<S>& shared)
       : h_(a), a_(a.call), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
     const int num_work = a_.num_tiles * a_.num_kv_heads * a_.num_splits;
-    for (int ticket = static_cast<int>(blockIdx.x);; ticket = next_ticket(num_work)) {
-      Work work;
+    for (int index = static_cast<int>(blockIdx.x);; index = next_index(num_work)) {
+      WorkTile work;
       bool found = false;
-      while (ticket < num_work && !(found = find_work<S>(a_, ticket / a_.num_splits, ticket % a_.num_splits, work)))
-        ticket = next_ticket(num_work);
+      while (index < num_work && !(found = find_work<S>(a_, index / a_.num_splits, index % a_.num_splits, work)))
+        index = next_index(num_work);
       if (!found) work.rows = 0;
-      if (lane_id() == 0) bring_queries(work);
+      if (lane_id() == 0) load_queries(work);
       if (!found) return;
-      ring_.advance();
-      // Drawn any earlier, work would wait here while other blocks have none.
-      wait_barrier(shared_address(&shared_.query_empty[ring_.stage]), ring_.parity ^ 1);
+      state_.advance();
+      // Taken any earlier, work would wait here while other blocks have none.
+      wait_barrier(shared_address(&shared_.query_empty[state_.stage]), state_.parity ^ 1);
     }
   }
 
  private:
-  // Each block draws until it has drawn one too many; the last to do so leaves the counter as it was.
-  __device__ __forceinline__ int next_ticket(int num_work) const {
+  // The next work from the tile counter. Each block takes until it has taken one too many; the last to do so resets the
+  // counter.
+  __device__ __forceinline__ int next_index(int num_work) const {
     int drawn = 0;
     if (lane_id() == 0) {
-      drawn = atomicAdd(h_.tickets, 1);
-      if (drawn == num_work - 1) *h_.tickets = 0;
+      drawn = atomicAdd(h_.tile_counter, 1);
+      if (drawn == num_work - 1) *h_.tile_counter = 0;
     }
     return __shfl_sync(kAllLanes, drawn, 0) + static_cast<int>(gridDim.x);
   }
 
-  __device__ __forceinline__ void bring_queries(const Work& work) const {
-    const uint32_t full = shared_address(&shared_.query_full[ring_.stage]);
-    shared_.work[ring_.stage] = work;
+  __device__ __forceinline__ void load_queries(const WorkTile& work) const {
+    const uint32_t full = shared_address(&shared_.query_full[state_.stage]);
+    shared_.work[state_.stage] = work;
     if (work.rows == 0) return arrive(full);
     const int tokens = S::kRows / a_.group;
     arrive_expecting(full, tokens * a_.group * S::kDim * static_cast<int>(sizeof(T)));
-    const T* to = shared_.query[ring_.stage];
+    const T* to = shared_.query[state_.stage];
 #pragma unroll
     for (int panel = 0; panel < S::kPanels; ++panel)
-      copy_box(shared_address(to + panel * S::kRows * kPanelColumns), h_.query_map, panel * kPanelColumns, 0,
+      tma_load(shared_address(to + panel * S::kRows * kPanelColumns), h_.query_map, panel * kPanelColumns, 0,
                work.kv_head, work.start + work.first_row / a_.group, full);
   }
 
   const HopperAttention<T>& h_;
   const PagedAttention<T>& a_;
   HopperShared<S>& shared_;
-  RingPosition<S::kQueryStages> ring_;
+  PipelineState<S::kQueryStages> state_;
 };
 
 }  // namespace lamina

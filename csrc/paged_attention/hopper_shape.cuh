@@ -1,19 +1,19 @@
-// The kernel of Hopper: what a launch is given, its constants, and what a block's warpgroups share.
+// The kernel for Hopper: its parameters, its constants and its shared memory.
 #pragma once
 
 #include "kernel.cuh"
-#include "ring.cuh"
+#include "pipeline.cuh"
 #include "warpgroup.cuh"
 
 namespace lamina {
 
-// The call, and what finds boxes of its tensors.
+// The call, and the TMA tensor maps of its tensors.
 template <typename T>
 struct HopperAttention {
   CUtensorMap query_map;           // head_dim, head of the group, key-value head, token
   CUtensorMap key_map, value_map;  // head_dim, key-value head, token of the block, block
   PagedAttention<T> call;
-  int32_t* tickets;             // how many units of work were taken; zero before and after
+  int32_t* tile_counter;        // units of work that were taken; zero before and after
   int block_mask, block_shift;  // a block holds block_mask + 1 = 2^block_shift keys
 };
 
@@ -28,7 +28,7 @@ struct HopperShape {
   static constexpr int kRows = 64 * kWarpgroups;
   static constexpr int kRowThreads = kWarpgroup * kWarpgroups, kThreads = kRowThreads + kWarpgroup;
   static constexpr int kKeys = 128;    // of a tile
-  static constexpr int kBoxKeys = 64;  // of a copy; a block has as many or more
+  static constexpr int kBoxKeys = 64;  // of a TMA box; a block has as many or more
   static constexpr int kTileKeys = kKeys, kTeams = 1, kWholeKeys = 0;
   static constexpr bool kQueryInRegisters = dim == 128;  // where there are enough: shared memory is read half as often
   static constexpr int kQueryStages = kQueryInRegisters ? 1 : 2;
@@ -47,7 +47,7 @@ struct HopperShared {
   uint64_t query_full[S::kQueryStages], query_empty[S::kQueryStages];
   uint64_t keys_full[S::kStages], keys_empty[S::kStages];
   uint64_t values_full[S::kStages], values_empty[S::kStages];
-  Work work[S::kQueryStages];  // comes with the queries; no rows: there is no more
+  WorkTile work[S::kQueryStages];  // comes with the queries; no rows: there is no more
   int merges;
 };
 

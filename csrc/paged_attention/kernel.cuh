@@ -1,20 +1,21 @@
-// Causal attention over a paged key-value cache, on raw pointers.
+// Causal attention over a paged KV cache, on raw pointers: mma.sync, cp.async and online softmax, with split-KV
+// (flash-decoding).
 //
-// The rows of a block are the queries that share one key-value head: a group of query heads times some tokens, so
-// that keys and values are read once for all of them. A block streams its keys through shared memory by background
-// copies, in one of two ways:
+// The rows of a block are the queries that share one key-value head: a group of query heads times some tokens, so that
+// keys and values are read once for all of them. A block streams its keys through shared memory by asynchronous copies,
+// in one of two ways:
 //   few rows (decoding):  each warp streams its own tiles of sixteen keys against the same rows, in step with no other
 //                         warp; what the warps found is merged at the end;
 //   many rows (prefill):  all warps share each tile of keys, each for rows of its own.
 // With few blocks, a sequence's keys are split among several; each leaves its unnormalised rows in a workspace, and the
-// last to arrive merges them in order. The splits follow from a sequence's own length and the launch's
-// constants alone, so a row's bits do not depend on its neighbours, and a captured launch holds as lengths grow.
-// In a recorded step of one token a sequence, keys of earlier steps are on their way before the kernel ahead has ended.
+// last to arrive merges them in order. The splits follow from a sequence's own length and the launch's constants alone,
+// so a row's bits do not depend on its neighbours, and a captured launch holds as lengths grow. In a CUDA graph of a
+// decode step, keys of earlier steps are loaded before the kernel ahead has ended (PDL).
 #pragma once
 
+#include "kv_pipeline.cuh"
 #include "pdl.cuh"
-#include "stream.cuh"
-#include "warp_rows.cuh"
+#include "warp_softmax.cuh"
 
 namespace lamina {
 
@@ -41,7 +42,7 @@ __device__ __forceinline__ void store_four(T* to, float4 x) {
 }
 
 template <typename T>
-__device__ __forceinline__ void write_out(const PagedAttention<T>& a, const Work& work, int r, int d,
+__device__ __forceinline__ void write_out(const PagedAttention<T>& a, const WorkTile& work, int r, int d,
                                           const Merged& merged) {
   const int row = work.first_row + r;
   T* to = a.out + (work.start + row / a.group) * a.out_token + (work.kv_head * a.group + row % a.group) * a.out_head;
@@ -60,11 +61,11 @@ __device__ __forceinline__ void each_four(int rows, int head_dim, const Visit& v
   }
 }
 
-// One split's rows in the workspace: [kRows][kDim] sums, then each row's maximum and weight.
+// One split's rows in the workspace: [kRows][kDim] sums, then each row's maximum and sum.
 template <typename S>
 struct Partial {
   float* sums;
-  __device__ __forceinline__ Partial(const PagedAttention<typename S::T>& a, const Work& work, int split)
+  __device__ __forceinline__ Partial(const PagedAttention<typename S::T>& a, const WorkTile& work, int split)
       : sums(a.partials + (static_cast<int64_t>(work.unit) * a.num_splits + split) * S::kPartialFloats) {}
   __device__ __forceinline__ float4& sum(int r, int d) const {
     return *reinterpret_cast<float4*>(sums + r * S::kDim + d);
@@ -74,9 +75,9 @@ struct Partial {
   }
 };
 
-// Merges what the teams of this block left in shared memory; to `out`, or to the workspace if other blocks have more.
+// Merges what the teams of this block stored in shared memory; to `out`, or to the workspace if other blocks have more.
 template <typename S>
-__device__ __forceinline__ void merge_teams(const PagedAttention<typename S::T>& a, const Work& work,
+__device__ __forceinline__ void merge_teams(const PagedAttention<typename S::T>& a, const WorkTile& work,
                                             const float* results, const float2* stats) {
   each_four<S>(work.rows, a.head_dim, [&](int r, int d) {
     Merged merged;
@@ -93,7 +94,7 @@ __device__ __forceinline__ void merge_teams(const PagedAttention<typename S::T>&
 }
 
 // By one thread, after all rows of the split are written: whether it is the last of its unit.
-__device__ __forceinline__ bool count_arrival(int32_t* arrivals, const Work& work) {
+__device__ __forceinline__ bool count_arrival(int32_t* arrivals, const WorkTile& work) {
   __threadfence();
   const bool last = atomicAdd(arrivals + work.unit, 1) == work.num_splits - 1;
   if (last) arrivals[work.unit] = 0;
@@ -102,13 +103,13 @@ __device__ __forceinline__ bool count_arrival(int32_t* arrivals, const Work& wor
 }
 
 // Whether this block is the last of its unit's splits to arrive, and so sees what all others left.
-__device__ __forceinline__ bool arrive_last(int32_t* arrivals, const Work& work) {
+__device__ __forceinline__ bool arrive_last(int32_t* arrivals, const WorkTile& work) {
   __syncthreads();  // all of the block's rows are written before its arrival counts
   return __syncthreads_or(threadIdx.x == 0 && count_arrival(arrivals, work));
 }
 
 template <typename S>
-__device__ __forceinline__ void merge_splits(const PagedAttention<typename S::T>& a, const Work& work) {
+__device__ __forceinline__ void merge_splits(const PagedAttention<typename S::T>& a, const WorkTile& work) {
   each_four<S>(work.rows, a.head_dim, [&](int r, int d) {
     Merged merged;
 #pragma unroll 8
@@ -128,35 +129,35 @@ __device__ __forceinline__ void team_barrier() {
     __syncthreads();
 }
 
-// Streams this block's keys past its rows, then leaves the rows in shared memory.
+// Mainloop: streams this block's keys past its rows, then stores the rows in shared memory.
 template <typename S>
-__device__ __forceinline__ void attend_keys(const PagedAttention<typename S::T>& a, const Work& work, uint4* memory,
+__device__ __forceinline__ void attend_keys(const PagedAttention<typename S::T>& a, const WorkTile& work, uint4* memory,
                                             float* results, float2* stats) {
   using T = typename S::T;
-  Stream<S> stream(a, work, reinterpret_cast<T*>(memory));
-  const int num_tiles = stream.num_tiles();
-  stream.look_up(0);
+  KVPipeline<S> pipeline(a, work, reinterpret_cast<T*>(memory));
+  const int num_tiles = pipeline.num_tiles();
+  pipeline.look_up(0);
 #pragma unroll
   for (int stage = 0; stage < S::kStages; ++stage) {
-    if (!stream.settled(stage)) wait_for_predecessor();
-    if (stage < num_tiles) stream.start(stage);
+    if (!pipeline.settled(stage)) wait_for_predecessor();
+    if (stage < num_tiles) pipeline.start(stage);
     commit_copies();
-    stream.look_up(stage + 1);
+    pipeline.look_up(stage + 1);
   }
   wait_for_predecessor();
-  WarpRows<S> rows(a, work);
+  WarpSoftmax<S> rows(a, work);
   rows.load_queries(reinterpret_cast<T*>(reinterpret_cast<char*>(memory) + S::kStages * S::kStageBytes));
   for (int tile = 0, stage = 0; tile < num_tiles; ++tile, stage = stage + 1 == S::kStages ? 0 : stage + 1) {
     wait_for_copies<S::kStages - 1>();
     team_barrier<S>();
-    rows.attend(stream.keys(stage), stream.values(stage), stream.first_key(tile));
+    rows.attend(pipeline.keys(stage), pipeline.values(stage), pipeline.first_key(tile));
     team_barrier<S>();  // the stage may be filled again
-    if (tile + S::kStages < num_tiles) stream.start(stage);
+    if (tile + S::kStages < num_tiles) pipeline.start(stage);
     commit_copies();  // an empty group at the end keeps the count of groups
-    stream.look_up(tile + S::kStages + 1);
+    pipeline.look_up(tile + S::kStages + 1);
   }
-  __syncthreads();  // results take the place of the stages
-  rows.leave(results, stats);
+  __syncthreads();  // results take the memory of the stages
+  rows.store_results(results, stats);
   __syncthreads();
 }
 
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks)
     paged_attention_kernel(const __grid_constant__ PagedAttention<typename S::T> a) {
   extern __shared__ uint4 memory[];
   start_successor();
-  Work work;
+  WorkTile work;
   const bool found = find_work<S>(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), work);
   if (!found) return wait_for_predecessor();
   float* results = reinterpret_cast<float*>(memory);

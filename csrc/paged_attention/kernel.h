@@ -1,20 +1,19 @@
-// Causal attention over a paged key-value cache, on raw pointers.
+// Causal attention over a paged KV cache, on raw pointers: online softmax around two small GEMMs.
 //
 // The rows of a tile are the queries that share one key-value head: a group of query heads times some tokens. For each
 // tile of keys, keys are packed transposed and values are rows, both as floats, so that scores and outputs are two
-// small matrix products and K and V are read once for all rows; bfloat16 goes to the tile unit where there is one.
-// Softmax is online within a split of kSplitKeys keys; splits start at fixed positions and are merged in order. So a
-// row's bits depend on its own sequence alone: not on its neighbours, on how a prompt is chunked, or on the number of
-// threads.
+// small GEMMs and K and V are read once for all rows; bfloat16 goes to AMX where there is one. Softmax is online within
+// a split of kSplitKeys keys; splits start at fixed positions and are merged in order. So a row's bits depend on its
+// own sequence alone: not on its neighbours, on how a prompt is chunked, or on the number of threads.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
+#include "amx_attention.h"
 #include "buffer.h"
-#include "gemm.h"
-#include "tile_products.h"
+#include "gemm_microkernel.h"
 #include "vector.h"
 
 namespace lamina {
@@ -107,38 +106,38 @@ class Worker {
         rows_(static_cast<size_t>(kMaxRows) * padded_dim_),
         partial_(Partial::size(kMaxRows, padded_dim_)),
         keys_(buffer.reserve(2 * panel_ + rows_ + kMaxRows * kTileKeys + 2 * partial_ +
-                             TileProducts::num_floats(padded_dim_))),
+                             AmxAttention::num_floats(padded_dim_))),
         values_(keys_ + panel_),
         query_(values_ + panel_),
         scores_(query_ + rows_),
         total_(scores_ + kMaxRows * kTileKeys),
         part_(total_ + partial_),
-        products_(part_ + partial_, dim_) {}
+        amx_(part_ + partial_, dim_) {}
 
-  // Brings the keys and values of some heads of a split into the cache in the order in which they lie. By loads: a
-  // prefetch of a page whose address is not at hand may be dropped.
-  void read_ahead(const Tile& tile, int first_head, int last_head, int split) const {
+  // Prefetches the keys and values of some heads of a split into the cache, in memory order. By loads: a prefetch
+  // instruction for a page that is not in the TLB may be dropped.
+  void prefetch(const Tile& tile, int first_head, int last_head, int split) const {
     const int64_t start = static_cast<int64_t>(split) * kSplitKeys;
     const int64_t first = std::max(start, attention_.oldest(position(tile, 0)));
     const int64_t last = std::min(start + kSplitKeys, position(tile, tile.rows - 1) + 1);
-    read_ahead(attention_.key_cache, attention_.key_strides, tile.seq, first_head, last_head, first, last);
-    read_ahead(attention_.value_cache, attention_.value_strides, tile.seq, first_head, last_head, first, last);
+    prefetch(attention_.key_cache, attention_.key_strides, tile.seq, first_head, last_head, first, last);
+    prefetch(attention_.value_cache, attention_.value_strides, tile.seq, first_head, last_head, first, last);
   }
 
-  // Whether the tile unit does the products; then a TileProducts::Scope has to live meanwhile.
-  bool by_tiles() const { return std::is_same_v<T, BFloat16> && TileProducts::serves(dim_); }
+  // Whether AMX does the GEMMs; then an AmxAttention::Scope has to live meanwhile.
+  bool by_amx() const { return std::is_same_v<T, BFloat16> && AmxAttention::serves(dim_); }
 
   // All splits of a tile, written to `out`.
   void finish(const Tile& tile, int kv_head, int first_split, int last_split) {
     if constexpr (std::is_same_v<T, BFloat16>)
-      if (by_tiles()) return finish_with<true>(tile, kv_head, first_split, last_split);
+      if (by_amx()) return finish_with<true>(tile, kv_head, first_split, last_split);
     finish_with<false>(tile, kv_head, first_split, last_split);
   }
 
   // One split of a tile, left in `part`.
   void attend_split(const Tile& tile, int kv_head, int split, Partial part) {
     if constexpr (std::is_same_v<T, BFloat16>)
-      if (by_tiles()) {
+      if (by_amx()) {
         Partial whole_tiles(part_, kMaxRows, padded_dim_);
         load_query<true>(tile, kv_head);
         attend<true>(tile, kv_head, split, whole_tiles);
@@ -159,8 +158,8 @@ class Worker {
   }
 
  private:
-  void read_ahead(const T* cache, const Strides& strides, int seq, int first_head, int last_head, int64_t first,
-                  int64_t last) const {
+  void prefetch(const T* cache, const Strides& strides, int seq, int first_head, int last_head, int64_t first,
+                int64_t last) const {
     constexpr int64_t kLine = 64;
     const int32_t* table = attention_.block_tables + seq * attention_.block_tables_stride;
     const int64_t block_size = attention_.block_size;
@@ -173,13 +172,13 @@ class Worker {
     }
   }
 
-  template <bool by_tiles>
+  template <bool by_amx>
   void finish_with(const Tile& tile, int kv_head, int first_split, int last_split) {
     Partial total(total_, tile.rows, padded_dim_), part(part_, kMaxRows, padded_dim_);
     total.clear(tile.rows, padded_dim_);
-    load_query<by_tiles>(tile, kv_head);
+    load_query<by_amx>(tile, kv_head);
     for (int split = first_split; split < last_split; split++) {
-      attend<by_tiles>(tile, kv_head, split, part);
+      attend<by_amx>(tile, kv_head, split, part);
       merge(total, part, tile.rows, padded_dim_);
     }
     write(tile, kv_head, total);
@@ -197,25 +196,25 @@ class Worker {
     return base + token * strides.token + head * strides.head;
   }
 
-  template <bool by_tiles>
+  template <bool by_amx>
   void load_query(const Tile& tile, int kv_head) {
     const T* rows[kMaxRows];
     for (int r = 0; r < tile.rows; r++) {
       positions_[r] = position(tile, r);
       rows[r] = row_of(attention_.query, attention_.query_strides, tile, kv_head, r);
     }
-    if constexpr (by_tiles) return products_.load_query(as_bfloat16(rows), tile.rows);
+    if constexpr (by_amx) return amx_.load_query(as_bfloat16(rows), tile.rows);
     for (int r = 0; r < tile.rows; r++)
       for (int d = 0; d < dim_; d += kLanes)
         store(query_ + r * padded_dim_ + d, load_some(rows[r] + d, dim_ - d) * factor_);
   }
 
-  // Of bfloat16 rows, which are all that tiles are asked for.
+  // Of bfloat16 rows, which are all that AMX is asked for.
   static const BFloat16* const* as_bfloat16(const T* const* rows) {
     return reinterpret_cast<const BFloat16* const*>(rows);
   }
 
-  template <bool by_tiles>
+  template <bool by_amx>
   void attend(const Tile& tile, int kv_head, int split, Partial& part) {
     part.clear(tile.rows, padded_dim_);
     int64_t start = static_cast<int64_t>(split) * kSplitKeys;
@@ -226,22 +225,22 @@ class Worker {
       int to = static_cast<int>(std::min<int64_t>(last - base, kTileKeys));
       int vectors = (to + kLanes - 1) / kLanes;
       locate(tile.seq, kv_head, base, from, to);
-      if constexpr (by_tiles) {
-        products_.score(as_bfloat16(key_rows_), from, to, scores_);
+      if constexpr (by_amx) {
+        amx_.score(as_bfloat16(key_rows_), from, to, scores_);
       } else {
         pack_keys(from, to);
         gemm<false>(tile.rows, vectors, dim_, query_, padded_dim_, Panel{keys_, kTileKeys}, scores_, kTileKeys);
       }
-      softmax<by_tiles>(tile.rows, base, vectors, part);
-      if constexpr (by_tiles)
-        products_.gather(as_bfloat16(value_rows_), from, to, part.out);
+      softmax<by_amx>(tile.rows, base, vectors, part);
+      if constexpr (by_amx)
+        amx_.multiply_values(as_bfloat16(value_rows_), from, to, part.out);
       else
-        gather(tile.rows, from, to, part.out);
+        multiply_values(tile.rows, from, to, part.out);
     }
   }
 
-  // out += weights @ values. What few rows read once is not worth a copy.
-  void gather(int rows, int from, int to, float* out) {
+  // out += probabilities @ values. What few rows read once is not worth a copy.
+  void multiply_values(int rows, int from, int to, float* out) {
     const int vectors = padded_dim_ / kLanes, count = to - from;
     const float* weights = scores_ + from;
     if (rows <= kBlockRows && dim_ == padded_dim_) {
@@ -314,17 +313,17 @@ class Worker {
     }
   }
 
-  // Scores become weights; the sums of rows and what they have gathered so far move to the new maximum.
-  template <bool by_tiles>
+  // Online softmax: scores become probabilities; running sums and outputs are rescaled to the new maximum.
+  template <bool by_amx>
   void softmax(int rows, int64_t base, int vectors, Partial& part) {
     for (int first = 0; first < rows; first += kLanes) {
       const int count = std::min(rows - first, kLanes);
       Vec highest[kLanes] = {}, sums[kLanes] = {};
-      for (int r = 0; r < count; r++) highest[r] = settle<by_tiles>(first + r, base, vectors);
+      for (int r = 0; r < count; r++) highest[r] = scale_and_mask<by_amx>(first + r, base, vectors);
       const Vec old_max = load_some(part.max + first, count);
       const Vec new_max = max(old_max, reduce_rows(highest, [](Vec a, Vec b) { return max(a, b); }));
       const Vec shift = new_max == -kInfinity ? Vec{} : new_max, keep = exp2(old_max - shift);
-      for (int r = 0; r < count; r++) sums[r] = weigh<by_tiles>(first + r, vectors, shift[r]);
+      for (int r = 0; r < count; r++) sums[r] = exponentiate<by_amx>(first + r, vectors, shift[r]);
       store_some(part.sum + first, load_some(part.sum + first, count) * keep + sum_rows(sums), count);
       store_some(part.max + first, new_max, count);
       for (int r = 0; r < count; r++)
@@ -332,9 +331,9 @@ class Worker {
     }
   }
 
-  // Products become scores: capped, and masked by position. Their maxima, lane by lane.
-  template <bool by_tiles>
-  Vec settle(int row, int64_t base, int vectors) {
+  // Q @ Kᵀ becomes scores: scaled, capped, and masked by position. Returns their maxima, lane by lane.
+  template <bool by_amx>
+  Vec scale_and_mask(int row, int64_t base, int vectors) {
     float* scores = scores_ + row * kTileKeys;
     int64_t newest = positions_[row];
     int begin = static_cast<int>(std::min<int64_t>(std::max<int64_t>(attention_.oldest(newest) - base, 0), kTileKeys));
@@ -343,7 +342,7 @@ class Worker {
     const bool all = begin == 0 && end >= vectors * kLanes;
     for (int v = 0; v < vectors; v++) {
       Vec x = load(scores + v * kLanes);
-      x = cap(by_tiles ? x * factor_ : x);
+      x = cap(by_amx ? x * factor_ : x);
       if (!all) x = mask(x, v * kLanes, begin, end);
       store(scores + v * kLanes, x);
       highest = max(highest, x);
@@ -351,9 +350,9 @@ class Worker {
     return highest;
   }
 
-  // Scores become weights; their sums, lane by lane.
-  template <bool by_tiles>
-  Vec weigh(int row, int vectors, float shift) {
+  // Scores become probabilities. Returns their sums, lane by lane.
+  template <bool by_amx>
+  Vec exponentiate(int row, int vectors, float shift) {
     float* scores = scores_ + row * kTileKeys;
     Vec sum = Vec{};
     for (int v = 0; v < vectors; v++) {
@@ -361,17 +360,16 @@ class Worker {
       store(scores + v * kLanes, weight);
       sum += weight;
     }
-    if constexpr (by_tiles) {
+    if constexpr (by_amx) {
       for (int v = 0; v < vectors; v += 2)
-        products_.set_weights(row, v, load(scores + v * kLanes),
-                              v + 1 < vectors ? load(scores + (v + 1) * kLanes) : Vec{});
+        amx_.set_weights(row, v, load(scores + v * kLanes), v + 1 < vectors ? load(scores + (v + 1) * kLanes) : Vec{});
     }
     return sum;
   }
 
   Vec cap(Vec x) const { return attention_.soft_cap > 0 ? tanh(x) * (attention_.soft_cap * kLog2E) : x; }
 
-  // Lanes hold keys lane, lane + 1, ...; those outside [begin, end) get no weight.
+  // Lanes hold keys lane, lane + 1, ...; those outside [begin, end) get a probability of 0.
   static Vec mask(Vec x, int lane, int begin, int end) {
     IntVec key = lane_ids() + lane;
     return (key >= begin) & (key < end) ? x : broadcast(-kInfinity);
@@ -392,12 +390,12 @@ class Worker {
 
   const Attention<T>& attention_;
   const int group_, dim_, padded_dim_;
-  const float factor_;  // of products: to scores in units of log2, or divided by the soft cap where there is one
+  const float factor_;  // of Q @ Kᵀ: to scores in units of log2, or divided by the soft cap where there is one
   const size_t panel_, rows_, partial_;
   const T *key_rows_[kTileKeys], *value_rows_[kTileKeys];
   int64_t positions_[kMaxRows];
   float *const keys_, *const values_, *const query_, *const scores_, *const total_, *const part_;
-  TileProducts products_;
+  AmxAttention amx_;
 };
 
 }  // namespace lamina

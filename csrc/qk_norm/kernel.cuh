@@ -22,9 +22,9 @@ __global__ void __launch_bounds__(kThreads) qk_norm_kernel(QkNorm<T> norm, int l
   const int lane = threadIdx.x % lanes, count = norm.query.count + norm.key.count;
   const int64_t head = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / lanes;
   const bool inside = head < norm.num_tokens * count;  // all stay, since they add up together
-  const int token = inside ? static_cast<int>(head / count) : 0, place = static_cast<int>(head % count);
-  const bool is_query = place < norm.query.count;
-  const int own = is_query ? place : place - norm.query.count;
+  const int token = inside ? static_cast<int>(head / count) : 0, index = static_cast<int>(head % count);
+  const bool is_query = index < norm.query.count;
+  const int own = is_query ? index : index - norm.query.count;
   const T* from = (is_query ? norm.query : norm.key).at(token, own);
   const T* weight = is_query ? norm.query_weight : norm.key_weight;
   T* to = (is_query ? norm.query_out : norm.key_out).at(token, own);
@@ -49,9 +49,8 @@ int launch_qk_norm(const QkNorm<T>& norm, cudaStream_t stream) {
   int lanes = kWarp;  // no more than find something to do; by the head's size alone, so that bits do not vary
   while (lanes > 1 && lanes / 2 * kWidth >= norm.head_dim) lanes /= 2;
   const int64_t heads = norm.num_tokens * (norm.query.count + norm.key.count);
-  return launch_early(qk_norm_kernel<T, kWidth, kWeight>,
-                      dim3(static_cast<unsigned>(ceil_div(heads * lanes, kThreads))), dim3(kThreads), stream, norm,
-                      lanes);
+  return launch_pdl(qk_norm_kernel<T, kWidth, kWeight>, dim3(static_cast<unsigned>(ceil_div(heads * lanes, kThreads))),
+                    dim3(kThreads), stream, norm, lanes);
 }
 
 template <Weight kWeight, typename T>

@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kRotaryThreads) rotary_and_write_kernel(Rotary
 template <typename T, int kWidth>
 int launch_rotary_and_write(const RotaryAndWrite<T>& args, cudaStream_t stream) {
   const dim3 block = heads_block(args.half / kWidth, args.query.count + 2 * args.key.count, kRotaryThreads);
-  return launch_early(rotary_and_write_kernel<T, kWidth>, dim3(static_cast<unsigned>(args.num_tokens)), block, stream,
-                      args);
+  return launch_pdl(rotary_and_write_kernel<T, kWidth>, dim3(static_cast<unsigned>(args.num_tokens)), block, stream,
+                    args);
 }
 
 template <typename T>

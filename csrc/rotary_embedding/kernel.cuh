@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kRotaryThreads) rotary_embedding_kernel(Rotary
 template <typename T, int kWidth>
 int launch_rotary_embedding(const RotaryEmbedding<T>& rotary, cudaStream_t stream) {
   const dim3 block = heads_block(rotary.half / kWidth, rotary.query.count + rotary.key.count, kRotaryThreads);
-  return launch_early(rotary_embedding_kernel<T, kWidth>, dim3(static_cast<unsigned>(rotary.num_tokens)), block, stream,
-                      rotary);
+  return launch_pdl(rotary_embedding_kernel<T, kWidth>, dim3(static_cast<unsigned>(rotary.num_tokens)), block, stream,
+                    rotary);
 }
 
 template <typename T>

@@ -21,7 +21,7 @@ int sample(const Sample<T>& args, bool are_chunks_known, cudaStream_t stream) {
   const size_t shared_bytes = sizeof(Shared) + 2 * sizeof(float) * static_cast<size_t>(args.num_chunks);
   const auto kernel = choose_tokens<T, kWidth>;
   if (const cudaError_t error = allow_all_shared(reinterpret_cast<const void*>(kernel))) return error;
-  return launch_clusters(kStartsEarly, 1, kernel, dim3(rows), dim3(kBlock), shared_bytes, stream, args);
+  return launch_clusters(kHasPdl, 1, kernel, dim3(rows), dim3(kBlock), shared_bytes, stream, args);
 }
 
 }  // namespace lamina

@@ -12,7 +12,7 @@
 namespace lamina {
 
 constexpr int kScanWarps = 8;
-constexpr int kBroken = -1;       // in place of a token where logits are not finite; the formula has the same
+constexpr int kBroken = -1;       // in index of a token where logits are not finite; the formula has the same
 constexpr int kRowsAtOnce = 100;  // fewer, and every row has a multiprocessor from the beginning
 
 // kChunks chunks a warp, read before the first is looked at.
@@ -83,8 +83,8 @@ __device__ __forceinline__ int row_of_block(const Sample<T>& args, Shared& share
   const int count = lane < kWarps ? static_cast<int>(shared.totals[lane]) : 0;
   const auto before = static_cast<int>(__reduce_add_sync(kAllLanes, lane < warp ? count : 0));
   const auto all = static_cast<int>(__reduce_add_sync(kAllLanes, count));
-  const int place = before + __popc(longs & ((1u << lane) - 1));  // among the long rows
-  if (row < num_rows && block == (is_long ? place : all + row - place)) shared.row = row;
+  const int index = before + __popc(longs & ((1u << lane) - 1));  // among the long rows
+  if (row < num_rows && block == (is_long ? index : all + row - index)) shared.row = row;
   __syncthreads();
   return shared.row;
 }
@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(kBlock, 1) choose_tokens(Sample<T> args) {
   const int row = row_of_block(args, shared);
   const Bans bans(args, row);
   const float2* chunks = args.chunks + static_cast<int64_t>(row) * args.num_chunks;
-  const int64_t place = args.place_of(row);
-  const Noise noise(args.seeds[row], args.positions[place]);
+  const int64_t target = args.target_row(row);
+  const Noise noise(args.seeds[row], args.positions[target]);
   const float temperature = args.temperature[row], sharpness = sharpness_of(temperature);
   wait_for_predecessor();
   uint64_t best = 0;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kBlock, 1) choose_tokens(Sample<T> args) {
     best = larger(best, entry(score, id));
   }
   const int token = index_of(best_of_warp(best));
-  if (threadIdx.x == 0) args.out[place] = is_sound ? token : kBroken;
+  if (threadIdx.x == 0) args.out[target] = is_sound ? token : kBroken;
 }
 
 }  // namespace lamina

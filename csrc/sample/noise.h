@@ -1,4 +1,4 @@
-// The noise of a draw, counted from (seed, position, counter); integers up to one logarithm, as on every device.
+// Counter-based noise of a draw, by (seed, position, counter): integers up to one logarithm, the same on every device.
 #pragma once
 
 #include <cmath>

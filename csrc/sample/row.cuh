@@ -9,16 +9,18 @@ namespace lamina {
 template <typename T>
 struct Sample {
   const T* logits;                           // [num_rows, num_ids and perhaps more], rows row_stride apart
-  const float *temperature, *top_p, *min_p;  // [num_rows], as top_k, seeds and places
+  const float *temperature, *top_p, *min_p;  // [num_rows], as top_k, seeds and row_indices
   const int32_t* top_k;
-  const int64_t *seeds, *places;  // a row's place in positions, banned and out; no places: the row's own
+  const int64_t *seeds, *row_indices;  // a row's index in positions, banned and out; null: the row itself
   const int64_t* positions;
   const int32_t* banned;  // [any number, num_banned], -1: none
   float2* chunks;         // [num_rows, num_chunks]: the largest logit, the summed odds relative to it
   int32_t* out;
   int64_t row_stride;
 
-  __device__ __forceinline__ int64_t place_of(int row) const { return places == nullptr ? row : places[row]; }
+  __device__ __forceinline__ int64_t target_row(int row) const {
+    return row_indices == nullptr ? row : row_indices[row];
+  }
 
   int num_rows, num_ids, num_chunks, num_banned;
 };
@@ -33,7 +35,7 @@ struct SampleArguments {
   const int64_t *seeds, *positions;
   const int32_t* banned;
   int64_t num_banned;
-  const int64_t* places;
+  const int64_t* row_indices;
   float2* chunks;
   int64_t are_chunks_known;
   int32_t* out;
@@ -46,7 +48,7 @@ Sample<T> unpacked(const SampleArguments& p) {
   Sample<T> args;
   args.logits = static_cast<const T*>(p.logits), args.row_stride = p.row_stride;
   args.temperature = p.temperature, args.top_k = p.top_k, args.top_p = p.top_p, args.min_p = p.min_p;
-  args.seeds = p.seeds, args.places = p.places, args.positions = p.positions, args.banned = p.banned;
+  args.seeds = p.seeds, args.row_indices = p.row_indices, args.positions = p.positions, args.banned = p.banned;
   args.chunks = p.chunks, args.out = p.out;
   args.num_rows = narrow(p.num_rows), args.num_ids = narrow(p.num_ids);
   args.num_chunks = narrow((p.num_ids + kChunk - 1) / kChunk);
@@ -64,7 +66,7 @@ struct Bans {
 
   template <typename T>
   __device__ __forceinline__ Bans(const Sample<T>& args, int row)
-      : ids(args.banned + args.place_of(row) * args.num_banned), count(args.num_banned) {
+      : ids(args.banned + args.target_row(row) * args.num_banned), count(args.num_banned) {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
     first = lane < count ? ids[lane] : -1;
     are_any = count > kWarp || __ballot_sync(kAllLanes, first >= 0) != 0;
@@ -76,7 +78,7 @@ template <typename T, int kWidth>
 struct Piece {
   Vec<T, kWidth> vecs[kEach / kWidth];
 
-  __device__ __forceinline__ static int token(int i) { return place_in_chunk<kWidth>(i); }
+  __device__ __forceinline__ static int token(int i) { return offset_in_chunk<kWidth>(i); }
 
   // Vectors that begin beyond the ids are left out; those that end beyond them still lie within the row.
   __device__ __forceinline__ void read(const Sample<T>& args, int row, int chunk) {

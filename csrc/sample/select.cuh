@@ -1,16 +1,15 @@
-// What top-k, top-p and min-p leave of a row, by histograms and without a sort; one block a row.
+// Top-k, top-p and min-p of a row by histograms (radix selection), without a sort; one block a row.
 //
 // Tokens are ordered by rank: the bits of the gap (largest logit - logit) / temperature, which sort as the gap does,
-// then the id. The last token to keep is found by cutting the interval of ranks that holds it into as many parts as
-// there are bins: the part in which the running sum of weights reaches the goal is the next interval. The first cut
-// is by equal parts of the gap, which leaves some hundred tokens of even the flattest row; then these are gathered,
-// and what is surely kept is summed, in one more reading of the row. More cuts, of equal parts of the ranks, are for
-// rows of many equal logits. A weight is 1 for top-k and the token's odds as an integer for top-p, so sums have no
-// order. Where the largest tokens of the chunks reach the goal by themselves, only chunks whose largest is in the
-// interval are read at all.
+// then the id. The last token to keep is found by dividing the interval of ranks that holds it into bins: the bin in
+// which the running sum of weights reaches the goal is the next interval. The first bins are of equal gaps, which
+// leaves some hundred tokens of even the flattest row; then these are gathered, and what is surely kept is summed, in
+// one more reading of the row. More rounds, of equal parts of the ranks, are for rows of many equal logits. A weight is
+// 1 for top-k and the token's odds as an integer for top-p, so sums have no order. Where the largest tokens of the
+// chunks reach the goal by themselves, only chunks whose largest is in the interval are read at all.
 #pragma once
 
-#include "cuts.cuh"
+#include "histogram.cuh"
 
 namespace lamina {
 
@@ -95,34 +94,34 @@ struct Filter {
     __syncthreads();
   }
 
-  // Cuts an interval once, by the weights of whatever for_each(function(rank, gap)) goes through.
-  template <typename Cut, typename ForEach>
-  __device__ __forceinline__ Interval narrow(const Interval& interval, const Cut& cut, Weight weight,
+  // Narrows an interval to one of its bins, by the weights of whatever for_each(function(rank, gap)) goes through.
+  template <typename Bins, typename ForEach>
+  __device__ __forceinline__ Interval narrow(const Interval& interval, const Bins& bins, Weight weight,
                                              const ForEach& for_each) const {
     clear_bins(kBins);
     for_each([&](Rank rank, float gap) {
-      if (interval.holds(rank)) atomicAdd(&shared.bins[cut.bin_of(rank, gap)], weight.of(gap));
+      if (interval.holds(rank)) atomicAdd(&shared.bins[bins.bin_of(rank, gap)], weight.of(gap));
     });
     __syncthreads();
-    return part_found(interval, cut);
+    return part_found(interval, bins);
   }
 
   // The same for an interval that holds all tokens, by weights that are quick to find.
-  __device__ __forceinline__ Interval narrow_quickly(const Interval& interval, const GapCut& cut,
+  __device__ __forceinline__ Interval narrow_quickly(const Interval& interval, const GapBins& bins,
                                                      QuickWeight weight) const {
     clear_bins(kBins);
     for_tokens(interval.high,
-               [&](Rank rank, float gap) { atomicAdd(&shared.bins[cut.bin_of(rank, gap)], weight.of(gap)); });
+               [&](Rank rank, float gap) { atomicAdd(&shared.bins[bins.bin_of(rank, gap)], weight.of(gap)); });
     __syncthreads();
-    return part_found(interval, cut);
+    return part_found(interval, bins);
   }
 
-  template <typename Cut>
-  __device__ __forceinline__ Interval part_found(const Interval& interval, const Cut& cut) const {
+  template <typename Bins>
+  __device__ __forceinline__ Interval part_found(const Interval& interval, const Bins& bins) const {
     const Found found = find_bin(shared, interval.goal);
     if (!found.is_reached) return {interval.low, interval.high, interval.goal, false};
-    const Rank low = cut.first(found.bin);
-    return {low > interval.low ? low : interval.low, end_of_ids(min_rank(cut.last(found.bin), interval.high)),
+    const Rank low = bins.first(found.bin);
+    return {low > interval.low ? low : interval.low, end_of_ids(min_rank(bins.last(found.bin), interval.high)),
             found.goal, true};
   }
 
@@ -191,13 +190,13 @@ struct Filter {
   __device__ __forceinline__ void list(int chunk, const float (&values)[kEach], unsigned hits, uint32_t& nearest,
                                        uint32_t& farthest) const {
     const volatile int& num_listed = shared.num_listed;
-    int place = hits != 0 && num_listed <= kListed ? atomicAdd(&shared.num_listed, __popc(hits)) : kListed;
+    int index = hits != 0 && num_listed <= kListed ? atomicAdd(&shared.num_listed, __popc(hits)) : kListed;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       if ((hits >> i & 1) == 0) continue;
       nearest = min(nearest, __float_as_uint(values[i])), farthest = max(farthest, __float_as_uint(values[i]));
-      if (place < kListed) shared.list[place] = rank_of_own(chunk, values, i);
-      ++place;
+      if (index < kListed) shared.list[index] = rank_of_own(chunk, values, i);
+      ++index;
     }
   }
 
@@ -219,7 +218,7 @@ struct Filter {
     const int count = shared.num_listed;
     if (count > kFew) {
       while (interval.is_reached && interval.low < interval.high) {
-        interval = narrow(interval, RankCut(interval), weight, [&](const auto& function) { for_listed(function); });
+        interval = narrow(interval, RankBins(interval), weight, [&](const auto& function) { for_listed(function); });
       }
       return interval.high;
     }
@@ -244,8 +243,8 @@ struct Filter {
   // hold what is kept now.
   __device__ __forceinline__ bool select(Rank& last, uint32_t goal, Weight weight, float reach) const {
     Interval interval{0, last, goal, true};
-    const GapCut cut{reach};
-    const Interval bound = narrow(interval, cut, weight, [&](const auto& function) { for_largest(function); });
+    const GapBins bins{reach};
+    const Interval bound = narrow(interval, bins, weight, [&](const auto& function) { for_largest(function); });
     if (bound.is_reached) interval.high = bound.high;
     bool are_few = bound.is_reached, is_first = true;
     while (interval.is_reached && interval.low < interval.high) {
@@ -256,11 +255,11 @@ struct Filter {
       }
       const auto for_each = [&](const auto& function) { for_tokens(interval.high, function); };
       if (!is_first) {
-        interval = narrow(interval, RankCut(interval), weight, for_each);
+        interval = narrow(interval, RankBins(interval), weight, for_each);
       } else if (interval.high == everything() && weight.scale >= 1.0f && weight.scale <= kQuickScale) {
-        interval = narrow_quickly(interval, cut, {weight.scale});
+        interval = narrow_quickly(interval, bins, {weight.scale});
       } else {
-        interval = narrow(interval, cut, weight, for_each);
+        interval = narrow(interval, bins, weight, for_each);
       }
       are_few = true, is_first = false;
     }

@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(kReportThreads) top_logprobs_kernel(TopLogprob
     logprobs[0] = is_padding ? -9999.0f : report_finite(own_logit - largest - log_sum);
     args.ranks[blockIdx.x] = sum != sum ? 0 : is_padding ? args.num_ids + 1 : num_before + 1;
   }
-  for (int place = threadIdx.x; place < shared.num_candidates; place += kReportThreads) {
-    const int64_t key = candidates[place];
+  for (int index = threadIdx.x; index < shared.num_candidates; index += kReportThreads) {
+    const int64_t key = candidates[index];
     int rank = 1;
     for (int other = 0; other < shared.num_candidates; ++other) rank += candidates[other] > key;
     if (rank > args.num_top) continue;

@@ -40,7 +40,7 @@ template <typename T>
 int write_kv_cache(const WriteKvCache<T>& args, cudaStream_t stream) {
   if (args.num_tokens == 0 || args.key.count == 0 || args.columns == 0) return cudaSuccess;
   const dim3 block = heads_block(args.columns, args.key.count, kWriteThreads);
-  return launch_early(write_kv_cache_kernel<T>, dim3(static_cast<unsigned>(args.num_tokens)), block, stream, args);
+  return launch_pdl(write_kv_cache_kernel<T>, dim3(static_cast<unsigned>(args.num_tokens)), block, stream, args);
 }
 
 }  // namespace lamina

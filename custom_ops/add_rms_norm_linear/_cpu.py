@@ -1,4 +1,4 @@
-"""The C++ kernel of lamina::add_rms_norm_linear: norm, product and gate in one go over the threads."""
+"""The C++ kernel of lamina::add_rms_norm_linear: norm, GEMM and gate in one parallel section."""
 
 import functools
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""The CUDA kernels of lamina::add_rms_norm_linear: the norm's, then product and gate at once where that won.
+"""The CUDA kernels of lamina::add_rms_norm_linear: the norm's, then GEMM and gate in one where that won.
 
-A norm made anew by every block of the product was measured and lost: a norm in a launch of its own runs while
-the product's weights are on their way already.
+A norm made anew by every block of the GEMM was measured and lost: a norm in a launch of its own runs while
+the GEMM's weights are being loaded already.
 """
 
 import functools
@@ -13,8 +13,8 @@ from torch import Tensor
 from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
 from .._shared.registry import Provider
 from ..linear._cuda import PROVIDER as LINEAR
-from ..linear._cuda import check_card, cut_of
-from ..linear.choices import Cut
+from ..linear._cuda import check_capability, config_of
+from ..linear.choices import GemmConfig
 from . import _composed
 
 OPS = torch.ops.lamina
@@ -28,7 +28,7 @@ def find_kernel() -> CudaKernel:
 
 def load() -> Callable[..., tuple[Tensor, Tensor]]:
     """The kernels behind the op's signature."""
-    check_card("add_rms_norm_linear")
+    check_capability("add_rms_norm_linear")
     find_kernel()
     return add_rms_norm_linear
 
@@ -48,21 +48,21 @@ def add_rms_norm_linear(
         arguments = x, residual, norm_weight, eps, weight, bias, silu_and_mul, scale
         return _composed.add_rms_norm_linear(*arguments)
     normed, total = OPS.add_rms_norm.default(x, residual, norm_weight, eps)
-    cut = cut_of("gated", normed, weight) if silu_and_mul else None
-    if cut is not None:
-        return launch(normed, weight, bias, cut), total
-    product = OPS.linear.default(normed, weight, bias)
-    return OPS.silu_and_mul.default(product) if silu_and_mul else product, total
+    config = config_of("gated", normed, weight) if silu_and_mul else None
+    if config is not None:
+        return launch(normed, weight, bias, config), total
+    out = OPS.linear.default(normed, weight, bias)
+    return OPS.silu_and_mul.default(out) if silu_and_mul else out, total
 
 
-def launch(normed: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> Tensor:
-    """The gated product of tensors that fit, cut as told."""
+def launch(normed: Tensor, weight: Tensor, bias: Tensor | None, config: GemmConfig) -> Tensor:
+    """silu_and_mul(normed @ weight.T + bias) by the kernel of this configuration; the tensors must fit."""
     out = normed.new_empty((normed.shape[0], weight.shape[0] // 2))
     find_kernel()(
         normed.device,
         *(normed.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr()),
         *(normed.shape[0], *weight.shape, normed.stride(0)),
-        *(*cut, DTYPES[normed.dtype]),
+        *(*config, DTYPES[normed.dtype]),
     )
     return out
 

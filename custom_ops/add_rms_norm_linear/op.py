@@ -21,9 +21,9 @@ def add_rms_norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """(linear(n, weight, bias), s) with n, s = add_rms_norm(x, residual, norm_weight, eps).
 
-    With a scale the product is linear_int8(n, weight, scale, bias). With silu_and_mul the first result is
-    silu_and_mul of that product, [num_tokens, out_features / 2]. Whatever is rounded by those ops one after
-    another is rounded here: s, n, the product, silu of the gate.
+    With a scale the projection is linear_int8(n, weight, scale, bias). With silu_and_mul the first result is
+    silu_and_mul of that projection, [num_tokens, out_features / 2]. Whatever is rounded by those ops one
+    after another is rounded here: s, n, the projection, silu of the gate.
     """
     result: tuple[Tensor, Tensor] = torch.ops.lamina.add_rms_norm_linear.default(
         x, residual, norm_weight, eps, weight, bias, silu_and_mul, scale

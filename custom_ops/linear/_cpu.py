@@ -1,4 +1,4 @@
-"""The C++ kernels of lamina::linear; the library's product wherever that was faster."""
+"""The C++ kernels of lamina::linear; the library's GEMM wherever that was faster."""
 
 import functools
 from collections.abc import Callable
@@ -11,20 +11,20 @@ from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
 from .._shared.registry import Provider
 from .choices import (
     BUCKETS,
-    Cut,
+    GemmConfig,
     Kind,
     Method,
     Site,
     bucket_of,
     cached_until_adopted,
-    card_of,
     choose,
+    device_name_of,
     name_of,
 )
 
 CPU = torch.device("cpu")
-CODES = {Method.DOTS: 0, Method.TILES: 1}  # csrc/include/product.h has the same
-MANY = 32  # rows from which on a library's products keep to the registers better than dot products do
+CODES = {Method.DOT: 0, Method.AMX: 1}  # csrc/include/gemm.h has the same
+MANY = 32  # rows from which on a library's GEMM keeps to the registers better than dot products do
 
 
 @functools.cache
@@ -42,13 +42,13 @@ def load() -> Callable[..., Tensor]:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The op's signature."""
     method = method_of("linear", x, weight)
-    if method is None:  # torch 2.13 lets what lies beside narrow rows of bfloat16 into their products
+    if method is None:  # torch 2.13 lets what lies beside narrow rows of bfloat16 into the result
         return F.linear(x.contiguous(), weight, bias)
     return launch(x, weight, bias, method)
 
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None, method: Method) -> Tensor:
-    """The product by a method that this CPU has, of weights whose rows are contiguous."""
+    """x @ weight.T + bias by a method that this CPU has, of weights whose rows are contiguous."""
     num_tokens, (rows, columns) = x.shape[0], weight.shape
     out = x.new_empty((num_tokens, rows))
     bias = None if bias is None else bias.contiguous()
@@ -63,14 +63,14 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, method: Method) -> Te
 
 
 def methods(dtype: torch.dtype, num_tokens: int) -> tuple[Method, ...]:
-    """The ways of this CPU that may be the best for so many rows, the likeliest first."""
-    if dtype == torch.bfloat16 and _has_tiles():
-        return (Method.TILES, Method.DOTS) if num_tokens == 1 else (Method.TILES,)
-    return (Method.DOTS,) if num_tokens <= MANY else ()
+    """The methods of this CPU that may be the fastest for so many rows, the likeliest first."""
+    if dtype == torch.bfloat16 and _has_amx():
+        return (Method.AMX, Method.DOT) if num_tokens == 1 else (Method.AMX,)
+    return (Method.DOT,) if num_tokens <= MANY else ()
 
 
 def method_of(kind: Kind, x: Tensor, weight: Tensor) -> Method | None:
-    """How the kernel multiplies these tensors; None where it is not the choice or cannot."""
+    """The method that serves these tensors; None where the library does."""
     if weight.stride(1) != 1:
         return None
     rows, columns = weight.shape
@@ -86,16 +86,16 @@ def _method(
         return None
     bucket = bucket_of(num_tokens) or BUCKETS[-1]
     site = Site(kind=kind, num_tokens=bucket, n=rows, k=columns, dtype=name_of(dtype))
-    choice = choose(site, card_of(CPU, dtype))
+    choice = choose(site, device_name_of(CPU, dtype))
     if choice.is_measured:
-        assert not isinstance(choice.cut, Cut), "a cut of cards"
-        return choice.cut
+        assert not isinstance(choice.kernel, GemmConfig), "a configuration of GPUs"
+        return choice.kernel
     return next(iter(methods(dtype, num_tokens)), None)
 
 
 @functools.cache
-def _has_tiles() -> bool:
-    return bool(find_kernel().library.linear_has_tiles())
+def _has_amx() -> bool:
+    return bool(find_kernel().library.linear_has_amx())
 
 
 PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

@@ -1,4 +1,4 @@
-"""The Triton kernel of lamina::linear for one row of x; the library's product for more."""
+"""The Triton kernel of lamina::linear for one row of x; the library's GEMM for more."""
 
 import torch
 import torch.nn.functional as F

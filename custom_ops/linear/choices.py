@@ -1,8 +1,9 @@
-"""Which implementation serves a product of few rows: the library's, or one of our kernels and in what cut.
+"""Which kernel serves a GEMM of few rows: the library's, or one of ours and in what tile configuration.
 
 A choice depends on the shapes, on the number of rows up to the next of BUCKETS, and on the device's name
-alone. It comes from measurements: those in measured.json, or those that tune made here and adopt was given.
-Nothing is measured while serving; what was not measured is the library's on a card, and a guess on a CPU.
+alone. It comes from measurements: those in measured.json, or those that GEMM autotune (autotune.py) made here
+and adopt was given. Nothing is measured while serving; what was not measured is the library's on a GPU, and a
+guess on a CPU.
 """
 
 import enum
@@ -20,25 +21,25 @@ import torch
 
 Kind = Literal["linear", "gated"]
 
-BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the matrix units
+BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the tensor cores
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
 MAX_STAGES = 24  # of the kernel
-POWERS = (1, 2, 4, 8)  # blocks of a cluster that share out work evenly
+POWERS = (1, 2, 4, 8)  # blocks of a cluster that divide work evenly
 # Persistent kernels. Of larger clusters a GPU of 132 has no room for enough: 30 of four, 15 of eight.
-RESIDENT_TOKENS = (128, 256)
-RESIDENT_CLUSTERS = (1, 2), (2, 1)  # share, split: of the two blocks of a cluster
-# Up to so many rows a kernel that begins early gains between others more than in a row of its like; above, a
-# few percent in such a row were a loss in a whole step.
+PERSISTENT_TOKENS = (128, 256)
+PERSISTENT_CLUSTERS = (1, 2), (2, 1)  # multicast, split_k: of the two blocks of a cluster
+# Up to so many rows a kernel that starts by programmatic dependent launch gains more between others than in a
+# benchmark of itself alone; above, a few percent there were a loss in a whole step.
 BOUND_BY_MEMORY, CLEARLY = 64, 0.97
 CLOSE = 1.15  # on a CPU, where other processes disturb: the library must win by more
-# Blocks a processor: fewer leave memory idle; more need not share out columns.
+# Blocks a processor: fewer leave memory idle; more need no split-K.
 FEWEST, MOST_SPLIT = Fraction(5, 11), Fraction(25, 11)
 MEASURED = Path(__file__).with_name("measured.json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """A product as far as a choice depends on it."""
+    """A GEMM, x @ weight.T, as far as a choice depends on it."""
 
     kind: Kind  # alone, or with silu_and_mul behind it
     num_tokens: int  # one of BUCKETS
@@ -52,32 +53,34 @@ class Site:
         return f"{self.kind} [{self.n}, {self.k}]{kept} in {self.dtype} up to {self.num_tokens} rows"
 
 
-class Cut(NamedTuple):
-    """How the streaming kernel cuts a product into blocks; csrc/include/stream_launch.cuh has the same."""
+class GemmConfig(NamedTuple):
+    """Tile configuration of the CUDA GEMM kernels; csrc/include/gemm_config.cuh has the same fields."""
 
-    groups: int  # of 64 weight rows, a block
-    tokens: int  # rows of x, a block
-    share: int  # blocks that hand each other the tiles of x
-    split: int  # blocks that share out the columns of the same weight rows
-    stages: int  # tiles of 64 columns in flight
-    clusters: int = 0  # that stay and take one tile of weight rows after the other; 0: a cluster for each
+    warpgroups: int  # consumers a block, each for 64 weight rows
+    tile_tokens: int  # rows of x, a block
+    multicast: int  # blocks of a cluster that share the tiles of x by TMA multicast
+    split_k: int  # blocks of a cluster that divide the columns of the same weight rows
+    stages: int  # of the pipeline through shared memory, 64 columns each
+    clusters: int = 0  # of the persistent kernel; 0: the split-K kernel, a cluster for each tile
 
 
 class Method(enum.Enum):
-    """How a kernel on a CPU multiplies."""
+    """The GEMM kernels on a CPU."""
 
-    DOTS = "dots"  # vectors along the rows of weights
-    TILES = "tiles"  # the tile unit of CPUs that have one
+    DOT = "dot"  # dot products along the rows of weights, by vector instructions
+    AMX = "amx"  # AMX tiles, where a CPU has them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """What was measured of a site: the best cut or method, and the best time without it, which is that of
-    the library or of the ops the site stands for, one after another. No cut: whole steps were faster without,
-    whatever rows of the same product say."""
+    """What was measured of a site: the fastest kernel of ours with its time, and `otherwise`, that of the
+    library or of the ops the site stands for, one after another.
+
+    kernel None: whole steps were faster without, whatever a benchmark of the GEMM alone says.
+    """
 
     site: Site
-    cut: Cut | Method | None
+    kernel: GemmConfig | Method | None
     microseconds: float
     otherwise: float
 
@@ -85,15 +88,15 @@ class Entry:
         """One line of a file of measurements."""
         site = self.site
         shape = [site.kind, site.num_tokens, site.n, site.k, site.dtype, site.weights]
-        cut = self.cut.value if isinstance(self.cut, Method) else self.cut and [*self.cut]
-        return [*shape, cut, self.microseconds, self.otherwise]
+        kernel = self.kernel.value if isinstance(self.kernel, Method) else self.kernel and [*self.kernel]
+        return [*shape, kernel, self.microseconds, self.otherwise]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The implementation of a site: a cut of the streaming kernel, a method, or None for the other way."""
+    """What serves a site: a configuration of the CUDA kernels, a method of a CPU, or None for the library."""
 
-    cut: Cut | Method | None
+    kernel: GemmConfig | Method | None
     reason: str
     is_measured: bool = True
 
@@ -112,114 +115,115 @@ def cached_until_adopted(lookup: Lookup) -> Lookup:
 
 def parse_entry(line: Iterable[Any]) -> Entry:
     """What Entry.to_json wrote. Raises ValueError or TypeError for anything else."""
-    kind, num_tokens, n, k, dtype, weights, cut, microseconds, otherwise = line
+    kind, num_tokens, n, k, dtype, weights, kernel, microseconds, otherwise = line
     return Entry(
         site=Site(kind=kind, num_tokens=num_tokens, n=n, k=k, dtype=dtype, weights=weights),
-        cut=Method(cut) if isinstance(cut, str) else cut and checked(Cut(*cut)),
+        kernel=Method(kernel) if isinstance(kernel, str) else kernel and checked(GemmConfig(*kernel)),
         microseconds=float(microseconds),
         otherwise=float(otherwise),
     )
 
 
-def checked(cut: Cut) -> Cut:
-    """The cut, if the kernel has it. Raises ValueError for one that would write amiss, or not all."""
-    if not all(type(count) is int for count in cut):
-        raise ValueError(f"{cut} is not of integers")
-    is_even = cut.share in POWERS and cut.split in POWERS and cut.share * cut.split <= MAX_CLUSTER
-    if not is_even or cut.groups not in (1, 2, 4) or cut.tokens % (8 * cut.share) or cut.tokens <= 0:
-        raise ValueError(f"{cut} is none of the kernel's")
-    if not 2 <= cut.stages <= MAX_STAGES or cut.clusters < 0:
-        raise ValueError(f"{cut} is none of the kernel's")
-    return cut
+def checked(config: GemmConfig) -> GemmConfig:
+    """The configuration; ValueError for one that no kernel has, as it would write results twice or never."""
+    if not all(type(count) is int for count in config):
+        raise ValueError(f"{config} is not of integers")
+    multicast, split_k, tokens = config.multicast, config.split_k, config.tile_tokens
+    is_even = multicast in POWERS and split_k in POWERS and multicast * split_k <= MAX_CLUSTER
+    if not is_even or config.warpgroups not in (1, 2, 4) or tokens % (8 * multicast) or tokens <= 0:
+        raise ValueError(f"{config} is none of the kernel's")
+    if not 2 <= config.stages <= MAX_STAGES or config.clusters < 0:
+        raise ValueError(f"{config} is none of the kernel's")
+    return config
 
 
-def adopt(card: str, entries: Iterable[Entry]) -> None:
+def adopt(device_name: str, entries: Iterable[Entry]) -> None:
     """Let later choices for a device follow these measurements, before any that are shipped."""
-    _adopted.update({(card, entry.site): entry for entry in entries})
+    _adopted.update({(device_name, entry.site): entry for entry in entries})
     for lookup in _lookups:
         lookup.cache_clear()
 
 
 def sites_of(op: str, n: int, k: int, dtype: str = "bfloat16") -> tuple[Site, ...]:
-    """Every site that a product comes to, with any number of rows; op is linear, norm or norm_gated."""
+    """Every site that a GEMM comes to, with any number of rows; op is linear, norm or norm_gated."""
     alone = tuple(Site(kind="linear", num_tokens=bucket, n=n, k=k, dtype=dtype) for bucket in BUCKETS)
     gated = tuple(replace(site, kind="gated") for site in alone)
     return (*alone, *gated) if op == "norm_gated" else alone
 
 
-def is_measured(site: Site, card: str) -> bool:
+def is_measured(site: Site, device_name: str) -> bool:
     """Whether there are figures of a site."""
-    return (card, site) in _adopted or (card, site) in shipped()
+    return (device_name, site) in _adopted or (device_name, site) in shipped()
 
 
-def candidates(site: Site, num_processors: int) -> tuple[Cut, ...]:
-    """The cuts worth measuring: enough blocks for so many processors, and as many stages as memory takes."""
+def candidates(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
+    """The configurations worth measuring on so many multiprocessors, with as many stages as memory takes."""
     found = []
-    for groups, tokens, split in itertools.product((1, 2, 4), _block_tokens(site), (1, 2, 4, 8)):
-        width, rows = (site.n // 2, groups * 32) if site.kind == "gated" else (site.n, groups * 64)
-        blocks = ceil_div(width, rows) * ceil_div(site.num_tokens, tokens) * split
-        many = split > 1 and blocks > MOST_SPLIT * num_processors
-        few = split < MAX_CLUSTER and blocks < FEWEST * num_processors
-        if many or few or not _is_compiled(site, groups, tokens):
+    for warpgroups, tokens, split_k in itertools.product((1, 2, 4), _tile_tokens(site), (1, 2, 4, 8)):
+        width, rows = (site.n // 2, warpgroups * 32) if site.kind == "gated" else (site.n, warpgroups * 64)
+        blocks = ceil_div(width, rows) * ceil_div(site.num_tokens, tokens) * split_k
+        many = split_k > 1 and blocks > MOST_SPLIT * num_processors
+        few = split_k < MAX_CLUSTER and blocks < FEWEST * num_processors
+        if many or few or not _is_compiled(site, warpgroups, tokens):
             continue
         limits = (MAX_SHARED // 2, MAX_SHARED)  # two blocks a processor, or one
-        stages = dict.fromkeys(most_stages(site, groups, tokens, split, limit) for limit in limits)
-        for share, num_stages in itertools.product(_shares(tokens), stages):
-            if num_stages is not None and share * split <= MAX_CLUSTER:
-                found.append(Cut(groups, tokens, share, split, num_stages))
-    return (*found, *resident_candidates(site, num_processors))
+        stages = dict.fromkeys(most_stages(site, warpgroups, tokens, split_k, limit) for limit in limits)
+        for multicast, num_stages in itertools.product(_multicasts(tokens), stages):
+            if num_stages is not None and multicast * split_k <= MAX_CLUSTER:
+                found.append(GemmConfig(warpgroups, tokens, multicast, split_k, num_stages))
+    return (*found, *persistent_candidates(site, num_processors))
 
 
-def resident_candidates(site: Site, num_processors: int) -> tuple[Cut, ...]:
-    """The cuts of persistent blocks, as many as there is room for at once, that are worth measuring."""
+def persistent_candidates(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
+    """The persistent kernel's configurations worth measuring: a grid that the GPU holds at once."""
     pairs = num_processors // 2
-    if pairs == 0 or site.num_tokens not in RESIDENT_TOKENS or site.n % (16 if site.kind == "gated" else 8):
+    if pairs == 0 or site.num_tokens not in PERSISTENT_TOKENS or site.n % (16 if site.kind == "gated" else 8):
         return ()
     return tuple(
-        Cut(groups, tokens, *cluster, resident_stages(groups, tokens), clusters)
-        for groups, tokens, cluster in itertools.product((1, 2), RESIDENT_TOKENS, RESIDENT_CLUSTERS)
+        GemmConfig(warpgroups, tokens, *cluster, persistent_stages(warpgroups, tokens), clusters)
+        for warpgroups, tokens, cluster in itertools.product((1, 2), PERSISTENT_TOKENS, PERSISTENT_CLUSTERS)
         for clusters in dict.fromkeys((pairs // 8 * 8 or pairs, pairs))
-        if (groups == 2 or cluster == (1, 2)) and tokens <= site.num_tokens
+        if (warpgroups == 2 or cluster == (1, 2)) and tokens <= site.num_tokens
     )
 
 
-def resident_stages(groups: int, tokens: int) -> int:
-    """As many as fit, of a persistent kernel; csrc/include/resident_shape.cuh counts the same."""
-    return (MAX_SHARED - 2048) // (groups * 8192 + tokens * 128)
+def persistent_stages(warpgroups: int, tokens: int) -> int:
+    """Pipeline stages that fit, persistent kernel; csrc/include/persistent_shape.cuh counts the same."""
+    return (MAX_SHARED - 2048) // (warpgroups * 8192 + tokens * 128)
 
 
-def _is_compiled(site: Site, groups: int, tokens: int) -> bool:
-    paired = site.kind != "gated" or groups > 1
-    return paired and (groups < 4 or tokens in (64, 128))
+def _is_compiled(site: Site, warpgroups: int, tokens: int) -> bool:
+    paired = site.kind != "gated" or warpgroups > 1
+    return paired and (warpgroups < 4 or tokens in (64, 128))
 
 
-def _block_tokens(site: Site) -> tuple[int, ...]:
+def _tile_tokens(site: Site) -> tuple[int, ...]:
     return {1: (8,), 256: (128, 256)}.get(site.num_tokens, (site.num_tokens,))
 
 
-def _shares(tokens: int) -> tuple[int, ...]:
+def _multicasts(tokens: int) -> tuple[int, ...]:
     if tokens < 16:
         return (1,)
     return (1, 2) if tokens < 64 else (1, 2, 4)
 
 
-def most_stages(site: Site, groups: int, tokens: int, split: int, limit: int) -> int | None:
-    """As many as are of use and fit into so many bytes of shared memory; None where two do not.
+def most_stages(site: Site, warpgroups: int, tokens: int, split_k: int, limit: int) -> int | None:
+    """Pipeline stages that are of use and fit into so many bytes of shared memory; None where two do not.
 
-    csrc/include/stream_shape.cuh counts the same bytes.
+    csrc/include/split_k_shape.cuh counts the same bytes.
     """
     tiles = 2 if tokens <= 32 else 1
-    steps = ceil_div(ceil_div(site.k, 64 * tiles), split)
-    stage = tiles * (groups * 8192 + tokens * 128)
-    sums = (groups * 64 + 4) * tokens * 4
-    sent = groups * 64 * tokens * 4 if tokens <= 32 else 0
+    steps = ceil_div(ceil_div(site.k, 64 * tiles), split_k)
+    stage = tiles * (warpgroups * 8192 + tokens * 128)
+    sums = (warpgroups * 64 + 4) * tokens * 4
+    sent = warpgroups * 64 * tokens * 4 if tokens <= 32 else 0
     free = limit - 2048 - sent  # 2048: to align tiles, for barriers, and what the system takes of each block
     stages = min(free // stage, MAX_STAGES, max(2, steps))
     return stages if stages >= 2 and sums <= free else None
 
 
 def ceil_div(count: int, size: int) -> int:
-    """How many of a size hold so many."""
+    """count / size, rounded up."""
     return -(-count // size)
 
 
@@ -229,22 +233,22 @@ def bucket_of(num_tokens: int) -> int | None:
 
 
 @cached_until_adopted
-def choose(site: Site, card: str) -> Choice:
-    """The implementation of a site on a card."""
-    entry = _adopted.get((card, site)) or shipped().get((card, site))
+def choose(site: Site, device_name: str) -> Choice:
+    """What serves a site on a device."""
+    entry = _adopted.get((device_name, site)) or shipped().get((device_name, site))
     if entry is None:
-        return Choice(cut=None, reason=f"not measured on {card}", is_measured=False)
-    here = "here" if (card, site) in _adopted else f"on {card}"
+        return Choice(kernel=None, reason=f"not measured on {device_name}", is_measured=False)
+    here = "here" if (device_name, site) in _adopted else f"on {device_name}"
     reason = f"measured {here}: {entry.microseconds:.1f} us, otherwise {entry.otherwise:.1f} us"
-    if entry.cut is None:
+    if entry.kernel is None:
         reason += ", but whole steps gain from that"
     limit = entry.otherwise * _allowance(entry)
-    return Choice(cut=entry.cut if entry.microseconds < limit else None, reason=reason)
+    return Choice(kernel=entry.kernel if entry.microseconds < limit else None, reason=reason)
 
 
 def _allowance(entry: Entry) -> float:
     """How much of the other way's time a kernel of ours may take to be chosen."""
-    if isinstance(entry.cut, Method):
+    if isinstance(entry.kernel, Method):
         return CLOSE
     return 1.0 if entry.site.num_tokens <= BOUND_BY_MEMORY else CLEARLY
 
@@ -252,9 +256,9 @@ def _allowance(entry: Entry) -> float:
 @functools.cache
 def shipped() -> Mapping[tuple[str, Site], Entry]:
     """The measurements that come with the package."""
-    cards: dict[str, list[Any]] = json.loads(MEASURED.read_text())
-    entries = [(card, parse_entry(line)) for card, lines in cards.items() for line in lines]
-    return {(card, entry.site): entry for card, entry in entries}
+    devices: dict[str, list[Any]] = json.loads(MEASURED.read_text())
+    entries = [(name, parse_entry(line)) for name, lines in devices.items() for line in lines]
+    return {(name, entry.site): entry for name, entry in entries}
 
 
 @functools.cache
@@ -269,21 +273,21 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def card_of(device: torch.device, dtype: torch.dtype) -> str:
-    """The name by which measurements know a device, and where it matters what it computes in."""
+def device_name_of(device: torch.device, dtype: torch.dtype) -> str:
+    """The name by which measurements know a device; of a CPU with its threads and the dtype."""
     if device.type == "cuda":
-        return _name_of_card(device)
+        return _gpu_name(device)
     return f"{_name_of_cpu()} with {torch.get_num_threads()} threads in {dtype}"
 
 
 @functools.cache
-def _name_of_card(device: torch.device) -> str:
+def _gpu_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device)
 
 
 @functools.cache
 def _name_of_cpu() -> str:
-    """The model that the system tells, else the architecture."""
+    """The model name in /proc/cpuinfo, else the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

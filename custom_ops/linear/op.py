@@ -1,4 +1,4 @@
-"""lamina::linear, the matrix product of every projection and the place where GEMM providers plug in."""
+"""lamina::linear, the GEMM of every projection."""
 
 import torch
 from torch import Tensor

@@ -11,7 +11,7 @@ from .._shared.registry import Provider
 from ..linear._cpu import CODES
 from ..linear.choices import Method
 
-FEW = 2  # rows up to which dot products, which widen each weight in registers, are as fast as tiles
+FEW = 2  # rows up to which dot products, which widen each weight in registers, are as fast as AMX
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def linear_int8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = 
 
 
 def launch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, method: Method) -> Tensor:
-    """The product by a method that this CPU has."""
+    """The op by a method that this CPU has."""
     x = by_rows(x)
     num_tokens, (rows, columns) = x.shape[0], weight.shape
     out = x.new_empty((num_tokens, rows))
@@ -48,15 +48,15 @@ def launch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, method
 
 
 def method_of(dtype: torch.dtype, num_tokens: int) -> Method:
-    """How so many rows are multiplied on this CPU."""
-    many = num_tokens > FEW and dtype == torch.bfloat16 and has_tiles()
-    return Method.TILES if many else Method.DOTS
+    """The method for so many rows on this CPU."""
+    many = num_tokens > FEW and dtype == torch.bfloat16 and has_amx()
+    return Method.AMX if many else Method.DOT
 
 
 @functools.cache
-def has_tiles() -> bool:
-    """Whether this CPU multiplies tiles of weights that were bytes."""
-    return bool(find_kernel().library.linear_int8_has_tiles())
+def has_amx() -> bool:
+    """Whether this CPU multiplies int8 weights, widened to bfloat16, by AMX tiles."""
+    return bool(find_kernel().library.linear_int8_has_amx())
 
 
 PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

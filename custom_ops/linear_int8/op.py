@@ -17,7 +17,7 @@ def linear_int8(
 ) -> Tensor:
     """x @ (weight * scale).T + bias, [num_tokens, out_features], of x's dtype.
 
-    Products and sums are in float32 (float64 for float64), and the result is rounded once.
+    Multiply-adds are in float32 (float64 for float64), and the result is rounded once.
     """
     result: Tensor = torch.ops.lamina.linear_int8.default(x, weight, scale, bias)
     return result

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
 from .._shared.registry import Provider
-from .places import at_places
+from .row_indices import with_row_indices
 
 
 def load() -> Callable[..., None]:
@@ -34,7 +34,7 @@ def load() -> Callable[..., None]:
             *(logits.shape[0], num_valid_ids, torch.get_num_threads()),
         )
 
-    return at_places(sample)
+    return with_row_indices(sample)
 
 
 PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

@@ -30,7 +30,7 @@ def load() -> Callable[..., None]:
         banned: Tensor,
         num_valid_ids: int,
         out: Tensor,
-        places: Tensor | None = None,
+        row_indices: Tensor | None = None,
         chunks: Tensor | None = None,
     ) -> None:
         num_rows, num_chunks = len(logits), num_chunks_of(num_valid_ids)
@@ -45,7 +45,7 @@ def load() -> Callable[..., None]:
             *(temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(), min_p.data_ptr()),
             *(seeds.data_ptr(), positions.data_ptr(), banned.data_ptr(), banned.shape[1]),
             *(
-                0 if places is None else places.data_ptr(),
+                0 if row_indices is None else row_indices.data_ptr(),
                 noted.data_ptr(),
                 chunks is not None,
                 out.data_ptr(),

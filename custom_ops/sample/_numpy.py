@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .._shared.registry import Provider
-from .places import at_places
 from .reference import (
     BROKEN,
     CHUNK,
@@ -26,6 +25,7 @@ from .reference import (
     token_ids,
     without_banned,
 )
+from .row_indices import with_row_indices
 
 CANDIDATES = 4096  # likeliest tokens looked at first for the end of a nucleus
 ROWS_IN_CACHE = 4  # rows of the vocabulary worked on at a time
@@ -226,7 +226,7 @@ def _nearest(gaps: Row, count: int) -> Row:
 
 def load() -> Callable[..., None]:
     """The function behind the op's signature."""
-    return at_places(sample)
+    return with_row_indices(sample)
 
 
 PROVIDER = Provider(name="numpy", load=load, devices=frozenset({"cpu"}))

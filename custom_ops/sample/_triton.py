@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import reference
-from .places import at_places
+from .row_indices import with_row_indices
 from .workspace import workspace
 
 CHUNK_TOKENS = reference.CHUNK
@@ -163,9 +163,9 @@ def bound_by_largest(gaps, ends, high, goal, scale):
 def list_live(live, gaps, ends, num_chunks, high):
     """Writes which chunks may hold ranks up to high; returns how many they are."""
     is_live = (ends < num_chunks * CHUNK) & (ranks_of(gaps, 0) <= high)
-    places = tl.cumsum(is_live.to(tl.int32), 0) - 1
+    row_indices = tl.cumsum(is_live.to(tl.int32), 0) - 1
     tl.debug_barrier()
-    tl.store(live + places, ends // CHUNK, mask=is_live)
+    tl.store(live + row_indices, ends // CHUNK, mask=is_live)
     tl.debug_barrier()
     return tl.sum(is_live.to(tl.int32), 0)
 
@@ -173,8 +173,8 @@ def list_live(live, gaps, ends, num_chunks, high):
 @triton.jit
 def live_gaps(logits, banned, num_banned, num_ids, live, first, num_live, peak, sharpness):
     """Gaps and ids of a tile of live chunks; beyond the last they are infinite, and the chunk is -1."""
-    places = first + tl.arange(0, TILE)
-    chunks = tl.load(live + places, mask=places < num_live, other=-1)
+    row_indices = first + tl.arange(0, TILE)
+    chunks = tl.load(live + row_indices, mask=row_indices < num_live, other=-1)
     ids = chunks[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
     inside = tl.where(ids < 0, num_ids, ids)
     values = allowed_logits(logits, banned, num_banned, num_ids, inside)
@@ -323,7 +323,7 @@ def choose_tokens(
     tl.store(out + row, tl.where(tl.abs(peak) < float("inf"), token, BROKEN))
 
 
-@at_places
+@with_row_indices
 def sample(
     logits: Tensor,
     temperature: Tensor,

@@ -22,7 +22,7 @@ def sample(
     banned: Tensor,  # [n, any number] int32: ids never to be chosen, -1: none
     num_valid_ids: int,  # ids from here on are padding of the vocabulary
     out: Tensor,  # [n] int32, the chosen ids; -1 where logits are not finite
-    places: Tensor | None = None,  # [n] int64: rows of positions, banned and out; None: in order
+    row_indices: Tensor | None = None,  # [n] int64: rows of positions, banned and out; None: in order
     chunks: Tensor | None = None,  # [n, chunks, 2] float32, where adjust_logits left them
 ) -> None:
     """out = the id of the largest logit, or a draw after temperature, top-k, top-p and min-p, in this order.
@@ -35,7 +35,18 @@ def sample(
     from (seed, position, id) and the same on every device.
     """
     torch.ops.lamina.sample.default(
-        logits, temperature, top_k, top_p, min_p, seeds, positions, banned, num_valid_ids, out, places, chunks
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seeds,
+        positions,
+        banned,
+        num_valid_ids,
+        out,
+        row_indices,
+        chunks,
     )
 
 
@@ -50,7 +61,7 @@ def _check(
     banned: Tensor,
     num_valid_ids: int,
     out: Tensor,
-    places: Tensor | None = None,
+    row_indices: Tensor | None = None,
     chunks: Tensor | None = None,
 ) -> None:
     if logits.dim() != 2 or logits.stride(1) != 1 or not logits.is_floating_point():
@@ -59,19 +70,19 @@ def _check(
     num_rows, vocab = logits.shape
     if not 0 < num_valid_ids <= vocab:
         raise ShapeError(f"sample: num_valid_ids is {num_valid_ids}; wanted 1 to {vocab}, the vocabulary")
-    num_places = num_rows if places is None else positions.shape[0]
+    num_targets = num_rows if row_indices is None else positions.shape[0]
     tensors = [
         ("temperature", temperature, torch.float32, (num_rows,)),
         ("top_k", top_k, torch.int32, (num_rows,)),
         ("top_p", top_p, torch.float32, (num_rows,)),
         ("min_p", min_p, torch.float32, (num_rows,)),
         ("seeds", seeds, torch.int64, (num_rows,)),
-        ("positions", positions, torch.int64, (num_places,)),
-        ("out", out, torch.int32, (num_places,)),
-        ("banned", banned, torch.int32, (num_places, *banned.shape[-1:])),
+        ("positions", positions, torch.int64, (num_targets,)),
+        ("out", out, torch.int32, (num_targets,)),
+        ("banned", banned, torch.int32, (num_targets, *banned.shape[-1:])),
     ]
-    if places is not None:
-        tensors.append(("places", places, torch.int64, (num_rows,)))
+    if row_indices is not None:
+        tensors.append(("row_indices", row_indices, torch.int64, (num_rows,)))
     if chunks is not None:
         tensors.append(("chunks", chunks, torch.float32, (num_rows, num_chunks_of(num_valid_ids), 2)))
     for name, tensor, dtype, shape in tensors:
@@ -82,7 +93,7 @@ def _check(
 
 define_op(
     "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds,"
-    " Tensor positions, Tensor banned, int num_valid_ids, Tensor(a!) out, Tensor? places=None,"
+    " Tensor positions, Tensor banned, int num_valid_ids, Tensor(a!) out, Tensor? row_indices=None,"
     " Tensor? chunks=None) -> ()",
     fake=no_result,
     check=_check,

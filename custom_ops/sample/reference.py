@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .places import at_places
+from .row_indices import with_row_indices
 
 # A draw is a race of exponentials (the Gumbel-max trick without its second logarithm): token i finishes at
 # E_i / p_i with E_i ~ Exp(1), and the first to finish is a draw from p. E_i is a hash of (seed, position, i),
@@ -17,7 +17,7 @@ BROKEN = -1  # in place of a token where logits are not finite, so that nobody t
 REACH = 1 - 2**-20  # of a share is enough: what lies exactly at a border may be rounded to below it
 
 
-@at_places
+@with_row_indices
 def sample(
     logits: Tensor,
     temperature: Tensor,

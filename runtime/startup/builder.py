@@ -16,7 +16,7 @@ from ...common.store import Store
 from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ...compiler.execution.plan import BoundPlan, Compiled, Plan
-from ...compiler.passes.gemms import Product
+from ...compiler.passes.gemms import Gemm
 from ...custom_ops import linear
 from ...custom_ops._shared import registry
 from ...models.config import ModelConfig
@@ -140,11 +140,11 @@ def _settle_products(parts: Parts, store: Store, progress: Progress) -> tuple[st
     )
 
 
-def products_of(plan: Plan | None, model: ModelConfig, resolved: Resolved) -> tuple[Product, ...]:
+def products_of(plan: Plan | None, model: ModelConfig, resolved: Resolved) -> tuple[Gemm, ...]:
     """The products that a plan leaves to our ops, and the LM head, which always is."""
     dtype = str(resolved.dtype).removeprefix("torch.")
-    head = Product(kind="linear", rows=model.vocab_size, columns=model.hidden_size, dtype=dtype)
-    return (*(plan.products if plan else ()), head)
+    head = Gemm(kind="linear", rows=model.vocab_size, columns=model.hidden_size, dtype=dtype)
+    return (*(plan.gemms if plan else ()), head)
 
 
 def graph_sizes(resolved: Resolved, launch_bound_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

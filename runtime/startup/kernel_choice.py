@@ -8,10 +8,10 @@ from ...common.errors import NotWarmError
 from ...common.logging import get_logger
 from ...common.progress import Progress, say_nothing
 from ...common.store import Store
-from ...compiler.passes.gemms import Product
+from ...compiler.passes.gemms import Gemm
 from ...custom_ops._shared import registry
 from ...custom_ops._shared.build import CSRC, hash_factors, is_built, read_sources
-from ...custom_ops.linear import _cpu, choices, tuning
+from ...custom_ops.linear import _cpu, autotune, choices
 from ...custom_ops.linear._cuda import EVEN
 from ...custom_ops.linear.choices import Choice, Entry, Method, Site
 
@@ -19,12 +19,12 @@ SMALLEST = 1 << 20  # weights, below which a product takes no longer than its la
 MEASUREMENTS = "measurements"  # the kind of the store's names for them
 OPS = {"linear": "linear", "norm": "add_rms_norm_linear", "norm_gated": "add_rms_norm_linear"}
 SOURCES = {"cuda": (".cu", ".cuh"), "cpu": (".cpp", ".h")}  # suffixes of what the kernels are made of
-BY_METHOD = {Method.DOTS: "dot products", Method.TILES: "the tile unit"}
+BY_METHOD = {Method.DOT: "dot products", Method.AMX: "AMX tiles"}
 logger = get_logger("runtime")
 
 
 def settle_products(
-    products: Iterable[Product],
+    products: Iterable[Gemm],
     device: torch.device,
     dtype: torch.dtype,
     store: Store,
@@ -45,7 +45,7 @@ def settle_products(
         raise NotWarmError(f"the cache {store.root} lacks measurements of {lacks[0]}")
     if not _is_chosen(device, dtype):
         return ()
-    sites, card = sites_of(products, device, dtype), choices.card_of(device, dtype)
+    sites, card = sites_of(products, device, dtype), choices.device_name_of(device, dtype)
     key = measurements_key(device, card, dtype)
     if _missing(sites, card):
         with store.lock(MEASUREMENTS):  # of processes that start at once the first measures for all
@@ -58,14 +58,14 @@ def settle_products(
 
 
 def missing_measurements(
-    products: Iterable[Product], device: torch.device, dtype: torch.dtype, store: Store
+    products: Iterable[Gemm], device: torch.device, dtype: torch.dtype, store: Store
 ) -> list[str]:
     """What would have to be measured before these products are served, one line each."""
     if device.type == "cpu" and not is_built("linear"):
         return []  # without the kernel, which is told of as missing itself, nothing can be known
     if not _is_chosen(device, dtype):
         return []
-    card = choices.card_of(device, dtype)
+    card = choices.device_name_of(device, dtype)
     choices.adopt(card, read_measurements(store, measurements_key(device, card, dtype)))
     return [f"kernels of {site}" for site in _missing(sites_of(products, device, dtype), card)]
 
@@ -74,7 +74,7 @@ def measurements_kept(device: torch.device, dtype: torch.dtype, store: Store) ->
     """The names under which the store has what was measured on this device."""
     if not _is_chosen(device, dtype):
         return ()
-    key = measurements_key(device, choices.card_of(device, dtype), dtype)
+    key = measurements_key(device, choices.device_name_of(device, dtype), dtype)
     return () if store.read_ref(MEASUREMENTS, key) is None else (key,)
 
 
@@ -93,12 +93,14 @@ def _described(site: Site, card: str) -> str:
 
 
 def _served_by(choice: Choice) -> str:
-    if choice.cut is None:
+    if choice.kernel is None:
         return "the ops it stands for"
-    return BY_METHOD[choice.cut] if isinstance(choice.cut, Method) else f"the streaming kernel, {choice.cut}"
+    if isinstance(choice.kernel, Method):
+        return BY_METHOD[choice.kernel]
+    return f"the CUDA kernel, {choice.kernel}"
 
 
-def sites_of(products: Iterable[Product], device: torch.device, dtype: torch.dtype) -> tuple[Site, ...]:
+def sites_of(products: Iterable[Gemm], device: torch.device, dtype: torch.dtype) -> tuple[Site, ...]:
     """Every kernel that might serve the products, for every number of rows that a choice is made for."""
     worth = [product for product in products if product.rows * product.columns >= SMALLEST]
     found = [
@@ -140,10 +142,10 @@ def _measure(
 ) -> tuple[Entry, ...]:
     if not sites:
         return ()
-    logger.info("measuring %d products on %s, once", len(sites), choices.card_of(device, dtype))
+    logger.info("measuring %d products on %s, once", len(sites), choices.device_name_of(device, dtype))
     progress("measure", 0.0, f"{len(sites)} products")
     try:
-        return tuning.tune(sites, device, dtype)
+        return autotune.autotune(sites, device, dtype)
     except torch.OutOfMemoryError as error:
         logger.warning("products could not be measured, torch's own serve them: %s", error)
         return ()

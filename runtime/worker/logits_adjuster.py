@@ -99,7 +99,7 @@ class Adjuster:
             positions=batch.sample_positions,
             banned=batch.banned,
             num_valid_ids=self._num_valid_ids,
-            places=tables.samples,
+            row_indices=tables.samples,
         )
         is_final = not adjusted.histories and tables.typical_p is None
         scores, chunks = self._scores(tables, batch, logits, are_summed=is_final and logits.is_cuda)

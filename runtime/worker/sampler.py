@@ -21,10 +21,10 @@ class SamplingRows(NamedTuple):
     top_p: Tensor  # [n] float32, 1: off
     min_p: Tensor  # [n] float32, 0: off
     seeds: Tensor  # [n] int64
-    positions: Tensor  # [n, or as many as places are in] int64, where the sampled token will stand
+    positions: Tensor  # [n, or as many as row_indices are in] int64, where the sampled token will stand
     banned: Tensor | None = None  # [n, any number] int32: token ids never to be chosen, -1: none
     num_valid_ids: int | None = None  # ids from here on are padding of the vocabulary
-    places: Tensor | None = None  # [n] int64: rows of positions, banned and out; None: in order
+    row_indices: Tensor | None = None  # [n] int64: rows of positions, banned and out; None: in order
 
 
 def rows_of(batch: BatchView, num_valid_ids: int) -> SamplingRows:
@@ -64,7 +64,7 @@ def sample(
         rows.top_k.new_empty(len(logits), 0) if rows.banned is None else rows.banned,
         logits.shape[1] if rows.num_valid_ids is None else rows.num_valid_ids,
         out,
-        rows.places,
+        rows.row_indices,
         chunks,
     )
     return out

@@ -60,7 +60,7 @@ class Interpreter:
             launches={},
             stages=(),
             reports=(),
-            products=(),
+            gemms=(),
             device="cpu",
             is_checked=True,
         )

@@ -98,7 +98,7 @@ def test_fast_is_eager_to_rounding_with_fused_kernels_in_every_piece(shared_stor
             _run(tiny, compiled, num_tokens), tiny.eager(num_tokens), rtol=1e-5, atol=1e-5
         )
     for piece in compiled.plan.pieces:
-        joined = {product.kind for product in piece.artifact.products} - {"linear"}
+        joined = {gemm.kind for gemm in piece.artifact.gemms} - {"linear"}
         assert piece.artifact.kernels or joined, "a piece without a fused kernel"
         assert "torch.ops.lamina" not in shared_store.get(piece.artifact.source).decode()
 

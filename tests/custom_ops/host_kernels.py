@@ -8,16 +8,16 @@ from lamina.custom_ops._shared.build import CSRC
 
 SOURCES = Path(__file__).resolve().parent / "host_cuda"
 COMPILER = shutil.which("c++") or shutil.which("g++")
-RESIDENT = "resident_linear", "resident_shape", "resident_sums"
-WITH_RESIDENT = "ring", "stream_shape", "stream_sums", "exchange"
+PERSISTENT = "persistent_gemm", "persistent_shape", "persistent_epilogue"
+WITH_PERSISTENT = "pipeline", "split_k_shape", "split_k_epilogue", "quad_transpose"
 OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec")  # in cluster.cuh, as far as need be
 
 
 def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
     """What compiles host_cuda/<name>.cpp, but for where to; puts into an empty folder what that includes."""
     alone: tuple[str, ...] = ("chunk", "reduce")  # without their neighbours, which are the GPU's
-    if name == "resident_linear":
-        alone = *RESIDENT, *WITH_RESIDENT
+    if name == "persistent_gemm":
+        alone = *PERSISTENT, *WITH_PERSISTENT
         for header in OF_THE_GPU:
             (folder / f"{header}.cuh").write_text('#include "cluster.cuh"\n')
     for header in alone:

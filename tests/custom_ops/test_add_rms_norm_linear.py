@@ -83,7 +83,7 @@ def test_the_cpp_kernel_is_as_good_as_the_ops_one_after_another(
     is_strided: bool,
     in_bytes: bool,
 ) -> None:
-    assume(method in {Method.DOTS, *linear_methods(dtype, 1)})
+    assume(method in {Method.DOT, *linear_methods(dtype, 1)})
     generator = torch.Generator().manual_seed(hidden)
 
     def random(*shape: int) -> Tensor:
@@ -126,7 +126,7 @@ def test_behind_the_norm_is_what_the_norm_alone_gives_bit_for_bit(dtype: torch.d
     x, residual = (torch.randint(-8, 9, (70, hidden + 3)).to(dtype)[:, :hidden] for _ in range(2))
     weight, identity = torch.randn(hidden).to(dtype), torch.eye(hidden).to(dtype)
     normed, total = add_rms_norm_reference.add_rms_norm(x, residual, weight, 1e-5)
-    for method in {Method.DOTS, *linear_methods(dtype, 1)}:
+    for method in {Method.DOT, *linear_methods(dtype, 1)}:
         out, kept = _cpu.launch(x, residual, weight, 1e-5, identity, None, False, method=method)
         assert torch.equal(kept, total)
         assert torch.equal(out, normed)
@@ -139,7 +139,7 @@ def test_the_norm_is_of_the_sum_as_it_is_kept(dtype: torch.dtype) -> None:
     x, residual = (torch.randn(300, 2, generator=generator).to(dtype) for _ in range(2))
     ones, identity = torch.ones(2).to(dtype), torch.eye(2).to(dtype)
     normed, total = add_rms_norm_reference.add_rms_norm(x, residual, ones, 1e-5)
-    for method in {Method.DOTS, *linear_methods(dtype, 1)}:
+    for method in {Method.DOT, *linear_methods(dtype, 1)}:
         out, kept = _cpu.launch(x, residual, ones, 1e-5, identity, None, False, method=method)
         assert torch.equal(kept, total)
         assert torch.equal(out, normed)
@@ -151,7 +151,7 @@ def test_gate_and_up_are_rounded_before_they_meet(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(4)
     weight, bias = (torch.randn(4000, generator=generator).to(dtype) for _ in range(2))
     one = torch.ones(1, 1, dtype=dtype)
-    out, _ = _cpu.launch(one, one, one[0], 0.0, weight.unsqueeze(1), bias, True, method=Method.DOTS)
+    out, _ = _cpu.launch(one, one, one[0], 0.0, weight.unsqueeze(1), bias, True, method=Method.DOT)
     gate, up = (weight.float() + bias.float()).to(dtype).chunk(2)
     right = F.silu(gate.double()).to(dtype).double() * up.double()
     is_rounded_once = out[0] == right.to(dtype)
@@ -166,7 +166,7 @@ def test_nothing_is_read_beyond_its_end(dtype: torch.dtype, gated: bool, rows: i
     x, residual, norm_weight, weight, bias = (torch.randn(shape).to(dtype) for shape in shapes)
     small, scale = torch.randint(-127, 128, weight.shape, dtype=torch.int8), torch.rand(rows)
     for method, (kept, scales) in itertools.product(
-        {Method.DOTS, *linear_methods(dtype, 1)}, [(weight, None), (small, scale)]
+        {Method.DOT, *linear_methods(dtype, 1)}, [(weight, None), (small, scale)]
     ):
         given = x, residual, norm_weight, 1e-5, kept, bias, gated, method, scales
         ended = [at_the_end(value) if isinstance(value, Tensor) else value for value in given]
@@ -181,7 +181,7 @@ def test_the_gate_of_large_numbers_is_the_formulas(dtype: torch.dtype) -> None:
     weight = torch.tensor([*edges, *[1.0] * len(edges)]).to(dtype).unsqueeze(1)
     one = torch.ones(1, 1, dtype=dtype)
     arguments = (one, one, one[0], 0.0, weight, None, True)
-    out, _ = _cpu.launch(*arguments, method=Method.DOTS)
+    out, _ = _cpu.launch(*arguments, method=Method.DOT)
     torch.testing.assert_close(out, reference.add_rms_norm_linear(*arguments)[0], equal_nan=True)
 
 
@@ -190,7 +190,7 @@ def test_the_gates_exponential_errs_by_few_ulp_up_to_its_border() -> None:
     gate = torch.cat([torch.linspace(-88, 88, 40001), torch.tensor([-88.0])]).unsqueeze(1)
     one, up = torch.ones(1, 1), torch.ones_like(gate)
     arguments = (one, one, one[0], 0.0, torch.cat([gate, up]), None, True)
-    out, _ = _cpu.launch(*arguments, method=Method.DOTS)
+    out, _ = _cpu.launch(*arguments, method=Method.DOT)
     torch.testing.assert_close(out[0].double(), F.silu(gate[:, 0].double()), rtol=5e-7, atol=0)
 
 

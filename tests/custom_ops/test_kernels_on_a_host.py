@@ -153,10 +153,10 @@ def test_tokens_are_those_of_the_formula(on_host: Any, vocab: int, scale: float)
             torch.randint(-1, vocab, (7, 3), generator=generator, dtype=torch.int32),
             vocab - 1,
         )
-        places = torch.tensor([6, 2, 0, 5])
+        row_indices = torch.tensor([6, 2, 0, 5])
         outs = [torch.full((7,), -77, dtype=torch.int32) for _ in range(2)]
         for call, out in zip((kernel, formula("sample")), outs, strict=True):
-            call(at_the_end(logits), *settings, out, places)
+            call(at_the_end(logits), *settings, out, row_indices)
         assert torch.equal(*outs)
 
 

@@ -1,4 +1,4 @@
-"""What launchers ask of CUDA, on devices that are none: shared memory, early starts, cuts, errors."""
+"""What launchers ask of CUDA, on devices that are none: shared memory, early starts, configs, errors."""
 
 import ctypes
 import itertools
@@ -12,7 +12,7 @@ from lamina.custom_ops._shared.build import CSRC
 from lamina.custom_ops.linear.choices import (
     MAX_CLUSTER,
     MAX_STAGES,
-    Cut,
+    GemmConfig,
     candidates,
     sites_of,
 )
@@ -58,7 +58,7 @@ def test_a_kernel_begins_early_in_graphs_alone_and_in_its_cluster(launches: ctyp
     for is_active, cluster in itertools.product((0, 1), (1, 4)):
         launches.set_capture(is_active, 0)
         assert launches.launch(0, 0, cluster) == 0
-        assert (launches.is_early(), launches.num_cluster()) == (is_active, cluster)
+        assert (launches.is_pdl(), launches.num_cluster()) == (is_active, cluster)
 
 
 def test_what_is_wrong_with_a_stream_is_told_by_the_launch_that_met_it(launches: ctypes.CDLL) -> None:
@@ -69,13 +69,13 @@ def test_what_is_wrong_with_a_stream_is_told_by_the_launch_that_met_it(launches:
 
 
 def test_the_kernel_takes_the_cuts_that_are_measured_and_no_uneven_one(launches: ctypes.CDLL) -> None:
-    def takes(cut: Cut, is_gated: bool) -> bool:
-        return bool(launches.takes(struct.pack("6q", *cut), int(is_gated)))
+    def takes(config: GemmConfig, is_gated: bool) -> bool:
+        return bool(launches.takes(struct.pack("6q", *config), int(is_gated)))
 
     for site in sites_of("norm_gated", 4096, 4096):
-        for cut in candidates(site, 132):
-            assert takes(cut, site.kind == "gated") or cut.clusters
+        for config in candidates(site, 132):
+            assert takes(config, site.kind == "gated") or config.clusters
     for share, split, stages in itertools.product(range(-1, 20), range(-1, 20), (0, 1, 2, MAX_STAGES, 99)):
         is_even = {share, split} <= {1, 2, 4, 8} and share * split <= MAX_CLUSTER
         right = is_even and share * 8 <= 32 and 2 <= stages <= MAX_STAGES
-        assert takes(Cut(2, 32, share, split, stages), False) == right
+        assert takes(GemmConfig(2, 32, share, split, stages), False) == right

@@ -87,7 +87,7 @@ def test_every_method_multiplies_as_well_as_the_library(
     x, weight = lie_x(x), lie_weight(weight)
     provider = select("linear", device=CPU, dtype=dtype, provider="cpu").call
     assert_close_to_reference(provider(x, weight, bias), wide, naive, floor=1e-5)
-    for method in {Method.DOTS, *_cpu.methods(dtype, 1)} if weight.stride(1) == 1 else ():
+    for method in {Method.DOT, *_cpu.methods(dtype, 1)} if weight.stride(1) == 1 else ():
         assert_close_to_reference(_cpu.launch(x, weight, bias, method), wide, naive, floor=1e-5)
 
 
@@ -96,7 +96,7 @@ def test_every_method_multiplies_as_well_as_the_library(
 def test_nothing_is_read_beyond_its_end(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     given = make_operands(*shape, dtype)
     ended = making_ended(given[0]), at_the_end(given[1]), at_the_end(given[2])
-    for method in {Method.DOTS, *_cpu.methods(dtype, 1)}:
+    for method in {Method.DOT, *_cpu.methods(dtype, 1)}:
         assert torch.equal(_cpu.launch(*ended, method), _cpu.launch(*given, method))
 
 
@@ -105,7 +105,7 @@ def test_nothing_is_read_beyond_its_end(dtype: torch.dtype, shape: tuple[int, in
 def test_every_row_is_found_however_x_lies(lie_x: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
     """Also of several rows that are packed together."""
     x, weight, bias = make_operands(20, 33, 40, dtype)
-    for method in {Method.DOTS, *_cpu.methods(dtype, 1)}:
+    for method in {Method.DOT, *_cpu.methods(dtype, 1)}:
         assert torch.equal(_cpu.launch(lie_x(x), weight, bias, method), _cpu.launch(x, weight, bias, method))
 
 
@@ -128,7 +128,7 @@ def test_an_infinite_row_leaves_the_others_alone(dtype: torch.dtype, num_tokens:
     x, weight, bias = make_operands(num_tokens, 33, 64, dtype)
     broken = x.clone()
     broken[1::2] = torch.inf
-    for method in {Method.DOTS, *_cpu.methods(dtype, 1)}:
+    for method in {Method.DOT, *_cpu.methods(dtype, 1)}:
         right, got = (_cpu.launch(rows, weight, bias, method) for rows in (x, broken))
         assert torch.equal(got[::2], right[::2])
 
@@ -140,7 +140,7 @@ def test_the_tile_unit_is_used_where_compiler_and_system_have_it() -> None:
     request_permission, tile_data = 0x1023, 18
     is_granted = ctypes.CDLL(None).syscall(158, request_permission, tile_data) == 0  # arch_prctl
     is_known = "__AMX_BF16__" in macros and "__AVX512BF16__" in macros
-    assert (Method.TILES in _cpu.methods(torch.bfloat16, 1)) == (is_known and is_granted)
+    assert (Method.AMX in _cpu.methods(torch.bfloat16, 1)) == (is_known and is_granted)
 
 
 def test_tiles_leave_the_librarys_as_they_were() -> None:

@@ -9,9 +9,9 @@ from lamina.custom_ops.linear.choices import (
     MAX_CLUSTER,
     MAX_SHARED,
     MAX_STAGES,
-    RESIDENT_TOKENS,
-    Cut,
+    PERSISTENT_TOKENS,
     Entry,
+    GemmConfig,
     Kind,
     Site,
     adopt,
@@ -22,19 +22,19 @@ from lamina.custom_ops.linear.choices import (
     is_measured,
     most_stages,
     parse_entry,
-    resident_stages,
+    persistent_stages,
     shipped,
     sites_of,
 )
 
 SITE = Site(kind="gated", num_tokens=8, n=512, k=256)
-CUT = Cut(2, 8, 1, 4, 3)
+CONFIG = GemmConfig(2, 8, 1, 4, 3)
 PROCESSORS = 132, 114, 78, 16, 1  # of an H100 or H200, the former on PCIe, an H20, a part of one
 KINDS: tuple[Kind, ...] = ("linear", "gated")
 
 
 def entry(*, microseconds: float = 3.0, otherwise: float = 5.0) -> Entry:
-    return Entry(site=SITE, cut=CUT, microseconds=microseconds, otherwise=otherwise)
+    return Entry(site=SITE, kernel=CONFIG, microseconds=microseconds, otherwise=otherwise)
 
 
 def test_an_entry_survives_its_line() -> None:
@@ -52,16 +52,16 @@ def test_a_line_of_another_shape_is_refused(line: list[object]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *({"split": split} for split in (0, 3, 16, 2.0)),
-        *({"share": 3, "tokens": 24}, {"share": 4, "tokens": 32, "split": 4}),
-        *({"groups": 3}, {"stages": 1}, {"stages": 99}, {"clusters": -1}, {"tokens": 0}),
+        *({"split_k": split} for split in (0, 3, 16, 2.0)),
+        *({"multicast": 3, "tile_tokens": 24}, {"multicast": 4, "tile_tokens": 32, "split_k": 4}),
+        *({"warpgroups": 3}, {"stages": 1}, {"stages": 99}, {"clusters": -1}, {"tile_tokens": 0}),
     ],
     ids=str,
 )
 def test_a_cut_that_no_kernel_has_is_refused_wherever_it_comes_from(change: dict[str, int]) -> None:
     *before, _, microseconds, otherwise = entry().to_json()
-    with pytest.raises(ValueError, match="Cut"):
-        parse_entry([*before, [*CUT._replace(**change)], microseconds, otherwise])
+    with pytest.raises(ValueError, match="GemmConfig"):
+        parse_entry([*before, [*CONFIG._replace(**change)], microseconds, otherwise])
 
 
 def test_a_number_of_rows_goes_to_the_next_bucket() -> None:
@@ -71,41 +71,41 @@ def test_a_number_of_rows_goes_to_the_next_bucket() -> None:
 
 def test_what_was_not_measured_is_the_librarys() -> None:
     choice = choose(SITE, "a card of no name")
-    assert choice.cut is None
+    assert choice.kernel is None
     assert choice.reason == "not measured on a card of no name"
 
 
 def test_what_was_measured_here_goes_by_its_figures() -> None:
     adopt("card A", [entry()])
     assert is_measured(SITE, "card A")
-    assert choose(SITE, "card A").cut == CUT
+    assert choose(SITE, "card A").kernel == CONFIG
     assert choose(SITE, "card A").reason == "measured here: 3.0 us, otherwise 5.0 us"
     adopt("card A", [entry(otherwise=2.0)])
-    assert choose(SITE, "card A").cut is None
+    assert choose(SITE, "card A").kernel is None
     assert not is_measured(SITE, "card B")
 
 
 def test_of_many_rows_a_few_percent_are_no_reason() -> None:
     few, many = (replace(entry(microseconds=4.9), site=replace(SITE, num_tokens=rows)) for rows in (64, 128))
     adopt("card C", [few, many])
-    assert choose(few.site, "card C").cut == CUT
-    assert choose(many.site, "card C").cut is None
+    assert choose(few.site, "card C").kernel == CONFIG
+    assert choose(many.site, "card C").kernel is None
 
 
 def test_what_was_measured_in_one_dtype_or_format_says_nothing_of_another() -> None:
     adopt("card D", [entry()])
-    assert choose(SITE, "card D").cut == CUT
+    assert choose(SITE, "card D").kernel == CONFIG
     for other in (replace(SITE, dtype="float16"), replace(SITE, weights="float8_e4m3")):
         assert not is_measured(other, "card D")
-        assert choose(other, "card D").cut is None
+        assert choose(other, "card D").kernel is None
         adopt("card D", [replace(entry(otherwise=2.0), site=other)])
-        assert choose(SITE, "card D").cut == CUT
+        assert choose(SITE, "card D").kernel == CONFIG
 
 
 @pytest.mark.parametrize("processors", PROCESSORS)
 def test_persistent_blocks_are_never_more_than_there_is_room_for_at_once(processors: int) -> None:
     site = Site(kind="linear", num_tokens=256, n=28672, k=4096)
-    clusters = {cut.clusters for cut in candidates(site, processors) if cut.clusters}
+    clusters = {config.clusters for config in candidates(site, processors) if config.clusters}
     assert all(2 * count <= processors for count in clusters)
     assert max(clusters, default=0) == processors // 2
     assert processors != 132 or clusters == {64, 66}
@@ -123,19 +123,19 @@ def test_a_product_comes_to_its_parts_as_well() -> None:
 @pytest.mark.parametrize("n,k", [(3072, 2048), (4096, 14336), (128256, 4096), (576, 576)])
 def test_every_candidate_is_one_that_the_kernel_takes(kind: Kind, n: int, k: int) -> None:
     for site in (site for site in sites_of("norm_gated", n, k) if site.kind == kind):
-        for cut in (cut for processors in PROCESSORS for cut in candidates(site, processors)):
-            assert checked(cut) is cut
-            assert cut.share * cut.split <= MAX_CLUSTER
-            assert cut.tokens % (8 * cut.share) == 0
-            assert cut.clusters or kind != "gated" or cut.groups % 2 == 0
-            assert 2 <= cut.stages <= min(most_of(site, cut), MAX_STAGES)
+        for config in (config for processors in PROCESSORS for config in candidates(site, processors)):
+            assert checked(config) is config
+            assert config.multicast * config.split_k <= MAX_CLUSTER
+            assert config.tile_tokens % (8 * config.multicast) == 0
+            assert config.clusters or kind != "gated" or config.warpgroups % 2 == 0
+            assert 2 <= config.stages <= min(most_of(site, config), MAX_STAGES)
 
 
-def most_of(site: Site, cut: Cut) -> int:
-    """The stages that a cut's memory takes."""
-    if cut.clusters:
-        return resident_stages(cut.groups, cut.tokens)
-    most = most_stages(site, cut.groups, cut.tokens, cut.split, MAX_SHARED)
+def most_of(site: Site, config: GemmConfig) -> int:
+    """The stages that a config's memory takes."""
+    if config.clusters:
+        return persistent_stages(config.warpgroups, config.tile_tokens)
+    most = most_stages(site, config.warpgroups, config.tile_tokens, config.split_k, MAX_SHARED)
     assert most is not None
     return most
 
@@ -143,9 +143,9 @@ def most_of(site: Site, cut: Cut) -> int:
 def test_blocks_that_stay_are_tried_for_many_rows_alone() -> None:
     def stays(num_tokens: int, n: int = 4096) -> bool:
         site = Site(kind="linear", num_tokens=num_tokens, n=n, k=4096)
-        return any(cut.clusters for cut in candidates(site, 132))
+        return any(config.clusters for config in candidates(site, 132))
 
-    assert [bucket for bucket in BUCKETS if stays(bucket)] == list(RESIDENT_TOKENS)
+    assert [bucket for bucket in BUCKETS if stays(bucket)] == list(PERSISTENT_TOKENS)
     assert not stays(256, n=4097)  # results are written eight at once
 
 
@@ -153,9 +153,9 @@ def test_what_is_shipped_can_be_launched() -> None:
     for (card, site), shipped_entry in shipped().items():
         assert choose(site, card).reason.startswith(f"measured on {card}")
         assert site.num_tokens in BUCKETS
-        if shipped_entry.cut is None:  # whole steps decided
-            assert choose(site, card).cut is None
+        if shipped_entry.kernel is None:  # whole steps decided
+            assert choose(site, card).kernel is None
             assert parse_entry(shipped_entry.to_json()) == shipped_entry
             continue
-        assert isinstance(shipped_entry.cut, Cut)
-        assert shipped_entry.cut.stages <= most_of(site, shipped_entry.cut)
+        assert isinstance(shipped_entry.kernel, GemmConfig)
+        assert shipped_entry.kernel.stages <= most_of(site, shipped_entry.kernel)

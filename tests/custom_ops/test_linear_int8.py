@@ -43,16 +43,16 @@ def check(result: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor
     assert ((result.double() - exact).abs() <= allowed).all()
 
 
-WAYS = [(None, dtype) for dtype in DTYPES] + [(Method.DOTS, dtype) for dtype in DTYPES]
+WAYS = [(None, dtype) for dtype in DTYPES] + [(Method.DOT, dtype) for dtype in DTYPES]
 
 
-@pytest.mark.parametrize("method, dtype", [*WAYS, (Method.TILES, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("method, dtype", [*WAYS, (Method.AMX, torch.bfloat16)], ids=str)
 @given(num_tokens=TOKENS, columns=FEATURES, rows=FEATURES, bias=st.booleans(), seed=st.integers(0, 99))
 def test_it_is_the_product_of_the_dequantized_weights_rounded_once(
     method: Method | None, dtype: torch.dtype, num_tokens: int, columns: int, rows: int, bias: bool, seed: int
 ) -> None:
     """By the formula, and by each way of the kernel that this CPU has."""
-    if method == Method.TILES and not _cpu.has_tiles():
+    if method == Method.AMX and not _cpu.has_amx():
         pytest.skip("no tile unit")
     given_ = operands(num_tokens, columns, rows, dtype, bias=bias, seed=seed)
     result = formula(*given_) if method is None else _cpu.launch(*given_, method)
@@ -69,7 +69,7 @@ def test_nothing_is_read_beyond_its_end(num_tokens: int, shape: tuple[int, int])
     rows, columns = shape
     x, weight, scale, bias = operands(num_tokens, columns, rows, torch.bfloat16)
     assert bias is not None
-    for method in (Method.DOTS, Method.TILES) if _cpu.has_tiles() else (Method.DOTS,):
+    for method in (Method.DOT, Method.AMX) if _cpu.has_amx() else (Method.DOT,):
         result = _cpu.launch(making_ended(x), *map(at_the_end, (weight, scale, bias)), method)
         check(result, x, weight, scale, bias)
 

@@ -186,10 +186,10 @@ def test_rows_may_have_their_places_among_others(provider: str) -> None:
     logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(0))
     given_ = arguments(logits, [(0, 0, 1, 0, 5, 1), (1, 0, 1, 0, 5, 3), (1, 50, 0.9, 0, 6, 7)], 2)
     alone = run(provider, **given_)
-    places = torch.tensor([4, 1, 2])
+    row_indices = torch.tensor([4, 1, 2])
     positions, banned = torch.full((6,), 99), torch.full((6, 2), 3, dtype=torch.int32)
-    positions[places], banned[places] = given_["positions"], given_["banned"]
-    moved = {"positions": positions, "banned": banned, "places": places, "chunks": None}
+    positions[row_indices], banned[row_indices] = given_["positions"], given_["banned"]
+    moved = {"positions": positions, "banned": banned, "row_indices": row_indices, "chunks": None}
     out = run(provider, **given_ | {"out": torch.full((6,), -77, dtype=torch.int32)} | moved)
     assert out == [-77, alone[1], alone[2], -77, alone[0], -77]
 
@@ -291,9 +291,9 @@ WRONG = [
         r"banned is .* wanted \[2, 2\] torch.int32, contiguous",
     ),
     ({"out": torch.zeros(2, dtype=torch.int64)}, "out is"),
-    ({"places": torch.zeros(2, dtype=torch.int32)}, "places is"),
+    ({"row_indices": torch.zeros(2, dtype=torch.int32)}, "row_indices is"),
     (
-        {"places": torch.zeros(2, dtype=torch.int64), "out": torch.zeros(3, dtype=torch.int32)},
+        {"row_indices": torch.zeros(2, dtype=torch.int64), "out": torch.zeros(3, dtype=torch.int32)},
         r"out is \[3\]",
     ),
     ({"chunks": torch.zeros(2, 2, 2)}, r"chunks is \[2, 2, 2\]"),

@@ -1,4 +1,4 @@
-"""The streaming kernel behind lamina::linear and lamina::add_rms_norm_linear, in every way it can be cut."""
+"""The GEMM kernels behind lamina::linear and lamina::add_rms_norm_linear, in every configuration."""
 
 import itertools
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from lamina.custom_ops.linear import _cuda as plain
 from lamina.custom_ops.linear import reference as formula
 from lamina.custom_ops.linear.choices import (
     MAX_SHARED,
-    RESIDENT_CLUSTERS,
-    RESIDENT_TOKENS,
-    Cut,
+    PERSISTENT_CLUSTERS,
+    PERSISTENT_TOKENS,
     Entry,
+    GemmConfig,
     Site,
     adopt,
     bucket_of,
-    card_of,
+    device_name_of,
     most_stages,
-    resident_stages,
+    persistent_stages,
 )
 
 pytestmark = pytest.mark.gpu
@@ -39,53 +39,58 @@ SHAPES = [
 WIDEST = 4096  # columns of the shapes
 
 
-def cut_of(groups: int, tokens: int, share: int = 1, split: int = 1) -> Cut:
-    """A cut of three stages, or as many as memory takes."""
+def config_of(warpgroups: int, tokens: int, multicast: int = 1, split_k: int = 1) -> GemmConfig:
+    """Three stages, or as many as memory takes."""
     site = Site(kind="linear", num_tokens=tokens, n=4096, k=WIDEST)
-    most = most_stages(site, groups, tokens, split, MAX_SHARED)
+    most = most_stages(site, warpgroups, tokens, split_k, MAX_SHARED)
     assert most is not None
-    return Cut(groups, tokens, share, split, min(3, most))
+    return GemmConfig(warpgroups, tokens, multicast, split_k, min(3, most))
 
 
-CUTS = [
-    *(cut_of(groups, tokens) for groups in (1, 2) for tokens in (8, 16, 32, 64, 128, 256)),
-    *(cut_of(4, tokens) for tokens in (64, 128)),
-    *(cut_of(2, tokens, 2, 2) for tokens in (16, 32, 64, 128)),
-    *(cut_of(1, tokens, 1, 8) for tokens in (8, 32, 64)),
-    *(cut_of(2, tokens, 4, 2) for tokens in (64, 256)),
-    Cut(1, 8, 1, 1, 11),
+CONFIGS = [
+    *(config_of(warpgroups, tokens) for warpgroups in (1, 2) for tokens in (8, 16, 32, 64, 128, 256)),
+    *(config_of(4, tokens) for tokens in (64, 128)),
+    *(config_of(2, tokens, 2, 2) for tokens in (16, 32, 64, 128)),
+    *(config_of(1, tokens, 1, 8) for tokens in (8, 32, 64)),
+    *(config_of(2, tokens, 4, 2) for tokens in (64, 256)),
+    GemmConfig(1, 8, 1, 1, 11),
 ]
 
 
-def resident(groups: int, tokens: int, clusters: int, cluster: tuple[int, int] = (1, 2)) -> Cut:
-    """A cut of a persistent kernel."""
-    return Cut(groups, tokens, *cluster, resident_stages(groups, tokens), clusters)
+def persistent(warpgroups: int, tokens: int, clusters: int, cluster: tuple[int, int] = (1, 2)) -> GemmConfig:
+    """A configuration of the persistent kernel."""
+    return GemmConfig(warpgroups, tokens, *cluster, persistent_stages(warpgroups, tokens), clusters)
 
 
-RESIDENT = [
-    resident(groups, tokens, clusters, cluster)
-    for groups, tokens, cluster in itertools.product((1, 2), RESIDENT_TOKENS, RESIDENT_CLUSTERS)
+PERSISTENT = [
+    persistent(warpgroups, tokens, clusters, cluster)
+    for warpgroups, tokens, cluster in itertools.product((1, 2), PERSISTENT_TOKENS, PERSISTENT_CLUSTERS)
     for clusters in (66, 3, 1)
-    if groups == 2 or cluster == (1, 2)
+    if warpgroups == 2 or cluster == (1, 2)
 ]
 # weight rows and columns: less than a tile, tiles that no block has alone, more than all blocks, no whole one
-RESIDENT_SHAPES = [(16, 8), (512, 1032), (2576, 2056), (11 * 128 + 48, 520)]
+PERSISTENT_SHAPES = [(16, 8), (512, 1032), (2576, 2056), (11 * 128 + 48, 520)]
 
 
 @pytest.fixture(autouse=True)
-def card() -> None:
-    """Skip where the kernel has no instructions for the card."""
+def gpu() -> None:
+    """Skip where the kernel has no instructions for the GPU."""
     if torch.cuda.get_device_capability() != plain.HOPPER:
         pytest.skip("the kernel is for compute capability 9.0")
 
 
 def launch(
-    x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut, *, call: Callable[..., Tensor] = plain.launch
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    config: GemmConfig,
+    *,
+    call: Callable[..., Tensor] = plain.launch,
 ) -> Tensor:
     """The kernel's result in memory that was NaN, so that what it leaves unwritten shows."""
     torch.use_deterministic_algorithms(True)
     try:
-        return call(x, weight, bias, cut)
+        return call(x, weight, bias, config)
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -106,42 +111,47 @@ def vector(size: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(size, device=DEVICE).to(dtype)
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize(
     "shape,dtype", [*((shape, torch.bfloat16) for shape in SHAPES), (SHAPES[1], torch.float16)], ids=str
 )
-def test_every_cut_errs_at_most_twice_as_much_as_the_library(
-    assert_close_to_reference: Callable[..., None], dtype: torch.dtype, cut: Cut, shape: tuple[int, int, int]
+def test_every_configuration_errs_at_most_twice_as_much_as_the_library(
+    assert_close_to_reference: Callable[..., None],
+    dtype: torch.dtype,
+    config: GemmConfig,
+    shape: tuple[int, int, int],
 ) -> None:
     num_rows, n, k = shape
     x, weight, bias = rows(num_rows, k, dtype), weights(n, k, dtype), vector(n, dtype)
     for given in (None, bias):
-        out = launch(x, weight, given, cut)
+        out = launch(x, weight, given, config)
         wide = None if given is None else given.double()
         exact, naive = formula.linear(x.double(), weight.double(), wide), formula.linear(x, weight, given)
         assert_close_to_reference(out, exact, naive)
 
 
-@pytest.mark.parametrize("cut", RESIDENT, ids=str)
+@pytest.mark.parametrize("config", PERSISTENT, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_blocks_that_stay_err_at_most_twice_as_much_as_the_library(
-    assert_close_to_reference: Callable[..., None], dtype: torch.dtype, cut: Cut
+    assert_close_to_reference: Callable[..., None], dtype: torch.dtype, config: GemmConfig
 ) -> None:
-    for n, k in RESIDENT_SHAPES:
+    for n, k in PERSISTENT_SHAPES:
         weight, bias = weights(n, k, dtype), vector(n, dtype)
-        for num_rows in (1, cut.tokens // 2 + 1, cut.tokens, 150, 256):
+        for num_rows in (1, config.tile_tokens // 2 + 1, config.tile_tokens, 150, 256):
             x = rows(num_rows, k, dtype)
             exact = formula.linear(x.double(), weight.double(), bias.double())
             naive = formula.linear(x, weight, bias)
-            assert_close_to_reference(launch(x, weight, bias, cut), exact, naive)
+            assert_close_to_reference(launch(x, weight, bias, config), exact, naive)
 
 
-@pytest.mark.parametrize("cut", RESIDENT, ids=str)
-def test_blocks_that_stay_before_a_gate(assert_close_to_reference: Callable[..., None], cut: Cut) -> None:
+@pytest.mark.parametrize("config", PERSISTENT, ids=str)
+def test_the_persistent_kernel_before_a_gate(
+    assert_close_to_reference: Callable[..., None], config: GemmConfig
+) -> None:
     dtype = torch.bfloat16
-    for n, k in RESIDENT_SHAPES:
-        x, weight, bias = rows(cut.tokens - 3, k, dtype), weights(n, k, dtype), vector(n, dtype)
-        out = launch(x, weight, bias, cut, call=fused.launch)
+    for n, k in PERSISTENT_SHAPES:
+        x, weight, bias = rows(config.tile_tokens - 3, k, dtype), weights(n, k, dtype), vector(n, dtype)
+        out = launch(x, weight, bias, config, call=fused.launch)
         exact, naive = (
             fused_formula.gate.silu_and_mul(formula.linear(x.to(wide), weight.to(wide), bias.to(wide)))
             for wide in (torch.float64, dtype)
@@ -149,11 +159,13 @@ def test_blocks_that_stay_before_a_gate(assert_close_to_reference: Callable[...,
         assert_close_to_reference(out, exact, naive)
 
 
-@pytest.mark.parametrize("cut", [cut for cut in CUTS if cut.groups > 1], ids=str)
-def test_every_cut_before_a_gate(assert_close_to_reference: Callable[..., None], cut: Cut) -> None:
+@pytest.mark.parametrize("config", [config for config in CONFIGS if config.warpgroups > 1], ids=str)
+def test_every_configuration_before_a_gate(
+    assert_close_to_reference: Callable[..., None], config: GemmConfig
+) -> None:
     dtype = torch.bfloat16
     x, weight = rows(70, 520, dtype), weights(2 * 333, 520, dtype)
-    out = launch(x, weight, None, cut, call=fused.launch)
+    out = launch(x, weight, None, config, call=fused.launch)
     exact, naive = (
         fused_formula.gate.silu_and_mul(formula.linear(x.to(wide), weight.to(wide)))
         for wide in (torch.float64, dtype)
@@ -161,18 +173,18 @@ def test_every_cut_before_a_gate(assert_close_to_reference: Callable[..., None],
     assert_close_to_reference(out, exact, naive)
 
 
-@pytest.mark.parametrize("cut", [*CUTS, *RESIDENT], ids=str)
-def test_a_row_has_the_same_bits_whatever_its_neighbours_hold(cut: Cut) -> None:
+@pytest.mark.parametrize("config", [*CONFIGS, *PERSISTENT], ids=str)
+def test_a_row_has_the_same_bits_whatever_its_neighbours_hold(config: GemmConfig) -> None:
     x, weight = rows(9, 1032, torch.bfloat16), weights(200, 1032, torch.bfloat16)
-    out = launch(x, weight, None, cut)
+    out = launch(x, weight, None, config)
     poisoned = x.clone()
     poisoned[1:] = torch.nan
-    assert torch.equal(launch(poisoned, weight, None, cut)[0], out[0])
-    assert torch.equal(launch(x[:1], weight, None, cut)[0], out[0])
-    assert all(torch.equal(launch(x, weight, None, cut), out) for _ in range(5))
+    assert torch.equal(launch(poisoned, weight, None, config)[0], out[0])
+    assert torch.equal(launch(x[:1], weight, None, config)[0], out[0])
+    assert all(torch.equal(launch(x, weight, None, config), out) for _ in range(5))
 
 
-def stream_all(num_rows: int, up: tuple[int, int], down: tuple[int, int], *, stays: bool) -> None:
+def stream_all(num_rows: int, up: tuple[int, int], down: tuple[int, int], *, is_persistent: bool) -> None:
     """Let the kernel serve a gated product and a plain one, as if it had been measured to be faster."""
     bucket = bucket_of(num_rows)
     assert bucket is not None
@@ -180,21 +192,23 @@ def stream_all(num_rows: int, up: tuple[int, int], down: tuple[int, int], *, sta
     gated, alone = (
         Site(kind=kind, num_tokens=bucket, n=n, k=k) for kind, (n, k) in [("gated", up), ("linear", down)]
     )
-    cuts = {gated: cut_of(2, tokens), alone: cut_of(1, tokens, 1, 4)}
-    if stays:
-        cuts = {gated: resident(2, tokens, 8), alone: resident(1, tokens, 64)}
-    known = [Entry(site=site, cut=cut, microseconds=1.0, otherwise=2.0) for site, cut in cuts.items()]
-    adopt(card_of(DEVICE, torch.bfloat16), known)
+    configs = {gated: config_of(2, tokens), alone: config_of(1, tokens, 1, 4)}
+    if is_persistent:
+        configs = {gated: persistent(2, tokens, 8), alone: persistent(1, tokens, 64)}
+    known = [
+        Entry(site=site, kernel=config, microseconds=1.0, otherwise=2.0) for site, config in configs.items()
+    ]
+    adopt(device_name_of(DEVICE, torch.bfloat16), known)
 
 
 @pytest.mark.parametrize(
-    "num_rows,stays", [(1, False), (8, False), (32, False), (200, False), (100, True), (200, True)]
+    "num_rows,is_persistent", [(1, False), (8, False), (32, False), (200, False), (100, True), (200, True)]
 )
-def test_layers_in_a_graph_give_what_they_give_one_by_one(num_rows: int, stays: bool) -> None:
+def test_layers_in_a_graph_give_what_they_give_one_by_one(num_rows: int, is_persistent: bool) -> None:
     """In a graph each kernel begins before the one ahead has ended."""
     ops, k = torch.ops.lamina, 1024
     norm_weight = vector(k, torch.bfloat16)
-    stream_all(num_rows, (4 * k, k), (k, 2 * k), stays=stays)
+    stream_all(num_rows, (4 * k, k), (k, 2 * k), is_persistent=is_persistent)
     layers = [(weights(4 * k, k, torch.bfloat16), weights(k, 2 * k, torch.bfloat16)) for _ in range(6)]
 
     def forward(x: Tensor) -> Tensor:

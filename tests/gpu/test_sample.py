@@ -258,13 +258,13 @@ def test_rows_that_begin_anywhere_in_wider_rows(provider: str) -> None:
 def test_rows_may_have_their_places_among_others(provider: str) -> None:
     call, generator = call_of(provider, torch.bfloat16), torch.Generator().manual_seed(8)
     logits, rows = make_logits(150, 5000, torch.bfloat16, 8), mixed_rows(150, 5000, 8)
-    places = torch.randperm(200, generator=generator)[:150].to(DEVICE)
+    row_indices = torch.randperm(200, generator=generator)[:150].to(DEVICE)
     positions = torch.zeros(200, dtype=torch.int64, device=DEVICE)
     banned = torch.zeros(200, 3, dtype=torch.int32, device=DEVICE)
-    positions[places], banned[places] = rows.positions, rows.banned
+    positions[row_indices], banned[row_indices] = rows.positions, rows.banned
     out = torch.full((200,), POISON, dtype=torch.int32, device=DEVICE)
-    call(logits, *rows._replace(positions=positions, banned=banned), out, places)
-    assert torch.equal(out[places], run(call, logits, rows))
+    call(logits, *rows._replace(positions=positions, banned=banned), out, row_indices)
+    assert torch.equal(out[row_indices], run(call, logits, rows))
     assert int((out == POISON).sum()) == 50
 
 

@@ -38,7 +38,7 @@ class Target:
         if self.on_host:
             return host_kernels.compile_command(self.name, folder, csrc)
         flags = ["-O1" if flag == "-O3" else flag for flag in build._flags()]  # in half the time
-        if not _has_tiles():
+        if not _has_amx():
             flags.append("-mno-amx-bf16")  # no mutants of what nothing here can run
         return [
             *build.find_compiler(),
@@ -82,12 +82,12 @@ def targets() -> tuple[Target, ...]:
         own = TESTS / f"test_{name}_on_a_host.py"
         files = f"{TESTS}/test_kernels_on_a_host.py", *([str(own)] if own.exists() else [])
         found.append(Target(name=name, on_host=True, tests=(*files, "-k", words)))
-    resident = f"{TESTS}/test_resident_linear_on_a_host.py"
-    return (*found, Target(name="resident_linear", on_host=True, tests=(resident,)))
+    persistent = f"{TESTS}/test_persistent_gemm_on_a_host.py"
+    return (*found, Target(name="persistent_gemm", on_host=True, tests=(persistent,)))
 
 
-def _has_tiles() -> bool:
-    return bool(build.load_kernel("linear").linear_has_tiles())
+def _has_amx() -> bool:
+    return bool(build.load_kernel("linear").linear_has_amx())
 
 
 def _lines_in(preprocessed: str, copies: Path) -> dict[str, set[int]]:

@@ -8,12 +8,12 @@ import torch
 from lamina.common.errors import CompileError
 from lamina.compiler.codegen import torch_wrapper
 from lamina.compiler.execution.cpu_call_graph import MAX_TOKENS, CpuCallGraphs
-from lamina.custom_ops._shared.call_list import note, noted, placed, untold
+from lamina.custom_ops._shared.call_capture import add_call, capturable, statically_allocated, uncapturable
 
-empty = placed(torch_wrapper.wrapper_values()["torch._C._dynamo.guards._empty_strided_cpu"])
+empty = statically_allocated(torch_wrapper.wrapper_values()["torch._C._dynamo.guards._empty_strided_cpu"])
 
 
-@noted
+@capturable
 def double(x, out):
     """As native code does: torch sees nothing of it."""
     out.numpy()[:] = x.numpy() * 2
@@ -22,7 +22,7 @@ def double(x, out):
 def copy(x, out):
     """A kernel that knows addresses alone."""
     addresses = out.data_ptr(), x.data_ptr(), x.nbytes
-    note(ctypes.memmove, addresses, ctypes.memmove(*addresses))
+    add_call(ctypes.memmove, addresses, ctypes.memmove(*addresses))
 
 
 def attend(*_):
@@ -98,14 +98,14 @@ def test_a_kernel_that_does_not_tell_its_calls_is_found_out_by_what_is_read_afte
     cache = torch.full((8, 3), -1.0)
 
     def forward(ids, positions, attend):
-        cache[int(positions.numpy()[0])].numpy()[:] = ids.numpy()  # untold
+        cache[int(positions.numpy()[0])].numpy()[:] = ids.numpy()  # not captured
         return cache.index_select(0, positions[:1].long()).T.contiguous()
 
     assert run_and_count_warnings(Steps(forward), caplog) == 1
 
 
 def test_code_that_says_it_tells_nothing_is_never_captured(caplog):
-    piece = untold(lambda arguments: (arguments[0] * 2.0,), "nobody knows it")
+    piece = uncapturable(lambda arguments: (arguments[0] * 2.0,), "nobody knows it")
     steps = Steps(lambda ids, positions, attend: piece([ids])[0][:, None] + positions[:, None])
     with caplog.at_level("INFO", logger="lamina.compiler"):
         assert run_and_count_warnings(steps, caplog) == 0
@@ -132,7 +132,7 @@ def test_where_a_kernel_refuses_what_it_reads_the_step_itself_says_why():
 
     def check(ids):
         result = read(ids)
-        note(read, (ids,), result)
+        add_call(read, (ids,), result)
         return result
 
     steps = Steps(forward)

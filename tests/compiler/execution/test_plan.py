@@ -25,7 +25,7 @@ def piece(call):
         stages=(),
         origins="",
         reports=(),
-        products=(),
+        gemms=(),
         device="cpu",
         is_checked=True,
         seconds=0.0,

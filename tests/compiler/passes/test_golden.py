@@ -9,7 +9,7 @@ from lamina.compiler.capture.capture import capture
 from lamina.compiler.capture.fingerprint import canonical_text, group_equal
 from lamina.compiler.capture.split import split
 from lamina.compiler.passes import pipeline
-from lamina.compiler.passes.gemms import products
+from lamina.compiler.passes.gemms import gemms
 from lamina.compiler.torch_internals import torch_compat
 from lamina.testing import apply, check_idempotent
 
@@ -97,9 +97,9 @@ def test_every_norm_sum_and_gate_of_the_model_is_a_site(pieces):
     assert all(text.endswith("as on a device without kernels") for text in skipped)
 
 
-def test_products_left_to_ops_are_listed_once_with_what_a_choice_of_kernels_depends_on(pieces):
+def test_gemms_left_to_ops_are_listed_once_with_what_a_choice_of_kernels_depends_on(pieces):
     found = {
-        place: products(pipeline.rewrite(graph, pipelines.PIPELINE).graph) for place, graph in pieces.items()
+        place: gemms(pipeline.rewrite(graph, pipelines.PIPELINE).graph) for place, graph in pieces.items()
     }
     output, down = ("linear", 64, 64), ("linear", 64, 128)
     gate_up, qkv = ("norm_gated", 256, 64), ("norm", 128, 64)
@@ -108,7 +108,7 @@ def test_products_left_to_ops_are_listed_once_with_what_a_choice_of_kernels_depe
     assert shapes["middle"] == [output, gate_up, down, qkv]
     assert shapes["last"] == [output, gate_up, down]
     assert {p.dtype for listed in found.values() for p in listed} == {"bfloat16"}
-    lowered = [products(pipeline.rewrite(graph, pipelines.LOWERED).graph) for graph in pieces.values()]
+    lowered = [gemms(pipeline.rewrite(graph, pipelines.LOWERED).graph) for graph in pieces.values()]
     assert lowered == [()] * 3
 
 

@@ -201,7 +201,7 @@ PRECONDITIONS = [
     (ADD_RMS_NORM, add_rms_norm, "laid out otherwise", "add_norm_by_columns", form),
     (SILU_AND_MUL, silu_and_mul, "not the two halves", "mlp_of_swapped_halves", values),
     (SILU_AND_MUL, silu_and_mul, "not the two halves", "mlp_of_thirds", values),
-    (SILU_AND_MUL, silu_and_mul, "not the two halves", "mlp_of_two_products", values),
+    (SILU_AND_MUL, silu_and_mul, "not the two halves", "mlp_of_two_gemms", values),
     (SILU_AND_MUL, silu_and_mul, "not the two halves", "mlp_split_over_tokens", values),
     (SILU_AND_MUL, silu_and_mul, "computes in float32", "mlp_in_float32", values),
     (SILU_AND_MUL, silu_and_mul, "laid out otherwise", "mlp_by_columns", form),

@@ -42,7 +42,7 @@ struct cudaLaunchConfig_t {
 
 namespace fake {
 constexpr int kMost = 227 << 10, kStatic = 1 << 10;
-inline int device, num_settings, num_launches, num_early, num_cluster;
+inline int device, num_settings, num_launches, num_pdl, num_cluster;
 inline cudaError_t last, of_capture;
 inline cudaStreamCaptureStatus capture;
 inline std::map<std::pair<int, const void*>, size_t> limits;
@@ -69,12 +69,12 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments...) {
   const size_t limit = fake::limits[{fake::device, reinterpret_cast<const void*>(kernel)}];
   if (config->dynamicSmemBytes > (limit > 0 ? limit : 48 << 10)) return fake::fail(cudaErrorInvalidValue);
-  ++fake::num_launches, fake::num_early = 0, fake::num_cluster = 1;
+  ++fake::num_launches, fake::num_pdl = 0, fake::num_cluster = 1;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
       fake::num_cluster = static_cast<int>(config->attrs[i].val.clusterDim.x);
     else
-      fake::num_early = config->attrs[i].val.programmaticStreamSerializationAllowed;
+      fake::num_pdl = config->attrs[i].val.programmaticStreamSerializationAllowed;
   }
   return cudaSuccess;
 }

@@ -91,8 +91,8 @@ struct Fiber {
   int block = 0;
   unsigned thread = 0;
   bool is_done = false;
-  std::vector<std::function<void()>> products;  // begun, of which none has read its tiles yet
-  std::deque<size_t> committed;                 // as many of those in each group, the oldest first
+  std::vector<std::function<void()>> wgmmas;  // begun, of which none has read its tiles yet
+  std::deque<size_t> committed;               // as many of those in each group, the oldest first
 };
 
 inline std::vector<Block> blocks;
@@ -143,7 +143,7 @@ inline void change(int rank, uint32_t offset, int arrivals, int64_t bytes) {
 
 // What every lane of the warp gives.
 template <typename Value>
-const std::array<uint64_t, 32>& share(const Value& value) {
+const std::array<uint64_t, 32>& multicast(const Value& value) {
   Warp& own = warp();
   std::memcpy(&own.given[current->thread % 32], &value, sizeof(Value));
   const int round = own.round;
@@ -157,13 +157,13 @@ const std::array<uint64_t, 32>& share(const Value& value) {
 template <typename Value>
 Value from_lane(const Value& value, unsigned lane) {
   Value result;
-  std::memcpy(&result, &share(value)[lane % 32], sizeof(Value));
+  std::memcpy(&result, &multicast(value)[lane % 32], sizeof(Value));
   return result;
 }
 
 inline void run_fiber() {
   body();
-  check(current->products.empty(), "nobody waits for products");
+  check(current->wgmmas.empty(), "nobody waits for wgmmas");
   current->is_done = true;
 }
 
@@ -189,7 +189,7 @@ inline void run_cluster(unsigned first, int num_blocks, unsigned threads, uint32
   for (Fiber& fiber : fibers) {
     const size_t i = &fiber - fibers.data();
     fiber.block = static_cast<int>(i / threads), fiber.thread = i % threads, fiber.is_done = false;
-    fiber.products.clear(), fiber.committed.clear();
+    fiber.wgmmas.clear(), fiber.committed.clear();
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = kStack;
     fiber.context.uc_link = &home;
@@ -229,7 +229,7 @@ template <typename Value>
 Value __shfl_xor_sync(unsigned, const Value& value, int bits) {
   return host::from_lane(value, threadIdx.x ^ bits);
 }
-inline void __syncwarp() { host::share(0); }
+inline void __syncwarp() { host::multicast(0); }
 inline void __syncthreads() {
   host::Block& own = host::block();
   const int round = own.sync_round;
@@ -260,12 +260,12 @@ inline void arrive_expecting(uint32_t barrier, uint32_t bytes) {
 inline void wait_barrier(uint32_t barrier, uint32_t parity) {
   while (static_cast<uint32_t>(host::block().barriers[barrier].phase & 1) == parity) host::yield();
 }
-inline uint64_t read_once() { return 0; }
-inline uint64_t read_often() { return 0; }
-inline void prefetch_map(const CUtensorMap*) {}
+inline uint64_t evict_first() { return 0; }
+inline uint64_t evict_last() { return 0; }
+inline void prefetch_tensor_map(const CUtensorMap*) {}
 inline int swizzled(int row, int column) { return row * 128 + ((column * 2) ^ (row % 8 * 16)); }
 
-inline void copy_box_to(int rank, uint32_t to, const CUtensorMap* from, int x, int y, int z, int w, uint32_t barrier) {
+inline void tma_load_to(int rank, uint32_t to, const CUtensorMap* from, int x, int y, int z, int w, uint32_t barrier) {
   host::check(to % 1024 == 0, "a tile begins at no multiple of 1024");
   const auto arrive_later = [to, map = *from, x, y, z, w, barrier, rank] {
     const int rows = map.box[1] * map.box[2] * map.box[3];
@@ -284,16 +284,16 @@ inline void copy_box_to(int rank, uint32_t to, const CUtensorMap* from, int x, i
   };
   host::arriving.emplace_back(arrive_later);
 }
-inline void copy_box(uint32_t to, const CUtensorMap* from, int x, int y, int z, int w, uint32_t barrier, uint64_t) {
-  copy_box_to(host::current->block, to, from, x, y, z, w, barrier);
+inline void tma_load(uint32_t to, const CUtensorMap* from, int x, int y, int z, int w, uint32_t barrier, uint64_t) {
+  tma_load_to(host::current->block, to, from, x, y, z, w, barrier);
 }
-inline void copy_box(uint32_t to, const CUtensorMap* from, int x, int y, uint32_t barrier, uint64_t) {
-  copy_box_to(host::current->block, to, from, x, y, 0, 0, barrier);
+inline void tma_load(uint32_t to, const CUtensorMap* from, int x, int y, uint32_t barrier, uint64_t) {
+  tma_load_to(host::current->block, to, from, x, y, 0, 0, barrier);
 }
-inline void copy_box_to_peers(uint32_t to, const CUtensorMap* from, int x, int y, uint32_t barrier, uint16_t blocks,
-                              uint64_t) {
+inline void tma_load_multicast(uint32_t to, const CUtensorMap* from, int x, int y, uint32_t barrier, uint16_t blocks,
+                               uint64_t) {
   for (int rank = 0; rank < static_cast<int>(host::blocks.size()); ++rank)
-    if (blocks >> rank & 1) copy_box_to(rank, to, from, x, y, 0, 0, barrier);
+    if (blocks >> rank & 1) tma_load_to(rank, to, from, x, y, 0, 0, barrier);
 }
 
 inline void send_to_peer(uint32_t to, const float4& four, uint32_t barrier, uint32_t rank) {
@@ -311,20 +311,20 @@ inline float4 load_four(uint32_t offset) {
 float4 load_from_peer(uint32_t offset, uint32_t rank);
 
 inline uint64_t tile_descriptor(uint32_t offset) { return offset / 16; }
-inline void begin_products() {}
-inline void commit_products() {
+inline void wgmma_fence() {}
+inline void wgmma_commit() {
   size_t earlier = 0;
   for (const size_t count : host::current->committed) earlier += count;
-  host::current->committed.push_back(host::current->products.size() - earlier);
+  host::current->committed.push_back(host::current->wgmmas.size() - earlier);
 }
 // They read their tiles as late as they may.
 template <int pending>
-void wait_for_products() {
+void wgmma_wait() {
   host::Fiber& own = *host::current;
   for (; own.committed.size() > pending; own.committed.pop_front()) {
-    const auto end = own.products.begin() + static_cast<std::ptrdiff_t>(own.committed.front());
-    std::for_each(own.products.begin(), end, [](const auto& product) { product(); });
-    own.products.erase(own.products.begin(), end);
+    const auto end = own.wgmmas.begin() + static_cast<std::ptrdiff_t>(own.committed.front());
+    std::for_each(own.wgmmas.begin(), end, [](const auto& wgmma) { wgmma(); });
+    own.wgmmas.erase(own.wgmmas.begin(), end);
   }
   __syncwarp();
 }
@@ -337,7 +337,7 @@ float element(uint64_t tile, int row, int column) {
   return static_cast<float>(value);
 }
 template <int columns, typename T>
-void multiply_now(float* sum, uint64_t left, uint64_t right) {
+void wgmma_now(float* sum, uint64_t left, uint64_t right) {
   const int thread = static_cast<int>(threadIdx.x % 128), row = thread / 32 * 16 + thread % 32 / 4;
   for (int i = 0; i < columns / 2; ++i) {
     const int column = i / 4 * 8 + thread % 4 * 2 + i % 2, of_left = row + i % 4 / 2 * 8;
@@ -345,9 +345,9 @@ void multiply_now(float* sum, uint64_t left, uint64_t right) {
   }
 }
 template <int columns, typename T>
-void multiply(float (&sums)[columns / 2], uint64_t left, uint64_t right, T) {
-  const auto read_later = [sum = &sums[0], left, right] { multiply_now<columns, T>(sum, left, right); };
-  host::current->products.emplace_back(read_later);
+void wgmma(float (&sums)[columns / 2], uint64_t left, uint64_t right, T) {
+  const auto read_later = [sum = &sums[0], left, right] { wgmma_now<columns, T>(sum, left, right); };
+  host::current->wgmmas.emplace_back(read_later);
 }
 inline void arrive_at_cluster() { ++host::num_at_cluster, ++host::news; }
 inline void wait_for_cluster() {
@@ -357,16 +357,16 @@ inline void wait_for_cluster() {
 inline void wait_for_predecessor() {}
 inline void start_successor() {}
 template <int count>
-void take_registers() {}
+void allocate_registers() {}
 template <int count>
-void give_registers() {}
+void deallocate_registers() {}
 template <typename Register, int count>
 void pin(Register (&)[count]) {}
 
 // ---- cuda_mma.cuh and vec.cuh
 
 inline uint32_t transpose_matrix(uint32_t matrix) {
-  const auto& words = host::share(matrix);
+  const auto& words = host::multicast(matrix);
   const int row = static_cast<int>(threadIdx.x % 32 / 4), column = static_cast<int>(threadIdx.x % 4 * 2);
   const auto at = [&](int from) { return static_cast<uint32_t>(words[from * 4 + row / 2]) >> row % 2 * 16 & 0xffff; };
   return at(column) | at(column + 1) << 16;

@@ -9,18 +9,18 @@ import torch
 
 from lamina.common.errors import NotWarmError
 from lamina.common.store import Store
-from lamina.compiler.passes.gemms import Product
-from lamina.custom_ops.linear import _cpu, choices, tuning
-from lamina.custom_ops.linear.choices import Cut, Entry, Site
+from lamina.compiler.passes.gemms import Gemm
+from lamina.custom_ops.linear import _cpu, autotune, choices
+from lamina.custom_ops.linear.choices import Entry, GemmConfig, Site
 from lamina.runtime.startup import kernel_choice as settling
 from lamina.runtime.startup.kernel_choice import missing_measurements, settle_products
 
 CARD, CUDA, CPU = "a card on paper", torch.device("cuda"), torch.device("cpu")
 PRODUCTS = (
-    Product(kind="linear", rows=2048, columns=1024, dtype="bfloat16"),
-    Product(kind="norm_gated", rows=4096, columns=1024, dtype="bfloat16"),
+    Gemm(kind="linear", rows=2048, columns=1024, dtype="bfloat16"),
+    Gemm(kind="norm_gated", rows=4096, columns=1024, dtype="bfloat16"),
 )
-CUT = Cut(1, 8, 1, 1, 4)
+CONFIG = GemmConfig(1, 8, 1, 1, 4)
 
 
 @pytest.fixture
@@ -34,18 +34,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Site]:
     measured: list[Site] = []
 
     def tune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tuple[Entry, ...]:
-        entries = tuple(Entry(site=site, cut=CUT, microseconds=5.0, otherwise=9.0) for site in sites)
+        entries = tuple(Entry(site=site, kernel=CONFIG, microseconds=5.0, otherwise=9.0) for site in sites)
         measured.extend(entry.site for entry in entries)
         choices.adopt(CARD, entries)
         return entries
 
-    monkeypatch.setattr(tuning, "tune", tune)
+    monkeypatch.setattr(autotune, "autotune", tune)
     monkeypatch.setattr(choices, "_adopted", {})
     monkeypatch.setattr(choices, "shipped", dict)
     monkeypatch.setattr(choices, "processors_of", lambda device: 132)
-    monkeypatch.setattr(choices, "card_of", lambda device, dtype: CARD)
+    monkeypatch.setattr(choices, "device_name_of", lambda device, dtype: CARD)
     monkeypatch.setattr(
-        choices, "candidates", lambda site, processors: [CUT] if site.num_tokens <= 16 else []
+        choices, "candidates", lambda site, processors: [CONFIG] if site.num_tokens <= 16 else []
     )
     monkeypatch.setattr(settling.registry, "select", lambda *args, **kwargs: _Named("cuda"))
     choices.adopt(CARD, ())
@@ -57,7 +57,7 @@ class _Named:
         self.name = name
 
 
-def settle(store: Store, products: tuple[Product, ...] = PRODUCTS, **options: Any) -> tuple[str, ...]:
+def settle(store: Store, products: tuple[Gemm, ...] = PRODUCTS, **options: Any) -> tuple[str, ...]:
     return settle_products(products, CUDA, torch.bfloat16, store, **options)
 
 
@@ -72,7 +72,7 @@ def test_every_kernel_that_might_serve_is_measured_once_and_told(store: Store, a
     assert len(lines) == len(asked) == len(set(asked))
     assert {site.kind for site in asked if site.n == 2048} == {"linear"}
     assert {site.kind for site in asked if site.n == 4096} == {"linear", "gated"}
-    assert all("the streaming kernel" in line and "5.0 us" in line for line in lines)
+    assert all("the CUDA kernel" in line and "5.0 us" in line for line in lines)
     assert settle(store, PRODUCTS * 2) == lines, "what stands twice in a model is told once"
 
 
@@ -146,7 +146,7 @@ def test_without_room_to_measure_the_library_serves(
     def tune(*args: Any) -> tuple[Entry, ...]:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(tuning, "tune", tune)
+    monkeypatch.setattr(autotune, "autotune", tune)
     lines = settle(store)
     assert lines
     assert all("the ops it stands for (not measured" in line for line in lines)
@@ -171,13 +171,11 @@ def test_a_cpu_measures_its_products_once_and_says_what_serves_them(
     store: Store, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(choices, "_adopted", {})
-    monkeypatch.setattr(tuning, "ROTATED_BYTES", 1)
-    products = (Product(kind="norm_gated", rows=1024, columns=1024, dtype="any"),)
+    monkeypatch.setattr(autotune, "ROTATED_BYTES", 1)
+    products = (Gemm(kind="norm_gated", rows=1024, columns=1024, dtype="any"),)
     lines = settle_products(products, CPU, dtype, store)
     assert len(lines) == 2 * sum(bool(_cpu.methods(dtype, rows)) for rows in choices.BUCKETS)
-    assert any(
-        "the tile unit (measured here" in line or "dot products (measured here" in line for line in lines
-    )
+    assert any("AMX tiles (measured here" in line or "dot products (measured here" in line for line in lines)
     start_anew()
-    monkeypatch.setattr(tuning, "tune", None)
+    monkeypatch.setattr(autotune, "autotune", None)
     assert settle_products(products, CPU, dtype, store, require_warm=True) == lines

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lamina.custom_ops.add_rms_norm_linear import _cuda as gated
 from lamina.custom_ops.linear import _cuda as plain
-from lamina.custom_ops.linear import tuning
-from lamina.custom_ops.linear.choices import MEASURED, Cut, Entry, Site, card_of, shipped
+from lamina.custom_ops.linear import autotune
+from lamina.custom_ops.linear.choices import MEASURED, Entry, GemmConfig, Site, device_name_of, shipped
 
 DEVICE, DTYPE = torch.device("cuda", 0), torch.bfloat16
 
@@ -28,38 +28,38 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=MEASURED, help="default: the package's own file")
     parser.add_argument("--shape", nargs=2, type=int, action="append", default=[], metavar=("N", "K"))
     options = parser.parse_args()
-    plain.check_card("linear")
+    plain.check_capability("linear")
     sites = dict.fromkeys(site for _, site in shipped())
     for n, k in options.shape:
         sites |= dict.fromkeys(replace(site, n=n, k=k) for site in list(sites))
-    entries = [_in_steps(entry) for entry in tuning.tune(sites, DEVICE, DTYPE)]
+    entries = [_in_steps(entry) for entry in autotune.autotune(sites, DEVICE, DTYPE)]
     measured = json.loads(MEASURED.read_text()) | {
-        card_of(DEVICE, DTYPE): [entry.to_json() for entry in entries]
+        device_name_of(DEVICE, DTYPE): [entry.to_json() for entry in entries]
     }
     options.out.write_text(_as_text(measured))
-    print(f"{len(entries)} sites of {card_of(DEVICE, DTYPE)} written to {options.out}")
+    print(f"{len(entries)} sites of {device_name_of(DEVICE, DTYPE)} written to {options.out}")
 
 
 def _in_steps(entry: Entry) -> Entry:
-    """The entry, without its cut where that loses between norms though it wins among its like."""
+    """The entry, without its config where that loses between norms though it wins among its like."""
     site = entry.site
-    if entry.cut is None or entry.microseconds >= entry.otherwise:
+    if entry.kernel is None or entry.microseconds >= entry.otherwise:
         return entry
-    ours, library = _times_in_steps(site, entry.cut)
+    ours, library = _times_in_steps(site, entry.kernel)
     alone = f"{entry.microseconds:.2f} us, otherwise {entry.otherwise:.2f}"
     print(f"{site}: {alone}; between norms {ours:.2f}, otherwise {library:.2f}", flush=True)
-    return entry if ours < library else replace(entry, cut=None)
+    return entry if ours < library else replace(entry, kernel=None)
 
 
-def _times_in_steps(site: Site, cut: Any) -> tuple[float, float]:
-    assert isinstance(cut, Cut)
+def _times_in_steps(site: Site, config: Any) -> tuple[float, float]:
+    assert isinstance(config, GemmConfig)
     x, residual = (torch.randn(site.num_tokens, site.k, device=DEVICE, dtype=DTYPE) for _ in range(2))
     norm_weight = torch.ones(site.k, device=DEVICE, dtype=DTYPE)
-    count = -(-tuning.ROTATED_BYTES // (site.n * site.k * DTYPE.itemsize))
+    count = -(-autotune.ROTATED_BYTES // (site.n * site.k * DTYPE.itemsize))
     shape = count, site.n, site.k
     weights = [*(torch.randn(shape, device=DEVICE, dtype=DTYPE) / site.k**0.5)]
     launch = plain.launch if site.kind == "linear" else gated.launch
-    otherwise = torch.nn.functional.linear if site.kind == "linear" else tuning._product_then_gate
+    otherwise = torch.nn.functional.linear if site.kind == "linear" else autotune._product_then_gate
 
     def behind_norm(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def call(weight: Tensor) -> Tensor:
@@ -68,8 +68,8 @@ def _times_in_steps(site: Site, cut: Any) -> tuple[float, float]:
 
         return call
 
-    ours = behind_norm(lambda normed, weight: launch(normed, weight, None, cut))
-    return tuning._microseconds(ours, weights), tuning._microseconds(behind_norm(otherwise), weights)
+    ours = behind_norm(lambda normed, weight: launch(normed, weight, None, config))
+    return autotune._microseconds(ours, weights), autotune._microseconds(behind_norm(otherwise), weights)
 
 
 def _as_text(measured: dict[str, list[Any]]) -> str:

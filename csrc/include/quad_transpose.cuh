@@ -1,4 +1,4 @@
-// A transposition among four neighbouring lanes.
+// 4x4 transpose of 32-bit words among the lanes of a quad.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace lamina {
 
 // Word i of lane j of four goes to word j of lane i.
-__device__ __forceinline__ void exchange_words(uint32_t (&words)[4]) {
+__device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
 #pragma unroll
   for (int bit = 1; bit < 4; bit *= 2) {
     const bool upper = threadIdx.x & bit;

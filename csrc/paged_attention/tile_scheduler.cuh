@@ -1,12 +1,12 @@
-// What a launch is given, the constants of its kernel, and which part of the work a block does.
+// The parameters of a launch, the constants of its kernel, and the tile scheduler: which part of the work a block does.
 #pragma once
 
 #include "launch.cuh"
-#include "products.cuh"
+#include "warp_mma.cuh"
 
 namespace lamina {
 
-constexpr int kPipelineBytes = 72 * 1024;  // three blocks on an H100, one on the smallest card
+constexpr int kPipelineBytes = 72 * 1024;  // three blocks on an H100, one on the smallest GPU
 constexpr int kMaxStages = 3;
 
 struct Strides {
@@ -48,19 +48,19 @@ struct Shape {
   static constexpr int kTiles = !kMany ? kind + 1 : sizeof(T) == 4 ? 2 : dim <= 64 ? 4 : dim <= 128 ? 3 : 1;
   static constexpr bool kWholeTokens = false;   // whether all rows of a token lie in one tile
   static constexpr bool kAlignedTiles = false;  // whether tiles of keys begin at multiples of their size
-  using Arithmetic = Products<T, kDim, kTiles>;
-  static constexpr int kPitch = Arithmetic::kPitch;
+  using Mma = WarpMma<T, kDim, kTiles>;
+  static constexpr int kPitch = Mma::kPitch;
   static constexpr int kRowBytes = kPitch * static_cast<int>(sizeof(T));
   static constexpr int kWarps = kRowBytes <= 272 || (kMany && sizeof(T) == 2) ? 4 : 2;
   static constexpr int kThreads = 32 * kWarps, kRowThreads = kThreads;
-  static constexpr int kTeamWarps = kMany ? kWarps : 1;  // that share a stream of keys
+  static constexpr int kTeamWarps = kMany ? kWarps : 1;  // that share a pipeline of keys
   static constexpr int kTeams = kWarps / kTeamWarps;
   static constexpr int kTileKeys = 16 * kTeamWarps;
   static constexpr int kWarpRows = 8 * kTiles;
   static constexpr int kRows = kWarpRows * kTeamWarps;
   static constexpr int kStageBytes = 2 * 16 * kWarps * kRowBytes;
   static constexpr int kStages = kPipelineBytes / kStageBytes < kMaxStages ? kPipelineBytes / kStageBytes : kMaxStages;
-  static constexpr int kQueryBytes = Arithmetic::kQueryElements * static_cast<int>(sizeof(T));
+  static constexpr int kQueryBytes = Mma::kQueryElements * static_cast<int>(sizeof(T));
   static constexpr int kResultPitch = kDim + 4;
   static constexpr int kResultBytes = kWarps * kWarpRows * (kResultPitch + 2) * 4;
   static constexpr int kWorkBytes = kStages * kStageBytes + kWarps * kQueryBytes;
@@ -68,12 +68,12 @@ struct Shape {
   static constexpr int kPartialFloats = kRows * (kDim + 2);
   static constexpr int kWholeKeys = !kMany && dim <= 64 ? 256 : 0;  // so few are quicker in one split
   static constexpr int kMinBlocks = kMany ? 2 : dim <= 64 ? 4 : 3;
-  static_assert(kSharedBytes <= 99 * 1024, "the smallest cards have no more");
+  static_assert(kSharedBytes <= 99 * 1024, "the smallest GPUs have no more");
   static_assert(kStages >= 1, "one stage of keys and values must fit");
 };
 
-// What one block does.
-struct Work {
+// A tile of work: query rows of one sequence and key-value head, by a split of their keys.
+struct WorkTile {
   int seq, kv_head;
   int unit;             // all splits of the same rows
   int first_row, rows;  // row r is head r % group of the sequence's token r / group
@@ -103,9 +103,9 @@ __device__ __forceinline__ int find_sequence(const int32_t* query_start_loc, int
 
 __device__ __forceinline__ int div_up(int count, int size) { return (count + size - 1) / size; }
 
-// Splits the keys [begin, end) of a unit; false where this block has no part of them.
+// Split-KV: this block's part of the keys [begin, end) of a unit; false where it has none.
 template <typename S>
-__device__ __forceinline__ bool take_split(const PagedAttention<typename S::T>& a, Work& work) {
+__device__ __forceinline__ bool take_split(const PagedAttention<typename S::T>& a, WorkTile& work) {
   constexpr int kSpan = S::kTileKeys * S::kTeams;
   work.num_splits = 1;
   if (a.num_splits == 1) return true;
@@ -119,9 +119,9 @@ __device__ __forceinline__ bool take_split(const PagedAttention<typename S::T>& 
   return work.split < work.num_splits;
 }
 
-// What a split of a unit is; false where there is nothing for it to do.
+// The work of a split of a unit; false where there is none.
 template <typename S>
-__device__ __forceinline__ bool find_work(const PagedAttention<typename S::T>& a, int unit, int split, Work& work) {
+__device__ __forceinline__ bool find_work(const PagedAttention<typename S::T>& a, int unit, int split, WorkTile& work) {
   const int tile_rows = S::kWholeTokens ? S::kRows / a.group * a.group : S::kRows;
   const int position = unit / a.num_kv_heads;
   const int tile = S::kMany ? a.num_tiles - 1 - position : position;  // a prompt's last tiles see the most keys

@@ -1,4 +1,4 @@
-"""Measures the sites of products that no figures are known of, once, before anything is captured."""
+"""GEMM autotune: measures the sites of which nothing is known, once, before any CUDA graph is captured."""
 
 import functools
 import itertools
@@ -19,7 +19,17 @@ from ..add_rms_norm_linear import _cpu as fused_cpu
 from ..add_rms_norm_linear import _cuda as fused
 from . import _cpu as plain_cpu
 from . import _cuda as plain
-from .choices import Cut, Entry, Method, Site, adopt, candidates, card_of, ceil_div, processors_of
+from .choices import (
+    Entry,
+    GemmConfig,
+    Method,
+    Site,
+    adopt,
+    candidates,
+    ceil_div,
+    device_name_of,
+    processors_of,
+)
 
 OPS = torch.ops.lamina
 logger = get_logger("custom_ops")
@@ -30,17 +40,17 @@ MIN_CALLS, REPEATS = 8, 3
 MOST_ROUNDS, ROUNDS_TAKE = 20, 0.02  # of all calls on a CPU; seconds of the slowest, about
 
 
-def tune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tuple[Entry, ...]:
-    """What was measured of sites on a device, adopted already; takes some tenths of a second a site.
+def autotune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tuple[Entry, ...]:
+    """One entry for each site, measured on a device and adopted; takes some tenths of a second a site.
 
-    Must not run while a graph is captured or other work is under way.
+    Must not run while a CUDA graph is captured or other work is under way.
     """
     entries = []
     by_shape = sorted(sites, key=lambda site: (site.kind == "gated", site.n, site.k))
-    for site in by_shape:  # gated ones after the products in them
+    for site in by_shape:  # gated ones after the GEMMs in them
         measured = _measure(site, device, dtype) if device.type == "cuda" else _measure_on_cpu(site, dtype)
         entries.append(measured)
-        adopt(card_of(device, dtype), entries[-1:])
+        adopt(device_name_of(device, dtype), entries[-1:])
     _weights.cache_clear()
     return tuple(entries)
 
@@ -53,32 +63,32 @@ def _measure(site: Site, device: torch.device, dtype: torch.dtype) -> Entry:
     x = random(site.num_tokens, site.k)
     count = ceil_div(ROTATED_BYTES, site.n * site.k * dtype.itemsize)
     weights = [random(site.n, site.k) for _ in range(count)]
-    otherwise = F.linear if site.kind == "linear" else _product_then_gate
+    otherwise = F.linear if site.kind == "linear" else _gemm_then_gate
     launch = plain.launch if site.kind == "linear" else fused.launch
     library = _microseconds(lambda weight: otherwise(x, weight), weights)
-    taken: dict[Cut, float] = {}
-    for cut in candidates(site, processors_of(device)):
+    taken: dict[GemmConfig, float] = {}
+    for config in candidates(site, processors_of(device)):
         try:
-            taken[cut] = _microseconds(partial(_call, launch, x, cut), weights)
+            taken[config] = _microseconds(partial(_call, launch, x, config), weights)
         except KernelLaunchError as error:  # a part of a GPU has no room for some clusters
-            logger.warning("%s is not tried for %s: %s", cut, site, error)
+            logger.warning("%s is not tried for %s: %s", config, site, error)
     if not taken:
-        return Entry(site=site, cut=None, microseconds=library, otherwise=library)
-    best = min(taken, key=lambda cut: taken[cut])
-    return Entry(site=site, cut=best, microseconds=taken[best], otherwise=library)
+        return Entry(site=site, kernel=None, microseconds=library, otherwise=library)
+    best = min(taken, key=lambda config: taken[config])
+    return Entry(site=site, kernel=best, microseconds=taken[best], otherwise=library)
 
 
-def _call(launch: Callable[..., Tensor], x: Tensor, cut: Cut, weight: Tensor) -> Tensor:
-    return launch(x, weight, None, cut)
+def _call(launch: Callable[..., Tensor], x: Tensor, config: GemmConfig, weight: Tensor) -> Tensor:
+    return launch(x, weight, None, config)
 
 
-def _product_then_gate(x: Tensor, weight: Tensor) -> Tensor:
+def _gemm_then_gate(x: Tensor, weight: Tensor) -> Tensor:
     result: Tensor = OPS.silu_and_mul.default(OPS.linear.default(x, weight, None))
     return result
 
 
 def _microseconds(call: Callable[[Tensor], object], weights: list[Tensor]) -> float:
-    """Median time of a call, in a graph that goes through all weights."""
+    """Median time of a call, in a CUDA graph that goes through all weights."""
     stream = Stream(weights[0].device)
     sequence = [weights[i % len(weights)] for i in range(max(MIN_CALLS, len(weights)))]
     with torch.cuda.stream(stream):
@@ -123,7 +133,7 @@ def _measure_on_cpu(site: Site, dtype: torch.dtype) -> Entry:
     methods = plain_cpu.methods(dtype, site.num_tokens)
     *taken, library = _race([*(partial(ours, method) for method in methods), otherwise], weights)
     best = min(taken)
-    return Entry(site=site, cut=methods[taken.index(best)], microseconds=best, otherwise=library)
+    return Entry(site=site, kernel=methods[taken.index(best)], microseconds=best, otherwise=library)
 
 
 @functools.lru_cache(maxsize=1)  # the sites of a shape come one after another

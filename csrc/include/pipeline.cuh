@@ -1,13 +1,14 @@
-// A ring of stages in shared memory that fill and empty in turn.
+// State of a multi-stage pipeline through shared memory.
 #pragma once
 
 #include <cstdint>
 
 namespace lamina {
 
-// A position in the ring, and the parity of the phase of its barriers that is waited for.
+// The stage that comes next, and the parity of the barrier phase to wait for; producer and consumer each count their
+// own.
 template <int kStages>
-struct RingPosition {
+struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
   __device__ __forceinline__ void advance() {

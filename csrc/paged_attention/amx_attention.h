@@ -1,28 +1,28 @@
-// The two products of attention for rows of bfloat16, by the tile unit (AMX).
+// The two GEMMs of attention for rows of bfloat16, by AMX tiles.
 //
-// Few rows, as in decode, are the right operand of the scores: keys are taken where they lie, sixteen at a time, and
-// the sums are turned. Of many rows the keys are turned, once for all. Either way scores are sums of exact products in
-// float. Weights are split into two bfloat16 numbers, which together hold 16 bits of them, so that what is gathered is
-// as exact as the scores; the unit is fast enough for both.
+// Few rows, as in decode, are the right operand of Q @ Kᵀ: keys are taken where they lie, sixteen at a time, and the
+// results are transposed. Of many rows the keys are transposed, once for all. Either way scores are float32 sums of
+// exact products. Probabilities are split into two bfloat16 numbers, which together hold 16 bits of them, so that P @ V
+// is as exact as the scores; AMX is fast enough for both.
 #pragma once
 
 #include <initializer_list>
 
-#include "tiles.h"
+#include "amx.h"
 
 namespace lamina {
 
-#if defined(LAMINA_TILES)
+#if defined(LAMINA_AMX)
 
-class TileProducts {
+class AmxAttention {
  public:
-  using Scope = TileScope;  // lives while score and gather are called
+  using Scope = AmxScope;  // lives while score and multiply_values are called
   static constexpr int kRows = 64, kKeys = 64;
 
-  static bool serves(int dim) { return dim % kTileDepth == 0 && has_tiles(); }
+  static bool serves(int dim) { return dim % kTileDepth == 0 && has_amx(); }
   static size_t num_floats(int dim) { return (kRows * dim + 2 * kKeys * dim + 2 * kRows * kKeys) / 2; }
 
-  TileProducts(float* memory, int dim)
+  AmxAttention(float* memory, int dim)
       : dim_(dim),
         query_(reinterpret_cast<BFloat16*>(memory)),
         keys_(query_ + kRows * dim),
@@ -72,7 +72,7 @@ class TileProducts {
     }
   }
 
-  // The weights of a row, for `gather`.
+  // The probabilities of a row, for `multiply_values`.
   void set_weights(int row, int vector, Vec first, Vec second) {
     const __m512bh high = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
     BFloat16* to = high_ + row * kKeys + vector * kLanes;
@@ -82,23 +82,23 @@ class TileProducts {
   }
 
   // out[row][dim] += weights @ values, over keys from .. to; out has rows for whole groups, two or one of few rows.
-  void gather(const BFloat16* const* values, int from, int to, float* out) {
+  void multiply_values(const BFloat16* const* values, int from, int to, float* out) {
     const int first = from / kTileDepth, last = (to + kTileDepth - 1) / kTileDepth;
     for (int chunk = first; chunk < last; chunk++)
       for (int pair = chunk * kTileRows; pair < (chunk + 1) * kTileRows; pair++) pack_values(values, pair, from, to);
     written();
     if (num_few_ != 0) {
       int d = 0;
-      for (; d + 4 * kTileRows <= dim_; d += 4 * kTileRows) gather_few<4>(d, first, last, out);
-      if (d < dim_) gather_few<2>(d, first, last, out);
+      for (; d + 4 * kTileRows <= dim_; d += 4 * kTileRows) multiply_values_few<4>(d, first, last, out);
+      if (d < dim_) multiply_values_few<2>(d, first, last, out);
       return;
     }
     for (int group = 0; group < groups_; group += 2)
-      for (int d = 0; d < dim_; d += 2 * kTileRows) gather_block(group, d, first, last, out);
+      for (int d = 0; d < dim_; d += 2 * kTileRows) multiply_values_block(group, d, first, last, out);
   }
 
  private:
-  static void written() { asm volatile("" ::: "memory"); }  // gcc does not know that loads of tiles read memory
+  static void written() { asm volatile("" ::: "memory"); }  // gcc does not know that tile loads read memory
 
   BFloat16* key_tile(int group, int chunk) { return keys_ + (group * (dim_ / kTileDepth) + chunk) * kTileElements; }
 
@@ -119,7 +119,7 @@ class TileProducts {
     }
   }
 
-  // Sums of products [key][row] in the tile of the group's number.
+  // Scores [key][row] in the tile of the group's number.
   template <int group>
   void score_group(const BFloat16* const* keys, int first, int last) {
     zero_tile<group>();
@@ -144,7 +144,7 @@ class TileProducts {
 
   // One group of rows by `count` of dims.
   template <int count>
-  void gather_few(int d, int first, int last, float* out) {
+  void multiply_values_few(int d, int first, int last, float* out) {
     float* to = out + d;
     load_tile<0>(to, dim_ * 4);
     load_tile<1>(to + kTileRows, dim_ * 4);
@@ -172,8 +172,8 @@ class TileProducts {
     multiply_tiles<tile, 5, 6 + tile % 2>();
   }
 
-  // Two groups of rows by two of dims: four chains of products, as many as hide how long one takes.
-  void gather_block(int group, int d, int first, int last, float* out) {
+  // Two groups of rows by two of dims: four chains of multiply-adds, as many as hide how long one takes.
+  void multiply_values_block(int group, int d, int first, int last, float* out) {
     float* above = out + group * kTileRows * dim_ + d;
     float* below = above + kTileRows * dim_;
     _tile_loadd(0, above, dim_ * 4);
@@ -199,17 +199,17 @@ class TileProducts {
     _tile_stored(3, below + kTileRows, dim_ * 4);
   }
 
-  // Elements of two keys side by side.
+  // Elements of two keys, interleaved.
   BFloat16* value_row(int pair, int d) { return values_ + 2 * (pair * dim_ + d); }
 
-  // A key that is not attended may hold anything; its weight is 0, and 0 times anything has to be 0.
+  // A key that is not attended may hold anything; its probability is 0, and 0 times anything has to be 0.
   void pack_values(const BFloat16* const* values, int pair, int from, int to) {
     const int key = 2 * pair;
     for (int d = 0; d < dim_; d += kTileDepth) {
       const __m512i even = load_value(values[key], d, key >= from && key < to);
       const __m512i odd = load_value(values[key + 1], d, key + 1 >= from && key + 1 < to);
-      _mm512_storeu_si512(value_row(pair, d), _mm512_permutex2var_epi16(even, side_by_side(0), odd));
-      _mm512_storeu_si512(value_row(pair, d + kTileRows), _mm512_permutex2var_epi16(even, side_by_side(16), odd));
+      _mm512_storeu_si512(value_row(pair, d), _mm512_permutex2var_epi16(even, interleaved(0), odd));
+      _mm512_storeu_si512(value_row(pair, d + kTileRows), _mm512_permutex2var_epi16(even, interleaved(16), odd));
     }
   }
 
@@ -218,7 +218,7 @@ class TileProducts {
   }
 
   // Lanes 2l and 2l + 1 of the result are lane from + l of either operand.
-  static __m512i side_by_side(int from) {
+  static __m512i interleaved(int from) {
     const BitVec lane = (BitVec)lane_ids() + static_cast<uint32_t>(from);
     return (__m512i)(lane | ((lane + 32) << 16));
   }
@@ -235,16 +235,16 @@ class TileProducts {
 
 #else
 
-class TileProducts {
+class AmxAttention {
  public:
   struct Scope {};
   static bool serves(int) { return false; }
   static size_t num_floats(int) { return 0; }
-  TileProducts(float*, int) {}
+  AmxAttention(float*, int) {}
   void load_query(const BFloat16* const*, int) {}
   void score(const BFloat16* const*, int, int, float*) {}
   void set_weights(int, int, Vec, Vec) {}
-  void gather(const BFloat16* const*, int, int, float*) {}
+  void multiply_values(const BFloat16* const*, int, int, float*) {}
 };
 
 #endif

@@ -1,4 +1,5 @@
-// Intervals of ranks, ways to cut them into bins, and the weights that bins add up; one block a row.
+// Radix selection's parts: intervals of ranks, ways to divide them into bins of a histogram, and the weights that bins
+// add up; one block a row.
 #pragma once
 
 #include "row.cuh"
@@ -55,7 +56,7 @@ struct Shared {
 };
 
 // Parts of equal gaps: the first kBins of what lies below the reach, a power of two, and all beyond in the last.
-struct GapCut {
+struct GapBins {
   float reach;
 
   // The mantissa of gap + reach, in steps of reach / 2^23, rounded to even.
@@ -73,11 +74,11 @@ struct GapCut {
 };
 
 // Equal parts of an interval of ranks.
-struct RankCut {
+struct RankBins {
   Rank low;
   int shift;
 
-  __device__ __forceinline__ explicit RankCut(const Interval& interval) : low(interval.low) {
+  __device__ __forceinline__ explicit RankBins(const Interval& interval) : low(interval.low) {
     const int width = 64 - __clzll(static_cast<int64_t>(interval.high - interval.low));
     shift = width > kBinBits ? width - kBinBits : 0;
   }
@@ -151,7 +152,7 @@ __device__ __forceinline__ float scale_of(float total) {
   return __uint_as_float((127 + 32 - exponent) << 23);
 }
 
-// The gaps that the first cut is to reach, a power of two: several times the mean surprise of so many odds' total.
+// The gaps that the first bins are to reach, a power of two: several times the mean surprise of so many odds' total.
 __device__ __forceinline__ float reach_of(float total, int num_ids) {
   const float mean = __log2f(static_cast<float>(num_ids) / total);
   return exp2f(ceilf(log2f(fminf(fmaxf(4.0f * mean, 0x1p-20f), 32.0f))));

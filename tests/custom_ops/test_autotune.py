@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lamina.common.errors import KernelLaunchError
-from lamina.custom_ops.linear import choices, tuning
-from lamina.custom_ops.linear.choices import Cut, Site
+from lamina.custom_ops.linear import autotune, choices
+from lamina.custom_ops.linear.choices import GemmConfig, Site
 
 SITE = Site(kind="linear", num_tokens=128, n=4096, k=64)
 CPU = torch.device("cpu")
@@ -21,20 +21,20 @@ def clusters_that_fit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """clusters_that_fit(n): a device that launches clusters of up to n blocks, larger ones quicker."""
 
     def take_at_most(most: int) -> None:
-        def launch(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> Tensor:
-            if cut.share * cut.split > most:
+        def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: GemmConfig) -> Tensor:
+            if config.multicast * config.split_k > most:
                 raise KernelLaunchError("linear: too many resources requested (CUDA error 912)")
-            return x.new_full((), 10.0 / (cut.share * cut.split))
+            return x.new_full((), 10.0 / (config.multicast * config.split_k))
 
-        monkeypatch.setattr(tuning.plain, "launch", launch)
+        monkeypatch.setattr(autotune.plain, "launch", launch)
 
     def microseconds(call: Callable[[Tensor], Any], weights: list[Tensor]) -> float:
         result = call(weights[0])
         return float(result) if result.ndim == 0 else 20.0
 
-    monkeypatch.setattr(tuning, "_microseconds", microseconds)
-    monkeypatch.setattr(tuning, "processors_of", lambda device: 132)
-    monkeypatch.setattr(tuning, "ROTATED_BYTES", 1)
+    monkeypatch.setattr(autotune, "_microseconds", microseconds)
+    monkeypatch.setattr(autotune, "processors_of", lambda device: 132)
+    monkeypatch.setattr(autotune, "ROTATED_BYTES", 1)
     return take_at_most
 
 
@@ -43,19 +43,19 @@ def test_what_cannot_be_launched_is_left_out_and_told(
 ) -> None:
     clusters_that_fit(2)
     with caplog.at_level(logging.WARNING, "lamina"):
-        entry = tuning._measure(SITE, CPU, torch.bfloat16)
-    assert isinstance(entry.cut, Cut)
-    assert entry.cut.share * entry.cut.split == 2
+        entry = autotune._measure(SITE, CPU, torch.bfloat16)
+    assert isinstance(entry.kernel, GemmConfig)
+    assert entry.kernel.multicast * entry.kernel.split_k == 2
     assert (entry.microseconds, entry.otherwise) == (5.0, 20.0)
     tried = choices.candidates(SITE, 132)
-    assert len(caplog.messages) == sum(cut.share * cut.split > 2 for cut in tried) > 0
+    assert len(caplog.messages) == sum(config.multicast * config.split_k > 2 for config in tried) > 0
     assert all("is not tried for linear [4096, 64]" in message for message in caplog.messages)
 
 
 def test_where_nothing_can_be_launched_the_library_serves(clusters_that_fit: Callable[[int], None]) -> None:
     clusters_that_fit(0)
-    entry = tuning._measure(SITE, CPU, torch.bfloat16)
-    assert entry.cut is None
+    entry = autotune._measure(SITE, CPU, torch.bfloat16)
+    assert entry.kernel is None
     choices.adopt("a part of a card", [entry])
-    assert choices.choose(SITE, "a part of a card").cut is None
+    assert choices.choose(SITE, "a part of a card").kernel is None
     assert choices.is_measured(SITE, "a part of a card")

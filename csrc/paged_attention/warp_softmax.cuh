@@ -1,19 +1,19 @@
-// The online softmax of one warp's rows.
+// Online softmax of one warp's rows, around its two GEMMs.
 #pragma once
 
-#include "work.cuh"
+#include "tile_scheduler.cuh"
 
 namespace lamina {
 
-// One warp's rows: their scores, their running softmax and their sums.
+// One warp's rows: scores, running maximum and sum, output accumulators.
 template <typename S>
-class WarpRows {
+class WarpSoftmax {
   using T = typename S::T;
   static constexpr int kTiles = S::kTiles;
   using Scores = float[S::kTeamWarps][kTiles][4];
 
  public:
-  __device__ __forceinline__ WarpRows(const PagedAttention<T>& a, const Work& work)
+  __device__ __forceinline__ WarpSoftmax(const PagedAttention<T>& a, const WorkTile& work)
       : a_(a), work_(work), warp_(static_cast<int>(threadIdx.x) / 32), row_(warp_ % S::kTeamWarps * S::kWarpRows) {
     const bool empty = row_ >= work.rows;
     first_position_ = position(row_);
@@ -31,7 +31,7 @@ class WarpRows {
 
   // Reads the query rows; those past the last are its copies, never written.
   __device__ __forceinline__ void load_queries(T* memory) {
-    products_.load_queries(memory + warp_ * S::Arithmetic::kQueryElements, a_.head_dim, [&](int r) {
+    mma_.load_queries(memory + warp_ * S::Mma::kQueryElements, a_.head_dim, [&](int r) {
       const int row = work_.first_row + min(row_ + r, work_.rows - 1);
       return a_.query + (work_.start + row / a_.group) * a_.query_token +
              (work_.kv_head * a_.group + row % a_.group) * a_.query_head;
@@ -43,18 +43,18 @@ class WarpRows {
     if (first_key > last_position_ || last_key < a_.oldest(first_position_)) return;
     Scores scores;
 #pragma unroll
-    for (int m = 0; m < S::kTeamWarps; ++m) products_.score(scores[m], keys + m * 16 * S::kPitch);
+    for (int m = 0; m < S::kTeamWarps; ++m) mma_.score(scores[m], keys + m * 16 * S::kPitch);
     scale(scores);
     const bool all_visible =
         last_key < work_.end && last_key <= first_position_ && first_key >= a_.oldest(last_position_);
     if (!all_visible) mask(scores, first_key);
-    weigh(scores);
+    exponentiate(scores);
 #pragma unroll
-    for (int m = 0; m < S::kTeamWarps; ++m) products_.accumulate(out_, scores[m], values + m * 16 * S::kPitch);
+    for (int m = 0; m < S::kTeamWarps; ++m) mma_.accumulate(out_, scores[m], values + m * 16 * S::kPitch);
   }
 
-  // Leaves [rows][kResultPitch] sums, and each row's maximum and weight.
-  __device__ __forceinline__ void leave(float* results, float2* stats) const {
+  // Stores [rows][kResultPitch] unnormalised outputs, and each row's maximum and sum.
+  __device__ __forceinline__ void store_results(float* results, float2* stats) const {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
@@ -119,8 +119,8 @@ class WarpRows {
       }
   }
 
-  // Turns scores into weights relative to the rows' new maxima, and brings what was summed before to the same scale.
-  __device__ __forceinline__ void weigh(Scores& scores) {
+  // Scores to probabilities relative to the rows' new maxima; rescales what was accumulated before.
+  __device__ __forceinline__ void exponentiate(Scores& scores) {
     float keep[kTiles][2];
     bool grown = false;
 #pragma unroll
@@ -131,7 +131,7 @@ class WarpRows {
 #pragma unroll
         for (int m = 0; m < S::kTeamWarps; ++m) top = fmaxf(top, fmaxf(scores[m][n][i], scores[m][n][i + 2]));
         top = over_lanes(top, [](float x, float y) { return fmaxf(x, y); });
-        const float base = top == -INFINITY ? 0.0f : top;  // no key seen yet: weights of 0, not of NaN
+        const float base = top == -INFINITY ? 0.0f : top;  // no key seen yet: probabilities of 0, not of NaN
         keep[n][i] = exp2_fast(max_[n][i] - base);
         grown |= top != max_[n][i];
         max_[n][i] = top;
@@ -155,9 +155,9 @@ class WarpRows {
   }
 
   const PagedAttention<T>& a_;
-  const Work& work_;
+  const WorkTile& work_;
   int warp_, row_, first_position_, last_position_;
-  typename S::Arithmetic products_;
+  typename S::Mma mma_;
   float max_[kTiles][2], sum_[kTiles][2];
   float out_[S::kDim / 16][kTiles][4];
 };

@@ -1,4 +1,4 @@
-// Products of bfloat16 by the tile unit (AMX), for CPUs that have one.
+// AMX: bfloat16 tile multiply-accumulate, for CPUs that have it.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include "vector.h"
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
-#define LAMINA_TILES 1
+#define LAMINA_AMX 1
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -19,19 +19,19 @@ constexpr int kTileRows = 16;                          // of weights, or of toke
 constexpr int kTileDepth = 32;                         // elements of a row in a tile
 constexpr int kTileElements = kTileRows * kTileDepth;  // 1 KB
 
-#if defined(LAMINA_TILES)
+#if defined(LAMINA_AMX)
 
-// Whether the system lets this process use tiles; asks it once.
-inline bool has_tiles() {
+// Whether the system lets this process use AMX tiles; asks it once (arch_prctl).
+inline bool has_amx() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return granted;
 }
 
 // Eight full tiles for as long as it lives, then the thread's configuration as it was: others keep theirs too.
-class TileScope {
+class AmxScope {
  public:
-  TileScope() {
+  AmxScope() {
     _tile_storeconfig(before_);
     Config config{};
     config.palette = 1;
@@ -39,12 +39,12 @@ class TileScope {
     asm volatile("" ::"r"(&config) : "memory");  // gcc 12 takes the load for one of 8 bytes and drops the rest
     _tile_loadconfig(&config);
   }
-  ~TileScope() {
+  ~AmxScope() {
     asm volatile("" ::"r"(before_) : "memory");
     _tile_loadconfig(before_);  // of all zeros, as where there was none, releases the tiles
   }
-  TileScope(const TileScope&) = delete;
-  TileScope& operator=(const TileScope&) = delete;
+  AmxScope(const AmxScope&) = delete;
+  AmxScope& operator=(const AmxScope&) = delete;
 
  private:
   struct Config {
@@ -112,8 +112,8 @@ inline void multiply_tiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));
 }
 
-// What is read ahead beside a block of tokens: every `period`th tile, after `steps`, of the strips `rows` further down.
-struct Ahead {
+// Prefetch beside a block of tokens: every `period`th tile, after `steps`, of the strips `rows` further down.
+struct Prefetch {
   int64_t rows;
   int period, steps;
 };
@@ -127,7 +127,7 @@ inline void clear_sums() {
 
 // Adds to the sums two strips times one or two groups of packed tokens, each `group_size` elements.
 template <int groups>
-inline void add_tiles(const TileRows* strips, const BFloat16* x, int64_t group_size, int64_t depth, Ahead ahead) {
+inline void add_tiles(const TileRows* strips, const BFloat16* x, int64_t group_size, int64_t depth, Prefetch ahead) {
   alignas(64) BFloat16 spare[2][kTileElements];
   for (int64_t from = 0; from < depth; from += kTileDepth, x += kTileElements) {
     int64_t row_bytes[2];
@@ -167,7 +167,7 @@ inline void store_sums(Vec* first, Vec* second) {
 
 #else
 
-inline bool has_tiles() { return false; }
+inline bool has_amx() { return false; }
 
 #endif
 

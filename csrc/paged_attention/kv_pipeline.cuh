@@ -1,21 +1,21 @@
-// Keys and values on their way from the paged cache to shared memory.
+// Multi-stage cp.async pipeline of keys and values from the paged cache to shared memory.
 #pragma once
 
 #include "cache_policy.cuh"
-#include "work.cuh"
+#include "tile_scheduler.cuh"
 
 namespace lamina {
 
-// A team's tiles of keys and values on their way to shared memory; each warp brings sixteen keys of a tile.
+// A team's tiles of keys and values; each warp copies sixteen keys of a tile.
 template <typename S>
-class Stream {
+class KVPipeline {
   using T = typename S::T;
   static constexpr uint32_t kNoRow = 0xffffffffu;
   static constexpr int kChunks = S::kDim * static_cast<int>(sizeof(T)) / 16;  // of a row; 16 bytes each
   static constexpr int kPartElements = S::kTileKeys * S::kPitch;              // keys of a tile, then values
 
  public:
-  __device__ __forceinline__ Stream(const PagedAttention<T>& a, const Work& work, T* memory)
+  __device__ __forceinline__ KVPipeline(const PagedAttention<T>& a, const WorkTile& work, T* memory)
       : keys_(a.key_cache + static_cast<int64_t>(work.kv_head) * a.key_strides.head),
         values_(a.value_cache + static_cast<int64_t>(work.kv_head) * a.value_strides.head),
         table_(a.block_tables + work.seq * a.block_tables_stride),
@@ -25,7 +25,7 @@ class Stream {
         chunks_(a.head_dim * static_cast<int>(sizeof(T)) / 16),
         end_(work.end),
         settled_(work.settled),
-        policy_(S::kMany ? read_again() : read_once()) {
+        policy_(S::kMany ? evict_normal() : evict_first()) {
     const int warp = static_cast<int>(threadIdx.x) / 32, team = warp / S::kTeamWarps;
     warp_row_ = warp % S::kTeamWarps * 16;
     first_ = work.begin + team * S::kTileKeys;
@@ -39,10 +39,11 @@ class Stream {
   __device__ __forceinline__ T* keys(int stage) const { return memory_ + stage * 2 * kPartElements; }
   __device__ __forceinline__ T* values(int stage) const { return keys(stage) + kPartElements; }
 
-  // Whether no kernel of this step writes any of the tile's keys.
+  // Whether no kernel of this step writes any of the tile's keys, so that it may be copied before the kernel ahead has
+  // ended.
   __device__ __forceinline__ bool settled(int tile) const { return first_key(tile) + S::kTileKeys <= settled_; }
 
-  // Finds where the keys of a tile lie, one a lane; started early, since it waits for the block table.
+  // Looks the keys of a tile up in the block table, one a lane; started early, since it waits for the table.
   __device__ __forceinline__ void look_up(int tile) {
     const int key = first_key(tile) + warp_row_ + lane_id() % 16;
     key_row_ = value_row_ = kNoRow;

@@ -1,32 +1,34 @@
-// The rows of one warpgroup on Hopper: scores, online softmax, weights, sums.
+// Online softmax of one consumer warpgroup on Hopper: scores, running maximum and sum, probabilities, output
+// accumulators.
 #pragma once
 
-#include "exchange.cuh"
 #include "hopper_shape.cuh"
+#include "quad_transpose.cuh"
 
 namespace lamina {
 
-constexpr float kSlack = 8.0f;  // weights grow to 2^kSlack before sums are scaled anew
+constexpr float kSlack = 8.0f;  // probabilities grow to 2^kSlack before the accumulators are rescaled
 
-// A lane 4 * r + c has rows r and r + 8 of its warp's sixteen: of every eight columns, 2 * c and the next.
+// In the accumulator layout of WGMMA: lane 4 * r + c has rows r and r + 8 of its warp's sixteen, and of every eight
+// columns 2 * c and the next.
 template <typename S>
-struct HopperRows {
+struct HopperSoftmax {
   using T = typename S::T;
   float scores[S::kKeys / 2];
   uint32_t weights[S::kKeys / 4];
   float out[S::kDim / 2];
   uint32_t query[S::kQueryInRegisters ? S::kDim / 4 : 1];
-  float max[2], base[2], sum[2];  // of scores; what weights are relative to; of weights
+  float max[2], base[2], sum[2];  // of scores; what probabilities are relative to; of probabilities
   int first;                      // position of the tile's first row
   int token[2];                   // of the lane's rows, counted from that
   float scale;
 
-  __device__ __forceinline__ HopperRows(const PagedAttention<T>& a, int warpgroup)
+  __device__ __forceinline__ HopperSoftmax(const PagedAttention<T>& a, int warpgroup)
       : scale(a.scale), row_(warpgroup * 64 + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16) {
     for (int half = 0; half < 2; ++half) token[half] = row(half) / a.group;
   }
 
-  __device__ __forceinline__ void begin(const Work& work) {
+  __device__ __forceinline__ void begin(const WorkTile& work) {
     first = work.first;
 #pragma unroll
     for (int i = 0; i < S::kDim / 2; ++i) out[i] = 0.0f;
@@ -34,7 +36,7 @@ struct HopperRows {
     for (int half = 0; half < 2; ++half) max[half] = -INFINITY, sum[half] = 0.0f;
   }
 
-  // Takes the queries of the warp's rows as left factors out of panels.
+  // Loads the queries of the warp's rows from panels into registers, as left operands.
   __device__ __forceinline__ void load_queries(const T* panels) {
     const int r = lane_id() % 16, unit = lane_id() / 16;
     const T* from = panels + (row_ + r) * kPanelColumns;
@@ -44,10 +46,10 @@ struct HopperRows {
                     from + k / 4 * S::kRows * kPanelColumns + ((k % 4 * 2 + unit) ^ r % 8) * 8);
   }
 
-  // Raises the rows' maxima to those of the scores, or leaves them where the scores exceed them by kSlack at most.
-  // Returns by how much what came before must shrink.
+  // Raises the running maxima to those of the scores, or leaves them where the scores exceed them by kSlack at most.
+  // Returns the factors by which what was accumulated before must be rescaled.
   template <bool is_masked>
-  __device__ __forceinline__ float2 raise(const PagedAttention<T>& a, int first_key) {
+  __device__ __forceinline__ float2 update_max(const PagedAttention<T>& a, int first_key) {
     float keep[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -65,15 +67,15 @@ struct HopperRows {
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
       if ((top - max[half]) * scale <= kSlack) top = max[half];
-      base[half] = is_masked && top == -INFINITY ? 0.0f : top * scale;  // no key yet: weights of 0, not of NaN
+      base[half] = is_masked && top == -INFINITY ? 0.0f : top * scale;  // no key yet: probabilities of 0, not of NaN
       keep[half] = exp2_fast(max[half] * scale - base[half]);
       max[half] = top;
     }
     return float2{keep[0], keep[1]};
   }
 
-  // Turns the scores of half of the lane's rows into weights relative to their maximum, which are still to be packed.
-  __device__ __forceinline__ void weigh(int half) {
+  // Scores of half of the lane's rows to probabilities relative to their maximum, which are still to be packed.
+  __device__ __forceinline__ void exponentiate(int half) {
     float totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int i = 2 * half, j = 0; i < S::kKeys / 2; i += 4, j ^= 2) {
@@ -98,15 +100,15 @@ struct HopperRows {
     for (int i = 0; i < S::kKeys / 4; ++i) weights[i] = lamina::pack(scores[2 * i], scores[2 * i + 1], T{});
   }
 
-  __device__ __forceinline__ void shrink_sums(const float2& keep) { sum[0] *= keep.x, sum[1] *= keep.y; }
+  __device__ __forceinline__ void rescale_sums(const float2& keep) { sum[0] *= keep.x, sum[1] *= keep.y; }
 
-  __device__ __forceinline__ void shrink_out(const float2& keep) {
+  __device__ __forceinline__ void rescale_out(const float2& keep) {
     if (!__any_sync(kAllLanes, keep.x != 1.0f || keep.y != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < S::kDim / 2; ++i) out[i] *= i % 4 < 2 ? keep.x : keep.y;
   }
 
-  // A row's weight is summed over its four lanes.
+  // Reduces each row's sum over its four lanes.
   __device__ __forceinline__ void end() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -115,7 +117,7 @@ struct HopperRows {
     }
   }
 
-  __device__ __forceinline__ void write(const PagedAttention<T>& a, const Work& work) const {
+  __device__ __forceinline__ void write(const PagedAttention<T>& a, const WorkTile& work) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = row(half), index = work.start + work.first - work.past + token[half];
@@ -130,13 +132,13 @@ struct HopperRows {
           const float* pair = out + i + 4 * j + 2 * half;
           words[j] = lamina::pack(pair[0] * factor, pair[1] * factor, T{});
         }
-        exchange_words(words);
+        transpose_quad(words);
         if (r < work.rows) *reinterpret_cast<uint4*>(to + 2 * i) = uint4{words[0], words[1], words[2], words[3]};
       }
     }
   }
 
-  __device__ __forceinline__ void leave(const Partial<S>& partial) const {
+  __device__ __forceinline__ void store_partial(const Partial<S>& partial) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = row(half);

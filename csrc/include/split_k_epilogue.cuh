@@ -1,9 +1,10 @@
-// From a block's sums to results: those of blocks that share out the columns are added in the order of their ranks.
+// Epilogue of the split-K GEMM: partial sums of a cluster's blocks are added in the order of their ranks, then bias,
+// gate, rounding and store.
 #pragma once
 
 #include "cuda_mma.cuh"
 #include "hopper.cuh"
-#include "stream_shape.cuh"
+#include "split_k_shape.cuh"
 #include "vec.cuh"
 
 namespace lamina {
@@ -20,7 +21,7 @@ __device__ __forceinline__ void store_run(T* out, const float (&values)[kRun], i
   }
 }
 
-// Rounded where the separate ops round: gate and up, then silu(gate), then the product.
+// Rounded where the separate ops round: gate and up, then silu(gate), then silu(gate) * up.
 template <typename T>
 __device__ __forceinline__ void gate_values(float (&gate)[kRun], float (&up)[kRun]) {
   round_to<T>(gate);
@@ -35,8 +36,8 @@ __device__ __forceinline__ void gate_values(float (&gate)[kRun], float (&up)[kRu
 // The results of `runs` times eight neighbouring rows of each token, beginning at first_row. fetch(values, column, run,
 // is_up) gives the sums of a token and eight rows; threads take every `stride`th of them, beginning at `index`.
 template <typename T, bool kGated, typename Fetch>
-__device__ __forceinline__ void finish_runs(const Linear<T>& p, const Work& work, int tokens, int first_row, int runs,
-                                            int index, int stride, const Fetch& fetch) {
+__device__ __forceinline__ void finish_runs(const Linear<T>& p, const SplitKTile& work, int tokens, int first_row,
+                                            int runs, int index, int stride, const Fetch& fetch) {
   const int width = kGated ? p.n / 2 : p.n;
   const auto fetch_biased = [&](float (&values)[kRun], int column, int run, bool is_up) {
     fetch(values, column, run, is_up);
@@ -61,7 +62,7 @@ __device__ __forceinline__ void finish_runs(const Linear<T>& p, const Work& work
   }
 }
 
-// Sums to shared memory, a token's next to each other.
+// Accumulators to shared memory, a token's next to each other.
 template <typename S>
 __device__ __forceinline__ void keep_sums(float* kept, const typename S::Sums& sums) {
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
@@ -75,40 +76,40 @@ __device__ __forceinline__ void keep_sums(float* kept, const typename S::Sums& s
   }
 }
 
-// The results of a block alone, or of every split-th run of a cluster's, whose blocks have kept their sums.
+// The results of a block without split-K, or of every split_k-th run of a cluster's, whose blocks have kept their sums.
 template <typename T, typename S, bool kGated>
-__device__ __forceinline__ void finish_kept(const Linear<T>& p, const float* kept, const Work& work) {
+__device__ __forceinline__ void finish_kept(const Linear<T>& p, const float* kept, const SplitKTile& work) {
   constexpr int kWidth = kGated ? S::kBlockRows / 2 : S::kBlockRows;
   const auto fetch = [&](float (&values)[kRun], int column, int run, bool is_up) {
     const float* from = kept + column * S::kPitch + run + (is_up ? kWidth : 0);
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) values[i] = work.split == 1 ? from[i] : 0.0f;
-    for (int rank = 0; work.split > 1 && rank < work.split; ++rank) {
+    for (int i = 0; i < kRun; ++i) values[i] = work.split_k == 1 ? from[i] : 0.0f;
+    for (int rank = 0; work.split_k > 1 && rank < work.split_k; ++rank) {
 #pragma unroll
       for (int i = 0; i < kRun; i += 4) {
-        const float4 four = load_from_peer(shared_address(from + i), rank * work.share + work.part);
+        const float4 four = load_from_peer(shared_address(from + i), rank * work.multicast + work.multicast_rank);
         values[i] += four.x, values[i + 1] += four.y, values[i + 2] += four.z, values[i + 3] += four.w;
       }
     }
   };
   finish_runs<T, kGated>(p, work, S::kTokenRows, work.tile * kWidth, kWidth / kRun,
-                         work.rank * S::kThreads + threadIdx.x, work.split * S::kThreads, fetch);
+                         work.rank * S::kThreads + threadIdx.x, work.split_k * S::kThreads, fetch);
 }
 
-// Every block of a cluster adds up the sums of some rows: its part of the gate's and the same of what it gates.
+// Every rank adds up the sums of some rows: its share of the gate's and the same of up's.
 template <typename S, bool kGated>
 __device__ __forceinline__ void send_sums(const typename S::Sums& sums, uint32_t received, uint32_t sent,
-                                          const Work& work) {
+                                          const SplitKTile& work) {
   constexpr int kWidth = kGated ? S::kBlockRows / 2 : S::kBlockRows;
-  const int owned = kWidth / work.split, column = threadIdx.x % 4 * 2;
+  const int owned = kWidth / work.split_k, column = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + half * 8, in_tile = row % kWidth;
-    const int place = (work.rank * (S::kBlockRows / kWidth) + row / kWidth) * owned + in_tile % owned;
-    const uint32_t peer = in_tile / owned * work.share + work.part;
+    const int offset = (work.rank * (S::kBlockRows / kWidth) + row / kWidth) * owned + in_tile % owned;
+    const uint32_t peer = in_tile / owned * work.multicast + work.multicast_rank;
 #pragma unroll
     for (int i = 0; i < S::kTokenRows / 2; i += 4) {
-      const uint32_t to = received + (place * S::kTokenRows + i * 2 + column) * 4;
+      const uint32_t to = received + (offset * S::kTokenRows + i * 2 + column) * 4;
       send_to_peer(to, sums[i + 2 * half], sums[i + 2 * half + 1], sent, peer);
     }
   }
@@ -116,15 +117,15 @@ __device__ __forceinline__ void send_sums(const typename S::Sums& sums, uint32_t
 
 // The results of the rows whose sums were sent to this block.
 template <typename T, typename S, bool kGated>
-__device__ __forceinline__ void finish_sent(const Linear<T>& p, const float* received, const Work& work) {
+__device__ __forceinline__ void finish_sent(const Linear<T>& p, const float* received, const SplitKTile& work) {
   constexpr int kWidth = kGated ? S::kBlockRows / 2 : S::kBlockRows;
-  const int owned = kWidth / work.split, of_rank = S::kBlockRows / work.split * S::kTokenRows;
+  const int owned = kWidth / work.split_k, of_rank = S::kBlockRows / work.split_k * S::kTokenRows;
   const auto fetch = [&](float (&values)[kRun], int column, int run, bool is_up) {
     const float* from = received + (run + (is_up ? owned : 0)) * S::kTokenRows + column;
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
       values[i] = 0.0f;
-      for (int rank = 0; rank < work.split; ++rank) values[i] += from[rank * of_rank + i * S::kTokenRows];
+      for (int rank = 0; rank < work.split_k; ++rank) values[i] += from[rank * of_rank + i * S::kTokenRows];
     }
   };
   finish_runs<T, kGated>(p, work, S::kTokenRows, work.tile * kWidth + work.rank * owned, owned / kRun, threadIdx.x,

@@ -1,8 +1,8 @@
-// The two matrix products of attention for one warp: sixteen keys at a time against 8 * kTiles query rows.
+// The two GEMMs of attention for one warp: sixteen keys at a time against 8 * kTiles query rows.
 //
-// Both are computed transposed, keys by query rows and then dimensions by query rows, so that eight rows fill a matrix
-// instruction: decoding has one row a head of the group. A lane holds, of sixteen keys (or dimensions), those at
-// lane / 4 and lane / 4 + 8, and of each eight rows the two at lane % 4 * 2.
+// Both are computed transposed, keys by query rows and then dimensions by query rows, so that eight rows fill an mma
+// instruction: decoding has one row a head of the group. A lane holds, of sixteen keys (or dimensions), those at lane /
+// 4 and lane / 4 + 8, and of each eight rows the two at lane % 4 * 2.
 #pragma once
 
 #include "cuda_mma.cuh"
@@ -13,9 +13,9 @@ __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x %
 
 // On tensor cores: bfloat16 or float16 in, float32 sums.
 template <typename T, int kDim, int kTiles>
-class Products {
+class WarpMma {
  public:
-  static constexpr int kPitch = kDim + 8;   // from row to row in shared memory: 8 rows begin in different banks
+  static constexpr int kPitch = kDim + 8;   // from row to row in shared memory, padded: 8 rows begin in different banks
   static constexpr int kQueryElements = 0;  // the rows are kept in registers
 
   template <typename RowOf>
@@ -70,7 +70,7 @@ class Products {
 
 // In float32 throughout, by plain multiply-adds in the same layout: the proof of everything around them.
 template <int kDim, int kTiles>
-class Products<float, kDim, kTiles> {
+class WarpMma<float, kDim, kTiles> {
  public:
   static constexpr int kPitch = kDim + 4;
   static constexpr int kQueryElements = 8 * kTiles * kPitch;

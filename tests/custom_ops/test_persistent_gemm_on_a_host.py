@@ -20,7 +20,7 @@ DTYPES = torch.float64, torch.bfloat16
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    found = ctypes.CDLL(str(host_kernels.build("resident_linear", tmp_path_factory.mktemp("resident"))))
+    found = ctypes.CDLL(str(host_kernels.build("persistent_gemm", tmp_path_factory.mktemp("resident"))))
     found.run.restype = ctypes.c_char_p
     return found
 

@@ -1,0 +1,183 @@
+// Warp-specialised split-K GEMM, out = x * weightᵀ, for few rows of x: the weights stream through shared memory once,
+// at the rate of device memory.
+//
+// A block takes kWarpgroups * 64 weight rows and computes, transposed, their product with kTokens rows of x. One
+// producer warp loads tiles by TMA, each consumer warpgroup multiplies its 64 rows by WGMMA. Of a cluster, `multicast`
+// blocks with neighbouring weight rows share the tiles of x by TMA multicast; `split_k` times as many divide the
+// columns of K, and their partial sums are added in the order of the ranks. Weights are loaded before the kernel that
+// makes x has ended (programmatic dependent launch). Where kGated, the first half of the weights is the gate of the
+// second.
+#pragma once
+
+#include "hopper.cuh"
+#include "pdl.cuh"
+#include "split_k_epilogue.cuh"
+#include "split_k_shape.cuh"
+
+namespace lamina {
+
+// The first of the 64 weight rows of a warpgroup: where gated, half of a block's warpgroups take rows of the gate.
+template <int kWarpgroups, bool kGated>
+__device__ __forceinline__ int first_row(const SplitKTile& work, int group, int n) {
+  static_assert(!kGated || kWarpgroups % 2 == 0, "gate and up take as many warpgroups");
+  if (!kGated) return (work.tile * kWarpgroups + group) * kRows;
+  constexpr int kHalf = (kWarpgroups + 1) / 2;
+  return (work.tile * kHalf + group % kHalf) * kRows + (group < kHalf ? 0 : n / 2);
+}
+
+// The producer warp.
+template <typename T, int kWarpgroups, int kTokens, bool kGated>
+__device__ __forceinline__ void produce_tiles(const CUtensorMap* weight, const CUtensorMap* x, const SplitKTile& work,
+                                              const SharedLayout& at, const Linear<T>& p, bool sends) {
+  using S = SplitKShape<kWarpgroups, kTokens>;
+  const bool is_elected = threadIdx.x % kWarp == 0;
+  const uint64_t once = evict_first(), often = evict_last();
+  const int stage_bytes = S::kTiles * (kWarpgroups * kTileBytes + p.box_rows * work.multicast * kColumns * 2);
+  const auto load_weight = [&](int step, int stage) {
+    const uint32_t to = at.tiles + stage * S::kStageBytes, barrier = at.full + stage * 8;
+    arrive_expecting(barrier, stage_bytes);
+#pragma unroll
+    for (int i = 0; i < S::kTiles * kWarpgroups; ++i) {
+      const int column = step * S::kStep + i / kWarpgroups * kColumns,
+                row = first_row<kWarpgroups, kGated>(work, i % kWarpgroups, p.n);
+      tma_load(to + i * kTileBytes, weight, column, row, barrier, once);
+    }
+  };
+  const auto load_x = [&](int step, int stage) {
+    const uint32_t barrier = at.full + stage * 8;
+    uint32_t to = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kTileBytes;
+#pragma unroll
+    for (int i = 0; i < S::kTiles; ++i, to += S::kXBytes) {
+      const int column = step * S::kStep + i * kColumns;
+      if (work.multicast == 1) {
+        tma_load(to, x, column, work.token, barrier, often);
+        continue;
+      }
+      const int row = work.multicast_rank * p.box_rows;
+      const auto peers = static_cast<uint16_t>(((1 << work.multicast) - 1) << (work.rank * work.multicast));
+      tma_load_multicast(to + row * kColumns * 2, x, column, work.token + row, barrier, peers, often);
+    }
+  };
+  const int first = min(at.stages, work.end - work.begin);
+  for (int i = 0; is_elected && i < first; ++i) load_weight(work.begin + i, i);
+  __syncwarp();
+  if (work.multicast > 1 || sends) wait_for_cluster();  // every block has its barriers
+  if (!is_elected) return;
+  wait_for_predecessor();
+  for (int i = 0; i < first; ++i) load_x(work.begin + i, i);
+  int stage = 0, parity = 0;
+  for (int step = work.begin + first; step < work.end; ++step) {
+    wait_barrier(at.empty + stage * 8, parity);
+    load_weight(step, stage);
+    load_x(step, stage);
+    if (++stage == at.stages) stage = 0, parity ^= 1;
+  }
+}
+
+template <typename T, int kWarpgroups, int kTokens>
+__device__ __forceinline__ void mainloop(typename SplitKShape<kWarpgroups, kTokens>::Sums& sums, const SplitKTile& work,
+                                         const SharedLayout& at) {
+  using S = SplitKShape<kWarpgroups, kTokens>;
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
+  const int lane = threadIdx.x % kWarp, steps = work.end - work.begin;
+  int stage = 0, parity = 0, before = 0;
+  for (int step = 0; step < steps; ++step) {
+    wait_barrier(at.full + stage * 8, parity);
+    const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * kTileBytes;
+    const uint32_t x = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kTileBytes;
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < S::kTiles; ++i) {
+      const uint64_t left = tile_descriptor(tiles + i * kWarpgroups * kTileBytes);
+      const uint64_t right = tile_descriptor(x + i * S::kXBytes);
+#pragma unroll
+      for (int k = 0; k < kColumns / 16; ++k) wgmma<kTokens>(sums, left + 2 * k, right + 2 * k, T{});
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (step > 0 && lane < work.multicast) {  // whoever writes into the tiles must know that they have been read
+      const uint32_t empty = at.empty + before * 8;
+      work.multicast == 1 ? arrive(empty) : arrive_at_peer(empty, work.rank * work.multicast + lane);
+    }
+    before = stage;
+    if (++stage == at.stages) stage = 0, parity ^= 1;
+  }
+  wgmma_wait<0>();
+}
+
+template <int kTokens, int kStep>
+__device__ __forceinline__ SplitKTile find_work(int k, int multicast, int split_k) {
+  const int blocks = multicast * split_k, in_cluster = blockIdx.x % blocks, steps = (k + kStep - 1) / kStep;
+  const int multicast_rank = in_cluster % multicast, rank = in_cluster / multicast;
+  return {static_cast<int>(blockIdx.x) / blocks * multicast + multicast_rank,
+          static_cast<int>(blockIdx.y) * kTokens,
+          steps * rank / split_k,
+          steps * (rank + 1) / split_k,
+          multicast_rank,
+          multicast,
+          rank,
+          split_k};
+}
+
+template <typename T, int kWarpgroups, int kTokens, bool kGated>
+__global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
+    split_k_gemm_kernel(const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x,
+                        Linear<T> p) {
+  using S = SplitKShape<kWarpgroups, kTokens>;
+  extern __shared__ uint8_t shared[];
+  __shared__ uint64_t barriers[2 * kMaxStages + 1];
+  const SplitKTile work = find_work<kTokens, S::kStep>(p.k, p.multicast, p.split_k);
+  uint8_t* const aligned = shared + (-shared_address(shared) & 1023);
+  const uint32_t full = shared_address(barriers);
+  const SharedLayout at{shared_address(aligned), full, full + kMaxStages * 8, full + 2 * kMaxStages * 8, p.stages};
+  const bool sends = S::kSends && work.split_k > 1;
+
+  start_successor();
+  if (threadIdx.x == S::kThreads) {
+    prefetch_tensor_map(&weight);
+    prefetch_tensor_map(&x);
+    for (int i = 0; i < p.stages; ++i) {
+      init_barrier(at.full + i * 8, 1);
+      init_barrier(at.empty + i * 8, S::kThreads / kWarp * p.multicast);
+    }
+    init_barrier(at.sent, 1);
+    publish_barriers();
+    if (sends) arrive_expecting(at.sent, S::kSentBytes);
+  }
+  __syncthreads();
+  if (work.multicast > 1 || sends) arrive_at_cluster();
+  typename S::Sums sums = {};
+  if (threadIdx.x >= S::kThreads) {
+    produce_tiles<T, kWarpgroups, kTokens, kGated>(&weight, &x, work, at, p, sends);
+    __syncwarp();
+  } else {
+    if (work.multicast > 1 || sends) wait_for_cluster();
+    mainloop<T, kWarpgroups, kTokens>(sums, work, at);
+  }
+  if constexpr (S::kSends) {
+    if (sends) {
+      const uint32_t received = at.tiles + p.stages * S::kStageBytes;
+      if (threadIdx.x < S::kThreads) {
+        send_sums<S, kGated>(sums, received, at.sent, work);
+        wait_barrier(at.sent, 0);
+        finish_sent<T, S, kGated>(p, reinterpret_cast<float*>(aligned + (received - at.tiles)), work);
+      }
+      if (work.multicast > 1) {
+        arrive_at_cluster();
+        wait_for_cluster();
+      }
+      return;
+    }
+  }
+  __syncthreads();  // every WGMMA has read its tiles, whose memory the sums take
+  float* const kept = reinterpret_cast<float*>(aligned);
+  if (threadIdx.x < S::kThreads) keep_sums<S>(kept, sums);
+  work.split_k > 1 ? sync_cluster() : __syncthreads();
+  if (threadIdx.x < S::kThreads) finish_kept<T, S, kGated>(p, kept, work);
+  if (work.multicast > 1 || work.split_k > 1) {  // others read this block's sums, or arrive at its barriers
+    arrive_at_cluster();
+    wait_for_cluster();
+  }
+}
+
+}  // namespace lamina
