@@ -69,7 +69,7 @@ test-all: $(STAMP) $(MODEL)  ## these with the longest, which CI runs
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
 gpu-test: $(STAMP)  ## the tests that need an NVIDIA GPU
-	$(BIN)/python -m pytest tests/gpu tests/custom_ops/test_launches.py tests/custom_ops/test_tuning.py $(ARGS)
+	$(BIN)/python -m pytest tests/gpu tests/custom_ops/test_launches.py tests/custom_ops/test_autotune.py $(ARGS)
 
 prove: $(STAMP) $(MODEL)  ## the tests with many random examples, and the slow ones; hours
 	$(BIN)/python -m pytest --hypothesis-profile=prove --timeout=3600 $(ARGS)
