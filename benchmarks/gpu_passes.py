@@ -160,7 +160,7 @@ class Model:
         self.definition = find_model(self.config.architecture)
         self.device, self.dtype = device, torch.bfloat16
         given = {"dtype": self.dtype, "device": device}
-        self.weights = dummy_weights(self.definition, self.config, seed=0, **given)
+        self.weights = dummy_weights(self.definition, self.config, seed=0, **given).by_name
         self.weights |= rotation_tables(self.config, max_model_len=4096, **given)
         most = max(point.tokens * (1 if point.is_prefill else CONTEXT) for point in points)
         self.caches = allocate_caches(

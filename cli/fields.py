@@ -1,4 +1,4 @@
-"""Fields of the typed configs with their sentences, read from the source: no import of torch for --help."""
+"""Fields of the typed configs and names of schemes, read from the source: no import of torch for --help."""
 
 import ast
 from dataclasses import dataclass
@@ -34,6 +34,18 @@ def read_fields(path: str, class_name: str) -> tuple[Field, ...]:
         for node, after in zip(body, [*body[1:], ast.Pass()], strict=True)
         if isinstance(node, ast.AnnAssign)
     )
+
+
+def read_schemes() -> tuple[str, ...]:
+    """The names of the quantization schemes that the library has files of."""
+    calls = [
+        node
+        for path in sorted((LIBRARY / "models" / "quantization").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "QuantScheme"
+    ]
+    names = [ast.literal_eval(word.value) for call in calls for word in call.keywords if word.arg == "name"]
+    return tuple(name for name in names if name is not None)
 
 
 def _default(value: ast.expr | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .fields import Field, read_fields
+from .fields import Field, read_fields, read_schemes
 
 if TYPE_CHECKING:
     from ..runtime.config import RuntimeConfig
@@ -28,7 +28,7 @@ CacheDir = Annotated[Path | None, typer.Option(help="Where compiled code and con
 CHOICES = {
     "dtype": ("auto", "bfloat16", "float16", "float32", "float64"),
     "device": ("auto", "cpu", "cuda"),
-    "quantization": ("int8",),
+    "quantization": read_schemes(),
     "numerics": ("fast", "exact"),
     "attention": ("auto", "cuda", "triton", "flash_attn", "cpu", "reference"),
     "load_format": ("auto", "dummy"),

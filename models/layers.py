@@ -1,9 +1,8 @@
 """The operations a model is written in: formulas that a compiler fuses, or ops with fixed rounding."""
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, cast
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,16 +17,6 @@ from ..custom_ops.zero_centred_rms_norm.reference import zero_centred_rms_norm
 
 # (layer, query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D], out [T, Hq, D] to be written in place)
 Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
-
-
-SCALE = "%scale"  # behind a projection's name: the name of its scales, where it is quantized
-
-
-class QuantizedWeight(NamedTuple):
-    """A projection as lamina::linear_int8 takes it; nothing but Ops.linear may meet one."""
-
-    values: Tensor  # [out, in] int8
-    scale: Tensor  # [out] float32
 
 
 class Linear(Protocol):
@@ -75,22 +64,3 @@ EXACT_OPS = Ops(
     add_zero_centred_rms_norm=custom_ops.add_zero_centred_rms_norm,
     layer_norm=custom_ops.layer_norm,
 )
-
-
-def join_scales(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Every weight by name as a model's forward takes them: those with scales as a QuantizedWeight."""
-    named = [name.removesuffix(SCALE) for name in weights if name.endswith(SCALE)]
-    scaled = [name for name in named if name in weights and weights[name].dtype == torch.int8]
-    joined = {name: QuantizedWeight(weights[name], weights[name + SCALE]) for name in scaled}
-    return {**weights, **cast(Mapping[str, Tensor], joined)}
-
-
-def taking_quantized(ops: Ops) -> Ops:
-    """The same ops, whose linear takes a QuantizedWeight too."""
-
-    def linear(x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None = None, /) -> Tensor:
-        if isinstance(weight, QuantizedWeight):
-            return custom_ops.linear_int8(x, weight.values, weight.scale, bias)
-        return ops.linear(x, weight, bias)
-
-    return ops._replace(linear=linear)

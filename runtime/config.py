@@ -13,7 +13,7 @@ from ..common.logging import get_logger
 from ..common.names import refuse_unknown
 from ..compiler.config import CompileConfig
 from ..compiler.numerics import MAX_NUM_TOKENS, NUMERICS, Numerics
-from ..models.quantization.int8 import QUANTIZATIONS, Quantization
+from ..models.quantization.scheme import QuantScheme, find_scheme
 from .other_names import SETTINGS
 from .validation import integer, number
 
@@ -63,8 +63,8 @@ class RuntimeConfig:
     """Of weights and KV cache; auto is the checkpoint's, where the device computes fast in it."""
     device: str | torch.device = "auto"
     """Where to run; auto is the first GPU if there is one."""
-    quantization: Quantization | None = None
-    """int8 keeps projections in one byte a weight, on a CPU."""
+    quantization: str | None = None
+    """A scheme for projections by its name: int8 keeps them in one byte a weight, on a CPU."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together at most; otherwise what the checkpoint allows."""
     allow_long_context: bool = False
@@ -136,7 +136,7 @@ class RuntimeConfig:
             raise ConfigError(f"{got}; wanted swap_bytes 0, or the cache, which knows what blocks hold")
         _check_choice("numerics", self.numerics, NUMERICS)
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
-        _check_choice("quantization", self.quantization, (None, *QUANTIZATIONS))
+        find_scheme(self.quantization)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens > MAX_NUM_TOKENS:
             got = f"max_num_batched_tokens is {self.max_num_batched_tokens}"
             raise ConfigError(f"{got}; wanted at most {MAX_NUM_TOKENS}, the bound of compiled pieces")
@@ -185,7 +185,7 @@ class Resolved:
 
     dtype: torch.dtype
     device: torch.device
-    quantization: Quantization | None
+    scheme: QuantScheme  # of projections
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int

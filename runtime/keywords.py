@@ -11,7 +11,6 @@ import torch
 
 from ..compiler.config import CompileConfig
 from ..compiler.numerics import Numerics
-from ..models.quantization.int8 import Quantization
 from .config import LoadFormat
 
 
@@ -23,7 +22,7 @@ class RuntimeSettings(TypedDict, total=False):
     tokenizer: Any
     dtype: str | torch.dtype
     device: str | torch.device
-    quantization: Quantization | None
+    quantization: str | None
     max_model_len: int | None
     allow_long_context: bool
     max_num_seqs: int
@@ -58,7 +57,7 @@ class LLMSettings(TypedDict, total=False):
 
     tokenizer: str | None
     dtype: str | torch.dtype
-    quantization: Quantization | None
+    quantization: str | None
     revision: str | None
     seed: int | None
     block_size: int | None

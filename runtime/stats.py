@@ -1,6 +1,5 @@
 """The figures of a running engine, under names that stay."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
             "overlapped": dict(loaded.overlapped),  # read while the stages above ran; not part of their sum
         },
         "resolved": _resolved_stats(loaded),
-        "quantization": _quantization_stats(loaded),
+        "quantization": loaded.parts.loaded.stats(),
     }
 
 
@@ -53,10 +52,7 @@ def explanation_of(loaded: Loaded) -> str:
     compiled, products = loaded.parts.compiled, loaded.assembled.products
     text = "the model runs eagerly: nothing was compiled" if compiled is None else explain_text(compiled)
     served = ["\nmatrix products:", *(f"  {line}" for line in products)] if products else []
-    quantizer = loaded.parts.quantizer
-    quantized = (
-        [f"\nquantization {loaded.resolved.quantization}: {quantizer.sentence()}"] if quantizer else []
-    )
+    quantized = [f"\n{sentence}" for sentence in loaded.parts.loaded.sentences()]
     late = [f"built in the middle of a request: {what}" for what in loaded.late_builds.events]
     return "\n".join([text, *quantized, *served, *late])
 
@@ -115,19 +111,6 @@ def _swap_stats(assembled: Assembled) -> dict[str, int]:
     }
 
 
-def _quantization_stats(loaded: Loaded) -> dict[str, Any] | None:
-    """What the bytes of the projections differ by from the checkpoint's weights, each and all together."""
-    quantizer = loaded.parts.quantizer
-    if quantizer is None:
-        return None
-    return {
-        "name": loaded.resolved.quantization,
-        "bytes": sum(weight.nbytes for weight in quantizer.weights.values()),
-        "total": asdict(quantizer.total_error()),
-        "tensors": {name: asdict(error) for name, error in quantizer.errors().items()},
-    }
-
-
 def _resolved_stats(loaded: Loaded) -> dict[str, Any]:
     resolved, defaults = loaded.resolved, loaded.defaults
     return {
@@ -139,7 +122,7 @@ def _resolved_stats(loaded: Loaded) -> dict[str, Any]:
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "block_size": resolved.block_size,
         "dtype": str(resolved.dtype).removeprefix("torch."),
-        "quantization": resolved.quantization,
+        "quantization": resolved.scheme.name,
         "attention": loaded.parts.attention.name,
         "products": list(loaded.assembled.products),
         "device": str(resolved.device),

@@ -23,9 +23,8 @@ from ..compiler.passes.graph import Pass
 from ..custom_ops.paged_attention.reference import dense_attention
 from ..custom_ops.rotary_embedding.reference import rotary_embedding
 from ..custom_ops.sample.reference import are_broken
-from ..models.layers import join_scales
 from .config import RuntimeConfig
-from .startup.loader import Found, compile_only, find, quantizer_of, read_weights
+from .startup.loader import Found, compile_only, find, read_weights, with_rope_tables
 from .tokenization.tokenizer import load_tokenizer
 
 logger = get_logger("runtime")
@@ -100,7 +99,7 @@ def verify(
     if config.compile_config is None:
         raise ConfigError("compile is False; wanted True or a CompileConfig, to have anything to verify")
     found = find(config, progress)
-    weights = read_weights(found, quantizer_of(found), progress)
+    weights = with_rope_tables(found, read_weights(found, progress))
     subject = _Subject(found, weights)
     prompts = _token_ids(found, prompts)
     for prompt in prompts:
@@ -141,7 +140,7 @@ class _Subject:
         observed = Observed()
         hidden = forward(*self.inputs(ids), self.attention(observed))
         found = self.found
-        weights = join_scales(self.weights)
+        weights = found.joined(self.weights)
         observed.logits = found.definition.logits(found.model, weights, hidden, found.ops()).float()
         return observed
 

@@ -37,8 +37,8 @@ def _gemm(node: fx.Node) -> Gemm | None:
         kind, weight = ("norm_gated" if args[6] else "norm"), args[4]
     else:
         return None
-    if dtype_of(weight) == torch.int8:
-        return None  # whose kernel is chosen by the number of rows alone
+    if dtype_of(weight) != dtype_of(args[0]):
+        return None  # kept by a quantization scheme, whose kernel is chosen by the number of rows alone
     rows, columns = shape_of(weight)
     if not isinstance(rows, int) or not isinstance(columns, int):
         return None  # as many as there are tokens: no weight

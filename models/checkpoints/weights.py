@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections import deque
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from ...common.errors import LoadError
 from ...common.logging import get_logger
-from ...common.progress import Progress
+from ...common.progress import Progress, say_nothing
 from ..config import ModelConfig
-from ..quantization.int8 import Int8Quantizer
+from ..quantization.scheme import QuantScheme
+from ..quantization.unquantized import UNQUANTIZED
 from ..registry import ModelDefinition, ParameterSpec
+from .loaded_weights import LoadedWeights
 from .shards import Shapes, listed, opened, tensor_shapes
 
 logger = get_logger("models.weights")
@@ -35,47 +38,54 @@ class Slot(NamedTuple):
     is_copy: bool = False  # of a parameter that other tensors fill
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A folder whose tensors are those that its config calls for: where each lies, and where it belongs."""
+
+    specs: Mapping[str, ParameterSpec]
+    files: Mapping[Path, Shapes]
+    slots: Mapping[str, Slot]
+
+
+def read_checkpoint(definition: ModelDefinition, config: ModelConfig, folder: Path) -> Checkpoint:
+    """What the headers of a folder's files say; no weight is read.
+
+    Raises LoadError for a tensor without a place, a place without a tensor, or a shape that the config does
+    not call for.
+    """
+    files = tensor_shapes(folder)
+    shapes = {name: shape for held in files.values() for name, shape in held.items()}
+    slots = check_tensors(definition, config, shapes, folder)
+    return Checkpoint(specs=definition.parameters(config), files=files, slots=slots)
+
+
 def load_weights(
-    definition: ModelDefinition,
-    config: ModelConfig,
-    folder: Path,
+    checkpoint: Checkpoint,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    quantizer: Int8Quantizer | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Tensor]:
-    """Every weight by name; a tensor without a place, or a place without a tensor, is an error.
+    scheme: QuantScheme = UNQUANTIZED,
+    progress: Progress = say_nothing,
+) -> LoadedWeights:
+    """Every weight of a checkpoint, projections as the scheme keeps them.
 
-    A quantizer of the model's parameters takes its projections, and what they became is among the result; a
-    tied one is quantized beside the dense tensor that it is tied to.
+    Raises LoadError for a file that is damaged, or holds something else than its header said.
     """
-    files = tensor_shapes(folder)
-    slots = check_tensors(definition, config, _all_shapes(files), folder)
-    weights = _allocate(definition.parameters(config), dtype, device, quantizer)
+    weights = LoadedWeights(scheme, checkpoint.specs, dtype=dtype, device=device)
+    files, slots = checkpoint.files, checkpoint.slots
     done, total = 0, sum(len(names) for names in files.values())
     for path, names in files.items():
         own = [name for name in names if name in slots and not slots[name].is_copy]
         for name, tensor in _tensors(path, own):
-            _fill(weights, slots[name], _floating(name, tensor, path), quantizer)
+            slot = slots[name]
+            weights.take(slot.parameter, slot.start, _floating(name, tensor, path))
             done += 1
-            if progress is not None:
-                progress("weights", done / total, path.name)
+            progress("weights", done / total, path.name)
     for path, names in files.items():
         copies = {name: slots[name] for name in names if name in slots and slots[name].is_copy}
         _warn_of_ignored_copies(path, copies, weights)
-    if progress is not None:
-        progress("weights", 1.0, "")
+    progress("weights", 1.0, "")
     return weights
-
-
-def check_checkpoint(definition: ModelDefinition, config: ModelConfig, folder: Path) -> None:
-    """LoadError where a folder's tensors are not those that its config calls for; no weight is read."""
-    check_tensors(definition, config, _all_shapes(tensor_shapes(folder)), folder)
-
-
-def _all_shapes(files: Mapping[Path, Shapes]) -> Shapes:
-    return {name: shape for shapes in files.values() for name, shape in shapes.items()}
 
 
 def dummy_weights(
@@ -85,56 +95,23 @@ def dummy_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     seed: int,
-    quantizer: Int8Quantizer | None = None,
-) -> dict[str, Tensor]:
+    scheme: QuantScheme = UNQUANTIZED,
+) -> LoadedWeights:
     """Weights as a new model would have them: norms of one, all else normal with deviation 0.02.
 
-    A quantizer makes of them what it would make of a checkpoint's.
+    The scheme makes of them what it would make of a checkpoint's.
     """
-    specs = definition.parameters(config)
+    weights = LoadedWeights(scheme, definition.parameters(config), dtype=dtype, device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
-    weights = _allocate(specs, dtype, device, quantizer)
-    for name, spec in specs.items():
-        if spec.tied_to:
-            continue
-        is_dense = weights[name].dtype == dtype
-        value = weights[name] if is_dense else torch.empty(spec.shape, dtype=dtype, device=device)
-        if name.endswith("norm"):
-            value.fill_(1.0)
-        else:
-            value.normal_(0.0, 0.02, generator=generator)
-        _fill(weights, Slot(name, 0, spec.shape), value, quantizer)
+    for name, spec in weights.specs.items():
+        if not spec.tied_to:
+            value = weights.room(name)
+            if name.endswith("norm"):
+                value.fill_(1.0)
+            else:
+                value.normal_(0.0, 0.02, generator=generator)
+            weights.take(name, 0, value)
     return weights
-
-
-def _allocate(
-    specs: Mapping[str, ParameterSpec],
-    dtype: torch.dtype,
-    device: torch.device | str,
-    quantizer: Int8Quantizer | None,
-) -> dict[str, Tensor]:
-    """Memory for all, in the order of the specs, tied parameters being the same tensor; scales come last."""
-    quantized = quantizer.weights if quantizer is not None else {}
-    own = {
-        name: torch.empty(spec.shape, dtype=dtype, device=device)
-        for name, spec in specs.items()
-        if not spec.tied_to and name not in quantized
-    } | quantized
-    ordered = {name: own[name if name in own else str(spec.tied_to)] for name, spec in specs.items()}
-    return {**ordered, **own}
-
-
-def _fill(
-    weights: Mapping[str, Tensor],
-    slot: Slot,
-    tensor: Tensor,
-    quantizer: Int8Quantizer | None,
-) -> None:
-    """Put a tensor where it belongs, and where a quantized projection is tied to it."""
-    if quantizer is None or slot.parameter not in quantizer.weights:
-        _rows(weights, slot).copy_(tensor)
-    if quantizer is not None:
-        quantizer.take(slot.parameter, slot.start, tensor)
 
 
 def _slots(specs: Mapping[str, ParameterSpec]) -> dict[str, Slot]:
@@ -214,13 +191,10 @@ def _floating(name: str, tensor: Tensor, path: Path) -> Tensor:
     return tensor
 
 
-def _rows(weights: Mapping[str, Tensor], slot: Slot) -> Tensor:
-    return weights[slot.parameter].narrow(0, slot.start, slot.shape[0])
-
-
-def _warn_of_ignored_copies(path: Path, slots: Mapping[str, Slot], weights: Mapping[str, Tensor]) -> None:
+def _warn_of_ignored_copies(path: Path, slots: Mapping[str, Slot], weights: LoadedWeights) -> None:
     for name, tensor in _tensors(path, list(slots)):
-        kept = _rows(weights, slots[name])
+        slot = slots[name]
+        kept = weights.rows(slot.parameter, slot.start, slot.shape[0])
         if not torch.equal(_floating(name, tensor, path).to(kept.dtype), kept.cpu()):
             logger.warning(
                 "%s in %s differs from the embedding it is tied to; the embedding is used", name, path.name

@@ -19,9 +19,9 @@ from ...compiler.execution.plan import BoundPlan, Compiled, Plan
 from ...compiler.passes.gemms import Gemm
 from ...custom_ops import linear
 from ...custom_ops._shared import registry
+from ...models.checkpoints.loaded_weights import LoadedWeights
 from ...models.config import ModelConfig
-from ...models.layers import Ops, join_scales, taking_quantized
-from ...models.quantization.int8 import Int8Quantizer
+from ...models.layers import Ops
 from ...models.registry import ModelDefinition
 from ..config import TOKENS_BESIDE_DECODE, Resolved, RuntimeConfig
 from ..engine.engine_core import EngineCore
@@ -59,8 +59,8 @@ class Parts:
     resolved: Resolved
     attention: AttentionBackend
     compiled: Compiled | None
-    weights: dict[str, Tensor]
-    quantizer: Int8Quantizer | None  # knows what its bytes differ by
+    loaded: LoadedWeights
+    weights: Mapping[str, Tensor]  # the same by name, and the rope tables
     ops: Ops
     num_valid_ids: int  # ids from here on are padding of the vocabulary
 
@@ -230,7 +230,7 @@ def _runner(parts: Parts, resolved: Resolved, graphs: CudaGraphs | None) -> Mode
         call_graphs = CpuCallGraphs(forward)
     return ModelRunner(
         forward=forward,
-        logits=partial(_logits, definition, model, join_scales(parts.weights), _ops_of_logits(parts)),
+        logits=partial(_logits, definition, model, _joined(parts), _ops_of_logits(parts)),
         attention=_attention(parts, caches, groups),
         input_batch=input_batch,
         num_valid_ids=parts.num_valid_ids,
@@ -268,7 +268,7 @@ def _forward(parts: Parts) -> Forward:
     if parts.compiled is not None:
         return parts.compiled.plan.bind(parts.weights, parts.resolved.device)
 
-    num_layers, weights = parts.model.num_layers, join_scales(parts.weights)
+    num_layers, weights = parts.model.num_layers, _joined(parts)
 
     def eager(token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
         once = each_layer_once(attend, num_layers)
@@ -279,8 +279,12 @@ def _forward(parts: Parts) -> Forward:
 
 def _ops_of_logits(parts: Parts) -> Ops:
     """The model's, but the LM head's product is never left to torch: kernels for few rows are ours."""
-    ops = parts.ops._replace(linear=linear)
-    return ops if parts.resolved.quantization is None else taking_quantized(ops)
+    return parts.resolved.scheme.ops(parts.ops._replace(linear=linear))
+
+
+def _joined(parts: Parts) -> Mapping[str, Tensor]:
+    """The weights as the model's functions take them."""
+    return parts.resolved.scheme.joiner(parts.loaded.specs)(parts.weights)
 
 
 def _logits(

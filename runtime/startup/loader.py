@@ -25,11 +25,12 @@ from ...custom_ops._shared.ledger import LEDGER, watched
 from ...custom_ops._shared.triton_cache import keep_triton_kernels
 from ...models import rope
 from ...models.checkpoints.gguf import config_of_gguf
+from ...models.checkpoints.loaded_weights import LoadedWeights
 from ...models.checkpoints.source import resolve_source
-from ...models.checkpoints.weights import check_checkpoint, dummy_weights, load_weights
+from ...models.checkpoints.weights import Checkpoint, dummy_weights, load_weights, read_checkpoint
 from ...models.config import GenerationDefaults, ModelConfig, read_generation_config, read_model_config
-from ...models.layers import EXACT_OPS, FAST_OPS, SCALE, Ops, join_scales, taking_quantized
-from ...models.quantization.int8 import Int8Quantizer, check_quantization, quantized_names
+from ...models.layers import EXACT_OPS, FAST_OPS, Ops
+from ...models.quantization.scheme import find_scheme
 from ...models.registry import ModelDefinition, find_model
 from .. import IMPORT_STARTED
 from ..config import Resolved, RuntimeConfig
@@ -129,6 +130,7 @@ class Found:
     model: ModelConfig
     definition: ModelDefinition
     defaults: GenerationDefaults
+    checkpoint: Checkpoint | None  # None: weights are made up
     resolved: Resolved
 
     def program(self) -> Program:
@@ -137,7 +139,11 @@ class Found:
 
     def ops(self) -> Ops:
         """The operations that the model is written in, by its numerics."""
-        return _ops(self.config)
+        return self.resolved.scheme.ops(_ops(self.config))
+
+    def joined(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The weights as the model's functions take them."""
+        return self.resolved.scheme.joiner(self.definition.parameters(self.model))(weights)
 
     def piece_factors(self) -> dict[str, Any]:
         """What a compiled piece depends on beside its graph."""
@@ -164,9 +170,9 @@ def find(config: RuntimeConfig, progress: Progress) -> Found:
         settle_threads()  # first of all: code that is generated counts on it
     folder = _find_folder(config, store, device, progress)
     model, definition, defaults = _read_configs(folder, config)
-    if config.load_format != "dummy":
-        check_checkpoint(definition, model, folder)
-    check_quantization(config.quantization, definition.parameters(model), device)
+    is_dummy = config.load_format == "dummy"
+    checkpoint = None if is_dummy else read_checkpoint(definition, model, folder)
+    find_scheme(config.quantization).check(definition.parameters(model), device)
     return Found(
         config=config,
         store=store,
@@ -174,6 +180,7 @@ def find(config: RuntimeConfig, progress: Progress) -> Found:
         model=model,
         definition=definition,
         defaults=defaults,
+        checkpoint=checkpoint,
         resolved=resolve(config, model, resolve_dtype(config.dtype, model.dtype, device), device),
     )
 
@@ -188,12 +195,9 @@ def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
     found = find(config, progress)
     folder, model, definition, resolved = found.folder, found.model, found.definition, found.resolved
     _say_what_fits(size(config, model, resolved), is_asked_for=config.max_model_len is not None)
-    quantizer = quantizer_of(found)
     watch.lap("config")
     with ThreadPoolExecutor(max_workers=2) as pool:
-        weights_read = pool.submit(
-            watch.overlap, "weights", partial(read_weights, found, quantizer, progress)
-        )
+        weights_read = pool.submit(watch.overlap, "weights", partial(read_weights, found, progress))
         read = partial(load_tokenizer, folder, override=config.tokenizer)
         tokenizer_read = pool.submit(watch.overlap, "tokenizer", read)
         attention = _attention(found)
@@ -209,8 +213,8 @@ def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
         watch.lap("compile")
         watch.split("compile", compiled.seconds if compiled else {})
         weights = weights_read.result()
-        if quantizer is not None:
-            logger.info("quantization %s: %s", resolved.quantization, quantizer.sentence())
+        for sentence in weights.sentences():
+            logger.info("%s", sentence)
         watch.lap("weights")
         tokenizer = tokenizer_read.result()
         watch.lap("tokenizer")
@@ -221,9 +225,9 @@ def _load(config: RuntimeConfig, progress: Progress) -> Loaded:
         resolved=resolved,
         attention=attention,
         compiled=compiled,
-        weights=weights,
-        quantizer=quantizer,
-        ops=_ops(config),
+        loaded=weights,
+        weights=with_rope_tables(found, weights),
+        ops=found.ops(),
         num_valid_ids=min(model.vocab_size, tokenizer.size) if tokenizer else model.vocab_size,
     )
     assembled = assemble(parts, found.store, progress, watch)
@@ -295,46 +299,34 @@ def _read_configs(
 
 
 def _ops(config: RuntimeConfig) -> Ops:
-    ops = EXACT_OPS if config.numerics == "exact" else FAST_OPS
-    return ops if config.quantization is None else taking_quantized(ops)
+    return EXACT_OPS if config.numerics == "exact" else FAST_OPS
 
 
-def read_weights(found: Found, quantizer: Int8Quantizer | None, progress: Progress) -> dict[str, Tensor]:
-    """The weights and the rope tables."""
-    config, folder, model, definition = found.config, found.folder, found.model, found.definition
+def read_weights(found: Found, progress: Progress) -> LoadedWeights:
+    """The weights, projections as their scheme keeps them."""
     resolved = found.resolved
-    dtype, device = resolved.dtype, resolved.device
-    into: dict[str, Any] = {"dtype": dtype, "device": device, "quantizer": quantizer}
+    into: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device, "scheme": resolved.scheme}
     try:
-        if config.load_format == "dummy":
-            weights = dummy_weights(definition, model, seed=config.seed, **into)
-        else:
-            weights = load_weights(definition, model, folder, progress=progress, **into)
+        if found.checkpoint is None:
+            return dummy_weights(found.definition, found.model, seed=found.config.seed, **into)
+        return load_weights(found.checkpoint, progress=progress, **into)
     except torch.OutOfMemoryError as error:
         raise LoadError(
-            f"the weights of {folder} do not fit on {device}: {error}; use a smaller dtype"
+            f"the weights of {found.folder} do not fit on {resolved.device}: {error}; use a smaller dtype"
         ) from error
-    max_model_len = resolved.max_model_len
-    return weights | rope.rotation_tables(model, max_model_len=max_model_len, dtype=dtype, device=device)
 
 
-def quantizer_of(found: Found) -> Int8Quantizer | None:
-    """What quantizes the weights while they are read, None where none is asked for."""
-    if found.resolved.quantization is None:
-        return None
-    return Int8Quantizer(found.definition.parameters(found.model), found.resolved.device)
+def with_rope_tables(found: Found, weights: LoadedWeights) -> dict[str, Tensor]:
+    """Every tensor that the model's functions read, by name."""
+    resolved = found.resolved
+    into: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device}
+    tables = rope.rotation_tables(found.model, max_model_len=resolved.max_model_len, **into)
+    return weights.by_name | tables
 
 
 def parameter_table(model: ModelConfig, definition: ModelDefinition, resolved: Resolved) -> ParameterTable:
     """Shape and dtype of every tensor that the forward may read."""
-    specs = definition.parameters(model)
-    table = {name: (spec.shape, resolved.dtype) for name, spec in specs.items()}
-    if resolved.quantization is not None:
-        for name in quantized_names(specs):
-            table |= {
-                name: (specs[name].shape, torch.int8),
-                name + SCALE: (specs[name].shape[:1], torch.float32),
-            }
+    table = resolved.scheme.parameter_table(definition.parameters(model), resolved.dtype)
     wide = torch.float64 if resolved.dtype == torch.float64 else torch.float32
     rotation = rope.rotation_shapes(model, resolved.max_model_len)
     return table | {name: (shape, wide) for name, shape in rotation.items()}
@@ -361,10 +353,11 @@ def _compile(found: Found, progress: Progress) -> Compiled | None:
 def _program(
     model: ModelConfig, definition: ModelDefinition, config: RuntimeConfig, resolved: Resolved
 ) -> Program:
-    ops = _ops(config)
+    ops = resolved.scheme.ops(_ops(config))
+    join = resolved.scheme.joiner(definition.parameters(model))
 
     def forward(weights: Mapping[str, Tensor], token_ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
-        return definition.forward(model, join_scales(weights), token_ids, positions, attend, ops)
+        return definition.forward(model, join(weights), token_ids, positions, attend, ops)
 
     return Program(
         forward=forward,

@@ -13,7 +13,8 @@ import torch
 from ...common.errors import ConfigError
 from ...compiler.torch_internals.torch_compat import cpu_has_bfloat16_units
 from ...models.config import ModelConfig
-from ...models.quantization.int8 import Quantization
+from ...models.quantization.scheme import QuantScheme
+from ...models.quantization.unquantized import UNQUANTIZED
 from ...models.registry import find_model
 from ...models.rope import rotation_shapes
 from ..worker.slabs import slots_within
@@ -110,7 +111,7 @@ def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: flo
     per_request = -(-resolved.max_model_len // resolved.block_size)
     wanted = resolved.max_num_seqs * per_request + 1
     available = available_bytes(resolved.device)
-    weights = weight_bytes(model, resolved.dtype, resolved.quantization)
+    weights = weight_bytes(model, resolved.dtype, resolved.scheme)
     budget = int(available * memory_fraction) - weights - adjusting_bytes(resolved, model)
     if resolved.device.type == "cpu":
         budget = min(budget, CPU_CACHE_BYTES)
@@ -127,7 +128,7 @@ def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: flo
 def check_weights_and_rope(resolved: "Resolved", model: ModelConfig) -> None:
     """ConfigError, naming the field, where a size that config.json gives is beyond what is available."""
     available = available_bytes(resolved.device)
-    weights = weight_bytes(model, resolved.dtype, resolved.quantization)
+    weights = weight_bytes(model, resolved.dtype, resolved.scheme)
     shapes = rotation_shapes(model, resolved.max_model_len).values()
     angles = sum(4 * rows * columns for rows, columns in shapes)
     if weights > available:
@@ -181,14 +182,12 @@ def blocks_left(
     return blocks
 
 
-def weight_bytes(model: ModelConfig, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
+def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: QuantScheme = UNQUANTIZED) -> int:
     """Bytes of the weights, to the accuracy that sizing needs."""
-    per_layer = weights_of_layer(model)
     embedding = model.vocab_size * model.hidden_size
-    if quantization is not None:  # the LM head has bytes of its own, tied or not
-        return model.num_layers * per_layer + embedding + embedding * dtype.itemsize
-    embeddings = embedding if model.tie_word_embeddings else 2 * embedding
-    return (model.num_layers * per_layer + embeddings) * dtype.itemsize
+    is_shared = model.tie_word_embeddings and scheme.is_dense  # by the LM head
+    projections = model.num_layers * weights_of_layer(model) + (0 if is_shared else embedding)
+    return scheme.weight_bytes(projections, dtype) + embedding * dtype.itemsize
 
 
 def weights_of_layer(model: ModelConfig) -> int:

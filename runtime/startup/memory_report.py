@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from ...models.config import ModelConfig
-from ...models.quantization.int8 import Quantization
 from ..config import Resolved, RuntimeConfig
 from . import memory
 
@@ -17,8 +16,8 @@ class Sizing:
 
     device: torch.device
     dtype: torch.dtype
-    quantization: Quantization | None
     weight_bytes: int
+    narrow_weight_bytes: int  # in two bytes each, where the scheme does not say otherwise
     available_bytes: int  # free now, before the weights are read
     adjusting_bytes: int  # kept for penalties on a card
     token_bytes: int  # keys and values of one token
@@ -66,8 +65,7 @@ class Sizing:
                 yield f"num_kv_blocks={wanted // (self.token_bytes * self.block_size)}"
             elif fraction > self.memory_fraction:
                 yield f"memory_fraction={min(1.0, fraction + 0.005):.2f}"
-        weights = self.weight_bytes // 2 if self.quantization is None else self.weight_bytes
-        left = int(self.available_bytes * self.memory_fraction) - weights - kept
+        left = int(self.available_bytes * self.memory_fraction) - self.narrow_weight_bytes - kept
         budget = min(left, memory.CPU_CACHE_BYTES) if is_cpu else left
         if self.dtype.itemsize == 4 and wanted // 2 <= budget:
             yield "dtype='bfloat16'"
@@ -78,8 +76,8 @@ def size(config: RuntimeConfig, model: ModelConfig, resolved: Resolved) -> Sizin
     return Sizing(
         device=resolved.device,
         dtype=resolved.dtype,
-        quantization=resolved.quantization,
-        weight_bytes=memory.weight_bytes(model, resolved.dtype, resolved.quantization),
+        weight_bytes=memory.weight_bytes(model, resolved.dtype, resolved.scheme),
+        narrow_weight_bytes=memory.weight_bytes(model, torch.bfloat16, resolved.scheme),
         available_bytes=memory.available_bytes(resolved.device),
         adjusting_bytes=memory.adjusting_bytes(resolved, model),
         token_bytes=memory.block_bytes(model, 1, resolved.dtype),

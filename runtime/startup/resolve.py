@@ -9,6 +9,7 @@ from ...common.errors import ConfigError, UnsupportedError, shown
 from ...common.logging import get_logger, log_once
 from ...compiler.numerics import MAX_NUM_TOKENS
 from ...models.config import ModelConfig
+from ...models.quantization.scheme import find_scheme
 from ..config import DTYPES, Resolved, RuntimeConfig
 from ..worker.slabs import taken_bytes
 from . import memory
@@ -66,7 +67,7 @@ def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, devic
     resolved = Resolved(
         dtype=dtype,
         device=device,
-        quantization=config.quantization,
+        scheme=find_scheme(config.quantization),
         max_model_len=max_model_len,
         max_num_seqs=min(config.max_num_seqs, max_num_batched_tokens),  # each takes a token of a step
         max_num_batched_tokens=max_num_batched_tokens,

@@ -77,7 +77,7 @@ def serving_factors(
     return {
         **(plan or {"plan": "eager"}),
         "dtype": str(resolved.dtype),
-        "quantization": resolved.quantization,
+        "quantization": resolved.scheme.name,
         "attention": config.attention,
         "sizes": [resolved.max_num_seqs, resolved.max_num_batched_tokens, resolved.max_model_len],
         "block_size": resolved.block_size,

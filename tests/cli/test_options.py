@@ -13,7 +13,7 @@ from lamina import Runtime
 from lamina.cli import app, options
 from lamina.compiler.numerics import NUMERICS
 from lamina.custom_ops._shared import registry
-from lamina.models.quantization.int8 import QUANTIZATIONS
+from lamina.models.quantization.scheme import scheme_names
 from lamina.runtime import config
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.sampling_params import SamplingParams
@@ -33,7 +33,7 @@ def test_choices_are_those_of_the_library():
     truth = {
         "dtype": ("auto", *config.DTYPES),
         "device": ("auto", "cpu", "cuda"),
-        "quantization": tuple(QUANTIZATIONS),
+        "quantization": scheme_names(),
         "numerics": NUMERICS,
         "attention": ("auto", *registry.providers("paged_attention")),
         "load_format": get_args(config.LoadFormat),

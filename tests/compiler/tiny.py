@@ -72,7 +72,7 @@ def make_tiny(*, dtype: torch.dtype = torch.float32, exact: bool = False, **size
     """A TINY model with some sizes changed."""
     config = ModelConfig(**SIZES | sizes)
     ops = EXACT_OPS if exact else FAST_OPS
-    weights = dummy_weights(find_model(config.architecture), config, dtype=dtype, device=CPU, seed=0)
+    weights = dummy_weights(find_model(config.architecture), config, dtype=dtype, device=CPU, seed=0).by_name
     weights |= rotation_tables(config, max_model_len=256, dtype=dtype, device=CPU)
     program = Program(
         forward=partial(_forward, config, ops),

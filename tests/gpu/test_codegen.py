@@ -61,7 +61,7 @@ def compiled(store):
 
 @pytest.fixture(scope="module")
 def weights():
-    values = dummy_weights(LLAMA, CONFIG, dtype=torch.bfloat16, device=CARD, seed=0)
+    values = dummy_weights(LLAMA, CONFIG, dtype=torch.bfloat16, device=CARD, seed=0).by_name
     tables = rope_tables(CONFIG, max_model_len=8192, dtype=torch.bfloat16, device=CARD)
     return values | dict(zip(("rope_cos", "rope_sin"), tables, strict=True))
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lamina.custom_ops.paged_attention.reference import dense_attention
-from lamina.models.checkpoints.weights import load_weights
+from lamina.models.checkpoints.weights import load_weights, read_checkpoint
 from lamina.models.config import read_model_config
-from lamina.models.layers import FAST_OPS, Ops, join_scales, taking_quantized
-from lamina.models.quantization.int8 import Int8Quantizer
+from lamina.models.layers import FAST_OPS, Ops
+from lamina.models.quantization.scheme import find_scheme
 from lamina.models.registry import find_model
 from lamina.models.rope import rotation_tables
 
@@ -34,8 +34,8 @@ def _logits(
 ) -> Tensor:
     config = read_model_config(folder)
     model = find_model(config.architecture)
-    quantizer = Int8Quantizer(model.parameters(config), "cpu") if quantized else None
-    weights = load_weights(model, config, folder, dtype=dtype, device="cpu", quantizer=quantizer)
+    checkpoint, scheme = read_checkpoint(model, config, folder), find_scheme("int8" if quantized else None)
+    weights = load_weights(checkpoint, dtype=dtype, device="cpu", scheme=scheme).by_name
     config = dataclasses.replace(config, **config_changes or {})
     length = max_model_len or len(token_ids)
     weights |= rotation_tables(config, max_model_len=length, dtype=dtype, device="cpu")
@@ -52,7 +52,7 @@ def _logits(
         torch.tensor(token_ids, dtype=torch.int32),
         torch.arange(len(token_ids), dtype=torch.int32),
     )
-    joined, ops = join_scales(weights), taking_quantized(ops)
+    joined, ops = scheme.joiner(checkpoint.specs)(weights), scheme.ops(ops)
     with torch.inference_mode():
         return model.logits(config, joined, model.forward(config, joined, ids, positions, attend, ops), ops)
 

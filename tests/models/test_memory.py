@@ -31,26 +31,28 @@ from pathlib import Path
 import gguf, torch
 from lamina.common.store import Store
 from lamina.models import ParameterSpec, find_model
-from lamina.models.checkpoints import gguf_file, weights
-from lamina.models.quantization import int8 as quantization
+from lamina.models.checkpoints import gguf_file, loaded_weights, weights
+from lamina.models.quantization.scheme import find_scheme
 from lamina.models.config import read_model_config
 from lamina.models.checkpoints.source import resolve_source
 
 def memory(name):
     return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
-weights.MAPPED_BYTES, gguf_file.CHUNK_ELEMENTS, quantization.CHUNK_ELEMENTS = 1 << 22, 1 << 18, 1 << 16
+weights.MAPPED_BYTES, gguf_file.CHUNK_ELEMENTS, loaded_weights.CHUNK_ELEMENTS = 1 << 22, 1 << 18, 1 << 16
 gguf.dequantize(gguf.quantize(torch.zeros(1, 32).numpy(), gguf.GGMLQuantizationType.Q8_0),
                 gguf.GGMLQuantizationType.Q8_0)
 small = ParameterSpec(shape=(64, 64), sources=("w",), projection=True)
-quantization.Int8Quantizer({"w": small}, "cpu").take("w", 0, torch.ones(64, 64, dtype=torch.bfloat16))
+into = {"dtype": torch.bfloat16, "device": "cpu"}
+scheme = find_scheme("int8" if sys.argv[3:] else None)
+ones = torch.ones(64, 64, dtype=torch.bfloat16)
+loaded_weights.LoadedWeights(find_scheme("int8"), {"w": small}, **into).take("w", 0, ones)
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
 folder = resolve_source(sys.argv[1], store=Store(Path(sys.argv[2])))
 config = read_model_config(folder)
 model = find_model(config.architecture)
-quantizer = quantization.Int8Quantizer(model.parameters(config), "cpu") if sys.argv[3:] else None
-held = weights.load_weights(model, config, folder, dtype=torch.bfloat16, device="cpu", quantizer=quantizer)
+held = weights.load_weights(weights.read_checkpoint(model, config, folder), scheme=scheme, **into).by_name
 print(memory("VmHWM") - before, sum(weight.nbytes for weight in held.values()))
 """
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from lamina.common.errors import ConfigError
 from lamina.custom_ops.paged_attention.reference import dense_attention
 from lamina.models import ParameterSpec, find_model
-from lamina.models.checkpoints.weights import load_weights
+from lamina.models.checkpoints.weights import load_weights, read_checkpoint
 from lamina.models.config import ModelConfig, read_model_config
 from lamina.models.layers import FAST_OPS, Ops
 from lamina.models.registry import ModelDefinition
@@ -90,7 +90,7 @@ def test_two_devices_with_their_shares_compute_the_logits_of_one(name: str, tmp_
     config = read_model_config(folder)
     model = find_model(config.architecture)
     into: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
-    weights = load_weights(model, config, folder, **into)
+    weights = load_weights(read_checkpoint(model, config, folder), **into).by_name
     weights |= rotation_tables(config, max_model_len=len(PROMPT), **into)
     one_device = partial(run_share, model=model, config=config, weights=weights, add=Sum())
     with ThreadPoolExecutor(NUM_DEVICES) as pool:

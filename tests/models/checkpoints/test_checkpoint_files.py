@@ -18,7 +18,7 @@ from lamina import Runtime, SamplingParams
 from lamina.common.errors import ConfigError, LoadError
 from lamina.common.store import Store
 from lamina.models.checkpoints.source import resolve_source
-from lamina.models.checkpoints.weights import check_checkpoint
+from lamina.models.checkpoints.weights import read_checkpoint
 from lamina.models.config import ModelConfig, read_generation_config, read_model_config
 
 from .test_weights import Run, load
@@ -206,7 +206,7 @@ def test_sizes_are_those_of_the_tensors_or_refused_by_name(tiny_folder: Path, si
     config = json.loads((tiny_folder / "config.json").read_text())
     try:
         model = ModelConfig.from_dict(config | sizes)
-        check_checkpoint(_definition(model), model, tiny_folder)
+        read_checkpoint(_definition(model), model, tiny_folder)
     except (ConfigError, LoadError):
         return
     read = read_model_config(tiny_folder)

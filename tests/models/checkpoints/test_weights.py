@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lamina.common.errors import LoadError
 from lamina.models.checkpoints import weights as weights_module
-from lamina.models.checkpoints.weights import dummy_weights, load_weights
+from lamina.models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
 from lamina.models.config import read_model_config
 from lamina.models.registry import find_model
 
@@ -27,7 +27,8 @@ PROMPT = [1, 17, 300, 42]
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, **kwargs: Any) -> dict[str, Tensor]:
     config = read_model_config(folder)
-    return load_weights(find_model(config.architecture), config, folder, dtype=dtype, device="cpu", **kwargs)
+    checkpoint = read_checkpoint(find_model(config.architecture), config, folder)
+    return load_weights(checkpoint, dtype=dtype, device="cpu", **kwargs).by_name
 
 
 @pytest.fixture
@@ -243,7 +244,7 @@ def test_real_and_dummy_weights_have_the_same_names_shapes_and_dtypes(
     config = read_model_config(folder)
     model = find_model(config.architecture)
     real = load(folder, torch.bfloat16)
-    dummy = dummy_weights(model, config, dtype=torch.bfloat16, device="cpu", seed=0)
+    dummy = dummy_weights(model, config, dtype=torch.bfloat16, device="cpu", seed=0).by_name
 
     def described(weights: dict[str, Tensor]) -> dict[str, Any]:
         return {name: (tensor.shape, tensor.stride(), tensor.dtype) for name, tensor in weights.items()}
@@ -256,7 +257,8 @@ def test_dummy_weights_follow_from_the_seed(tiny_folder: Path) -> None:
     config = read_model_config(tiny_folder)
     model = find_model(config.architecture)
     first, again, other = (
-        dummy_weights(model, config, dtype=torch.float32, device="cpu", seed=seed) for seed in (1, 1, 2)
+        dummy_weights(model, config, dtype=torch.float32, device="cpu", seed=seed).by_name
+        for seed in (1, 1, 2)
     )
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["layers.0.qkv"], other["layers.0.qkv"])

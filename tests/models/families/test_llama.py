@@ -164,7 +164,7 @@ def test_attention_is_called_once_a_layer_in_order_and_values_may_be_views(tiny_
 
     config = read_model_config(tiny_folder)
     model = find_model(config.architecture)
-    weights = dummy_weights(model, config, dtype=torch.float32, device="cpu", seed=0)
+    weights = dummy_weights(model, config, dtype=torch.float32, device="cpu", seed=0).by_name
     weights["rope_cos"], weights["rope_sin"] = rope_tables(
         config, max_model_len=8, dtype=torch.float32, device="cpu"
     )

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from lamina.common.errors import LoadError, UnsupportedError
 from lamina.common.store import Store
+from lamina.models.checkpoints import loaded_weights
 from lamina.models.checkpoints.gguf import convert_gguf
-from lamina.models.checkpoints.weights import dummy_weights, load_weights
+from lamina.models.checkpoints.loaded_weights import LoadedWeights
+from lamina.models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
 from lamina.models.config import read_model_config
-from lamina.models.layers import SCALE
-from lamina.models.quantization import int8 as quantization
-from lamina.models.quantization.int8 import Int8Quantizer, check_quantization, quantized_names
+from lamina.models.quantization.int8 import INT8
+from lamina.models.quantization.unquantized import UNQUANTIZED
 from lamina.models.registry import ParameterSpec, find_model
 
 from ...families import FAMILIES, oracle, oracle_logits
@@ -29,19 +30,21 @@ CPU = torch.device("cpu")
 PROMPT = [(37 * i) % 317 + 3 for i in range(24)]
 
 
-def load(folder: Path) -> tuple[dict[str, Tensor], Int8Quantizer]:
+SCALE = "%scale"  # behind a projection's name
+
+
+def load(folder: Path) -> tuple[dict[str, Tensor], LoadedWeights]:
     config = read_model_config(folder)
-    model = find_model(config.architecture)
-    quantizer = Int8Quantizer(model.parameters(config), CPU)
-    into: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "quantizer": quantizer}
-    return load_weights(model, config, folder, **into), quantizer
+    checkpoint = read_checkpoint(find_model(config.architecture), config, folder)
+    loaded = load_weights(checkpoint, dtype=torch.float32, device=CPU, scheme=INT8)
+    return loaded.by_name, loaded
 
 
-def quantize(rows: Tensor) -> tuple[Tensor, Tensor, Int8Quantizer]:
+def quantize(rows: Tensor) -> tuple[Tensor, Tensor, LoadedWeights]:
     specs = {"w": ParameterSpec(shape=tuple(rows.shape), sources=("w",), projection=True)}
-    quantizer = Int8Quantizer(specs, CPU)
-    quantizer.take("w", 0, rows)
-    return quantizer.weights["w"], quantizer.weights["w" + SCALE], quantizer
+    loaded = LoadedWeights(INT8, specs, dtype=rows.dtype, device=CPU)
+    loaded.take("w", 0, rows)
+    return loaded.by_name["w"], loaded.by_name["w" + SCALE], loaded
 
 
 @given(
@@ -57,7 +60,7 @@ def test_no_weight_is_off_by_more_than_half_a_step_and_the_error_told_is_the_err
     rows = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent).to(dtype)
     rows[0] = 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantization, "CHUNK_ELEMENTS", chunk)
+        patch.setattr(loaded_weights, "CHUNK_ELEMENTS", chunk)
         values, scale, quantizer = quantize(rows)
     assert torch.equal(values.abs().amax(dim=1), torch.where(rows.abs().amax(dim=1) > 0, 127, 0))
     error = values.double() * scale.double()[:, None] - rows.double()
@@ -113,10 +116,8 @@ def test_invented_weights_are_quantized_like_a_checkpoints(tiny_folder: Path) ->
     config = read_model_config(tiny_folder)
     model = find_model(config.architecture)
     into: dict[str, Any] = {"dtype": torch.bfloat16, "device": CPU, "seed": 3}
-    quantizer = Int8Quantizer(model.parameters(config), CPU)
     dense, bytes_ = (
-        dummy_weights(model, config, **into),
-        dummy_weights(model, config, quantizer=quantizer, **into),
+        dummy_weights(model, config, scheme=scheme, **into).by_name for scheme in (UNQUANTIZED, INT8)
     )
     assert torch.equal(bytes_["layers.1.down"], quantize(dense["layers.1.down"])[0])
     assert torch.equal(bytes_["embedding"], dense["embedding"])
@@ -130,21 +131,21 @@ def test_weights_that_are_not_finite_are_refused_by_name(tiny_folder: Path, chan
         load(changed(tiny_folder, tensors={name: tensor}))
 
 
-def test_a_card_is_refused_by_name(tiny_folder: Path) -> None:
+def test_a_gpu_is_refused_by_name(tiny_folder: Path) -> None:
     config = read_model_config(tiny_folder)
     specs = find_model(config.architecture).parameters(config)
-    check_quantization("int8", specs, CPU)
-    check_quantization(None, specs, torch.device("cuda"))
+    INT8.check(specs, CPU)
+    UNQUANTIZED.check(specs, torch.device("cuda"))
     with pytest.raises(
         UnsupportedError, match=r"quantization is 'int8'.*device is 'cuda'.*quantization=None"
     ):
-        check_quantization("int8", specs, torch.device("cuda"))
+        INT8.check(specs, torch.device("cuda"))
 
 
 def test_a_model_that_declares_no_projection_is_refused() -> None:
     specs = {"script": ParameterSpec(shape=(4, 4), sources=("script",))}
     with pytest.raises(UnsupportedError, match="declares no projection"):
-        check_quantization("int8", specs, CPU)
+        INT8.check(specs, CPU)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -156,7 +157,7 @@ def test_every_family_declares_its_projections_and_computes_with_their_bytes(
     model = oracle(folder, family.architecture)
     config = read_model_config(folder)
     specs = find_model(family.architecture).parameters(config)
-    assert set(quantized_names(specs)) == {n for n, s in specs.items() if len(s.shape) == 2} - {"embedding"}
+    assert set(INT8.quantized(specs)) == {n for n, s in specs.items() if len(s.shape) == 2} - {"embedding"}
     dequantize(model)
     torch.testing.assert_close(
         logits_of(folder, PROMPT, quantized=True), oracle_logits(model, PROMPT), rtol=1e-4, atol=1e-4

@@ -1,0 +1,138 @@
+"""Every weight of a model in memory, filled as rows come in, and what keeping projections so costs."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...common.errors import LoadError
+from ..quantization.scheme import QuantScheme
+from ..registry import ParameterSpec
+
+CHUNK_ELEMENTS = 1 << 22  # of a projection that are worked on at once, in float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantizationError:
+    """How far what is kept of a tensor is from the checkpoint's weights."""
+
+    relative_rms: float  # root of the mean square of the error, by that of the weights
+    max_error: float  # the largest error of a weight, in the weights' own unit
+
+
+@dataclass(slots=True)
+class _Sums:
+    error: float = 0.0  # of squares
+    weight: float = 0.0
+    max_error: float = 0.0
+
+    def summary(self) -> QuantizationError:
+        relative = math.sqrt(self.error / self.weight) if self.weight else 0.0
+        return QuantizationError(relative_rms=relative, max_error=self.max_error)
+
+
+class LoadedWeights:
+    """Memory for every parameter, which takes rows in any order: projections become what the scheme keeps.
+
+    What is kept of a row depends on that row alone, and no more than a chunk of rows is ever held in a wider
+    type. A tied parameter is the same tensor as the other, unless it is a projection that is kept otherwise.
+    """
+
+    def __init__(
+        self,
+        scheme: QuantScheme,
+        specs: Mapping[str, ParameterSpec],
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        tables, names = scheme.tables(specs, dtype), scheme.quantized(specs)
+        self.specs, self.dtype, self.device = specs, dtype, torch.device(device)
+        self._scheme = scheme
+        self._parts = {name: tuple(tables[name]) for name in names}
+        self._sums = {name: _Sums() for name in names}
+        self._tied = {specs[name].tied_to: name for name in names if specs[name].tied_to}
+        shared = {name: spec.tied_to for name, spec in specs.items() if spec.tied_to and name not in names}
+        own = {
+            name: torch.empty(shape, dtype=kind, device=device)
+            for name, (shape, kind) in scheme.parameter_table(specs, dtype).items()
+            if name not in shared
+        }
+        ordered = {name: own[shared.get(name) or name] for name in specs}
+        self.by_name: dict[str, Tensor] = {**ordered, **own}
+
+    def room(self, parameter: str) -> Tensor:
+        """Memory for a whole parameter, to be filled and taken: its own, where it is kept as it is."""
+        if parameter not in self._parts:
+            return self.by_name[parameter]
+        return torch.empty(self.specs[parameter].shape, dtype=self.dtype, device=self.device)
+
+    def rows(self, parameter: str, start: int, count: int) -> Tensor:
+        """Rows of a parameter that is kept as it is."""
+        return self.by_name[parameter].narrow(0, start, count)
+
+    def take(self, parameter: str, start: int, rows: Tensor) -> None:
+        """Fill rows of a parameter from `start` onward, and those of a projection that is tied to it.
+
+        Raises LoadError where the scheme cannot keep them.
+        """
+        if parameter not in self._parts:
+            self.rows(parameter, start, rows.shape[0]).copy_(rows)
+        for name in (parameter, self._tied.get(parameter)):
+            if name is not None and name in self._parts:
+                step = max(1, CHUNK_ELEMENTS // rows.shape[1])
+                for first in range(0, rows.shape[0], step):
+                    self._store(name, start + first, rows[first : first + step])
+
+    def _store(self, name: str, start: int, rows: Tensor) -> None:
+        parts = [self.by_name[part].narrow(0, start, rows.shape[0]) for part in self._parts[name]]
+        wide = rows.to(self.device, torch.float32)
+        try:
+            self._scheme.store(wide, parts)
+        except LoadError as error:
+            raise LoadError(f"{name} {error}") from error
+        off = self._scheme.restore(parts).sub_(wide)
+        sums = self._sums[name]
+        sums.max_error = max(sums.max_error, float(off.abs().max()))
+        sums.error += float(off.square_().sum(dtype=torch.float64))
+        sums.weight += float(wide.square().sum(dtype=torch.float64))
+
+    def errors(self) -> dict[str, QuantizationError]:
+        """The error of every projection that is kept otherwise than the dtype has it."""
+        return {name: sums.summary() for name, sums in self._sums.items()}
+
+    def total_error(self) -> QuantizationError:
+        """The error of all of them together."""
+        total = _Sums()
+        for sums in self._sums.values():
+            total.error += sums.error
+            total.weight += sums.weight
+            total.max_error = max(total.max_error, sums.max_error)
+        return total.summary()
+
+    def sentences(self) -> tuple[str, ...]:
+        """What keeping projections so costs, all together and the worst; empty where that is nothing."""
+        errors = self.errors()
+        if not errors:
+            return ()
+        worst = max(errors, key=lambda name: errors[name].relative_rms)
+        return (
+            f"quantization {self._scheme.name}: {len(errors)} projections {self._scheme.kept}, off by "
+            f"{self.total_error().relative_rms:.2%} rms; the worst is {worst} with "
+            f"{errors[worst].relative_rms:.2%}",
+        )
+
+    def stats(self) -> dict[str, Any] | None:
+        """The same in figures, with the bytes of all parts; None where every weight is in the dtype."""
+        if not self._parts:
+            return None
+        parts = [self.by_name[part] for names in self._parts.values() for part in names]
+        return {
+            "name": self._scheme.name,
+            "bytes": sum(part.nbytes for part in parts),
+            "total": asdict(self.total_error()),
+            "tensors": {name: asdict(error) for name, error in self.errors().items()},
+        }
