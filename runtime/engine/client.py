@@ -211,6 +211,6 @@ class Client:
 
 
 def _drop_captures(core: EngineCore) -> None:
-    if core.scheduler.has_work:
+    if core.has_work:
         raise RequestError("suspend while requests are live; wait for them or abort them first")
     core.drop_captures()
