@@ -1,6 +1,6 @@
-"""Which kernels serve products on this GPU: measured for every shape that is shipped, and written.
+"""GEMM autotune on this GPU: measured for every shape that is shipped, and written.
 
-First every cut in a row of its like, as at a start that measures; then the best one between norms, as in
+First every configuration alone, as at a start that measures; then the best one between norms, as in
 a step: where it loses there, its line has null. Nothing else may use the GPU meanwhile.
 """
 
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _in_steps(entry: Entry) -> Entry:
-    """The entry, without its config where that loses between norms though it wins among its like."""
+    """The entry, without its kernel where that loses between norms though it wins alone."""
     site = entry.site
     if entry.kernel is None or entry.microseconds >= entry.otherwise:
         return entry
@@ -61,10 +61,10 @@ def _times_in_steps(site: Site, config: Any) -> tuple[float, float]:
     launch = plain.launch if site.kind == "linear" else gated.launch
     otherwise = torch.nn.functional.linear if site.kind == "linear" else autotune._product_then_gate
 
-    def behind_norm(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def behind_norm(gemm: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def call(weight: Tensor) -> Tensor:
             normed, _ = torch.ops.lamina.add_rms_norm.default(x, residual, norm_weight, 1e-5)
-            return product(normed, weight)
+            return gemm(normed, weight)
 
         return call
 

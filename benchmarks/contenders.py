@@ -27,7 +27,7 @@ class Contender(Protocol):
 
 
 class _Stepping(Runtime):
-    """Tells the time after each step."""
+    """Notes the time after each step."""
 
     clock: Clock | None = None
     marks: list[Spent]

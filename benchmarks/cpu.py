@@ -25,9 +25,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 BATCHES = (1, 8, 32)
 CONTEXT = 100
 PREFILL = 512
-WARM_UP = 4  # tokens a sequence in round 0, so that steps that repeat are recorded and the recordings checked
+WARM_UP = 4  # tokens a sequence in round 0, in which CPU call graphs are captured and checked
 VOCABULARY = 10_000  # ids below this are ordinary tokens in every tokenizer met so far
-# contender: what the runtime is told beside the defaults
+# contender: settings of the runtime beside the defaults
 OURS: dict[str, dict[str, Any]] = {"lamina": {}, "lamina-int8": {"quantization": "int8"}}
 PEERS = ("transformers", "transformers+compile")
 

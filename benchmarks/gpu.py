@@ -1,4 +1,4 @@
-"""The whole runtime on one card: decode, first token, mixed traffic and start-up, beside the floor."""
+"""The whole runtime on one GPU: decode, first token, mixed traffic and start-up, beside the floor."""
 
 import argparse
 import json
@@ -41,7 +41,7 @@ def main() -> None:
 def describe_machine() -> dict[str, str]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout
     return {
-        "card": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "commit": commit.strip(),
         "date": time.strftime("%Y-%m-%d"),
@@ -49,13 +49,13 @@ def describe_machine() -> dict[str, str]:
 
 
 def measure_ceilings() -> dict[str, float]:
-    """Bytes/s of a large copy, read and write counted, and operations/s of a large bfloat16 product."""
+    """Bytes/s of a large copy, read and write counted, and operations/s of a large bfloat16 GEMM."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     copy = 2 * source.numel() / _device_seconds(lambda: target.copy_(source))
     matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    product = 2 * 8192**3 / _device_seconds(lambda: matrix @ matrix)
-    return {"copy_bytes_per_s": copy, "matrix_flops_per_s": product}
+    gemm = 2 * 8192**3 / _device_seconds(lambda: matrix @ matrix)
+    return {"copy_bytes_per_s": copy, "matrix_flops_per_s": gemm}
 
 
 def _device_seconds(action: Any, repeats: int = 20) -> float:

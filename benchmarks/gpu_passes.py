@@ -126,7 +126,7 @@ def store_of(setting: Setting, folder: Path) -> Store:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    return describe_machine() if device.type == "cuda" else {"card": "none", "torch": torch.__version__}
+    return describe_machine() if device.type == "cuda" else {"gpu": "none", "torch": torch.__version__}
 
 
 def settings_of(device: torch.device) -> list[Setting]:
@@ -259,7 +259,7 @@ def describe(compiled: Compiled, store: Store) -> dict[str, Any]:
 
 
 def milliseconds(step: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """The median of a step's time: on a card of its recording's, on a CPU by the clock."""
+    """The median of a step's time: on a GPU of its CUDA graph's, on a CPU by the clock."""
     step()
     if device.type != "cuda":
         return statistics.median(_clocked(step) for _ in range(repeats)) * 1e3

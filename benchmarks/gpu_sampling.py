@@ -1,4 +1,4 @@
-"""What sampling parameters cost: a decode step of a full batch on one card, greedy beside every mixture."""
+"""What sampling parameters cost: a decode step of a full batch on one GPU, greedy beside every mixture."""
 
 import argparse
 import json
@@ -52,7 +52,7 @@ def main() -> None:
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in options.cases}
     with Runtime.from_pretrained(folder, **settings) as runtime:
         for number in range(options.rounds + 1):
-            turn = number % len(options.cases)  # whoever comes first finds the card at another clock
+            turn = number % len(options.cases)  # whoever comes first finds the GPU at another clock
             for name in (*options.cases[turn:], *options.cases[:turn]):
                 taken = seconds_of_answers(runtime, options, CASES[name], seed=number)
                 if number:  # the first round loads kernels

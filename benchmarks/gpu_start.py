@@ -58,7 +58,7 @@ def in_new_process(kind: str, shape: str, cache: str) -> dict[str, Any]:
 
 
 def copy_native_kernels(_: str, cache: Path) -> dict[str, Any]:
-    """Build for this card what the user's cache lacks, and give an otherwise empty cache those kernels."""
+    """Build for this GPU what the user's cache lacks, and give an otherwise empty cache those kernels."""
     import torch
 
     from lamina.common.store import Store
@@ -74,8 +74,8 @@ def copy_native_kernels(_: str, cache: Path) -> dict[str, Any]:
     for key, value in source.refs(KERNELS).items():
         target.put(source.get(value["object"]))
         target.write_ref(KERNELS, key, value)
-    card, version = torch.cuda.get_device_name(), torch.__version__
-    return {"native_kernels_s": round(built - begun, 2), "card": card, "torch": version}
+    gpu, version = torch.cuda.get_device_name(), torch.__version__
+    return {"native_kernels_s": round(built - begun, 2), "gpu": gpu, "torch": version}
 
 
 def start_without_compilers(shape: str, cache: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    document: dict[str, Any] = {"card": torch.cuda.get_device_name(), "torch": torch.__version__}
+    document: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     document["tokens"] = TOKENS
     for shape in workloads.SHAPES:
         document[shape] = measure(shape)
@@ -55,7 +55,7 @@ def measure(shape: str) -> dict[str, Any]:
 
 
 def seconds(action: Callable[[], None], repeats: int = 20) -> float:
-    """Median of what it takes until the card is done."""
+    """Median of what it takes until the GPU is done."""
     times = []
     for _ in range(3 + repeats):
         torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""What a decode step costs the host, phase by phase, with a model that computes nothing. No card is needed.
+"""What a decode step costs the host, phase by phase, with a model that computes nothing. No GPU is needed.
 
-Many requests decode at once; every stage of a step runs as in serving, recordings included, but the forward
+Many requests decode at once; every stage of a step runs as in serving, CUDA graphs included, but the forward
 is a constant and the vocabulary tiny. Text is not part of it: requests ask for token ids.
 """
 

@@ -21,7 +21,7 @@ from lamina.models.checkpoints.source import resolve_source
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CHAPTERS = ("execmodel", "class", "exceptions", "naming", "objects", "types", "compound", "with")
-WINDOW = 512  # tokens that are told one after another; nothing is known before a window's first
+WINDOW = 512  # tokens that are predicted one after another; nothing is known before a window's first
 OURS: Mapping[str, Mapping[str, Any]] = {
     "lamina float32": {"dtype": "float32"},
     "lamina bfloat16": {"dtype": "bfloat16"},
@@ -30,7 +30,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
 }
 ORACLE = "transformers float32"
 Windows = Sequence[list[int]]
-Told = list[float]  # the log-probability of each token that was told
+Logprobs = list[float]  # of each token but a window's first
 
 
 def main() -> None:
@@ -38,19 +38,19 @@ def main() -> None:
     options = parse_arguments()
     folder = resolve_source(options.model, store=Store())
     windows = read_windows(folder, options.tokens)
-    contenders: dict[str, Callable[[], Told]] = {
+    contenders: dict[str, Callable[[], Logprobs]] = {
         ORACLE: lambda: by_transformers(folder, "float32", windows),
         "transformers bfloat16": lambda: by_transformers(folder, "bfloat16", windows),
     }
     for name, settings in OURS.items():
         contenders[name] = lambda settings=settings: by_lamina(folder, settings, windows)  # type: ignore[misc]
-    told: dict[str, Told] = {}
+    logprobs: dict[str, Logprobs] = {}
     for name, measure in contenders.items():
         started = time.perf_counter()
-        told[name] = measure()
-        perplexity = perplexity_of(told[name])
+        logprobs[name] = measure()
+        perplexity = perplexity_of(logprobs[name])
         print(f"{name}: {perplexity:.4f} in {time.perf_counter() - started:.0f} s", file=sys.stderr)
-    document = report(options, windows, told)
+    document = report(options, windows, logprobs)
     (RESULTS / f"{options.name}.json").write_text(json.dumps(document, indent=1) + "\n")
     print(render(document))
 
@@ -72,37 +72,37 @@ def read_windows(folder: Path, num_tokens: int) -> list[list[int]]:
     return [ids[start : start + WINDOW] for start in range(0, len(ids) - 1, WINDOW)]
 
 
-def by_transformers(folder: Path, dtype: str, windows: Windows) -> Told:
+def by_transformers(folder: Path, dtype: str, windows: Windows) -> Logprobs:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-    told: Told = []
+    logprobs: Logprobs = []
     for ids in windows:
         with torch.inference_mode():
             logits = model(torch.tensor([ids])).logits[0, :-1].float()
-        told += logits.log_softmax(dim=-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
-    return told
+        logprobs += logits.log_softmax(dim=-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+    return logprobs
 
 
-def by_lamina(folder: Path, settings: Mapping[str, Any], windows: Windows) -> Told:
+def by_lamina(folder: Path, settings: Mapping[str, Any], windows: Windows) -> Logprobs:
     """What the runtime reports of a prompt's own tokens, run eagerly: there is nothing to be quick for."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-    told: Told = []
+    logprobs: Logprobs = []
     settings = {"device": "cpu", "compile": False, "max_model_len": WINDOW + 1, **settings}
     with Runtime.from_pretrained(folder, **settings) as runtime:
         for ids in windows:
             (output,) = runtime.generate([ids], params)
             reports = output.prompt_logprobs or ()
-            told += [report[token].logprob for report, token in zip(reports, ids, strict=True) if report]
-    return told
+            logprobs += [report[token].logprob for report, token in zip(reports, ids, strict=True) if report]
+    return logprobs
 
 
-def perplexity_of(told: Told) -> float:
-    return math.exp(-sum(told) / len(told))
+def perplexity_of(logprobs: Logprobs) -> float:
+    return math.exp(-sum(logprobs) / len(logprobs))
 
 
-def report(options: argparse.Namespace, windows: Windows, told: Mapping[str, Told]) -> dict[str, Any]:
-    exact = told[ORACLE]
+def report(options: argparse.Namespace, windows: Windows, logprobs: Mapping[str, Logprobs]) -> dict[str, Any]:
+    exact = logprobs[ORACLE]
     text = json.dumps([list(ids) for ids in windows])
     return {
         "model": Path(options.model).name,
@@ -120,12 +120,12 @@ def report(options: argparse.Namespace, windows: Windows, told: Mapping[str, Tol
                 "by_the_oracles": round(perplexity_of(values) / perplexity_of(exact), 5),
                 "mean_absolute_difference": round(_mean_difference(values, exact), 5),
             }
-            for name, values in told.items()
+            for name, values in logprobs.items()
         ],
     }
 
 
-def _mean_difference(values: Told, exact: Told) -> float:
+def _mean_difference(values: Logprobs, exact: Logprobs) -> float:
     """Of a token's log-probability, in nats."""
     pairs = zip(values, exact, strict=True)
     return sum(abs(value - right) for value, right in pairs) / len(exact)

@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     document: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(options).items()}}
     if torch.cuda.is_available():
-        document["card"] = torch.cuda.get_device_name()
+        document["gpu"] = torch.cuda.get_device_name()
     with open_runtime(options, max(options.tokens) + 1, HOST_BYTES) as runtime:
         document["alone"] = [alone(runtime, count) for count in options.tokens]
     for name, swap_bytes in (("computed again", 0), ("copied", HOST_BYTES)):
@@ -71,8 +71,8 @@ def alone(runtime: Runtime, count: int) -> dict[str, float]:
     host = runtime._open.assembled.runner.host_blocks
     assert host is not None
     blocks = range(1, 1 + count // runtime.stats()["resolved"]["block_size"])
-    leaving = Copies(tuple((block, block - 1) for block in blocks), ())
-    coming = Copies((), tuple((block - 1, block) for block in blocks))
+    swap_out = Copies(tuple((block, block - 1) for block in blocks), ())
+    swap_in = Copies((), tuple((block - 1, block) for block in blocks))
     params = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
     prompts = iter(workloads.prompts(6, count, count))
 
@@ -80,16 +80,16 @@ def alone(runtime: Runtime, count: int) -> dict[str, float]:
         runtime.generate([[token % NUM_IDS for token in next(prompts)]], params, cache_salt=str(time.time()))
 
     with torch.inference_mode():
-        first = seconds(lambda: host.copy(leaving), 1)
+        first = seconds(lambda: host.copy(swap_out), 1)
         figures = {
             "first out": first,
-            "out": seconds(lambda: host.copy(leaving)),
-            "in": seconds(lambda: host.copy(coming)),
+            "out": seconds(lambda: host.copy(swap_out)),
+            "in": seconds(lambda: host.copy(swap_in)),
         }
     figures["computed"] = seconds(compute)
-    told = {"tokens": count, **{name: round(1e3 * value, 3) for name, value in figures.items()}}
-    print(told, flush=True)
-    return told
+    measured = {"tokens": count, **{name: round(1e3 * value, 3) for name, value in figures.items()}}
+    print(measured, flush=True)
+    return measured
 
 
 def seconds(action: Callable[[], None], repeats: int = 5) -> float:

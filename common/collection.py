@@ -100,7 +100,7 @@ def _remove_folder(store: Store, path: Path) -> bool:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        is_free = False  # nobody can tell whether it is open
+        is_free = False  # it is unknown whether it is open
     else:
         if is_free:
             _remove_whole(store, path)

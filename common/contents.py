@@ -16,7 +16,7 @@ from .sealed import unseal
 from .store import OURS, Store
 
 DIGEST = re.compile(rb'"([0-9a-f]{64})"')
-LOGS = ("bundles",)  # kinds of names that tell of keys without needing what these name
+LOGS = ("bundles",)  # kinds of names that list keys without needing what these name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ def cache_root() -> Path:
     """LAMINA_CACHE_DIR, else a checkout's cache_dir/, else the user's cache folder.
 
     Where the user has none, or it cannot be made, it is a private folder that ends with the process, which is
-    said once. Raises ConfigError for a chosen folder whose place cannot be told.
+    logged once. Raises ConfigError for a chosen folder whose path cannot be resolved.
     """
     chosen = os.environ.get("LAMINA_CACHE_DIR")
     if chosen:
@@ -51,8 +51,8 @@ def _private_cache(why: str) -> Path:
     except OSError as error:
         raise ConfigError(f"there is no place for a cache: {why}; {error}; set LAMINA_CACHE_DIR") from error
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    told = "no cache folder can be had (%s): what is made ends with this process; set LAMINA_CACHE_DIR"
-    logging.getLogger("lamina.store").warning(told, why)
+    message = "no cache folder can be had (%s): what is made ends with this process; set LAMINA_CACHE_DIR"
+    logging.getLogger("lamina.store").warning(message, why)
     return folder
 
 

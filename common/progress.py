@@ -1,4 +1,4 @@
-"""How long work tells how far it is."""
+"""Progress callbacks of long work."""
 
 from collections.abc import Callable
 
@@ -6,4 +6,4 @@ Progress = Callable[[str, float, str], None]  # stage, fraction done from 0 to 1
 
 
 def say_nothing(stage: str, fraction: float, detail: str) -> None:
-    """The Progress of a caller who does not want to know."""
+    """The Progress that reports nothing."""

@@ -93,7 +93,7 @@ def _whoami() -> tuple[str, ...]:
 
 
 def _started(pid: str) -> str | None:
-    """When a process began, in ticks since the boot; "0" where that is not told, None for one that ended."""
+    """When a process began, in ticks since the boot; "0" where that is unknown, None for one that ended."""
     try:
         facts = (PROC / pid / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -46,7 +46,7 @@ class Store:
 
     def __init__(self, root: Path | str | None = None) -> None:
         self.root = env.absolute("cache_dir", root) if root is not None else env.cache_root()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._reachable: dict[Path, bool] = {}  # folders that are safe: whether others can enter them
         self._leases: dict[Path, int] = {}  # open manifests of folders in use
         weakref.finalize(self, _close, self._leases)
@@ -84,7 +84,7 @@ class Store:
     def put(self, data: bytes) -> str:
         """The sha256 under which these bytes now lie in the store."""
         digest = hashlib.sha256(data).hexdigest()
-        self._told.discard(digest)
+        self._reported.discard(digest)
         if self.has(digest):
             _note_use(self._found(_object_name(digest)))
         else:
@@ -104,17 +104,17 @@ class Store:
         return data
 
     def has(self, digest: str) -> bool:
-        """Whether an object is there and whole; nothing is moved or told."""
+        """Whether an object is there and whole; nothing is moved or logged."""
         try:
             return hashlib.sha256(self._read(self._found(_object_name(digest)))).hexdigest() == digest
         except OSError:
             return False
 
     def _lost(self, digest: str, how: str) -> StoreError:
-        """The error for an object; told once until it is put again, however often it is asked for."""
+        """The error for an object; logged once until it is put again, however often it is asked for."""
         message = f"object {digest[:16]} of the cache {self.root} is {how}"
-        if digest not in self._told:
-            self._told.add(digest)
+        if digest not in self._reported:
+            self._reported.add(digest)
             logger.warning("%s; what needs it will be made again", message)
         return StoreError(message)
 

@@ -106,7 +106,7 @@ def _load_plan(
         pieces = [load_piece(key, store, device) for key in record["pieces"]]
         loaded = tuple(piece for piece in pieces if piece is not None)
         return (_read_plan(record, loaded), record["guards"]) if len(loaded) == len(pieces) else None
-    except StoreError:  # the store has told
+    except StoreError:  # logged by the store
         return None
     except Exception as error:
         logger.warning("a cached plan could not be used and will be made again: %r", error)

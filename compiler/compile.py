@@ -40,8 +40,8 @@ logger = get_logger("compiler")
 class Program:
     """What the compiler is handed: a callable and the table of its weights.
 
-    What the trace reads of the callable and its surroundings is recorded; `key` and `sources` are for what it
-    depends on without reading it.
+    What the trace reads of the callable and its surroundings is kept with the plan; `key` and `sources` are
+    for what it depends on without reading it.
     """
 
     forward: Forward

@@ -12,19 +12,19 @@ from .passes.pipeline import check_passes
 @refuse_unknown(UnknownSettingError, {})
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompileConfig:
-    """Which passes run, and whether steps are recorded.
+    """Which passes run, and whether steps are captured as CUDA graphs.
 
-    cuda_graphs="on" records steps everywhere: a CPU runs the recorded code again on the same padded, static
+    cuda_graphs="on" captures steps everywhere: a CPU runs the captured code again on the same padded, static
     tensors, a way to look for faults of padding and not to be fast. "lazy" is "on", but the runtime is ready
-    before anything is recorded: Runtime.idle() records one size a call.
+    before anything is captured: Runtime.idle() captures one size a call.
     """
 
     passes: tuple[str | Pass, ...] | None = None
     """Names out of compiler.passes.pipeline, which run in its order, and passes of your own, which run before
     `lower`; None is all that Lamina has."""
     cuda_graphs: Literal["auto", "on", "off", "lazy"] = "auto"
-    """What of steps is recorded: by auto, whole steps on a GPU and the calls of kernels on a CPU; by on,
-    whole steps everywhere; by lazy, likewise, but one at a time by Runtime.idle(); by off, nothing."""
+    """CUDA graph capture: by auto, of whole steps on a GPU, and of CPU call graphs on a CPU; by on, of whole
+    steps everywhere; by lazy, likewise, but one at a time by Runtime.idle(); by off, of nothing."""
     verify: bool = True
     """Whether each piece is compared, when it is compiled, with its graph run op by op, both against float64;
     an error that rounding does not explain is a CompileError that names the pass to leave out."""

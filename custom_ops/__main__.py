@@ -1,4 +1,4 @@
-"""python -m lamina.custom_ops [OP …]: compile the CUDA kernels ahead of use; no card is needed."""
+"""python -m lamina.custom_ops [OP …]: compile the CUDA kernels ahead of use; no GPU is needed."""
 
 import argparse
 import time
@@ -11,7 +11,7 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_120")
 
 
 def main() -> None:
-    """Compile every CUDA kernel, or those named, for each architecture; no card is needed."""
+    """Compile every CUDA kernel, or those named, for each architecture; no GPU is needed."""
     known = sorted(path.parent.name for path in CSRC.glob("*/cuda.cu"))
     parser = argparse.ArgumentParser(prog="python -m lamina.custom_ops", description=main.__doc__)
     parser.add_argument("ops", nargs="*", metavar="OP", help=f"one of {', '.join(known)}; default: all")

@@ -39,7 +39,7 @@ def decode_plot(shape: str, name: str) -> Plot:
     steps, theirs = ours["shapes"][shape]["decode_ms"], peer["shapes"][shape]
     return Plot(
         title=f"{name}: a decode step, ms (shorter is better)",
-        source=f"{ours['machine']['card']}, bfloat16, random weights, {ours['machine']['date']}",
+        source=f"{ours['machine']['gpu']}, bfloat16, random weights, {ours['machine']['date']}",
         names=("Lamina", peer["peer"], "floor: bytes and operations"),
         rows=[
             (f"batch {batch}", (step["median"], theirs[f"decode_ms_b{batch}"], step["floor"]))

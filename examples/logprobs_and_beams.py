@@ -15,12 +15,12 @@ def main() -> None:
         for answer in runtime.generate(PROMPT, params)[0].outputs:
             print(f"{answer.cumulative_logprob:8.2f} {answer.text!r}")
             for token_id, entry in zip(answer.token_ids, answer.logprobs or (), strict=True):
-                others = {told.decoded_token: round(told.logprob, 2) for told in entry.values()}
+                others = {report.decoded_token: round(report.logprob, 2) for report in entry.values()}
                 print(f"{'':9}rank {entry[token_id].rank:<5} {others}")
 
         scored = runtime.generate(PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=0))[0]
         entries = [entry for entry in scored.prompt_logprobs or () if entry is not None]
-        total = sum(told.logprob for entry in entries for told in entry.values())
+        total = sum(report.logprob for entry in entries for report in entry.values())
         print(f"{total:8.2f} {PROMPT!r}, the prompt itself")
 
         search = BeamSearchParams(beam_width=3, max_tokens=12)

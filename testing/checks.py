@@ -19,8 +19,8 @@ OWN_DIGITS = {
     *(OPS.silu_and_mul.default, OPS.gelu_and_mul.default),
     *(OPS.linear.default, OPS.add_rms_norm_linear.default),
 }
-PRODUCTS: Formulas = {OPS.linear.default: linear, OPS.add_rms_norm_linear.default: add_rms_norm_linear}
-FORMULAS: Formulas = {**lower.FORMULAS, **PRODUCTS, OPS.qk_norm.default: qk_norm}
+GEMMS: Formulas = {OPS.linear.default: linear, OPS.add_rms_norm_linear.default: add_rms_norm_linear}
+FORMULAS: Formulas = {**lower.FORMULAS, **GEMMS, OPS.qk_norm.default: qk_norm}
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -81,9 +81,9 @@ def check_values(traced: Traced, after: fx.Graph) -> None:
 def check_values_of_ops(traced: Traced, after: fx.Graph) -> None:
     """The program's bits with the named ops run, or nearly where their kernels have digits of their own.
 
-    Products run as their formulas: tests of the ops judge the order in which kernels add.
+    GEMMs run as their formulas: tests of the ops judge the order in which kernels add.
     """
-    got = run(after, traced.values(7), PRODUCTS)
+    got = run(after, traced.values(7), GEMMS)
     is_exact = not any(node.target in OWN_DIGITS for node in after.nodes)
     for left, right in zip(traced.expected[7], got, strict=True):
         if is_exact:

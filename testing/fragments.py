@@ -20,7 +20,7 @@ class Step:
 
     kind: str
     eps: float
-    swapped: bool = False  # operands of products and sums the other way round
+    swapped: bool = False  # operands of multiplications and sums the other way round
     squared: bool = False  # x * x where the formula has a power
 
 
@@ -34,9 +34,9 @@ class State:
     dtype: torch.dtype
     hidden: int
     intermediate: int
-    # Of x: "product" of matrices, "sum" of two alike, "sum_norm" of such, "bfloat16" once, or "other".
+    # Of x: "gemm", "sum" of two alike, "sum_norm" of such, "bfloat16" once, or "other".
     origin: str = "other"
-    readers: int = 0  # of x, where it is a norm of a sum: products that are linears, and others
+    readers: int = 0  # of x, where it is a norm of a sum: GEMMs that are linears, and others
     extras: list[Tensor] = field(default_factory=list)
     barriers: int = 0
     sum_norms: int = 0
@@ -104,7 +104,7 @@ def _sum(step: Step, left: Tensor, right: Tensor) -> Tensor:
 
 
 def plant_linear(state: State, x: Tensor) -> Tensor:
-    """x, of which the product that follows is a linear where x lies row by row."""
+    """x, of which the GEMM that follows is a linear where x lies row by row."""
     in_rows = isinstance(x.stride(-1), int) and x.stride(-1) == 1
     state.linears += in_rows or x.shape[-1] == 1
     state.readers += x is state.x
@@ -116,29 +116,29 @@ def apply_linear(state: State, x: Tensor, rows: int) -> Tensor:
 
 
 def by_columns(state: State, rows: int) -> Tensor:
-    """A product laid out column by column, as no model of ours makes it but a graph may hold it."""
+    """A GEMM's result laid out column by column, as no model of ours makes it but a graph may hold it."""
     state.share()
     return (state.weight(rows, state.hidden) @ state.x.t()).t()
 
 
-# Products and sums.
+# GEMMs and sums.
 
 
 def linear(state: State, step: Step) -> None:
-    state.set(apply_linear(state, state.x, state.hidden), "product")
+    state.set(apply_linear(state, state.x, state.hidden), "gemm")
 
 
 def biased_linear(state: State, step: Step) -> None:
     weight, bias = state.weight(state.hidden, state.hidden), state.weight(state.hidden)
-    state.set(F.linear(plant_linear(state, state.x), weight, bias), "product")
+    state.set(F.linear(plant_linear(state, state.x), weight, bias), "gemm")
 
 
 def add(state: State, step: Step) -> None:
-    state.barriers += state.is_narrow and state.origin == "product"
+    state.barriers += state.is_narrow and state.origin == "gemm"
     state.set(_sum(step, state.x, state.residual), "sum")
 
 
-def add_viewed_product(state: State, step: Step) -> None:
+def add_viewed_gemm(state: State, step: Step) -> None:
     heads = apply_linear(state, state.x, state.hidden).view(-1, 2, state.hidden // 2)
     total = _sum(step, heads, state.residual.view(-1, 2, state.hidden // 2))
     state.barriers += state.is_narrow
@@ -338,7 +338,7 @@ def output_of_idle_call(state: State, step: Step) -> None:
 
 PLAIN = (linear, biased_linear, add, norm, written_norm, add_norm, norm_of_kept_sum)
 ODD = (
-    *(add_viewed_product, add_scaled, add_bias, add_in_other_dtype, two_norms_of_one_sum),
+    *(add_viewed_gemm, add_scaled, add_bias, add_in_other_dtype, two_norms_of_one_sum),
     *(norm_of_view, norm_of_slice, norm_with_unit_read_twice, norm_with_late_weight),
     *(
         norm_rounded_to_other_dtype,

@@ -12,7 +12,7 @@ from .fragments import State, Step, apply_linear, by_columns
 
 
 def _down(state: State, gated: Tensor) -> None:
-    state.set(apply_linear(state, gated, state.hidden), "product")
+    state.set(apply_linear(state, gated, state.hidden), "gemm")
 
 
 def _multiply(step: Step, gate: Tensor, up: Tensor) -> Tensor:

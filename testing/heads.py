@@ -29,7 +29,7 @@ def _norm(
 
 def _finish(state: State, query: Tensor, *others: Tensor) -> None:
     state.extras += others
-    state.set(apply_linear(state, query.flatten(1), state.hidden), "product")
+    state.set(apply_linear(state, query.flatten(1), state.hidden), "gemm")
 
 
 def head_norms(state: State, step: Step) -> None:

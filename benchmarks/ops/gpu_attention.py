@@ -1,4 +1,4 @@
-"""lamina::paged_attention on one card, in CUDA graphs, beside FlashAttention, SDPA and the naive way."""
+"""lamina::paged_attention on one GPU, in CUDA graphs, beside FlashAttention, SDPA and the naive way."""
 
 import argparse
 import json
@@ -129,7 +129,7 @@ def sdpa(inputs: Inputs) -> Callable[[], Any]:
 
 
 def naive(inputs: Inputs) -> Callable[[], Any]:
-    """The same by a matrix product, a softmax and a matrix product."""
+    """The same by a GEMM, a softmax and a GEMM."""
     attend = sdpa(inputs)
 
     def call() -> Any:
@@ -178,7 +178,7 @@ def copy_bandwidth() -> float:
 
 
 def cost(inputs: Inputs, dtype: torch.dtype) -> tuple[int, float]:
-    """Least bytes: keys, values, queries and outputs once; operations: two products of what is visible."""
+    """Least bytes: keys, values, queries and outputs once; operations: two GEMMs of what is visible."""
     shape = inputs.shape
     rows = 2 * sum(inputs.lens) * shape.num_kv_heads + 2 * shape.batch * shape.query_len * shape.num_heads
     past = [length - shape.query_len for length in inputs.lens]
@@ -239,7 +239,7 @@ def main() -> None:
     refusals = {f"{name}: {why}" for row in rows for name, why in row["refused"].items()}
     print("\n".join(sorted(refusals)[:12]))
     machine = {
-        "card": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -117,7 +117,7 @@ def main() -> None:
             rows.append(measure(model, shape, options.repeats))
             print(line(rows[-1]), flush=True)
     document = {
-        "card": torch.cuda.get_device_name(DEVICE),
+        "gpu": torch.cuda.get_device_name(DEVICE),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
         "start_seconds": started,

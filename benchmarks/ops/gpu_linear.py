@@ -1,4 +1,4 @@
-"""All matrix products of a decode step on one card, in one CUDA graph: the library's and ours."""
+"""All GEMMs of a decode step on one GPU, in one CUDA graph: the library's and ours."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ import lamina.custom_ops  # noqa: F401  registers the ops
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_linear.json"
 DEVICE, DTYPE, EPS = torch.device("cuda"), torch.bfloat16, 1e-5
 OPS = torch.ops.lamina
-MAX_FLOPS = 0.78e15  # a large product, as benchmarks/gpu.py measures it
+MAX_FLOPS = 0.78e15  # a large GEMM, as benchmarks/gpu.py measures it
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def make_model(shape: str) -> Model:
 Linear = Callable[[Tensor, Tensor], Tensor]
 
 
-def products(model: Model, x: Tensor, linear: Linear) -> Tensor:
+def gemms(model: Model, x: Tensor, linear: Linear) -> Tensor:
     """The matrices alone, each with rows of its own width."""
     for layer in model.layers:
         attended = linear(x, layer.qkv)[:, : x.shape[1]]
@@ -100,7 +100,7 @@ def with_glue(model: Model, x: Tensor, linear: Linear) -> Tensor:
 
 
 def fused(model: Model, x: Tensor) -> Tensor:
-    """The same by the op that takes norm, product and gate at once."""
+    """The same by the op that takes norm, GEMM and gate at once."""
     residual, linear, whole = x, OPS.linear.default, OPS.add_rms_norm_linear.default
     for layer in model.layers:
         qkv, residual = whole(x, residual, model.norm, EPS, layer.qkv, None, False)
@@ -111,8 +111,8 @@ def fused(model: Model, x: Tensor) -> Tensor:
 
 
 CONTENDERS: dict[str, Callable[[Model, Tensor], Tensor]] = {
-    "products, library": lambda model, x: products(model, x, F.linear),
-    "products, ours": lambda model, x: products(model, x, OPS.linear.default),
+    "GEMMs, library": lambda model, x: gemms(model, x, F.linear),
+    "GEMMs, ours": lambda model, x: gemms(model, x, OPS.linear.default),
     "with norms and gates, library": lambda model, x: with_glue(model, x, F.linear),
     "with norms and gates, ours": lambda model, x: with_glue(model, x, OPS.linear.default),
     "with norms and gates, fused": fused,
@@ -137,8 +137,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     bandwidth = copy_bandwidth()
-    card = torch.cuda.get_device_name()
-    print(f"{card}, copy {bandwidth / 1e12:.2f} TB/s; ms a step", flush=True)
+    gpu = torch.cuda.get_device_name()
+    print(f"{gpu}, copy {bandwidth / 1e12:.2f} TB/s; ms a step", flush=True)
     results: dict[str, list[dict[str, Any]]] = {}
     for shape in options.shapes:
         model = make_model(shape)
@@ -150,7 +150,7 @@ def main() -> None:
             print(f"{shape} batch {batch:3}, floor {floor}: {'; '.join(cells)}", flush=True)
         del model
         torch.cuda.empty_cache()
-    machine = {"card": card, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+    machine = {"gpu": gpu, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
     document = {"machine": machine, "copy_bytes_per_s": bandwidth, "results": results}
     options.output.write_text(json.dumps(document, indent=1) + "\n")
 

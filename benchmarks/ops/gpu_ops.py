@@ -1,4 +1,4 @@
-"""Every op but attention on one card, in CUDA graphs: each provider beside torch's formula and a copy."""
+"""Every op but attention on one GPU, in CUDA graphs: each provider beside torch's formula and a copy."""
 
 import argparse
 import json
@@ -155,7 +155,7 @@ def main() -> None:
             print(line(results[-1], bandwidth), flush=True)
             torch.cuda.empty_cache()
     machine = {
-        "card": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -1,4 +1,4 @@
-"""Sampling on one card, in CUDA graphs: each provider beside torch's argmax and the formula by a sort."""
+"""Sampling on one GPU, in CUDA graphs: each provider beside torch's argmax and the formula by a sort."""
 
 import argparse
 import json
@@ -103,7 +103,7 @@ def main() -> None:
                 print(line(results[-1], bandwidth), flush=True)
                 torch.cuda.empty_cache()
     machine = {
-        "card": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }

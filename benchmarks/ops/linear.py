@@ -1,4 +1,4 @@
-"""lamina::linear on the CPU beside torch's products, plain and prepacked, for the shapes of SmolLM2-135M."""
+"""lamina::linear on the CPU beside torch's GEMMs, plain and prepacked, for the shapes of SmolLM2-135M."""
 
 import itertools
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def in_turn(call: Callable[[Tensor], object], weights: list[Tensor]) -> Callable
 
 
 def run_case(name: str, num_rows: int, dtype: torch.dtype, rounds: int) -> dict:
-    """Times of one product; its bytes are those of the weight."""
+    """Times of one GEMM; its bytes are those of the weight."""
     rows, columns = SHAPES[name]
     weight = torch.randn(rows, columns).to(dtype) / columns**0.5
     x = torch.randn(num_rows, columns).to(dtype)

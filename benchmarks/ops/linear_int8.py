@@ -1,4 +1,4 @@
-"""lamina::linear_int8 beside torch's product in bfloat16, layer after layer of a small model."""
+"""lamina::linear_int8 beside torch's GEMM in bfloat16, layer after layer of a small model."""
 
 import measure
 import torch
@@ -20,7 +20,7 @@ def weights() -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
 
 
 def run_case(num_tokens: int, rounds: int) -> dict:
-    """All products of a step; bytes are those of the weights in one byte each."""
+    """All GEMMs of a step; bytes are those of the weights in one byte each."""
     quantized = weights()
     dense = [[weight.bfloat16() for weight, _ in layer] for layer in quantized]
     inputs = {columns: torch.randn(num_tokens, columns).bfloat16() for columns in (576, 1536)}

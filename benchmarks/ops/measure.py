@@ -20,7 +20,7 @@ Call = Callable[[], object]
 
 
 def arguments(op: str) -> argparse.Namespace:
-    """What every op's benchmark can be told."""
+    """Command-line options of every op's benchmark."""
     parser = argparse.ArgumentParser(description=f"Measure lamina::{op} on the CPU beside what torch offers.")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=20)

@@ -107,11 +107,11 @@ def capture(forward: Forward, weights: Mapping[str, Tensor], device: torch.devic
     nothing covers, or where the token dimension was specialised.
     """
     started = time.perf_counter()
-    told: dict[str, Any] = {}
+    found: dict[str, Any] = {}
 
     def on_guards(facts: list[GuardFact], scope: Mapping[str, Any], codes: list[types.CodeType]) -> None:
-        told["guards"] = tuple(_classify(fact) for fact in facts)
-        told["readings"] = _readings(facts, scope, forward, codes)
+        found["guards"] = tuple(_classify(fact) for fact in facts)
+        found["readings"] = _readings(facts, scope, forward, codes)
 
     for name in weights:
         if name.startswith("%"):
@@ -126,7 +126,7 @@ def capture(forward: Forward, weights: Mapping[str, Tensor], device: torch.devic
     functionalize(traced.graph.graph)
     _require_one_size(traced.graph, inputs)
     _require_known_targets(traced.graph)
-    return Captured(graph=traced.graph, inputs=inputs, seconds=time.perf_counter() - started, **told)
+    return Captured(graph=traced.graph, inputs=inputs, seconds=time.perf_counter() - started, **found)
 
 
 def _trace(
@@ -148,7 +148,7 @@ def _readings(
         if code not in covered and not is_covered_file(code.co_filename):
             raise CompileError(
                 f"the model calls {code.co_qualname} of {Path(code.co_filename).name} by a name that is not "
-                f"in its code, so that no key of a cache could tell when it changes; call it by its name"
+                f"in its code, so that no cache key could hold it; call it by its name"
             )
     return answers
 
@@ -178,7 +178,7 @@ def _is_own(subject: str) -> bool:
 
 
 def _require_known_targets(module: fx.GraphModule) -> None:
-    """Refuse a function that the trace did not look into: nothing would tell of a change in it."""
+    """Refuse a function that the trace did not look into: no cache key would change with it."""
     for node in module.graph.nodes:
         is_op = node.op != "call_function" or isinstance(node.target, torch_compat.OPS)
         if not is_op and not _is_known(getattr(node.target, "__module__", None)):

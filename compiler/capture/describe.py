@@ -145,7 +145,7 @@ class Describer:
     def _globals(self, function: types.FunctionType, path: str) -> str:
         """What a function's code finds by the names it mentions, in its module and in modules it names."""
         if self._in_class and not self._whole:
-            return ""  # a class brings methods that nobody called; of those that were, Dynamo tells
+            return ""  # a class brings methods that nobody called; for those that were, Dynamo has guards
         names = sorted({name for code in nested_codes(function.__code__) for name in code.co_names})
         found = {name: function.__globals__[name] for name in names if name in function.__globals__}
         texts = [f"{name}={self._named(value, names, f'{path}.{name}')}" for name, value in found.items()]
@@ -154,7 +154,7 @@ class Describer:
     def _named(self, value: object, names: list[str], path: str) -> str:
         """A global; of a module, what the code may read of it."""
         if not self._whole and isinstance(value, (dict, list, set)):
-            return type(value).__name__  # of what it holds Dynamo tells, where anything was read
+            return type(value).__name__  # for what was read of it Dynamo has guards
         if not isinstance(value, types.ModuleType):
             return self.text(value, path)
         if is_covered_module(value.__name__) or id(value) in self._met:
@@ -191,7 +191,7 @@ class Describer:
         return f"class {name}{bases}({','.join(texts)})"
 
     def _member(self, value: object, path: str) -> str:
-        """What a class holds; what is made for it by the interpreter or a library is told by its type."""
+        """A member of a class; what the interpreter or a library made for it is described by its type."""
         try:
             return self.text(value, path)
         except CannotDescribe:
@@ -212,7 +212,7 @@ class Describer:
 
 
 def _plain(value: object) -> str | None:
-    """Of what is told by its type and its text alone; floats by their bits."""
+    """A value by its type and text alone, floats by their bits; None where that says too little."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__module__}.{type(value).__qualname__}.{value.name}={value.value!r}"
     if type(value) is float:

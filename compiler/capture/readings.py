@@ -219,7 +219,7 @@ def require_answers(answers: Readings) -> None:
     for question, answer in answers.items():
         if answer.startswith(UNANSWERED):
             raise CompileError(
-                f"the model reads {question}, of which no key of a cache could tell "
+                f"the model reads {question}, which no cache key can hold "
                 f"({answer.removeprefix(UNANSWERED)}); "
                 f"pass it as an argument, a weight or a field of the config"
             )

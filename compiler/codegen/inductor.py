@@ -137,7 +137,7 @@ def load_piece(key: str, store: Store, device: torch.device) -> Piece | None:
             artifact = _read_artifact(record, key)
             call = load_source(artifact.source, artifact.kernels, artifact.launches, store, device)
         return Piece(artifact=artifact, call=call, was_compiled=False)
-    except StoreError:  # the store has told
+    except StoreError:  # logged by the store
         return None
     except (TypeError, KeyError, ValueError, AttributeError, SyntaxError) as error:
         logger.warning("the cached piece %s could not be used and is made again: %r", key[:16], error)

@@ -34,7 +34,7 @@ HUES = (212, 152, 32, 282, 352, 92, 182, 62)  # of the unique pieces, in turn
 def explain_page(
     compiled: Compiled, store: Store, *, title: str, numerics: str, graphs: Sequence[Any] = ()
 ) -> str:
-    """The page. graphs: the ledger of recordings, where the model is loaded."""
+    """The page. graphs: what each CUDA graph holds and served, where the model is loaded."""
     pieces = compiled.plan.pieces
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -43,7 +43,7 @@ def explain_page(
         *(_piece(compiled, number, piece.artifact, store) for number, piece in enumerate(pieces)),
         _whole_model(compiled),
         _guards(compiled.guards),
-        _recordings(graphs),
+        _cuda_graphs(graphs),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -161,7 +161,7 @@ def _side_by_side(before: str, after: str) -> str:
         f"<div><h4>{name}</h4><pre>{chr(10).join(column)}</pre></div>"
         for name, column in zip(("before", "after"), columns, strict=True)
     )
-    return f'<div class="sides">{"".join(halves)}</div>'
+    return f'<div class="columns">{"".join(halves)}</div>'
 
 
 def _kernels(found: Sequence[Launch]) -> str:
@@ -216,12 +216,10 @@ def _guards(guards: Sequence[Mapping[str, str]]) -> str:
     return f"<h2>Guards</h2>{note}" + _rows(("what becomes of them", "number", "kinds"), rows)
 
 
-def _recordings(graphs: Sequence[Any]) -> str:
+def _cuda_graphs(graphs: Sequence[Any]) -> str:
     if not graphs:
-        text = (
-            "None: steps are recorded where weights are loaded, on a GPU. Runtime.explain_html() shows them."
-        )
-        return f'<h2>Recorded steps</h2><p class="note">{text}</p>'
+        text = "None: they are captured where weights are loaded, on a GPU: Runtime.explain_html()."
+        return f'<h2>CUDA graphs</h2><p class="note">{text}</p>'
     rows = [
         (
             escape(f"{type(record.key).__name__} {record.key.size}"),
@@ -232,9 +230,7 @@ def _recordings(graphs: Sequence[Any]) -> str:
         )
         for record in graphs
     ]
-    return "<h2>Recorded steps</h2>" + _rows(
-        ("size", "memory", "to record", "replays", "padding tokens"), rows
-    )
+    return "<h2>CUDA graphs</h2>" + _rows(("size", "memory", "to capture", "replays", "padding tokens"), rows)
 
 
 def _foldable(title: str, content: str, *, is_open: bool = False, kind: str = "part") -> str:

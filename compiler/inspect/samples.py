@@ -84,7 +84,7 @@ class _Sampler:
         )
 
     def _weight(self, shape: list[int], dtype: torch.dtype) -> Tensor:
-        """Of a norm about 1, of a product by its width."""
+        """Values of a norm's weight are about 1, of a projection's scaled by its width."""
         size = torch.Size(shape).numel()
         key = (dtype, len(shape) == 1, shape[-1] if len(shape) > 1 else 0)
         start = SHIFT * self._num_weights % 4096

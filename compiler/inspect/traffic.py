@@ -107,7 +107,7 @@ class _Walk:
         )
 
     def _learn(self, assertion: str, given: list[ast.expr]) -> None:
-        """The shapes that an assertion tells, of one buffer or of a group of them."""
+        """Learn the shapes that an assertion states, of one buffer or of a group of them."""
         if not assertion.startswith(("assert_size_stride", "assert_tensor_metadata")):
             return
         buffers, shapes = [given[0]], [given[1]]

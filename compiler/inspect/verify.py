@@ -266,7 +266,7 @@ def walk(
     attend: Attend,
     on_piece: Callable[[int, PieceCall, list[Any]], None],
 ) -> Tensor:
-    """Run a split model op by op; on_piece(number, piece, arguments) is told of each before it runs."""
+    """Run a split model op by op; on_piece(number, piece, arguments) is called before each runs."""
     values: dict[str, Any] = dict(weights)
     values |= {TOKEN_IDS: token_ids, POSITIONS: positions, NUM_TOKENS: token_ids.shape[0]}
     number = 0

@@ -36,7 +36,7 @@ WEIGHT, ROUNDED_TO = Any_("weight", _is_tensor), Any_("rounded_to")
 
 
 def _norms(source: Any) -> Iterator[Call]:
-    """source over its root mean square, the square as a power or a product."""
+    """source over its root mean square, the square as a power or a multiplication."""
     for square in (Call((ATEN.pow.Tensor_Scalar,), (source, TWO)), Call(MUL, (source, source))):
         mean = Call((ATEN.mean.dim,), (square, Any_("dims"), True))
         scale = Call((ATEN.rsqrt.default,), (Call(ADD_EPS, (mean, Any_("eps", _is_number))),))
@@ -102,7 +102,7 @@ def _run(graph: fx.Graph, name: str, patterns: tuple[Call, ...], write: Any) -> 
 
 
 def _roots(graph: fx.Graph) -> Iterator[fx.Node]:
-    """Products, each behind what it is rounded to: the norm that ends there holds one that ends before."""
+    """Multiplications, each behind its rounding: the norm that ends there holds one that ends before."""
     for node in graph.find_nodes(op="call_function", target=ATEN.mul.Tensor):
         yield from (user for user in node.users if user.target in CONVERT)
         yield node

@@ -1,4 +1,4 @@
-"""Matrix products by a weight, given to lamina::linear where it has kernels of its own."""
+"""GEMMs by a weight, given to lamina::linear where it has kernels of its own."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +11,7 @@ from .graph import Pass, PassReport, copy_graph, dtype_of, emit, erase_dead, is_
 from .providers import Choose, choose
 
 ATEN = torch.ops.aten
-PRODUCTS = (ATEN.mm.default, ATEN.addmm.default)
+GEMMS = (ATEN.mm.default, ATEN.addmm.default)
 LINEAR_OP = torch.ops.lamina.linear.default
 
 
@@ -19,7 +19,7 @@ def run(graph: fx.Graph, choose: Choose = choose) -> tuple[fx.Graph, PassReport]
     graph = copy_graph(graph)
     chosen: list[str] = []
     skipped: list[str] = []
-    for node in [node for node in graph.nodes if node.target in PRODUCTS]:
+    for node in [node for node in graph.nodes if node.target in GEMMS]:
         reason = _obstacle(node)
         if reason:
             skipped.append(f"{node.name}: {reason}")
@@ -37,12 +37,12 @@ def run(graph: fx.Graph, choose: Choose = choose) -> tuple[fx.Graph, PassReport]
 
 
 def _operands(node: fx.Node) -> tuple[Any, Any, Any]:
-    """bias or None, x [T, in], weight [in, out] of a product."""
+    """(bias or None, x [T, in], weight [in, out]) of a GEMM."""
     return (None, *node.args) if node.target is ATEN.mm.default else node.args  # type: ignore[return-value]
 
 
 def _obstacle(node: fx.Node) -> str | None:
-    """Why a product is not a linear of a weight; None where it is."""
+    """Why a GEMM is not a linear of a weight; None where it is."""
     bias, x, transposed = _operands(node)
     if node.kwargs:
         return f"scaled sum {dict(node.kwargs)}"
@@ -69,13 +69,13 @@ def _is_transposed_input(node: fx.Node) -> bool:
 
 
 def linear_pass(choose: Choose) -> Pass:
-    """The pass with another choice of who serves a product."""
+    """The pass with another choice of who serves a GEMM."""
     choosing: Callable[[fx.Graph], tuple[fx.Graph, PassReport]] = partial(run, choose=choose)
     return Pass(
         name="linear",
         version=2,
-        reason="one site with one provider a shape: a product of few rows is bound by reading its weight",
-        contract="sums in float32 in an order of the kernel's own, rounded once, as those of the product are",
+        reason="one site with one provider a shape: a GEMM of few rows is bound by reading its weight",
+        contract="sums in float32 in an order of the kernel's own, rounded once, as those of the GEMM are",
         run=choosing,
         numerics=("fast",),
     )

@@ -31,7 +31,7 @@ PIPELINE: tuple[Pass, ...] = (
     QK_NORM,  # joins two of what rms_norm has named
     SILU_AND_MUL,  # meets nothing of the others
     GELU_AND_MUL,  # likewise, in other models
-    LINEAR,  # after the barrier, which looks for products
+    LINEAR,  # after the barrier, which looks for GEMMs
     ADD_RMS_NORM_LINEAR,  # joins what the three before it have named
     LOWER,  # last: turns what was named into what its provider runs
 )
@@ -152,7 +152,7 @@ def _describe(step: Pass) -> str:
         text = describe_value(step.run, whole=True)
     except CannotDescribe as error:
         raise ConfigError(
-            f"the pass {step.name!r} depends on {error}, of which no key of a cache could tell; wanted "
+            f"the pass {step.name!r} depends on {error}, which no cache key can hold; wanted "
             f"numbers, strings, functions and dataclasses in what it closes over, is bound to or names"
         ) from None
     return (

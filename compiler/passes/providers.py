@@ -9,7 +9,7 @@ NARROW = (torch.bfloat16, torch.float16)
 FLOATS = (*NARROW, torch.float32)
 TAKEN: Mapping[str, Mapping[str, tuple[torch.dtype, ...]]] = {
     "cuda": {
-        "linear": NARROW,  # wider products stay torch's, whose sums tests compare with
+        "linear": NARROW,  # wider GEMMs stay torch's, whose sums tests compare with
         "add_rms_norm_linear": NARROW,
         "qk_norm": NARROW,
         "rotary_and_write_kv_cache": FLOATS,

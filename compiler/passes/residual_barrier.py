@@ -1,4 +1,4 @@
-"""Keeps a matrix product and the residual added to it apart, so that the product is rounded first."""
+"""Keeps a GEMM and the residual added to it apart, so that the GEMM's result is rounded first."""
 
 import torch
 from torch import fx
@@ -7,7 +7,7 @@ from .graph import Pass, PassReport, copy_graph, dtype_of, emit, erase_dead, rep
 
 ADD = torch.ops.aten.add.Tensor
 CONVERT = torch.ops.prims.convert_element_type.default
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+GEMMS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -16,7 +16,7 @@ def run(graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
     graph = copy_graph(graph)
     matches, skipped = 0, []
     for node in graph.find_nodes(op="call_function", target=ADD):
-        if not any(_is_product(operand) for operand in node.args):
+        if not any(_is_gemm(operand) for operand in node.args):
             continue
         reason = _obstacle(node)
         if reason:
@@ -30,10 +30,10 @@ def run(graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
     return graph, PassReport(name=RESIDUAL_BARRIER.name, num_matches=matches, skipped=tuple(skipped))
 
 
-def _is_product(value: object) -> bool:
+def _is_gemm(value: object) -> bool:
     while isinstance(value, fx.Node) and value.target in VIEWS:
         value = value.args[0]
-    return isinstance(value, fx.Node) and value.target in PRODUCTS
+    return isinstance(value, fx.Node) and value.target in GEMMS
 
 
 def _obstacle(node: fx.Node) -> str | None:
@@ -52,7 +52,7 @@ def _obstacle(node: fx.Node) -> str | None:
 RESIDUAL_BARRIER = Pass(
     name="residual_barrier",
     version=1,
-    reason="else the sum is folded into the product by rules that differ by device and torch version",
+    reason="else the sum is folded into the GEMM by rules that differ by device and torch version",
     contract="bitwise equal: a sum of two narrow floats in float32, rounded once, is their narrow sum",
     run=run,
 )

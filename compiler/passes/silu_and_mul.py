@@ -115,7 +115,7 @@ def _are_halves(gate: fx.Node, up: fx.Node) -> bool:
 SILU_AND_MUL = Pass(
     name="silu_and_mul",
     version=1,
-    reason="one site with one provider between the two matrix products of the MLP",
+    reason="one site with one provider between the two GEMMs of the MLP",
     contract="bitwise equal to the ATen graph it replaces; eager SiLU in float32 may differ in the last bit",
     run=run_silu_and_mul,
 )

@@ -79,7 +79,7 @@ def _dependency_size(graph: Any, dependency: Any, count_bytes: bool = True) -> i
 
 @contextlib.contextmanager
 def _roundings_stay() -> Iterator[None]:
-    """Where torch takes a rounding between two conversions for idle, though told to round as eager does."""
+    """Where torch takes a rounding between two conversions for idle, though set to round as eager does."""
     from torch._inductor.fx_passes import joint_graph
 
     if hasattr(joint_graph, "_is_lossless_fp_widening_cast"):  # it looks at what would be lost

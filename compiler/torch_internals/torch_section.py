@@ -286,7 +286,7 @@ def _shipped(name: str) -> dict[str, Any]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    logging.getLogger(alias).disabled = True  # it would tell a second time what it made of the machine
+    logging.getLogger(alias).disabled = True  # it would log a second time what it found of the machine
     sys.modules[alias] = module
     try:
         with _without_steering():
@@ -309,7 +309,7 @@ def _entries(module: ModuleType) -> dict[str, Any]:
 def _others_may_call() -> Iterator[None]:
     """Torch has one flag a process for "FX traces now", at which compiled functions of every thread raise.
 
-    Told not to, they run as they are written meanwhile. Forced, since a setting is of one thread.
+    With this setting they run uncompiled meanwhile. Forced, since a setting is of one thread.
     """
     entry = _entries(_imported("torch._dynamo.config")).get("error_on_nested_fx_trace")
     with contextlib.nullcontext() if entry is None else replaced(entry, env_value_force=False):

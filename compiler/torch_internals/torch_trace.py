@@ -1,4 +1,4 @@
-"""One trace by TorchDynamo, with every assumption that it made told before anything runs."""
+"""One trace by TorchDynamo, whose guards are reported before anything runs."""
 
 import inspect
 import types
@@ -35,7 +35,7 @@ class Trace:
 
 
 def bound_tokens(token_ids: Tensor, limit: int) -> None:
-    """Tell the tracer the largest size of dim 0, so that generated indices fit 32 bits."""
+    """Give the tracer the largest size of dim 0, so that generated indices fit 32 bits."""
     check: Any = torch._check
     check(token_ids.shape[0] <= limit)
 

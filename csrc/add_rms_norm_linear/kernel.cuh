@@ -1,4 +1,4 @@
-// The product and the gate of lamina::add_rms_norm_linear: out = silu(x * gateᵀ + bias) * (x * upᵀ + bias), where x is
+// GEMM and gate of lamina::add_rms_norm_linear: out = silu(x * gateᵀ + bias) * (x * upᵀ + bias), where x is
 // the norm, which a kernel of its own has made.
 #pragma once
 

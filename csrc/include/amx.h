@@ -56,7 +56,7 @@ class AmxScope {
   alignas(64) uint8_t before_[64];
 };
 
-// Tokens [16] x depth [32] as one tile: row p holds elements 2p and 2p + 1 of every token, side by side.
+// Tokens [16] x depth [32] as one tile: row p holds elements 2p and 2p + 1 of every token, interleaved.
 inline void pack_tile(const BFloat16* const* tokens, int num_tokens, int64_t from, int64_t count, BFloat16* tile) {
   Vec rows[kTileRows];
   for (int t = 0; t < kTileRows; t++) rows[t] = t < num_tokens ? load_pairs(tokens[t] + from, count) : Vec{};

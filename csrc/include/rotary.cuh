@@ -8,7 +8,7 @@
 
 namespace lamina {
 
-// Products and sums are rounded one by one, as the formula does it, so no fused multiply-add.
+// Multiplications and sums are rounded one by one, as the formula does it, so no fused multiply-add.
 template <typename T, int kWidth>
 __device__ __forceinline__ void rotate(Vec<T, kWidth>& first, Vec<T, kWidth>& second, const float (&cos)[kWidth],
                                        const float (&sin)[kWidth]) {

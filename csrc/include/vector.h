@@ -169,7 +169,7 @@ inline IntVec lane_ids() {
   return ids;
 }
 
-// Lane l of the result is lane indices[l] of (a, b) side by side.
+// Lane l of the result is lane indices[l] of the concatenation (a, b).
 template <int... indices>
 inline Vec shuffle(Vec a, Vec b, std::integer_sequence<int, indices...>) {
 #if defined(__clang__)

@@ -17,14 +17,14 @@ namespace {
 // Whether this CPU has the method for this type; nothing is written where not.
 template <typename T>
 int64_t linear(const LinearArguments& p) {
-  const lamina::Linear<T> product{static_cast<const T*>(p.x),
-                                  p.x_token,
-                                  p.x_column,
-                                  p.tokens,
-                                  {static_cast<const T*>(p.weight), p.rows, p.columns, p.weight_row},
-                                  static_cast<const T*>(p.bias),
-                                  static_cast<T*>(p.out)};
-  return product.run(static_cast<lamina::Method>(p.method), static_cast<int>(p.threads));
+  const lamina::Linear<T> gemm{static_cast<const T*>(p.x),
+                               p.x_token,
+                               p.x_column,
+                               p.tokens,
+                               {static_cast<const T*>(p.weight), p.rows, p.columns, p.weight_row},
+                               static_cast<const T*>(p.bias),
+                               static_cast<T*>(p.out)};
+  return gemm.run(static_cast<lamina::Method>(p.method), static_cast<int>(p.threads));
 }
 
 }  // namespace

@@ -17,14 +17,14 @@ namespace {
 // Whether this CPU has the method for this type; nothing is written where not.
 template <typename T>
 int64_t linear_int8(const LinearInt8Arguments& p) {
-  const lamina::LinearInt8<T> product{static_cast<const T*>(p.x),
-                                      p.x_token,
-                                      p.tokens,
-                                      {p.weight, p.rows, p.columns, p.columns},
-                                      p.scale,
-                                      static_cast<const T*>(p.bias),
-                                      static_cast<T*>(p.out)};
-  return product.run(static_cast<lamina::Method>(p.method), static_cast<int>(p.threads));
+  const lamina::LinearInt8<T> gemm{static_cast<const T*>(p.x),
+                                   p.x_token,
+                                   p.tokens,
+                                   {p.weight, p.rows, p.columns, p.columns},
+                                   p.scale,
+                                   static_cast<const T*>(p.bias),
+                                   static_cast<T*>(p.out)};
+  return gemm.run(static_cast<lamina::Method>(p.method), static_cast<int>(p.threads));
 }
 
 }  // namespace

@@ -44,8 +44,8 @@ struct RotaryAndWrite {
   }
 
  private:
-  // Products and sums are rounded one by one, as the formula does it: the file that includes this turns off fused
-  // multiply-adds.
+  // Multiplications and sums are rounded one by one, as the formula does it: the file that includes this turns off
+  // fused multiply-adds.
   void rotate(int64_t token, const T* from, T* to) const {
     for (int64_t d = 0; d < half; d += kLanes) {
       const Vec first = load_some(from + d, half - d), second = load_some(from + half + d, half - d);

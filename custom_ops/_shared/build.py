@@ -125,7 +125,7 @@ def find_built(store: Store, key: str) -> Path | None:
         if ref["key"] == key:
             return store.path(ref["object"])
         logger.warning("the record of kernel %s in the cache is of another one; it is built again", key[:16])
-    except StoreError:  # the store has told
+    except StoreError:  # logged by the store
         pass
     except (TypeError, KeyError) as error:
         logger.warning("the record of kernel %s in the cache cannot be read: %r", key[:16], error)

@@ -1,4 +1,4 @@
-"""CUDA kernels: csrc/<op>/cuda.cu compiled once by nvcc alone for the card at hand, kept in the store."""
+"""CUDA kernels: csrc/<op>/cuda.cu compiled once by nvcc alone for the GPU at hand, kept in the store."""
 
 import ctypes
 import functools

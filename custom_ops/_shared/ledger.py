@@ -11,7 +11,7 @@ from ...common.store import Store
 KERNELS = "kernels"  # the store's names for built libraries
 TRITON = "triton"  # the folder in which Triton keeps what it compiles
 
-Watcher = Callable[[str], None]  # told what is about to be built; may raise
+Watcher = Callable[[str], None]  # called with what is about to be built; may raise
 _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 

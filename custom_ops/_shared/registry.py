@@ -74,8 +74,8 @@ def providers(op: str) -> tuple[str, ...]:
 def forced(wanted: Mapping[str, str]) -> Iterator[None]:
     """While it lasts, "auto" is the named provider of each of these ops: to measure and compare them.
 
-    Recordings made before stay as they are. Raises UnsupportedError for an op or a provider that there is
-    not; a call where the provider cannot run raises it.
+    CUDA graphs captured before stay as they are. Raises UnsupportedError for an op or a provider that is not
+    known; a call where the provider cannot run raises it.
     """
     for op, provider in wanted.items():
         if provider not in providers(op):
@@ -96,7 +96,7 @@ def _force(wanted: dict[str, str]) -> None:
 
 
 def calls_by_dtype() -> dict[torch.dtype, Call]:
-    """A place for what `select` found, emptied whenever another provider is forced."""
+    """An empty cache for what `select` finds, emptied again whenever another provider is forced."""
     _found.append({})
     return _found[-1]
 

@@ -82,7 +82,7 @@ def _check(
 ) -> None:
     if logits.dim() != 2 or logits.stride(1) != 1 or not logits.is_floating_point():
         got = f"logits is {list(logits.shape)} {logits.dtype} with strides {list(logits.stride())}"
-        raise ShapeError(f"adjust_logits: {got}; wanted [n, vocab] of floats with neighbours side by side")
+        raise ShapeError(f"adjust_logits: {got}; wanted [n, vocab] of floats with contiguous rows")
     if not 0 < num_valid_ids <= logits.shape[1]:
         got = f"num_valid_ids is {num_valid_ids}"
         raise ShapeError(f"adjust_logits: {got}; wanted 1 to {logits.shape[1]}, the vocabulary")
@@ -115,7 +115,7 @@ def _check(
         got = f"out is {list(out.shape)} {out.dtype}"
         raise ShapeError(f"adjust_logits: {got}; wanted [{m}, {num_valid_ids} or more] float32")
     if out.stride(1) != 1:
-        raise ShapeError(f"adjust_logits: out has strides {list(out.stride())}; wanted ids side by side")
+        raise ShapeError(f"adjust_logits: out has strides {list(out.stride())}; wanted contiguous rows")
 
 
 def _check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -44,9 +44,9 @@ def adjust_logits(
         is_excluded = is_excluded | ~unpacked(allowed, num_valid_ids)
     # NaN and infinity stay: an exclusion is not to hide that a row is broken
     scores = scores.masked_fill(is_excluded & (scores < float("inf")), float("-inf"))
-    places = torch.arange(history.shape[1], device=history.device)
-    is_said = places < lengths.unsqueeze(-1)
-    is_answer = is_said & (places >= num_prompt.unsqueeze(-1))
+    positions = torch.arange(history.shape[1], device=history.device)
+    is_said = positions < lengths.unsqueeze(-1)
+    is_answer = is_said & (positions >= num_prompt.unsqueeze(-1))
     was_said = counts(tokens, is_said, num_valid_ids) > 0
     num_said = counts(tokens, is_answer, num_valid_ids)
     repetition, frequency, presence = penalties.unsqueeze(-1)
@@ -60,7 +60,7 @@ def adjust_logits(
 
 
 def remember(history: Tensor, slots: Tensor, lengths: Tensor, newest: Tensor) -> None:
-    """Write each row's newest token to its place."""
+    """Write each row's newest token to its position in the history."""
     history.view(-1).index_copy_(0, slots * history.shape[1] + lengths - 1, newest)
 
 
@@ -92,8 +92,8 @@ def completions(bad_words: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
     if not bad_words.numel():
         return bad_words.new_full((len(bad_words), 0), -1)
     earlier = bad_words[:, :, :-1]
-    places = lengths.unsqueeze(-1) - longest + 1 + torch.arange(longest - 1, device=tokens.device)
-    newest = torch.where(places >= 0, tokens.gather(1, places.clamp(min=0)), -2)  # -2 matches nothing
+    positions = lengths.unsqueeze(-1) - longest + 1 + torch.arange(longest - 1, device=tokens.device)
+    newest = torch.where(positions >= 0, tokens.gather(1, positions.clamp(min=0)), -2)  # -2 matches nothing
     is_met = ((earlier == newest.unsqueeze(1)) | (earlier < 0)).all(dim=-1)
     return torch.where(is_met, bad_words[:, :, -1], -1)
 

@@ -25,7 +25,7 @@ def keep_typical(
 def _check(logits: Tensor, temperature: Tensor, typical_p: Tensor) -> None:
     if logits.dim() != 2 or logits.stride(1) != 1 or logits.dtype != torch.float32:
         got = f"logits is {list(logits.shape)} {logits.dtype} with strides {list(logits.stride())}"
-        raise ShapeError(f"keep_typical: {got}; wanted [n, vocab] float32 with neighbours side by side")
+        raise ShapeError(f"keep_typical: {got}; wanted [n, vocab] float32 with contiguous rows")
     for name, column in (("temperature", temperature), ("typical_p", typical_p)):
         if column.dtype != torch.float32 or column.shape != logits.shape[:1] or not column.is_contiguous():
             got = f"{name} is {list(column.shape)} {column.dtype} with strides {list(column.stride())}"

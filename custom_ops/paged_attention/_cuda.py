@@ -16,7 +16,7 @@ from ._plan import HOPPER, MANY, KernelShape, plan
 MAX_HEAD_DIM = 256
 HOPPER_HEAD_DIMS = (64, 128)
 HOPPER_GROUP = 128  # heads a key-value head at most
-LEAST_BLOCK = 64  # smaller blocks cost the copy engine more than the products take
+LEAST_BLOCK = 64  # smaller blocks take TMA longer than the GEMMs take
 MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
 
 
@@ -109,7 +109,7 @@ def _kernel_of_many_rows(query: Tensor, key_cache: Tensor, scale: float, soft_ca
 
 @functools.cache
 def hopper_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
-    """Why the kernel of Hopper does not serve prefill on a card with these sizes; None: it does."""
+    """Why the kernel of Hopper does not serve prefill on a GPU with these sizes; None: it does."""
     capability = torch.cuda.get_device_capability(device)
     if capability != (9, 0):
         return f"compute capability is {capability[0]}.{capability[1]}, not 9.0"

@@ -1,6 +1,6 @@
 """FlashAttention 4, 3 or 2, where one is installed, as a provider of lamina::paged_attention.
 
-Each is an optional package with limits of its own; the most recent that takes a card, head_dim and block_size
+Each is an optional package with limits of its own; the most recent that takes a GPU, head_dim and block_size
 serves them. All write zeros for queries of a sequence without keys, and all read whole tiles of keys: with a
 window, block_tables must hold readable blocks of finite values a tile before it.
 """
@@ -30,7 +30,7 @@ BATCH_OF_OTHER_KERNELS = 256  # with more sequences, flash-attn-4 runs others
 class Facts(NamedTuple):
     """What the limits of a version depend on."""
 
-    capability: tuple[int, int]  # of the card
+    capability: tuple[int, int]  # of the GPU
     head_dim: int
     block_size: int
 
@@ -94,7 +94,7 @@ def load() -> Call:
 
 @functools.cache
 def choose(device: torch.device, head_dim: int, block_size: int) -> Choice:
-    """The version for a card and these sizes."""
+    """The version for a GPU and these sizes."""
     capability = torch.cuda.get_device_capability(device)
     return choose_version(Facts(capability, head_dim, block_size), VERSIONS)
 

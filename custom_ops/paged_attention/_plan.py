@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 FEW_ROWS = (8, 16)  # query rows of one key-value head that kernels 0 and 1 hold; the others take any number
 MANY = len(FEW_ROWS)
-HOPPER = MANY + 1  # the same as MANY by asynchronous products of whole warpgroups
+HOPPER = MANY + 1  # the same as MANY by WGMMA and TMA
 MIN_SPLIT_KEYS = (128, 128, 512, 512)  # of each kernel; fewer keys do not pay for merging
-MAX_SPLIT_KEYS = 4096  # more keys are split even where the card is full, so that none lags behind
-IDLE_BLOCKS = 8  # launched to no purpose at most, in cards full, for the sake of long sequences
+MAX_SPLIT_KEYS = 4096  # more keys are split even where the GPU is full, so that none lags behind
+IDLE_BLOCKS = 8  # launched to no purpose at most, in GPUs full, for the sake of long sequences
 NO_LIMIT = 1 << 30  # to which kernels may add as much without leaving 32 bits
 
 

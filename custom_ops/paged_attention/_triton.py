@@ -1,7 +1,7 @@
-"""The Triton kernels of lamina::paged_attention, for cards without nvcc.
+"""The Triton kernels of lamina::paged_attention, for GPUs without nvcc.
 
 A program takes a tile of a sequence's queries with all query heads of one key-value head, so that K and V are
-read once for the group. Where the tiles are too few to fill the card, the keys of each are split among
+read once for the group. Where the tiles are too few to fill the GPU, the keys of each are split among
 several programs, and a second kernel merges what they leave.
 """
 

@@ -90,6 +90,6 @@ def rotary_embedding(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tu
             HEADS=HEADS,
             HALF=triton.next_power_of_2(half),
             num_warps=2,
-            enable_fp_fusion=False,  # products and sums are rounded one by one, as the formula does it
+            enable_fp_fusion=False,  # multiplications and sums are rounded one by one, as the formula does it
         )
     return query_out, key_out

@@ -30,7 +30,7 @@ def sample(
     Greedy rows take the lowest id among the largest logits. Random rows keep the top_k likeliest tokens, of
     them the fewest with at least top_p of their mass, of them those at least min_p times as likely as the
     likeliest; among equals the lowest ids. Of top_p and min_p a millionth (2**-20) less is enough, so that
-    rounding does not decide what lies exactly at a border. A row with a logit that is NaN or infinite, or
+    rounding does not decide what lies exactly at a boundary. A row with a logit that is NaN or infinite, or
     without one above -inf that may be chosen, has -1. A draw depends on its row alone: its noise is counted
     from (seed, position, id) and the same on every device.
     """
@@ -66,7 +66,7 @@ def _check(
 ) -> None:
     if logits.dim() != 2 or logits.stride(1) != 1 or not logits.is_floating_point():
         got = f"logits is {list(logits.shape)} {logits.dtype} with strides {list(logits.stride())}"
-        raise ShapeError(f"sample: {got}; wanted [n, vocab] of floats with neighbouring ids side by side")
+        raise ShapeError(f"sample: {got}; wanted [n, vocab] of floats with contiguous rows")
     num_rows, vocab = logits.shape
     if not 0 < num_valid_ids <= vocab:
         raise ShapeError(f"sample: num_valid_ids is {num_valid_ids}; wanted 1 to {vocab}, the vocabulary")

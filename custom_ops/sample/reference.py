@@ -14,7 +14,7 @@ from .row_indices import with_row_indices
 # and, among equals, by id; the filters keep the first of them.
 CHUNK = 256  # tokens that take part in the first race together
 BROKEN = -1  # in place of a token where logits are not finite, so that nobody takes one of them for chosen
-REACH = 1 - 2**-20  # of a share is enough: what lies exactly at a border may be rounded to below it
+REACH = 1 - 2**-20  # of a share is enough: what lies exactly at a boundary may be rounded to below it
 
 
 @with_row_indices

@@ -201,8 +201,8 @@ def test_an_import_heals_what_is_damaged_and_says_how_much(store, tmp_path):
 
 def test_measurements_travel_with_the_warm_up_that_used_them(store, tmp_path):
     warm_up, used, other = "1" * 64, "2" * 64, "3" * 64
-    store.write_ref("measurements", used, {"card": "this", "entries": []})
-    store.write_ref("measurements", other, {"card": "that", "entries": []})
+    store.write_ref("measurements", used, {"gpu": "this", "entries": []})
+    store.write_ref("measurements", other, {"gpu": "that", "entries": []})
     store.write_ref("serving", warm_up, {"plan": None, "kernels": [], "measurements": [used]})
     export_bundle(store, tmp_path / "bundle", [warm_up])
     import_bundle(Store(tmp_path / "other"), read_bundle(tmp_path / "bundle"), None)

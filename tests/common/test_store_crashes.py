@@ -170,8 +170,8 @@ with store.new_folder("checkpoints", sys.argv[2]) as folder:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever is done to a store in whatever order: what is named is whole, what is damaged is told and made
-    again, what is removed is gone, and nothing is left behind."""
+    """Whatever is done to a store in whatever order: what is named is whole, what is damaged is logged and
+    made again, what is removed is gone, and nothing is left behind."""
 
     names = Names("names")
 
@@ -213,17 +213,23 @@ class AnyOrder(RuleBasedStateMachine):
         folder = store.folder("checkpoints", str(number))
         assert folder is None or (folder / "weights").read_bytes() == self.content(number)
 
-    @rule(which=st.integers(0, 1), data=st.data())
-    def damage(self, which, data):
-        """Any file, at any byte, or all of it."""
+    @rule(
+        which=st.integers(0, 1),
+        number=st.integers(0, 99),
+        whole=st.booleans(),
+        byte=st.integers(0, 9999),
+        bit=st.integers(0, 7),
+    )
+    def damage(self, which, number, whole, byte, bit):
+        """Any file, at any byte, or all of it; what is drawn never depends on what the disk holds."""
         root = self.stores[which].root
         files = [path for top in ("objects", "refs", "folders") for path in sorted((root / top).rglob("*"))]
         files = [path for path in files if path.is_file()]
         if files:
-            path = data.draw(st.sampled_from(files))
+            path = files[number % len(files)]
             content = bytearray(path.read_bytes())
-            if content and data.draw(st.booleans()):
-                content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+            if content and not whole:
+                content[byte % len(content)] ^= 1 << bit
                 path.write_bytes(content)
             else:
                 path.unlink()

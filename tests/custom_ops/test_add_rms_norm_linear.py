@@ -50,12 +50,12 @@ def test_formula_and_composition_have_the_bits_of_the_ops_one_after_another(
     arguments = make_arguments(dtype, num_tokens=num_tokens, with_bias=with_bias, gated=gated)
     norm = (arguments[name] for name in ("x", "residual", "norm_weight", "eps"))
     normed, expected_total = add_rms_norm(*norm)
-    for call, product in (
+    for call, projection in (
         (_composed.add_rms_norm_linear, linear),
         (reference.add_rms_norm_linear, F.linear),
     ):
         out, total = call(*arguments.values())
-        expected = product(normed, arguments["weight"], arguments["bias"])
+        expected = projection(normed, arguments["weight"], arguments["bias"])
         assert torch.equal(total, expected_total)
         assert torch.equal(out, silu_and_mul(expected) if gated else expected)
 
@@ -119,7 +119,7 @@ def test_the_cpp_kernel_is_as_good_as_the_ops_one_after_another(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("hidden", [1, 16, 40, 100])
 def test_behind_the_norm_is_what_the_norm_alone_gives_bit_for_bit(dtype: torch.dtype, hidden: int) -> None:
-    """A product with the identity changes nothing: sum, norm and weight round where add_rms_norm does.
+    """A GEMM with the identity changes nothing: sum, norm and weight round where add_rms_norm does.
 
     Of whole numbers, whose squares add up to the same in any order.
     """
@@ -147,7 +147,7 @@ def test_the_norm_is_of_the_sum_as_it_is_kept(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gate_and_up_are_rounded_before_they_meet(dtype: torch.dtype) -> None:
-    """A norm of one number is 1, so that the product and its bias are one exact sum."""
+    """A norm of one number is 1, so that the GEMM and its bias are one exact sum."""
     generator = torch.Generator().manual_seed(4)
     weight, bias = (torch.randn(4000, generator=generator).to(dtype) for _ in range(2))
     one = torch.ones(1, 1, dtype=dtype)
@@ -176,7 +176,7 @@ def test_nothing_is_read_beyond_its_end(dtype: torch.dtype, gated: bool, rows: i
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gate_of_large_numbers_is_the_formulas(dtype: torch.dtype) -> None:
-    """A norm of one number is 1 or -1, so that the product is the weight."""
+    """A norm of one number is 1 or -1, so that the projection is the weight."""
     edges = [0.0, -0.5, 5.0, -20.0, 90.0, -90.0, -104.0, 3e38, -3e38, torch.inf, torch.nan]
     weight = torch.tensor([*edges, *[1.0] * len(edges)]).to(dtype).unsqueeze(1)
     one = torch.ones(1, 1, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Measuring which kernel serves a product: what a part of a GPU cannot launch is left out, and told."""
+"""GEMM autotune: what a part of a GPU cannot launch is left out, and logged."""
 
 import logging
 from collections.abc import Callable
@@ -56,6 +56,6 @@ def test_where_nothing_can_be_launched_the_library_serves(clusters_that_fit: Cal
     clusters_that_fit(0)
     entry = autotune._measure(SITE, CPU, torch.bfloat16)
     assert entry.kernel is None
-    choices.adopt("a part of a card", [entry])
-    assert choices.choose(SITE, "a part of a card").kernel is None
-    assert choices.is_measured(SITE, "a part of a card")
+    choices.adopt("a part of a GPU", [entry])
+    assert choices.choose(SITE, "a part of a GPU").kernel is None
+    assert choices.is_measured(SITE, "a part of a GPU")

@@ -1,4 +1,4 @@
-"""Which attention serves which step, and what is said about it; the cards here are facts on paper."""
+"""Which attention serves which step, and what is said about it; the GPUs here are facts on paper."""
 
 import logging
 from collections.abc import Callable
@@ -118,7 +118,7 @@ def test_what_a_version_does_not_take_is_told_with_what_is_wanted(
 
 @pytest.fixture
 def op(request: pytest.FixtureRequest) -> str:
-    """An op of this test alone, with the names that paged attention's providers have on a card."""
+    """An op of this test alone, with the names that paged attention's providers have on a GPU."""
     name = f"op_of_{request.node.name}"
     registry.register(
         name,
@@ -189,14 +189,14 @@ def test_else_auto_takes_our_kernels_for_both_and_says_why(
 
 
 @pytest.mark.parametrize(
-    "obstacle,told",
+    "obstacle,reason",
     [(None, "(its kernel for Hopper)"), ("head_dim is 96", "; not its kernel for Hopper: head_dim is 96)")],
 )
 def test_auto_says_whether_our_kernel_for_hopper_serves_prefill(
-    op: str, obstacle: str | None, told: str
+    op: str, obstacle: str | None, reason: str
 ) -> None:
     missing = chosen(version("new", installed=False))
-    assert select(op, "auto", missing, hopper_obstacle=obstacle).reason.endswith(told)
+    assert select(op, "auto", missing, hopper_obstacle=obstacle).reason.endswith(reason)
 
 
 def test_our_kernel_for_hopper_comes_before_any_flash_attention(op: str) -> None:

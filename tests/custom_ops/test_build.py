@@ -29,7 +29,7 @@ build_kernel("op", Path(sys.argv[1]), Store(sys.argv[2]))
 
 @pytest.fixture
 def csrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A csrc/ with one small op, which no runtime of this process is told of."""
+    """A csrc/ with one small op, which no runtime of this process knows."""
     monkeypatch.setattr(build, "LEDGER", Ledger())
     folder = tmp_path / "csrc"
     (folder / "op").mkdir(parents=True)
@@ -143,8 +143,8 @@ def test_a_damaged_library_is_built_again(csrc: Path, store: Store, caplog: pyte
     path.write_bytes(path.read_bytes()[:100])
     with caplog.at_level(logging.WARNING):
         assert answer(build_kernel("op", csrc, store)) == 42
-    told = {id(record) for record in caplog.records if "damaged" in record.getMessage()}
-    assert len(told) == 1
+    damaged = {id(record) for record in caplog.records if "damaged" in record.getMessage()}
+    assert len(damaged) == 1
 
 
 def test_four_processes_at_once_compile_once(csrc: Path, store: Store) -> None:

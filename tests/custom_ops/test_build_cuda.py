@@ -1,4 +1,4 @@
-"""CUDA kernels are compiled once a card, by the nvcc asked for; here a stand-in compiles them as C++."""
+"""CUDA kernels are compiled once a GPU, by the nvcc asked for; here a stand-in compiles them as C++."""
 
 import contextlib
 import ctypes
@@ -28,7 +28,7 @@ c++ -x c++ -fPIC -shared "$include" "$source" -o "$target"
 
 @pytest.fixture
 def csrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A csrc/ with one small op, which no runtime of this process is told of."""
+    """A csrc/ with one small op, which no runtime of this process knows."""
     monkeypatch.setattr(build, "LEDGER", Ledger())
     folder = tmp_path / "csrc"
     (folder / "op").mkdir(parents=True)
@@ -116,7 +116,7 @@ def test_each_device_runs_what_was_compiled_for_it(
 
     (csrc / "op" / "cuda.cu").write_text("""
 extern "C" long op_arguments_size() { return 8; }
-extern "C" const char* lamina_error_string(int) { return "told"; }
+extern "C" const char* lamina_error_string(int) { return "refused"; }
 extern "C" int op(const void*) { return NUMBER; }
 """)
     nvcc.write_text(NVCC.replace("-shared", '-DNUMBER=$(echo "$*" | grep -c code=sm_90a) -shared'))
@@ -129,6 +129,6 @@ extern "C" int op(const void*) { return NUMBER; }
     kernel = CudaKernel("op", "")
     for _ in range(2):
         kernel(torch.device("cuda", 0))
-        with pytest.raises(KernelLaunchError, match="op: told"):
+        with pytest.raises(KernelLaunchError, match="op: refused"):
             kernel(torch.device("cuda", 1))
     assert len([line for line in runs(nvcc) if "gencode" in line]) == 2

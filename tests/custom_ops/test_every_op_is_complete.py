@@ -15,7 +15,7 @@ OPS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/op.py"))
 KERNELS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/_cpu.py"))
 CUDA_KERNELS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/_cuda.py"))
 MARKERS = {"attention_site"}  # nothing to compute
-TWINS = {  # what serves cards that the CUDA kernel does not; else Triton
+TWINS = {  # what serves GPUs that the CUDA kernel does not; else Triton
     "add_rms_norm_linear": "composed",
     "adjust_logits": "reference",
     "keep_typical": "reference",

@@ -38,15 +38,15 @@ class Adjusting(NamedTuple):
 
 
 def adjusting(seed: int, vocab: int, m: int = 3) -> Adjusting:
-    """m of 5 rows with everything that may be adjusted, at the borders of slices and of threads."""
+    """m of 5 rows with everything that may be adjusted, at the edges of slices and of threads."""
     generator = torch.Generator().manual_seed(seed)
 
     def integers(low: int, high: int, *shape: int, of: torch.Generator = generator) -> Tensor:
         return torch.randint(low, high, shape, generator=of, dtype=torch.int32)
 
     def ids(*shape: int, of: Callable[..., Tensor] = integers) -> Tensor:
-        border = 8180 if vocab > 8192 else 0  # just before that of a slice
-        return of(0, 30, *shape) + border * of(0, 2, *shape)
+        edge = 8180 if vocab > 8192 else 0  # just before that of a slice
+        return of(0, 30, *shape) + edge * of(0, 2, *shape)
 
     history, slots, rows = (
         ids(4, 600),
@@ -204,11 +204,11 @@ def test_a_share_that_is_reached_exactly_is_enough(on_host: Any, shares: list[in
         return out
 
     for count in range(1, len(shares)):
-        border, seeds = sum(shares[id_] for id_ in order[:count]) / sum(shares), torch.arange(200)
-        wider, right = (drawn(formula("sample"), top_p, seeds) for top_p in (border + 1e-4, border))
+        edge, seeds = sum(shares[id_] for id_ in order[:count]) / sum(shares), torch.arange(200)
+        wider, right = (drawn(formula("sample"), top_p, seeds) for top_p in (edge + 1e-4, edge))
         picked = [(wider == order[count]).int().argmax(), (right == order[count - 1]).int().argmax()]
         picked = torch.stack(picked)
-        assert torch.equal(drawn(on_host("sample"), border, picked), right[picked])
+        assert torch.equal(drawn(on_host("sample"), edge, picked), right[picked])
         assert right[picked][1] == order[count - 1]
         assert wider[picked][0] == order[count] != right[picked][0]
 

@@ -1,4 +1,4 @@
-"""Which implementation serves a product: by measurements alone, and what is known of them."""
+"""Which kernel serves a GEMM: by measurements alone, and what is known of them."""
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ def test_a_line_of_another_shape_is_refused(line: list[object]) -> None:
     ],
     ids=str,
 )
-def test_a_cut_that_no_kernel_has_is_refused_wherever_it_comes_from(change: dict[str, int]) -> None:
+def test_a_configuration_that_no_kernel_has_is_refused_wherever_it_comes_from(change: dict[str, int]) -> None:
     *before, _, microseconds, otherwise = entry().to_json()
     with pytest.raises(ValueError, match="GemmConfig"):
         parse_entry([*before, [*CONFIG._replace(**change)], microseconds, otherwise])
@@ -70,36 +70,36 @@ def test_a_number_of_rows_goes_to_the_next_bucket() -> None:
 
 
 def test_what_was_not_measured_is_the_librarys() -> None:
-    choice = choose(SITE, "a card of no name")
+    choice = choose(SITE, "a GPU of no name")
     assert choice.kernel is None
-    assert choice.reason == "not measured on a card of no name"
+    assert choice.reason == "not measured on a GPU of no name"
 
 
 def test_what_was_measured_here_goes_by_its_figures() -> None:
-    adopt("card A", [entry()])
-    assert is_measured(SITE, "card A")
-    assert choose(SITE, "card A").kernel == CONFIG
-    assert choose(SITE, "card A").reason == "measured here: 3.0 us, otherwise 5.0 us"
-    adopt("card A", [entry(otherwise=2.0)])
-    assert choose(SITE, "card A").kernel is None
-    assert not is_measured(SITE, "card B")
+    adopt("GPU A", [entry()])
+    assert is_measured(SITE, "GPU A")
+    assert choose(SITE, "GPU A").kernel == CONFIG
+    assert choose(SITE, "GPU A").reason == "measured here: 3.0 us, otherwise 5.0 us"
+    adopt("GPU A", [entry(otherwise=2.0)])
+    assert choose(SITE, "GPU A").kernel is None
+    assert not is_measured(SITE, "GPU B")
 
 
 def test_of_many_rows_a_few_percent_are_no_reason() -> None:
     few, many = (replace(entry(microseconds=4.9), site=replace(SITE, num_tokens=rows)) for rows in (64, 128))
-    adopt("card C", [few, many])
-    assert choose(few.site, "card C").kernel == CONFIG
-    assert choose(many.site, "card C").kernel is None
+    adopt("GPU C", [few, many])
+    assert choose(few.site, "GPU C").kernel == CONFIG
+    assert choose(many.site, "GPU C").kernel is None
 
 
 def test_what_was_measured_in_one_dtype_or_format_says_nothing_of_another() -> None:
-    adopt("card D", [entry()])
-    assert choose(SITE, "card D").kernel == CONFIG
+    adopt("GPU D", [entry()])
+    assert choose(SITE, "GPU D").kernel == CONFIG
     for other in (replace(SITE, dtype="float16"), replace(SITE, weights="float8_e4m3")):
-        assert not is_measured(other, "card D")
-        assert choose(other, "card D").kernel is None
-        adopt("card D", [replace(entry(otherwise=2.0), site=other)])
-        assert choose(SITE, "card D").kernel == CONFIG
+        assert not is_measured(other, "GPU D")
+        assert choose(other, "GPU D").kernel is None
+        adopt("GPU D", [replace(entry(otherwise=2.0), site=other)])
+        assert choose(SITE, "GPU D").kernel == CONFIG
 
 
 @pytest.mark.parametrize("processors", PROCESSORS)
@@ -132,7 +132,7 @@ def test_every_candidate_is_one_that_the_kernel_takes(kind: Kind, n: int, k: int
 
 
 def most_of(site: Site, config: GemmConfig) -> int:
-    """The stages that a config's memory takes."""
+    """The stages that a configuration's memory takes."""
     if config.clusters:
         return persistent_stages(config.warpgroups, config.tile_tokens)
     most = most_stages(site, config.warpgroups, config.tile_tokens, config.split_k, MAX_SHARED)
@@ -150,11 +150,11 @@ def test_blocks_that_stay_are_tried_for_many_rows_alone() -> None:
 
 
 def test_what_is_shipped_can_be_launched() -> None:
-    for (card, site), shipped_entry in shipped().items():
-        assert choose(site, card).reason.startswith(f"measured on {card}")
+    for (name, site), shipped_entry in shipped().items():
+        assert choose(site, name).reason.startswith(f"measured on {name}")
         assert site.num_tokens in BUCKETS
         if shipped_entry.kernel is None:  # whole steps decided
-            assert choose(site, card).kernel is None
+            assert choose(site, name).kernel is None
             assert parse_entry(shipped_entry.to_json()) == shipped_entry
             continue
         assert isinstance(shipped_entry.kernel, GemmConfig)

@@ -103,7 +103,7 @@ def test_torchs_own_products_do_not_notice_that_it_ran_between_them() -> None:
 
 
 def test_every_value_of_a_byte_counts_as_itself() -> None:
-    """Also those next to the borders of the tables by which bytes become floats."""
+    """Also those next to the edges of the tables by which bytes become floats."""
     weight = torch.arange(-127, 128, dtype=torch.int8)[:, None].repeat(1, 64)
     for num_tokens in (1, 20):
         x = torch.zeros(num_tokens, 64, dtype=torch.bfloat16)

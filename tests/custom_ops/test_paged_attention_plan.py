@@ -86,7 +86,7 @@ def test_a_launch_has_room_for_all_its_tiles_and_partial_results(call: dict[str,
         assert 1 <= limits.fill_splits <= limits.num_splits
 
 
-def test_one_sequence_is_split_over_the_whole_card() -> None:
+def test_one_sequence_is_split_over_the_whole_gpu() -> None:
     (launch,) = launches()
     assert launch.limits.fill_splits * 8 == 392
 

@@ -78,8 +78,8 @@ def test_a_persistent_kernel_gives_the_product_in_whatever_order_threads_run(
     x = torch.full((num_rows, k + 8), torch.nan).bfloat16()[:, :k].normal_()
     weight, bias = (torch.randn(n, k) / k**0.5).bfloat16(), at_the_end(torch.randn(n).bfloat16())
     out = launched(kernel, case, x, weight, bias)
-    products = [reference.linear(*(t.to(dtype).contiguous() for t in (x, weight, bias))) for dtype in DTYPES]
-    exact, naive = (gate.silu_and_mul(product) if is_gated else product for product in products)
+    gemms = [reference.linear(*(t.to(dtype).contiguous() for t in (x, weight, bias))) for dtype in DTYPES]
+    exact, naive = (gate.silu_and_mul(gemm) if is_gated else gemm for gemm in gemms)
     assert_close_to_reference(out, exact, naive)
 
 
@@ -93,7 +93,7 @@ def test_sums_arrive_where_no_tile_is_still_read(kernel: ctypes.CDLL, seed: int)
 
 
 def test_gate_and_up_are_rounded_before_they_meet(kernel: ctypes.CDLL) -> None:
-    """Of one column of powers of 2, so that each product and its bias are one exact sum."""
+    """Of one column of powers of 2, so that each GEMM and its bias are one exact sum."""
     torch.manual_seed(7)
     x, weight = torch.zeros(16, 8).bfloat16(), torch.zeros(320, 8).bfloat16()
     x[:, 0], weight[:, 0] = 2.0 ** (torch.arange(16) % 5 - 2), torch.randn(320)

@@ -117,11 +117,11 @@ def kept_by(provider: str, shares: list[int], temperature: float = 1.0, **filter
     return set(run(provider, **arguments(logits.contiguous(), settings)))
 
 
-BORDERS = [([3, 1, 1, 5], 0.8, {0, 3}), ([4, 4, 2], 0.8, {0, 1}), ([1, 1, 1, 1, 1], 0.6, {0, 1, 2})]
+EDGES = [([3, 1, 1, 5], 0.8, {0, 3}), ([4, 4, 2], 0.8, {0, 1}), ([1, 1, 1, 1, 1], 0.6, {0, 1, 2})]
 
 
 @pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
-@pytest.mark.parametrize("shares, top_p, kept", BORDERS, ids=str)
+@pytest.mark.parametrize("shares, top_p, kept", EDGES, ids=str)
 def test_a_share_that_is_reached_exactly_is_enough(
     provider: str, shares: list[int], top_p: float, kept: set[int]
 ) -> None:
@@ -135,10 +135,10 @@ def test_top_p_keeps_what_whole_numbers_say_at_a_border_and_beside_it(
     order = sorted(range(len(shares)), key=lambda id_: (-shares[id_], id_))
     count = data.draw(st.integers(1, len(shares) - 1))
     temperature = data.draw(st.sampled_from([0.5, 1.0, 3.0]))
-    border = sum(shares[id_] for id_ in order[:count]) / sum(shares)
+    edge = sum(shares[id_] for id_ in order[:count]) / sum(shares)
     columns = [torch.tensor([x]) for x in (0, 1.0, 0.0)]
     logits = torch.tensor([shares], dtype=torch.float64).log().mul(temperature).float()
-    for top_p, num_kept in ((border, count), (border - 1e-4, count), (border + 1e-4, count + 1)):
+    for top_p, num_kept in ((edge, count), (edge - 1e-4, count), (edge + 1e-4, count + 1)):
         gaps = reference.gaps_below(logits.amax(-1), logits, torch.tensor([temperature]))
         columns[1] = torch.tensor([top_p])
         odds = reference.kept_odds(gaps, *columns)[0]
@@ -182,7 +182,7 @@ def test_the_last_id_of_a_full_vocabulary_counts(provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", ["numpy", "cpu", "reference"])
-def test_rows_may_have_their_places_among_others(provider: str) -> None:
+def test_rows_may_have_their_indices_among_others(provider: str) -> None:
     logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(0))
     given_ = arguments(logits, [(0, 0, 1, 0, 5, 1), (1, 0, 1, 0, 5, 3), (1, 50, 0.9, 0, 6, 7)], 2)
     alone = run(provider, **given_)

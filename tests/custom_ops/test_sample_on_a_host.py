@@ -1,4 +1,4 @@
-"""The CUDA kernel of sample as C++: draws that tell where the filters end, and what chunks weigh."""
+"""The CUDA kernel of sample as C++: draws that show where the filters end, and what chunks weigh."""
 
 from typing import Any, NamedTuple
 
@@ -64,7 +64,7 @@ def drawn(
 
 
 def grid() -> Tensor:
-    """A token a step of the first cut, or two steps, so that sums end where lines and warps of bins do."""
+    """A token a step of the first bins, or two steps, so that sums end where lines and warps of bins do."""
     return -torch.arange(3000) / 1024
 
 
@@ -109,7 +109,7 @@ def wide() -> Tensor:
 
 
 def end_of_a_bin() -> Tensor:
-    """The last id where a bin of the first cut, 2 ** -12 wide, ends; alone in its chunk."""
+    """The last id where one of the first bins, 2 ** -12 wide, ends; alone in its chunk."""
     logits = torch.zeros(512)
     logits[256:] = -100.0
     logits[511] = -(2 * (4097 * 1024 - 1) - 1) * 2.0**-23
@@ -132,7 +132,7 @@ ROWS = {
     "two chunks": torch.randn(300, generator=torch.Generator().manual_seed(0)),
 }
 JUST = (1 + 2**-20) / 256  # what is just enough for one of 256, and what is not
-BORDERS = [
+EDGES = [
     *(("grid", Filters(top_k)) for top_k in (80, 512, 1000, 2999)),
     ("grid", Filters(top_p=0.6)),
     ("grid", Filters(1000, 0.5)),
@@ -157,7 +157,7 @@ BORDERS = [
 ]
 
 
-@pytest.mark.parametrize("name, filters", BORDERS, ids=str)
+@pytest.mark.parametrize("name, filters", EDGES, ids=str)
 def test_the_last_token_within_a_border_is_drawn_and_the_first_beyond_it_is_not(
     on_host: Any, name: str, filters: Filters
 ) -> None:

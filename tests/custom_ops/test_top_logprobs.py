@@ -91,7 +91,7 @@ def test_off_the_cpu_nothing_waits_for_values() -> None:
     "num_ids, num_top, fits",
     [(320, 320, True), (128256, 20, True), (256000, 20, True), (128256, 64, False), (1500, 1100, False)],
 )
-def test_the_kernel_of_a_card_takes_what_is_usually_wanted(num_ids: int, num_top: int, fits: bool) -> None:
+def test_the_kernel_of_a_gpu_takes_what_is_usually_wanted(num_ids: int, num_top: int, fits: bool) -> None:
     assert _cuda.fits(num_ids, num_top) == fits
 
 

@@ -40,7 +40,7 @@ def test_importing_the_ops_does_not_import_their_triton_kernels() -> None:
 
 @pytest.fixture
 def triton_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A store in which nothing has told Triton yet where to keep its kernels."""
+    """A store in which nothing has set yet where Triton is to keep its kernels."""
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     monkeypatch.delenv("TRITON_CACHE_DIR")
     return Store(tmp_path / "store")
@@ -63,16 +63,16 @@ def test_triton_keeps_its_kernels_in_the_store_and_finds_them_where_it_has_moved
 
 
 def test_kernels_of_ours_are_noted_and_told_when_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger, told = Ledger(), list[str]()
+    ledger, watched_names = Ledger(), list[str]()
     monkeypatch.setattr(triton_cache, "LEDGER", ledger)
     files = {"norm.cubin": "/some/where/KEY/norm.cubin"}
     ours = SimpleNamespace(
         fn=SimpleNamespace(__module__="lamina.custom_ops.rms_norm._triton", __name__="norm")
     )
     generated = SimpleNamespace(fn=SimpleNamespace(__module__="torch_inductor", __name__="fused"))
-    with watched(told.append):
+    with watched(watched_names.append):
         for source in (ours, generated):
             for cache_hit in (True, False):
                 triton_cache._on_kernel(src=source, metadata_group=files, cache_hit=cache_hit, times=None)
-    assert told == ["the Triton kernel norm"]
+    assert watched_names == ["the Triton kernel norm"]
     assert [(used.kind, used.key, used.op) for used in ledger.used] == [("triton", "KEY", "norm")]

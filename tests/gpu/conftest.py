@@ -1,4 +1,4 @@
-"""What tests on a card share: kernels that are compiled once, though each module keeps a cache of its own."""
+"""What tests on a GPU share: kernels that are compiled once, though each module keeps a cache of its own."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,5 +16,5 @@ def native_kernels() -> None:
     Else each module's own cache would begin with minutes of nvcc.
     """
     if torch.cuda.is_available():
-        with ThreadPoolExecutor(max_workers=8) as pool:  # those that are missing are compiled side by side
+        with ThreadPoolExecutor(max_workers=8) as pool:  # those that are missing are compiled at once
             list(pool.map(load_cuda_kernel, sorted(path.parent.name for path in CSRC.glob("*/cuda.cu"))))

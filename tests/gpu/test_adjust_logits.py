@@ -1,4 +1,4 @@
-"""lamina::adjust_logits and lamina::keep_typical on a card against the formulas."""
+"""lamina::adjust_logits and lamina::keep_typical on a GPU against the formulas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -138,7 +138,7 @@ def test_what_is_typical_is_what_the_formula_keeps(vocab: int) -> None:
     assert num_different <= 5
 
 
-def test_both_are_recorded_and_replayed() -> None:
+def test_both_are_captured_and_replayed() -> None:
     given = arguments(50_257, torch.bfloat16, 16, 3)
     own = given | outputs(given, 50_264)
     out = own["out"]

@@ -1,4 +1,4 @@
-"""Adjusted requests on a card: they get what they want beside others, which get what they always did."""
+"""Adjusted requests on a GPU: they get what they want beside others, which get what they always did."""
 
 import itertools
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ ADJUSTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def runtime(
     request: pytest.FixtureRequest, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Runtime]:
-    """float32 on the card, with steps recorded and without."""
+    """float32 on the GPU, with steps captured and without."""
     with Runtime.from_pretrained(
         tiny_folder,
         device="cuda",

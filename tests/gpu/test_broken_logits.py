@@ -50,13 +50,13 @@ def broken(
 def test_a_request_that_breaks_in_its_middle_ends_alone(broken: Any) -> None:
     runtime, before, other = broken
     beside = runtime.stream(OTHER, SamplingParams(**GREEDY))
-    told = list(next(beside).token_ids)
+    received = list(next(beside).token_ids)
     stream = runtime.stream(PROMPT, SamplingParams(**GREEDY))
     assert tuple(next(stream).token_ids[0] for _ in before) == before
     with pytest.raises(LogitsError, match="lamina verify"):
         list(stream)
-    told += [id_ for delta in beside for id_ in delta.token_ids]
-    assert tuple(told) == other
+    received += [id_ for delta in beside for id_ in delta.token_ids]
+    assert tuple(received) == other
     assert runtime.stats()["blocks"]["used"] == 0
 
 

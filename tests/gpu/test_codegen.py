@@ -1,4 +1,4 @@
-"""What is generated for a card: a few calls of our ops, or fused kernels with 32-bit indices."""
+"""What is generated for a GPU: a few calls of our ops, or fused kernels with 32-bit indices."""
 
 import re
 from functools import partial
@@ -20,7 +20,7 @@ from lamina.models.rope import rope_tables
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
-CARD = torch.device("cuda")
+GPU = torch.device("cuda")
 FORMULAS_ONLY = ("canonicalise", "residual_barrier", "add_rms_norm", "rms_norm", "silu_and_mul", "lower")
 MAX_KERNELS = 5  # then of a middle piece: two residual norms, SiLU times up, the rotations of query and key
 CONFIG = ModelConfig(
@@ -41,11 +41,11 @@ def forward(weights, ids, positions, attend, ops=FAST_OPS):
     return LLAMA.forward(CONFIG, weights, ids, positions, attend, ops)
 
 
-def compile_for_the_card(store, dtype=torch.bfloat16, passes=None, numerics="fast"):
+def compile_for_the_gpu(store, dtype=torch.bfloat16, passes=None, numerics="fast"):
     table = {name: (spec.shape, dtype) for name, spec in LLAMA.parameters(CONFIG).items()}
     table |= dict.fromkeys(("rope_cos", "rope_sin"), ((8192, 64), torch.float32))
     ops = EXACT_OPS if numerics == "exact" else FAST_OPS
-    program = Program(forward=partial(forward, ops=ops), parameters=table, key={}, sources=(), device=CARD)
+    program = Program(forward=partial(forward, ops=ops), parameters=table, key={}, sources=(), device=GPU)
     return compile_program(program, CompileConfig(passes=passes), numerics, store)
 
 
@@ -56,28 +56,28 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compiled(store):
-    return compile_for_the_card(store)
+    return compile_for_the_gpu(store)
 
 
 @pytest.fixture(scope="module")
 def weights():
-    values = dummy_weights(LLAMA, CONFIG, dtype=torch.bfloat16, device=CARD, seed=0).by_name
-    tables = rope_tables(CONFIG, max_model_len=8192, dtype=torch.bfloat16, device=CARD)
+    values = dummy_weights(LLAMA, CONFIG, dtype=torch.bfloat16, device=GPU, seed=0).by_name
+    tables = rope_tables(CONFIG, max_model_len=8192, dtype=torch.bfloat16, device=GPU)
     return values | dict(zip(("rope_cos", "rope_sin"), tables, strict=True))
 
 
 def attend(layer, q, k, v, out, cos=None, sin=None):
     """Attention over a sequence; with angles by way of a cache, as in serving."""
     if cos is not None:
-        slots = torch.arange(q.shape[0], dtype=torch.int32, device=CARD)
-        keys, values = (torch.zeros(1, *k.shape, dtype=k.dtype, device=CARD) for _ in range(2))
+        slots = torch.arange(q.shape[0], dtype=torch.int32, device=GPU)
+        keys, values = (torch.zeros(1, *k.shape, dtype=k.dtype, device=GPU) for _ in range(2))
         q = rotary_and_write_kv_cache(q, k, v, cos, sin, keys, values, slots)
         k, v = keys[0], values[0]
     out.copy_(dense_attention(q, k, v, CONFIG.head_dim**-0.5))
 
 
 def tokens(num_tokens):
-    ids = torch.arange(num_tokens, dtype=torch.int32, device=CARD)
+    ids = torch.arange(num_tokens, dtype=torch.int32, device=GPU)
     return ids * 7 % CONFIG.vocab_size, ids
 
 
@@ -97,13 +97,13 @@ def test_a_middle_piece_is_four_calls_and_no_generated_kernel(compiled, store):
 
 
 def test_a_middle_piece_in_float32_keeps_the_products_of_torch(store):
-    source = middle_source(compile_for_the_card(store, torch.float32), store)
+    source = middle_source(compile_for_the_gpu(store, torch.float32), store)
     assert "torch.ops.lamina" not in source
     assert len(re.findall(r"extern_kernels\.(?:add)?mm\(", source)) == 4
 
 
 def test_with_formulas_alone_a_middle_piece_is_five_kernels_with_32_bit_indices(store):
-    source = middle_source(compile_for_the_card(store, passes=FORMULAS_ONLY), store)
+    source = middle_source(compile_for_the_gpu(store, passes=FORMULAS_ONLY), store)
     signatures = re.findall(r"'signature': (\{[^}]*\})", source)
     assert 0 < source.count("async_compile.triton(") <= MAX_KERNELS
     assert len(signatures) == source.count("async_compile.triton(")
@@ -119,15 +119,15 @@ def test_the_compiled_model_errs_no_more_than_twice_the_eager_one(
 ):
     wide = {name: weight.float() for name, weight in weights.items()}
     exact, naive = (forward(given, *tokens(num_tokens), attend) for given in (wide, weights))
-    out = compiled.plan.bind(weights, CARD)(*tokens(num_tokens), attend)
+    out = compiled.plan.bind(weights, GPU)(*tokens(num_tokens), attend)
     assert_close_to_reference(out, exact, naive)
 
 
 @torch.no_grad()
 def test_exact_is_eager_bit_for_bit_though_the_rotation_has_moved(store, weights):
-    exact = compile_for_the_card(store, numerics="exact")
+    exact = compile_for_the_gpu(store, numerics="exact")
     assert exact.plan.reports[0]["num_matches"] == CONFIG.num_layers
-    bound = exact.plan.bind(weights, CARD)
+    bound = exact.plan.bind(weights, GPU)
     for num_tokens in (1, 7, 33, 600):
         eager = forward(weights, *tokens(num_tokens), attend, EXACT_OPS)
         assert torch.equal(bound(*tokens(num_tokens), attend), eager), num_tokens
@@ -136,7 +136,7 @@ def test_exact_is_eager_bit_for_bit_though_the_rotation_has_moved(store, weights
 @torch.no_grad()
 def test_a_token_has_the_same_bits_in_every_batch_of_one_choice_of_kernels(compiled, weights):
     """Rows do not mix: what stands in the other rows of a step is nothing to a row."""
-    bound = compiled.plan.bind(weights, CARD)
+    bound = compiled.plan.bind(weights, GPU)
     ids, positions = tokens(8)
 
     def one(row, value):
@@ -145,7 +145,7 @@ def test_a_token_has_the_same_bits_in_every_batch_of_one_choice_of_kernels(compi
     def itself(layer, q, k, v, out, cos=None, sin=None):
         out.copy_(q)
 
-    row = torch.tensor([3], device=CARD)
+    row = torch.tensor([3], device=GPU)
     assert torch.equal(one(row, 9)[3], one(row, 800)[3])
 
 
@@ -166,11 +166,11 @@ def test_launches_of_a_middle_piece_for_one_token(compiled, weights):
         counts.append(sum(event.count for event in profiled.key_averages() if event.self_device_time_total))
         return results
 
-    run = partial(plan.bind(weights, CARD), *tokens(1), attend)
+    run = partial(plan.bind(weights, GPU), *tokens(1), attend)
     run()  # kernels and workspaces are loaded
     run(run_piece)
     print("launches of a middle piece:", counts)
     assert max(counts) <= MAX_LAUNCHES
 
 
-MAX_LAUNCHES = 9  # four products, two norms, a gate, and two that cuBLAS splits in two
+MAX_LAUNCHES = 9  # four GEMMs, two norms, a gate, and two that cuBLAS splits in two

@@ -1,4 +1,4 @@
-"""The demo model on a card, against transformers on the same card."""
+"""The demo model on a GPU, against transformers on the same GPU."""
 
 from pathlib import Path
 

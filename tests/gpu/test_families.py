@@ -1,4 +1,4 @@
-"""Tiny models of the families on a card: windows, soft caps, odd rotations and other norms in our kernels."""
+"""Tiny models of the families on a GPU: windows, soft caps, odd rotations and other norms in our kernels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +38,7 @@ def answers(folder: Path, cache: Path, **settings: Any) -> list[list[int]]:
 def test_tokens_are_those_of_transformers(
     name: str, folder_of: Callable[[str], Path], compile_cache: Path
 ) -> None:
-    """Compiled and recorded, in float32; where the two best of the oracle nearly tie, either may win."""
+    """Compiled and captured, in float32; where the two best of the oracle nearly tie, either may win."""
     folder = folder_of(name)
     model = oracle(folder, FAMILIES[name].architecture)
     for prompt, got in zip(PROMPTS, answers(folder, compile_cache, dtype="float32"), strict=True):

@@ -185,7 +185,7 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours_hold(config: GemmConfig
 
 
 def stream_all(num_rows: int, up: tuple[int, int], down: tuple[int, int], *, is_persistent: bool) -> None:
-    """Let the kernel serve a gated product and a plain one, as if it had been measured to be faster."""
+    """Let the kernel serve a gated GEMM and a plain one, as if it had been measured to be faster."""
     bucket = bucket_of(num_rows)
     assert bucket is not None
     tokens = max(8, bucket)

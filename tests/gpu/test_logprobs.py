@@ -1,4 +1,4 @@
-"""Log-probabilities on a card: the formula's and transformers', from recorded steps."""
+"""Log-probabilities on a GPU: the formula's and transformers', from CUDA graphs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ WANTED = SamplingParams(
 @pytest.mark.parametrize("num_top", [0, 1, 6, 20, 100])  # the last is more than the kernel has room for
 @pytest.mark.parametrize("num_rows, vocab", [(1, 320), (70, 32000), (5, 128256), (3, 256000)])
 @pytest.mark.parametrize("kind", ["any", "many equals", "likeliest side by side", "broken"])
-def test_the_op_tells_on_a_card_what_it_tells_on_the_cpu(
+def test_the_op_gives_on_a_gpu_what_it_gives_on_the_cpu(
     num_rows: int, vocab: int, num_top: int, dtype: torch.dtype, kind: str
 ) -> None:
     logits = (torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
@@ -48,20 +48,20 @@ def test_the_op_tells_on_a_card_what_it_tells_on_the_cpu(
     torch.testing.assert_close(logprobs.cpu(), exact, rtol=1e-5, atol=1e-5)
 
 
-def test_the_op_can_be_recorded() -> None:
+def test_the_op_can_be_captured() -> None:
     logits, token_ids = torch.randn(9, 1000, device="cuda"), torch.arange(9, dtype=torch.int32, device="cuda")
     top_logprobs(logits, token_ids, 1000, 4)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        recorded = top_logprobs(logits, token_ids, 1000, 4)
+        captured = top_logprobs(logits, token_ids, 1000, 4)
     logits.normal_()
     graph.replay()
-    for got, right in zip(recorded, top_logprobs(logits, token_ids, 1000, 4), strict=True):
+    for got, right in zip(captured, top_logprobs(logits, token_ids, 1000, 4), strict=True):
         assert torch.equal(got, right)
 
 
 @pytest.mark.parametrize("cuda_graphs", ["auto", "off"])
-def test_reports_are_those_of_transformers_and_cost_no_recording(
+def test_reports_are_those_of_transformers_and_cost_no_capture(
     tiny_folder: Path, tiny_reference: Callable[[Path], Any], compile_cache: Path, cuda_graphs: Any
 ) -> None:
     settings = {"dtype": "float32", "max_num_seqs": 8, "max_num_batched_tokens": 64, "prefill_chunk": 17}
@@ -83,8 +83,8 @@ def test_reports_are_those_of_transformers_and_cost_no_recording(
         assert len(entries) == len(prompt) + 20 - 1
         for entry, row in zip(entries, rows, strict=False):
             assert entry is not None
-            for token_id, told in entry.items():
-                assert told.logprob == pytest.approx(float(row[token_id]), abs=1e-3)
+            for token_id, report in entry.items():
+                assert report.logprob == pytest.approx(float(row[token_id]), abs=1e-3)
     with Runtime.from_pretrained(tiny_folder, device="cpu", compile=False, dtype="float32") as runtime:
         right = runtime.beam_search(PROMPTS, BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True))
     for output, same in zip(searched, right, strict=True):

@@ -1,4 +1,4 @@
-"""What does not fit the card is refused with figures and remedies before any weight lies there."""
+"""What does not fit the GPU is refused with figures and remedies before any weight lies there."""
 
 import json
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from lamina.common.errors import ConfigError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
-# 128 layers of 16384: some 1.8 TB of weights, more than any card has.
+# 128 layers of 16384: some 1.8 TB of weights, more than any GPU has.
 TOO_LARGE = {"hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 128}
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_on_the_card() -> Iterator[None]:
+def _nothing_is_left_on_the_gpu() -> Iterator[None]:
     before = torch.cuda.memory_allocated()
     yield
     assert torch.cuda.memory_allocated() == before

@@ -113,7 +113,7 @@ def exact(case: Case) -> Tensor:
 
 
 def naive(case: Case) -> Tensor:
-    """Matrix product, softmax, matrix product, each rounded to the inputs' dtype."""
+    """GEMM, softmax, GEMM, each rounded to the inputs' dtype."""
     out = torch.full_like(case.out, torch.nan)
     group, starts = case.query.shape[1] // case.key_cache.shape[2], case.query_start_loc.tolist()
     for row, length in enumerate(case.seq_lens.tolist()):
@@ -289,7 +289,7 @@ def test_a_chunk_over_a_long_prefix_is_joined_from_its_splits(check: Callable[[C
     check(make_case([9000, 4000], [64, 1], num_heads=6, num_kv_heads=2, head_dim=64))
 
 
-def test_a_full_card_of_ragged_sequences(check: Callable[[Case], Tensor]) -> None:
+def test_a_full_gpu_of_ragged_sequences(check: Callable[[Case], Tensor]) -> None:
     lens = torch.randint(0, 1500, (256,)).tolist()
     check(make_case(lens, [1] * 256, num_heads=32, num_kv_heads=8, capacity=32768))
 

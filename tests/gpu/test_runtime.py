@@ -1,4 +1,4 @@
-"""The whole runtime on a card: the same tokens as transformers, recorded or not, alone or batched."""
+"""The whole runtime on a GPU: the same tokens as transformers, captured or not, alone or batched."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ NEAR_TIE = 1e-4
 
 @pytest.fixture(scope="module")
 def open_runtime(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Runtime]:
-    """open_runtime(**settings): float32 on the card, compiled once for the module."""
+    """open_runtime(**settings): float32 on the GPU, compiled once for the module."""
     cache = tmp_path_factory.mktemp("cache")
 
     def make(cuda_graphs: Any = "auto", **settings: Any) -> Runtime:
@@ -33,7 +33,7 @@ def open_runtime(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="module")
-def recorded(open_runtime: Callable[..., Runtime]) -> Iterator[Runtime]:
+def captured(open_runtime: Callable[..., Runtime]) -> Iterator[Runtime]:
     with open_runtime() as runtime:
         yield runtime
 
@@ -43,11 +43,11 @@ def _tokens(runtime: Runtime, prompts: list[list[int]], params: SamplingParams) 
 
 
 @pytest.fixture(scope="module")
-def alone(recorded: Runtime) -> list[tuple[int, ...]]:
-    return [_tokens(recorded, [prompt], GREEDY)[0] for prompt in PROMPTS]
+def alone(captured: Runtime) -> list[tuple[int, ...]]:
+    return [_tokens(captured, [prompt], GREEDY)[0] for prompt in PROMPTS]
 
 
-def test_greedy_tokens_are_those_of_transformers_on_the_card(
+def test_greedy_tokens_are_those_of_transformers_on_the_gpu(
     tiny_folder: Path, tiny_reference: Callable[[Path], Any], alone: list[tuple[int, ...]]
 ) -> None:
     model = tiny_reference(tiny_folder).to("cuda")
@@ -66,18 +66,18 @@ def test_greedy_tokens_are_those_of_transformers_on_the_card(
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 7, 9, 11])
-def test_a_batch_between_recorded_sizes_gives_the_tokens_of_each_alone(
-    recorded: Runtime, alone: list[tuple[int, ...]], count: int
+def test_a_batch_between_captured_sizes_gives_the_tokens_of_each_alone(
+    captured: Runtime, alone: list[tuple[int, ...]], count: int
 ) -> None:
-    assert _tokens(recorded, PROMPTS[:count], GREEDY) == alone[:count]
+    assert _tokens(captured, PROMPTS[:count], GREEDY) == alone[:count]
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_recorded_and_not_recorded_steps_give_the_same_tokens(
-    open_runtime: Callable[..., Runtime], recorded: Runtime, params: SamplingParams
+def test_captured_and_not_captured_steps_give_the_same_tokens(
+    open_runtime: Callable[..., Runtime], captured: Runtime, params: SamplingParams
 ) -> None:
-    with_graphs = _tokens(recorded, PROMPTS, params)
-    assert recorded.stats()["cuda_graphs"]["replays"] > 0
+    with_graphs = _tokens(captured, PROMPTS, params)
+    assert captured.stats()["cuda_graphs"]["replays"] > 0
     with open_runtime(cuda_graphs="off") as plain:
         assert _tokens(plain, PROMPTS, params) == with_graphs
         assert plain.stats()["cuda_graphs"]["replays"] == 0
@@ -101,7 +101,7 @@ def test_every_attention_backend_gives_the_same_tokens(
 def test_blocks_that_move_and_batches_that_shrink_are_honoured_by_replays(
     open_runtime: Callable[..., Runtime], alone: list[tuple[int, ...]]
 ) -> None:
-    """A cache so small that requests are preempted: tables change between two replays of one recording."""
+    """A cache so small that requests are preempted: tables change between two replays of one CUDA graph."""
     with open_runtime(num_kv_blocks=17, block_size=16) as runtime:
         assert _tokens(runtime, PROMPTS, GREEDY) == alone
         stats = runtime.stats()
@@ -113,7 +113,7 @@ def test_blocks_that_move_and_batches_that_shrink_are_honoured_by_replays(
 @pytest.mark.parametrize("depth", [1, 3])
 def test_any_number_of_steps_in_flight_gives_the_same_tokens(
     open_runtime: Callable[..., Runtime],
-    recorded: Runtime,
+    captured: Runtime,
     alone: list[tuple[int, ...]],
     monkeypatch: pytest.MonkeyPatch,
     depth: int,
@@ -124,7 +124,7 @@ def test_any_number_of_steps_in_flight_gives_the_same_tokens(
     monkeypatch.setitem(builder.DEPTHS, "cuda", depth)
     with open_runtime(num_kv_blocks=17, block_size=16) as runtime:
         for params in (GREEDY, SEEDED, stopping):
-            assert _tokens(runtime, PROMPTS, params) == _tokens(recorded, PROMPTS, params)
+            assert _tokens(runtime, PROMPTS, params) == _tokens(captured, PROMPTS, params)
         stats = runtime.stats()
         assert stats["preemptions"] > 0
         assert stats["blocks"]["free"] + stats["blocks"]["cached"] == stats["blocks"]["total"]
@@ -132,13 +132,13 @@ def test_any_number_of_steps_in_flight_gives_the_same_tokens(
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_blocks_that_go_to_pinned_memory_and_back_give_the_same_tokens(
-    open_runtime: Callable[..., Runtime], recorded: Runtime, monkeypatch: pytest.MonkeyPatch, depth: int
+    open_runtime: Callable[..., Runtime], captured: Runtime, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
-    """What a large cache gives, recorded steps included; in between nearly every block has been elsewhere."""
+    """What a large cache gives, captured steps included; in between nearly every block has been elsewhere."""
     monkeypatch.setitem(builder.DEPTHS, "cuda", depth)
     with open_runtime(num_kv_blocks=17, block_size=16, swap_bytes=64 * 16 * 512) as runtime:
         for params in (GREEDY, SEEDED):
-            assert _tokens(runtime, PROMPTS, params) == _tokens(recorded, PROMPTS, params)
+            assert _tokens(runtime, PROMPTS, params) == _tokens(captured, PROMPTS, params)
         stats = runtime.stats()
         assert stats["preemptions"] > 0
         assert stats["cuda_graphs"]["replays"] > 0
@@ -162,9 +162,9 @@ def test_padding_rows_write_nothing_into_the_cache(open_runtime: Callable[..., R
             assert bool((keys[-1] == 7.0).all()), "a block that no request owned was written"
 
 
-def test_min_tokens_is_honoured_between_recorded_steps(recorded: Runtime) -> None:
+def test_min_tokens_is_honoured_between_captured_steps(captured: Runtime) -> None:
     params = SamplingParams(temperature=1.0, seed=5, min_tokens=12, max_tokens=20)
-    (output,) = recorded.generate([PROMPTS[0]], params)
+    (output,) = captured.generate([PROMPTS[0]], params)
     assert len(output.outputs[0].token_ids) >= 12
 
 

@@ -1,4 +1,4 @@
-"""lamina::sample on a card, by each provider, against the formula."""
+"""lamina::sample on a GPU, by each provider, against the formula."""
 
 import math
 from collections.abc import Callable
@@ -188,8 +188,8 @@ def test_a_share_that_is_reached_exactly_is_enough(provider: str, shares: list[i
     order = sorted(range(len(shares)), key=lambda id_: (-shares[id_], id_))
     call = call_of(provider, torch.float32)
     for count in range(1, len(shares)):
-        border = sum(shares[id_] for id_ in order[:count]) / sum(shares)
-        for top_p, kept in ((border, order[:count]), (border + 1e-4, order[: count + 1])):
+        edge = sum(shares[id_] for id_ in order[:count]) / sum(shares)
+        for top_p, kept in ((edge, order[:count]), (edge + 1e-4, order[: count + 1])):
             rows = make_rows(4096, len(shares), top_p=top_p)
             assert set(run(call, logits.contiguous(), rows).tolist()) == set(kept)
         least = shares[order[count]] / max(shares)
@@ -255,7 +255,7 @@ def test_rows_that_begin_anywhere_in_wider_rows(provider: str) -> None:
 
 
 @providers
-def test_rows_may_have_their_places_among_others(provider: str) -> None:
+def test_rows_may_have_their_indices_among_others(provider: str) -> None:
     call, generator = call_of(provider, torch.bfloat16), torch.Generator().manual_seed(8)
     logits, rows = make_logits(150, 5000, torch.bfloat16, 8), mixed_rows(150, 5000, 8)
     row_indices = torch.randperm(200, generator=generator)[:150].to(DEVICE)
@@ -269,7 +269,7 @@ def test_rows_may_have_their_places_among_others(provider: str) -> None:
 
 
 @providers
-def test_one_recording_serves_every_mixture(provider: str) -> None:
+def test_one_cuda_graph_serves_every_mixture(provider: str) -> None:
     call = call_of(provider, torch.bfloat16)
     logits, rows = make_logits(32, 128_256, torch.bfloat16, 7), mixed_rows(32, 128_256, 7)
     out = run(call, logits, rows)
@@ -285,7 +285,7 @@ def test_one_recording_serves_every_mixture(provider: str) -> None:
         assert torch.equal(out, run(reference.sample, logits, rows))
 
 
-def test_noise_has_the_same_bits_on_the_card_as_on_the_cpu() -> None:
+def test_noise_has_the_same_bits_on_the_gpu_as_on_the_cpu() -> None:
     seeds = torch.arange(512) - 256
     keys = reference.row_keys(seeds, seeds.flip(0) * 3)
     counters = torch.arange(-4096, 4096, dtype=torch.int32)

@@ -102,7 +102,7 @@ def test_what_is_not_plain_is_left_to_inductor(cubins, store, odd):
 
 
 class Driver:
-    """Takes launches, and fails when told to."""
+    """Takes launches, and fails when asked to."""
 
     def __init__(self, status=0):
         self.status, self.launches = status, []

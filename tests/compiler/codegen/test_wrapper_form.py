@@ -111,7 +111,7 @@ def test_what_an_op_returned_is_checked_as_torch_checks_it():
         check(x, (3, 2), (3, 1), torch.float32, "op")
 
 
-def test_an_unknown_wrapper_serves_the_same_tokens_unrecorded(tiny_folder, tmp_path, monkeypatch):
+def test_an_unknown_wrapper_serves_the_same_tokens_uncaptured(tiny_folder, tmp_path, monkeypatch):
     """Whatever a torch version writes otherwise: as slow as it may be, and right, at every start."""
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     prompts = [[1, 5, 9], [7, 8]]

@@ -43,9 +43,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def compiled(shared_store):
-    config = CompileConfig(
-        passes=all_but("linear", "add_rms_norm_linear")
-    )  # products of the library on any CPU
+    config = CompileConfig(passes=all_but("linear", "add_rms_norm_linear"))  # GEMMs of the library on any CPU
     return compile_program(make_tiny().program, config, "fast", shared_store)
 
 
@@ -68,7 +66,7 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(page):
     assert "<tiny>" not in page
 
 
-def test_the_page_shows_passes_sites_contracts_guards_and_recordings(page, compiled):
+def test_the_page_shows_passes_sites_contracts_guards_and_cuda_graphs(page, compiled):
     (*_, piece) = compiled.plan.pieces
     for report in piece.artifact.reports:
         assert report["name"] in PASS_NAMES
@@ -83,15 +81,15 @@ def test_the_page_shows_passes_sites_contracts_guards_and_recordings(page, compi
 def test_before_and_after_show_what_differs_and_not_all_that_does_not(page, compiled, shared_store):
     (_, piece, _) = compiled.plan.pieces
     whole = shared_store.get(piece.artifact.graph_before).decode()
-    sides = re.findall(
+    columns = re.findall(
         r"<h4>before</h4><pre>(.*?)</pre></div><div><h4>after</h4><pre>(.*?)</pre>", page, re.S
     )
-    assert sides
-    for before, after in sides:
+    assert columns
+    for before, after in columns:
         assert "<del>" in before or "<ins>" in after
         assert before.count("\n") == after.count("\n"), "lines face each other"
         assert "call_function" not in before + after
-    assert min(before.count("\n") for before, _ in sides) < len(whole.splitlines()) / 2
+    assert min(before.count("\n") for before, _ in columns) < len(whole.splitlines()) / 2
 
 
 def test_lines_of_the_models_code_are_shown_without_places_of_this_machine(compiled, shared_store, page):
@@ -105,9 +103,9 @@ def test_lines_of_the_models_code_are_shown_without_places_of_this_machine(compi
 def test_launches_move_what_their_arguments_hold(compiled, shared_store):
     """The middle piece of TINY: o [64, 64], gate and up [256, 64], down [64, 128], q k v [128, 64]."""
     found = launches(compiled.plan.pieces[1].artifact, shared_store)
-    products = [launch for launch in found if launch.provider == "the library"]
-    weights = sum(launch.bytes_for(0) for launch in products)
+    gemms = [launch for launch in found if launch.provider == "the library"]
+    weights = sum(launch.bytes_for(0) for launch in gemms)
     assert weights == 4 * (64 * 64 + 256 * 64 + 64 * 128 + 128 * 64)
     assert {launch.provider for launch in found} == {"the library", "Inductor, C++"}
-    gate_up = products[1]
+    gate_up = gemms[1]
     assert gate_up.bytes_for(5) - gate_up.bytes_for(0) == 5 * 4 * (64 + 256)

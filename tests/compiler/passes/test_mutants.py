@@ -125,7 +125,7 @@ def weight_is_not_transposed(x, weight, bias):
     return x @ weight if bias is None else x @ weight + bias
 
 
-def product_is_of_the_sum(x, residual, norm_weight, eps, weight, bias, gated):
+def gemm_is_of_the_sum(x, residual, norm_weight, eps, weight, bias, gated):
     return joined(lambda total: total, x, residual, weight, bias, gated)
 
 
@@ -142,25 +142,25 @@ def norm_is_not_rounded(x, residual, norm_weight, eps, weight, bias, gated):
 
 
 def gate_is_left_out(x, residual, norm_weight, eps, weight, bias, gated):
-    product, total = joined(lambda t: rms_norm(t, norm_weight, eps), x, residual, weight, bias, False)
-    return (product.chunk(2, -1)[1] if gated else product), total
+    gemm, total = joined(lambda t: rms_norm(t, norm_weight, eps), x, residual, weight, bias, False)
+    return (gemm.chunk(2, -1)[1] if gated else gemm), total
 
 
 def up_is_gated(x, residual, norm_weight, eps, weight, bias, gated):
-    product, total = joined(lambda t: rms_norm(t, norm_weight, eps), x, residual, weight, bias, False)
-    return (halves_are_swapped(product) if gated else product), total
+    gemm, total = joined(lambda t: rms_norm(t, norm_weight, eps), x, residual, weight, bias, False)
+    return (halves_are_swapped(gemm) if gated else gemm), total
 
 
 def residual_is_handed_on(x, residual, norm_weight, eps, weight, bias, gated):
-    product, _ = joined(lambda t: rms_norm(t, norm_weight, eps), x, residual, weight, bias, gated)
-    return product, residual
+    gemm, _ = joined(lambda t: rms_norm(t, norm_weight, eps), x, residual, weight, bias, gated)
+    return gemm, residual
 
 
 def joined(norm, x, residual, weight, bias, gated):
     total = x + residual
-    product = F.linear(norm(total), weight, bias)
-    gate, up = product.chunk(2, -1) if gated else (product, None)
-    return (F.silu(gate) * up if gated else product), total
+    gemm = F.linear(norm(total), weight, bias)
+    gate, up = gemm.chunk(2, -1) if gated else (gemm, None)
+    return (F.silu(gate) * up if gated else gemm), total
 
 
 WRONG_FORMULAS = [
@@ -172,7 +172,7 @@ WRONG_FORMULAS = [
     *((SILU_AND_MUL, wrong) for wrong in (halves_are_swapped, product_is_rounded_once)),
     *((SILU_AND_MUL, wrong) for wrong in (gate_is_rounded_inside, gate_is_a_sigmoid)),
     *((LINEAR, wrong) for wrong in (bias_is_dropped, weight_is_not_transposed)),
-    *((ADD_RMS_NORM_LINEAR, wrong) for wrong in (product_is_of_the_sum, norm_is_not_weighted)),
+    *((ADD_RMS_NORM_LINEAR, wrong) for wrong in (gemm_is_of_the_sum, norm_is_not_weighted)),
     *((ADD_RMS_NORM_LINEAR, wrong) for wrong in (norm_is_not_rounded, gate_is_left_out, up_is_gated)),
     (ADD_RMS_NORM_LINEAR, residual_is_handed_on),
 ]
@@ -206,12 +206,12 @@ PRECONDITIONS = [
     (SILU_AND_MUL, silu_and_mul, "computes in float32", "mlp_in_float32", values),
     (SILU_AND_MUL, silu_and_mul, "laid out otherwise", "mlp_by_columns", form),
     (RESIDUAL_BARRIER, residual_barrier, "scaled sum", "add_scaled", values),
-    (LINEAR, linear, "scaled sum", "product_with_scaled_bias", values),
-    (LINEAR, linear, "not a transposed input", "product_of_untransposed", values),
-    (LINEAR, linear, "not a transposed input", "product_of_computed_weight", census),
+    (LINEAR, linear, "scaled sum", "gemm_with_scaled_bias", values),
+    (LINEAR, linear, "not a transposed input", "gemm_of_untransposed", values),
+    (LINEAR, linear, "not a transposed input", "gemm_of_computed_weight", census),
     (LINEAR, linear, "as many columns as there are tokens", "mlp_by_columns", census),
-    (LINEAR, linear, "laid out otherwise", "product_of_columns", census),
-    (LINEAR, linear, "not one number a column", "product_with_matrix_for_bias", form),
+    (LINEAR, linear, "laid out otherwise", "gemm_of_columns", census),
+    (LINEAR, linear, "not one number a column", "gemm_with_matrix_for_bias", form),
     (ADD_RMS_NORM_LINEAR, add_rms_norm_linear, "others read", "add_norm_read_by_two_linears", census),
     (ADD_RMS_NORM_LINEAR, add_rms_norm_linear, "after the sum", "add_norm_linear_with_late_bias", values),
 ]

@@ -1,4 +1,4 @@
-"""The pass that docs/add_a_pass.md tells how to write works, is keyed, reported and proved as told there."""
+"""The pass of docs/add_a_pass.md works, is keyed, reported and proved as the page says."""
 
 import importlib.util
 import os

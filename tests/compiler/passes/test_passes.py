@@ -67,7 +67,7 @@ def test_every_pass_does_on_every_program_what_it_says_and_nothing_else(program)
 
 
 @pytest.mark.parametrize("kind", sorted(BODIES))
-def test_each_fragment_is_known_for_what_it_is_behind_a_sum_and_a_product(kind):
+def test_each_fragment_is_known_for_what_it_is_behind_a_sum_and_a_gemm(kind):
     for dtype, before in ((torch.bfloat16, "add"), (torch.float64, "linear")):
         program = single(kind, dtype, (before,))
         check_census(trace(program).sites, {step: step.run(graph)[1] for step, graph in alone(program)})
@@ -131,7 +131,7 @@ def targets(graph):
         ),
     ],
 )
-def test_a_gate_is_joined_where_it_alone_takes_the_product(kind, first_ops):
+def test_a_gate_is_joined_where_it_alone_takes_the_projection(kind, first_ops):
     graph = trace(single(kind, torch.bfloat16)).graph
     ops = [target for target in targets(pipeline.rewrite(graph, PIPELINE[:-1]).graph) if "." in target]
     assert ops[: len(first_ops)] == first_ops
