@@ -137,6 +137,11 @@ class SchedulerOutput:
         return len(self.sampling)
 
     @property
+    def is_decode(self) -> bool:
+        """Whether every row computes one token and samples one, as most steps do."""
+        return self.num_tokens == self.num_rows == self.num_samples
+
+    @property
     def sample_rows(self) -> Ints:
         """The row of each sample [num_samples]."""
         return np.repeat(np.arange(self.num_rows), self.num_sampled_tokens)

@@ -103,8 +103,7 @@ class GraphRunner:
 
     def size_for(self, plan: SchedulerOutput) -> Decode | Mixed | None:
         """The smallest capture that holds a step, of whole steps if it can be; None where there is none."""
-        is_decode = plan.num_tokens == plan.num_rows == plan.num_samples
-        if is_decode and fits_captured(plan.banned):
+        if plan.is_decode and fits_captured(plan.banned):
             size = _smallest(self._decode_sizes, plan.num_tokens)
             if size is not None:
                 return Decode(size)

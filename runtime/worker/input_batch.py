@@ -208,11 +208,12 @@ class InputBatch:
         if num_tokens > num_rows:
             rows = np.repeat(rows, counts)
             positions = np.arange(num_tokens) + (computed - ends + counts)[rows]
-        num_sampled = plan.num_sampled_tokens
+        seq_lens = computed + counts
+        newest, logits_rows, sample_positions = _sampled(plan, ends, seq_lens)
         on_device = plan.sources != ON_HOST
         sources = packed[layout.token_sources]
         sources[:] = np.arange(self._first_packed, self._first_packed + len(sources))
-        sources[(ends - np.maximum(num_sampled, 1))[on_device]] = plan.sources[on_device]
+        sources[newest[on_device]] = plan.sources[on_device]
         fill(packed, layout.token_ids, plan.token_ids, padding=0)
         fill(packed, layout.positions, positions, padding=0)
         columns = positions // self.block_size
@@ -220,15 +221,13 @@ class InputBatch:
             blocks = self._tables[group * self.max_num_seqs + rows, columns]
             slots = (blocks - columns) * self.block_size + positions
             fill(packed, field, slots, padding=NO_SLOT)
-        fill(packed, layout.seq_lens, computed + counts, padding=0)
+        fill(packed, layout.seq_lens, seq_lens, padding=0)
         packed[layout.query_start_loc.start] = 0
         starts = slice(layout.query_start_loc.start + 1, layout.query_start_loc.stop)
         fill(packed, starts, ends, padding=num_tokens)
-        # Of each sample, how many tokens of its row there are from the one that it comes after.
-        left = np.repeat(np.cumsum(num_sampled), num_sampled) - np.arange(plan.num_samples)
-        fill(packed, layout.logits_rows, np.repeat(ends, num_sampled) - left, padding=0)
+        fill(packed, layout.logits_rows, logits_rows, padding=0)
         longs = packed[layout.sample_positions].view(np.int64)
-        fill(longs, slice(0, len(longs)), np.repeat(computed + counts, num_sampled) - left + 1, padding=0)
+        fill(longs, slice(0, len(longs)), sample_positions, padding=0)
 
     def _layout(self, sizes: tuple[int, int, int]) -> tuple["_Layout", dict[str, Any]]:
         """Where the fields of a step of these sizes lie; the same tensors for the same sizes."""
@@ -296,6 +295,21 @@ class _Layout(NamedTuple):
         tokens, first = self.token_ids.stop - self.token_ids.start, self.all_slot_mappings.start
         starts = [first + group * _aligned(tokens) for group in range(num_groups)]
         return [slice(start, start + tokens) for start in starts]
+
+
+def _sampled(plan: SchedulerOutput, ends: Ints, seq_lens: Ints) -> tuple[Ints, Ints, Ints]:
+    """Of each row the index of its newest known token; of each sample that of the token before, its position.
+
+    ends and seq_lens [num_rows]: of each row where its tokens end among the step's, and how many there are.
+    """
+    if plan.is_decode:
+        last = ends - 1
+        return last, last, seq_lens
+    num_sampled = plan.num_sampled_tokens
+    # Of each sample, how many tokens of its row there are from the one that it comes after.
+    left = np.repeat(np.cumsum(num_sampled), num_sampled) - np.arange(plan.num_samples)
+    newest = ends - np.maximum(num_sampled, 1)
+    return newest, np.repeat(ends, num_sampled) - left, np.repeat(seq_lens, num_sampled) - left + 1
 
 
 def fits_captured(banned: Banned) -> bool:
