@@ -34,6 +34,7 @@ REQUESTS = st.fixed_dictionaries(
         "bad_words": st.sampled_from([None, None, [[4], [1, 2]]]),
         "logprobs": st.sampled_from([None, None, 0, 3]),
         "prompt_logprobs": st.sampled_from([None, None, 2]),
+        "logits_processors": st.sampled_from([None, None, [lambda prompt, answer, logits: logits.roll(1)]]),
     }
 )
 
@@ -84,6 +85,9 @@ def test_copies_of_plans_through_the_executor_come_to_what_the_runner_says_of_th
     executor = UniprocExecutor(make_runner(host_blocks=NoCopies()))
     for number, request in enumerate(requests):
         server.add(f"r{number}", **request)
+        if request["logits_processors"]:  # code that no pickle takes
+            for worker in (runner, executor):
+                worker.add_request(f"r{number}", request["logits_processors"])
     while server.scheduler.has_work:
         plan = server.scheduler.schedule()
         received = sent(plan)
