@@ -1,4 +1,4 @@
-"""A store of its own for a test or for a module's tests; and what was proved of the passes, in numbers."""
+"""A store of its own for a test or for a module's tests; and what was proved, in numbers."""
 
 import pytest
 
@@ -8,8 +8,11 @@ from .tally import PROVED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The numbers behind "the passes are proved", where such tests have run."""
-    if PROVED:
+    """The numbers behind "plans are right" and "the passes are proved", where such tests have run."""
+    if PROVED["surroundings"]:
+        terminalreporter.section("plans")
+        terminalreporter.write_line(f"{PROVED['surroundings']} surroundings, each with the right plan")
+    if PROVED["programs"] or PROVED["faults"]:
         terminalreporter.section("passes")
         terminalreporter.write_line(
             f"{PROVED['programs']} programs, {PROVED['planted']} sites planted, {PROVED['found']} found; "

@@ -1,5 +1,6 @@
-"""What was proved of the passes, in numbers."""
+"""What was proved of the passes and of plans, in numbers."""
 
 from collections import Counter
 
-PROVED: Counter[str] = Counter()  # programs, sites planted, sites found; faults put in, faults caught
+# programs, sites planted, sites found; faults put in, faults caught; surroundings of plans
+PROVED: Counter[str] = Counter()
