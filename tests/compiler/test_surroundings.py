@@ -12,7 +12,7 @@ from lamina.compiler.capture.readings import ask
 
 from .interpreted import Interpreter, compile_world
 from .tally import PROVED
-from .worlds import FREE, LINES, World, parts_of
+from .worlds import FREE, LINES, OF_EVERY_LINE, World, parts_of
 
 # Each example is ten surroundings: `make prove`, with its thousand examples, goes through 10,000.
 EXAMPLES = settings().max_examples if settings().max_examples > 20 else 4
@@ -90,6 +90,18 @@ def test_what_is_not_read_or_is_neutralized_makes_none(everything, part):
     outcome = compile_world(world.changed(part, 2), store)
     assert outcome.is_right
     assert not outcome.was_captured
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_makes_no_new_plan_whatever_else_changes(everything, line):
+    store, _, _ = everything
+    world = World(lines=(line,))
+    compile_world(world, store)
+    for part in set(CHANGEABLE).difference(parts_of(line), OF_EVERY_LINE):
+        world = world.changed(part, 2)
+    outcome = compile_world(world, store)
+    assert outcome.is_right
+    assert not outcome.was_captured, outcome.compiled.miss
 
 
 def test_two_objects_that_become_one_and_one_that_becomes_two_are_other_worlds(tmp_path, monkeypatch):

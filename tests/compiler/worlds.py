@@ -186,34 +186,48 @@ def make(closed):
         return y
     return forward
 """
-# Which parts of the world each line reads.
-METHOD = ("method", "class_attribute")
-DICT = ("item", "keys", "contains")
+# Which parts of the world count for a line, where it is not the part of its own name alone: a class and an
+# enum whole, of an object the names of its attributes, of a dict its keys.
+CLASS = ("method", "class_attribute", "property", "missing of a class")
+OBJECT = (*CLASS, "has")
+DICT = ("keys", "contains")
 PARTS: dict[str, tuple[str, ...]] = {
     "computed key": ("item",),
     "getenv": ("variable",),
     "default dtype": (),
-    "method": (*METHOD, "held"),
-    "keys of a dict": ("keys", "contains"),
-    "values of a dict": ("item", "contains"),
-    "items of a dict": DICT,
-    "copy of a dict": ("keys", "contains"),
+    "method": (*OBJECT, "held"),
+    "held": (*OBJECT, "held"),
+    "class_attribute": CLASS,
+    "keys": DICT,
+    "keys of a dict": DICT,
+    "values of a dict": (*DICT, "item"),
+    "items of a dict": (*DICT, "item"),
+    "copy of a dict": DICT,
     "loop": ("element",),
     "sum": ("element",),
     "sliced": ("element",),
     "global in a list": ("element",),
+    "enum": ("enum", "enum's value"),
     "enum's value": ("enum", "enum's value"),
-    "bound method": (*METHOD, "bound"),
-    "property": ("property", "held"),
-    "attempt": ("has",),
-    "fallback": ("has",),
+    "bound method": (*CLASS, "bound"),
+    "property": (*OBJECT, "held"),
+    "attempt": OBJECT,
+    "fallback": OBJECT,
+    "has": OBJECT,
     "imported inside": ("constant",),
     "from import": ("constant",),
-    "class of a call": METHOD,
+    "class of a call": CLASS,
+    "missing of a class": CLASS,
     "formatted": ("global",),
     "mapping proxy": ("constant",),
     "missing key": ("contains",),
     "missing element": ("length",),
+}
+OF_EVERY_LINE = ("pass", "default")  # the defaults of a function belong to it, read or not
+# Parts that are there or not: 1 or 2.
+TWO_WAYS = {
+    *("contains", "has", "identity", "none", "kind", "enum"),
+    *("missing constant", "missing of a class"),
 }
 FREE = (
     "unread",
@@ -228,7 +242,7 @@ FREE = (
 
 
 def parts_of(line: str) -> tuple[str, ...]:
-    """The parts of a world that a line reads."""
+    """The parts of a world that count for a line."""
     return PARTS.get(line, (line,))
 
 
@@ -256,12 +270,13 @@ class World:
         return self.values.get(part, 1)
 
     def changed(self, part: str, value: int) -> "World":
+        value = min(value, 2) if part in TWO_WAYS else value
         return replace(self, values=self.values | {part: value})
 
     @property
     def relevant(self) -> tuple[Any, ...]:
         """Two worlds that are equal here compute the same."""
-        parts = sorted({part for line in self.lines for part in parts_of(line)} | {"pass"})
+        parts = sorted({part for line in self.lines for part in parts_of(line)}.union(OF_EVERY_LINE))
         return self.lines, tuple((part, self.value(part)) for part in parts)
 
     @contextmanager
