@@ -144,8 +144,8 @@ class EngineCore:
             self._pending.clear()
             self.scheduler.reopen()
         for request_id in self.scheduler.live_ids - self._live.keys():
-            self.scheduler.abort(request_id)
             self._executor.remove_request(request_id)
+            self.scheduler.abort(request_id)
         for request in [live.request for live in self._live.values()]:
             if request.finish_reason is not None or request.request_id in self._attentive:
                 self._send(request)

@@ -4,8 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 
 from ...common.errors import ConfigError, OutOfBlocksError
-
-NULL_BLOCK = 0  # stands in padding of block tables; never handed out, never written
+from ..protocol.scheduler_output import NULL_BLOCK
 
 
 class BlockPool:

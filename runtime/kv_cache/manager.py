@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...common.errors import ConfigError
-from ..protocol.scheduler_output import NO_COPIES, Copies
-from .block_pool import NULL_BLOCK, BlockPool
+from ..protocol.scheduler_output import NO_COPIES, NULL_BLOCK, Copies
+from .block_pool import BlockPool
 from .prefix_cache import CachedBlock, Chain, PrefixCache
 from .swap import SwapSpace
 

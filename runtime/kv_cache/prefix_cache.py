@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from .block_pool import NULL_BLOCK
+from ..protocol.scheduler_output import NULL_BLOCK
 
 
 @dataclass(slots=True, eq=False)

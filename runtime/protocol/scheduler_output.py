@@ -14,6 +14,7 @@ Flags = NDArray[np.bool_]
 Banned = tuple[tuple[int, tuple[int, ...]], ...]  # (sample, ids it must not be)
 
 ON_HOST = -1  # the source of a token that the host knows
+NULL_BLOCK = 0  # stands in padding of block tables; never handed out, never written
 
 # What a row is sampled with; unresolved or out of range is nothing here.
 SAMPLING = np.dtype(

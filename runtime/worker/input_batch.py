@@ -8,8 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..kv_cache.block_pool import NULL_BLOCK
-from ..protocol.scheduler_output import ON_HOST, Banned, Ints, SchedulerOutput, WantedReports
+from ..protocol.scheduler_output import NULL_BLOCK, ON_HOST, Banned, Ints, SchedulerOutput, WantedReports
 from .logprobs import LogprobRows
 
 NO_ID = -1  # in place of a banned id

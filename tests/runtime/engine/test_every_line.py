@@ -110,6 +110,7 @@ def is_sound(runtime, is_idle, alone):
         is_idle(runtime)
         runtime._loaded.engine.scheduler.check()
         assert not runtime._loaded.engine._live
+        assert not runtime._loaded.engine._executor.model_runner._adjuster.processors
         assert not runtime._client._processor._answers
 
     yield check

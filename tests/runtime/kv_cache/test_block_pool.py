@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.common.errors import ConfigError, OutOfBlocksError
-from lamina.runtime.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from lamina.runtime.kv_cache.block_pool import BlockPool
+from lamina.runtime.protocol.scheduler_output import NULL_BLOCK
 
 
 def test_the_null_block_is_never_handed_out():
