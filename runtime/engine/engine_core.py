@@ -1,6 +1,5 @@
 """The core of the engine: schedule, execute, update; whole again after whatever hit it. It knows no text."""
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -270,7 +269,7 @@ class EngineCore:
                 request_id=request.request_id,
                 num_before=num_sent,
                 new_token_ids=tuple(request.output_token_ids[num_sent:]),
-                logprobs=tuple(request.logprobs[num_sent:]),
+                logprobs=tuple(request.logprobs[num_sent:]) if request.logprobs else (),
                 prompt_logprobs=() if num_sent else tuple(request.prompt_logprobs),
                 finish=_finish_of(request, error) if is_over else None,
             )
@@ -303,11 +302,12 @@ def _request_of(asked: EngineRequest) -> Request:
 
 
 def _finish_of(request: Request, error: LaminaError | None) -> Finish:
+    times = request.times
     assert request.finish_reason is not None
     return Finish(
         reason=request.finish_reason,
         stop_reason=request.stop_reason,
-        times=dataclasses.replace(request.times),
+        times=Timeline(times.queued, times.first_scheduled, times.first_token, times.finished),
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
         error=error,

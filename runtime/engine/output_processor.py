@@ -132,7 +132,8 @@ class Answer:
         if output.prompt_logprobs:
             self.prompt_logprobs = output.prompt_logprobs
         self.token_ids += output.new_token_ids[len(self.token_ids) - num_before :]
-        self.logprobs += output.logprobs[len(self.logprobs) - num_before :]
+        if output.logprobs:
+            self.logprobs += output.logprobs[len(self.logprobs) - num_before :]
         if self.new_detokenizer is not None:
             self._write(self.new_detokenizer, output.finish)
 
@@ -202,7 +203,12 @@ class OutputProcessor:
             answer = self._answers.get(request_id)
             if answer is None:
                 continue
-            _take_in(answer, output)
+            try:
+                answer.take_in(output)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a tokenizer may panic as Rust does, which is no Exception
+                answer.fail(_text_failure(error))
             if output.finish is not None:
                 stops.pop(request_id, None)
                 self.forget(request_id)
@@ -211,15 +217,10 @@ class OutputProcessor:
         return [*stops.values()]
 
 
-def _take_in(answer: Answer, output: EngineOutput) -> None:
-    try:
-        answer.take_in(output)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a tokenizer may panic as Rust does, which is no Exception
-        failure = EngineError(f"the text of this answer could not be made: {shown(error)}")
-        failure.__cause__ = error
-        answer.fail(failure)
+def _text_failure(cause: BaseException) -> EngineError:
+    failure = EngineError(f"the text of this answer could not be made: {shown(cause)}")
+    failure.__cause__ = cause
+    return failure
 
 
 class Reader:
