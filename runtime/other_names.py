@@ -95,7 +95,7 @@ BEAMS = {
 
 
 def beside_sampling(parameters: Iterable[str]) -> dict[str, str]:
-    """Of what is given where the options of a request belong, and is one of its sampling parameters."""
+    """Returns hints for sampling parameters that were given as options of a request."""
     ours = {
         name: f"{name} belongs to params=SamplingParams({name}=...), or BeamSearchParams"
         for name in parameters

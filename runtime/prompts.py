@@ -15,7 +15,7 @@ Prepared = TypeVar("Prepared")
 
 
 def as_list(prompts: Prompts) -> list[Prompt]:
-    """One prompt or many: a list of integers is one prompt."""
+    """Returns one prompt or many as a list; a list of integers is one prompt. RequestError for none."""
     if isinstance(prompts, str):
         return [prompts]
     if not checked_kind(prompts):
@@ -26,7 +26,7 @@ def as_list(prompts: Prompts) -> list[Prompt]:
 
 
 def each(prompts: Sequence[Prompt], prepare: Callable[[int, Prompt], Prepared]) -> list[Prepared]:
-    """prepare(index, prompt) of every prompt; what is wrong with one of many is said with its place."""
+    """Returns prepare(index, prompt) of every prompt; a RequestError about one of many says which."""
     prepared = []
     for index, prompt in enumerate(prompts):
         try:
@@ -39,13 +39,14 @@ def each(prompts: Sequence[Prompt], prepare: Callable[[int, Prompt], Prepared]) 
 
 
 def checked_kind(prompts: Any) -> Any:
-    """What was given, if it is of a kind that can be a prompt or many."""
+    """Returns what was given if it is text or a sequence; RequestError for anything else."""
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise RequestError(f"prompts is {shown(prompts)}; wanted text, token ids, or a list of either")
     return prompts
 
 
 def one_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
+    """Returns parameters for each of `count` prompts; RequestError for a list of another length."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if isinstance(params, str) or not isinstance(params, Sequence) or len(params) != count:
@@ -63,7 +64,10 @@ def check_prompt(
     capacity_tokens: int,
     declared_len: int | None = None,
 ) -> tuple[int, ...]:
-    """The prompt as plain ints, if it can be served here; else RequestError, saying what is wrong."""
+    """Returns the prompt as plain ints; RequestError, saying what is wrong, where it cannot be served.
+
+    declared_len: positions that the checkpoint declares, for the remedy.
+    """
     ids = _plain_ids(token_ids, max_model_len, declared_len)
     if not ids:
         raise RequestError("the prompt is empty (0 tokens); give at least one token, such as the model's BOS")
@@ -100,7 +104,7 @@ def _plain_ids(token_ids: Iterable[int], max_model_len: int, declared_len: int |
 
 
 def _longer(max_model_len: int, declared_len: int | None) -> str:
-    """How more than max_model_len could be had."""
+    """What to do for more positions than max_model_len, for an error."""
     if declared_len is None or max_model_len < declared_len:
         return " or raise max_model_len"
     return f", as the checkpoint declares {declared_len} positions; only allow_long_context goes beyond"

@@ -45,7 +45,7 @@ class Runtime:
     def from_pretrained(
         cls, model: str | Path, *, progress: Progress | None = None, **settings: Unpack[RuntimeSettings]
     ) -> Self:
-        """A runtime for a folder of safetensors, a .gguf file or a hub id.
+        """Returns a runtime for a folder of safetensors, a .gguf file or a hub id.
 
         settings: the fields of RuntimeConfig. progress(stage, fraction, detail) is called while loading.
         Raises ConfigError for a setting that cannot be honoured, LoadError for files that cannot be read,
@@ -57,7 +57,7 @@ class Runtime:
     def generate(
         self, prompts: Prompts, params: Params = None, **options: Unpack[RequestSettings]
     ) -> list[RequestOutput]:
-        """The answer to each prompt, in order; all are checked before the first is started.
+        """Returns the answer to each prompt, in order; all are checked before the first is started.
 
         options: the fields of RequestOptions.
         """
@@ -68,7 +68,7 @@ class Runtime:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestSettings]
     ) -> Iterator[StreamDelta]:
-        """The answer to one prompt as it is written; options are the fields of RequestOptions.
+        """Yields the answer to one prompt as it is written; options are the fields of RequestOptions.
 
         The prompt is checked now and queued when the first piece is asked for; closing the iterator, or
         dropping it, aborts the request. Pieces of several answers come in turns, each with its index.
@@ -79,7 +79,7 @@ class Runtime:
     def beam_search(
         self, prompts: Prompts, params: BeamSearchParams | None = None, **options: Unpack[RequestSettings]
     ) -> list[RequestOutput]:
-        """The likeliest continuations of each prompt, the best first; options are those of generate()."""
+        """Returns the likeliest continuations of each prompt, the best first; options as in generate()."""
         rounds = BeamRounds(RequestOptions(**options), self._client.run)
         searched = self._open_input.prepare_searches(prompts, params)
         rounds.run(searched)
@@ -98,7 +98,7 @@ class Runtime:
         chat_template: str | None = None,
         **options: Unpack[RequestSettings],
     ) -> RequestOutput:
-        """The answer to a conversation, [{"role": …, "content": …}, …], through the model's chat template.
+        """Returns the answer to a conversation, [{"role": …, "content": …}, …], by the model's chat template.
 
         tools: functions that the model may call, as JSON schemas. template_kwargs: what else the template
         reads, such as enable_thinking. continue_final_message: go on with the last message. chat_template: a
@@ -125,7 +125,7 @@ class Runtime:
         return self.stream(ids, self.chat_params(params), **options)
 
     def chat_params(self, params: SamplingParams | None = None) -> SamplingParams:
-        """What a chat is sampled with: as given, then as the checkpoint says, then by CHAT_DEFAULTS."""
+        """Returns what a chat is sampled with: as given, else as the checkpoint says, else CHAT_DEFAULTS."""
         return self._open_input.chat_params(params)
 
     def apply_chat_template(
@@ -137,7 +137,7 @@ class Runtime:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The token ids of a conversation, the others of its arguments being those of chat().
+        """Returns the token ids of a conversation; its other arguments are those of chat().
 
         add_generation_prompt: ready for an answer; otherwise they end with the last message.
         """
@@ -145,7 +145,7 @@ class Runtime:
         return self._open_input.chat_prompt(messages, *template, add_generation_prompt)
 
     def warm_up(self) -> None:
-        """Answer short prompts in every way that has kernels of its own; note that for later starts."""
+        """Answers short prompts in every way that has kernels of its own, and notes that for later starts."""
         few: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
         for temperature in (0.0, 1.0):
             self.generate([0], SamplingParams(temperature=temperature, **few))
@@ -154,38 +154,38 @@ class Runtime:
         note_use(self._open)
 
     def idle(self) -> bool:
-        """Use a moment without requests to capture one size; False where none is left, or a request is live.
+        """Captures one more size; False where none is left, or a request is live.
 
         Only with CompileConfig(cuda_graphs="lazy"), which serves at once and leaves capturing to the caller.
         """
         return self._client.idle()
 
     def explain_html(self) -> str:
-        """explain() as one page of HTML that needs no other file, with what captures cost and padded."""
+        """Returns explain() as one page of HTML without other files, with what captures cost and padded."""
         return self._client.look(lambda: page_of(self._open))
 
     def suspend(self) -> None:
-        """Drop every capture, which no snapshot or fork of the process may hold; serving goes on without.
+        """Drops every capture, which no snapshot or fork of the process may hold; serving goes on without.
 
         Raises RequestError while requests are live.
         """
         self._client.drop_captures()
 
     def resume(self) -> None:
-        """Capture every size again, after suspend()."""
+        """Captures every size again, after suspend()."""
         while self.idle():
             pass
 
     def stats(self) -> dict[str, Any]:
-        """Counters and settings, under names that stay."""
+        """Returns counters and settings, under names that stay."""
         return self._client.look(lambda: collect_stats(self._open))
 
     def explain(self) -> str:
-        """What was compiled: unique pieces, what the passes did to each, its kernels and matrix products."""
+        """Returns what was compiled, in words: unique pieces, what passes did, kernels and GEMMs."""
         return explanation_of(self._open)
 
     def close(self) -> None:
-        """Abort what is running and give back memory; a second call does nothing."""
+        """Aborts what is running and gives back memory; a second call does nothing."""
         if self._pid == os.getpid():  # in a forked child nothing of it works
             self._client.close()
             self._give_back()
@@ -216,7 +216,8 @@ class Runtime:
 
     @property
     def _open_input(self) -> InputProcessor:
-        assert self._open
+        """The input processor, where anything can be asked still."""
+        _ = self._open
         return self._input
 
 

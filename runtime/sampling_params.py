@@ -1,4 +1,4 @@
-"""What a caller asks of the choice of tokens, and of where they end: checked when given."""
+"""Sampling parameters: how tokens are chosen and where an answer ends, checked when they are given."""
 
 import copy
 import dataclasses
@@ -170,7 +170,7 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Whether anything but temperature, top-k, top-p and min-p changes what is chosen."""
+        """Whether anything but temperature, top_k, top_p and min_p changes what is sampled."""
         return bool(
             self.presence_penalty
             or self.frequency_penalty
@@ -183,7 +183,10 @@ class SamplingParams:
         )
 
     def resolve(self, defaults: SamplingDefaults | None, *, seed: int) -> "SamplingParams":
-        """With nothing left open: the request's own value, else the model's default, else the neutral one."""
+        """Returns these with nothing left open: the own value, else the model's default, else the neutral.
+
+        seed: for a request that brings none, a signed 64-bit one.
+        """
 
         def choose(name: str, neutral: float) -> Any:
             own, model = getattr(self, name), getattr(defaults, name, None)
@@ -196,7 +199,7 @@ class SamplingParams:
         )
 
     def with_seed(self, seed: int) -> "SamplingParams":
-        """The same, drawn from another seed, a signed 64-bit one."""
+        """Returns the same with another seed, a signed 64-bit one."""
         other = copy.copy(self)  # what was checked once needs no second time
         other._settle("seed", seed)
         return other
@@ -219,9 +222,9 @@ class SamplingParams:
 
 
 def for_chat(params: SamplingParams, defaults: SamplingDefaults | None) -> SamplingParams:
-    """With CHAT_DEFAULTS for what is left open, if the checkpoint itself does not say how to sample.
+    """Returns the parameters of a chat: with CHAT_DEFAULTS for what they and the checkpoint leave open.
 
-    None for defaults: the caller wants none, and gets none.
+    defaults: the checkpoint's; with None, CHAT_DEFAULTS are left out, too.
     """
     if defaults is None or not isinstance(params, SamplingParams):
         return params
@@ -231,25 +234,28 @@ def for_chat(params: SamplingParams, defaults: SamplingDefaults | None) -> Sampl
     }
     if named - {"repetition_penalty"} or not left:
         return params
-    told = ", ".join(f"{name} {value}" for name, value in left.items())
-    log_once(logger, logging.INFO, f"chats are sampled with {told}: the checkpoint does not say how")
+    said = ", ".join(f"{name} {value}" for name, value in left.items())
+    log_once(logger, logging.INFO, f"chats are sampled with {said}: the checkpoint does not say how")
     return dataclasses.replace(params, **left)
 
 
 def describe_defaults(defaults: SamplingDefaults) -> str:
-    """What a model's author set, in words."""
+    """Returns the settings that a checkpoint names, in words."""
     values = ((name, getattr(defaults, name)) for name in MODEL_DEFAULTS)
     return ", ".join(f"{name} {value}" for name, value in values if value is not None) or "none"
 
 
 def stopping_token_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
-    """The ids that end a request: the caller's own, and every EOS unless ignore_eos."""
+    """Returns the ids that end a request: the caller's own, and every EOS unless ignore_eos."""
     own = params.stop_token_ids or ()
     return frozenset(own if params.ignore_eos else (*own, *eos_token_ids))
 
 
-def settle_words(params: SamplingParams, encode: Callable[[str], Sequence[int]]) -> SamplingParams:
-    """The same with bad words as token ids; a text is met at the beginning of a word and within one."""
+def resolve_bad_words(params: SamplingParams, encode: Callable[[str], Sequence[int]]) -> SamplingParams:
+    """Returns the parameters with bad words as token ids: of texts at the beginning of a word and within.
+
+    RequestError for a text that the tokenizer has no tokens for, or too many.
+    """
     if not any(isinstance(word, str) for word in params.bad_words or ()):
         return params
     words: dict[tuple[int, ...], None] = {}
@@ -264,7 +270,7 @@ def settle_words(params: SamplingParams, encode: Callable[[str], Sequence[int]])
 
 
 def check_ids(params: SamplingParams, stop_token_ids: Iterable[int], num_ids: int) -> None:
-    """RequestError for ids that the model cannot say, and where nothing is left for it to say.
+    """Raises RequestError for ids that the model has not, and where no token is left to be sampled.
 
     Bad words are token ids here; num_ids: ids from there on are no tokens.
     """
@@ -292,8 +298,8 @@ def check_ids(params: SamplingParams, stop_token_ids: Iterable[int], num_ids: in
         )
 
 
-def check_reports(params: SamplingParams, num_valid_ids: int) -> None:
-    """RequestError where more of the likeliest tokens are wanted than there are."""
+def check_logprobs(params: SamplingParams, num_valid_ids: int) -> None:
+    """Raises RequestError where more of the likeliest tokens are wanted than there are."""
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)
         if wanted is not None and wanted > num_valid_ids:
@@ -319,7 +325,7 @@ def _check_total(name: str, strings: Iterable[str]) -> None:
 
 
 def _biases(biases: Any) -> dict[int, float]:
-    """By id; JSON has the ids as strings of digits."""
+    """Returns biases by token id, an int or, as in JSON, a string of digits."""
     if biases is not None and not isinstance(biases, Mapping):
         raise RequestError(f"logit_bias is {shown(biases)}; wanted a mapping from token ids to numbers")
     plain: dict[int, float] = {}

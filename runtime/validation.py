@@ -1,4 +1,4 @@
-"""Single values at the border: each comes back right and in its one stored form, or an error names it."""
+"""Single values that callers give: each comes back checked and in one stored form, or an error names it."""
 
 import itertools
 import math
@@ -13,9 +13,9 @@ MAX_TEXT = 1 << 16  # characters of a setting; prompts are bounded by what fits
 
 
 def as_int(value: object) -> int | None:
-    """A Python or numpy integer, or a tensor of one without dimensions, as a plain one; None for others.
+    """Returns an integer of Python, numpy or a tensor without dimensions as a plain int, else None.
 
-    Bools are none, of whatever library.
+    Truth values are no integers, of whatever library.
     """
     if isinstance(value, bool) or not _is_scalar(value):
         return None
@@ -26,7 +26,7 @@ def as_int(value: object) -> int | None:
 
 
 def as_float(value: object) -> float:
-    """Likewise a number as a plain float; NaN for what is none."""
+    """Returns a number of Python, numpy or a tensor without dimensions as a plain float, else NaN."""
     if isinstance(value, bool) or not _is_scalar(value):
         return math.nan
     if not (hasattr(type(value), "__float__") or hasattr(type(value), "__index__")):
@@ -47,7 +47,10 @@ def integer(
     optional: bool = True,
     error: type[LaminaError] = RequestError,
 ) -> int | None:
-    """An integer from low to high, or None where it may be left open."""
+    """Returns the value as a plain int from low to high, or None where it is optional and None.
+
+    Raises `error`, saying what was wanted, for anything else.
+    """
     if value is None and optional:
         return None
     plain = as_int(value)
@@ -68,7 +71,10 @@ def number(
     optional: bool = True,
     error: type[LaminaError] = RequestError,
 ) -> float | None:
-    """A finite number from low to high, 0 among them or not, or None where it may be left open."""
+    """Returns the value as a plain finite float from low to high, or None where it is optional and None.
+
+    Raises `error`, saying what was wanted, for anything else, and for 0 where `zero` is False.
+    """
     if value is None and optional:
         return None
     plain = as_float(value)
@@ -78,7 +84,10 @@ def number(
 
 
 def items(name: str, values: Any, most: int) -> list[Any]:
-    """What a sequence that is no string and no mapping holds, by its name; None is nothing."""
+    """Returns the entries of a sequence, at most so many; none for None.
+
+    RequestError for strings, mappings, what is no sequence, and more entries.
+    """
     if values is None:
         return []
     if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
@@ -93,7 +102,7 @@ def items(name: str, values: Any, most: int) -> list[Any]:
 
 
 def token_ids(name: str, values: Any, most: int) -> tuple[int, ...]:
-    """A sequence of ids as plain ints, by its name; None is none."""
+    """Returns at most so many token ids as plain ints, none for None; RequestError for anything else."""
     plain = []
     for value in items(name, values, most):
         id_ = as_int(value)
@@ -104,7 +113,7 @@ def token_ids(name: str, values: Any, most: int) -> tuple[int, ...]:
 
 
 def text(name: str, value: object, *, verb: str = "is", wanted: str = "a string") -> str:
-    """A string that can be encoded and is not longer than MAX_TEXT, as a plain one."""
+    """Returns a plain string of at most MAX_TEXT characters, all valid Unicode; RequestError for others."""
     if not isinstance(value, str):
         raise RequestError(f"{name} {verb} {shown(value)}; wanted {wanted}")
     value = str.__str__(value)  # before a subclass is asked anything
@@ -116,7 +125,7 @@ def text(name: str, value: object, *, verb: str = "is", wanted: str = "a string"
 
 
 def check_unicode(name: str, value: str, *, verb: str = "holds") -> None:
-    """RequestError for a text that no model can write: half of a surrogate pair is no character."""
+    """Raises RequestError for a text with a lone surrogate, which cannot be encoded."""
     try:
         str.encode(value)
     except UnicodeEncodeError as error:
@@ -126,13 +135,13 @@ def check_unicode(name: str, value: str, *, verb: str = "holds") -> None:
 
 
 def check_flag(name: str, value: object, error: type[LaminaError] = RequestError) -> None:
-    """An error unless it is True or False."""
+    """Raises `error` unless the value is True or False."""
     if not isinstance(value, bool):
         raise error(f"{name} is {shown(value)}; wanted True or False")
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether it is no array of several numbers, nor one of truth values."""
+    """Whether a value has no dimensions and is no truth value of an array library."""
     try:
         return tuple(getattr(value, "shape", ())) == () and "bool" not in str(getattr(value, "dtype", ""))
     except Exception:

@@ -114,15 +114,15 @@ class SamplingParams:
 
     @staticmethod
     def from_optional(**given: Any) -> "SamplingParams":
-        """With None for whatever is left to the default."""
+        """Returns parameters in which None stands for the default."""
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
     def clone(self) -> "SamplingParams":
-        """A copy that shares nothing."""
+        """Returns a copy that shares nothing."""
         return copy.deepcopy(self)
 
     def to_lamina(self) -> OurParams:
-        """The same to us: nothing is left to the checkpoint. RequestError or UnsupportedError by name."""
+        """Returns ours, with nothing left to the checkpoint; an error names what cannot be honoured."""
         for name, nothing in WITHOUT.items():
             if getattr(self, name) != nothing:
                 raise UnsupportedError(f"{name} is {shown(getattr(self, name))}; Lamina has no such thing")
@@ -171,7 +171,7 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
 
     def to_lamina(self) -> beam_search.BeamSearchParams:
-        """The same to us."""
+        """Returns ours."""
         if self.temperature != 0:
             raise UnsupportedError(
                 f"temperature is {self.temperature}; a beam search here has none; wanted 0"
@@ -203,7 +203,7 @@ class CompletionOutput:
 
     @classmethod
     def of(cls, answer: ours.CompletionOutput) -> "CompletionOutput":
-        """The same as vLLM has it."""
+        """Returns one of ours as vLLM has it."""
         return cls(
             index=answer.index,
             text=answer.text,
@@ -233,13 +233,13 @@ class RequestOutput:
 
     @classmethod
     def of(cls, output: ours.RequestOutput, prompt: str | None) -> "RequestOutput":
-        """The same as vLLM has it; a prompt given as token ids alone has no text."""
-        told = output.prompt_logprobs
+        """Returns one of ours as vLLM has it; a prompt given as token ids alone has no text."""
+        logprobs = output.prompt_logprobs
         return cls(
             request_id=output.request_id,
             prompt=prompt,
             prompt_token_ids=list(output.prompt_token_ids),
-            prompt_logprobs=None if told is None else list(told),
+            prompt_logprobs=None if logprobs is None else list(logprobs),
             outputs=[CompletionOutput.of(answer) for answer in output.outputs],
             finished=True,
             metrics=output.times,
@@ -268,7 +268,7 @@ class BeamSearchOutput:
 
 
 def listed(name: str, values: Any) -> Sequence[Any]:
-    """A sequence as it is, anything else that can be read as a list; RequestError by its name for others."""
+    """Returns a sequence as it is, anything else that can be read as a list; RequestError for others."""
     if values is None:
         raise RequestError(f"{name} is None; wanted a sequence")
     is_sequence = isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray))
@@ -276,7 +276,7 @@ def listed(name: str, values: Any) -> Sequence[Any]:
 
 
 def each_prompt(prompts: Any) -> Sequence[Any]:
-    """One prompt or many, as a sequence: integers are one prompt."""
+    """Returns one prompt or many as a sequence; integers are one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     found = listed("prompts", prompts)
@@ -285,7 +285,7 @@ def each_prompt(prompts: Any) -> Sequence[Any]:
 
 
 def prompt_of(prompt: Any) -> tuple[Any, str | None, str]:
-    """What to serve, its text where it has one, and its cache salt; RequestError for what is no text."""
+    """Returns what to serve, its text where it has one, and its cache salt; RequestError for no prompt."""
     if not isinstance(prompt, Mapping):
         return prompt, prompt if isinstance(prompt, str) else None, ""
     for name in prompt:

@@ -14,9 +14,9 @@ from ..sampling_params import (
     SamplingDefaults,
     SamplingParams,
     check_ids,
-    check_reports,
+    check_logprobs,
     for_chat,
-    settle_words,
+    resolve_bad_words,
     stopping_token_ids,
 )
 from ..tokenization.chat_messages import Messages
@@ -136,9 +136,9 @@ class InputProcessor:
     def _resolved(self, params: SamplingParams, number: int) -> SamplingParams:
         """Parameters with nothing left open, of which the model can honour all."""
         seed = (self.seed + (number + 1) * SEED_STEP) % 2**63
-        resolved = settle_words(params.resolve(self.defaults, seed=seed), self._encode_word)
+        resolved = resolve_bad_words(params.resolve(self.defaults, seed=seed), self._encode_word)
         check_ids(resolved, stopping_token_ids(resolved, self.eos_token_ids), self.num_valid_ids)
-        check_reports(resolved, self.num_valid_ids)
+        check_logprobs(resolved, self.num_valid_ids)
         return resolved
 
     def _request(

@@ -17,7 +17,10 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def plain(value: Any) -> Any:
-    """Data without behaviour: a template is a stranger's program and must find no methods to call."""
+    """Returns data without behaviour: a template is a stranger's program and must find no methods to call.
+
+    TypeError for what is no text, number, list or dict.
+    """
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):
@@ -34,7 +37,7 @@ def plain(value: Any) -> Any:
 
 
 def check_messages(messages: Messages) -> None:
-    """RequestError where messages are no list of roles with contents."""
+    """Raises RequestError where messages are no list of roles with contents."""
     wanted = "wanted a list of at least one {'role': ..., 'content': ...}"
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError(f"messages is {shown(messages)}; {wanted}")
@@ -44,7 +47,7 @@ def check_messages(messages: Messages) -> None:
 
 
 def check_template_kwargs(given: Any) -> dict[str, Any]:
-    """Variables for the template, as plain data; RequestError names what is none."""
+    """Returns variables for the template as plain data; RequestError names what is none."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
@@ -61,7 +64,7 @@ def check_template_kwargs(given: Any) -> dict[str, Any]:
 
 
 def readable(messages: Messages, template: str) -> Iterator[list[dict[str, Any]]]:
-    """The messages in one form after another: the first that the template takes is to serve.
+    """Yields the messages in one form after another: the first that the template takes serves.
 
     Arguments of tool calls are parsed, as templates want them, or else stay text; a message of tool calls
     alone has no content, or else an empty one. RequestError names the message and the field that is wrong.
@@ -77,19 +80,19 @@ def readable(messages: Messages, template: str) -> Iterator[list[dict[str, Any]]
 
 
 def marked(messages: Messages) -> list[Mapping[str, Any]]:
-    """The messages, the end of the last one's text marked; RequestError where it has none to go on from."""
+    """Returns the messages, the end of the last one's text marked; RequestError where it has no text."""
     content = messages[-1].get("content")
     if not isinstance(content, str):
         raise RequestError(
             f"continue_final_message is True, but the last message's content is {shown(content)}; "
             "wanted a text to go on from"
         )
-    # The blank behind it tells whether the template strips texts.
+    # The blank behind it shows whether the template strips texts.
     return [*messages[:-1], {**messages[-1], "content": f"{content}{CONTINUED} "}]
 
 
 def until_mark(text: str) -> str:
-    """What a template made of marked messages, up to the mark."""
+    """Returns what a template made of marked messages, up to the mark."""
     before, mark, after = text.rpartition(CONTINUED)
     if not mark:
         raise RequestError(
@@ -140,7 +143,7 @@ def _calls(where: str, calls: Any) -> list[dict[str, Any]]:
 
 
 def _call(where: str, call: Any) -> dict[str, Any]:
-    """A call with its arguments as an object; the function may stand in it or be it."""
+    """Returns a call with its arguments as an object; the function may stand in it or be it."""
     if not isinstance(call, Mapping):
         raise RequestError(
             f"{where} is {shown(call)}; wanted {{'function': {{'name': ..., 'arguments': ...}}}}"
@@ -182,5 +185,5 @@ def _with_content(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_arguments_of(message: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with its tool calls as they were given."""
+    """Returns the message with its tool calls as they were given."""
     return {**message, "tool_calls": plain(before["tool_calls"])} if "tool_calls" in message else message

@@ -19,7 +19,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing; most te
 
 
 def render(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-    """The text of a conversation; variables are what else the template may read.
+    """Returns the text of a conversation; variables are what else the template may read.
 
     Everything reaches the template as plain JSON data. Raises jinja2.TemplateError where the template is
     wrong or refuses, TypeError for data that JSON does not have.
@@ -29,7 +29,7 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], **variables: An
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without fields that say nothing, its reasoning under every name that templates know."""
+    """Returns a message without empty fields, its reasoning under every name that templates know."""
     known: dict[str, Any] = {name: value for name, value in plain(message).items() if value is not None}
     reasoning = next((known[name] for name in REASONING if name in known), None)
     return known if reasoning is None else {"thinking": reasoning, **known, "reasoning_content": reasoning}

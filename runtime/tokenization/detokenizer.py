@@ -50,15 +50,15 @@ class IncrementalDetokenizer:
 
     @property
     def text(self) -> str:
-        """Everything given out so far."""
+        """All text returned so far."""
         return "".join(self._pieces)
 
     def append(self, token_ids: Sequence[int]) -> str:
-        """Take tokens, up to the one that completes a stop string; the text that is now certain."""
+        """Takes tokens, up to the one that completes a stop string; returns the text they make certain."""
         return "".join([self._append(token_id) for token_id in token_ids])
 
     def append_stop_token(self, token_id: int) -> str:
-        """Take a token whose id ends the answer: it is part of the text where stops are to be in it."""
+        """Takes a token whose id ends the answer; returns the text it makes certain."""
         self.num_tokens += 1
         if not self._include_stop:
             return ""
@@ -69,7 +69,7 @@ class IncrementalDetokenizer:
         return ""
 
     def finish(self) -> str:
-        """The rest of the text, when no more tokens will come."""
+        """Returns the rest of the text, when no more tokens come."""
         rest = "" if self.stop_reason is not None else self._held + self._window.finish()
         self._held, self._uncertain = "", []
         return self._give(rest)
@@ -93,7 +93,7 @@ class IncrementalDetokenizer:
         return self._give(certain)
 
     def _take(self, token_id: int) -> tuple[str, int]:
-        """Add a token's text; where a stop string may lie now, and how much of that was searched before."""
+        """Adds a token's text; returns where a stop string may lie, and how much of it was searched."""
         certain, uncertain = self._window.append(token_id)
         if not self._window.is_settled:  # what was there stands, and goes on
             self._uncertain.append(uncertain)
@@ -120,7 +120,7 @@ class IncrementalDetokenizer:
 def detokenizer_of(
     params: SamplingParams, prompt_token_ids: Sequence[int], tokenizer: Decoder
 ) -> IncrementalDetokenizer:
-    """The text of an answer with these parameters to this prompt."""
+    """Returns a detokenizer for an answer with these parameters to this prompt."""
     return IncrementalDetokenizer(
         tokenizer,
         prompt_token_ids=prompt_token_ids,
@@ -137,7 +137,7 @@ def text_after(
     token_ids: Sequence[int],
     skip_special_tokens: bool = True,
 ) -> str:
-    """The text of an answer: what its tokens add to the text of the prompt."""
+    """Returns the text of an answer: what its tokens add to the text of the prompt."""
     detokenizer = IncrementalDetokenizer(
         tokenizer, prompt_token_ids=prompt_token_ids, skip_special_tokens=skip_special_tokens
     )
@@ -145,30 +145,30 @@ def text_after(
 
 
 def _masked(uncertain: str) -> str:
-    """The text with PENDING for bytes at its end that a later token may complete."""
+    """Returns the text with PENDING for bytes at its end that a later token may complete."""
     shown = uncertain.rstrip(REPLACEMENT)
     return shown + PENDING * (len(uncertain) - len(shown))
 
 
 def _hidden_stops(tokenizer: Decoder, stop: Sequence[str]) -> dict[int, str]:
-    """Stop strings that are the text of a special token, which skip_special_tokens keeps out of the text."""
+    """Returns, by id, the stop strings that are special tokens, which are not seen in the text."""
     return {token_id: text for token_id, text in tokenizer.special_tokens.items() if text in stop}
 
 
 def _first_stop(stop: Sequence[str], text: str, seen: int) -> tuple[int, str] | None:
-    """Where the first stop string begins that ends after `seen` characters, and which it is."""
+    """Returns where the first stop string that ends after `seen` characters begins, and itself; else None."""
     starts = ((text.find(string, max(0, seen - len(string) + 1)), string) for string in stop)
     found = [(start + len(string), start, string) for start, string in starts if start >= 0]
     return min(found)[1:] if found else None
 
 
 def _num_equal(old: str, new: str) -> int:
-    """How many characters from the start the two have in common."""
+    """Returns the number of characters from the start that the two have in common."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
 
 
 def _num_held_back(stop: Sequence[str], text: str) -> int:
-    """Length of the longest end of the text that begins a stop string."""
+    """Returns the length of the longest end of the text that begins a stop string."""
     longest = 0
     for string in stop:
         lengths = range(min(len(string) - 1, len(text)), longest, -1)

@@ -12,7 +12,7 @@ MOST_PENDING = 3  # bytes of a character that is incomplete
 
 
 class Decoder(Protocol):
-    """What is asked of a tokenizer."""
+    """What a window asks of a tokenizer."""
 
     @property
     def special_tokens(self) -> Mapping[int, str]: ...
@@ -22,7 +22,7 @@ class Decoder(Protocol):
 
 
 class TextWindow:
-    """Spaces and split characters depend on a token's context, which this keeps, and no more.
+    """The last tokens of a text, as far as the next one's text depends on them: by spaces, split characters.
 
     The first tokens serve only as that context: a tokenizer may strip the space that begins a text, so a
     window must begin with a token that has text of its own to lose it from. is_settled: whether the last
@@ -43,7 +43,7 @@ class TextWindow:
         self._begin(prompt)
 
     def append(self, token_id: int) -> tuple[str, str]:
-        """The text that this token makes certain, and the uncertain text after it, or what joins that."""
+        """Takes a token; returns the text it makes certain, and the uncertain text after that."""
         if token_id in self._hidden:
             self.is_settled = self._run is None or self._run.is_spoiled
             return "", self._shown()
@@ -61,13 +61,13 @@ class TextWindow:
         return ended + self._settle(ids, token_id, text, num_certain), self._shown()
 
     def finish(self) -> str:
-        """The uncertain text, when no more tokens will come."""
+        """Returns the uncertain text, when no more tokens come."""
         rest = self._shown() if self._run is None else self._less_prompt(self._run.final())
         self._uncertain, self._run = "", None
         return rest
 
     def _begin(self, prompt: Sequence[int]) -> None:
-        """Take the end of the prompt as context."""
+        """Takes the end of the prompt as context."""
         shown = (token_id for token_id in reversed(prompt) if token_id not in self._hidden)
         run, context = [], []
         for token_id in shown:
@@ -97,7 +97,7 @@ class TextWindow:
         return added if was_spoiled else self._less_prompt(added), ""
 
     def _settle(self, ids: list[int], token_id: int, text: str, num_certain: int) -> str:
-        """Move on to a text with one more token; what of it is certain."""
+        """Moves on to a text with one more token; returns what of it is certain."""
         new = text[num_certain:]
         if num_certain and new == self._uncertain and not self._decode([token_id]):
             return ""  # a token without text, here and later
@@ -112,7 +112,7 @@ class TextWindow:
         return certain
 
     def _trim(self, text: str) -> None:
-        """Forget the first tokens, unless this decoder needs its context from further back.
+        """Drops the first tokens, unless this decoder needs its context from further back.
 
         A character that is cut apart leaves up to three others in front.
         """
@@ -128,12 +128,12 @@ class TextWindow:
         return "" if self._of_prompt or self._run is not None else self._uncertain
 
     def _less_prompt(self, text: str) -> str:
-        """A text less what the prompt had of it, once; all of it where the answer changed that."""
+        """Returns a text less what the prompt had of it, once; all of it where the answer changed that."""
         before, self._of_prompt = self._of_prompt, ""
         return text.removeprefix(before)
 
     def _num_pending(self, text: str) -> int:
-        """How many characters at the end may be bytes that are still to be completed."""
+        """Returns how many characters at the end may be bytes that are still to be completed."""
         if self._bytes:
             return 0
         return min(MOST_PENDING, len(text) - len(text.rstrip(REPLACEMENT)))
@@ -154,7 +154,7 @@ class _ByteRun:
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
 
     def append(self, token_id: int, byte: int) -> str:
-        """The text that this byte adds; that of the whole run where this byte spoils it."""
+        """Takes a byte; returns the text it adds, that of the whole run where this byte spoils it."""
         self.last_id, self._count = token_id, self._count + 1
         if self.is_spoiled:
             return REPLACEMENT
@@ -169,7 +169,7 @@ class _ByteRun:
         return added
 
     def final(self) -> str:
-        """The text of the run if it ends here, less what was certain before."""
+        """Returns the text of the run if it ends here, less what was certain before."""
         if self.is_spoiled:
             return ""
         return REPLACEMENT * self._count if self._utf8.getstate()[0] else "".join(self._characters)

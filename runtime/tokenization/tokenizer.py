@@ -50,7 +50,7 @@ class Tokenizer:
     def encode(
         self, text: str, add_special_tokens: bool | None = None, max_tokens: int | None = None
     ) -> list[int]:
-        """Token ids of a text; RequestError soon where they are far more than max_tokens.
+        """Returns the token ids of a text; RequestError soon where they are far more than max_tokens.
 
         By default the tokenizer's own special tokens are added, except to a text that already begins with the
         BOS string, as every rendered chat template does: that one has all it needs.
@@ -68,7 +68,7 @@ class Tokenizer:
         return ids
 
     def _refuse_longer(self, text: str, max_tokens: int) -> None:
-        """RequestError for a text whose beginning alone is too long: a whole book would take minutes.
+        """Raises RequestError for a text whose beginning alone is too long: a whole book would take minutes.
 
         Nothing is concluded from the number of characters, since a token may stand for any number of them.
         """
@@ -84,19 +84,19 @@ class Tokenizer:
             size *= 4
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids; spaces are left as the model wrote them, unknown ids have no text."""
+        """Returns the text of token ids, with spaces as the model wrote them; unknown ids have none."""
         text: str = self._backend.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
 
     def text_of(self, token_id: int) -> str:
-        """The text that a token has inside of a text: with the space that the first one of a text loses."""
+        """Returns the text that a token has within a text: with the space that the first of a text loses."""
         before = self.decode(self._before)
         return self.decode([*self._before, token_id], skip_special_tokens=False)[len(before) :]
 
     def _word_before(self, vocabulary: Mapping[str, int]) -> list[int]:
-        """A token to decode others behind, where the space is lost that begins a text; else none."""
+        """A token to decode others behind, where the space that begins a text is lost; else empty."""
         named = ((token_id, text) for text, token_id in vocabulary.items() if text.startswith(SPACE))
         spaced = min(named, default=None)  # a vocabulary has no order of its own
         if spaced is None or self.decode([spaced[0]]) == spaced[1].replace(SPACE, " "):
@@ -109,7 +109,7 @@ class Tokenizer:
         return sorted(words)[:1]
 
     def _byte_tokens(self, vocabulary: Mapping[str, int]) -> dict[int, int]:
-        """The bytes that tokens of SentencePiece spell, where one bad byte spoils the text of a whole run."""
+        """The bytes of SentencePiece's byte tokens, by id; one bad byte spoils the text of a whole run."""
         names = ((f"<0x{byte:02X}>", byte) for byte in range(256))
         found = {vocabulary[name]: byte for name, byte in names if name in vocabulary}
         letters = [
@@ -129,7 +129,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
     ) -> list[int]:
-        """Token ids of a conversation as the model's own template writes it, or the one that is given."""
+        """Returns the token ids of a conversation as the model's own template writes it, or the one given."""
         check_messages(messages)
         _check_tools(tools)
         check_flag("continue_final_message", continue_final_message)
@@ -150,7 +150,7 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
     def _rendered(self, messages: Messages, continues: bool, variables: Mapping[str, Any]) -> str:
-        """The text of the first form of the messages that the template takes."""
+        """Returns the text of the first form of the messages that the template takes."""
         first: Exception | None = None
         for form in readable(messages, variables["chat_template"]):
             given = marked(form) if continues else form
@@ -163,7 +163,7 @@ class Tokenizer:
         raise RequestError(f"the chat template refuses these messages: {clipped(str(first), 500)}") from first
 
     def _template(self, given: Any, has_tools: bool) -> str:
-        """The template that is given, by its text or its name, else the model's for tools or for none."""
+        """Returns the template given, by its text or its name, else the model's for tools or for none."""
         known = self._backend.chat_template
         if given is not None and (not isinstance(given, str) or str.__str__(given) == ""):
             raise RequestError(f"chat_template is {shown(given)}; wanted the text of a template")
@@ -182,7 +182,7 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:
-    """The folder's tokenizer, or None where it has none; an override is another folder or a tokenizer object.
+    """Returns the folder's tokenizer, None where it has none; override: another folder or a tokenizer object.
 
     A tokenizer object stays the caller's: a copy of it is used.
     """
@@ -207,7 +207,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def require_tokenizer(folder: Path) -> None:
-    """LoadError where a model's folder has nothing to read texts with."""
+    """Raises LoadError where a model's folder has no tokenizer."""
     if not has_tokenizer(folder):
         raise LoadError(
             f"{folder} has no tokenizer, so that texts cannot be read: it has none of "

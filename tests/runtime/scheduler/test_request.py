@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lamina.common.errors import RequestError
 from lamina.runtime.engine.input_processor import total_tokens
 from lamina.runtime.prompts import check_prompt
-from lamina.runtime.sampling_params import SamplingParams, check_ids, settle_words, stopping_token_ids
+from lamina.runtime.sampling_params import SamplingParams, check_ids, resolve_bad_words, stopping_token_ids
 from lamina.runtime.scheduler.request import Request
 
 LIMITS = {"vocab_size": 320, "max_model_len": 64, "capacity_tokens": 32}
@@ -162,11 +162,11 @@ def test_parameters_are_stored_in_one_form():
 
 def test_bad_words_are_met_at_the_beginning_of_a_word_and_within_one():
     params = SamplingParams(bad_words=["ab", (9, 8)])
-    settled = settle_words(params, lambda text: [ord(letter) for letter in text])
+    settled = resolve_bad_words(params, lambda text: [ord(letter) for letter in text])
     assert settled.bad_words == ((97, 98), (32, 97, 98), (9, 8))
-    assert settle_words(settled, ord) is settled
+    assert resolve_bad_words(settled, ord) is settled
     with pytest.raises(RequestError, match=r"bad_words holds '~'; wanted words that the tokenizer has"):
-        settle_words(SamplingParams(bad_words=["~"]), lambda text: [])
+        resolve_bad_words(SamplingParams(bad_words=["~"]), lambda text: [])
 
 
 def test_what_adjusts_logits_and_what_does_not():
