@@ -2,7 +2,7 @@
 
 Each tree serves each shape in a process of its own, all of them started before anything is timed; a round
 asks every pair the same, and the tree that is asked first changes from round to round. What counts is the
-ratio of each pair: a machine that slows down slows both. In how many rounds both gave the same ids is told:
+ratio of each pair: a machine that slows down slows both. It prints in how many rounds both gave the same ids:
 in all of them, unless the trees multiply by different kernels.
 """
 

@@ -109,7 +109,7 @@ def report(options: argparse.Namespace, windows: Windows, logprobs: Mapping[str,
         "text": f"{', '.join(CHAPTERS)} of Python {platform.python_version()}'s reference",
         "sha256_of_ids": hashlib.sha256(text.encode()).hexdigest(),
         "window": WINDOW,
-        "tokens_told": len(exact),
+        "num_tokens": len(exact),
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["benchmarks/perplexity.py", *sys.argv[1:]]),
         "torch": torch.__version__,
@@ -134,7 +134,7 @@ def _mean_difference(values: Logprobs, exact: Logprobs) -> float:
 def render(document: Mapping[str, Any]) -> str:
     """Markdown: a row a contender."""
     lines = [
-        f"| {document['tokens_told']} tokens | perplexity | by that of {ORACLE} | nats off a token |",
+        f"| {document['num_tokens']} tokens | perplexity | by that of {ORACLE} | nats off a token |",
         "|---|---|---|---|",
     ]
     lines += [

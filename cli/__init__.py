@@ -9,7 +9,7 @@ import typer
 
 from .. import __version__
 from ..common.errors import LaminaError
-from ..common.leaving import leave_on_interrupt
+from ..common.interrupts import exit_on_interrupt
 from . import cache, chat, explain, generate, info, replay, verify, warmup
 from .standard_streams import OutputError, checked_output
 
@@ -53,7 +53,7 @@ def main() -> None:
 
     1 where standard output does not take what was asked for, 130 after Ctrl-C.
     """
-    before = leave_on_interrupt()
+    before = exit_on_interrupt()
     try:
         with checked_output():
             _leave_lost_folder()

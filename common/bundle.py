@@ -55,7 +55,7 @@ class Bundle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imported:
-    """How many files of a bundle were new to a store, and how many took the place of damaged ones."""
+    """How many files of a bundle were new to a store, and how many replaced damaged ones."""
 
     num_new: int
     num_healed: int
@@ -136,20 +136,20 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
         raise ValueError("it is empty")
     seen = set[str]()
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as archive:
-        place = 0
-        while any(header := archive[place : place + BLOCK]):
+        offset = 0
+        while any(header := archive[offset : offset + BLOCK]):
             try:
                 member = tarfile.TarInfo.frombuf(header, "ascii", "strict")
             except (tarfile.TarError, UnicodeError) as error:
-                raise ValueError(f"the header at byte {place}: {error}") from error
-            start, end = place + BLOCK, place + BLOCK + member.size
+                raise ValueError(f"the header at byte {offset}: {error}") from error
+            start, end = offset + BLOCK, offset + BLOCK + member.size
             if member.type != tarfile.REGTYPE or member.name in seen:
                 raise ValueError(f"{member.name[:100]!r} is no plain file, or is there twice")
             if not start <= end <= len(archive):
                 raise ValueError(f"{member.name[:100]!r} reaches beyond the end of the file")
             seen.add(member.name)
             yield member.name, archive[start:end]
-            place = start + -(-member.size // BLOCK) * BLOCK
+            offset = start + -(-member.size // BLOCK) * BLOCK
 
 
 def import_bundle(store: Store, bundle: Bundle, signer: str | None) -> Imported:

@@ -72,7 +72,7 @@ def _argument(node: fx.Node, name: str) -> object:
 
 
 def _redirect(graph: fx.Graph, node: fx.Node, written: fx.Node) -> None:
-    order = {member: place for place, member in enumerate(graph.nodes)}
+    order = {member: position for position, member in enumerate(graph.nodes)}
     family = [member for member in graph.nodes if _shares_memory(member, written)]
     _refuse_inputs(node, family)
     earlier = [member for member in family if order[member] < order[node]]

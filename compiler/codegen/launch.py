@@ -62,8 +62,8 @@ def _kernel_of(tuner: Any, store: Store) -> TritonKernel | None:
         return None
     (kernel,), (launcher,), meta = compiled, tuner.launchers, tuner.inductor_meta
     declared, constant = set(kernel.declared_constexprs), set(kernel.full_constexprs)
-    passed = [place for place in range(len(kernel.arg_names)) if place not in declared]
-    names = [kernel.arg_names[place] for place in passed]
+    passed = [position for position in range(len(kernel.arg_names)) if position not in declared]
+    names = [kernel.arg_names[position] for position in passed]
     dimensions = GRIDS.get(meta.get("grid_type", ""), "?")
     if "extra_launcher_args" in meta or not set(kernel.arg_tys) <= set(TAKEN_TYPES):
         return None
@@ -77,7 +77,7 @@ def _kernel_of(tuner: Any, store: Store) -> TritonKernel | None:
         num_registers=getattr(kernel, "n_regs", None),
         num_warps=kernel.num_warps,
         shared=kernel.shared,
-        arguments=tuple(place for place, which in enumerate(passed) if which not in constant),
+        arguments=tuple(position for position, which in enumerate(passed) if which not in constant),
         num_scratch=kernel.has_global_scratch + kernel.has_profile_scratch,
         grid=tuple((names.index(f"{one}numel"), blocks.get(f"{one.upper()}BLOCK", 1)) for one in dimensions),
     )
@@ -90,21 +90,21 @@ class Launcher:
         self._kernel = kernel
         self._threads = kernel.num_warps * THREADS_PER_WARP
         count = len(kernel.arguments) + kernel.num_scratch
-        self._values, self._places = ctypes.c_uint64 * count, ctypes.c_void_p * count
+        self._values, self._addresses = ctypes.c_uint64 * count, ctypes.c_void_p * count
         self._function = _load(store.get(kernel.cubin), kernel.symbol, kernel.shared, device)
 
     def run(self, *arguments: Any, stream: int) -> None:
         """Launch on a stream; nothing waits, and nothing is allocated on the device."""
         kernel = self._kernel
         sizes = [-(-arguments[size] // block) for size, block in kernel.grid] + [1, 1]
-        taken = [arguments[place] for place in kernel.arguments]
+        taken = [arguments[position] for position in kernel.arguments]
         values = self._values(*(one.data_ptr() if isinstance(one, Tensor) else one for one in taken))
         start = ctypes.addressof(values)
-        places = self._places(*range(start, start + ctypes.sizeof(values), 8))
+        addresses = self._addresses(*range(start, start + ctypes.sizeof(values), 8))
         block = self._threads, 1, 1
         check(
             driver().cuLaunchKernel(
-                self._function, *sizes[:3], *block, kernel.shared, ctypes.c_void_p(stream), places, None
+                self._function, *sizes[:3], *block, kernel.shared, ctypes.c_void_p(stream), addresses, None
             ),
             f"launch of {kernel.symbol}",
         )

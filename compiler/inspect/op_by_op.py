@@ -47,7 +47,7 @@ class Wide(OpByOp):
         """The node's arguments, tensors and dtypes widened."""
         args, kwargs = super().fetch_args_kwargs_from_env(node)
         widened = fx.node.map_aggregate((args, kwargs), _widened)
-        kept = [args[place] if place in self._kept else value for place, value in enumerate(widened[0])]
+        kept = [args[index] if index in self._kept else value for index, value in enumerate(widened[0])]
         return tuple(kept), widened[1]
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:

@@ -52,7 +52,7 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 def is_same(one: fx.Graph, other: fx.Graph) -> bool:
     """Whether two graphs hold the same calls of the same values in the same order, whatever their names."""
     left, right = (
-        {node: (fx.Node, place) for place, node in enumerate(graph.nodes)} for graph in (one, other)
+        {node: (fx.Node, position) for position, node in enumerate(graph.nodes)} for graph in (one, other)
     )
     if len(left) != len(right):
         return False
@@ -61,19 +61,19 @@ def is_same(one: fx.Graph, other: fx.Graph) -> bool:
 
 
 def _calls_alike(
-    node: fx.Node, places: Mapping[fx.Node, Any], copy: fx.Node, others: Mapping[fx.Node, Any]
+    node: fx.Node, positions: Mapping[fx.Node, Any], copy: fx.Node, others: Mapping[fx.Node, Any]
 ) -> bool:
     if (node.op, node.target) != (copy.op, copy.target):
         return False
     try:
-        return _operands(node, places) == _operands(copy, others)
+        return _operands(node, positions) == _operands(copy, others)
     except TypeError:  # of what no pass could look up, nothing is known
         return False
 
 
-def _operands(node: fx.Node, places: Mapping[fx.Node, Any]) -> object:
-    """What a call is given, with nodes by their places."""
-    return frozen(fx.map_arg((node.args, node.kwargs), places.__getitem__))
+def _operands(node: fx.Node, positions: Mapping[fx.Node, Any]) -> object:
+    """What a call is given, with nodes by their positions."""
+    return frozen(fx.map_arg((node.args, node.kwargs), positions.__getitem__))
 
 
 def emit(graph: fx.Graph, before: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:

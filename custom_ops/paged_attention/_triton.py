@@ -45,7 +45,7 @@ def find_tile(seq_lens, query_start_loc, num_seqs, TILE: tl.constexpr, ONE_EACH:
 
 @triton.jit
 def place_rows(first, query_len, tile_start, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Token, head, place in the sequence's queries, and existence of the tile's rows: queries times heads."""
+    """Token, head, index among the sequence's queries, and validity of each row of the tile."""
     rows = tl.arange(0, ROWS)
     query_row = tile_start + rows // GROUP
     exists = (rows < ROWS // GROUP * GROUP) & (query_row < query_len)

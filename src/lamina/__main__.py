@@ -1,11 +1,11 @@
 """`python -m lamina` and `lamina`: the command line."""
 
-from .common.leaving import leave_on_interrupt
+from .common.interrupts import exit_on_interrupt
 
 
 def main() -> None:
     """Run the command line; Ctrl-C ends it from the first import on."""
-    leave_on_interrupt()
+    exit_on_interrupt()
     from .cli import main as run
 
     run()

@@ -38,7 +38,7 @@ def test_an_interrupt_while_everything_is_imported_ends_with_130(tiny_text_folde
     code = (
         "import lamina.__main__ as command, os, sys\n"
         f"sys.argv = ['lamina', 'generate', {str(tiny_text_folder)!r}, 'a', '--no-compile']\n"
-        "command.leave_on_interrupt(); os.write(1, b'!'); command.main()"
+        "command.exit_on_interrupt(); os.write(1, b'!'); command.main()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"

@@ -48,7 +48,7 @@ def start(store, what):
 
 
 @pytest.mark.parametrize("place", [0, 1000, 640_000, 1_279_999])
-def test_a_flipped_bit_anywhere_is_told_and_the_folder_is_gone(store, place, caplog):
+def test_a_flipped_bit_anywhere_is_reported_and_the_folder_is_gone(store, place, caplog):
     path = store.root / "folders" / "checkpoints" / "key"
     facts = (path / "weights").stat()
     with open(path / "weights", "r+b") as file:

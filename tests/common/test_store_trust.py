@@ -145,7 +145,7 @@ store.outside_folder("inductor")
 
 
 @pytest.mark.parametrize("kind, key", [("plans", "other"), ("pieces", "key")])
-def test_a_record_under_another_name_is_told_and_not_served(store, kind, key, caplog):
+def test_a_record_under_another_name_is_reported_and_not_served(store, kind, key, caplog):
     store.write_ref("plans", "key", {"record": "a"})
     store.write_ref(kind, key, {"record": "b"})
     source, target = (store.root / "refs" / place for place in ("plans/key.json", f"{kind}/{key}.json"))

@@ -204,7 +204,7 @@ def test_a_plan_whose_piece_is_gone_is_a_miss(store):
     assert cache.load_plan(factors, store, CPU) is None
 
 
-def test_a_damaged_object_is_told_once(store, caplog):
+def test_a_damaged_object_is_reported_once(store, caplog):
     factors = factors_of(make_tiny())
     cache.save_plan(make_plan(), factors, GUARDS, store)
     reference = store.read_ref(cache.PLANS, cache.plan_key(factors))

@@ -142,7 +142,7 @@ def test_the_numpy_provider_has_the_formulas_bits(
 
 
 @pytest.mark.parametrize("provider", ON_CPU)
-def test_prompt_and_answer_are_told_apart(provider: str) -> None:
+def test_prompt_and_answer_are_distinguished(provider: str) -> None:
     """Repetition counts both and once, presence the answer and once, frequency the answer each time."""
     values = logits(1, VOCAB)
     values[0, 5], values[0, 6], values[0, 8] = 4.0, -3.0, 2.0

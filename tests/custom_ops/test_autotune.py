@@ -38,7 +38,7 @@ def clusters_that_fit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return take_at_most
 
 
-def test_what_cannot_be_launched_is_left_out_and_told(
+def test_what_cannot_be_launched_is_left_out_and_reported(
     clusters_that_fit: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     clusters_that_fit(2)

@@ -57,7 +57,7 @@ def test_a_version_that_cannot_serve_or_be_imported_leaves_it_to_the_next() -> N
     assert chosen(refusing, broken, version("old")).reason == "old"
 
 
-def test_where_none_serves_every_obstacle_is_told() -> None:
+def test_where_none_serves_every_obstacle_is_reported() -> None:
     refusing = version("new", obstacle="does not take head_dim 7")
     broken = version("old", error=ModuleNotFoundError("No module named 'cutlass'"))
     choice = chosen(refusing, broken)
@@ -110,7 +110,7 @@ def test_what_a_version_takes_is_no_obstacle(
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_what_a_version_does_not_take_is_told_with_what_is_wanted(
+def test_what_a_version_does_not_take_is_reported_with_what_is_wanted(
     version: Version, facts: Facts, obstacle: str
 ) -> None:
     assert obstacle in str(version.obstacle(facts))

@@ -91,7 +91,7 @@ def test_a_toolkit_without_nvcc_is_refused(tmp_path: Path, monkeypatch: pytest.M
         find_nvcc()
 
 
-def test_a_machine_without_nvcc_is_told_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_nvcc_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(module, "TOOLKIT", tmp_path)

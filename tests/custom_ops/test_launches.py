@@ -61,7 +61,7 @@ def test_a_kernel_begins_early_in_graphs_alone_and_in_its_cluster(launches: ctyp
         assert (launches.is_pdl(), launches.num_cluster()) == (is_active, cluster)
 
 
-def test_what_is_wrong_with_a_stream_is_told_by_the_launch_that_met_it(launches: ctypes.CDLL) -> None:
+def test_what_is_wrong_with_a_stream_is_reported_by_the_launch_that_met_it(launches: ctypes.CDLL) -> None:
     launches.set_capture(0, 906)
     assert launches.launch(0, 0, 1) == 906
     assert launches.num_launches() == 0

@@ -62,7 +62,9 @@ def test_triton_keeps_its_kernels_in_the_store_and_finds_them_where_it_has_moved
     assert paths == {"k.cubin": str(moved.root / "outside/triton/KEY/k.cubin")}
 
 
-def test_kernels_of_ours_are_noted_and_told_when_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_ours_are_noted_and_reported_when_they_are_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ledger, watched_names = Ledger(), list[str]()
     monkeypatch.setattr(triton_cache, "LEDGER", ledger)
     files = {"norm.cubin": "/some/where/KEY/norm.cubin"}

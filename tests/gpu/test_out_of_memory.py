@@ -30,17 +30,17 @@ def _folder_like(tiny_folder: Path, target: Path, **changes: Any) -> Path:
     return target
 
 
-def test_weights_that_do_not_fit_are_told_with_the_remedies(tiny_folder: Path, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_reported_with_the_remedies(tiny_folder: Path, tmp_path: Path) -> None:
     folder = _folder_like(tiny_folder, tmp_path, **TOO_LARGE)
     with pytest.raises(ConfigError, match=r"the weights take [\d.]+ GiB .*smaller dtype"):
         Runtime.from_pretrained(folder, load_format="dummy", device="cuda", dtype="bfloat16")
 
 
-def test_a_cache_that_does_not_fit_is_told_with_the_most_that_would(tiny_folder: Path) -> None:
+def test_a_cache_that_does_not_fit_is_reported_with_the_most_that_would(tiny_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"num_kv_blocks is 1000000000, .* wanted at most \d+"):
         Runtime.from_pretrained(tiny_folder, device="cuda", dtype="bfloat16", num_kv_blocks=10**9)
 
 
-def test_a_fraction_that_leaves_no_room_is_told_as_such(tiny_folder: Path) -> None:
+def test_a_fraction_that_leaves_no_room_is_reported_as_such(tiny_folder: Path) -> None:
     with pytest.raises(ConfigError, match="raise memory_fraction"):
         Runtime.from_pretrained(tiny_folder, device="cuda", dtype="bfloat16", memory_fraction=1e-6)

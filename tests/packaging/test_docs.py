@@ -70,7 +70,7 @@ def test_every_field_has_a_sentence_a_type_and_its_true_default(config):
         assert field.type, field.name
 
 
-def test_every_variable_of_the_environment_is_told():
+def test_every_variable_of_the_environment_is_documented():
     read = set(re.findall(r'environ(?:\.get\(|\[)"(\w+)"', (ROOT / "common" / "env.py").read_text()))
     assert {name for name in read if name.startswith(("LAMINA", "CXX", "CUDA", "HF"))} <= set(
         re.findall(r"`(\w+)`", SETTINGS["VARIABLES"])

@@ -291,7 +291,7 @@ def test_what_cannot_be_kept_is_refused_by_name(forward, message):
         cut()
 
 
-def test_weights_that_lie_over_each_other_are_still_told_apart():
+def test_weights_that_lie_over_each_other_are_still_distinguished():
     def forward(weights, ids, positions, attend):
         x = embedded(weights, ids)
         for name in ("a", "b", "c"):

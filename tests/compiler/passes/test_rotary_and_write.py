@@ -77,7 +77,7 @@ SEEN_IN_VALUES = ("key_read_again", "key_for_value", "source_written_in_between"
 
 
 @pytest.mark.parametrize("kind", REASONS)
-def test_what_stays_is_told_with_its_reason(kind):
+def test_what_stays_is_reported_with_its_reason(kind):
     (skipped,) = rewritten(program_of(kind))[1].skipped
     assert REASONS[kind] in skipped
 

@@ -10,16 +10,16 @@ INTERRUPTED = 130  # the exit code that shells know
 SHOW_CURSOR = b"\x1b[?25h\n"  # a progress bar may have hidden it
 
 
-def leave_on_interrupt() -> Any:
+def exit_on_interrupt() -> Any:
     """From now on the first SIGINT ends this process with exit code 130; returns how it was handled before.
 
     What was half written has no name in the store, and is swept later. Compilers that were started end by the
     same Ctrl-C.
     """
-    return signal.signal(signal.SIGINT, _leave)
+    return signal.signal(signal.SIGINT, _exit)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     with contextlib.suppress(OSError):
         os.write(2, SHOW_CURSOR if os.isatty(2) else b"\n")
     os._exit(INTERRUPTED)
