@@ -68,7 +68,7 @@ def open_runtime(options: argparse.Namespace, capacity: int, swap_bytes: int | N
 
 def alone(runtime: Runtime, count: int) -> dict[str, float]:
     """Milliseconds to copy so many tokens out and in, and to compute them in one step with nobody else."""
-    host = runtime._open.assembled.runner.host_blocks
+    host = runtime._open.runner.host_blocks
     assert host is not None
     blocks = range(1, 1 + count // runtime.stats()["resolved"]["block_size"])
     swap_out = Copies(tuple((block, block - 1) for block in blocks), ())

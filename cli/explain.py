@@ -33,9 +33,9 @@ def explain(
         from ..common.store import Store
         from ..compiler.inspect.explain import explain_text
         from ..compiler.inspect.explain_page import explain_page
-        from ..runtime.startup.loader import compile_only, find
+        from ..runtime.startup.loader import compile_only, resolve_runtime
 
-        compiled = compile_only(find(config, progress), progress)
+        compiled = compile_only(resolve_runtime(config, progress), progress)
     if html is not None:
         page = explain_page(
             compiled, Store(config.cache_dir), title=Path(config.model).name, numerics=config.numerics

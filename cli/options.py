@@ -95,11 +95,11 @@ class Settings(dict[str, Any]):
 
         with loading_progress() as progress:
             from ..runtime.runtime import Runtime
-            from ..runtime.startup.loader import find
+            from ..runtime.startup.loader import resolve_runtime
             from ..runtime.tokenization.tokenizer import require_tokenizer
 
-            if config.tokenizer is None:
-                require_tokenizer(find(config, progress).folder)  # said before anything is compiled
+            if config.tokenizer is None:  # said before anything is compiled
+                require_tokenizer(resolve_runtime(config, progress).folder)
             return Runtime(config, progress)
 
 

@@ -1,4 +1,4 @@
-"""Every setting of a runtime, checked when given, and the same with nothing left to choose."""
+"""Every setting of a runtime, checked when given."""
 
 import os
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ..common.logging import get_logger
 from ..common.names import refuse_unknown
 from ..compiler.config import CompileConfig
 from ..compiler.numerics import MAX_NUM_TOKENS, NUMERICS, Numerics
-from ..models.quantization.scheme import QuantScheme, find_scheme
+from ..models.quantization.scheme import find_scheme
 from .other_names import SETTINGS
 from .validation import integer, number
 
@@ -177,20 +177,3 @@ def _check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> 
     if not isinstance(value, (str, NoneType)) or value not in choices:
         wanted = " or ".join(str(choice) for choice in choices)
         raise ConfigError(f"{name} is {shown(value)}; wanted {wanted}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resolved:
-    """The settings that a running engine has."""
-
-    dtype: torch.dtype
-    device: torch.device
-    scheme: QuantScheme  # of projections
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    prefill_chunk: int | None
-    max_prefill_tokens: int | None  # in a step, of all prompts together
-    block_size: int
-    num_kv_blocks: int
-    swap_bytes: int  # of host memory at most, for blocks of requests that were preempted

@@ -21,7 +21,8 @@ from .keywords import RequestSettings, RuntimeSettings
 from .prompts import Params, Prompt, Prompts
 from .request_options import RequestOptions
 from .sampling_params import SamplingParams
-from .startup.loader import Loaded, load, note_use
+from .startup.loaded import LoadedRuntime
+from .startup.loader import load, note_use
 from .stats import collect_stats, explanation_of, page_of
 from .tokenization.chat_messages import Messages
 
@@ -37,7 +38,7 @@ class Runtime:
             )
         self.config = config
         self._pid = os.getpid()
-        self._loaded: Loaded | None = load(config, progress or say_nothing)
+        self._loaded: LoadedRuntime | None = load(config, progress or say_nothing)
         self._client = Client(self._loaded.engine, self._loaded.late_builds)
         self._input = _input_processor(self._loaded)
 
@@ -151,7 +152,7 @@ class Runtime:
             self.generate([0], SamplingParams(temperature=temperature, **few))
         adjusted = SamplingParams(temperature=1.0, typical_p=0.9, presence_penalty=1.0, logprobs=1, **few)
         self.generate([0], adjusted)
-        note_use(self._open)
+        note_use(self._open.resolved)
 
     def idle(self) -> bool:
         """Captures one more size; False where none is left, or a request is live.
@@ -194,10 +195,10 @@ class Runtime:
         loaded = self._loaded
         if loaded is None:
             return
-        if loaded.assembled.recording is not None:
-            loaded.assembled.recording.close()
+        if loaded.decision_log is not None:
+            loaded.decision_log.close()
         self._loaded = None
-        if loaded.parts.resolved.device.type == "cuda":
+        if loaded.resolved.device.type == "cuda":
             del loaded
             torch.cuda.empty_cache()  # torch would keep it, and who loads next would find the GPU full
 
@@ -208,7 +209,7 @@ class Runtime:
         self.close()
 
     @property
-    def _open(self) -> Loaded:
+    def _open(self) -> LoadedRuntime:
         require_same_process(self._pid)
         if self._loaded is None:
             raise ClosedError("this runtime was closed; make a new one with Runtime.from_pretrained")
@@ -221,17 +222,17 @@ class Runtime:
         return self._input
 
 
-def _input_processor(loaded: Loaded) -> InputProcessor:
-    model = loaded.parts.model
+def _input_processor(loaded: LoadedRuntime) -> InputProcessor:
+    resolved, config = loaded.resolved, loaded.resolved.config
     return InputProcessor(
         tokenizer=loaded.tokenizer,
-        defaults=loaded.defaults,
-        chat_defaults=loaded.defaults if loaded.found.config.generation_defaults else None,
+        defaults=resolved.defaults,
+        chat_defaults=resolved.defaults if config.generation_defaults else None,
         eos_token_ids=loaded.eos_token_ids,
-        vocab_size=model.vocab_size,
-        num_valid_ids=loaded.parts.num_valid_ids,
-        max_model_len=loaded.resolved.max_model_len,
-        declared_len=model.max_position_embeddings,
-        capacity_tokens=loaded.assembled.kv_cache.capacity_tokens,
-        seed=loaded.found.config.seed,
+        vocab_size=resolved.model.vocab_size,
+        num_valid_ids=loaded.num_valid_ids,
+        max_model_len=resolved.max_model_len,
+        declared_len=resolved.model.max_position_embeddings,
+        capacity_tokens=loaded.kv_cache.capacity_tokens,
+        seed=config.seed,
     )

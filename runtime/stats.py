@@ -4,17 +4,17 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import RequestError
+from ..compiler.execution.cuda_graphs import GraphRecord
 from ..compiler.execution.plan import Compiled
 from ..compiler.inspect.explain import explain_text
 from ..compiler.inspect.explain_page import explain_page
 from .sampling_params import MODEL_DEFAULTS
-from .startup.builder import Assembled
-from .startup.loader import Loaded
+from .startup.loaded import LoadedRuntime
 
 
-def collect_stats(loaded: Loaded) -> dict[str, Any]:
+def collect_stats(loaded: LoadedRuntime) -> dict[str, Any]:
     """Counts of blocks, requests and pieces, seconds of the start, and the settings in force."""
-    scheduler, pool = loaded.engine.scheduler, loaded.assembled.kv_cache.pool
+    scheduler, pool = loaded.engine.scheduler, loaded.kv_cache.pool
     return {
         "blocks": {
             "total": pool.num_usable,
@@ -28,43 +28,42 @@ def collect_stats(loaded: Loaded) -> dict[str, Any]:
             "finished": scheduler.num_finished,
         },
         "preemptions": scheduler.num_preemptions,
-        "swap": _swap_stats(loaded.assembled),
+        "swap": _swap_stats(loaded),
         "prefix_cache": {
             "queried_tokens": scheduler.num_queried_tokens,
             "hit_tokens": scheduler.num_hit_tokens,
         },
         "latency": loaded.engine.latencies.summary(),
-        "compile": _compile_stats(loaded.parts.compiled, len(loaded.late_builds.events)),
-        "cuda_graphs": _graph_stats(loaded.assembled),
-        "cpu_call_graphs": {"replays": loaded.assembled.runner.num_cpu_replays},
+        "compile": _compile_stats(loaded.compiled, len(loaded.late_builds.events)),
+        "cuda_graphs": _graph_stats(loaded),
+        "cpu_call_graphs": {"replays": loaded.runner.num_cpu_replays},
         "startup": {
-            **loaded.startup,
+            **loaded.watch.seconds,
             "first_token": loaded.engine.first_token_seconds,
-            "overlapped": dict(loaded.overlapped),  # read while the stages above ran; not part of their sum
+            "overlapped": dict(loaded.watch.overlapped),  # while the stages ran; not part of their sum
         },
         "resolved": _resolved_stats(loaded),
-        "quantization": loaded.parts.loaded.stats(),
+        "quantization": loaded.weights.stats(),
     }
 
 
-def explanation_of(loaded: Loaded) -> str:
+def explanation_of(loaded: LoadedRuntime) -> str:
     """What was compiled, quantized, chosen and built late, in words."""
-    compiled, products = loaded.parts.compiled, loaded.assembled.products
+    compiled, kernels = loaded.compiled, loaded.gemm_kernels
     text = "the model runs eagerly: nothing was compiled" if compiled is None else explain_text(compiled)
-    served = ["\nmatrix products:", *(f"  {line}" for line in products)] if products else []
-    quantized = [f"\n{sentence}" for sentence in loaded.parts.loaded.sentences()]
+    served = ["\nkernels of GEMMs:", *(f"  {line}" for line in kernels)] if kernels else []
+    quantized = [f"\n{sentence}" for sentence in loaded.weights.sentences()]
     late = [f"built in the middle of a request: {what}" for what in loaded.late_builds.events]
     return "\n".join([text, *quantized, *served, *late])
 
 
-def page_of(loaded: Loaded) -> str:
-    """The page of what was compiled and recorded; RequestError where nothing was."""
-    compiled, config = loaded.parts.compiled, loaded.found.config
+def page_of(loaded: LoadedRuntime) -> str:
+    """The page of what was compiled and captured; RequestError where nothing was."""
+    compiled, resolved = loaded.compiled, loaded.resolved
     if compiled is None:
         raise RequestError("the model runs eagerly: nothing was compiled, so there is nothing to show")
-    graphs = loaded.assembled.graphs.ledger() if loaded.assembled.graphs else ()
-    title = Path(config.model).name
-    return explain_page(compiled, loaded.found.store, title=title, numerics=config.numerics, graphs=graphs)
+    title, numerics = Path(resolved.config.model).name, resolved.config.numerics
+    return explain_page(compiled, resolved.store, title=title, numerics=numerics, graphs=_ledger(loaded))
 
 
 def _compile_stats(compiled: Compiled | None, num_late: int) -> dict[str, Any]:
@@ -82,12 +81,16 @@ def _compile_stats(compiled: Compiled | None, num_late: int) -> dict[str, Any]:
     }
 
 
-def _graph_stats(assembled: Assembled) -> dict[str, Any]:
-    ledger = assembled.graphs.ledger() if assembled.graphs else ()
+def _ledger(loaded: LoadedRuntime) -> tuple[GraphRecord, ...]:
+    return loaded.cuda_graphs.ledger() if loaded.cuda_graphs else ()
+
+
+def _graph_stats(loaded: LoadedRuntime) -> dict[str, Any]:
+    ledger = _ledger(loaded)
     return {
         "sizes": [[type(record.key).__name__.lower(), record.key.size] for record in ledger],
         "replays": sum(record.num_replays for record in ledger),
-        "eager_steps": assembled.runner.num_eager_steps,
+        "eager_steps": loaded.runner.num_eager_steps,
         "tokens": sum(record.num_tokens for record in ledger),
         "padded_tokens": sum(record.num_padded_tokens for record in ledger),
         "bytes": sum(record.bytes for record in ledger),
@@ -95,9 +98,9 @@ def _graph_stats(assembled: Assembled) -> dict[str, Any]:
     }
 
 
-def _swap_stats(assembled: Assembled) -> dict[str, int]:
+def _swap_stats(loaded: LoadedRuntime) -> dict[str, int]:
     """Blocks of host memory, how many of them are used, and what has been copied there and back."""
-    swap, host = assembled.kv_cache.swap, assembled.runner.host_blocks
+    swap, host = loaded.kv_cache.swap, loaded.runner.host_blocks
     if swap is None or host is None:
         return dict.fromkeys(("total", "used", "out", "in", "out_bytes", "in_bytes", "host_bytes"), 0)
     return {
@@ -111,19 +114,19 @@ def _swap_stats(assembled: Assembled) -> dict[str, int]:
     }
 
 
-def _resolved_stats(loaded: Loaded) -> dict[str, Any]:
-    resolved, defaults = loaded.resolved, loaded.defaults
+def _resolved_stats(loaded: LoadedRuntime) -> dict[str, Any]:
+    resolved, defaults = loaded.resolved, loaded.resolved.defaults
     return {
         "eos_token_ids": sorted(loaded.eos_token_ids),
         "sampling_defaults": {name: getattr(defaults, name) for name in MODEL_DEFAULTS},
-        "rope": loaded.parts.model.rope.rope_type,
+        "rope": resolved.model.rope.rope_type,
         "max_model_len": resolved.max_model_len,
         "max_num_seqs": resolved.max_num_seqs,
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "block_size": resolved.block_size,
         "dtype": str(resolved.dtype).removeprefix("torch."),
         "quantization": resolved.scheme.name,
-        "attention": loaded.parts.attention.name,
-        "products": list(loaded.assembled.products),
+        "attention": loaded.attention,
+        "gemm_kernels": list(loaded.gemm_kernels),
         "device": str(resolved.device),
     }

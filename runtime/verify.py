@@ -24,7 +24,8 @@ from ..custom_ops.paged_attention.reference import dense_attention
 from ..custom_ops.rotary_embedding.reference import rotary_embedding
 from ..custom_ops.sample.reference import are_broken
 from .config import RuntimeConfig
-from .startup.loader import Found, compile_only, find, read_weights, with_rope_tables
+from .startup.loader import compile_only, read_weights, resolve_runtime
+from .startup.resolved import ResolvedRuntime
 from .tokenization.tokenizer import load_tokenizer
 
 logger = get_logger("runtime")
@@ -71,7 +72,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """What `lamina verify` found."""
+    """What `lamina verify` resolved."""
 
     prompts: tuple[tuple[int, ...], ...]
     layers: tuple[LayerErrors, ...]  # the worst of all prompts
@@ -98,24 +99,24 @@ def verify(
     """
     if config.compile_config is None:
         raise ConfigError("compile is False; wanted True or a CompileConfig, to have anything to verify")
-    found = find(config, progress)
-    weights = with_rope_tables(found, read_weights(found, progress))
-    subject = _Subject(found, weights)
-    prompts = _token_ids(found, prompts)
+    resolved = resolve_runtime(config, progress)
+    weights = read_weights(resolved, progress).by_name | resolved.rope_tables()
+    subject = _Subject(resolved, weights)
+    prompts = _token_ids(resolved, prompts)
     for prompt in prompts:
         _check_finite(subject, subject.observe(subject.eager, prompt))
-    compiled = compile_only(found, progress)
+    compiled = compile_only(resolved, progress)
     ids = [subject.continued(prompt, max_tokens) for prompt in prompts]
     eager = [subject.observe(subject.eager, prompt) for prompt in ids]
-    bound = compiled.plan.bind(weights, found.resolved.device)
+    bound = compiled.plan.bind(weights, resolved.device)
     ours = [subject.observe(bound, prompt) for prompt in ids]
     progress("verify", 0.3, "transformers")
-    theirs, reference = _by_transformers(found, ids)
+    theirs, reference = _by_transformers(resolved, ids)
     progress("verify", 0.6, "pieces")
     checks, first_wrong, culprit = _check_pieces(subject, compiled, ids[0])
     return Verified(
         prompts=tuple(map(tuple, ids)),
-        layers=_layers(ours, eager, theirs, found.resolved.dtype),
+        layers=_layers(ours, eager, theirs, resolved.dtype),
         differences=tuple(_differences(ours, eager, theirs)),
         pieces=checks,
         first_wrong=first_wrong,
@@ -128,29 +129,29 @@ def verify(
 class _Subject:
     """The model under test with all it takes to run it op by op."""
 
-    found: Found
+    resolved: ResolvedRuntime
     weights: dict[str, Tensor]
 
     def eager(self, token_ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
-        return self.found.program().forward(self.weights, token_ids, positions, attend)
+        return self.resolved.program().forward(self.weights, token_ids, positions, attend)
 
     @torch.inference_mode()
     def observe(self, forward: Forward, ids: Sequence[int]) -> Observed:
         """A run of one sequence with attention by its formula."""
         observed = Observed()
         hidden = forward(*self.inputs(ids), self.attention(observed))
-        found = self.found
-        weights = found.joined(self.weights)
-        observed.logits = found.definition.logits(found.model, weights, hidden, found.ops()).float()
+        resolved = self.resolved
+        weights = resolved.joined(self.weights)
+        observed.logits = resolved.definition.logits(resolved.model, weights, hidden, resolved.ops()).float()
         return observed
 
     def inputs(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        device = self.found.resolved.device
+        device = self.resolved.device
         token_ids = torch.tensor(list(ids), dtype=torch.int32, device=device)
         return token_ids, torch.arange(len(ids), dtype=torch.int32, device=device)
 
     def attention(self, observed: Observed) -> Callable[..., None]:
-        specs = self.found.definition.attention(self.found.model)
+        specs = self.resolved.definition.attention(self.resolved.model)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *angles: Tensor) -> None:
             if angles:
@@ -170,11 +171,11 @@ class _Subject:
         return out
 
 
-def _token_ids(found: Found, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
-    tokenizer = load_tokenizer(found.folder, override=found.config.tokenizer)
+def _token_ids(resolved: ResolvedRuntime, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    tokenizer = load_tokenizer(resolved.folder, override=resolved.config.tokenizer)
     if tokenizer is None and not prompts:
         generator = torch.Generator().manual_seed(0)
-        return [torch.randint(found.model.vocab_size, (NUM_RANDOM_IDS,), generator=generator).tolist()]
+        return [torch.randint(resolved.model.vocab_size, (NUM_RANDOM_IDS,), generator=generator).tolist()]
     ids = []
     for prompt in prompts or PROMPTS:
         if isinstance(prompt, str):
@@ -196,7 +197,7 @@ def _check_finite(subject: _Subject, observed: Observed) -> None:
         where = "the logits"
     if where:
         weights = [name for name, weight in subject.weights.items() if not bool(weight.isfinite().all())]
-        why = f"no weight is, so a product is beyond {subject.found.resolved.dtype}; try a wider dtype="
+        why = f"no weight is, so a GEMM is beyond {subject.resolved.dtype}; try a wider dtype="
         if weights:
             why = f"so is the weight {', '.join(weights[:3])}: the checkpoint is damaged"
         raise LogitsError(f"{where} are the first values that are not finite (NaN or infinity), and {why}")
@@ -206,11 +207,11 @@ def _check_pieces(
     subject: _Subject, compiled: Compiled, ids: Sequence[int]
 ) -> tuple[tuple[PieceCheck, ...], int | None, Culprit | None]:
     """Every piece on what those before it computed op by op, up to the first that is wrong."""
-    found, plan = subject.found, compiled.plan
-    config = found.config.compile_config
+    resolved, plan = subject.resolved, compiled.plan
+    config = resolved.config.compile_config
     assert config is not None
-    passes = pipeline.select(config.passes, found.config.numerics)
-    model = split_program(found.program(), passes)
+    passes = pipeline.select(config.passes, resolved.config.numerics)
+    model = split_program(resolved.program(), passes)
     calls = [plan.pieces[step.piece] for step in plan.steps if step.piece is not None]
     checks: list[PieceCheck] = []
     blamed: list[Culprit] = []
@@ -218,7 +219,7 @@ def _check_pieces(
     def on_piece(number: int, piece: PieceCall, arguments: list[Any]) -> None:
         if blamed:
             return
-        check = pieces.check_piece(piece.graph, calls[number].call, arguments, found.config.numerics)
+        check = pieces.check_piece(piece.graph, calls[number].call, arguments, resolved.config.numerics)
         checks.append(check)
         if not check.is_right:
             blamed.append(_culprit(subject, piece, passes, arguments))
@@ -233,24 +234,26 @@ def _check_pieces(
 def _culprit(
     subject: _Subject, piece: PieceCall, passes: Sequence[Pass], arguments: Sequence[Any]
 ) -> Culprit:
-    found = subject.found
-    factors = found.piece_factors()
+    resolved = subject.resolved
+    factors = resolved.piece_factors()
 
     def compile_without(fewer: Sequence[Pass]) -> pieces.Call:
-        return compile_piece(piece.graph, fewer, found.store, found.resolved.device, factors).call
+        return compile_piece(piece.graph, fewer, resolved.store, resolved.device, factors).call
 
-    folder = found.store.build_folder()
-    return pieces.find_culprit(piece.graph, passes, arguments, found.config.numerics, folder, compile_without)
+    folder = resolved.store.build_folder()
+    return pieces.find_culprit(
+        piece.graph, passes, arguments, resolved.config.numerics, folder, compile_without
+    )
 
 
 def _guilty_model_pass(
     subject: _Subject, compiled: Compiled, passes: Sequence[Pass], ids: Sequence[int]
 ) -> Culprit | None:
     """The pass over the whole model, if any, without which the model run op by op gives something else."""
-    eps = torch.finfo(subject.found.resolved.dtype).eps
+    eps = torch.finfo(subject.resolved.dtype).eps
 
     def run(chosen: Sequence[Pass]) -> Tensor:
-        model: SplitModel = split_program(subject.found.program(), tuple(chosen))
+        model: SplitModel = split_program(subject.resolved.program(), tuple(chosen))
         attention = subject.attention(Observed())
         with torch.inference_mode():
             return pieces.walk(model, subject.weights, *subject.inputs(ids), attention, lambda *_: None)
@@ -266,15 +269,17 @@ def _guilty_model_pass(
     return None
 
 
-def _by_transformers(found: Found, ids: Sequence[Sequence[int]]) -> tuple[list[Observed] | None, str]:
+def _by_transformers(
+    resolved: ResolvedRuntime, ids: Sequence[Sequence[int]]
+) -> tuple[list[Observed] | None, str]:
     """What transformers computes in a dtype wider than ours on the CPU, or None and why not."""
-    wide = torch.float32 if found.resolved.dtype.itemsize < 4 else torch.float64
+    wide = torch.float32 if resolved.dtype.itemsize < 4 else torch.float64
     try:
         from transformers import AutoModelForCausalLM
 
         with _without_bars():
             model: Any = AutoModelForCausalLM.from_pretrained(
-                found.folder, dtype=wide, attn_implementation="eager", local_files_only=True
+                resolved.folder, dtype=wide, attn_implementation="eager", local_files_only=True
             )
     except Exception as error:  # an architecture it does not know, files it cannot read
         lines = str(error).strip().splitlines() or [type(error).__name__]

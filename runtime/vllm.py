@@ -201,7 +201,7 @@ class LLM:
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
-            folder = self.runtime.config.tokenizer or self.runtime._open.found.folder
+            folder = self.runtime.config.tokenizer or self.runtime._open.resolved.folder
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return self._tokenizer
 

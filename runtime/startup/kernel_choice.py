@@ -1,4 +1,4 @@
-"""Which kernels serve a model's products: looked up, or measured once and kept in the store."""
+"""Which kernels serve a model's GEMMs: looked up, or autotuned once and kept in the store."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,7 @@ from ...custom_ops.linear import _cpu, autotune, choices
 from ...custom_ops.linear._cuda import EVEN
 from ...custom_ops.linear.choices import Choice, Entry, Method, Site
 
-SMALLEST = 1 << 20  # weights, below which a product takes no longer than its launch
+SMALLEST = 1 << 20  # weights, below which a GEMM takes no longer than its launch
 MEASUREMENTS = "measurements"  # the kind of the store's names for them
 OPS = {"linear": "linear", "norm": "add_rms_norm_linear", "norm_gated": "add_rms_norm_linear"}
 SOURCES = {"cuda": (".cu", ".cuh"), "cpu": (".cpp", ".h")}  # suffixes of what the kernels are made of
@@ -23,8 +23,8 @@ BY_METHOD = {Method.DOT: "dot products", Method.AMX: "AMX tiles"}
 logger = get_logger("runtime")
 
 
-def settle_products(
-    products: Iterable[Gemm],
+def choose_gemm_kernels(
+    gemms: Iterable[Gemm],
     device: torch.device,
     dtype: torch.dtype,
     store: Store,
@@ -32,42 +32,42 @@ def settle_products(
     require_warm: bool = False,
     progress: Progress = say_nothing,
 ) -> tuple[str, ...]:
-    """One line for each product and number of rows, saying what serves it; none where nothing is to choose.
+    """One line for each GEMM and number of rows, saying what serves it; none where nothing is to choose.
 
-    What neither the package nor the store knows is measured now, before anything is recorded, and kept.
+    What neither the package nor the store knows is measured now, before anything is captured, and kept.
     Raises NotWarmError where require_warm and something would have to be measured.
     """
-    products = tuple(products)
-    for op in {OPS[product.kind] for product in products}:
+    gemms = tuple(gemms)
+    for op in {OPS[gemm.kind] for gemm in gemms}:
         registry.select(op, device=device, dtype=dtype)  # built now, not amid a request
-    lacks = missing_measurements(products, device, dtype, store)
+    lacks = missing_measurements(gemms, device, dtype, store)
     if lacks and require_warm:
         raise NotWarmError(f"the cache {store.root} lacks measurements of {lacks[0]}")
     if not _is_chosen(device, dtype):
         return ()
-    sites, card = sites_of(products, device, dtype), choices.device_name_of(device, dtype)
-    key = measurements_key(device, card, dtype)
-    if _missing(sites, card):
+    sites, device_name = sites_of(gemms, device, dtype), choices.device_name_of(device, dtype)
+    key = measurements_key(device, device_name, dtype)
+    if _missing(sites, device_name):
         with store.lock(MEASUREMENTS):  # of processes that start at once the first measures for all
             known = read_measurements(store, key)
-            choices.adopt(card, known)
-            measured = _measure(_missing(sites, card), device, dtype, progress)
+            choices.adopt(device_name, known)
+            measured = _measure(_missing(sites, device_name), device, dtype, progress)
             entries = [entry.to_json() for entry in (*known, *measured)]
-            store.remember(MEASUREMENTS, key, {"card": card, "entries": entries})
-    return tuple(_described(site, card) for site in sites)
+            store.remember(MEASUREMENTS, key, {"device": device_name, "entries": entries})
+    return tuple(_described(site, device_name) for site in sites)
 
 
 def missing_measurements(
-    products: Iterable[Gemm], device: torch.device, dtype: torch.dtype, store: Store
+    gemms: Iterable[Gemm], device: torch.device, dtype: torch.dtype, store: Store
 ) -> list[str]:
-    """What would have to be measured before these products are served, one line each."""
+    """What would have to be measured before these GEMMs are served, one line each."""
     if device.type == "cpu" and not is_built("linear"):
         return []  # without the kernel, which is told of as missing itself, nothing can be known
     if not _is_chosen(device, dtype):
         return []
-    card = choices.device_name_of(device, dtype)
-    choices.adopt(card, read_measurements(store, measurements_key(device, card, dtype)))
-    return [f"kernels of {site}" for site in _missing(sites_of(products, device, dtype), card)]
+    device_name = choices.device_name_of(device, dtype)
+    choices.adopt(device_name, read_measurements(store, measurements_key(device, device_name, dtype)))
+    return [f"kernels of {site}" for site in _missing(sites_of(gemms, device, dtype), device_name)]
 
 
 def measurements_kept(device: torch.device, dtype: torch.dtype, store: Store) -> tuple[str, ...]:
@@ -83,12 +83,12 @@ def _is_chosen(device: torch.device, dtype: torch.dtype) -> bool:
     return registry.select("linear", device=device, dtype=dtype).name == device.type
 
 
-def _missing(sites: Iterable[Site], card: str) -> list[Site]:
-    return [site for site in sites if not choices.is_measured(site, card)]
+def _missing(sites: Iterable[Site], device_name: str) -> list[Site]:
+    return [site for site in sites if not choices.is_measured(site, device_name)]
 
 
-def _described(site: Site, card: str) -> str:
-    choice = choices.choose(site, card)
+def _described(site: Site, device_name: str) -> str:
+    choice = choices.choose(site, device_name)
     return f"{site}: {_served_by(choice)} ({choice.reason})"
 
 
@@ -100,13 +100,13 @@ def _served_by(choice: Choice) -> str:
     return f"the CUDA kernel, {choice.kernel}"
 
 
-def sites_of(products: Iterable[Gemm], device: torch.device, dtype: torch.dtype) -> tuple[Site, ...]:
-    """Every kernel that might serve the products, for every number of rows that a choice is made for."""
-    worth = [product for product in products if product.rows * product.columns >= SMALLEST]
+def sites_of(gemms: Iterable[Gemm], device: torch.device, dtype: torch.dtype) -> tuple[Site, ...]:
+    """Every kernel that might serve the GEMMs, for every number of rows that a choice is made for."""
+    worth = [gemm for gemm in gemms if gemm.rows * gemm.columns >= SMALLEST]
     found = [
         site
-        for product in worth
-        for site in choices.sites_of(product.kind, product.rows, product.columns, choices.name_of(dtype))
+        for gemm in worth
+        for site in choices.sites_of(gemm.kind, gemm.rows, gemm.columns, choices.name_of(dtype))
     ]
     return tuple(site for site in dict.fromkeys(found) if _may_serve(site, device, dtype))
 
@@ -118,11 +118,11 @@ def _may_serve(site: Site, device: torch.device, dtype: torch.dtype) -> bool:
     return site.k % EVEN == 0 and bool(choices.candidates(site, choices.processors_of(device)))
 
 
-def measurements_key(device: torch.device, card: str, dtype: torch.dtype) -> str:
+def measurements_key(device: torch.device, device_name: str, dtype: torch.dtype) -> str:
     """The name of what was measured on a device with the kernels as they are now."""
     suffixes = SOURCES[device.type]
     sources = [read_sources(op, CSRC, suffixes) for op in ("linear", "add_rms_norm_linear")]
-    return hash_factors(MEASUREMENTS, card, str(dtype), torch.__version__, sources)
+    return hash_factors(MEASUREMENTS, device_name, str(dtype), torch.__version__, sources)
 
 
 def read_measurements(store: Store, key: str) -> tuple[Entry, ...]:
@@ -142,12 +142,12 @@ def _measure(
 ) -> tuple[Entry, ...]:
     if not sites:
         return ()
-    logger.info("measuring %d products on %s, once", len(sites), choices.device_name_of(device, dtype))
-    progress("measure", 0.0, f"{len(sites)} products")
+    logger.info("autotuning %d GEMMs on %s, once", len(sites), choices.device_name_of(device, dtype))
+    progress("autotune", 0.0, f"{len(sites)} GEMMs")
     try:
         return autotune.autotune(sites, device, dtype)
     except torch.OutOfMemoryError as error:
-        logger.warning("products could not be measured, torch's own serve them: %s", error)
+        logger.warning("GEMMs could not be autotuned, torch's own kernels serve them: %s", error)
         return ()
     finally:
         torch.cuda.empty_cache()  # what measuring took is room for the cache

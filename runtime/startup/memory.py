@@ -21,13 +21,13 @@ from ..worker.slabs import slots_within
 from . import control_groups
 
 if TYPE_CHECKING:
-    from ..config import Resolved
+    from .resolved import ResolvedRuntime
 
 # A laptop is shared with everything else its owner runs, so the cache never takes more than this unasked.
 CPU_CACHE_BYTES = 4 << 30
 # Pinned memory is lost to everybody else on the machine, so it is never more than this part of what is free.
 SWAP_FRACTION = 1 / 8
-# What recordings of all sizes have been seen to take, with room to spare; the ledger says what they took.
+# What CUDA graphs of all sizes have been seen to take, with room to spare; the ledger says what they took.
 GRAPH_BYTES = 1 << 30
 
 
@@ -79,40 +79,40 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     return 2 * num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
 
 
-def default_swap_bytes(resolved: "Resolved", model: ModelConfig) -> int:
+def default_swap_bytes(resolved: "ResolvedRuntime") -> int:
     """Host memory for blocks of preempted requests: as much as the cache itself, if so much is free."""
-    cache = resolved.num_kv_blocks * block_bytes(model, resolved.block_size, resolved.dtype)
+    cache = resolved.num_kv_blocks * block_bytes(resolved.model, resolved.block_size, resolved.dtype)
     return min(cache, int(available_bytes(torch.device("cpu")) * SWAP_FRACTION))
 
 
-def swap_slots(resolved: "Resolved", model: ModelConfig) -> int:
+def swap_slots(resolved: "ResolvedRuntime") -> int:
     """Blocks that the host has room for."""
-    block = block_bytes(model, resolved.block_size, resolved.dtype)
+    block = block_bytes(resolved.model, resolved.block_size, resolved.dtype)
     return slots_within(resolved.swap_bytes, block, is_pinned=resolved.device.type == "cuda")
 
 
-def adjusting_bytes(resolved: "Resolved", model: ModelConfig) -> int:
-    """Bytes on a card if every request has penalties and is as long as can be: tokens said, adjusted logits.
+def adjusting_bytes(resolved: "ResolvedRuntime") -> int:
+    """Bytes on a GPU if every request has penalties and is as long as can be: its tokens, adjusted logits.
 
     The tokens lie in one tensor, which is half as large beside its successor when it grows last.
     """
     if resolved.device.type == "cpu":
         return 0
     history = 4 * resolved.max_num_seqs * resolved.max_model_len
-    return history + history // 2 + 4 * resolved.max_num_seqs * model.vocab_size
+    return history + history // 2 + 4 * resolved.max_num_seqs * resolved.model.vocab_size
 
 
-def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: float) -> int:
+def num_kv_blocks(resolved: "ResolvedRuntime") -> int:
     """Blocks for the longest requests the engine may hold at once, or as many as memory allows.
 
     ConfigError, with both figures, where not even one block beside the null block fits.
     """
-    per_block = block_bytes(model, resolved.block_size, resolved.dtype)
+    per_block = block_bytes(resolved.model, resolved.block_size, resolved.dtype)
     per_request = -(-resolved.max_model_len // resolved.block_size)
     wanted = resolved.max_num_seqs * per_request + 1
     available = available_bytes(resolved.device)
-    weights = weight_bytes(model, resolved.dtype, resolved.scheme)
-    budget = int(available * memory_fraction) - weights - adjusting_bytes(resolved, model)
+    weights = weight_bytes(resolved.model, resolved.dtype, resolved.scheme)
+    budget = int(available * resolved.config.memory_fraction) - weights - adjusting_bytes(resolved)
     if resolved.device.type == "cpu":
         budget = min(budget, CPU_CACHE_BYTES)
     blocks = min(wanted, budget // per_block)
@@ -125,9 +125,9 @@ def num_kv_blocks(resolved: "Resolved", model: ModelConfig, memory_fraction: flo
     return blocks
 
 
-def check_weights_and_rope(resolved: "Resolved", model: ModelConfig) -> None:
+def check_weights_and_rope(resolved: "ResolvedRuntime") -> None:
     """ConfigError, naming the field, where a size that config.json gives is beyond what is available."""
-    available = available_bytes(resolved.device)
+    model, available = resolved.model, available_bytes(resolved.device)
     weights = weight_bytes(model, resolved.dtype, resolved.scheme)
     shapes = rotation_shapes(model, resolved.max_model_len).values()
     angles = sum(4 * rows * columns for rows, columns in shapes)
@@ -146,9 +146,9 @@ def check_weights_and_rope(resolved: "Resolved", model: ModelConfig) -> None:
         )
 
 
-def check_fit(resolved: "Resolved", model: ModelConfig) -> None:
+def check_fit(resolved: "ResolvedRuntime") -> None:
     """ConfigError, with both figures, where the cache that was asked for cannot be had."""
-    per_block = block_bytes(model, resolved.block_size, resolved.dtype)
+    per_block = block_bytes(resolved.model, resolved.block_size, resolved.dtype)
     available = available_bytes(resolved.device)
     if resolved.num_kv_blocks * per_block > available:
         raise ConfigError(
@@ -158,16 +158,15 @@ def check_fit(resolved: "Resolved", model: ModelConfig) -> None:
         )
 
 
-def blocks_left(
-    resolved: "Resolved", model: ModelConfig, memory_fraction: float, activation_bytes: int
-) -> int:
-    """Blocks for what is free on the card once the weights lie there and a step has been tried.
+def blocks_left(resolved: "ResolvedRuntime", activation_bytes: int) -> int:
+    """Blocks for what is free on the GPU once the weights lie there and a step has been tried.
 
     ConfigError, with the figures, where not even one block beside the null block fits.
     """
     free, total = torch.cuda.mem_get_info(resolved.device)
-    per_block = block_bytes(model, resolved.block_size, resolved.dtype)
-    adjusting = adjusting_bytes(resolved, model)
+    memory_fraction = resolved.config.memory_fraction
+    per_block = block_bytes(resolved.model, resolved.block_size, resolved.dtype)
+    adjusting = adjusting_bytes(resolved)
     kept = int(total * (1 - memory_fraction)) + activation_bytes + GRAPH_BYTES + adjusting
     wanted = resolved.max_num_seqs * -(-resolved.max_model_len // resolved.block_size) + 1
     blocks = min(wanted, (free - kept) // per_block)
@@ -232,5 +231,5 @@ def limited(device: torch.device) -> str:
 
 @functools.cache
 def cpu_multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for products of bfloat16; without them they are emulated, slowly."""
+    """Whether this CPU has instructions that multiply bfloat16; without them it is emulated, slowly."""
     return cpu_has_bfloat16_units()

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...models.config import ModelConfig
-from ..config import Resolved, RuntimeConfig
 from . import memory
+from .resolved import ResolvedRuntime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +18,7 @@ class Sizing:
     weight_bytes: int
     narrow_weight_bytes: int  # in two bytes each, where the scheme does not say otherwise
     available_bytes: int  # free now, before the weights are read
-    adjusting_bytes: int  # kept for penalties on a card
+    adjusting_bytes: int  # kept for penalties on a GPU
     token_bytes: int  # keys and values of one token
     block_size: int
     num_blocks: int  # the null block included
@@ -71,20 +70,21 @@ class Sizing:
             yield "dtype='bfloat16'"
 
 
-def size(config: RuntimeConfig, model: ModelConfig, resolved: Resolved) -> Sizing:
-    """What is known of a model's memory before its weights are read; on a card a little less is left."""
+def size(resolved: ResolvedRuntime) -> Sizing:
+    """What is known of a model's memory before its weights are read; on a GPU a little less is left."""
+    model, dtype, scheme = resolved.model, resolved.dtype, resolved.scheme
     return Sizing(
         device=resolved.device,
-        dtype=resolved.dtype,
-        weight_bytes=memory.weight_bytes(model, resolved.dtype, resolved.scheme),
-        narrow_weight_bytes=memory.weight_bytes(model, torch.bfloat16, resolved.scheme),
+        dtype=dtype,
+        weight_bytes=memory.weight_bytes(model, dtype, scheme),
+        narrow_weight_bytes=memory.weight_bytes(model, torch.bfloat16, scheme),
         available_bytes=memory.available_bytes(resolved.device),
-        adjusting_bytes=memory.adjusting_bytes(resolved, model),
-        token_bytes=memory.block_bytes(model, 1, resolved.dtype),
+        adjusting_bytes=memory.adjusting_bytes(resolved),
+        token_bytes=memory.block_bytes(model, 1, dtype),
         block_size=resolved.block_size,
         num_blocks=resolved.num_kv_blocks,
         max_model_len=resolved.max_model_len,
-        memory_fraction=config.memory_fraction,
+        memory_fraction=resolved.config.memory_fraction,
         swap_bytes=resolved.swap_bytes,
         window=memory.layer_groups(model)[0].window,
     )

@@ -1,18 +1,23 @@
 """What "auto" and None of the settings come to, for a model on a machine."""
 
-import dataclasses
 import logging
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from ...common.errors import ConfigError, UnsupportedError, shown
 from ...common.logging import get_logger, log_once
+from ...common.store import Store
 from ...compiler.numerics import MAX_NUM_TOKENS
-from ...models.config import ModelConfig
+from ...models.checkpoints.weights import Checkpoint
+from ...models.config import GenerationDefaults, ModelConfig
 from ...models.quantization.scheme import find_scheme
-from ..config import DTYPES, Resolved, RuntimeConfig
+from ...models.registry import find_model
+from ..config import DTYPES, RuntimeConfig
 from ..worker.slabs import taken_bytes
 from . import memory
+from .resolved import ResolvedRuntime
 from .step_time import prefill_tokens
 
 logger = get_logger("runtime")
@@ -37,7 +42,7 @@ def resolve_device(asked: str | torch.device) -> torch.device:
         raise ConfigError(f"device is {shown(asked)}; wanted auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError(
-            "device is 'cuda', but torch sees no card; use device='cpu' or install a CUDA build"
+            "device is 'cuda', but torch sees no GPU; use device='cpu' or install a CUDA build"
         )
     return device
 
@@ -58,13 +63,33 @@ def resolve_dtype(asked: str | torch.dtype, checkpoint: torch.dtype, device: tor
     return dtype_or_none
 
 
-def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Resolved:
-    """The settings of the engine, sized for this model and this machine."""
+def resolve(
+    config: RuntimeConfig,
+    *,
+    store: Store,
+    folder: Path,
+    checkpoint: Checkpoint | None,
+    model: ModelConfig,
+    defaults: GenerationDefaults,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> ResolvedRuntime:
+    """A model with its settings, sized for this machine.
+
+    Raises ConfigError for what does not fit, and for positions beyond those that the checkpoint is meant for.
+    """
     max_model_len = config.max_model_len or model.max_position_embeddings
     if max_model_len > model.declared_positions:
         _check_long_context(config, model, max_model_len)
     max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
-    resolved = Resolved(
+    resolved = ResolvedRuntime(
+        config=config,
+        store=store,
+        folder=folder,
+        checkpoint=checkpoint,
+        model=model,
+        definition=find_model(model.architecture),
+        defaults=defaults,
         dtype=dtype,
         device=device,
         scheme=find_scheme(config.quantization),
@@ -77,16 +102,22 @@ def resolve(config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, devic
         num_kv_blocks=config.num_kv_blocks or 0,
         swap_bytes=0,
     )
-    memory.check_weights_and_rope(resolved, model)
+    return _sized(resolved)
+
+
+def _sized(resolved: ResolvedRuntime) -> ResolvedRuntime:
+    """The same with what follows from the machine's memory and speed."""
+    config, model = resolved.config, resolved.model
+    memory.check_weights_and_rope(resolved)
     if resolved.num_kv_blocks:
-        memory.check_fit(resolved, model)
+        memory.check_fit(resolved)
     else:
-        blocks = memory.num_kv_blocks(resolved, model, config.memory_fraction)
-        resolved = dataclasses.replace(resolved, num_kv_blocks=blocks)
-    if device.type == "cpu" and config.max_num_batched_tokens is None and config.prefill_chunk is None:
-        bound = prefill_tokens(model, dtype, max_model_len, max_num_batched_tokens)
-        resolved = dataclasses.replace(resolved, max_prefill_tokens=bound)
-    return dataclasses.replace(resolved, swap_bytes=_swap_bytes(config, resolved, model))
+        resolved = replace(resolved, num_kv_blocks=memory.num_kv_blocks(resolved))
+    is_cpu = resolved.device.type == "cpu"
+    if is_cpu and config.max_num_batched_tokens is None and config.prefill_chunk is None:
+        sizes = resolved.max_model_len, resolved.max_num_batched_tokens
+        resolved = replace(resolved, max_prefill_tokens=prefill_tokens(model, resolved.dtype, *sizes))
+    return replace(resolved, swap_bytes=_swap_bytes(resolved))
 
 
 def _check_long_context(config: RuntimeConfig, model: ModelConfig, max_model_len: int) -> None:
@@ -100,8 +131,9 @@ def _check_long_context(config: RuntimeConfig, model: ModelConfig, max_model_len
     logger.warning("max_model_len is %d, but %s: answers beyond may be of no use", max_model_len, declared)
 
 
-def _swap_bytes(config: RuntimeConfig, resolved: Resolved, model: ModelConfig) -> int:
+def _swap_bytes(resolved: ResolvedRuntime) -> int:
     """What was asked for, if it can be had; else what memory allows on a GPU, and nothing on a CPU."""
+    config, model = resolved.config, resolved.model
     asked, block = config.swap_bytes, memory.block_bytes(model, resolved.block_size, resolved.dtype)
     if asked == 0 or not config.prefix_cache or (asked is None and resolved.device.type == "cpu"):
         return 0
@@ -112,7 +144,7 @@ def _swap_bytes(config: RuntimeConfig, resolved: Resolved, model: ModelConfig) -
         log_once(logger, logging.INFO, f"swap_bytes: 0, since {reason}")
         return 0
     if asked is None:
-        return memory.default_swap_bytes(resolved, model)
+        return memory.default_swap_bytes(resolved)
     least = taken_bytes(block, is_pinned=resolved.device.type == "cuda")
     if asked < least:
         raise ConfigError(f"swap_bytes is {asked}; wanted 0 or at least {least}, for a block of every layer")

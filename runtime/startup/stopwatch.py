@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 STAGES = (
-    *("config", "kernels", "weights", "tokenizer", "capture", "compile", "load"),
-    *("products", "kv_cache", "graphs"),  # kv_cache: what a trial of the largest step leaves, allocated
+    *("imports", "config", "kernels", "weights", "tokenizer", "capture", "compile", "load"),
+    *("autotune", "kv_cache", "cuda_graphs"),  # kv_cache: what a trial of the largest step leaves, allocated
 )
 Result = TypeVar("Result")
 

@@ -17,7 +17,7 @@ from ...compiler import cache
 from ...compiler.execution.plan import Compiled
 from ...custom_ops._shared.build import CSRC, find_built
 from ...custom_ops._shared.ledger import KERNELS, LEDGER, TRITON
-from ..config import Resolved, RuntimeConfig
+from .resolved import ResolvedRuntime
 
 logger = get_logger("runtime")
 
@@ -69,11 +69,9 @@ def refuse(what: str) -> None:
     raise NotWarmError(f"{what} is not in the cache {LEDGER.store.root}; run `lamina warmup`")
 
 
-def serving_factors(
-    config: RuntimeConfig, resolved: Resolved, plan: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def serving_factors(resolved: ResolvedRuntime, plan: Mapping[str, Any] | None) -> dict[str, Any]:
     """Everything that decides which compiled things a runtime uses; no path and no model name among it."""
-    compiled = config.compile_config
+    config, compiled = resolved.config, resolved.config.compile_config
     return {
         **(plan or {"plan": "eager"}),
         "dtype": str(resolved.dtype),

@@ -12,8 +12,9 @@ from lamina.models.registry import find_model
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.startup import memory
 from lamina.runtime.startup.memory_report import size
-from lamina.runtime.startup.resolve import resolve
 from lamina.runtime.worker import model_runner
+
+from .startup.resolving import resolve_alone
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [[5], [1, 2, 3], list(range(40, 70)), [300, 3] * 20]
@@ -118,5 +119,5 @@ def test_sizing_counts_a_byte_a_weight(tiny_folder):
     projections = sum(spec.shape[0] * spec.shape[1] for spec in specs.values() if spec.projection)
     embedding = 2 * model.vocab_size * model.hidden_size
     config = RuntimeConfig(model="tiny", quantization="int8")
-    fit = size(config, model, resolve(config, model, torch.bfloat16, torch.device("cpu")))
+    fit = size(resolve_alone(config, model, torch.bfloat16, torch.device("cpu")))
     assert fit.weight_bytes == projections + embedding < memory.weight_bytes(model, torch.bfloat16)

@@ -147,6 +147,6 @@ def test_a_head_dim_of_its_own_sizes_the_cache_and_gives_the_tokens_of_transform
 ):
     folder = make_tiny_folder(head_dim=32)
     runtime = open_runtime(folder)
-    caches = runtime._loaded.assembled.runner._attention._caches
+    caches = runtime._loaded.runner._attention._caches
     assert {cache.shape[-1] for of_layer in caches for cache in of_layer} == {32}
     Oracle(tiny_reference(folder)).check(together(runtime), NEAR_TIE)

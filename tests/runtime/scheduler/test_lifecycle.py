@@ -39,7 +39,7 @@ def test_weights_and_cache_are_gone_when_the_runtime_is(tiny_folder, how):
     runtime = Runtime.from_pretrained(tiny_folder, compile=False)
     tokens_of(runtime)
     loaded = runtime._loaded  # the only way to what must die
-    watched = [weakref.ref(tensor) for tensor in loaded.parts.weights.values()]
+    watched = [weakref.ref(tensor) for tensor in loaded.weights.by_name.values()]
     watched += [weakref.ref(keys) for keys, _ in loaded.engine._executor.model_runner._attention._caches]
     del loaded
     if how == "with":
@@ -60,7 +60,7 @@ def test_five_models_in_one_process_take_the_memory_of_one(tiny_folder, tmp_path
     for _ in range(5):
         with Runtime.from_pretrained(tmp_path, load_format="dummy", compile=False) as runtime:
             tokens_of(runtime)
-            weights = sum(weight.nbytes for weight in runtime._loaded.parts.weights.values())
+            weights = sum(weight.nbytes for weight in runtime._loaded.weights.by_name.values())
         sizes.append(resident_bytes())
     assert weights > 128 << 20
     assert sizes[-1] - sizes[0] < weights / 4

@@ -12,6 +12,8 @@ from lamina import ConfigError
 from lamina.runtime.startup import control_groups, memory
 from lamina.runtime.startup.control_groups import cpu_quota, memory_left, memory_limit
 
+from .resolving import resolve_alone
+
 MIB = 1 << 20
 
 
@@ -127,18 +129,17 @@ def test_a_limit_sizes_the_cache_is_checked_and_is_told(limited_to, make_tiny_fo
     from lamina.models.config import read_model_config
     from lamina.runtime.config import RuntimeConfig
     from lamina.runtime.startup.memory_report import size
-    from lamina.runtime.startup.resolve import resolve
 
     model = read_model_config(make_tiny_folder())
     cpu = torch.device("cpu")
     assert memory.available_bytes(cpu) == 500 * MIB
     config = RuntimeConfig(model="tiny", max_num_seqs=100000, max_num_batched_tokens=8192)
-    resolved = resolve(config, model, torch.float32, cpu)
+    resolved = resolve_alone(config, model, torch.float32, cpu)
     assert resolved.num_kv_blocks * memory.block_bytes(model, 16, torch.float32) <= 450 * MIB
-    assert size(config, model, resolved).available_bytes == 500 * MIB
+    assert size(resolved).available_bytes == 500 * MIB
     too_many = RuntimeConfig(model="tiny", num_kv_blocks=100_000)
     with pytest.raises(ConfigError, match=r"available by the limit of this control group, 0\.6 GiB"):
-        resolve(too_many, model, torch.float32, cpu)
+        resolve_alone(too_many, model, torch.float32, cpu)
     facts = describe_machine()
     assert (facts["memory_limit_gib"], facts["memory_available_gib"]) == (0.59, 0.49)
 

@@ -1,4 +1,4 @@
-"""What serves a model's products: known from package or store, else measured once; no card is needed."""
+"""What serves a model's GEMMs: known from package or store, else measured once; no GPU is needed."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,11 +12,11 @@ from lamina.common.store import Store
 from lamina.compiler.passes.gemms import Gemm
 from lamina.custom_ops.linear import _cpu, autotune, choices
 from lamina.custom_ops.linear.choices import Entry, GemmConfig, Site
-from lamina.runtime.startup import kernel_choice as settling
-from lamina.runtime.startup.kernel_choice import missing_measurements, settle_products
+from lamina.runtime.startup import kernel_choice
+from lamina.runtime.startup.kernel_choice import choose_gemm_kernels, missing_measurements
 
-CARD, CUDA, CPU = "a card on paper", torch.device("cuda"), torch.device("cpu")
-PRODUCTS = (
+DEVICE, CUDA, CPU = "a GPU on paper", torch.device("cuda"), torch.device("cpu")
+GEMMS = (
     Gemm(kind="linear", rows=2048, columns=1024, dtype="bfloat16"),
     Gemm(kind="norm_gated", rows=4096, columns=1024, dtype="bfloat16"),
 )
@@ -30,25 +30,25 @@ def store(tmp_path: Any) -> Store:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Site]:
-    """The sites that were measured, on a card that is not there and for which nothing is shipped."""
+    """The sites that were measured, on a GPU that is not there and for which nothing is shipped."""
     measured: list[Site] = []
 
     def tune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tuple[Entry, ...]:
         entries = tuple(Entry(site=site, kernel=CONFIG, microseconds=5.0, otherwise=9.0) for site in sites)
         measured.extend(entry.site for entry in entries)
-        choices.adopt(CARD, entries)
+        choices.adopt(DEVICE, entries)
         return entries
 
     monkeypatch.setattr(autotune, "autotune", tune)
     monkeypatch.setattr(choices, "_adopted", {})
     monkeypatch.setattr(choices, "shipped", dict)
     monkeypatch.setattr(choices, "processors_of", lambda device: 132)
-    monkeypatch.setattr(choices, "device_name_of", lambda device, dtype: CARD)
+    monkeypatch.setattr(choices, "device_name_of", lambda device, dtype: DEVICE)
     monkeypatch.setattr(
         choices, "candidates", lambda site, processors: [CONFIG] if site.num_tokens <= 16 else []
     )
-    monkeypatch.setattr(settling.registry, "select", lambda *args, **kwargs: _Named("cuda"))
-    choices.adopt(CARD, ())
+    monkeypatch.setattr(kernel_choice.registry, "select", lambda *args, **kwargs: _Named("cuda"))
+    choices.adopt(DEVICE, ())
     return measured
 
 
@@ -57,14 +57,14 @@ class _Named:
         self.name = name
 
 
-def settle(store: Store, products: tuple[Gemm, ...] = PRODUCTS, **options: Any) -> tuple[str, ...]:
-    return settle_products(products, CUDA, torch.bfloat16, store, **options)
+def settle(store: Store, gemms: tuple[Gemm, ...] = GEMMS, **options: Any) -> tuple[str, ...]:
+    return choose_gemm_kernels(gemms, CUDA, torch.bfloat16, store, **options)
 
 
 def start_anew() -> None:
     """What another process begins with."""
     choices._adopted.clear()
-    choices.adopt(CARD, ())
+    choices.adopt(DEVICE, ())
 
 
 def test_every_kernel_that_might_serve_is_measured_once_and_told(store: Store, asked: list[Site]) -> None:
@@ -73,7 +73,7 @@ def test_every_kernel_that_might_serve_is_measured_once_and_told(store: Store, a
     assert {site.kind for site in asked if site.n == 2048} == {"linear"}
     assert {site.kind for site in asked if site.n == 4096} == {"linear", "gated"}
     assert all("the CUDA kernel" in line and "5.0 us" in line for line in lines)
-    assert settle(store, PRODUCTS * 2) == lines, "what stands twice in a model is told once"
+    assert settle(store, GEMMS * 2) == lines, "what stands twice in a model is told once"
 
 
 def test_another_process_takes_what_the_store_holds(store: Store, asked: list[Site]) -> None:
@@ -85,7 +85,7 @@ def test_another_process_takes_what_the_store_holds(store: Store, asked: list[Si
 
 
 def test_only_what_is_new_is_measured_and_the_rest_is_kept(store: Store, asked: list[Site]) -> None:
-    settle(store, PRODUCTS[:1])
+    settle(store, GEMMS[:1])
     asked.clear()
     settle(store)
     assert asked
@@ -97,13 +97,13 @@ def test_only_what_is_new_is_measured_and_the_rest_is_kept(store: Store, asked: 
 
 
 def test_what_is_not_measured_yet_is_named_without_measuring(store: Store, asked: list[Site]) -> None:
-    lacks = missing_measurements(PRODUCTS, CUDA, torch.bfloat16, store)
+    lacks = missing_measurements(GEMMS, CUDA, torch.bfloat16, store)
     assert lacks[0].startswith("kernels of linear [2048, 1024]")
     assert not asked
     settle(store)
     start_anew()
-    assert missing_measurements(PRODUCTS, CUDA, torch.bfloat16, store) == []
-    assert missing_measurements(PRODUCTS, torch.device("cpu"), torch.bfloat16, store) == []
+    assert missing_measurements(GEMMS, CUDA, torch.bfloat16, store) == []
+    assert missing_measurements(GEMMS, torch.device("cpu"), torch.bfloat16, store) == []
 
 
 def test_nothing_is_measured_where_all_must_be_warm(store: Store, asked: list[Site]) -> None:
@@ -126,16 +126,14 @@ def test_nothing_is_measured_where_all_must_be_warm(store: Store, asked: list[Si
 def test_measurements_that_cannot_be_read_are_made_again(
     store: Store, asked: list[Site], record: Any
 ) -> None:
-    key = settling.measurements_key(CUDA, CARD, torch.bfloat16)
-    store.write_ref(settling.MEASUREMENTS, key, record)
+    key = kernel_choice.measurements_key(CUDA, DEVICE, torch.bfloat16)
+    store.write_ref(kernel_choice.MEASUREMENTS, key, record)
     assert settle(store)
     assert asked
 
 
 def test_what_is_small_or_does_not_fit_is_left_to_the_library(store: Store, asked: list[Site]) -> None:
-    small, odd = (
-        replace(PRODUCTS[0], **change) for change in ({"rows": 1000}, {"columns": 1023, "rows": 4096})
-    )
+    small, odd = (replace(GEMMS[0], **change) for change in ({"rows": 1000}, {"columns": 1023, "rows": 4096}))
     assert settle(store, (small, odd)) == ()
     assert not asked
 
@@ -153,7 +151,7 @@ def test_without_room_to_measure_the_library_serves(
 
 
 def test_another_dtype_is_measured_apart(store: Store, asked: list[Site]) -> None:
-    keys = {settling.measurements_key(CUDA, CARD, dtype) for dtype in (torch.bfloat16, torch.float16)}
+    keys = {kernel_choice.measurements_key(CUDA, DEVICE, dtype) for dtype in (torch.bfloat16, torch.float16)}
     assert len(keys) == 2
 
 
@@ -161,21 +159,21 @@ def test_another_dtype_is_measured_apart(store: Store, asked: list[Site]) -> Non
 def test_where_nothing_is_to_choose_nothing_is_done(
     store: Store, asked: list[Site], monkeypatch: pytest.MonkeyPatch, device: str, provider: str
 ) -> None:
-    monkeypatch.setattr(settling.registry, "select", lambda *args, **kwargs: _Named(provider))
-    assert settle_products(PRODUCTS, torch.device(device), torch.bfloat16, store) == ()
+    monkeypatch.setattr(kernel_choice.registry, "select", lambda *args, **kwargs: _Named(provider))
+    assert choose_gemm_kernels(GEMMS, torch.device(device), torch.bfloat16, store) == ()
     assert not asked
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_cpu_measures_its_products_once_and_says_what_serves_them(
+def test_a_cpu_autotunes_its_gemms_once_and_says_what_serves_them(
     store: Store, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(choices, "_adopted", {})
     monkeypatch.setattr(autotune, "ROTATED_BYTES", 1)
-    products = (Gemm(kind="norm_gated", rows=1024, columns=1024, dtype="any"),)
-    lines = settle_products(products, CPU, dtype, store)
+    gemms = (Gemm(kind="norm_gated", rows=1024, columns=1024, dtype="any"),)
+    lines = choose_gemm_kernels(gemms, CPU, dtype, store)
     assert len(lines) == 2 * sum(bool(_cpu.methods(dtype, rows)) for rows in choices.BUCKETS)
     assert any("AMX tiles (measured here" in line or "dot products (measured here" in line for line in lines)
     start_anew()
     monkeypatch.setattr(autotune, "autotune", None)
-    assert settle_products(products, CPU, dtype, store, require_warm=True) == lines
+    assert choose_gemm_kernels(gemms, CPU, dtype, store, require_warm=True) == lines

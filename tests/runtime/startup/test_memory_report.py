@@ -13,7 +13,8 @@ from lamina.cli.info import describe_fit
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.startup import memory
 from lamina.runtime.startup.memory_report import size
-from lamina.runtime.startup.resolve import resolve
+
+from .resolving import resolve_alone
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def fit(make_tiny_folder, monkeypatch):
     def make(available, device="cpu", dtype=torch.float32, **settings):
         monkeypatch.setattr(memory, "available_bytes", lambda device: available)
         config = RuntimeConfig(model="tiny", max_num_seqs=1, **settings)
-        return size(config, model, resolve(config, model, dtype, torch.device(device)))
+        return size(resolve_alone(config, model, dtype, torch.device(device)))
 
     make.weights = memory.weight_bytes(model, torch.float32)
     return make
@@ -74,7 +75,7 @@ def test_a_remedy_that_would_not_do_is_not_named(fit):
     assert "bfloat16" not in sizing.sentence()
 
 
-def test_on_a_card_a_larger_fraction_is_a_remedy(fit, monkeypatch):
+def test_on_a_gpu_a_larger_fraction_is_a_remedy(fit, monkeypatch):
     monkeypatch.setattr(memory, "GRAPH_BYTES", 0)
     available = 100 * (fit.weights + 512 * 16 * 9)
     sizing = fit(available, device="cuda", memory_fraction=0.0101)
@@ -83,18 +84,18 @@ def test_on_a_card_a_larger_fraction_is_a_remedy(fit, monkeypatch):
     assert fit(available, device="cuda", memory_fraction=float(fraction)).missing_bytes == 0
 
 
-def test_on_a_card_room_is_kept_for_what_penalties_need_to_know(fit):
-    card = {"device": "cuda", "memory_fraction": 1.0}
+def test_on_a_gpu_room_is_kept_for_what_penalties_need_to_know(fit):
+    gpu = {"device": "cuda", "memory_fraction": 1.0}
     available = fit.weights + 512 * 64 * 4 + 256 * 4 + 256 * 4 // 2 + 320 * 4
-    assert fit(available, **card).num_blocks == 4
-    assert fit(available - 1, **card).num_blocks == 3
+    assert fit(available, **gpu).num_blocks == 4
+    assert fit(available - 1, **gpu).num_blocks == 3
     assert fit(available).adjusting_bytes == 0, "a CPU gives memory as it is touched"
 
 
-def test_a_card_swaps_to_an_eighth_of_the_free_host_at_most_and_a_cpu_only_when_asked(fit):
-    card = fit(1 << 30, device="cuda")
-    assert card.swap_bytes == card.num_blocks * 64 * 512, "no more than the cache holds"
-    assert "GiB of KV cache, 0.0 GiB of the host to swap to)" in card.sentence()
+def test_a_gpu_swaps_to_an_eighth_of_the_free_host_at_most_and_a_cpu_only_when_asked(fit):
+    gpu = fit(1 << 30, device="cuda")
+    assert gpu.swap_bytes == gpu.num_blocks * 64 * 512, "no more than the cache holds"
+    assert "GiB of KV cache, 0.0 GiB of the host to swap to)" in gpu.sentence()
     small = fit(8 << 16, device="cuda", num_kv_blocks=5)
     assert small.swap_bytes == 1 << 16
     assert fit(1 << 30).swap_bytes == 0

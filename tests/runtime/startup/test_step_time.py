@@ -9,9 +9,10 @@ from lamina import Runtime, SamplingParams
 from lamina.models.config import ModelConfig
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.startup import memory, step_time
-from lamina.runtime.startup.resolve import resolve
 from lamina.runtime.startup.step_time import operations_of_token, prefill_tokens
 from lamina.runtime.startup.threads import Threads
+
+from .resolving import resolve_alone
 
 SMOLLM2 = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -76,7 +77,7 @@ def test_more_threads_and_wider_instructions_take_more_and_a_larger_model_takes_
 def test_what_was_asked_for_holds_and_what_was_chosen_is_said(machine, said):
     def bound(device="cpu", **settings):
         config = RuntimeConfig(model="m", max_num_seqs=4, num_kv_blocks=9, **settings)
-        return resolve(config, SMOLLM2, torch.float32, torch.device(device))
+        return resolve_alone(config, SMOLLM2, torch.float32, torch.device(device))
 
     machine(3, "AVX512")  # said once a process: no other test has three
     assert bound().max_prefill_tokens == 384

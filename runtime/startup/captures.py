@@ -1,0 +1,70 @@
+"""Which sizes of steps are captured as CUDA graphs when a runtime starts, and their capture."""
+
+import statistics
+import time
+
+import torch
+
+from ...common.progress import Progress
+from ...compiler.execution.cuda_graphs import CudaGraphs
+from ..config import RuntimeConfig
+from ..worker.model_runner import ModelRunner
+from .resolved import ResolvedRuntime
+
+DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
+MIXED_SIZES = (16, 32, 64, 128, 256, 512)
+# Beyond, calling the pieces costs no padding: sizes are captured while the host is slower, or nearly so.
+LARGE_MIXED_SIZES = (768, 1024, 1280, 1536, 1792, 2048)
+NEARLY_BOUND = 1.25  # how much longer than the host the GPU may take
+
+
+def new_cuda_graphs(resolved: ResolvedRuntime) -> CudaGraphs | None:
+    """Room for captures, None where the settings or the device want none."""
+    config, device = resolved.config.compile_config, resolved.device
+    if config is None or config.cuda_graphs == "off":
+        return None
+    return CudaGraphs(device) if config.cuda_graphs != "auto" or device.type == "cuda" else None
+
+
+def capture(runner: ModelRunner, resolved: ResolvedRuntime, progress: Progress) -> None:
+    """Plan all sizes, and capture them now unless that is left to idle moments."""
+    decode, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
+    number = runner.plan_captures(decode, mixed)
+    for count in range(0 if _is_lazy(resolved.config) else number):
+        runner.capture_next()
+        progress("cuda_graphs", (count + 1) / number, "")
+
+
+def graph_sizes(
+    resolved: ResolvedRuntime, launch_bound_tokens: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes to capture: of decode steps in requests, of mixed steps in tokens."""
+    most_seqs = min(resolved.max_num_seqs, resolved.max_num_batched_tokens)
+    decode = {size for size in DECODE_SIZES if size < most_seqs} | {min(most_seqs, DECODE_SIZES[-1])}
+    large = tuple(size for size in LARGE_MIXED_SIZES if size <= launch_bound_tokens)
+    mixed = tuple(size for size in MIXED_SIZES + large if size <= resolved.max_num_batched_tokens)
+    return tuple(sorted(decode)), mixed
+
+
+def _is_lazy(config: RuntimeConfig) -> bool:
+    return config.compile_config is not None and config.compile_config.cuda_graphs == "lazy"
+
+
+def _launch_bound_tokens(runner: ModelRunner, resolved: ResolvedRuntime) -> int:
+    """Up to how many tokens of a step the host takes longer to call the pieces than the GPU to run them."""
+    most = min(LARGE_MIXED_SIZES[-1], resolved.max_num_batched_tokens)
+    if resolved.device.type != "cuda" or most < LARGE_MIXED_SIZES[0]:
+        return 0
+
+    def seconds(num_tokens: int) -> float:
+        torch.cuda.synchronize(resolved.device)
+        started = time.perf_counter()
+        runner.profile(num_tokens, 1)
+        torch.cuda.synchronize(resolved.device)
+        return time.perf_counter() - started
+
+    def median(num_tokens: int) -> float:
+        return statistics.median([seconds(num_tokens) for _ in range(4)][1:])  # the first loads and compiles
+
+    # Where the two are near, a capture costs a little memory, and the want of one costs time.
+    return int(most * NEARLY_BOUND * median(1) / median(most))

@@ -1,0 +1,92 @@
+"""A model on a machine with nothing left to choose: settings, files and sizes, in one frozen object."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...common.store import Store
+from ...compiler.compile import Program, factors_of
+from ...compiler.torch_internals import torch_compat
+from ...models import rope
+from ...models.checkpoints.weights import Checkpoint
+from ...models.config import GenerationDefaults, ModelConfig
+from ...models.layers import EXACT_OPS, FAST_OPS, Ops
+from ...models.quantization.scheme import QuantScheme, TensorTable
+from ...models.registry import ModelDefinition
+from ..config import RuntimeConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedRuntime:
+    """What a runtime is: on a GPU `num_kv_blocks` is an estimate until the builder has tried a step there."""
+
+    config: RuntimeConfig  # as the caller gave it
+    store: Store
+    folder: Path  # of the checkpoint
+    checkpoint: Checkpoint | None  # None: weights are made up
+    model: ModelConfig
+    definition: ModelDefinition
+    defaults: GenerationDefaults
+    dtype: torch.dtype  # of weights and KV cache
+    device: torch.device
+    scheme: QuantScheme  # of projections
+    max_model_len: int  # tokens of prompt and answer
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk: int | None
+    max_prefill_tokens: int | None  # in a step, of all prompts together
+    block_size: int  # tokens
+    num_kv_blocks: int  # the null block included
+    swap_bytes: int  # of host memory at most, for blocks of requests that were preempted
+
+    def program(self) -> Program:
+        """What the compiler is handed."""
+        model, forward_of, ops = self.model, self.definition.forward, self.ops()
+        join = self.scheme.joiner(self.definition.parameters(model))
+
+        def forward(
+            weights: Mapping[str, Tensor], token_ids: Tensor, positions: Tensor, attend: Any
+        ) -> Tensor:
+            return forward_of(model, join(weights), token_ids, positions, attend, ops)
+
+        return Program(
+            forward=forward,
+            parameters=self.parameter_table(),
+            key={"architecture": model.architecture, "num_layers": model.num_layers},  # for who reads a miss
+            device=self.device,
+        )
+
+    def ops(self) -> Ops:
+        """The operations that the model is written in, by its numerics and its scheme."""
+        return self.scheme.ops(EXACT_OPS if self.config.numerics == "exact" else FAST_OPS)
+
+    def joined(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The tensors as the model's functions take them: parts of a projection as one."""
+        return self.scheme.joiner(self.definition.parameters(self.model))(tensors)
+
+    def parameter_table(self) -> TensorTable:
+        """Shape and dtype of every tensor that the forward may read."""
+        table = self.scheme.parameter_table(self.definition.parameters(self.model), self.dtype)
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        rotation = rope.rotation_shapes(self.model, self.max_model_len)
+        return table | {name: (shape, wide) for name, shape in rotation.items()}
+
+    def rope_tables(self) -> dict[str, Tensor]:
+        """The tensors that the forward reads beside the weights."""
+        length, dtype = self.max_model_len, self.dtype
+        return rope.rotation_tables(self.model, max_model_len=length, dtype=dtype, device=self.device)
+
+    def piece_factors(self) -> dict[str, Any]:
+        """What a compiled piece depends on beside its graph."""
+        return {"toolchain": torch_compat.toolchain(self.device), "numerics": self.config.numerics}
+
+    def plan_factors(self) -> dict[str, Any] | None:
+        """What the plan depends on, None where the caller wants the model to run eagerly."""
+        config = self.config.compile_config
+        if config is None:
+            return None
+        return factors_of(self.program(), config, self.config.numerics, self.store)

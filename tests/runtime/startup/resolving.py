@@ -1,0 +1,27 @@
+"""A model's settings resolved without any file of it."""
+
+from pathlib import Path
+
+import torch
+
+from lamina.common.store import Store
+from lamina.models.config import GenerationDefaults, ModelConfig
+from lamina.runtime.config import RuntimeConfig
+from lamina.runtime.startup.resolve import resolve
+from lamina.runtime.startup.resolved import ResolvedRuntime
+
+
+def resolve_alone(
+    config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> ResolvedRuntime:
+    """What the settings come to for this model, on a device that is at hand or not."""
+    return resolve(
+        config,
+        store=Store(config.cache_dir),
+        folder=Path("nowhere"),
+        checkpoint=None,
+        model=model,
+        defaults=GenerationDefaults(),
+        dtype=dtype,
+        device=device,
+    )
