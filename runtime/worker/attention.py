@@ -56,7 +56,11 @@ def check_name(name: str) -> None:
 
 
 class PagedAttention:
-    """attend(layer, q, k, v, out, cos, sin) for the step begun last; without angles q and k are rotated."""
+    """attend(layer, q, k, v, out, cos, sin) for the step begun last; without angles q and k are rotated.
+
+    q and out [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim], cos and sin [T, head_dim / 2].
+    Written are out, and the layer's keys and values at the slot mapping of its KV-cache group.
+    """
 
     def __init__(
         self,
@@ -142,7 +146,10 @@ def allocate_caches(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of every layer; memory that no request reaches is never touched."""
+    """Keys and values [num_blocks, block_size, num_kv_heads, head_dim] of every layer, of any contents.
+
+    Memory that no request reaches is never touched.
+    """
     shape = (num_blocks, block_size, num_kv_heads, head_dim)
     return [
         (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))

@@ -59,6 +59,20 @@ class _Tables(NamedTuple):
             and np.array_equal(own.num_prompt, adjusted.num_prompt)
         )
 
+    def sampling_rows(self, batch: BatchView, num_valid_ids: int) -> SamplingRows:
+        """What the adjusted samples are sampled with."""
+        return SamplingRows(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seeds=self.seeds,
+            positions=batch.sample_positions,
+            banned=batch.banned,
+            num_valid_ids=num_valid_ids,
+            row_indices=self.samples,
+        )
+
 
 class Adjuster:
     """Adjusts logits of some samples of a step and chooses their tokens anew; no other sample is touched.
@@ -83,26 +97,25 @@ class Adjuster:
     def choose(self, adjusted: Adjusted, batch: BatchView, logits: Tensor) -> dict[str, LaminaError]:
         """Put the tokens of adjusted samples into batch.sampled, over those that were chosen from logits.
 
-        logits: [samples, vocab] of the step, which stay as they are. Returns by request what failed there:
-        its logits processors. Its token means nothing then.
+        logits: [padded_samples, vocab] of the step, any float, which stay as they are. Returns by request
+        what failed there: its logits processors. Its token means nothing then. InterruptAtRequestError is
+        Ctrl-C in one of them.
         """
         tables = self._tables
         if tables is None or not tables.are_of(adjusted):
             tables = self._tables = self._built(adjusted)
         self._send_missed(adjusted)
-        rows = SamplingRows(
-            temperature=tables.temperature,
-            top_k=tables.top_k,
-            top_p=tables.top_p,
-            min_p=tables.min_p,
-            seeds=tables.seeds,
-            positions=batch.sample_positions,
-            banned=batch.banned,
-            num_valid_ids=self._num_valid_ids,
-            row_indices=tables.samples,
-        )
+        rows = tables.sampling_rows(batch, self._num_valid_ids)
         is_final = not adjusted.histories and tables.typical_p is None
         scores, chunks = self._scores(tables, batch, logits, are_summed=is_final and logits.is_cuda)
+        failures = self._process(adjusted, scores)
+        if tables.typical_p is not None:
+            custom_ops.keep_typical(scores, rows.temperature, tables.typical_p)
+        sample(scores, rows, batch.sampled, chunks)
+        return failures
+
+    def _process(self, adjusted: Adjusted, scores: Tensor) -> dict[str, LaminaError]:
+        """Let requests' own processors change their scores [n, width]; returns by request what failed."""
         failures: dict[str, LaminaError] = {}
         for history in adjusted.histories:
             processors = self.processors[history.request_id]
@@ -112,9 +125,6 @@ class Adjuster:
             if (failure := apply_processors(processors, history, own)) is not None:
                 failures[history.request_id] = failure
                 own.zero_()
-        if tables.typical_p is not None:
-            custom_ops.keep_typical(scores, rows.temperature, tables.typical_p)
-        sample(scores, rows, batch.sampled, chunks)
         return failures
 
     def _scores(

@@ -40,10 +40,10 @@ def changed(tmp_path_factory, tiny_folder):
     return make
 
 
-@pytest.fixture(scope="module", params=["eager", "recorded"])
+@pytest.fixture(scope="module", params=["eager", "captured"])
 def runtime(request, changed, tiny_folder, compile_cache):
-    """A runtime that has NaN after one token: op by op, or by recorded calls of compiled code."""
-    settings = {"compile": request.param == "recorded", "cache_dir": compile_cache}
+    """A runtime that has NaN after one token: op by op, or by call graphs of compiled code."""
+    settings = {"compile": request.param == "captured", "cache_dir": compile_cache}
     Runtime.from_pretrained(tiny_folder, **settings).close()  # code is verified with weights that are sound
     folder = changed("model.embed_tokens.weight", (BREAKING, 3), math.nan)
     with Runtime.from_pretrained(folder, **settings) as runtime:
