@@ -103,7 +103,7 @@ class EngineCore:
 
     def count_whole(self, times: Timeline, num_tokens: int) -> None:
         """Count as one what was served by requests that were parts of it."""
-        self.scheduler.num_finished += 1
+        self.scheduler.count_finished()
         self.latencies.add(times, num_tokens)
 
     def idle(self) -> bool:
@@ -253,7 +253,7 @@ class EngineCore:
         self.scheduler.discard(failed)
 
     def _take_in(self, plan: SchedulerOutput, output: RunnerOutput) -> None:
-        received = self.scheduler.update(plan, output.token_ids, output.reports)
+        received = self.scheduler.update(plan, output)
         if self.first_token_seconds is None and received:
             self.first_token_seconds = _seconds_to_first_token(received[0])
         for request in received:

@@ -5,8 +5,10 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from ...common.errors import ConfigError
-from ..protocol.scheduler_output import NO_COPIES, NULL_BLOCK, Copies
+from ..protocol.scheduler_output import NO_COPIES, NULL_BLOCK, Copies, Ints
 from .block_pool import BlockPool
 from .prefix_cache import CachedBlock, Chain, PrefixCache
 from .swap import SwapSpace
@@ -81,6 +83,7 @@ class KVCacheManager:
         self.block_size = block_size
         # The most that any layer of each group sees, the token's own position included; None: all.
         self.windows = (window, *sides)
+        self.has_windows = self.windows != (None,) * len(self.windows)
         self.prefix = PrefixCache(block_size, len(sides)) if prefix_cache else None
         self.swap = SwapSpace(swap_slots) if swap_slots else None
         self._tables: dict[str, Table] = {}
@@ -178,6 +181,15 @@ class KVCacheManager:
                 self.pool.free(table.groups[which][first:last])
                 table.groups[which][first:last] = [NULL_BLOCK] * (last - first)
                 table.released[which] = last
+
+    def rows_leaving(self, before: Ints, computed: Ints) -> Ints:
+        """Which requests of so many tokens computed before, and more now, have blocks that left a window."""
+        leaves = np.zeros(len(computed), bool)
+        for window in {*self.windows} - {None}:
+            assert window is not None
+            unseen, unseen_before = ((n - window + 1).clip(0) // self.block_size for n in (computed, before))
+            leaves |= unseen > unseen_before
+        return leaves.nonzero()[0]
 
     def uncommit(self, step: int) -> list[str]:
         """That step and later ones never were: forget what they wrote; returns who had found some of it."""

@@ -1,4 +1,4 @@
-"""Every decision of a scheduler in a file, without a word of text, to be decided again elsewhere."""
+"""The decision log: every decision of a scheduler in a file, without a word of text, to be replayed."""
 
 import json
 from collections.abc import Sequence
@@ -7,36 +7,37 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...common.errors import ConfigError, shown
 from ..kv_cache.manager import KVCacheManager
-from ..kv_cache.prefix_cache import Chain
-from ..protocol.engine_output import FinishReason
-from ..protocol.scheduler_output import ON_HOST, Ints, Reports, SchedulerOutput
+from ..kv_cache.prefix_cache import Chain, PrefixCache
+from ..protocol.scheduler_output import ON_HOST, SchedulerOutput
 from .config import SchedulerConfig
 from .request import Request
-from .running_batch import yields_one_each
-from .scheduler import Scheduler
+from .row_sampling import yields_one_each
 
 FORMAT = 3
 
 
-class RecordingScheduler(Scheduler):
-    """A scheduler that writes down what happens to it and what it decides: one JSON object a line.
+class DecisionLog:
+    """A listener that writes down what happens to a scheduler and what it decides: one JSON object a line.
 
     Of tokens only their number is written, and of each full block of them which one it is, in the order in
     which blocks of other contents were first seen: who shares with whom, but not what.
     """
 
-    def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager, file: TextIO) -> None:
-        super().__init__(config, kv_cache)
+    def __init__(self, file: TextIO) -> None:
+        """Write to a file that is open for text; whoever opened it closes it."""
         self._file = file
         self._encoder = PlanEncoder()
+        self._prefix_cache: PrefixCache | None = None
         self._numbers: dict[bytes, int] = {}
-        self._kept: dict[
-            str, list[int]
-        ] = {}  # of live requests, blocks that others can find since the last line
+        # Of live requests, blocks that were committed since the last line.
+        self._committed: dict[str, list[int]] = {}
+
+    def on_start(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
+        """See Listener."""
+        self._prefix_cache = kv_cache.prefix
         cache = {
             "num_blocks": kv_cache.pool.num_blocks,
             "block_size": kv_cache.block_size,
@@ -47,86 +48,57 @@ class RecordingScheduler(Scheduler):
         }
         self._write({"lamina": FORMAT, "limits": asdict(config), "cache": cache})
 
-    def add(self, request: Request) -> None:
-        """Queue a request; it may grow as far as the context and the whole cache allow."""
-        super().add(request)
-        self._write(
-            {
-                "add": request.request_id,
-                "prompt": len(request.prompt_token_ids),
-                "limit": request.max_total_tokens,
-                "min_tokens": request.params.min_tokens,
-                "seed": request.params.seed,
-                "priority": request.priority,
-                "queued": request.times.queued,
-                "blocks": self._blocks(request, len(request.prompt_token_ids)),
-            }
-            | ({} if request.params.prompt_logprobs is None else {"prompt_logprobs": True})
-        )
+    def on_add(self, request: Request) -> None:
+        """See Listener."""
+        said = {
+            "add": request.request_id,
+            "prompt": len(request.prompt_token_ids),
+            "limit": request.max_total_tokens,
+            "min_tokens": request.params.min_tokens,
+            "seed": request.params.seed,
+            "priority": request.priority,
+            "queued": request.times.queued,
+            "blocks": self._blocks(request, len(request.prompt_token_ids)),
+        }
+        self._write(said | ({} if request.params.prompt_logprobs is None else {"prompt_logprobs": True}))
 
-    def finish(self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """End a live request and give back its blocks: now, or after the last step that may write them."""
-        request = self._requests[request_id]
+    def on_finish(self, request: Request) -> None:
+        """See Listener."""
         blocks = self._blocks(request, request.num_tokens)
-        super().finish(request_id, reason, stop_reason)
-        self._write({"finish": request_id, "reason": reason, "blocks": blocks})
+        self._write({"finish": request.request_id, "reason": request.finish_reason, "blocks": blocks})
 
-    def schedule(self) -> SchedulerOutput | None:
-        """The next step, or None where nothing can be done before a step in flight is over, or at all."""
-        plan = super().schedule()
+    def on_schedule(self, plan: SchedulerOutput | None) -> None:
+        """See Listener."""
         self._write(self._encoder.encode(plan))
-        return plan
 
-    def update(
-        self,
-        plan: SchedulerOutput,
-        sampled: Sequence[int] | NDArray[np.int32],
-        reports: Reports | None = None,
-        num_sampled: Ints | None = None,
-    ) -> list[Request]:
-        """Take in the tokens of the oldest step in flight, row after row; returns who got any."""
-        received = super().update(plan, sampled, reports, num_sampled)
+    def on_update(self, plan: SchedulerOutput, received: Sequence[Request]) -> None:
+        """See Listener."""
         ended = [request for request in received if request.finish_reason is not None]
         said: dict[str, Any] = {"update": plan.step}
         if ended:
             said["ended"] = {r.request_id: r.finish_reason for r in ended}
             said["blocks"] = {r.request_id: self._blocks(r, r.num_tokens) for r in ended}
         self._write(said)
-        return received
 
-    def discard(self, plan: SchedulerOutput) -> None:
-        """Treat a step that failed, and all launched after it, as never begun."""
-        super().discard(plan)
+    def on_commit(self, request: Request) -> None:
+        """See Listener; of a request that has ended its end says so."""
+        if request.finish_reason is None:
+            self._committed[request.request_id] = self._blocks(request, request.num_tokens)
+
+    def on_discard(self, plan: SchedulerOutput) -> None:
+        """See Listener."""
         self._write({"discard": plan.step})
 
-    def reopen(self, *, without: Request | None = None, launched: int = 0) -> None:
-        """Open the books anew, whatever state an interrupt or an error left them in.
-
-        Of the call that it came in no line may have been written, so this one says where requests stand.
-        """
-        super().reopen(without=without, launched=launched)
+    def on_reopen(self, waiting: Sequence[Request], num_launched: int) -> None:
+        """See Listener. The call that was interrupted may have no line, so this one says where all stand."""
         self._encoder = PlanEncoder()
-        live = [*self._waiting]
-        said = {"reopen": {r.request_id: [len(r.output_token_ids), r.num_reported] for r in live}}
-        self._kept = {r.request_id: self._blocks(r, r.num_tokens) for r in live}
-        self._write(said | {"launched": self._in_flight.num_launched})
-
-    def _give_back(self, request: Request) -> None:
-        super()._give_back(request)
-        self._keep(request)
-
-    def _release(self, request: Request, num_computed: int, step: int) -> None:
-        super()._release(request, num_computed, step)
-        self._keep(request)
-
-    def _keep(self, request: Request) -> None:
-        """Note an answer that is not at its end, as others find what its request has given back."""
-        if request.finish_reason is None:
-            self._kept[request.request_id] = self._blocks(request, request.num_tokens)
+        said = {"reopen": {r.request_id: [len(r.output_token_ids), r.num_reported] for r in waiting}}
+        self._committed = {r.request_id: self._blocks(r, r.num_tokens) for r in waiting}
+        self._write(said | {"launched": num_launched})
 
     def _blocks(self, request: Request, num_tokens: int) -> list[int]:
         """Which full blocks a request's first tokens make; nothing where nobody could find them."""
-        cache = self._kv_cache.prefix
+        cache = self._prefix_cache
         if cache is None:
             return []
         chain = Chain(request.cache_salt, request.token_bytes)
@@ -134,9 +106,9 @@ class RecordingScheduler(Scheduler):
         return [self._numbers.setdefault(digest, len(self._numbers)) for digest in chain.digests]
 
     def _write(self, said: dict[str, Any]) -> None:
-        kept, self._kept = self._kept, {}
-        if kept:
-            self._write({"kept": kept})
+        committed, self._committed = self._committed, {}
+        if committed:
+            self._write({"committed": committed})
         self._file.write(json.dumps(said, separators=(",", ":")) + "\n")
 
 
@@ -183,8 +155,11 @@ def json_form(said: dict[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 
 
-def open_recording(path: str | Path) -> TextIO:
-    """A new file, written line by line, so that a crash leaves all that came before it."""
+def open_decision_log(path: str | Path) -> TextIO:
+    """A new file, written line by line, so that a crash leaves all that came before it.
+
+    Raises ConfigError for a path that cannot be written.
+    """
     try:
         return Path(path).expanduser().open("w", buffering=1, encoding="utf-8")
     except OSError as error:

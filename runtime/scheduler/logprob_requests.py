@@ -1,4 +1,4 @@
-"""Log-probabilities on the scheduler's side: which a step is to tell, and whom it has told."""
+"""Log-probabilities on the scheduler's side: which ones a step is to report, and whose they are."""
 
 from collections.abc import Sequence
 
@@ -6,25 +6,25 @@ import numpy as np
 
 from ..protocol.scheduler_output import Ints, Reports, WantedReports
 from .request import Request
-from .running_batch import Rows
+from .running_batch import RunningBatch
 
 
-def wanted_reports(rows: Rows, counts: Ints, num_sampled: Ints) -> WantedReports | None:
-    """What a step of so many tokens of the first rows can tell of what their requests want."""
-    reporters = [row for row in rows.reporters if row < len(counts)]
-    places, starts = np.cumsum(num_sampled) - num_sampled, np.cumsum(counts) - counts
+def wanted_reports(batch: RunningBatch, counts: Ints, num_sampled: Ints) -> WantedReports | None:
+    """What a step of so many tokens and samples of the first rows can report of what their requests want."""
+    reporters = [row for row in batch.sampling.reporters if row < len(counts)]
+    samples, starts = np.cumsum(num_sampled) - num_sampled, np.cumsum(counts) - counts
     sampled: list[int] = []
     before: list[int] = []
     targets: list[int] = []
     spans: list[tuple[int, int]] = []
     num_top = 0
     for row in reporters:
-        request = rows.requests[row]
+        request = batch.requests[row]
         if num_sampled[row] and request.params.logprobs is not None:
-            sampled += range(int(places[row]), int(places[row] + num_sampled[row]))
+            sampled += range(int(samples[row]), int(samples[row] + num_sampled[row]))
             num_top = max(num_top, request.params.logprobs)
-        start = int(rows.computed[row])
-        first, last = _untold(request, start, start + int(counts[row]))
+        start = batch.num_computed(request)
+        first, last = _to_report(request, start, start + int(counts[row]))
         if first < last:
             before += range(int(starts[row]) + first - start, int(starts[row]) + last - start)
             targets += request.prompt_token_ids[first + 1 : last + 1]
@@ -43,30 +43,31 @@ def wanted_reports(rows: Rows, counts: Ints, num_sampled: Ints) -> WantedReports
 
 def take_in_reports(
     wanted: WantedReports,
-    reports: Reports | None,  # None where no model runs, as in a replay
-    samplers: Sequence[Request | None],
+    reports: Reports | None,
+    owners: Sequence[Request | None],
     rows: Sequence[Request | None],
 ) -> None:
-    """Give each live request what it wanted; rows are the step's, samplers those of its samples.
+    """Give each live request what it wanted.
 
-    Where a sampler is None, the sample was of a draft that did not hold.
+    reports: None where no model runs, as in a replay. owners: of each of the step's samples, None for one of
+    a draft that did not hold. rows: of each of the step's rows, None for one whose request is live no more.
     """
     for place, number in enumerate(wanted.samples.tolist()):
-        request = samplers[number]
-        if reports is not None and request is not None and request.finish_reason is None:
-            request.logprobs.append(reports.samples[place])
+        owner = owners[number]
+        if reports is not None and owner is not None and owner.finish_reason is None:
+            owner.report(reports.samples[place])
     start = 0
     for row, count in wanted.spans:
-        told = rows[row]
-        if told is not None and told.finish_reason is None:
-            if reports is not None:
-                told.prompt_logprobs += reports.prompts[start : start + count]
-            told.num_reported += count
+        request = rows[row]
+        if request is not None and request.finish_reason is None:
+            request.report_prompt(
+                reports.prompts[start : start + count] if reports is not None else (), count
+            )
         start += count
 
 
-def _untold(request: Request, start: int, stop: int) -> tuple[int, int]:
-    """The positions of that stretch at which a token of the prompt comes next that is wanted and not told."""
+def _to_report(request: Request, start: int, stop: int) -> tuple[int, int]:
+    """Which positions of that stretch come before a token of the prompt that is wanted and not reported."""
     if request.params.prompt_logprobs is None:
         return start, start
     return max(start, request.num_reported), min(stop, len(request.prompt_token_ids) - 1)

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...common.errors import LaminaError, LoadError
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.manager import KVCacheManager
+from ..protocol.runner_output import RunnerOutput
 from ..protocol.scheduler_output import SchedulerOutput
 from ..sampling_params import SamplingParams
 from .config import SchedulerConfig
@@ -103,7 +106,7 @@ class _Player:
             self.scheduler.discard(self._plans[said["discard"]])
         elif "reopen" in said:
             self._reopen(said)
-        elif "kept" in said:
+        elif "committed" in said:
             pass  # the blocks are known from the beginning
         else:
             return "no event of this name is known"
@@ -166,7 +169,8 @@ class _Player:
             sampled.append(recorded.token(int(ends[row])))
             if ended.get(recorded.request.request_id) == "stop":
                 recorded.request.stop_token_ids = frozenset(sampled[-1:])
-        received = self.scheduler.update(plan, sampled)
+        output = RunnerOutput(token_ids=np.array(sampled, np.int32))
+        received = self.scheduler.update(plan, output)
         found = {r.request_id: r.finish_reason for r in received if r.finish_reason is not None}
         return _difference({"ended": ended}, {"ended": found})
 
@@ -181,8 +185,8 @@ def _last_blocks(lines: list[Said]) -> dict[int, list[int]]:
             blocks[len(blocks)] = said["blocks"]
         elif "finish" in said:
             blocks[numbers[said["finish"]]] = said["blocks"]
-        elif "kept" in said or "update" in said:
-            for name, own in (said.get("kept") or said.get("blocks") or {}).items():
+        elif "committed" in said or "update" in said:
+            for name, own in (said.get("committed") or said.get("blocks") or {}).items():
                 blocks[numbers[name]] = own
     return blocks
 

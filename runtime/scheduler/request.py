@@ -2,7 +2,7 @@
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.engine_output import FinishReason, Timeline
@@ -21,10 +21,10 @@ class RequestStatus(enum.Enum):
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Request:
-    """A request inside the engine. Only the Scheduler writes it.
+    """A request inside the engine. Its tokens are the prompt, then the output as far as the host has read it.
 
-    Its tokens are the prompt, then the output, as far as the host has read them. While it runs, its counts
-    stand in a row of the scheduler's Rows.
+    The parts of the scheduler write it, each what it is in charge of, through the methods below. While it
+    runs, how far it has come stands in its row of the running batch.
     """
 
     request_id: str
@@ -39,10 +39,10 @@ class Request:
     timeout: float | None = None  # seconds from when it is queued
     cache_salt: str = ""  # blocks are shared only with requests of the same one
     is_counted: bool = True  # among the requests that ended; not one that is part of another
-    row: int = -1  # in the scheduler's Rows; -1: in none
+    row: int = -1  # in the running batch; -1: in none
     last_step: int = 0  # the last step that had a part of it, as of when it left its row
     num_computed: int = 0  # tokens in its blocks, as of when it left its row
-    num_cached_tokens: int = 0  # of the prompt, found in the cache by the first step that was not undone
+    num_cached_tokens: int = 0  # of the prompt, prefix-cache hits of the first step that was not undone
     has_begun: bool = False  # such a step is over
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -66,9 +66,10 @@ class Request:
 
     @property
     def num_reusable(self) -> int:
-        """Of how many first tokens nothing is wanted but their keys and values; the last one is computed.
+        """How many first tokens may come from the prefix cache, as only their keys and values are wanted.
 
-        A token whose log-probability is wanted is read off the token before it, so that one is, too.
+        The last token is always computed. A token whose log-probability is wanted is read off the token
+        before it, so that one is computed, too.
         """
         last = len(self.prompt_token_ids) - 1
         if self.params.prompt_logprobs is None or self.num_reported == last:
@@ -85,9 +86,68 @@ class Request:
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
+    def clamp(self, max_total_tokens: int) -> None:
+        """It may have so many tokens in all, and not more."""
+        self.max_total_tokens = min(self.max_total_tokens, max_total_tokens)
+
+    def arrive(self, arrival: int, rank: tuple[float, int], now: float) -> None:
+        """It is queued, as the arrival-th of all."""
+        self.arrival, self.rank = arrival, rank
+        self.times.queued = now
+
+    def start(self, num_cached: int, now: float) -> None:
+        """It runs, with so many tokens of the prefix cache, which are counted where it has not begun yet."""
+        self.status = RequestStatus.RUNNING
+        if self.times.first_scheduled is None:
+            self.times.first_scheduled = now
+        if not self.has_begun:
+            self.num_cached_tokens = num_cached
+
+    def begin(self) -> None:
+        """The step that it began in is over: its prefix-cache hits were really there."""
+        self.has_begun = True
+
+    def undo_start(self) -> None:
+        """The step that it began in never was."""
+        self.num_cached_tokens = 0
+
+    def enter_row(self, row: int) -> None:
+        """It stands in that row of the running batch, from now on."""
+        self.row = row
+
+    def leave_row(self, last_step: int = 0, num_computed: int = 0) -> None:
+        """It has no row any more; so many tokens were computed, the last of them by that step."""
+        self.row, self.last_step, self.num_computed = -1, last_step, num_computed
+
+    def give_back(self) -> None:
+        """It has no blocks, so nothing is computed of it."""
+        self.num_computed = 0
+
+    def preempt(self) -> None:
+        """It waits again, with the tokens that it has."""
+        self.num_preemptions += 1
+        self.status = RequestStatus.PREEMPTED
+
+    def note_first_token(self, now: float) -> None:
+        """The host has read its first token."""
+        self.times.first_token = now
+
+    def end(self, reason: FinishReason, stop_reason: int | str | None, now: float) -> None:
+        """It has ended; the finish reason comes last, as others read by it that the rest is there."""
+        self.stop_reason = stop_reason
+        self.times.finished = now
+        self.status = RequestStatus.FINISHED
+        self.finish_reason = reason
+
+    def restate(self, reason: FinishReason, stop_reason: int | str | None) -> None:
+        """Give it, as it has ended, a better reason."""
+        assert self.status is RequestStatus.FINISHED, f"{self.request_id} is live"
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+
     def reset(self, now: float) -> None:
         """Stand where the tokens are that it has, whatever was under way: nothing is computed of it."""
-        self.row, self.last_step, self.num_computed = -1, 0, 0
+        self.leave_row()
         if not self.has_begun:
             self.num_cached_tokens = 0
         del self.logprobs[len(self.output_token_ids) :]
@@ -97,6 +157,33 @@ class Request:
         if self.finish_reason is None:
             was_let_in = self.times.first_scheduled is not None
             self.status = RequestStatus.PREEMPTED if was_let_in else RequestStatus.WAITING
+
+    def report(self, logprobs: TokenReport) -> None:
+        """Keep the log-probabilities of the next token of the output."""
+        self.logprobs.append(logprobs)
+
+    def report_prompt(self, logprobs: Sequence[TokenReport], count: int) -> None:
+        """Keep the log-probabilities of the next tokens of the prompt, so many; none where no model runs."""
+        self.prompt_logprobs += logprobs
+        self.num_reported += count
+
+    def append(self, token_ids: Iterable[int]) -> bool:
+        """Take in tokens up to the first that ends it, and reports no further; returns whether one does."""
+        for token in token_ids:
+            self.output_token_ids.append(token)
+            if self.end_by_token() is not None:
+                break
+        del self.logprobs[len(self.output_token_ids) :]
+        return self.end_by_token() is not None
+
+    def end_by_token(self) -> tuple[FinishReason, int | str | None] | None:
+        """How its newest token ends it, as finish reason and stop reason; None where it does not."""
+        tokens = self.output_token_ids
+        if len(tokens) > self.params.min_tokens and tokens[-1] in self.stop_token_ids:
+            return "stop", tokens[-1] if tokens[-1] in (self.params.stop_token_ids or ()) else None
+        if tokens and self.num_tokens >= self.max_total_tokens:
+            return "length", None
+        return None
 
     def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
         """The tokens at positions start to stop - 1, be they prompt or output."""
@@ -115,6 +202,16 @@ class Request:
             return self._prompt_bytes[4 * start : 4 * stop]
         answer = _packed(self.output_token_ids[max(0, start - num_prompt) : stop - num_prompt])
         return self._prompt_bytes[4 * start :] + answer
+
+
+def append_each(requests: Iterable[Request], token_ids: Iterable[int]) -> list[Request]:
+    """A token for each of these; returns whom it may stop."""
+    stopped = []
+    for request, token in zip(requests, token_ids, strict=True):
+        request.output_token_ids.append(token)
+        if token in request.stop_token_ids:
+            stopped.append(request)
+    return stopped
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:

@@ -22,7 +22,7 @@ from ..executor.uniproc import UniprocExecutor
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.manager import KVCacheManager
 from ..scheduler.config import SchedulerConfig
-from ..scheduler.decision_log import RecordingScheduler, open_recording
+from ..scheduler.decision_log import DecisionLog, open_decision_log
 from ..scheduler.scheduler import Scheduler
 from ..tokenization.tokenizer import Tokenizer
 from ..worker.attention import AttentionBackend, PagedAttention, allocate_caches, each_layer_once
@@ -141,7 +141,7 @@ def _new_kv_cache(resolved: ResolvedRuntime) -> KVCacheManager:
 
 def _open_decision_log(resolved: ResolvedRuntime) -> TextIO | None:
     path = resolved.config.record
-    return None if path is None else open_recording(path)
+    return None if path is None else open_decision_log(path)
 
 
 def _new_scheduler(
@@ -155,9 +155,7 @@ def _new_scheduler(
         prefill_chunk=resolved.prefill_chunk,
         max_prefill_tokens=resolved.max_prefill_tokens,
     )
-    if decision_log is None:
-        return Scheduler(limits, kv_cache)
-    return RecordingScheduler(limits, kv_cache, decision_log)
+    return Scheduler(limits, kv_cache, DecisionLog(decision_log) if decision_log else None)
 
 
 def _new_runners(

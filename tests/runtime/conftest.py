@@ -7,6 +7,7 @@ import random
 import time
 from collections import deque
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -21,6 +22,7 @@ from lamina.runtime.engine.input_processor import total_tokens
 from lamina.runtime.kv_cache.block_pool import BlockPool
 from lamina.runtime.kv_cache.manager import KVCacheManager
 from lamina.runtime.prompts import check_prompt
+from lamina.runtime.protocol.runner_output import RunnerOutput
 from lamina.runtime.sampling_params import SamplingParams, stopping_token_ids
 from lamina.runtime.scheduler.config import SchedulerConfig
 from lamina.runtime.scheduler.request import Request
@@ -138,7 +140,7 @@ class Server:
             sampled = self.model.run(view, plan.adjusted)
             self.arena.sampled(len(sampled)).copy_(torch.tensor(sampled, dtype=torch.int32))
             slots = view.slot_mappings[0][: plan.num_tokens]
-            self.pending.append((plan, sampled))
+            self.pending.append((plan, RunnerOutput(token_ids=np.array(sampled, np.int32))))
             self.written.append(set((slots // self.kv_cache.block_size).tolist()))
         return plan
 

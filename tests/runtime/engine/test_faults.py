@@ -6,9 +6,10 @@ import pytest
 
 from lamina import BeamSearchParams, EngineError, SamplingParams
 from lamina.runtime.kv_cache.manager import KVCacheManager
-from lamina.runtime.scheduler.lifecycle import Lifecycle
-from lamina.runtime.scheduler.request_queue import WaitingQueue
-from lamina.runtime.scheduler.running_batch import Rows
+from lamina.runtime.scheduler.admission import Admission
+from lamina.runtime.scheduler.live_requests import LiveRequests
+from lamina.runtime.scheduler.request_queue import RequestQueue
+from lamina.runtime.scheduler.running_batch import RunningBatch
 from lamina.runtime.tokenization.detokenizer import IncrementalDetokenizer
 
 from ..every_line import count
@@ -60,8 +61,8 @@ def test_an_error_in_the_text_of_one_answer_ends_that_one(runtime, is_idle, monk
 AT_ONE = [
     (KVCacheManager, "admit", 0),
     (KVCacheManager, "commit", 0),
-    (Lifecycle, "_give_row", 0),
-    (Rows, "append", 0),
+    (Admission, "give_row", 0),
+    (RunningBatch, "append", 0),
 ]
 
 
@@ -93,7 +94,7 @@ def test_what_waits_is_found_in_as_few_steps_with_ten_thousand_priorities_as_wit
         server = make_server(blocks=4, seqs=1)
         for number in range(10_000):
             server.add(str(number), 1, options={"priority": number % priorities})
-        queue = server.scheduler._waiting
+        queue = server.scheduler._queue
         return count(lambda: (len(queue), queue.first(), queue.discard(queue.first()), queue.first()))
 
     assert lines(10_000) <= lines(1) + 5
@@ -102,7 +103,7 @@ def test_what_waits_is_found_in_as_few_steps_with_ten_thousand_priorities_as_wit
 def test_a_queue_gives_out_who_ranks_first_whoever_comes_and_goes(make_server):
     server = make_server(blocks=4)
     requests = [server.add(str(n), 1, options={"priority": -n % 7}) for n in range(40)]
-    queue = WaitingQueue()
+    queue = RequestQueue()
     for request in requests:
         queue.append(request)
     for request in requests[::3]:
@@ -194,11 +195,11 @@ def test_times_between_tokens_are_those_of_each_answer(runtime):
     assert late.seconds_between_tokens is None
 
 
-@pytest.mark.parametrize("name", ["_close", "_give_back"])
+@pytest.mark.parametrize("name", ["end", "_give_back"])
 @pytest.mark.parametrize("times", [1, 10**9], ids=["once", "always"])
 def test_an_error_at_an_end_leaves_the_answer_whole(runtime, is_idle, monkeypatch, name, times):
     right = runtime.generate([[7] * 9], GREEDY)[0].outputs[0].token_ids
-    original, left = getattr(Lifecycle, name), [times]
+    original, left = getattr(LiveRequests, name), [times]
 
     def fail_at_victim(self, request, *arguments):
         if request.cache_salt == "victim" and left[0]:
@@ -206,7 +207,7 @@ def test_an_error_at_an_end_leaves_the_answer_whole(runtime, is_idle, monkeypatc
             raise KeyError("lost")
         return original(self, request, *arguments)
 
-    monkeypatch.setattr(Lifecycle, name, fail_at_victim)
+    monkeypatch.setattr(LiveRequests, name, fail_at_victim)
     with canary_beside(runtime):
         answer = runtime.generate([[7] * 9], GREEDY, cache_salt="victim")[0].outputs[0]
     assert (answer.token_ids, answer.finish_reason) == (right, "length")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import lamina
 from lamina import EngineError, Runtime, SamplingParams
-from lamina.runtime.scheduler.request_queue import WaitingQueue
+from lamina.runtime.scheduler.request_queue import RequestQueue
 from lamina.runtime.startup import builder
 from lamina.runtime.worker.model_runner import LaunchedStep, ModelRunner
 
@@ -78,7 +78,7 @@ def test_an_interrupt_at_any_line_frees_every_block_and_changes_no_later_answer(
 def test_a_queue_is_never_shorter_than_empty_wherever_an_interrupt_hits_it(make_server):
     request = make_server(blocks=4).add("a", 3)
     for line in range(1, 12):
-        queue = WaitingQueue()
+        queue = RequestQueue()
         with contextlib.suppress(KeyboardInterrupt), traced(interrupt_at_line(line)):
             queue.append(request)
             queue.discard(request)

@@ -98,7 +98,7 @@ def test_copies_of_plans_through_the_executor_come_to_what_the_runner_says_of_th
         assert plain(output) == plain(handle.result()) == plain(runner.execute(plan).read())
         assert not output.failures
         assert len(output.token_ids) == plan.num_samples
-        server.scheduler.update(plan, output.token_ids, output.reports)
+        server.scheduler.update(plan, output)
     assert all(request.finish_reason in ("stop", "length") for request in server.requests.values())
 
 

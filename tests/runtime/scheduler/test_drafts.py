@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lamina.runtime.protocol.runner_output import RunnerOutput
 from lamina.runtime.protocol.scheduler_output import ON_HOST, Reports, TokenReport
 from lamina.runtime.scheduler.logprob_requests import wanted_reports
 
@@ -22,8 +23,8 @@ class DraftingServer:
 
     def __init__(self, server, most, seed):
         self.server, self.most, self.lots = server, most, random.Random(seed)
-        self.scheduler, self._plan = server.scheduler, server.scheduler._plan
-        self.scheduler._plan = self.plan_with_drafts
+        self.scheduler, planner = server.scheduler, server.scheduler._planner
+        self._plan, planner.plan = planner.plan, self.plan_with_drafts
         self.drafts = {}  # by step, the drafts of each row
         self.num_held = self.num_dropped = 0
 
@@ -32,9 +33,9 @@ class DraftingServer:
         return [*request.prompt_token_ids, *self.server.alone(request)[0], *range(self.most)]
 
     def plan_with_drafts(self, counts):
-        plan, rows = self._plan(counts), self.scheduler._rows
+        plan, batch = self._plan(counts), self.scheduler._batch
         drafts, room = [], self.server.config.max_num_seqs - plan.num_samples
-        for row, request in enumerate(rows.requests[: plan.num_rows]):
+        for row, request in enumerate(batch.requests[: plan.num_rows]):
             end = int(plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row])
             may_draft = plan.num_sampled_tokens[row] and not request.params.adjusts
             own_room = (
@@ -45,13 +46,13 @@ class DraftingServer:
             drafts.append([(token + (self.lots.random() < 0.3)) % VOCAB for token in right])
             room -= len(drafts[-1])
         self.drafts[plan.step] = drafts
-        return with_drafts(plan, rows, drafts)
+        return with_drafts(plan, batch, drafts)
 
     def launch(self):
         plan = self.server.launch()
         if plan is not None:
-            _, sampled = self.server.pending.pop()
-            self.server.pending.append((plan, *self.held(plan, sampled)))
+            _, output = self.server.pending.pop()
+            self.server.pending.append((plan, self.held(plan, output.token_ids.tolist())))
         return plan
 
     def held(self, plan, sampled):
@@ -67,7 +68,8 @@ class DraftingServer:
             self.num_dropped += num - counts[-1]
         wanted = [] if plan.reports is None else plan.reports.samples.tolist()
         reports = Reports(samples=tuple(TokenReport((sampled[n],), (0.0,), 1) for n in wanted), prompts=())
-        return tokens, reports, np.array(counts, np.int64)
+        token_ids, num_sampled = np.array(tokens, np.int32), np.array(counts, np.int64)
+        return RunnerOutput(token_ids=token_ids, num_sampled=num_sampled, reports=reports)
 
     def drain(self, depth):
         while self.scheduler.has_work or self.server.pending:
@@ -77,7 +79,7 @@ class DraftingServer:
         assert self.server.pool.num_used == 0
 
 
-def with_drafts(plan, rows, drafts):
+def with_drafts(plan, batch, drafts):
     """The plan with these tokens after those of each row, which it samples, too."""
     more = np.array([len(own) for own in drafts], np.int64)
     counts, num_sampled = plan.num_scheduled_tokens + more, plan.num_sampled_tokens + more
@@ -92,10 +94,10 @@ def with_drafts(plan, rows, drafts):
         num_scheduled_tokens=counts,
         num_sampled_tokens=num_sampled,
         token_ids=np.array(token_ids, np.int32),
-        sampling=rows.sampling_of(num_sampled),
+        sampling=batch.sampling.parameters(num_sampled),
         adjusted=adjusted,
-        banned=rows.banned(num_sampled),
-        reports=wanted_reports(rows, counts, num_sampled),
+        banned=batch.sampling.banned(num_sampled),
+        reports=wanted_reports(batch, counts, num_sampled),
     )
 
 
@@ -184,5 +186,7 @@ def test_fewer_tokens_than_one_or_more_than_were_sampled_are_refused(make_server
     server = make_server(blocks=8)
     server.add("a", 3)
     plan = server.launch()
+    tokens = np.ones(sum(counts), np.int32)
+    output = RunnerOutput(token_ids=tokens, num_sampled=np.array(counts, np.int64))
     with pytest.raises(AssertionError, match="rows yielded"):
-        server.scheduler.update(plan, [1] * sum(counts), None, np.array(counts, np.int64))
+        server.scheduler.update(plan, output)

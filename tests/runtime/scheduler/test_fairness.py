@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina import RequestError, SamplingParams
-from lamina.runtime.scheduler.lifecycle import PRIORITY_SECONDS
+from lamina.runtime.scheduler.request_queue import PRIORITY_SECONDS
 
 
 class Clock:
@@ -129,7 +129,7 @@ def test_requests_with_a_deadline_are_not_kept_until_it_passes(make_server):
         server.add(str(number), 4, max_tokens=1, options={"timeout": 1e6})
         server.drain()
         server.scheduler.expire()
-    assert len(server.scheduler._deadlines) < 40
+    assert len(server.scheduler._queue._deadlines) < 40
 
 
 def test_a_runtime_ends_a_request_whose_time_is_up_and_says_so(open_runtime):

@@ -8,7 +8,8 @@ import typer
 
 from lamina import ConfigError, LoadError, SamplingParams
 from lamina.cli.replay import replay as replay_command
-from lamina.runtime.scheduler.decision_log import RecordingScheduler, open_recording
+from lamina.runtime.scheduler.admission import Admission
+from lamina.runtime.scheduler.decision_log import DecisionLog, open_decision_log
 from lamina.runtime.scheduler.replay import replay
 from lamina.runtime.scheduler.scheduler import Scheduler
 
@@ -21,8 +22,8 @@ def record(make_server, tmp_path):
     def make(**limits):
         server = make_server(**limits)
         path = tmp_path / f"{len(files)}.jsonl"
-        files.append(open_recording(path))
-        server.scheduler = RecordingScheduler(server.config, server.kv_cache, files[-1])
+        files.append(open_decision_log(path))
+        server.scheduler = Scheduler(server.config, server.kv_cache, DecisionLog(files[-1]))
         return server, path
 
     yield make
@@ -178,7 +179,7 @@ def test_the_first_decision_that_differs_is_named(record, change, named, capsys)
 def test_another_scheduler_is_found_out(record, monkeypatch):
     server, path = record(blocks=8, seqs=3)
     traffic(server, seed=0)
-    monkeypatch.setattr(Scheduler, "_spare_blocks", lambda self, request: 0)
+    monkeypatch.setattr(Admission, "_spare_blocks", lambda self, request: 0)
     assert replay(path).difference is not None
 
 
@@ -213,7 +214,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(LoadError, match="nowhere cannot be read"):
         replay(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"record is .*, which cannot be written"):
-        open_recording(tmp_path / "nowhere" / "file")
+        open_decision_log(tmp_path / "nowhere" / "file")
 
 
 def test_a_runtime_records_what_its_scheduler_decides(open_runtime, tmp_path, capsys):

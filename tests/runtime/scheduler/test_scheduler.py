@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from lamina.common.errors import ConfigError, RequestError
+from lamina.runtime.protocol.runner_output import RunnerOutput
 from lamina.runtime.scheduler.config import BOUNDS, SchedulerConfig
 from lamina.runtime.scheduler.request import RequestStatus
 
@@ -283,9 +284,9 @@ def test_steps_end_in_the_order_in_which_they_were_launched_with_all_their_token
     server.add("a", 3)
     first, second = server.launch(), server.launch()
     with pytest.raises(AssertionError, match="not the oldest"):
-        server.scheduler.update(second, [0])
+        server.scheduler.update(second, RunnerOutput(token_ids=numpy.zeros(1, numpy.int32)))
     with pytest.raises(AssertionError, match="2 tokens for 1"):
-        server.scheduler.update(first, [0, 0])
+        server.scheduler.update(first, RunnerOutput(token_ids=numpy.zeros(2, numpy.int32)))
     server.land()
     with pytest.raises(AssertionError, match="not a step in flight"):
         server.scheduler.discard(first)

@@ -1,0 +1,140 @@
+"""What the next step computes: tokens for each running request, blocks for them, and who is let in."""
+
+from collections.abc import Container
+
+import numpy as np
+
+from ..kv_cache.manager import KVCacheManager
+from ..protocol.scheduler_output import Ints, SchedulerOutput
+from .admission import Admission
+from .budget import in_order, share_out, step_budget
+from .config import SchedulerConfig
+from .faults import at_request
+from .in_flight import InFlight
+from .live_requests import LiveRequests
+from .logprob_requests import wanted_reports
+from .request import Request
+from .running_batch import RunningBatch
+
+
+class Planner:
+    """Decides from counts alone who of the running batch advances by how many tokens, and writes the plan."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        batch: RunningBatch,
+        kv_cache: KVCacheManager,
+        in_flight: InFlight,
+        live: LiveRequests,
+        admission: Admission,
+    ) -> None:
+        self._config = config
+        self._batch, self._kv_cache, self._in_flight = batch, kv_cache, in_flight
+        self._live, self._admission = live, admission
+
+    def counts(self, alone: Request | None) -> Ints:
+        """Tokens to compute of each of the first rows, at least 1; none where nobody can advance.
+
+        alone: the only request to be let in, if not None.
+        """
+        num_preemptions = self._live.num_preemptions
+        counts = self._advance_running()
+        self._commit_filled(counts)
+        if np.count_nonzero(counts) < len(counts):
+            return self._batch.put_first(counts)
+        if self._live.num_preemptions > num_preemptions:
+            return counts
+        if not self._admission.is_possible:
+            return counts
+        more = self._admission.admit(self._budget() - int(np.add.reduce(counts)), alone)
+        return np.concatenate((counts, np.array(more, np.int64))) if more else counts
+
+    def plan(self, counts: Ints) -> SchedulerOutput:
+        """The plan for so many tokens of each of the first rows; the last that there is yields the next."""
+        batch, num, step = self._batch, len(counts), self._in_flight.next_step
+        sampling, computed, num_sampled = batch.sampling, batch.computed(num), batch.num_sampled(counts)
+        return SchedulerOutput(
+            step=step,
+            request_ids=batch.request_ids(num),
+            num_scheduled_tokens=counts,
+            num_computed_tokens=computed,
+            token_ids=batch.token_ids(counts),
+            sources=batch.sources(num),
+            num_sampled_tokens=num_sampled,
+            sampling=sampling.parameters(num_sampled),
+            banned=sampling.banned(num_sampled),
+            adjusted=sampling.adjusted(num_sampled),
+            new_blocks=batch.new_blocks(self._kv_cache),
+            copies=self._kv_cache.copies(step),
+            preempted_ids=self._live.take_preempted_ids(),
+            reports=wanted_reports(batch, counts, num_sampled) if sampling.reporters else None,
+        )
+
+    def _advance_running(self) -> Ints:
+        """Tokens to compute of each running request; 0 of those that sit the step out."""
+        batch, chunk = self._batch, self._config.prefill_chunk
+        wanted = batch.uncomputed() if chunk is None else np.minimum(batch.uncomputed(), chunk)
+        counts = self._within_budget(wanted)
+        short = batch.short_of_blocks(self._kv_cache.block_size)
+        if not len(short):
+            return counts
+        all_advance = np.count_nonzero(counts) == len(counts)
+        advancing = short if all_advance else short[counts[short] > 0]
+        growing = [batch.requests[row].request_id for row in advancing.tolist()]
+        block_ids = self._kv_cache.grow_each(growing)
+        if block_ids is None:
+            by_rank = in_order(wanted, batch.by_rank, self._budget(), batch.out_of_reach())
+            return self._make_room_for_each(by_rank, {batch.requests[row] for row in short.tolist()})
+        batch.grow(advancing, block_ids, rows_stay=all_advance)
+        return counts
+
+    def _within_budget(self, wanted: Ints) -> Ints:
+        budget, stuck = self._budget(), self._batch.out_of_reach()
+        if stuck is None and np.add.reduce(wanted) <= budget:
+            return wanted
+        return share_out(wanted, self._batch.by_rank, budget, stuck)
+
+    def _budget(self) -> int:
+        is_asked = self._config.max_tokens_beside_decode is not None
+        any_answers = is_asked and self._batch.any_answers
+        return step_budget(self._config, len(self._batch), any_answers=any_answers)
+
+    def _make_room_for_each(self, counts: Ints, short: Container[Request]) -> Ints:
+        """The same counts, of those alone that have or get blocks for all their tokens before one cannot."""
+        batch = self._batch
+        parts = [(batch.requests[row], int(counts[row])) for row in batch.by_rank.tolist() if counts[row]]
+        granted: dict[Request, int] = {}
+        for request, count in parts:
+            if request.row < 0:  # it was preempted, as all after it
+                break
+            if request in short and not self._make_room(request):
+                break
+            granted[request] = count
+        return np.array([granted.get(request, 0) for request in batch.requests], np.int64)
+
+    @at_request
+    def _make_room(self, request: Request) -> bool:
+        """Blocks for all tokens of a request, from younger ones if need be; False if it must wait.
+
+        It waits for blocks that are pending free. The youngest keeps what it has and sits the step out: older
+        ones may end before they need its blocks.
+        """
+        batch, kv_cache = self._batch, self._kv_cache
+        while not kv_cache.grow(request.request_id, batch.num_tokens(request)):
+            youngest = batch.requests[batch.by_rank[-1]]
+            if self._live.pending_free or batch.draining or request is youngest:
+                return False
+            self._live.preempt(youngest)
+        batch.resize_table(request, kv_cache.num_blocks(request.request_id))
+        return True
+
+    def _commit_filled(self, counts: Ints) -> None:
+        """Let others find what the step fills of those that catch up: each finds it from now on."""
+        for request, num_tokens in self._batch.fills(counts):
+            self._commit(request, num_tokens)
+
+    @at_request
+    def _commit(self, request: Request, num_tokens: int) -> None:
+        self._kv_cache.commit(request, num_tokens, self._in_flight.next_step)

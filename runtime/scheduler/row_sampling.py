@@ -1,0 +1,193 @@
+"""What the tokens of running requests are drawn with: parameters, excluded ids, adjustments of logits."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..protocol.scheduler_output import (
+    SAMPLING,
+    Adjusted,
+    Banned,
+    Ints,
+    SamplingRow,
+    TokenHistory,
+    sampling_row,
+)
+from ..sampling_params import SamplingParams
+from .prefix_view import PrefixView
+from .request import Request
+
+NO_SLOT = -1  # of a request whose tokens the device need not keep
+
+
+class RowSampling:
+    """Sampling of the rows of a running batch, which tells it who enters a row, who leaves, and who moves.
+
+    What most requests do not have (adjusted logits, log-probabilities, min_tokens) is kept by those that have
+    it, so that a step without costs nothing.
+    """
+
+    def __init__(self, requests: Sequence[Request], *, total: Ints, known: Ints, num_prompt: Ints) -> None:
+        """All of the batch, to be read: who has each row, and columns of counts [max_num_rows]."""
+        num_rows = len(total)
+        self._requests = requests
+        self._total, self._known, self._num_prompt = total, known, num_prompt
+        self._parameters = np.zeros(num_rows, SAMPLING)
+        # The same memory in words: numpy copies structured arrays field by field.
+        self._words = self._parameters.view(np.int64).reshape(num_rows, -1)
+        self._slots = np.zeros(num_rows, np.int64)  # where the device keeps the row's tokens, or NO_SLOT
+        self._num_sent = np.zeros(num_rows, np.int64)  # of them, how many it has
+        self.clear()
+
+    def clear(self) -> None:
+        """No row has a request."""
+        self._reporting: dict[Request, None] = {}  # log-probabilities are wanted of them
+        self._early: dict[Request, None] = {}  # they may not have min_tokens so far
+        self._free_slots = list(range(len(self._slots)))[::-1]  # the lowest last
+        self._all: NDArray[np.void] | None = None
+
+    def enter(self, row: int, request: Request) -> None:
+        """A request has that row now, which nobody had."""
+        params = request.params
+        self._parameters[row] = _first_choice(params)
+        self._slots[row] = self._free_slots.pop() if params.adjusts else NO_SLOT
+        self._num_sent[row] = 0
+        if params.wants_reports:
+            self._reporting[request] = None
+        if params.min_tokens:
+            self._early[request] = None
+        self._all = None
+
+    def leave(self, row: int, request: Request) -> None:
+        """A request gives up its row."""
+        slot = int(self._slots[row])
+        if slot != NO_SLOT:
+            self._free_slots.append(slot)
+            self._free_slots.sort(reverse=True)  # slots far up make the device keep room for those below
+        self._reporting.pop(request, None)
+        self._early.pop(request, None)
+        self._all = None
+
+    def move(self, to: int | Ints, source: int | Ints) -> None:
+        """Whoever had these rows has those now."""
+        for column in (self._words, self._slots, self._num_sent):
+            column[to] = column[source]
+        self._all = None
+
+    @property
+    def need_tokens(self) -> bool:
+        """Whether any is adjusted by code of the host's, which has to know every token before the next."""
+        return any(self._requests[row].params.logits_processors for row in self._slotted.tolist())
+
+    @property
+    def reporters(self) -> list[int]:
+        """The rows of which log-probabilities are wanted, in order."""
+        return sorted([request.row for request in self._reporting]) if self._reporting else []
+
+    def parameters(self, num_sampled: Ints) -> NDArray[np.void]:
+        """What so many samples of the first rows are drawn with, [samples] of SAMPLING.
+
+        One array while all rows have one sample each and nobody comes or goes.
+        """
+        num = len(num_sampled)
+        if num < len(self._requests) or not yields_one_each(num_sampled):
+            words = np.repeat(self._words[:num], num_sampled, axis=0)
+            return np.frombuffer(words.tobytes(), SAMPLING)
+        if self._all is None:
+            self._all = np.frombuffer(self._words[:num].tobytes(), SAMPLING)
+        return self._all
+
+    def banned(self, num_sampled: Ints) -> Banned:
+        """Ids that samples of the first rows must not be: those that stop, until min_tokens have come."""
+        early = {}  # row: how many of its next tokens these are
+        for request in [*self._early]:
+            row = request.row
+            left = int(self._num_prompt[row] + request.params.min_tokens - self._total[row])
+            if left <= 0:
+                del self._early[request]
+            elif row < len(num_sampled) and num_sampled[row] and request.stop_token_ids:
+                early[row] = min(left, int(num_sampled[row]))
+        if not early:
+            return ()
+        firsts = np.cumsum(num_sampled) - num_sampled
+        return tuple(
+            (int(firsts[row]) + place, tuple(sorted(self._requests[row].stop_token_ids)))
+            for row in sorted(early)
+            for place in range(early[row])
+        )
+
+    def adjusted(self, num_sampled: Ints) -> Adjusted | None:
+        """What is to be adjusted of the samples of the first rows, taken as sent from now on."""
+        rows = self._slotted
+        if len(rows):
+            rows = rows[: np.searchsorted(rows, len(num_sampled))]
+            rows = rows[num_sampled[rows] > 0]
+        if not len(rows):
+            return None
+        assert num_sampled[rows].max() == 1, "what is adjusted by the newest token has no drafts"
+        requests = [self._requests[row] for row in rows.tolist()]
+        return Adjusted(
+            samples=(np.cumsum(num_sampled) - 1)[rows],
+            params=tuple(request.plain_params for request in requests),
+            num_prompt=self._num_prompt[rows],
+            slots=self._slots[rows],
+            missed=self._send(rows),
+            longest=int(self._total[rows].max()),
+            histories=tuple(
+                _history(which, request)
+                for which, request in enumerate(requests)
+                if request.params.logits_processors
+            ),
+        )
+
+    def check(self) -> None:
+        """Every row is sampled as its request wants; slots are free or used, one of them; for tests."""
+        for row, request in enumerate(self._requests):
+            assert self._num_sent[row] <= self._total[row], request
+            assert (self._slots[row] != NO_SLOT) == request.params.adjusts, request
+            assert request.params.wants_reports == (row in self.reporters), request
+            wanted = np.array(_first_choice(request.params), SAMPLING)
+            assert self._parameters[row].item() == wanted.item(), request
+        assert {*self._reporting, *self._early} <= {*self._requests}
+        used = self._slots[self._slotted].tolist()
+        assert sorted(used + self._free_slots) == list(range(len(self._slots))), "a slot was lost or kept"
+
+    @property
+    def _slotted(self) -> Ints:
+        """The rows whose logits are adjusted, in order."""
+        is_any = len(self._free_slots) < len(self._slots)
+        slots = self._slots[: len(self._requests) if is_any else 0]
+        slotted: Ints = (slots != NO_SLOT).nonzero()[0]
+        return slotted
+
+    def _send(self, rows: Ints) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+        """What the device lacks of these rows' tokens but for the newest: slots, first positions, tokens."""
+        total = self._total[rows]
+        missed = []
+        for row in rows[self._num_sent[rows] < total - 1].tolist():
+            first, known = int(self._num_sent[row]), int(self._known[row])
+            missed.append((int(self._slots[row]), first, self._requests[row].token_ids(first, known)))
+        self._num_sent[rows] = total
+        return tuple(missed)
+
+
+def yields_one_each(num_tokens: Ints) -> bool:
+    """Whether each of these rows has one token; none of them has fewer than 0."""
+    num = len(num_tokens)
+    return bool(np.count_nonzero(num_tokens) == num == np.add.reduce(num_tokens))
+
+
+def _history(which: int, request: Request) -> TokenHistory:
+    """The tokens of an adjusted sample's request, without a copy."""
+    return TokenHistory(
+        which=which,
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=PrefixView(request.output_token_ids),
+    )
+
+
+def _first_choice(params: SamplingParams) -> SamplingRow:
+    """What a row is sampled with by the step itself: as cheaply as can be where it is chosen anew."""
+    return (0.0, *sampling_row(params)[1:]) if params.adjusts else sampling_row(params)
