@@ -19,9 +19,8 @@ class IncrementalDetokenizer:
     missing and, with SentencePiece's byte tokens, until another token comes: one bad byte spoils a whole run.
 
     A stop string is found in the token that completes it, but not within the first min_tokens tokens, nor in
-    the � of a character whose bytes are still to come. Of
-    several the first to be complete counts, then the first to begin. The work for a token does not grow with
-    the text.
+    the � of a character whose bytes are still to come: if none come, at the end. Of several the first to be
+    complete counts, then the first to begin. The work for a token does not grow with the text.
     """
 
     def __init__(
@@ -64,15 +63,20 @@ class IncrementalDetokenizer:
             return ""
         special = self._tokenizer.special_tokens.get(token_id)
         if special is not None:
-            return self.finish() + self._give(special)
+            rest = self.finish()
+            return rest if self.stop_reason is not None else rest + self._give(special)
         self._take(token_id)
         return ""
 
     def finish(self) -> str:
         """Returns the rest of the text, when no more tokens come."""
-        rest = "" if self.stop_reason is not None else self._held + self._window.finish()
+        if self.stop_reason is not None:
+            return ""
+        before, rest = self._held + "".join(self._uncertain), self._held + self._window.finish()
         self._held, self._uncertain = "", []
-        return self._give(rest)
+        may_stop = self.num_tokens > self._min_tokens
+        found = _first_stop(self._stop, rest, _num_equal(before, rest)) if may_stop else None
+        return self._give(rest) if found is None else self._end(rest[: found[0]], found[1])
 
     def _append(self, token_id: int) -> str:
         if self.stop_reason is not None:

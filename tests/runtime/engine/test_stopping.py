@@ -32,6 +32,18 @@ def test_an_eos_of_the_generation_config_stops_and_is_not_in_the_text(scripted, 
     assert (got.text, got.token_ids, got.finish_reason) == ("Hi", (hi, end), "stop")
 
 
+@pytest.mark.parametrize("wanted", [None, "\ufffd"])
+def test_a_stop_string_in_a_character_that_max_tokens_cuts_apart_wins_over_the_length(
+    scripted, bbpe_tokenizer, wanted
+):
+    tokenizer = bbpe_tokenizer()
+    ids = tokenizer.encode("h日", add_special_tokens=False)
+    got = answer(scripted([*ids, 40], tokenizer=tokenizer), stop=wanted, max_tokens=len(ids) - 1)
+    assert got.token_ids == tuple(ids[:-1])
+    ends = ("h\ufffd", "length", None) if wanted is None else ("h", "stop", wanted)
+    assert (got.text, got.finish_reason, got.stop_reason) == ends
+
+
 def test_ignore_eos_goes_on_to_the_callers_stop_ids_or_the_length(scripted):
     files = {"generation_config.json": {"eos_token_id": [2, 7]}}
     runtime = scripted([7, 7, 7, 9], files=files)

@@ -376,3 +376,38 @@ def test_a_stop_of_a_replacement_character_is_not_met_within_a_character(
     assert detokenizer.stop_reason is None
     assert detokenizer.append([*broken, ids[0], ids[0]]) == ""
     assert detokenizer.stop_reason == "\ufffd"
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("stop", ["\ufffd", "h\ufffd"])
+def test_a_character_that_the_end_leaves_incomplete_is_one_that_stops(
+    tokenizer: Tokenizer, stop: str, include: bool
+) -> None:
+    """Its text is � from then on, and no answer holds a stop string that was not asked to be in it."""
+    *_, cut = (ids_of(tokenizer, "hh😀")[:-count] for count in range(1, 4))
+    assert tokenizer.decode(cut).endswith(stop)
+    before = tokenizer.decode(cut).partition(stop)[0]
+    _, detokenizer = stream(tokenizer, cut, stop=[stop], include_stop_str_in_output=include)
+    assert (detokenizer.text, detokenizer.stop_reason) == (before + stop * include, stop)
+    _, detokenizer = stream(tokenizer, cut, stop=[stop], min_tokens=len(cut))
+    assert (detokenizer.text, detokenizer.stop_reason) == (tokenizer.decode(cut), None)
+
+
+def test_a_stop_in_what_the_end_leaves_incomplete_comes_before_a_stop_token(bbpe: Tokenizer) -> None:
+    detokenizer = IncrementalDetokenizer(bbpe, stop=["\ufffd"], include_stop_str_in_output=True)
+    detokenizer.append(ids_of(bbpe, "h日")[:-1])
+    detokenizer.append_stop_token(next(iter(bbpe.special_tokens)))
+    assert (detokenizer.text, detokenizer.stop_reason) == ("h\ufffd", "\ufffd")
+
+
+@given(text=TEXTS, data=st.data())
+def test_no_stop_string_is_left_in_a_text_that_ends_anywhere(
+    tokenizer: Tokenizer, text: str, data: st.DataObject
+) -> None:
+    token_ids = ids_of(tokenizer, text)
+    token_ids = token_ids[: data.draw(st.integers(0, len(token_ids)))]
+    stops = data.draw(st.lists(st.sampled_from(["\ufffd", "l\ufffd", "\ufffd\ufffd", "😀"]), min_size=1))
+    _, detokenizer = stream(tokenizer, token_ids, stop=stops)
+    assert not any(stop in detokenizer.text for stop in stops)
+    if not any(stop in tokenizer.decode(token_ids) for stop in stops) and detokenizer.stop_reason is None:
+        assert detokenizer.text == tokenizer.decode(token_ids)
