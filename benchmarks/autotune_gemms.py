@@ -59,7 +59,7 @@ def _times_in_steps(site: Site, config: Any) -> tuple[float, float]:
     shape = count, site.n, site.k
     weights = [*(torch.randn(shape, device=DEVICE, dtype=DTYPE) / site.k**0.5)]
     launch = plain.launch if site.kind == "linear" else gated.launch
-    otherwise = torch.nn.functional.linear if site.kind == "linear" else autotune._product_then_gate
+    otherwise = torch.nn.functional.linear if site.kind == "linear" else autotune._gemm_then_gate
 
     def behind_norm(gemm: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def call(weight: Tensor) -> Tensor:

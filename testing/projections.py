@@ -35,7 +35,7 @@ def add_norm_biased_mlp(state: State, step: Step) -> None:
     state.set(apply_linear(state, gated, state.hidden), "gemm")
 
 
-def add_norm_mlp_with_product_kept(state: State, step: Step) -> None:
+def add_norm_mlp_with_gemm_kept(state: State, step: Step) -> None:
     """The projection is read apart from its gate, so that the gate stays by itself."""
     add_norm(state, step)
     state.gates += 1
@@ -99,7 +99,7 @@ def gemm_of_columns(state: State, step: Step) -> None:
 
 PLAIN = (add_norm_linear, add_norm_mlp)
 ODD = (
-    *(add_norm_biased_mlp, add_norm_mlp_with_product_kept, add_norm_linear_with_norm_kept),
+    *(add_norm_biased_mlp, add_norm_mlp_with_gemm_kept, add_norm_linear_with_norm_kept),
     *(add_norm_read_by_two_linears, add_norm_linear_with_late_bias, linear_of_the_sum),
     *(gemm_of_untransposed, gemm_of_computed_weight, gemm_with_scaled_bias),
     *(gemm_with_matrix_for_bias, gemm_of_columns),

@@ -1,4 +1,4 @@
-"""CUDA graphs: launches captured once on fixed addresses and replayed, of whole steps or of pieces."""
+"""CUDA graph capture and replay: launches on fixed addresses, of whole steps or of pieces."""
 
 import functools
 import time

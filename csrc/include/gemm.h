@@ -254,7 +254,7 @@ class AmxInt8Kernel {
     }
   };
 
-  // Few columns at a time, the next ones while the tile unit multiplies: it waits for what was just stored.
+  // Few columns at a time, the next ones while AMX multiplies: it waits for what was just stored.
   void multiply_few(const Unit<int8_t>& unit, const BFloat16* x, int tokens, Vec (*sums)[kBlockTokens]) const {
     const Wide wide(kFewColumns, 2);
     int now = 0;

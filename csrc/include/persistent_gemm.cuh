@@ -1,5 +1,5 @@
-// Persistent, warp-specialised GEMM, out = x * weightᵀ, for tall enough x that the tensor cores must keep pace with
-// memory.
+// A persistent kernel: warp-specialised GEMM, out = x * weightᵀ, for tall enough x that the tensor cores must keep pace
+// with memory.
 //
 // As in split_k_gemm.cuh a block computes tiles of kWarpgroups * 64 weight rows, transposed, by all rows of x: one
 // producer warp loads tiles by TMA, each consumer warpgroup multiplies 64 weight rows by WGMMA. Here the grid is as

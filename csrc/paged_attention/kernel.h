@@ -1,10 +1,9 @@
-// Causal attention over a paged KV cache, on raw pointers: online softmax around two small GEMMs.
+// Causal attention over a paged KV cache on a CPU: online softmax around two small GEMMs.
 //
-// The rows of a tile are the queries that share one key-value head: a group of query heads times some tokens. For each
-// tile of keys, keys are packed transposed and values are rows, both as floats, so that scores and outputs are two
-// small GEMMs and K and V are read once for all rows; bfloat16 goes to AMX where there is one. Softmax is online within
-// a split of kSplitKeys keys; splits start at fixed positions and are merged in order. So a row's bits depend on its
-// own sequence alone: not on its neighbours, on how a prompt is chunked, or on the number of threads.
+// The rows of a tile are the queries of one key-value head: its query heads times some tokens. For each tile of keys,
+// keys are packed transposed and values as rows, as floats or for AMX, so that K and V are read once for all rows.
+// Softmax is online within a split of kSplitKeys keys; splits start at fixed positions and are merged in order. So a
+// row's bits depend on its own sequence alone: not on its neighbours, on chunks of a prompt, or on how many threads.
 #pragma once
 
 #include <algorithm>

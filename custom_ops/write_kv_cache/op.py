@@ -1,4 +1,4 @@
-"""lamina::write_kv_cache, the store of a step's keys and values into the paged cache."""
+"""lamina::write_kv_cache, which stores a step's keys and values in the paged cache by its slot mapping."""
 
 import torch
 from torch import Tensor

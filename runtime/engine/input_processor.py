@@ -1,4 +1,4 @@
-"""What callers ask for as requests of the core: prompts as token ids, parameters checked and resolved."""
+"""The input processor: calls become requests of the core, prompts token ids, parameters are resolved."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence

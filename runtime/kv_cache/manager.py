@@ -1,4 +1,4 @@
-"""Block tables: which blocks of the KV cache hold a request's tokens. Nothing else writes them."""
+"""The block tables of each KV-cache group: which blocks hold a request's tokens. Nothing else writes them."""
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Which full blocks hold which tokens after which others: hashes to find them, tokens to be sure."""
+"""The prefix cache: which full blocks hold which tokens after which others: found by hash, held to tokens."""
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence

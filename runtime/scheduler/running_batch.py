@@ -1,4 +1,4 @@
-"""The running requests with their counts side by side: a step of all of them is a few array operations."""
+"""The running batch: requests with their counts as columns, so that a step is a few array operations."""
 
 from collections.abc import Collection, Mapping, Sequence
 

@@ -185,7 +185,7 @@ def test_the_gate_of_large_numbers_is_the_formulas(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, reference.add_rms_norm_linear(*arguments)[0], equal_nan=True)
 
 
-def test_the_gates_exponential_errs_by_few_ulp_up_to_its_border() -> None:
+def test_the_gates_exponential_errs_by_few_ulp_up_to_its_limit() -> None:
     """e^88 is a float; at -88 the gate is -88 / e^88 and not yet 0."""
     gate = torch.cat([torch.linspace(-88, 88, 40001), torch.tensor([-88.0])]).unsqueeze(1)
     one, up = torch.ones(1, 1), torch.ones_like(gate)

@@ -134,7 +134,7 @@ def test_an_infinite_row_leaves_the_others_alone(dtype: torch.dtype, num_tokens:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="tiles are x86's")
-def test_the_tile_unit_is_used_where_compiler_and_system_have_it() -> None:
+def test_amx_is_used_where_compiler_and_system_have_it() -> None:
     command = [*build.find_compiler(), "-march=native", "-dM", "-E", "-x", "c++", "/dev/null"]
     macros = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     request_permission, tile_data = 0x1023, 18

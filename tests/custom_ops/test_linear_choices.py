@@ -140,7 +140,7 @@ def most_of(site: Site, config: GemmConfig) -> int:
     return most
 
 
-def test_blocks_that_stay_are_tried_for_many_rows_alone() -> None:
+def test_persistent_kernels_are_tried_for_many_rows_alone() -> None:
     def stays(num_tokens: int, n: int = 4096) -> bool:
         site = Site(kind="linear", num_tokens=num_tokens, n=n, k=4096)
         return any(config.clusters for config in candidates(site, 132))

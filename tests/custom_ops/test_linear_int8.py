@@ -17,7 +17,7 @@ from .guarded import at_the_end, making_ended
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SUM_ERROR = 2e-6  # of a sum of float32, by the sum of its terms' sizes
-# What a register of bytes holds, what a tile or a group of rows takes, and one to each side of them.
+# What a register of bytes holds, what a tile or a group of rows takes, and one less and one more.
 TOKENS = st.sampled_from([1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 49, 80, 130])
 FEATURES = st.integers(1, 70) | st.sampled_from([127, 128, 129, 192, 576])
 
@@ -53,7 +53,7 @@ def test_it_is_the_product_of_the_dequantized_weights_rounded_once(
 ) -> None:
     """By the formula, and by each way of the kernel that this CPU has."""
     if method == Method.AMX and not _cpu.has_amx():
-        pytest.skip("no tile unit")
+        pytest.skip("no AMX")
     given_ = operands(num_tokens, columns, rows, dtype, bias=bias, seed=seed)
     result = formula(*given_) if method is None else _cpu.launch(*given_, method)
     assert result.shape == (num_tokens, rows)
@@ -91,8 +91,8 @@ def test_the_same_call_gives_the_same_bits_on_any_number_of_threads(threads: int
         torch.set_num_threads(before)
 
 
-def test_torchs_own_products_do_not_notice_that_it_ran_between_them() -> None:
-    """Both may use the tile unit, whose configuration torch keeps from call to call."""
+def test_torchs_own_gemms_do_not_notice_that_it_ran_between_them() -> None:
+    """Both may use AMX, whose tile configuration torch keeps from call to call."""
     x, weight, scale, _ = operands(40, 576, 960, torch.bfloat16)
     dense = weight.bfloat16()
     x = x.contiguous()

@@ -96,7 +96,7 @@ def test_long_prompts_in_bfloat16_err_no_more_than_twice_the_plain_formula(
     length: int,
     chunk: int,
 ) -> None:
-    """Enough rows for whatever the CPU has for many: a tile unit, if any."""
+    """Enough rows for whatever the CPU has for many: AMX, if any."""
     case = make_paged_case([length, 40], [chunk, 1], **{"block_size": 16} | shape, dtype=torch.bfloat16)
     exact = formula(case, torch.float64)
     assert_close_to_reference(kernel(case), exact, formula(case, torch.bfloat16), floor=4e-6)

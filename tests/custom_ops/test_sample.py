@@ -129,7 +129,7 @@ def test_a_share_that_is_reached_exactly_is_enough(
 
 
 @given(shares=st.lists(st.integers(1, 20), min_size=2, max_size=8), data=st.data())
-def test_top_p_keeps_what_whole_numbers_say_at_a_border_and_beside_it(
+def test_top_p_keeps_what_whole_numbers_say_at_a_bound_and_beside_it(
     shares: list[int], data: st.DataObject
 ) -> None:
     order = sorted(range(len(shares)), key=lambda id_: (-shares[id_], id_))

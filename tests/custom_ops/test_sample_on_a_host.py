@@ -158,7 +158,7 @@ EDGES = [
 
 
 @pytest.mark.parametrize("name, filters", EDGES, ids=str)
-def test_the_last_token_within_a_border_is_drawn_and_the_first_beyond_it_is_not(
+def test_the_last_token_within_a_bound_is_drawn_and_the_first_beyond_it_is_not(
     on_host: Any, name: str, filters: Filters
 ) -> None:
     logits = ROWS[name]

@@ -96,7 +96,7 @@ def test_a_middle_piece_is_four_calls_and_no_generated_kernel(compiled, store):
     assert all(len(step.inputs) == 6 for step in attentions), "attention does not get the angles"
 
 
-def test_a_middle_piece_in_float32_keeps_the_products_of_torch(store):
+def test_a_middle_piece_in_float32_keeps_the_gemms_of_torch(store):
     source = middle_source(compile_for_the_gpu(store, torch.float32), store)
     assert "torch.ops.lamina" not in source
     assert len(re.findall(r"extern_kernels\.(?:add)?mm\(", source)) == 4

@@ -132,7 +132,7 @@ def test_every_configuration_errs_at_most_twice_as_much_as_the_library(
 
 @pytest.mark.parametrize("config", PERSISTENT, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_blocks_that_stay_err_at_most_twice_as_much_as_the_library(
+def test_persistent_kernels_err_at_most_twice_as_much_as_the_library(
     assert_close_to_reference: Callable[..., None], dtype: torch.dtype, config: GemmConfig
 ) -> None:
     for n, k in PERSISTENT_SHAPES:

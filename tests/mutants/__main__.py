@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--share", default="1/1", metavar="I/N", help="the I-th of N equal parts")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
     parser.add_argument("--results", type=Path, help="verdicts, a line each, added to those it holds")
-    parser.add_argument("--summary", action="store_true", help="run nothing: tell what the results say")
+    parser.add_argument("--summary", action="store_true", help="run nothing: print what the results say")
     options = parser.parse_args()
     started = time.monotonic()
     index, count = map(int, options.share.split("/"))

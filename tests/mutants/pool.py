@@ -63,7 +63,7 @@ class Case:
 
     @property
     def folder(self) -> str:
-        """What its figures are told under: the op and the language, or the header."""
+        """What its figures are reported under: the op and the language, or the header."""
         path = Path(self.file)
         kind = "CUDA" if path.suffix in (".cuh", ".cu") else "C++"
         return self.file if path.parent.name == "include" else f"{path.parent.name} ({kind})"
@@ -231,7 +231,7 @@ def _test(target: Target, library: Path, kills: Counter[str]) -> int:
 
 
 class _KillersFirst:
-    """Runs the tests in the order of how often they failed before, and tells which does."""
+    """Runs the tests in the order of how often they failed before, and returns which does."""
 
     def __init__(self, kills: Counter[str], killer: Path) -> None:
         self._kills, self._killer = kills, killer

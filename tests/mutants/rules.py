@@ -1,7 +1,7 @@
 """Mutants of C++ and CUDA by rules of syntax: roundings, bounds, masks, scales, sums and offsets moved.
 
 One of a kind a place: of the offsets in a line one is dropped, a loop loses its last round, a comparison
-takes its border or leaves it, and a condition is opened only where no comparison in it is moved already.
+includes its bound or excludes it, and a condition is opened only where no comparison in it is moved already.
 What cannot change a result has no mutants: see QUICKER.
 """
 
@@ -196,7 +196,7 @@ def dropped_terms(code: str) -> Iterator[Change]:
 
 
 def moved_bounds(code: str) -> Iterator[Change]:
-    """A comparison takes its border or leaves it, and the smaller of two is the larger."""
+    """A comparison includes its bound or excludes it, and the smaller of two is the larger."""
     for found in COMPARED.finditer(code):
         yield found.start(), found.end(), SWAPPED[found[1]]
     for pair in EXTREMES:

@@ -126,7 +126,7 @@ def targets(graph):
     [
         ("add_norm_mlp", ["lamina.add_rms_norm_linear.default", "lamina.linear.default"]),
         (
-            "add_norm_mlp_with_product_kept",
+            "add_norm_mlp_with_gemm_kept",
             ["lamina.add_rms_norm_linear.default", "aten.mul.Tensor", "lamina.silu_and_mul.default"],
         ),
     ],
