@@ -35,7 +35,7 @@ CONFIGS = (
     (
         "A request",
         "`generate(prompts, params, **options)` and its like",
-        "runtime/scheduler/request.py",
+        "runtime/request_options.py",
         "RequestOptions",
     ),
 )

@@ -1,4 +1,4 @@
-"""Every live request, and its ways out of the running batch: preempted or ended, its blocks given back."""
+"""Every live request, and its ways out of the running batch: preemption or its end, which free its blocks."""
 
 from collections.abc import Callable, Iterable, Iterator, Set
 

@@ -1,4 +1,4 @@
-"""What the next step computes: tokens for each running request, blocks for them, and who is let in."""
+"""What the next step computes: decode tokens, chunked prefill, blocks for them, and who is admitted."""
 
 from collections.abc import Container
 

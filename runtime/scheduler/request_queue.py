@@ -1,4 +1,4 @@
-"""Requests that wait, in order of rank, and deadlines of all that are live."""
+"""The request queue: who waits, in order of rank, and the deadlines of all that are live."""
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator

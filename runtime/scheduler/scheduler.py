@@ -1,4 +1,4 @@
-"""What each step computes, chunked prefill and decode alike: only "computed so far" and "to compute now"."""
+"""What each step computes. There is no prefill and no decode, only "computed so far" and "to compute now"."""
 
 import itertools
 import time

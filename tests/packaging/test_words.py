@@ -141,7 +141,7 @@ def test_a_name_is_known_by_its_parts(name, says):
 # What somebody who knows vLLM looks for, and the file that does it: a grep for the words must end there.
 IMPLEMENTED_IN = {
     "block table": ["runtime/kv_cache/manager.py", "runtime/worker/input_batch.py"],
-    "chunked prefill": ["runtime/scheduler/scheduler.py"],
+    "chunked prefill": ["runtime/scheduler/planner.py"],
     "CUDA graph": ["compiler/execution/cuda_graphs.py", "runtime/worker/graph_runner.py"],
     "CUDA graph capture": ["compiler/execution/cuda_graphs.py"],
     "detokenizer": ["runtime/tokenization/detokenizer.py"],
@@ -152,8 +152,9 @@ IMPLEMENTED_IN = {
     "online softmax": ["csrc/paged_attention/hopper_softmax.cuh", "csrc/paged_attention/warp_softmax.cuh"],
     "output processor": ["runtime/engine/output_processor.py"],
     "persistent kernel": ["csrc/include/persistent_gemm.cuh"],
-    "preemption": ["runtime/scheduler/lifecycle.py", "runtime/scheduler/scheduler.py"],
+    "preemption": ["runtime/scheduler/live_requests.py"],
     "prefix cache": ["runtime/kv_cache/prefix_cache.py"],
+    "request queue": ["runtime/scheduler/request_queue.py"],
     "running batch": ["runtime/scheduler/running_batch.py"],
     "slot mapping": ["runtime/worker/input_batch.py", "custom_ops/write_kv_cache/op.py"],
     "split-K": ["csrc/include/split_k_gemm.cuh"],
