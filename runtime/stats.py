@@ -14,7 +14,7 @@ from .startup.loaded import LoadedRuntime
 
 def collect_stats(loaded: LoadedRuntime) -> dict[str, Any]:
     """Counts of blocks, requests and pieces, seconds of the start, and the settings in force."""
-    scheduler, pool = loaded.engine.scheduler, loaded.kv_cache.pool
+    core, pool = loaded.engine.stats(), loaded.kv_cache.pool
     return {
         "blocks": {
             "total": pool.num_usable,
@@ -22,24 +22,17 @@ def collect_stats(loaded: LoadedRuntime) -> dict[str, Any]:
             "cached": pool.num_cached,
             "used": pool.num_used,
         },
-        "requests": {
-            "waiting": scheduler.num_waiting,
-            "running": scheduler.num_running,
-            "finished": scheduler.num_finished,
-        },
-        "preemptions": scheduler.num_preemptions,
+        "requests": core["requests"],
+        "preemptions": core["preemptions"],
         "swap": _swap_stats(loaded),
-        "prefix_cache": {
-            "queried_tokens": scheduler.num_queried_tokens,
-            "hit_tokens": scheduler.num_hit_tokens,
-        },
-        "latency": loaded.engine.latencies.summary(),
+        "prefix_cache": core["prefix_cache"],
+        "latency": core["latency"],
         "compile": _compile_stats(loaded.compiled, len(loaded.late_builds.events)),
         "cuda_graphs": _graph_stats(loaded),
         "cpu_call_graphs": {"replays": loaded.runner.num_cpu_replays},
         "startup": {
             **loaded.watch.seconds,
-            "first_token": loaded.engine.first_token_seconds,
+            "first_token": core["first_token"],
             "overlapped": dict(loaded.watch.overlapped),  # while the stages ran; not part of their sum
         },
         "resolved": _resolved_stats(loaded),

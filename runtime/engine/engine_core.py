@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...common.errors import EngineError, LaminaError, shown
 from ...common.logging import get_logger
@@ -105,6 +105,24 @@ class EngineCore:
         """Count as one what was served by requests that were parts of it."""
         self.scheduler.count_finished()
         self.latencies.add(times, num_tokens)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counts of requests and of tokens in the prefix cache, and latencies, as plain data."""
+        scheduler = self.scheduler
+        return {
+            "requests": {
+                "waiting": scheduler.num_waiting,
+                "running": scheduler.num_running,
+                "finished": scheduler.num_finished,
+            },
+            "preemptions": scheduler.num_preemptions,
+            "prefix_cache": {
+                "queried_tokens": scheduler.num_queried_tokens,
+                "hit_tokens": scheduler.num_hit_tokens,
+            },
+            "latency": self.latencies.summary(),
+            "first_token": self.first_token_seconds,
+        }
 
     def idle(self) -> bool:
         """Capture one more size where no request is live; False where there was nothing to do."""

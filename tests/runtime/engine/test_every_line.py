@@ -1,6 +1,7 @@
 """Interrupts, errors and collections at every line and call of a step, an arrival, an end and a close."""
 
 import contextlib
+import dataclasses
 import gc
 import sys
 import threading
@@ -31,6 +32,7 @@ RICH = SamplingParams(
     min_tokens=2,
     logits_processors=[lambda prompt, answer, logits: logits],
 )
+UNDER_WAY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
 CANARY, VICTIM = [5, 6, 7], [11] * 7
 SMALL = {"block_size": 2, "num_kv_blocks": 24, "max_num_batched_tokens": 5, "compile": False}
 
@@ -157,6 +159,32 @@ def test_an_error_at_any_call_of_a_step_ends_at_most_the_request_that_it_is_of(r
                 list(victim)
         assert_unharmed(runtime, canary, alone)
         is_sound()
+
+
+@pytest.mark.timeout(3600)
+def test_an_interrupt_at_any_line_of_a_step_loses_nothing_of_a_stream_under_way(runtime, is_sound):
+    """Whatever is processed twice comes out once: tokens, text, log-probabilities and the stop string."""
+
+    def parts(deltas):
+        return [(d.token_ids, d.text, d.finish_reason, [*map(list, d.logprobs)]) for d in deltas]
+
+    plain = list(runtime.stream(CANARY, UNDER_WAY))
+    stop = "".join(delta.text for delta in plain[4:7])
+    stopped = dataclasses.replace(UNDER_WAY, stop=stop, include_stop_str_in_output=True, max_tokens=20)
+    for params in (UNDER_WAY, stopped):
+        right = parts(runtime.stream(CANARY, params))
+        stream, _ = begun(runtime, CANARY, params)
+        total = count(partial(steps, runtime, 9))
+        del stream
+        for place in places(total):
+            stream, received = begun(runtime, CANARY, params)
+            with (
+                contextlib.suppress(KeyboardInterrupt),
+                traced(happening(raising(KeyboardInterrupt), place)),
+            ):
+                steps(runtime, 9)
+            assert parts([*received, *stream]) == right
+            is_sound()
 
 
 def test_a_collection_of_streams_at_any_line_of_an_abort_ends_them_and_nobody_else(runtime, alone, is_sound):
