@@ -185,8 +185,8 @@ def _what(kind: str, value: Any) -> str:
         return f"{value.get('device', '?')}, {value.get('seconds', 0)} s to compile"
     factors = value.get("factors") or {}
     wanted = ("model.architecture", "model.num_layers", "numerics", "dtype", "sizes", "toolchain.torch")
-    told = (f"{name.removeprefix('model.')} {str(factors[name])[:60]}" for name in wanted if name in factors)
-    return ", ".join(told).replace('"', "")
+    facts = (f"{name.removeprefix('model.')} {str(factors[name])[:60]}" for name in wanted if name in factors)
+    return ", ".join(facts).replace('"', "")
 
 
 def _size(num_bytes: int) -> str:

@@ -33,8 +33,8 @@ def chat(
         typer.echo(HELP, err=True)
         chosen = runtime.chat_params(params)
         if chosen != params:
-            told = f"temperature {chosen.temperature}, top_p {chosen.top_p}"
-            typer.echo(f"sampling: {told}, since the checkpoint does not say how", err=True)
+            drawn = f"temperature {chosen.temperature}, top_p {chosen.top_p}"
+            typer.echo(f"sampling: {drawn}, since the checkpoint does not say how", err=True)
         Conversation(runtime, params, system).run()
 
 

@@ -41,7 +41,7 @@ def generate(
     """Continue each prompt; the text goes to standard output, progress and figures to standard error."""
     model, prompts = settings.split(words)
     if not as_json and (sampling["logprobs"] is not None or sampling["prompt_logprobs"] is not None):
-        raise typer.BadParameter("they are told with --json; add it", param_hint="--logprobs")
+        raise typer.BadParameter("they are printed with --json alone; add it", param_hint="--logprobs")
     params = sampling.params()
     texts = [read_all() if prompt == "-" else prompt for prompt in prompts]
     with settings.open(model) as runtime:
@@ -106,14 +106,16 @@ def _row(answer: "CompletionOutput", output: "RequestOutput") -> dict[str, Any]:
         "seconds_between_tokens": output.seconds_between_tokens,
     }
     if answer.logprobs is not None:
-        row["logprobs"] = [_told(entry) for entry in answer.logprobs]
+        row["logprobs"] = [_logprobs(entry) for entry in answer.logprobs]
     if output.prompt_logprobs is not None:
-        row["prompt_logprobs"] = [None if entry is None else _told(entry) for entry in output.prompt_logprobs]
+        row["prompt_logprobs"] = [
+            None if entry is None else _logprobs(entry) for entry in output.prompt_logprobs
+        ]
     return row
 
 
-def _told(entry: dict[int, Any]) -> list[dict[str, Any]]:
-    return [{"token_id": token_id} | asdict(told) for token_id, told in entry.items()]
+def _logprobs(entry: dict[int, Any]) -> list[dict[str, Any]]:
+    return [{"token_id": token_id} | asdict(logprob) for token_id, logprob in entry.items()]
 
 
 def _generate(

@@ -59,7 +59,7 @@ def describe_machine(cache_dir: str | None = None) -> dict[str, Any]:
         "memory_gib": round(page * pages / 2**30, 1),
         "memory_limit_gib": None if limit is None else round(limit / 2**30, 2),
         "memory_available_gib": round(available_bytes(torch.device("cpu")) / 2**30, 2),
-        "cards": _cards(),
+        "gpus": _gpus(),
         "compiler": _compiler(),
         "python": platform.python_version(),
         "python_headers": Path(sysconfig.get_path("include"), "Python.h").exists(),
@@ -113,11 +113,11 @@ def _cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _cards() -> list[str]:
+def _gpus() -> list[str]:
     import torch
 
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [f"{card.name} ({card.total_memory / 2**30:.0f} GiB)" for card in properties]
+    return [f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in properties]
 
 
 def _compiler() -> str | None:

@@ -68,7 +68,7 @@ class Settings(dict[str, Any]):
         return RuntimeConfig(**{"model": chosen, "compile": compiled, **given, **more})
 
     def model(self, argument: str | None) -> str:
-        """What of the two ways to name a model was used."""
+        """The model by whichever way it was named; typer.BadParameter where both were used, or neither."""
         option = self["model_option"]
         if option is not None and argument is not None:
             raise typer.BadParameter(f"it is given twice, {argument!r} and {option!r}", param_hint="MODEL")
@@ -114,7 +114,7 @@ class Sampling(dict[str, Any]):
         return [_option(field) for field in SAMPLING if field.name not in cls.WITHOUT]
 
     def params(self) -> "SamplingParams":
-        """Checked before anything is loaded, so that a typing error costs no time."""
+        """The checked parameters, before anything is loaded; RequestError for a value they cannot have."""
         from ..runtime.sampling_params import SamplingParams
 
         return SamplingParams(**{name: value for name, value in self.items() if value is not None})
@@ -165,7 +165,7 @@ def compile_setting(compile: bool, without_pass: list[str] | None, verify: bool 
 
 
 def _option(field: Field) -> inspect.Parameter:
-    """A field as an option that is None unless given; its help tells the default that then holds."""
+    """A field as an option that is None unless given; its help has the default that then holds."""
     default = ast.literal_eval(field.default or "None")
     if isinstance(default, bool):
         return _parameter(field.name, _flag(field, default))
@@ -188,8 +188,8 @@ def _type(field: Field) -> Any:
 
 
 def _typed(kind: Any, text: str, default: Any = None) -> Any:
-    told = text if default is None else f"{text}  [default: {default}]"
-    return Annotated[kind | None, typer.Option(help=told, show_default=False)]
+    full = text if default is None else f"{text}  [default: {default}]"
+    return Annotated[kind | None, typer.Option(help=full, show_default=False)]
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:

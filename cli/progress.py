@@ -18,8 +18,8 @@ NOTICE = (
     "compiling for this model and these settings, once: about a minute on two free cores; "
     "later starts load what it makes"
 )
-TOLD_EACH = ("compile", "kernels", "verify")  # stages of few, long parts, each of which is told on a line
-STEP = 0.25  # of the others, at which they tell where they are
+SHOWN_EACH = ("compile", "kernels", "verify")  # stages of few, long parts, each of which gets a line
+STEP = 0.25  # of the others, at which they get a line
 
 
 @contextlib.contextmanager
@@ -100,19 +100,19 @@ class Lines:
 
     write: Callable[[str], None]
     started: float = field(default_factory=time.monotonic)
-    told: dict[str, float] = field(default_factory=dict)  # the furthest of each stage that was told
+    shown: dict[str, float] = field(default_factory=dict)  # the furthest of each stage that has a line
     last: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def show(self, stage: str, fraction: float, detail: str) -> None:
-        """Tell it, if it is new."""
+        """Write a line, if it says anything new."""
         with self.lock:
             is_new = (
-                detail != self.last.get(stage) if stage in TOLD_EACH else self._is_further(stage, fraction)
+                detail != self.last.get(stage) if stage in SHOWN_EACH else self._is_further(stage, fraction)
             )
             if is_new:
-                self.told[stage], self.last[stage] = fraction, detail
-                part = f"{fraction:.0%}" if fraction > 0 and stage not in TOLD_EACH else ""
+                self.shown[stage], self.last[stage] = fraction, detail
+                part = f"{fraction:.0%}" if fraction > 0 and stage not in SHOWN_EACH else ""
                 self._line(" ".join(filter(None, (stage, part, detail))))
 
     def end(self) -> None:
@@ -120,7 +120,7 @@ class Lines:
         self._line("ready")
 
     def _is_further(self, stage: str, fraction: float) -> bool:
-        return stage not in self.told or int(fraction / STEP) > int(self.told[stage] / STEP)
+        return stage not in self.shown or int(fraction / STEP) > int(self.shown[stage] / STEP)
 
     def _line(self, text: str) -> None:
         self.write(f"{time.monotonic() - self.started:6.1f} s  {text}")

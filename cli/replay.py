@@ -1,4 +1,4 @@
-"""`lamina replay`: decide a recording again, and say where it comes out otherwise."""
+"""`lamina replay`: decide again what a decision log holds, and say where it comes out otherwise."""
 
 import json
 from dataclasses import asdict
@@ -9,7 +9,10 @@ import typer
 
 from . import options
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="What Runtime.from_pretrained(record=…) wrote.")]
+File = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A decision log, as Runtime.from_pretrained(record=…) writes it."),
+]
 
 
 def replay(
@@ -25,7 +28,7 @@ def replay(
     elif result.difference is None:
         print(
             f"{result.num_steps} steps of {result.num_requests} requests, decided as they were: "
-            f"{result.num_preemptions} preemptions, {result.num_hit_tokens} tokens found in the cache"
+            f"{result.num_preemptions} preemptions, {result.num_hit_tokens} tokens hit in the prefix cache"
         )
     else:
         print(f"after {result.num_steps} steps: {result.difference}")

@@ -191,7 +191,10 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], *, origin: str = "config.json") -> Self:
-        """The config a config.json's content describes; whatever cannot be honoured is an error."""
+        """The config that a config.json's content describes.
+
+        Raises ConfigError for a value that cannot be, UnsupportedError for one that cannot be honoured.
+        """
         architecture = _architecture(Fields(raw, origin))
         definition = find_model(architecture)
         fields = Fields({**definition.defaults, **raw}, origin)
@@ -216,7 +219,7 @@ class GenerationDefaults:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """The config of a checkpoint folder."""
+    """The config of a checkpoint folder. LoadError where it has none; else as from_dict."""
     path = folder / "config.json"
     if not os.path.lexists(path):
         raise LoadError(f"{folder} has no config.json; wanted a folder that holds a Hugging Face checkpoint")

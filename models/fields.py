@@ -46,7 +46,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """A JSON object whose values are asked for by type; null counts as absent."""
+    """A JSON object whose values are asked for by type; null counts as absent, and has the default.
+
+    ConfigError, naming field and file, for a value of another type or beyond its bounds, and for one that is
+    absent and has no default.
+    """
 
     def __init__(self, values: Mapping[str, Any], origin: str) -> None:
         self.values = values

@@ -159,14 +159,18 @@ _definitions: dict[str, ModelDefinition] = {}
 
 
 def register_model(architecture: str, definition: ModelDefinition) -> None:
-    """Make the checkpoints whose config.json names this architecture loadable."""
+    """Make checkpoints that name this architecture loadable; ConfigError where the name means another."""
     if _definitions.get(architecture, definition) != definition:
         raise ConfigError(f"architecture {shown(architecture)} is already registered with another definition")
     _definitions[architecture] = definition
 
 
 def find_model(architecture: str) -> ModelDefinition:
-    """The definition of an architecture: a registered one, else that of an installed package."""
+    """The definition of an architecture: a registered one, else that of an installed package.
+
+    Raises UnsupportedError where there is none, naming those that there are; ConfigError where several
+    packages offer one, and LoadError where it fails to import.
+    """
     if architecture not in _definitions:
         register_model(architecture, _from_package(architecture))
     return _definitions[architecture]

@@ -49,7 +49,10 @@ TOKENS_BESIDE_DECODE = 4096
 @refuse_unknown(UnknownSettingError, SETTINGS)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeConfig:
-    """What the caller of Runtime.from_pretrained asked for; "auto" and None are settled by resolve."""
+    """What the caller of Runtime.from_pretrained asked for; "auto" and None are settled for a model later.
+
+    Raises ConfigError, naming the field, for a value that it cannot have.
+    """
 
     model: str | Path
     """A folder of safetensors, a .gguf file, or the id of a model on a hub."""
@@ -87,7 +90,7 @@ class RuntimeConfig:
     """Host memory for blocks of preempted requests; otherwise what a GPU's host has to spare, none on a
     CPU."""
     record: str | Path | None = None
-    """A file to write every decision of the scheduler to, for `lamina replay`."""
+    """A file for the decision log: every decision of the scheduler, for `lamina replay`."""
     compile: bool | CompileConfig = True
     """Whether to compile the model; a CompileConfig says how."""
     numerics: Numerics = "fast"

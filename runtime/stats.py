@@ -13,7 +13,7 @@ from .startup.loaded import LoadedRuntime
 
 
 def collect_stats(loaded: LoadedRuntime) -> dict[str, Any]:
-    """Counts of blocks, requests and pieces, seconds of the start, and the settings in force."""
+    """Counts of blocks, requests and pieces, seconds of the start, and the settings in force: plain data."""
     core, pool = loaded.engine.stats(), loaded.kv_cache.pool
     return {
         "blocks": {
@@ -60,7 +60,7 @@ def page_of(loaded: LoadedRuntime) -> str:
 
 
 def _compile_stats(compiled: Compiled | None, num_late: int) -> dict[str, Any]:
-    """A bound plan has no way back to the compiler; what is built after the start are kernels of ops."""
+    """Counts of pieces, and their seconds; `recompiles` are kernels that were built after the start."""
     if compiled is None:
         counts = dict.fromkeys(("pieces", "unique_pieces", "compiled", "loaded"), 0)
         return {**counts, "recompiles": num_late, "seconds": 0.0}

@@ -72,7 +72,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """What `lamina verify` resolved."""
+    """What `lamina verify` found."""
 
     prompts: tuple[tuple[int, ...], ...]
     layers: tuple[LayerErrors, ...]  # the worst of all prompts

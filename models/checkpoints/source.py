@@ -29,7 +29,10 @@ def resolve_source(
     progress: Progress | None = None,
     needs_tokenizer: bool = True,
 ) -> Path:
-    """The folder with the model's config and weights; `dtype` is what a GGUF file is converted to."""
+    """The folder with the model's config and weights; `dtype` is what a GGUF file is converted to.
+
+    Raises LoadError for a name of nothing, and for what holds no model.
+    """
     path = Path(name).expanduser()
     if str(name) and path.is_dir():  # an empty name would be the current folder
         return _checked(path)

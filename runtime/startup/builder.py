@@ -54,7 +54,11 @@ def build(
     progress: Progress,
     watch: Stopwatch,
 ) -> LoadedRuntime:
-    """What serves; on a GPU the cache takes what a trial run of the largest step leaves."""
+    """The runtime that serves; on a GPU its cache takes what a trial run of the largest step leaves.
+
+    Raises NotWarmError where require_warm and kernels of GEMMs are not measured, ConfigError where the GPU
+    has room for no block beside the step.
+    """
     gemm_kernels = _choose_gemm_kernels(resolved, compiled, progress)  # before anything is captured
     registry.select("sample", device=resolved.device, dtype=resolved.dtype)  # built now, not amid a request
     watch.lap("autotune")

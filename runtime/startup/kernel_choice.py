@@ -62,7 +62,7 @@ def missing_measurements(
 ) -> list[str]:
     """What would have to be measured before these GEMMs are served, one line each."""
     if device.type == "cpu" and not is_built("linear"):
-        return []  # without the kernel, which is told of as missing itself, nothing can be known
+        return []  # without the kernel, which is missing itself, nothing can be known
     if not _is_chosen(device, dtype):
         return []
     device_name = choices.device_name_of(device, dtype)

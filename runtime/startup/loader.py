@@ -47,13 +47,13 @@ logger = get_logger("runtime")
 
 
 def load(config: RuntimeConfig, progress: Progress) -> LoadedRuntime:
-    """Load and compile a model; every failure is a LaminaError, and nothing is left running after it."""
+    """The model loaded, compiled and ready. Raises LaminaErrors alone, and leaves nothing running then."""
     with neutral(), watched(warm.refuse if config.require_warm else partial(warm.permit, progress)):
         return _load(config, progress)
 
 
 def missing(config: RuntimeConfig, progress: Progress) -> warm.Lacks:
-    """What serving with these settings would have to make; weights are not read."""
+    """What serving with these settings would have to make; reads no weights, and raises what load would."""
     resolved = resolve_runtime(config, progress)
     store, factors = resolved.store, resolved.plan_factors()
     must_be_checked = config.compile_config is not None and config.compile_config.verify
@@ -66,7 +66,7 @@ def missing(config: RuntimeConfig, progress: Progress) -> warm.Lacks:
 
 
 def sizing(config: RuntimeConfig, progress: Progress) -> Sizing:
-    """What fits with these settings, before weights are read."""
+    """What fits with these settings; reads no weights. ConfigError where not even a block does."""
     return size(resolve_runtime(config, progress))
 
 
@@ -79,7 +79,7 @@ def compile_only(resolved: ResolvedRuntime, progress: Progress) -> Compiled:
 
 
 def note_use(resolved: ResolvedRuntime) -> None:
-    """Let the cache know what a runtime has used so far, for `missing`."""
+    """Write into the cache what a runtime has used so far, for `missing`."""
     store, folder, factors = resolved.store, resolved.folder, resolved.plan_factors()
     plan = None if factors is None else cache.plan_key(factors)
     serving = warm.serving_factors(resolved, factors)
@@ -92,7 +92,11 @@ def note_use(resolved: ResolvedRuntime) -> None:
 
 
 def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntime:
-    """The model's files, shapes and settings, before anything large is read."""
+    """The model's files, shapes and settings, before anything large is read.
+
+    Raises ConfigError for settings that cannot be had, LoadError for files that are missing or damaged, and
+    UnsupportedError for a model, device or scheme that cannot be served.
+    """
     check_name(config.attention)
     store = Store(config.cache_dir)
     device = resolve_device(config.device)
@@ -169,7 +173,7 @@ def _load(config: RuntimeConfig, progress: Progress) -> LoadedRuntime:
 
 
 def _ending_early(progress: Progress, reads: Sequence[Future[Any]]) -> Progress:
-    """The same progress, which raises what has failed of these: damage is told before the long compiling."""
+    """The same progress, which raises what has failed of these: damage ends a start before it compiles."""
 
     def report(stage: str, fraction: float, detail: str) -> None:
         for read in reads:

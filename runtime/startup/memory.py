@@ -63,7 +63,7 @@ def layer_groups(model: ModelConfig) -> tuple[LayerGroup, ...]:
 
 
 def layers_of_block(groups: Sequence[LayerGroup]) -> int:
-    """How many layers' keys and values a block of the pool has room for."""
+    """Layers whose keys and values a block of the pool holds."""
     return max(len(group.layers) for group in groups)
 
 
@@ -80,13 +80,13 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
 
 
 def default_swap_bytes(resolved: "ResolvedRuntime") -> int:
-    """Host memory for blocks of preempted requests: as much as the cache itself, if so much is free."""
+    """Bytes of the host for preempted requests: as many as the cache has, or an eighth of those free."""
     cache = resolved.num_kv_blocks * block_bytes(resolved.model, resolved.block_size, resolved.dtype)
     return min(cache, int(available_bytes(torch.device("cpu")) * SWAP_FRACTION))
 
 
 def swap_slots(resolved: "ResolvedRuntime") -> int:
-    """Blocks that the host has room for."""
+    """Blocks that swap_bytes of host memory hold."""
     block = block_bytes(resolved.model, resolved.block_size, resolved.dtype)
     return slots_within(resolved.swap_bytes, block, is_pinned=resolved.device.type == "cuda")
 

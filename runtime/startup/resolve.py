@@ -29,7 +29,10 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": MAX_NUM_TOKENS}
 
 
 def resolve_device(asked: str | torch.device) -> torch.device:
-    """The device to run on; "auto" is the first GPU if there is one."""
+    """The device to run on; "auto" is the first GPU if there is one.
+
+    Raises ConfigError for what names none, UnsupportedError for a GPU that torch does not see.
+    """
     if asked == "auto":
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         log_once(logger, logging.INFO, f"device: {device.type}")
@@ -48,7 +51,10 @@ def resolve_device(asked: str | torch.device) -> torch.device:
 
 
 def resolve_dtype(asked: str | torch.dtype, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype of weights and cache; "auto" is the checkpoint's where the device computes in it at speed."""
+    """The dtype of weights and cache; "auto" is the checkpoint's where the device computes in it at speed.
+
+    Raises ConfigError for what names none.
+    """
     if asked == "auto":
         dtype = checkpoint
         if device.type == "cpu" and checkpoint in (torch.float16, torch.bfloat16):

@@ -50,5 +50,5 @@ def operations_of_token(model: ModelConfig, max_model_len: int) -> int:
     seen = min(max_model_len, LONGEST_PROMPT) // 2
     reaches = [spec.reach for spec in find_model(model.architecture).attention(model)]
     positions = sum(seen if reach is None else min(reach, seen) for reach in reaches)
-    products = 2 * model.num_layers * memory.weights_of_layer(model)
-    return products + 4 * model.num_heads * model.head_dim * positions
+    gemms = 2 * model.num_layers * memory.weights_of_layer(model)
+    return gemms + 4 * model.num_heads * model.head_dim * positions

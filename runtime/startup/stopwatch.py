@@ -30,7 +30,7 @@ class Stopwatch:
         self._last = now
 
     def overlap(self, name: str, work: Callable[[], Result]) -> Result:
-        """Do something on another thread, and keep how long it took."""
+        """Do work on another thread, keep its seconds under a name, and return what it returns."""
         started = time.perf_counter()
         try:
             return work()

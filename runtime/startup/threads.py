@@ -25,7 +25,7 @@ class Threads:
 
 
 def settle_threads() -> Threads:
-    """Have torch, and our kernels with it, use the chosen number; it is said once."""
+    """Have torch, and our kernels with it, use the chosen number; returns it, logged once."""
     chosen = choose_threads()
     if lost_threads() and chosen.count > 1:
         why = "this process was forked from one whose threads did not come along; spawn it to use more"

@@ -29,7 +29,7 @@ PACKAGES = ("triton", "flash-attn-4", "flash-attn", "flash-attn-3")  # whose ker
 
 @dataclass(slots=True)
 class LateBuilds:
-    """Told of everything that is built once a runtime is ready: an error in strict mode, else an event."""
+    """Called with what is built once a runtime is ready: raises NotWarmError where strict, else notes it."""
 
     strict: bool
     events: list[str] = field(default_factory=list)
@@ -59,18 +59,18 @@ def say_what_was_loaded(store: Store, compiled: Compiled | None, startup: Mappin
 
 
 def permit(progress: Progress, what: str) -> None:
-    """Asked before a build where anything may be built."""
+    """Called before a build where all may be built: logs and shows it."""
     logger.info("building %s", what)
     progress("kernels", 0.0, what)
 
 
 def refuse(what: str) -> None:
-    """Asked before a build where nothing may be built."""
+    """Called before a build where nothing may be built: raises NotWarmError."""
     raise NotWarmError(f"{what} is not in the cache {LEDGER.store.root}; run `lamina warmup`")
 
 
 def serving_factors(resolved: ResolvedRuntime, plan: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Everything that decides which compiled things a runtime uses; no path and no model name among it."""
+    """Everything that decides which compiled things a runtime uses, by name; no path and no model name."""
     config, compiled = resolved.config, resolved.config.compile_config
     return {
         **(plan or {"plan": "eager"}),
@@ -111,12 +111,12 @@ def note_name(store: Store, keys: Iterable[str], model: str | Path) -> None:
 
 
 def serving_key(factors: Mapping[str, Any]) -> str:
-    """The name of a note."""
+    """The name of the note for these factors, a sha256."""
     return hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
 
 
 def missing_kernels(store: Store, factors: Mapping[str, Any]) -> list[str]:
-    """What would have to be built, apart from the plan; says which setting differs where none was noted."""
+    """What would have to be built beside the plan; which setting differs, where none was noted."""
     record = store.read_ref(SERVING, serving_key(factors)) or _note_of_other_sizes(store, factors)
     if not isinstance(record, dict):
         return [f"a warm-up with these settings: {cache.nearest(factors, store, SERVING)}"]

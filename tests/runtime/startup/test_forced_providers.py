@@ -24,7 +24,7 @@ OPS = (
     "adjust_logits",
     "keep_typical",
 )
-PRODUCTS = ("linear", "add_rms_norm_linear")  # of a model in bfloat16
+GEMM_OPS = ("linear", "add_rms_norm_linear")  # of a model in bfloat16
 
 
 def cases(ops):
@@ -90,10 +90,10 @@ def test_tokens_are_those_of_the_formulas(serve, formulas, count_calls, op, prov
     assert calls
 
 
-@pytest.mark.parametrize(("op", "provider"), cases(PRODUCTS), ids=str)
+@pytest.mark.parametrize(("op", "provider"), cases(GEMM_OPS), ids=str)
 def test_likelihoods_in_bfloat16_are_those_of_the_formulas_but_for_rounding(serve, count_calls, op, provider):
     likeliest = SamplingParams(temperature=0, max_tokens=1, logprobs=0)
-    expected = serve(dict.fromkeys(PRODUCTS, "reference"), [likeliest], dtype="bfloat16")
+    expected = serve(dict.fromkeys(GEMM_OPS, "reference"), [likeliest], dtype="bfloat16")
     calls = count_calls(op, provider)
     got = serve({op: provider}, [likeliest], dtype="bfloat16")
     for one, other in zip(got, expected, strict=True):
