@@ -27,12 +27,12 @@ NOUNS = {PLANS: "plan", "serving": "warm-up"}
 
 
 def plan_key(factors: Mapping[str, Any]) -> str:
-    """The name of a plan: everything that a trace of the model and its compiled pieces depend on."""
+    """The sha256, in hex, of a plan's factors: all that the trace and its compiled pieces depend on."""
     return hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
 
 
 def hash_files(paths: Iterable[Path]) -> str:
-    """One hash over the text of files, whatever their folders."""
+    """The sha256, in hex, over names and contents of files, whatever folders they lie in."""
     digest = hashlib.sha256()
     for path in sorted(paths, key=lambda path: (path.name, str(path))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -40,7 +40,7 @@ def hash_files(paths: Iterable[Path]) -> str:
 
 
 def describe_parameters(parameters: ParameterTable) -> dict[str, str]:
-    """The parameter table as text, for keys and records."""
+    """Each parameter's shape and dtype as text, by name, for keys and records."""
     return {name: f"{list(shape)} {dtype}" for name, (shape, dtype) in parameters.items()}
 
 
@@ -63,7 +63,7 @@ def save_plan(plan: Plan, factors: Mapping[str, Any], guards: list[dict[str, str
 
 
 def keep_questions(asked: Mapping[str, Any], readings: Readings, store: Store) -> None:
-    """Let later starts know what a trace of a program with these factors read."""
+    """Store what a trace with these factors read, so that later starts can ask the same questions."""
     known = _questions(asked, store)
     lists = [sorted(readings), *(questions for questions in known if questions != sorted(readings))]
     record = {"program": asked.get("program"), "questions": lists[:MOST_QUESTIONS]}
@@ -71,7 +71,7 @@ def keep_questions(asked: Mapping[str, Any], readings: Readings, store: Store) -
 
 
 def with_readings(asked: Mapping[str, Any], forward: object, store: Store) -> dict[str, Any]:
-    """The factors with what the program reads now: as asked by a trace whose plan fits, else the newest."""
+    """The factors with what the program reads now, as a stored plan that fits asks, else the newest."""
     candidates = [{**asked, READ: ask(questions, forward)} for questions in _questions(asked, store)]
     fitting = (factors for factors in candidates if store.read_ref(PLANS, plan_key(factors)) is not None)
     return next(fitting, candidates[0] if candidates else {**asked, READ: {}})
@@ -145,7 +145,7 @@ def _read_plan(record: Mapping[str, Any], pieces: tuple[Piece, ...]) -> Plan:
 
 
 def summary(factors: Mapping[str, Any]) -> dict[str, str]:
-    """Each factor as a short text or hash, to compare entries by; some in the parts that have names."""
+    """Each factor as a short text or hash, to compare entries by; some in parts, by their names."""
     parts = {
         f"{name}.{part}" if part else name: json.dumps(value, sort_keys=True)
         for name, whole in factors.items()
@@ -163,7 +163,7 @@ def explain_miss(factors: Mapping[str, Any], store: Store) -> str:
 
 
 def nearest(factors: Mapping[str, Any], store: Store, kind: str) -> str:
-    """Which factors differ from the nearest of the names of a kind, each of which lists its own."""
+    """Which factors differ from the stored name of a kind that has the fewest differences."""
     wanted = summary(factors)
     entries = [
         entry["factors"]
@@ -182,7 +182,7 @@ def nearest(factors: Mapping[str, Any], store: Store, kind: str) -> str:
 
 
 def missing_parts(factors: Mapping[str, Any], store: Store, *, must_be_checked: bool) -> list[str]:
-    """What of a plan would have to be made, traced, compiled or, if it must be, checked; empty: nothing."""
+    """What a start with these factors would trace, compile or check, a line each; empty if it is warm."""
     reference = store.read_ref(PLANS, plan_key(factors))
     if reference is None:
         return [f"the plan: {explain_miss(factors, store)}"]

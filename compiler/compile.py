@@ -85,7 +85,7 @@ def compile_program(
 
 
 def _require_tools(device: torch.device) -> None:
-    """CompileError where generated code could not be built: said before the trace, which takes its time."""
+    """Raise CompileError where the tools to build generated code are missing, before the slow trace."""
     if device.type != "cpu":
         return
     otherwise = "or run the model as it is, by --no-compile, in Python compile=False"

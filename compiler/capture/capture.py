@@ -139,7 +139,7 @@ def _trace(
 def _readings(
     facts: list[GuardFact], scope: Mapping[str, Any], forward: Forward, codes: list[types.CodeType]
 ) -> Readings:
-    """What the trace read, each with what it gave; CompileError for what no later start could read again."""
+    """Each reading of the trace with its answer; CompileError for one that no later start could repeat."""
     covered: set[types.CodeType] = set()
     asked = [question for fact in facts if (question := _question(fact, scope, forward)) is not None]
     answers = ask(set(asked), forward, covered)
@@ -154,7 +154,7 @@ def _readings(
 
 
 def _question(fact: GuardFact, scope: Mapping[str, Any], forward: Forward) -> str | None:
-    """What a later start asks in place of a guard, None where something else stands for it."""
+    """The reading that stands for a guard at a later start; None where a cache key covers it already."""
     form = next((form for form, kinds in QUESTIONS.items() if fact.kind in kinds), None)
     root = re.match(r"\w+", fact.subject.removeprefix("L['"))
     if form is None or (root and root[0] in INPUTS):
@@ -244,7 +244,7 @@ def drop_size_assertions(module: fx.GraphModule) -> None:
 
 
 def _condition(assertion: fx.Node) -> str:
-    """What an assertion asserts, by the symbols of its sizes."""
+    """The condition of an assertion as a symbolic expression of its sizes."""
     asserted = assertion.args[0]
     return str(asserted.meta.get("example_value") if isinstance(asserted, fx.Node) else asserted)
 

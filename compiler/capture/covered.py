@@ -1,4 +1,4 @@
-"""Whose code needs no description, since a version or the hash of our own sources stands for it."""
+"""Whose code needs no description in a cache key, since a version or the hash of our own sources is in it."""
 
 import functools
 import sys

@@ -83,7 +83,7 @@ class Describer:
         return self._instance(value, path)
 
     def which(self, value: object) -> str:
-        """A number for an object, the same wherever it is met: two names of one object are no two objects."""
+        """The number of an object, counted as they are met: aliases of one object have one number."""
         if _plain(value) is not None:
             return ""
         self._kept.append(value)
@@ -122,7 +122,7 @@ class Describer:
         return f"[{','.join(texts)}]"
 
     def _apart(self, values: Iterable[object], path: str) -> list[str]:
-        """Of what has no order, each without regard to the others."""
+        """Sorted descriptions of unordered values, each made as if it alone had been met."""
         return [Describer(whole=self._whole, codes=self._codes).text(value, path) for value in values]
 
     def _mapping(self, values: Mapping[Any, object], path: str) -> str:
@@ -152,7 +152,7 @@ class Describer:
         return ",".join(texts)
 
     def _named(self, value: object, names: list[str], path: str) -> str:
-        """A global; of a module, what the code may read of it."""
+        """The description of a global; of a module, only of the attributes that the code names."""
         if not self._whole and isinstance(value, (dict, list, set)):
             return type(value).__name__  # for what was read of it Dynamo has guards
         if not isinstance(value, types.ModuleType):

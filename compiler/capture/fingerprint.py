@@ -40,7 +40,7 @@ def group_equal(texts: Iterable[str]) -> list[int]:
 
 
 def _target(node: fx.Node) -> str:
-    """Never repr: it holds addresses, which differ from process to process."""
+    """The target's module and name; not its repr, which holds addresses that differ between processes."""
     return str(node.target) if isinstance(node.target, str) else torch_compat.qualified_name(node.target)
 
 

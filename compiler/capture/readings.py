@@ -77,14 +77,14 @@ def _keys_text(describe: Describer, value: Any) -> str:
 
 
 def _length_text(describe: Describer, value: Any) -> str:
-    """Dynamo asks no more of a dict or set that is turned into a list than how long it is."""
+    """The length; of a dict or set the keys, of which Dynamo guards the length alone in `list(...)`."""
     if isinstance(value, (dict, set, frozenset)):
         return _keys_text(describe, value)
     return str(operator.length_hint(value))
 
 
 def _type_text(describe: Describer, value: Any) -> str:
-    """Dynamo does not say of which attributes it found none, nor which names it found to be of one object."""
+    """The type, the attributes' names, and the object's number: absence and identity are unguarded."""
     kind = type(value)
     slots = {name for one in kind.__mro__ for name in vars(one).get("__slots__", ()) if hasattr(value, name)}
     own = getattr(value, "__dict__", {})
@@ -104,7 +104,7 @@ ASPECTS: dict[str, Callable[..., str]] = {
 
 
 def _evaluate(node: ast.expr, forward: object) -> Any:
-    """The value of an expression; ValueError for what the language does not have."""
+    """The value of an expression of the module's language; ValueError for any other syntax."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name) and node.id in ("forward", "builtins"):

@@ -81,7 +81,7 @@ def _check_layers(sites: list[fx.Node]) -> None:
 
 
 def _assign_pieces(graph: fx.Graph) -> dict[fx.Node, int]:
-    """Count up at every marker; an item of a tuple stays with the tuple, since only tensors cross a cut."""
+    """The number of each node's piece, one more after every marker; items of a tuple stay with the tuple."""
     owner: dict[fx.Node, int] = {}
     current, opened = -1, False
     for node in _computed(graph):

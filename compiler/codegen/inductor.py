@@ -118,7 +118,7 @@ def compile_piece(
 
 
 def _checked(piece: Piece, check: Callable[[Call], None] | None, store: Store) -> Piece:
-    """A stored piece; one that nobody had checked is checked now, where it is to be."""
+    """A stored piece; where it was stored unchecked and there is a check, that runs now and is noted."""
     if check is None or piece.artifact.is_checked:
         return piece
     check(piece.call)

@@ -25,7 +25,7 @@ WRAPPER_NAMES = (
 
 
 def wrapper_values() -> dict[str, Any]:
-    """What WRAPPER_NAMES stand for in this torch, and what can be had without importing Inductor."""
+    """The values of WRAPPER_NAMES in this torch, by name, but for those that need Inductor's import."""
     values = {name: _value_of(name) for name in WRAPPER_NAMES}
     values |= {"math.inf": math.inf, "math.nan": math.nan}
     values["torch._inductor.runtime.runtime_utils.assert_tensor_metadata"] = _assert_tensor_metadata

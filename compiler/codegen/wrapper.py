@@ -102,7 +102,7 @@ def _call_of(source: str, name: str, kernels: Mapping[str, Any], device: torch.d
 
 
 class _OnDevice(ast.NodeTransformer):
-    """Generated code names the GPU it was generated for; it serves any GPU of the kind."""
+    """Rewrites device numbers: generated code names the GPU it was made on, and serves any of its kind."""
 
     FUNCTIONS = ("_DeviceGuard", "set_device", "get_raw_stream")
 
@@ -110,7 +110,7 @@ class _OnDevice(ast.NodeTransformer):
         self.index = index
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """A call that takes the number of a device, and nothing else, gets the one at hand."""
+        """A call whose only argument is a device number gets that of the current device."""
         self.generic_visit(node)
         function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if function in self.FUNCTIONS and len(node.args) == 1:
@@ -119,10 +119,10 @@ class _OnDevice(ast.NodeTransformer):
 
 
 class _Direct(ast.NodeTransformer):
-    """Where nothing replays launches, torch's dispatcher costs as much as a small kernel at every call.
+    """Calls our ops without torch's dispatcher, which costs as much as a small kernel without CUDA graphs.
 
-    So our ops are called directly. What they return is what their fakes promised when the piece was made, and
-    is not asserted again; what comes into the piece is.
+    What they return is what their fakes promised when the piece was made, and is not asserted again; what
+    comes into the piece is.
     """
 
     ASSERTIONS = ("assert_size_stride", "assert_tensor_metadata")

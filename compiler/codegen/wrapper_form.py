@@ -1,4 +1,4 @@
-"""What of a generated source is known: only a wrapper of a known form is run by itself."""
+"""Which generated sources are understood: only a wrapper of a known form is run without Inductor."""
 
 import ast
 from collections.abc import Collection, Iterator
@@ -56,7 +56,7 @@ def obstacle(tree: ast.Module, kernels: Collection[str], externs: Collection[str
 
 
 def _strange_statement(node: ast.stmt) -> str | None:
-    """A statement that does something beside binding names, the waiting for its kernels aside."""
+    """Whether a statement does more than bind names or wait for kernels to be compiled."""
     text = ast.unparse(node)
     if isinstance(node, HARMLESS) or text.startswith("if __name__ =="):
         return None

@@ -37,7 +37,7 @@ class Wide(OpByOp):
     """Runs a captured graph in float64, whatever dtypes it names."""
 
     def run_node(self, node: fx.Node) -> Any:
-        """One node with its tensors widened; what only looks up stays narrow until it has."""
+        """One node in float64; indices and tables of a lookup are widened after it."""
         self._kept = range(len(node.args)) if _short_name(node) in LOOKUPS else range(0)
         if torch_compat.op_name(node.target) == INT8_LINEAR:
             self._kept = range(2, 3)

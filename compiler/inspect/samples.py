@@ -44,7 +44,7 @@ def odd_arguments(module: fx.GraphModule, device: torch.device) -> list[Any]:
 
 
 def _make_odd(value: Tensor) -> None:
-    """Row 0 stays as it is."""
+    """The tensor with odd values in each row but the first, in place."""
     large = min(LARGE, torch.finfo(value.dtype).max ** 0.5)
     value[1].copysign_(value[0]).mul_(0)
     value[2].mul_(large)

@@ -56,7 +56,7 @@ class PieceCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Culprit:
-    """What makes a piece differ: a pass by its name, calls outside of ops, or code generation; its error."""
+    """What makes a piece wrong: a pass by name, calls outside of ops, or code generation; and its error."""
 
     name: str
     is_pass: bool
@@ -106,7 +106,7 @@ def check_piece(
 def _judge(
     module: fx.GraphModule, results: Sequence[Any], arguments: Sequence[Any], numerics: Numerics
 ) -> PieceCheck:
-    """Of several outputs, and of each its rows, the one that is furthest from being explained counts."""
+    """The check of the output, or the row of one, whose error rounding explains least."""
     right, naive = Wide(module).run(*arguments), OpByOp(module).run(*arguments)
     other = OpByOp(module, fill=1.0).run(*arguments) if _asks_for_memory(module) else naive
     checks = [_NOTHING]
@@ -141,7 +141,7 @@ def _is_of_one_scale(naive: Tensor) -> bool:
 
 
 def _check_rows(rows: tuple[Tensor, ...], numerics: Numerics) -> PieceCheck:
-    """Memory that nobody wrote differs between the two plain runs, and is not compared."""
+    """The check of some rows; what differs between two plain runs is memory nobody wrote, and is skipped."""
     result, naive, other, right = rows
     written = _same(naive, other)
     if not written.any():

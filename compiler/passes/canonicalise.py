@@ -40,7 +40,7 @@ def _drop_idle_calls(graph: fx.Graph, shown: set[fx.Node]) -> int:
 
 
 def _is_idle(node: fx.Node) -> bool:
-    """A conversion to the dtype it has, or a view as the shape and strides it has, inside the graph."""
+    """Whether a call converts to the dtype, or views as the shape and strides, that its operand has."""
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node):
         return False

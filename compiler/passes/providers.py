@@ -30,7 +30,7 @@ Choose = Callable[[str, torch.device, torch.dtype], Choice]
 
 
 def choose(op: str, device: torch.device, dtype: torch.dtype) -> Choice:
-    """The op on devices and for dtypes that it has kernels for, else what Inductor generates."""
+    """The op where it has a kernel for this device and dtype, else Inductor's generated code."""
     taken = TAKEN[device.type]
     if op not in taken:
         return Choice(is_op=False, reason=f"on {device.type} the code that Inductor generates serves")

@@ -72,7 +72,7 @@ def _reads_shape(user: fx.Node, tensor: fx.Node) -> bool:
 
 
 def _may_write(node: fx.Node) -> bool:
-    """Whether a call is any other than those of which it is known that they change no tensor."""
+    """Whether a call may change a tensor: any that is not known to change none."""
     if node.op == "call_method":
         return node.target not in SHAPE_READERS
     schema = getattr(node.target, "_schema", None)

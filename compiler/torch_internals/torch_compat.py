@@ -194,8 +194,8 @@ def _memo_of_headers(folder: Path, precompile: Any) -> Any:
 
 @contextlib.contextmanager
 def _building_in(folder: Path) -> Iterator[None]:
-    """Builds leave files here alone, and run in threads, which end here: a hidden worker breaks scripts
-    without a main guard."""
+    """Has builds leave files here alone and run in threads that end with the block: a worker process would
+    break scripts without a main guard."""
     from torch._inductor import async_compile, codecache
 
     compiler: Any = async_compile
@@ -257,7 +257,7 @@ def load_native_kernel(path: Path, name: str) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _loading_kernels() -> Iterator[None]:
-    """What a kernel reads while it is loaded; Inductor, which sets the same, is kept out meanwhile."""
+    """Sets the variables that a kernel reads while it is loaded; keeps Inductor, which sets them too, out."""
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     with (
         getattr(dynamo, "compile_lock", _load_lock),

@@ -17,8 +17,8 @@ def in_force() -> Iterator[None]:
 
 @contextlib.contextmanager
 def every_read_is_guarded() -> Iterator[None]:
-    """Dynamo trusts that nobody changes what the standard library holds, and looks a module up for good; and
-    it forgets what a dict did not hold where the model's code goes on without."""
+    """Has Dynamo guard what it takes for constant: globals of the standard library, imported modules, and the
+    absence of a key in a dict where the model's code goes on without it."""
     from torch._dynamo import symbolic_convert
     from torch._dynamo.variables import dicts
 
@@ -40,7 +40,7 @@ def every_read_is_guarded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, **replacements: Any) -> Iterator[None]:
-    """A class or module with other attributes for a while."""
+    """Gives a class or module other attributes inside the block."""
     before = {name: owner.__dict__[name] for name in replacements if name in owner.__dict__}
     try:
         for name, value in replacements.items():
@@ -56,7 +56,7 @@ def replaced(owner: Any, **replacements: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hinted_sizes_count() -> Iterator[None]:
-    """Where torch takes an unbacked size for nothing shared, even a hinted one, fusion on CUDA would end."""
+    """Has Inductor use the hint of an unbacked size as its size: else it would fuse nothing on CUDA."""
     from torch._inductor import graph, sizevars
 
     if hasattr(sizevars.SizeVarAllocator, "all_unbacked_explicitly_hinted"):
@@ -79,7 +79,7 @@ def _dependency_size(graph: Any, dependency: Any, count_bytes: bool = True) -> i
 
 @contextlib.contextmanager
 def _roundings_stay() -> Iterator[None]:
-    """Where torch takes a rounding between two conversions for idle, though set to round as eager does."""
+    """Keeps roundings between two conversions, which some versions drop though set to round as eager."""
     from torch._inductor.fx_passes import joint_graph
 
     if hasattr(joint_graph, "_is_lossless_fp_widening_cast"):  # it looks at what would be lost

@@ -55,7 +55,7 @@ NEUTRALIZED = (
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Torch warns of its own names and defaults while it imports and compiles; no user chose them."""
+    """Silences the warnings of torch about its own names and defaults while it imports and compiles."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -73,7 +73,7 @@ class _ProcessWide:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def enter(self) -> bool:
-        """Whether it had to be set, or is set for somebody else."""
+        """Whether leave() is due: the setting had to be changed, or another thread has it changed."""
         if self.num_inside == 0 and self.read() == self.wanted:
             return False
         with self.lock:
@@ -104,9 +104,10 @@ _DETERMINISM = _ProcessWide(read=_deterministic, write=_set_deterministic, wante
 
 
 def neutral() -> contextlib.AbstractContextManager[None]:
-    """Nothing counts that a caller has set for tensors of his own; all of it is there again afterwards.
+    """Within it torch and numpy compute by their defaults, whatever a caller set: default dtype, determinism,
+    autocast, modes, error state. All of it is as before afterwards.
 
-    To be entered at once: what there is to do is looked up here.
+    To be entered at once: what has to be reset is looked up when this is called.
     """
     return _NOTHING_TO_DO if _is_neutral() else _neutralized()
 
@@ -115,7 +116,7 @@ _NOTHING_TO_DO = contextlib.nullcontext()
 
 
 def _is_neutral() -> bool:
-    """Whether nothing is set, here or by another thread for a while: few calls of C, asked at every step."""
+    """Whether neither this thread nor a process-wide setting needs resetting; cheap, as each step asks."""
     return (
         torch.get_default_dtype() is torch.float32
         and not torch._C._len_torch_function_stack()
@@ -238,7 +239,7 @@ def _set_variables(values: Mapping[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def _without_steering() -> Iterator[None]:
-    """No variable that steers torch's compilers; those that they set are gone afterwards."""
+    """Unsets the variables that steer torch's compilers; afterwards they are as before."""
     before = {name: os.environ[name] for name in os.environ if name.startswith(STEERING)}
     try:
         _set_variables(dict.fromkeys(before))
@@ -250,7 +251,7 @@ def _without_steering() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_shipped() -> Iterator[None]:
-    """The settings of torch's compilers as they are without a user and his variables."""
+    """Sets torch's compilers to the defaults of their sources, whatever a user or variables changed."""
     with contextlib.ExitStack() as stack:
         for name in STEERED:
             module = _imported(name)
@@ -267,7 +268,7 @@ def _as_shipped() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_bisection() -> Iterator[None]:
-    """Torch looks for a user's search for a faulty pass, in a folder that it makes; it is not in our code."""
+    """Keeps torch's compiler bisector, which looks into a folder of the user, out of our compilations."""
     bisector: Any = _imported("torch._inductor.compiler_bisector").CompilerBisector
     with replaced(bisector, get_backend=classmethod(lambda cls: None)):
         yield
@@ -307,9 +308,9 @@ def _entries(module: ModuleType) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _others_may_call() -> Iterator[None]:
-    """Torch has one flag a process for "FX traces now", at which compiled functions of every thread raise.
+    """Lets compiled functions of other threads run uncompiled while we trace, in place of raising.
 
-    With this setting they run uncompiled meanwhile. Forced, since a setting is of one thread.
+    Torch has one flag a process for "FX traces now". The setting is forced: else it is of one thread.
     """
     entry = _entries(_imported("torch._dynamo.config")).get("error_on_nested_fx_trace")
     with contextlib.nullcontext() if entry is None else replaced(entry, env_value_force=False):
@@ -318,7 +319,7 @@ def _others_may_call() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _caches_kept() -> Iterator[None]:
-    """Dynamo remembers and counts what its users compile, and nothing of ours."""
+    """Restores Dynamo's caches and counters: they hold what users compile, and nothing of ours."""
     counters: Any = _imported("torch._dynamo.utils").counters
     before = {name: counter.copy() for name, counter in counters.items()}
     known = [(cache, set(cache)) for cache in _caches()]

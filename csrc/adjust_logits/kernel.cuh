@@ -1,4 +1,4 @@
-// Logits with biases and exclusions applied and less the penalties, by what was said so far.
+// Logits with biases, exclusions and penalties applied, by the tokens of prompt and answer so far.
 //
 // A block takes a slice of the vocabulary for one row. It asks for the slice's logits, goes through all tokens of the
 // row and notes in shared memory, an entry an id, which are in the prompt and how often they are in the answer. So

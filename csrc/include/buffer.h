@@ -1,4 +1,4 @@
-// Memory that a thread keeps from call to call.
+// Scratch memory that a thread keeps from call to call.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Arithmetic on floats that takes an instruction of the GPU.
+// Float arithmetic by single PTX instructions: a maximum that keeps NaN, a fast exponential.
 #pragma once
 
 namespace lamina {

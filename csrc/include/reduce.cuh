@@ -1,4 +1,4 @@
-// What the threads of a warp or of a block make of everybody's value, in one order whatever the launch.
+// Reductions over the threads of a warp or a block; the order of the terms is the same whatever the launch.
 #pragma once
 
 #include "launch.cuh"

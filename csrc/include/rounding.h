@@ -1,4 +1,4 @@
-// Values as they are after a step that writes them in the type of the tensors.
+// Floats rounded to the type of a tensor, as if a step had stored them there and the next had read them.
 #pragma once
 
 #include "vector.h"

@@ -1,4 +1,4 @@
-// out = (x @ weight.T) * scale + bias with weights of one byte, on raw pointers.
+// out = (x @ weight.T) * scale + bias with int8 weights and a scale a row, on raw pointers.
 #pragma once
 
 #include "gemm.h"

@@ -6,14 +6,14 @@ from ...common.errors import ShapeError
 
 
 def as_rows(x: Tensor) -> tuple[Tensor, int]:
-    """x and how far its rows lie apart, or a contiguous copy where its last two dimensions are not rows."""
+    """x and its rows' stride in elements; a contiguous copy where the last two dimensions are not rows."""
     if x.dim() == 2 and x.stride(1) == 1:
         return x, x.stride(0)
     return x.contiguous(), x.shape[-1]
 
 
 def moves_in_vectors(table: Tensor, width: int) -> bool:
-    """Whether rows can be moved so many neighbours at once, the last of which end within the row."""
+    """Whether rows can be copied in vectors of `width` elements, the last of which ends within the row."""
     unit = width * table.element_size()
     return (table.stride(0) | table.shape[1]) % width == 0 and table.data_ptr() % unit == 0
 

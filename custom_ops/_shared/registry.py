@@ -60,13 +60,13 @@ _found: list[dict[torch.dtype, Call]] = []  # what callers keep, to be found aga
 
 
 def register(op: str, *, check: Callable[..., None], providers: tuple[Provider, ...]) -> None:
-    """Make an op known, with its argument check and its providers, the most wanted first."""
+    """Make an op known, with its argument check and its providers, the preferred ones first."""
     assert op not in _ops, f"{op} is registered twice"
     _ops[op] = _Op(check=check, providers={provider.name: provider for provider in providers})
 
 
 def providers(op: str) -> tuple[str, ...]:
-    """Names of an op's providers, the most wanted first."""
+    """Names of an op's providers, the preferred ones first."""
     return tuple(_find(op).providers)
 
 

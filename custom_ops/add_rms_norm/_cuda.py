@@ -10,7 +10,7 @@ from .._shared.registry import Provider
 
 
 def load(op: str = "add_rms_norm") -> Callable[..., tuple[Tensor, Tensor]]:
-    """The kernel behind the signature of an op of a sum and its norm."""
+    """Build or load the kernel of an op of a sum and its norm; the op's function on it."""
     kernel = CudaKernel(op, "9qd2q")  # struct SumAndNormArguments
 
     def add_rms_norm(

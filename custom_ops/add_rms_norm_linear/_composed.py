@@ -18,7 +18,7 @@ def add_rms_norm_linear(
     silu_and_mul: bool,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The op's signature: the fastest where the GEMM outweighs reading the norm again."""
+    """The op, as op.py states it; the fastest where the GEMM outweighs reading the norm again."""
     normed, total = OPS.add_rms_norm.default(x, residual, norm_weight, eps)
     if scale is None:
         out = OPS.linear.default(normed, weight, bias)

@@ -16,12 +16,12 @@ from . import _composed
 
 @functools.cache
 def find_kernel() -> CpuKernel:
-    """The compiled kernel."""
+    """Build or load the kernel, once."""
     return CpuKernel("add_rms_norm_linear", "17qd")  # struct AddRmsNormLinearArguments
 
 
 def load() -> Callable[..., tuple[Tensor, Tensor]]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     find_kernel()
     return add_rms_norm_linear
 
@@ -36,7 +36,7 @@ def add_rms_norm_linear(
     silu_and_mul: bool,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The op's signature."""
+    """The op, as op.py states it."""
     if scale is None:
         method = method_of("gated" if silu_and_mul else "linear", x, weight)
     else:

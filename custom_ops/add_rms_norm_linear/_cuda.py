@@ -22,12 +22,12 @@ OPS = torch.ops.lamina
 
 @functools.cache
 def find_kernel() -> CudaKernel:
-    """The compiled kernel."""
+    """Build or load the kernel, once."""
     return CudaKernel("add_rms_norm_linear", "15q")  # struct AddRmsNormLinearArguments
 
 
 def load() -> Callable[..., tuple[Tensor, Tensor]]:
-    """The kernels behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     check_capability("add_rms_norm_linear")
     find_kernel()
     return add_rms_norm_linear
@@ -43,7 +43,7 @@ def add_rms_norm_linear(
     silu_and_mul: bool,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The op's signature."""
+    """The op, as op.py states it."""
     if scale is not None:
         arguments = x, residual, norm_weight, eps, weight, bias, silu_and_mul, scale
         return _composed.add_rms_norm_linear(*arguments)

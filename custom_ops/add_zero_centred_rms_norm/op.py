@@ -1,4 +1,4 @@
-"""lamina::add_zero_centred_rms_norm, the residual sum and its norm by weights that are kept less one."""
+"""lamina::add_zero_centred_rms_norm, the residual sum and its norm by weights stored as w - 1 (Gemma)."""
 
 import torch
 from torch import Tensor

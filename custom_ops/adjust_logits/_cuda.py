@@ -12,7 +12,7 @@ WIDTH = 4  # ids that a lane moves at once
 
 
 def load() -> Callable[..., None]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CudaKernel("adjust_logits", "32q")  # struct AdjustLogitsArguments
 
     def adjust_logits(

@@ -34,7 +34,7 @@ def adjust_logits(
     out: Tensor,
     chunks: Tensor,
 ) -> None:
-    """The op's signature."""
+    """The op, as op.py states it."""
     lengths = positions.index_select(0, rows)
     remember(history, slots, lengths, token_ids.index_select(0, last_tokens.index_select(0, rows)))
     out[:, num_valid_ids:] = float("-inf")
@@ -88,7 +88,7 @@ def _lower(scores: Row, said: Ids, frequency: np.float32, presence: np.float32) 
 
 
 def load() -> Callable[..., None]:
-    """The function behind the op's signature."""
+    """The op's function."""
     return adjust_logits
 
 

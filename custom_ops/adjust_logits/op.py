@@ -1,4 +1,4 @@
-"""lamina::adjust_logits, what requests want of logits before a token is chosen, by what was said so far."""
+"""lamina::adjust_logits, biases, bans and penalties on logits, by the tokens so far, before one is chosen."""
 
 import torch
 from torch import Tensor

@@ -9,7 +9,7 @@ from .._shared.registry import Provider
 
 
 def load() -> Callable[..., None]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CudaKernel("copy_blocks", "8q")  # struct CopyBlocksArguments
 
     def copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> None:

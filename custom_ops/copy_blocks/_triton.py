@@ -30,7 +30,7 @@ def copy_blocks_kernel(
 
 
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> None:
-    """The op's signature."""
+    """The op, as op.py states it."""
     size = key_cache.shape[1:].numel()
     grid = (block_mapping.shape[0], triton.cdiv(size, BLOCK))
     if 0 in grid:

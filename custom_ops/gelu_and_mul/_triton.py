@@ -6,5 +6,5 @@ from ..silu_and_mul._triton import act_and_mul
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
-    """The op's signature."""
+    """The op, as op.py states it."""
     return act_and_mul(gate_up, is_gelu=True)

@@ -10,7 +10,7 @@ from .._shared.registry import Provider
 
 
 def load() -> Callable[..., None]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CudaKernel("keep_typical", "6q")  # struct KeepTypicalArguments
 
     def keep_typical(logits: Tensor, temperature: Tensor, typical_p: Tensor) -> None:

@@ -15,7 +15,7 @@ Row = NDArray[np.float32]
 
 
 def keep_typical(logits: Tensor, temperature: Tensor, typical_p: Tensor) -> None:
-    """The op's signature."""
+    """The op, as op.py states it."""
     for row in ((temperature > 0) & (typical_p < 1)).nonzero().flatten().tolist():
         own = logits[row : row + 1]
         gaps: Row = gaps_below(largest_logits(own), own, temperature[row : row + 1])[0].numpy()
@@ -49,7 +49,7 @@ def _farthest(distances: Row, odds: NDArray[np.float64], goal: float) -> np.floa
 
 
 def load() -> Callable[..., None]:
-    """The function behind the op's signature."""
+    """The op's function."""
     return keep_typical
 
 

@@ -29,18 +29,18 @@ MANY = 32  # rows from which on a library's GEMM keeps to the registers better t
 
 @functools.cache
 def find_kernel() -> CpuKernel:
-    """The compiled kernel."""
+    """Build or load the kernel, once."""
     return CpuKernel("linear", "12q")  # struct LinearArguments
 
 
 def load() -> Callable[..., Tensor]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     find_kernel()
     return linear
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The op's signature."""
+    """The op, as op.py states it."""
     method = method_of("linear", x, weight)
     if method is None:  # torch 2.13 lets what lies beside narrow rows of bfloat16 into the result
         return F.linear(x.contiguous(), weight, bias)

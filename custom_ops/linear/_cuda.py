@@ -19,19 +19,19 @@ EVEN = 8  # elements: rows that TMA takes start, and end, at multiples of 16 byt
 
 @functools.cache
 def find_kernel() -> CudaKernel:
-    """The compiled kernel."""
+    """Build or load the kernel, once."""
     return CudaKernel("linear", "15q")  # struct LinearArguments
 
 
 def load() -> Callable[..., Tensor]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     check_capability("linear")
     find_kernel()
     return linear
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The op's signature."""
+    """The op, as op.py states it."""
     config = config_of("linear", x, weight)
     return F.linear(x, weight, bias) if config is None else launch(x, weight, bias, config)
 

@@ -35,7 +35,7 @@ def linear_kernel(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The op's signature."""
+    """The op, as op.py states it."""
     n, k = weight.shape
     if x.shape[0] != 1 or not weight.is_contiguous() or n == 0 or k == 0:
         return F.linear(x, weight, bias)

@@ -145,7 +145,7 @@ def adopt(device_name: str, entries: Iterable[Entry]) -> None:
 
 
 def sites_of(op: str, n: int, k: int, dtype: str = "bfloat16") -> tuple[Site, ...]:
-    """Every site that a GEMM comes to, with any number of rows; op is linear, norm or norm_gated."""
+    """The sites of a GEMM, one for each bucket of rows; op is linear, norm or norm_gated."""
     alone = tuple(Site(kind="linear", num_tokens=bucket, n=n, k=k, dtype=dtype) for bucket in BUCKETS)
     gated = tuple(replace(site, kind="gated") for site in alone)
     return (*alone, *gated) if op == "norm_gated" else alone

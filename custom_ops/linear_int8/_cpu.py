@@ -16,18 +16,18 @@ FEW = 2  # rows up to which dot products, which widen each weight in registers, 
 
 @functools.cache
 def find_kernel() -> CpuKernel:
-    """The compiled kernel."""
+    """Build or load the kernel, once."""
     return CpuKernel("linear_int8", "11q")  # struct LinearInt8Arguments
 
 
 def load() -> Callable[..., Tensor]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     find_kernel()
     return linear_int8
 
 
 def linear_int8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The op's signature."""
+    """The op, as op.py states it."""
     return launch(x, weight, scale, bias, method_of(x.dtype, x.shape[0]))
 
 

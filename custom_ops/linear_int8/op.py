@@ -1,4 +1,4 @@
-"""lamina::linear_int8, a projection whose weights are whole numbers of one byte with a scale a row."""
+"""lamina::linear_int8, a projection with int8 weights and one scale for each row (output channel)."""
 
 import torch
 from torch import Tensor

@@ -13,7 +13,7 @@ _NOT_CONTIGUOUS = -2
 
 
 def load() -> Callable[..., None]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CpuKernel("paged_attention", "35q2d")  # struct PagedAttentionArguments
 
     def paged_attention(

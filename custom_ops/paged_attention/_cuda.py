@@ -21,7 +21,7 @@ MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
 
 
 def load() -> Callable[..., None]:
-    """The kernels behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CudaKernel("paged_attention", "37q2d2q")  # struct PagedAttentionArguments
 
     def paged_attention(

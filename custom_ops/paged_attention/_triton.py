@@ -267,7 +267,7 @@ def paged_attention(
     chunk: int,
     soft_cap: float,
 ) -> None:
-    """The op's signature."""
+    """The op, as op.py states it."""
     check_dense_heads("paged_attention", out, query, key_cache, value_cache, block_tables)
     num_tokens, num_heads, head_dim = query.shape
     num_seqs, (block_size, num_kv_heads) = seq_lens.shape[0], key_cache.shape[1:3]

@@ -10,7 +10,7 @@ from .._shared.registry import Provider
 
 
 def load() -> Callable[..., tuple[Tensor, Tensor]]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CudaKernel("qk_norm", "14qd2q")  # struct QkNormArguments
 
     def qk_norm(

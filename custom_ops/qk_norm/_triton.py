@@ -82,7 +82,7 @@ def qk_norm_kernel(
 def qk_norm(
     query: Tensor, key: Tensor, query_weight: Tensor, key_weight: Tensor, eps: float, zero_centred: bool
 ) -> tuple[Tensor, Tensor]:
-    """The op's signature."""
+    """The op, as op.py states it."""
     query_out, key_out = query.new_empty(query.shape), key.new_empty(key.shape)
     query, key = with_dense_heads(query), with_dense_heads(key)
     num_tokens, num_heads, head_dim = query.shape

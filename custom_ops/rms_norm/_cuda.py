@@ -10,7 +10,7 @@ from .._shared.registry import Provider
 
 
 def load(op: str = "rms_norm") -> Callable[..., Tensor]:
-    """The kernel behind the signature of an op of a norm alone."""
+    """Build or load the kernel of an op of a norm alone; the op's function on it."""
     kernel = CudaKernel(op, "6qdq")  # struct NormArguments
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -82,7 +82,7 @@ def launch(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The op's signature."""
+    """The op, as op.py states it."""
     out = x.new_empty(x.shape)
     launch(x, x, weight, out, out, eps)
     return out

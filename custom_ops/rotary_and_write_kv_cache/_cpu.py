@@ -12,7 +12,7 @@ from .._shared.registry import Provider
 
 
 def load() -> Callable[..., Tensor]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CpuKernel("rotary_and_write_kv_cache", "28q")  # struct RotaryAndWriteKvCacheArguments
 
     def rotary_and_write_kv_cache(

@@ -75,7 +75,7 @@ def rotary_and_write_kv_cache(
     value_cache: Tensor,
     slot_mapping: Tensor,
 ) -> Tensor:
-    """The op's signature."""
+    """The op, as op.py states it."""
     out = query.new_empty(query.shape)
     query, key, value = with_dense_heads(query), with_dense_heads(key), with_dense_heads(value)
     check_dense_heads("rotary_and_write_kv_cache", key_cache, value_cache)

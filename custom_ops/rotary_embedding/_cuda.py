@@ -10,7 +10,7 @@ from .._shared.registry import Provider
 
 
 def load() -> Callable[..., tuple[Tensor, Tensor]]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CudaKernel("rotary_embedding", "15q")  # struct RotaryEmbeddingArguments
 
     def rotary_embedding(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -74,7 +74,7 @@ def rotary_embedding_kernel(
 
 
 def rotary_embedding(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The op's signature."""
+    """The op, as op.py states it."""
     query_out, key_out = query.new_empty(query.shape), key.new_empty(key.shape)
     query, key = with_dense_heads(query), with_dense_heads(key)
     num_tokens, num_heads, head_dim = query.shape

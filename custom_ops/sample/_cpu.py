@@ -1,4 +1,4 @@
-"""The C++ kernel of lamina::sample: each row by one thread, counted into bins in place of sorted."""
+"""The C++ kernel of lamina::sample: one thread a row, histograms in place of a sort."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from .row_indices import with_row_indices
 
 
 def load() -> Callable[..., None]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CpuKernel("sample", "14q")  # struct SampleArguments
 
     def sample(

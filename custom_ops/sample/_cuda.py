@@ -16,7 +16,7 @@ VEC_BYTES = 16
 
 
 def load() -> Callable[..., None]:
-    """The kernels behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CudaKernel("sample", "18q")  # struct SampleArguments
 
     def sample(

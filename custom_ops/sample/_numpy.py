@@ -225,7 +225,7 @@ def _nearest(gaps: Row, count: int) -> Row:
 
 
 def load() -> Callable[..., None]:
-    """The function behind the op's signature."""
+    """The op's function."""
     return with_row_indices(sample)
 
 

@@ -10,7 +10,7 @@ from .._shared.registry import Provider
 
 
 def load(op: str = "silu_and_mul") -> Callable[..., Tensor]:
-    """The kernel behind the signature of an op of a gate."""
+    """Build or load the kernel of a gate's op; the op's function on it."""
     kernel = CudaKernel(op, "6q")  # struct GateArguments
 
     def act_and_mul(gate_up: Tensor) -> Tensor:

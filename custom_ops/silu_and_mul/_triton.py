@@ -56,5 +56,5 @@ def act_and_mul(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """The op's signature."""
+    """The op, as op.py states it."""
     return act_and_mul(gate_up, is_gelu=False)

@@ -14,7 +14,7 @@ MAX_CANDIDATES = 5500  # what shared memory has room for beside the sums
 
 
 def load() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """The kernel behind the op's signature; where so many are wanted that they do not fit, the formula."""
+    """Build or load the kernel; the op's function on it, by the formula where num_top does not fit."""
     kernel = CudaKernel("top_logprobs", "10q")  # struct TopLogprobsArguments
 
     def top_logprobs(

@@ -13,7 +13,7 @@ _NOT_CONTIGUOUS = -2
 
 
 def load() -> Callable[..., None]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CpuKernel("write_kv_cache", "26q", moves_bytes=True)  # struct WriteKvCacheArguments
 
     def write_kv_cache(

@@ -10,7 +10,7 @@ from .._shared.registry import Provider
 
 
 def load() -> Callable[..., None]:
-    """The kernel behind the op's signature."""
+    """Build or load the kernel; the op's function on it."""
     kernel = CudaKernel("write_kv_cache", "20q")  # struct WriteKvCacheArguments
 
     def write_kv_cache(

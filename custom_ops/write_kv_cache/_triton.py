@@ -69,7 +69,7 @@ def write_kv_cache_kernel(
 def write_kv_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    """The op's signature."""
+    """The op, as op.py states it."""
     key, value = with_dense_heads(key), with_dense_heads(value)
     check_dense_heads("write_kv_cache", key_cache, value_cache)
     num_tokens, num_kv_heads, head_dim = key.shape

@@ -6,7 +6,7 @@ from ..rms_norm._triton import launch
 
 
 def zero_centred_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The op's signature."""
+    """The op, as op.py states it."""
     out = x.new_empty(x.shape)
     launch(x, x, weight, out, out, eps, zero_centred=True)
     return out

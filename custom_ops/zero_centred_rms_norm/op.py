@@ -1,4 +1,4 @@
-"""lamina::zero_centred_rms_norm, root-mean-square normalisation whose weights are kept less one."""
+"""lamina::zero_centred_rms_norm, root-mean-square normalisation by weights stored as w - 1 (Gemma)."""
 
 import torch
 from torch import Tensor
