@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -67,9 +67,8 @@ class GraphRunner:
 
         decode_sizes in requests, mixed_sizes in tokens; the latter only of a model that was compiled.
         """
-        mixed = sorted(mixed_sizes if isinstance(self._forward, BoundPlan) else ())
-        self._to_capture.extend(Mixed(size) for size in mixed[::-1])
-        self._to_capture.extend(Decode(size) for size in sorted(decode_sizes)[::-1])
+        mixed = mixed_sizes if isinstance(self._forward, BoundPlan) else ()
+        self._to_capture = _largest_first(decode_sizes, mixed)
         return len(self._to_capture)
 
     def capture_next(self, run_step: RunStep) -> bool:
@@ -79,27 +78,27 @@ class GraphRunner:
         """
         if not self._to_capture:
             return False
+        assert self._cuda_graphs is not None, "nothing to capture with"
         key = self._to_capture[0]
+        if key not in self._cuda_graphs:  # it is, where an interrupt came right after its capture
+            self._capture(self._cuda_graphs, key, run_step)
         if isinstance(key, Decode):
-            self._capture_decode(key, run_step)
-            self._decode_sizes = tuple(sorted((*self._decode_sizes, key.size)))
+            self._decode_sizes = tuple(sorted({*self._decode_sizes, key.size}))
         else:
-            self._capture_mixed(key)
-            self._mixed_sizes = tuple(sorted((*self._mixed_sizes, key.size)))
+            self._mixed_sizes = tuple(sorted({*self._mixed_sizes, key.size}))
         self._to_capture.popleft()
         return True
 
     def drop(self) -> None:
         """Drop every capture and its memory; the sizes are to be captured again."""
+        mixed = {*self._mixed_sizes, *(key.size for key in self._to_capture if isinstance(key, Mixed))}
+        decode = {*self._decode_sizes, *(key.size for key in self._to_capture if isinstance(key, Decode))}
+        self._to_capture = _largest_first(decode, mixed)
+        self._decode_sizes = self._mixed_sizes = ()  # before the graphs go: an interrupt may come between
         if self._cuda_graphs is not None:
             self._cuda_graphs.close()
         if self._cpu_call_graphs is not None:
             self._cpu_call_graphs.drop()
-        mixed = {*self._mixed_sizes, *(key.size for key in self._to_capture if isinstance(key, Mixed))}
-        decode = {*self._decode_sizes, *(key.size for key in self._to_capture if isinstance(key, Decode))}
-        self._to_capture.clear()
-        self._decode_sizes = self._mixed_sizes = ()
-        self.plan_captures([*decode], [*mixed])
 
     def size_for(self, plan: SchedulerOutput) -> Decode | Mixed | None:
         """The smallest capture that holds a step, of whole steps if it can be; None where there is none."""
@@ -139,15 +138,14 @@ class GraphRunner:
             return self._forward(*inputs, self._attention)
         return self._cpu_call_graphs.forward(*inputs, self._attention, (*inputs, *_attention_reads(batch)))
 
-    def _capture_decode(self, key: Decode, run_step: RunStep) -> None:
+    def _capture(self, graphs: CudaGraphs, key: Decode | Mixed, run_step: RunStep) -> None:
         """Run once, so that modules and workspaces are loaded, then capture."""
-        padding = self._input_batch.write(no_requests(), key.size, key.size, key.size)
-        batch = dataclasses.replace(padding, max_query_len=1)
-        run_step(batch)
-        self._captured_in().capture(key, lambda: run_step(batch), _reads(batch))
-
-    def _capture_mixed(self, key: Mixed) -> None:
-        """Likewise of the pieces alone."""
+        if isinstance(key, Decode):
+            padding = self._input_batch.write(no_requests(), key.size, key.size, key.size)
+            batch = dataclasses.replace(padding, max_query_len=1)
+            run_step(batch)
+            graphs.capture(key, lambda: run_step(batch), _reads(batch))
+            return
         padding = self._input_batch.write(no_requests(), key.size, 1)
         batch = dataclasses.replace(padding, max_query_len=key.size)
         self._attention.begin(batch)
@@ -155,11 +153,13 @@ class GraphRunner:
         assert isinstance(plan, BoundPlan)
         inputs = batch.token_ids, batch.positions, self._attention
         plan(*inputs)
-        self._captured_in().capture_pieces(key, plan, *inputs)
+        graphs.capture_pieces(key, plan, *inputs)
 
-    def _captured_in(self) -> CudaGraphs:
-        assert self._cuda_graphs is not None, "nothing to capture with"
-        return self._cuda_graphs
+
+def _largest_first(decode_sizes: Iterable[int], mixed_sizes: Iterable[int]) -> deque[Decode | Mixed]:
+    """The order in which sizes are captured."""
+    mixed = [Mixed(size) for size in sorted(mixed_sizes, reverse=True)]
+    return deque([*mixed, *(Decode(size) for size in sorted(decode_sizes, reverse=True))])
 
 
 def _smallest(sizes: Sequence[int], wanted: int) -> int | None:

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from lamina import CompileConfig, Runtime, SamplingParams
-from lamina.runtime.worker.input_batch import InputBatch
+from lamina.compiler.execution.cuda_graphs import CudaGraphs
+from lamina.runtime.worker.graph_runner import Decode, GraphRunner
+from lamina.runtime.worker.input_batch import MAX_BANNED, InputBatch
+
+from .. import every_line
+from ..every_line import happening, raising, traced
 
 pytestmark = pytest.mark.timeout(600)
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -115,3 +120,75 @@ def test_after_ready_no_batch_and_no_length_builds_or_captures_anything(open_cap
     stats = runtime.stats()
     assert stats["compile"]["recompiles"] == 0
     assert stats["cuda_graphs"]["sizes"] == sizes
+
+
+@pytest.fixture
+def graph_runner(make_server):
+    """A graph runner of a model that was not compiled, with the input batch of a server of five requests."""
+    graphs = CudaGraphs(torch.device("cpu"))
+    runner = GraphRunner(
+        lambda *inputs: inputs[0],
+        None,
+        make_server(blocks=40, seqs=5).arena,
+        cuda_graphs=graphs,
+        cpu_call_graphs=None,
+    )
+    assert runner.plan_captures([2, 4, 1], [16]) == 3, "pieces are captured of compiled models alone"
+    return runner
+
+
+def sizes_for(runner, make_server, **params):
+    """What serves decode steps of 1 to 5 requests."""
+    found = []
+    for num_requests in range(1, 6):
+        server = make_server(blocks=40, seqs=5)
+        for number in range(num_requests):
+            server.add(f"r{number}", 1, **params)
+        size = runner.size_for(server.scheduler.schedule())
+        found.append(size and size.size)
+        assert size is None or isinstance(size, Decode)
+    return found
+
+
+def capture_all(runner):
+    return [runner.capture_next(lambda batch: None) for _ in range(4)]
+
+
+def test_the_smallest_size_captured_so_far_that_holds_a_step_serves_it(graph_runner, make_server):
+    found = []
+    for _ in range(4):
+        found.append(sizes_for(graph_runner, make_server))
+        graph_runner.capture_next(lambda batch: None)
+    assert found == [[None] * 5, [4] * 4 + [None], [2, 2, 4, 4, None], [1, 2, 4, 4, None]]
+
+
+def test_a_step_that_bans_more_than_a_graph_can_read_is_served_by_none(graph_runner, make_server):
+    assert capture_all(graph_runner) == [True, True, True, False]
+    few, many = (
+        {"min_tokens": 2, "stop_token_ids": range(num_ids)} for num_ids in (MAX_BANNED, MAX_BANNED + 1)
+    )
+    assert sizes_for(graph_runner, make_server, **few) == [1, 2, 4, 4, None]
+    assert sizes_for(graph_runner, make_server, **many) == [None] * 5
+
+
+def test_what_was_dropped_is_captured_again_however_far_it_had_come(graph_runner, make_server):
+    for done in range(4):
+        for _ in range(done):
+            graph_runner.capture_next(lambda batch: None)
+        graph_runner.drop()
+        assert sizes_for(graph_runner, make_server) == [None] * 5
+    assert capture_all(graph_runner) == [True, True, True, False]
+
+
+def test_an_interrupt_at_any_line_of_a_capture_or_a_drop_loses_no_size(graph_runner, make_server):
+    for action in (lambda: graph_runner.capture_next(lambda batch: None), graph_runner.drop):
+        graph_runner.drop()
+        for line in range(1, 1 + every_line.count(action)):
+            graph_runner.drop()
+            graph_runner.capture_next(lambda batch: None)
+            with contextlib.suppress(KeyboardInterrupt), traced(happening(raising(KeyboardInterrupt), line)):
+                action()
+            for size in {*sizes_for(graph_runner, make_server)} - {None}:
+                assert Decode(size) in graph_runner._cuda_graphs, "a size serves that is not captured"
+            capture_all(graph_runner)
+            assert sizes_for(graph_runner, make_server) == [1, 2, 4, 4, None]
