@@ -26,10 +26,10 @@ class Tokens(Protocol):
 
 @dataclass(slots=True)
 class Table:
-    """A request's blocks: for each group of layers one for every `block_size` tokens."""
+    """A request's blocks: for each KV-cache group one for every `block_size` tokens."""
 
     groups: list[list[int]]  # equally long
-    num_shared: int  # columns that were found
+    num_shared: int  # columns that were prefix-cache hits
     released: list[int]  # of each group, how many of its first blocks were given back, or never held
     restored_by: int = 0  # the step that copies blocks from the host into it; 0: none
 
@@ -51,13 +51,13 @@ class Table:
 class KVCacheManager:
     """Tables that grow with their requests, block by block, and are given back whole.
 
-    With a prefix cache, full blocks are found again by their tokens, and a table begins with those that
-    hold its first tokens already. Only full blocks are shared, and nothing is written into a full block.
+    With a prefix cache, full blocks that are committed are hits for whoever has the same first tokens, and
+    his table begins with them. Only full blocks are shared, and nothing is written into a full block.
 
-    Layers that see all before them and layers that see a window are in different groups. A block holds the
-    keys and values of one group's layers, so every group has a table of its own, of blocks from one pool.
-    What no layer of a group will see again is given back; in its table stands the null block in its place. A
-    prefix is found as far as the first group holds all of it and every other one what it would still see.
+    Layers that see all before them and layers that see a window are in different KV-cache groups. A block
+    holds the keys and values of one group's layers, so every group has a table of its own, of blocks from one
+    pool. What no layer of a group will see again is given back; in its table the null block stands in for it.
+    A prefix is a hit as far as the first group holds all of it and every other one what it would still see.
 
     With slots to swap to, what a suspended request held goes to the host when its place in the cache is
     needed, and comes back when the request is admitted again.
@@ -69,34 +69,28 @@ class KVCacheManager:
         block_size: int,
         *,
         prefix_cache: bool = False,
-        window: int | None = None,
-        sides: Sequence[int | None] = (),
+        windows: Sequence[int | None] = (None,),
         swap_slots: int = 0,
     ) -> None:
         if block_size < 1:
             raise ConfigError(f"block_size is {block_size}; wanted at least 1")
-        if sides and window is not None:
-            raise ConfigError(f"window is {window} with sides {sides}; wanted a first group that sees all")
-        if swap_slots and not (prefix_cache and (window, *sides) == (None,)):
+        if not windows or (len(windows) > 1 and windows[0] is not None):
+            raise ConfigError(f"windows is {windows}; wanted one a group, None first where there are several")
+        if swap_slots and not (prefix_cache and tuple(windows) == (None,)):
             raise ConfigError(f"swap_slots is {swap_slots}; wanted 0 without a prefix cache or with windows")
         self.pool = pool
         self.block_size = block_size
-        # The most that any layer of each group sees, the token's own position included; None: all.
-        self.windows = (window, *sides)
+        # Of each KV-cache group the most that its layers see, the token's own position included; None: all.
+        self.windows = tuple(windows)
         self.has_windows = self.windows != (None,) * len(self.windows)
-        self.prefix = PrefixCache(block_size, len(sides)) if prefix_cache else None
+        self.prefix = PrefixCache(block_size, len(windows)) if prefix_cache else None
         self.swap = SwapSpace(swap_slots) if swap_slots else None
         self._tables: dict[str, Table] = {}
         self._chains: dict[str, Chain] = {}
 
     @property
-    def window(self) -> int | None:
-        """The most that a layer of the first group sees, the token's own position included; None: all."""
-        return self.windows[0]
-
-    @property
     def num_groups(self) -> int:
-        """Groups of layers, each with a table of its own."""
+        """KV-cache groups: layers that share block tables."""
         return len(self.windows)
 
     @property
@@ -116,26 +110,26 @@ class KVCacheManager:
         """Make a table for so many tokens; returns how many of them need not be computed.
 
         None, and nothing done, where it would not leave `spare_blocks` of each group that nobody holds. Of
-        the first `num_reusable` tokens the keys and values are all that is wanted, so they may be found: in
-        the cache, and after that on the host, from where this step brings them.
+        the first `num_reusable` tokens the keys and values are all that is wanted, so they may be hits: in
+        the prefix cache, and after that on the host, from where this step swaps them in.
         """
-        found = self._find(tokens, num_reusable)
-        held = found.held()
+        table = self._hits(tokens, num_reusable)
+        held = table.held()
         idle = sum(self.pool.references(block_id) == 0 for block_id in held)
-        missing = self.blocks_for(num_tokens) - found.num_columns
+        missing = self.blocks_for(num_tokens) - table.num_columns
         if (missing + spare_blocks) * self.num_groups + idle > self.pool.num_available:
             return None
         assert tokens.request_id not in self._tables, f"{tokens.request_id} has a table"
         self.pool.share(held)  # before any is dropped to make room
-        self._tables[tokens.request_id] = found
-        reusable, slots = slice(found.num_shared, num_reusable // self.block_size), []
+        self._tables[tokens.request_id] = table
+        reusable, slots = slice(table.num_shared, num_reusable // self.block_size), []
         if self.swap is not None:  # before others need them for what is to make room
             slots = self.swap.take(tokens.request_id, reusable)
-        found.extend(self._take_free(missing * self.num_groups))
+        table.extend(self._take_free(missing * self.num_groups))
         if self.swap is not None and slots:
-            self.swap.bring(slots, found.groups[0][found.num_shared :][: len(slots)])
-            found.restored_by = step
-        return (found.num_shared + len(slots)) * self.block_size
+            self.swap.swap_in(slots, table.groups[0][table.num_shared :][: len(slots)])
+            table.restored_by = step
+        return (table.num_shared + len(slots)) * self.block_size
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Make a table long enough for that many tokens; False, and nothing done, if blocks are short."""
@@ -161,7 +155,7 @@ class KVCacheManager:
         return block_ids
 
     def commit(self, tokens: Tokens, num_tokens: int, step: int) -> None:
-        """Let the full blocks of a request's first tokens be found: they are written by this step at last."""
+        """Commit the full blocks of a request's first tokens, which this step writes last."""
         table = self._tables.get(tokens.request_id)
         if self.prefix is not None and table is not None:
             full = [group[: num_tokens // self.block_size] for group in table.groups]
@@ -170,7 +164,7 @@ class KVCacheManager:
     def release(self, tokens: Tokens, num_computed: int, step: int) -> None:
         """Give back the blocks out of every window once so many tokens are computed, by steps that are over.
 
-        What they hold is kept, as when a table is freed, so that it can still be found.
+        They stay committed, as when a table is freed, so that they can still be hits.
         """
         table = self._tables[tokens.request_id]
         unseen = [self._first_seen(window, num_computed) for window in self.windows]
@@ -192,19 +186,19 @@ class KVCacheManager:
         return leaves.nonzero()[0]
 
     def uncommit(self, step: int) -> list[str]:
-        """That step and later ones never were: forget what they wrote; returns who had found some of it."""
+        """That step and later ones never were: evict what they wrote; returns whose hits some of it was."""
         if self.prefix is None:
             return []
-        dropped = self.prefix.drop_since(step)
-        self.pool.drop(dropped)
+        evicted = self.prefix.evict_since(step)
+        self.pool.drop(evicted)
         if self.swap is not None:
-            self.swap.lose(dropped)
+            self.swap.lose(evicted)
             self.swap.undo(step)
         return [
             name
             for name, table in self._tables.items()
             if table.restored_by >= step
-            or any(dropped & {*group[: table.num_shared]} for group in table.groups)
+            or any(evicted & {*group[: table.num_shared]} for group in table.groups)
         ]
 
     def copies(self, step: int) -> Copies:
@@ -237,7 +231,7 @@ class KVCacheManager:
             self.pool.free(reversed(table.held()))
         self._chains.pop(request_id, None)
         if self.swap is not None:
-            self.swap.forget(request_id)
+            self.swap.discard(request_id)
 
     def suspend(self, request_id: str) -> None:
         """The same for one that is to be admitted again: what it held is worth a place on the host."""
@@ -247,7 +241,7 @@ class KVCacheManager:
             self.swap.want(request_id, chain.entries)
 
     def clear(self) -> None:
-        """No request has a table, every block is free, and nothing is known of what they hold."""
+        """No request has a table, every block is free, and none is committed."""
         self._tables.clear()
         self._chains.clear()
         self.pool.clear()
@@ -272,7 +266,7 @@ class KVCacheManager:
             assert held == count, f"block {block_id}: {held} references, in {count} tables"
         self._check_sharing()
         if self.swap is not None and self.prefix is not None:
-            self.swap.check(waiting, self.prefix.known)
+            self.swap.check(waiting, self.prefix.entry_of)
 
     def _check_table(self, request_id: str, num_tokens: int) -> None:
         """A table is long enough, and has given back what it says, which none of its layers will see."""
@@ -286,7 +280,7 @@ class KVCacheManager:
             assert released <= self._first_seen(window, seen), f"{request_id}: {table}, {num_tokens} tokens"
 
     def _check_sharing(self) -> None:
-        """A block has one owner, and whoever else has it found it; what is to be kept can be found."""
+        """A block has one owner, and for whoever else has it it was a hit; what is kept is committed."""
         owned = [
             block
             for table in self._tables.values()
@@ -294,18 +288,18 @@ class KVCacheManager:
             for block in group[max(table.num_shared, released) :]
         ]
         assert len(owned) == len(set(owned)), "a block has two owners"
-        known = set() if self.prefix is None else {*self.prefix.block_ids()}
+        committed = set() if self.prefix is None else {*self.prefix.block_ids()}
         for block_id in range(self.pool.num_blocks):
-            assert self.pool.is_kept(block_id) == (block_id in known), f"block {block_id} is kept or known"
+            assert self.pool.is_kept(block_id) == (block_id in committed), f"block {block_id}: kept?"
         for name, table in self._tables.items():
-            if table.released[0] == 0:  # else what came before may have been forgotten since
-                found = table.groups[0][: table.num_shared]
-                assert known.issuperset(found), f"{name} has found a block that is unknown"
+            if table.released[0] == 0:  # else what came before may have been evicted since
+                hits = table.groups[0][: table.num_shared]
+                assert committed.issuperset(hits), f"{name} has hit a block that is not committed"
         if self.prefix is not None:
             self.prefix.check()
 
-    def _find(self, tokens: Tokens, num_reusable: int) -> Table:
-        """A table of what is in the cache already."""
+    def _hits(self, tokens: Tokens, num_reusable: int) -> Table:
+        """A table of what is in the prefix cache already."""
         entries: list[CachedBlock] = []
         if self.prefix is not None and num_reusable >= self.block_size:
             chain = self._chain(tokens)
@@ -316,7 +310,7 @@ class KVCacheManager:
         unseen = [self._first_seen(window, columns * self.block_size) for window in self.windows[1:]]
         groups = [[entry.block_id for entry in entries]]
         for which, first in enumerate(unseen):
-            groups.append([NULL_BLOCK] * first + [entry.sides[which] for entry in entries[first:]])
+            groups.append([NULL_BLOCK] * first + [entry.further[which] for entry in entries[first:]])
         return Table(groups, columns, [0, *unseen])
 
     def _usable(self, entries: Sequence[CachedBlock]) -> int:
@@ -325,7 +319,7 @@ class KVCacheManager:
         runs = [0] * len(windows)  # of blocks that are there, up to this column
         for column, entry in enumerate(entries if windows else (), start=1):
             runs = [
-                run + 1 if block != NULL_BLOCK else 0 for run, block in zip(runs, entry.sides, strict=True)
+                run + 1 if block != NULL_BLOCK else 0 for run, block in zip(runs, entry.further, strict=True)
             ]
             unseen = [self._first_seen(window, column * self.block_size) for window in windows]
             if all(run >= column - first for run, first in zip(runs, unseen, strict=True)):
@@ -344,11 +338,11 @@ class KVCacheManager:
         return chain
 
     def _take_free(self, count: int) -> list[int]:
-        """So many free blocks; where they are short, the least recently used cached ones are freed."""
+        """So many free blocks; where they are short, the least recently used cached ones are evicted."""
         while self.pool.num_free < count:
             assert self.prefix is not None, "only a prefix cache keeps blocks"
-            dropped = self.prefix.drop(self.pool.least_recently_used)
-            self.pool.drop(dropped)
+            evicted = self.prefix.evict(self.pool.least_recently_used)
+            self.pool.drop(evicted)
             if self.swap is not None:
-                self.swap.evict(dropped)
+                self.swap.evict(evicted)
         return self.pool.allocate(count)

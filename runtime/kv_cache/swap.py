@@ -1,4 +1,4 @@
-"""Which blocks of preempted requests go to the host when the cache needs their place: decisions, no bytes."""
+"""Which blocks of preempted requests are swapped out when the cache needs them: decisions, no bytes."""
 
 from collections.abc import Callable, Container, Iterable, Sequence
 
@@ -12,19 +12,19 @@ class SwapSpace:
     """Slots of host memory for cached blocks that preempted requests will want again, and for no others.
 
     A request that waits to be let in again wants the blocks that it held, in order, each of them the very
-    block that was verified when it was entered or found. While they stay cached nothing is copied. One that
-    must go leaves for a slot, and comes back into another block when its request is let in. Where slots are
+    block that was verified when it was committed or hit. While they stay cached nothing is copied. One that
+    is evicted is swapped out to a slot, and in to another block when its request is let in. Where slots are
     short, the last of a request's blocks gives way to one before it, as without that one it is of no use.
 
-    The step launched next begins with the copies: first all that leave, which are read before anything is
-    written over them, then all that come back. So a slot that is read can be filled by a later step at the
+    The step launched next begins with the copies: first all that go out, which are read before anything is
+    written over them, then all that come in. So a slot that is read can be filled by a later step at the
     earliest.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.num_out = 0  # blocks that have left for the host so far
-        self.num_in = 0  # and come back
+        self.num_out = 0  # blocks that were swapped out so far
+        self.num_in = 0  # and in
         self.clear()
 
     def clear(self) -> None:
@@ -53,12 +53,12 @@ class SwapSpace:
             self._wanting.setdefault(entry, {})[request_id] = None
             self._cached[entry.block_id] = entry
 
-    def forget(self, request_id: str) -> None:
+    def discard(self, request_id: str) -> None:
         """A request does not wait any more; what it alone wanted is not kept."""
         self._cut(request_id, 0)
 
     def evict(self, block_ids: Iterable[int]) -> None:
-        """The cache has forgotten these blocks to use them for something else, parents before children."""
+        """The cache has evicted these blocks to use them for something else, parents before children."""
         for block_id in block_ids:
             entry = self._cached.pop(block_id, None)
             if entry is None:
@@ -89,11 +89,11 @@ class SwapSpace:
                 break
             slots.append(slot)
         self._being_read.update(slots)  # so that none is filled with anything else in this step
-        self.forget(request_id)
+        self.discard(request_id)
         return slots
 
-    def bring(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
-        """What was taken comes into these blocks."""
+    def swap_in(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """What was taken is copied into these blocks."""
         self._swap_in += zip(slots, block_ids, strict=True)
 
     @property
@@ -102,7 +102,7 @@ class SwapSpace:
         return bool(self._swap_out or self._swap_in)
 
     def launch(self, step: int) -> Copies:
-        """What this step begins with."""
+        """The copies that this step begins with, which are on their way from now on."""
         swap_out = tuple((block_id, slot) for slot, block_id in self._swap_out.items())
         swap_in = tuple(self._swap_in)
         for slot in self._swap_out:
@@ -122,7 +122,7 @@ class SwapSpace:
             if entry in self._slots:
                 self._lose(entry)
 
-    def check(self, waiting: Container[str], known: Callable[[int], CachedBlock | None]) -> None:
+    def check(self, waiting: Container[str], entry_of: Callable[[int], CachedBlock | None]) -> None:
         """Each slot is free or has an owner that someone wants, who waits; for tests, between calls."""
         used = [*self._slots.values(), *self._read_last]
         assert len(used) == len(set(used)), "a slot has two owners"
@@ -132,14 +132,14 @@ class SwapSpace:
         assert self._swap_out.keys() <= {*used}, "a copy goes to a slot that nobody owns"
         for name, entries in self._wanted.items():
             assert name in waiting, f"{name} does not wait"
-            assert all(name in self._wanting[entry] for entry in entries), f"{name} wants more than is known"
+            assert all(name in self._wanting[entry] for entry in entries), f"{name} wants more than it may"
             places = [entry in self._slots for entry in entries]
             assert places == sorted(places), f"{name}: a block in the cache comes after one that is not"
         assert sum(map(len, self._wanting.values())) == sum(map(len, self._wanted.values()))
         assert {*self._cached.values()} | self._slots.keys() == self._wanting.keys(), "what is wanted is lost"
         assert not {*self._cached.values()} & self._slots.keys(), "a block is in two places"
         for block_id, entry in self._cached.items():
-            assert known(block_id) is entry, f"block {block_id} is not what somebody wants"
+            assert entry_of(block_id) is entry, f"block {block_id} is not what somebody wants"
 
     def _make_room(self, entry: CachedBlock) -> None:
         """Free the slot of the last block of somebody who wants this one."""
@@ -162,12 +162,12 @@ class SwapSpace:
             del wanting[request_id]
             if not wanting:
                 del self._wanting[entry]
-                self._forget_place(entry)
+                self._free_place(entry)
         del entries[num_kept:]
         if not entries:
             self._wanted.pop(request_id, None)
 
-    def _forget_place(self, entry: CachedBlock) -> None:
+    def _free_place(self, entry: CachedBlock) -> None:
         slot = self._slots.pop(entry, None)
         if slot is None:
             if self._cached.get(entry.block_id) is entry:

@@ -52,7 +52,7 @@ class TokenReport(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WantedReports:
-    """Which log-probabilities a step is to tell: of its samples, and of tokens of prompts."""
+    """Which log-probabilities a step is to report: of its samples, and of tokens of prompts."""
 
     num_top: int  # likeliest tokens beside each, as many as anyone wants
     samples: Ints  # [a] which of the step's samples
@@ -118,8 +118,8 @@ class SchedulerOutput:
     sampling: NDArray[np.void]  # [num_samples] of SAMPLING
     banned: Banned = ()
     adjusted: Adjusted | None = None
-    # [3, num_new] rows, columns and block ids of table entries to set; after all rows of a group of layers,
-    # max_num_seqs of them, come those of the next.
+    # [3, num_new] rows, columns and block ids of block table entries to set; after all rows of a KV-cache
+    # group, max_num_seqs of them, come those of the next.
     new_blocks: Ints
     copies: Copies = NO_COPIES
     preempted_ids: tuple[str, ...] = ()  # since the plan before; some may have been let in again

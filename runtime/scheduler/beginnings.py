@@ -13,7 +13,7 @@ class Beginnings:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Of those whose first step is not over: the step that let each in, tokens looked for, tokens found.
+        # Of those whose first step is not over: the step that let each in, tokens looked for, hits.
         self._first_steps: dict[Request, tuple[int, int, int]] = {}
         self._without_token: dict[Request, None] = {}  # let in, without a token that the host has read
         self.num_queried_tokens = 0  # of prompts, looked for in the prefix cache

@@ -42,8 +42,7 @@ class DecisionLog:
             "num_blocks": kv_cache.pool.num_blocks,
             "block_size": kv_cache.block_size,
             "prefix_cache": kv_cache.prefix is not None,
-            "window": kv_cache.window,
-            "sides": kv_cache.windows[1:],
+            "windows": kv_cache.windows,
             "swap_slots": kv_cache.swap.num_slots if kv_cache.swap else 0,
         }
         self._write({"lamina": FORMAT, "limits": asdict(config), "cache": cache})

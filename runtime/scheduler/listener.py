@@ -1,4 +1,4 @@
-"""What a scheduler tells whoever listens: every event, and every decision, after it was made."""
+"""What whoever listens to a scheduler hears: every event, and every decision, after it was made."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""A recording decided again: the same requests, the same ends, and every decision compared. No model runs."""
+"""A decision log replayed: the same requests, the same ends, and every decision compared. No model runs."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ Said = dict[str, Any]
 
 @dataclass(kw_only=True, slots=True)
 class Replay:
-    """What became of a recording; the difference names the first decision that came out otherwise."""
+    """What became of a decision log; the difference names the first decision that came out otherwise."""
 
     num_requests: int = 0
     num_steps: int = 0
@@ -34,8 +34,8 @@ class Replay:
 
 
 @dataclass(slots=True)
-class _Recorded:
-    """What stands for the tokens of a recorded request."""
+class _Logged:
+    """What stands for the tokens of a request of the log."""
 
     number: int
     blocks: list[int]
@@ -49,16 +49,16 @@ class _Recorded:
 
 
 def replay(path: str | Path) -> Replay:
-    """Decide a recording again, up to the first decision that differs.
+    """Decide again what a decision log has, up to the first decision that differs.
 
-    Raises LoadError for a file that is no recording.
+    Raises LoadError for a file that is no decision log.
     """
     lines = _read(path)
     header = lines[0][1]
     try:
         player = _Player(header, [said for _, said in lines[1:]])
     except (KeyError, TypeError, LaminaError) as error:
-        raise LoadError(f"{path}: the first line is not that of a recording: {error!r}") from error
+        raise LoadError(f"{path}: the first line is not that of a decision log: {error!r}") from error
     for number, said in lines[1:]:
         try:
             difference = player.play(said)
@@ -71,7 +71,7 @@ def replay(path: str | Path) -> Replay:
 
 
 class _Player:
-    """A scheduler on an empty cache, led through what was recorded."""
+    """A scheduler on an empty cache, led through what was logged."""
 
     def __init__(self, header: Said, lines: list[Said]) -> None:
         cache = header["cache"]
@@ -80,16 +80,15 @@ class _Player:
             BlockPool(cache["num_blocks"]),
             self.block_size,
             prefix_cache=cache["prefix_cache"],
-            window=cache.get("window"),
-            sides=cache.get("sides", ()),
-            swap_slots=cache.get("swap_slots", 0),
+            windows=cache["windows"],
+            swap_slots=cache["swap_slots"],
         )
         self.now = 0.0
         self.scheduler = Scheduler(SchedulerConfig(**header["limits"]), kv_cache, clock=lambda: self.now)
         self.result = Replay()
         self._encoder = PlanEncoder()
         self._plans: dict[int, SchedulerOutput] = {}
-        self._requests: dict[str, _Recorded] = {}
+        self._requests: dict[str, _Logged] = {}
         self._blocks = _last_blocks(lines)
 
     def play(self, said: Said) -> str | None:
@@ -121,33 +120,33 @@ class _Player:
     def _add(self, said: Said) -> None:
         self.now = said["queued"]
         number = self.result.num_requests
-        recorded = _Recorded(number, self._blocks.get(number, []), self.block_size)
+        logged = _Logged(number, self._blocks.get(number, []), self.block_size)
         params = SamplingParams(
             min_tokens=said["min_tokens"],
             seed=said["seed"],
             prompt_logprobs=0 if said.get("prompt_logprobs") else None,
         ).resolve(None, seed=0)
-        recorded.request = Request(
+        logged.request = Request(
             request_id=said["add"],
-            prompt_token_ids=tuple(map(recorded.token, range(said["prompt"]))),
+            prompt_token_ids=tuple(map(logged.token, range(said["prompt"]))),
             params=params,
             max_total_tokens=said["limit"],
             priority=said["priority"],
         )
-        self._requests[said["add"]] = recorded
-        self.scheduler.add(recorded.request)
+        self._requests[said["add"]] = logged
+        self.scheduler.add(logged.request)
         self.result.num_requests += 1
 
     def _reopen(self, said: Said) -> None:
-        """Have each request stand where the recorded one stood, which half a step may have changed."""
-        for name, recorded in self._requests.items():
-            request, place = recorded.request, said["reopen"].get(name)
+        """Have each request stand where the logged one stood, which half a step may have changed."""
+        for name, logged in self._requests.items():
+            request, place = logged.request, said["reopen"].get(name)
             if place is None and request.finish_reason is None and name in self.scheduler.live_ids:
                 self.scheduler.abort(name)
             elif place is not None:
                 num_prompt, num_output = len(request.prompt_token_ids), place[0]
                 tokens = range(num_prompt, num_prompt + num_output)
-                request.output_token_ids[:] = map(recorded.token, tokens)
+                request.output_token_ids[:] = map(logged.token, tokens)
                 request.num_reported = place[1]
         self.scheduler.reopen(launched=said["launched"])
         self._encoder = PlanEncoder()
@@ -165,10 +164,10 @@ class _Player:
         sampled = []
         ends = plan.num_computed_tokens + plan.num_scheduled_tokens
         for row in plan.sample_rows.tolist():
-            recorded = self._requests[plan.request_ids[row]]
-            sampled.append(recorded.token(int(ends[row])))
-            if ended.get(recorded.request.request_id) == "stop":
-                recorded.request.stop_token_ids = frozenset(sampled[-1:])
+            logged = self._requests[plan.request_ids[row]]
+            sampled.append(logged.token(int(ends[row])))
+            if ended.get(logged.request.request_id) == "stop":
+                logged.request.stop_token_ids = frozenset(sampled[-1:])
         output = RunnerOutput(token_ids=np.array(sampled, np.int32))
         received = self.scheduler.update(plan, output)
         found = {r.request_id: r.finish_reason for r in received if r.finish_reason is not None}
@@ -191,11 +190,11 @@ def _last_blocks(lines: list[Said]) -> dict[int, list[int]]:
     return blocks
 
 
-def _difference(recorded: Said, decided: Said) -> str | None:
+def _difference(logged: Said, decided: Said) -> str | None:
     """The first field in which two decisions differ."""
-    for name in [*recorded, *(name for name in decided if name not in recorded)]:
-        if recorded.get(name) != decided.get(name):
-            return f"{name} was {recorded.get(name)}, is now {decided.get(name)}"
+    for name in [*logged, *(name for name in decided if name not in logged)]:
+        if logged.get(name) != decided.get(name):
+            return f"{name} was {logged.get(name)}, is now {decided.get(name)}"
     return None
 
 
@@ -207,7 +206,7 @@ def _read(path: str | Path) -> list[tuple[int, Said]]:
         raise LoadError(f"{path} cannot be read: {error}") from error
     lines = list(_parsed(path, texts))
     if not lines or lines[0][1].get("lamina") != FORMAT:
-        raise LoadError(f"{path} is no recording of format {FORMAT}; RuntimeConfig.record writes them")
+        raise LoadError(f"{path} is no decision log of format {FORMAT}; RuntimeConfig.record writes them")
     return lines
 
 

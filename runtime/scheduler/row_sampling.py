@@ -22,7 +22,7 @@ NO_SLOT = -1  # of a request whose tokens the device need not keep
 
 
 class RowSampling:
-    """Sampling of the rows of a running batch, which tells it who enters a row, who leaves, and who moves.
+    """Sampling of the rows of a running batch, whose calls say who enters a row, who leaves, and who moves.
 
     What most requests do not have (adjusted logits, log-probabilities, min_tokens) is kept by those that have
     it, so that a step without costs nothing.

@@ -137,8 +137,7 @@ def _new_kv_cache(resolved: ResolvedRuntime) -> KVCacheManager:
         BlockPool(memory.pool_blocks(resolved.num_kv_blocks, groups)),
         resolved.block_size,
         prefix_cache=resolved.config.prefix_cache,
-        window=groups[0].window,
-        sides=[group.window for group in groups[1:]],
+        windows=[group.window for group in groups],
         swap_slots=memory.swap_slots(resolved),
     )
 

@@ -17,7 +17,7 @@ class Owner:
 
     def __init__(self, request_id, tokens, cache_salt):
         self.request_id, self.tokens, self.cache_salt = request_id, tokens, cache_salt
-        self.num_found = self.num_computed = 0
+        self.num_hits = self.num_computed = 0
 
     def token_bytes(self, start, stop):
         return array("i", self.tokens[start:stop]).tobytes()
@@ -54,26 +54,26 @@ class KVCacheMachine(RuleBasedStateMachine):
         owner = Owner(str(self.num_owners), tokens, salt)
         pool = self.cache.pool
         before = pool.num_free, pool.num_cached, pool.num_used
-        found = self.cache.admit(owner, len(tokens), num_reusable=len(tokens) - 1, spare_blocks=spare)
-        if found is None:
+        hits = self.cache.admit(owner, len(tokens), num_reusable=len(tokens) - 1, spare_blocks=spare)
+        if hits is None:
             assert (pool.num_free, pool.num_cached, pool.num_used) == before
             assert self.blocks(len(tokens)) + spare > pool.num_available or self.cache.prefix
             self.cache.free(owner.request_id)
             CACHE["tables refused"] += 1
             return
-        CACHE.update({"tables": 1, "tokens found": found})
+        CACHE.update({"tables": 1, "prefix-cache hits": hits})
         assert pool.num_available >= spare
-        assert found % self.cache.block_size == 0
-        assert found < len(tokens), "the last token is to be computed"
-        owner.num_found = owner.num_computed = found
+        assert hits % self.cache.block_size == 0
+        assert hits < len(tokens), "the last token is to be computed"
+        owner.num_hits = owner.num_computed = hits
         self.owners[owner.request_id] = owner
-        self.undo.append((self.step, owner, found))
+        self.undo.append((self.step, owner, hits))
         if count:
             self.compute_of(owner, [], count)
 
     @rule(data=st.data(), more=st.lists(TOKENS, max_size=4), count=st.integers(1, 5))
     def compute(self, data, more, count):
-        """A step of one request: it grows, writes some tokens and lets its full blocks be found."""
+        """A step of one request: it grows, writes some tokens and commits its full blocks."""
         owner = self.draw(data)
         if owner is not None:
             self.compute_of(owner, more, count)
@@ -91,7 +91,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         for position in range(owner.num_computed, stop):
             block = table[position // self.cache.block_size]
             assert users[block] == 1, "a shared block is written"
-            assert not self.cache.pool.is_kept(block), "a block that can be found is written"
+            assert not self.cache.pool.is_kept(block), "a committed block is written"
             self.slots[block, position % self.cache.block_size] = owner.tokens[position]
         owner.num_computed = stop
         CACHE["steps"] += 1
@@ -148,7 +148,7 @@ class KVCacheMachine(RuleBasedStateMachine):
                     self.slots[table[position // self.cache.block_size], position % self.cache.block_size] = (
                         None
                     )
-                owner.num_computed = max(computed, owner.num_found)
+                owner.num_computed = max(computed, owner.num_hits)
         for name in self.cache.uncommit(first):
             self.drop(self.owners[name])
 
@@ -174,7 +174,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     def every_table_holds_its_tokens(self):
         for name, owner in getattr(self, "owners", {}).items():
             table, size = self.cache.block_ids(name), self.cache.block_size
-            window = self.cache.window or owner.num_computed + 1
+            window = self.cache.windows[0] or owner.num_computed + 1
             seen = range(max(0, owner.num_computed - window + 1), owner.num_computed)
             held = [self.slots.get((table[p // size], p % size)) for p in seen]
             assert held == [owner.tokens[p] for p in seen], f"{name} reads another's tokens"
@@ -198,8 +198,8 @@ class WindowMachine(KVCacheMachine):
         prefix_cache=st.sampled_from([1, 1, 0]),
         window=st.integers(1, 5),
     )
-    def start(self, **limits):
-        super().start(kind="programs with windows", **limits)
+    def start(self, window, **limits):
+        super().start(kind="programs with windows", windows=(window,), **limits)
 
 
 class SwapMachine(KVCacheMachine):
@@ -236,13 +236,13 @@ class SwapMachine(KVCacheMachine):
     def resume(self, name, count):
         owner, step = self.waiting[name], self.step + 1
         length = len(owner.tokens)
-        found = self.cache.admit(owner, length, num_reusable=length - 1, step=step)
-        if found is not None:
-            owner.num_found = owner.num_computed = found
+        hits = self.cache.admit(owner, length, num_reusable=length - 1, step=step)
+        if hits is not None:
+            owner.num_hits = owner.num_computed = hits
             self.owners[name] = self.waiting.pop(name)
             self.launch()
-            self.undo.append((step, owner, found))
-            self.cache.commit(owner, found, step)
+            self.undo.append((step, owner, hits))
+            self.cache.commit(owner, hits, step)
             if count:
                 self.compute_of(owner, [0], count)
 

@@ -75,16 +75,17 @@ class Server:
         depth=1,
         prefix_cache=False,
         window=None,
-        sides=(),
+        further_windows=(),  # of further KV-cache groups
         swap=0,
         clock=time.monotonic,
     ):
         self.depth = depth  # steps launched before the oldest is read
         self.pending = deque()
         self.written = deque()  # the blocks that each pending step writes
-        self.pool = BlockPool(blocks * (1 + len(sides)) + 1)  # one is the null block
+        windows = (window, *further_windows)
+        self.pool = BlockPool(blocks * len(windows) + 1)  # one is the null block
         self.kv_cache = KVCacheManager(
-            self.pool, block_size, prefix_cache=prefix_cache, window=window, sides=sides, swap_slots=swap
+            self.pool, block_size, prefix_cache=prefix_cache, windows=windows, swap_slots=swap
         )
         self.config = SchedulerConfig(
             max_num_seqs=seqs,
@@ -102,10 +103,10 @@ class Server:
             block_size=block_size,
             vocab_size=VOCAB,
             device=torch.device("cpu"),
-            num_groups=1 + len(sides),
+            num_groups=len(windows),
         )
         self.eos = eos
-        self.model = PagedModel(block_size, next_token, window, sides)
+        self.model = PagedModel(block_size, next_token, windows)
         self.requests = {}
 
     def add(self, name, length, seed=0, options=None, **params):

@@ -23,10 +23,10 @@ class PagedModel:
     back through the block table, so that a wrong id, position, slot, table or length shows as a wrong token.
     """
 
-    def __init__(self, block_size, next_token, window=None, sides=()):
+    def __init__(self, block_size, next_token, windows=(None,)):
         self.block_size = block_size
-        self.window = window  # positions that each token sees, its own included
-        self.sides = sides  # the same of further groups of layers
+        # Of each KV-cache group, positions that each token sees, its own included.
+        self.window, *self.further_windows = windows
         self.next_token = next_token
         self.slots = {}
         self.host = {}  # what each slot of the host holds of a block
@@ -101,9 +101,9 @@ class PagedModel:
         length, starts = int(view.seq_lens[row]), view.query_start_loc.tolist()
         query_len = starts[row + 1] - starts[row]
         tokens = self._read(view.block_tables[0][row].tolist(), self.window, length, query_len)
-        for window, tables in zip(self.sides, view.block_tables[1:], strict=True):
-            side = self._read(tables[row].tolist(), window, length, query_len)
-            assert tokens[len(tokens) - len(side) :] == side, "groups of layers hold other tokens"
+        for window, tables in zip(self.further_windows, view.block_tables[1:], strict=True):
+            others = self._read(tables[row].tolist(), window, length, query_len)
+            assert tokens[len(tokens) - len(others) :] == others, "KV-cache groups hold other tokens"
         return tokens
 
     def _read(self, table, window, length, query_len):

@@ -18,17 +18,19 @@ from .scheduler.test_scheduler_states import SchedulerMachine
 WINDOW = 10
 
 
-def with_sides(make_server, *, window, swap, **limits):
-    """A server with a further group or two of layers, one of which sees what was drawn as the window.
+def with_groups(make_server, *, window, swap, **limits):
+    """A server with a further KV-cache group or two, one of which sees what was drawn as the window.
 
     Groups do not swap.
     """
-    return make_server(sides=(None, 2) if window is None else (window,) * (1 + window % 2), **limits)
+    return make_server(
+        further_windows=(None, 2) if window is None else (window,) * (1 + window % 2), **limits
+    )
 
 
 def run_programs(make_server, examples, **options):
     limits = settings(max_examples=examples, stateful_step_count=20, deadline=None, **options)
-    run_state_machine_as_test(partial(SchedulerMachine, partial(with_sides, make_server)), settings=limits)
+    run_state_machine_as_test(partial(SchedulerMachine, partial(with_groups, make_server)), settings=limits)
 
 
 def test_any_sequence_of_events_gives_each_request_its_own_tokens(make_server):
@@ -45,7 +47,7 @@ def _all_is_usable(self, entries):
 
 MUTANTS = {
     "a block is given back too soon": (KVCacheManager, "release", _release_one_too_many),
-    "a prefix is found of which a window is gone": (KVCacheManager, "_usable", _all_is_usable),
+    "a prefix is a hit of which a window is gone": (KVCacheManager, "_usable", _all_is_usable),
 }
 
 
@@ -56,7 +58,7 @@ def test_each_way_to_get_it_wrong_is_noticed(make_server, mutant):
 
 
 def test_an_answer_holds_all_blocks_of_one_group_and_a_window_of_the_other(make_server):
-    server = make_server(blocks=20, sides=(WINDOW,), prefix_cache=True)
+    server = make_server(blocks=20, further_windows=(WINDOW,), prefix_cache=True)
     request = server.add("a", 9, max_tokens=60)
     while len(request.output_token_ids) < 59:
         server.step()
@@ -67,8 +69,8 @@ def test_an_answer_holds_all_blocks_of_one_group_and_a_window_of_the_other(make_
     assert request.output_token_ids == server.alone(request)[0]
 
 
-def test_a_prefix_is_found_as_far_as_every_group_holds_what_it_would_see(make_server):
-    server = make_server(blocks=40, sides=(WINDOW,), prefix_cache=True)
+def test_a_prefix_is_a_hit_as_far_as_every_group_holds_what_it_would_see(make_server):
+    server = make_server(blocks=40, further_windows=(WINDOW,), prefix_cache=True)
     first = server.add("first", 33, max_tokens=2)
     server.drain()
     again = server.add("again", 33, max_tokens=2)
@@ -77,21 +79,21 @@ def test_a_prefix_is_found_as_far_as_every_group_holds_what_it_would_see(make_se
     assert server.kv_cache.block_ids("again", group=1)[:5] == (0,) * 5, "what no layer will see is not held"
     server.drain()
     cache = server.kv_cache
-    sides = [entry.sides[0] for entry in cache.prefix.match(cache._chain(first), 8)]
-    cache.pool.drop(cache.prefix.drop(sides[6]))
+    further = [entry.further[0] for entry in cache.prefix.match(cache._chain(first), 8)]
+    cache.pool.drop(cache.prefix.evict(further[6]))
     third = server.add("third", 33, max_tokens=2)
     server.step()
     assert third.num_cached_tokens == 24, "tokens 15 to 23 are held by both groups"
     server.drain()
     fourth = server.add("fourth", 33, max_tokens=2)
     server.drain()
-    assert fourth.num_cached_tokens == 32, "what was forgotten of one group is entered anew"
+    assert fourth.num_cached_tokens == 32, "what was evicted of one group is committed anew"
     for request in (first, again, third, fourth):
         assert request.output_token_ids == server.alone(request)[0]
 
 
-def test_a_side_that_was_entered_anew_by_a_step_that_fails_is_forgotten():
-    cache = KVCacheManager(BlockPool(30), 2, prefix_cache=True, sides=(3,))
+def test_a_block_of_one_group_that_a_failed_step_committed_anew_is_evicted():
+    cache = KVCacheManager(BlockPool(30), 2, prefix_cache=True, windows=(None, 3))
 
     class Tokens:
         cache_salt = ""
@@ -105,11 +107,11 @@ def test_a_side_that_was_entered_anew_by_a_step_that_fails_is_forgotten():
     first, second, third = map(Tokens, ("first", "second", "third"))
     cache.admit(first, 5)
     cache.commit(first, 4, step=1)
-    cache.pool.drop(cache.prefix.drop(cache.block_ids("first", group=1)[1]))
+    cache.pool.drop(cache.prefix.evict(cache.block_ids("first", group=1)[1]))
     assert cache.admit(second, 5, num_reusable=4) == 2
     cache.commit(second, 4, step=2)
     assert cache.uncommit(2) == []
-    assert cache.admit(third, 5, num_reusable=4) == 2, "nobody has written what the failed step had entered"
+    assert cache.admit(third, 5, num_reusable=4) == 2, "nobody has written what the failed step had committed"
     cache.check({"first": 4, "second": 2, "third": 2})
 
 

@@ -37,8 +37,8 @@ def _match_without_parent(entry, token_ids, parent):
     return entry.token_ids == token_ids
 
 
-def _find_one_too_many(self, tokens, num_reusable, find=KVCacheManager._find):
-    return find(self, tokens, num_reusable + 1)
+def _hit_one_too_many(self, tokens, num_reusable, hits=KVCacheManager._hits):
+    return hits(self, tokens, num_reusable + 1)
 
 
 def _commit_what_is_not_full(self, tokens, num_tokens, step, commit=KVCacheManager.commit):
@@ -60,7 +60,7 @@ def _share_without_counting(self, block_ids):
         self._references[block_id] = max(1, self._references[block_id])
 
 
-def _drop_without_what_follows(self, block_id):
+def _evict_without_what_follows(self, block_id):
     entry = self._by_block.pop(block_id)
     del self._by_digest[entry.digest]
     return [block_id]
@@ -76,8 +76,8 @@ def _admit_without_room(
     return admit(self, tokens, num_tokens, num_reusable=num_reusable, spare_blocks=max(0, spare_blocks - 1))
 
 
-def _bring_in_another_order(self, slots, block_ids, bring=SwapSpace.bring):
-    bring(self, slots[::-1], block_ids)
+def _swap_in_another_order(self, slots, block_ids, swap_in=SwapSpace.swap_in):
+    swap_in(self, slots[::-1], block_ids)
 
 
 def _take_what_comes_after(self, request_id, columns, take=SwapSpace.take):
@@ -110,11 +110,11 @@ def _release_one_too_many(self, tokens, num_computed, step, release=KVCacheManag
 
 
 MUTANTS = {
-    "the last token is found": (KVCacheManager, "_find", _find_one_too_many),
-    "a block is found before it is full": (KVCacheManager, "commit", _commit_what_is_not_full),
+    "the last token is a hit": (KVCacheManager, "_hits", _hit_one_too_many),
+    "a block is committed before it is full": (KVCacheManager, "commit", _commit_what_is_not_full),
     "kept blocks are free": (BlockPool, "free", _free_nothing_is_kept),
     "a second reference is not counted": (BlockPool, "share", _share_without_counting),
-    "what follows a forgotten block stays": (PrefixCache, "drop", _drop_without_what_follows),
+    "what follows an evicted block stays": (PrefixCache, "evict", _evict_without_what_follows),
     "a failed step stays committed": (KVCacheManager, "uncommit", _uncommit_nothing),
     "a block is given back too soon": (KVCacheManager, "release", _release_one_too_many),
     "spare blocks are not spared": (KVCacheManager, "admit", _admit_without_room),
@@ -122,7 +122,7 @@ MUTANTS = {
 
 
 SWAP_MUTANTS = {
-    "a block comes from another's slot": (SwapSpace, "bring", _bring_in_another_order),
+    "a block comes from another's slot": (SwapSpace, "swap_in", _swap_in_another_order),
     "a slot is taken that holds other tokens": (SwapSpace, "take", _take_what_comes_after),
     "a slot is free before it is read": (SwapSpace, "take", _take_without_keeping),
     "what a failed step copied out stays": (SwapSpace, "undo", _undo_nothing),
@@ -131,8 +131,8 @@ SWAP_MUTANTS = {
 }
 
 
-# Without windows what comes first is given back last, and is hardly ever forgotten before what follows it.
-SEEN_WITH_WINDOWS = {"a block is given back too soon", "what follows a forgotten block stays"}
+# Without windows what comes first is given back last, and is hardly ever evicted before what follows it.
+SEEN_WITH_WINDOWS = {"a block is given back too soon", "what follows an evicted block stays"}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS | SWAP_MUTANTS)
@@ -161,7 +161,7 @@ COMPARED = "lamina.runtime.kv_cache.prefix_cache._is"
 
 
 def _find_after_one_block(tokens, salt):
-    """What is found of these tokens where 0, 1 are held and every block has the same hash."""
+    """The hits of these tokens where 0, 1 are held and every block has the same hash."""
     with patch.object(PrefixCache, "digest", lambda self, contents: b"one"):
         cache = KVCacheManager(BlockPool(9), 2, prefix_cache=True)
         cache.admit(first := Owner("first", [0, 1, 0], ""), 3)

@@ -1,4 +1,4 @@
-"""Blocks found again: the right ones, only while they hold what was found, and never a token too many."""
+"""Prefix-cache hits: the right blocks, only while they hold what was committed, never a token too many."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Recordings: decided again they come out the same, they tell no text, and the first difference is named."""
+"""Decision logs: decided again they come out the same, hold no text, and the first difference is named."""
 
 import json
 import random
@@ -60,7 +60,7 @@ def traffic(server, seed, count=60, longest=12):
 @pytest.mark.parametrize(
     "blocks, block_size, chunk, window", [(8, 2, 3, None), (6, 4, None, None), (6, 2, 3, 5)]
 )
-def test_what_was_recorded_is_decided_again(record, depth, prefix_cache, blocks, block_size, chunk, window):
+def test_what_was_logged_is_decided_again(record, depth, prefix_cache, blocks, block_size, chunk, window):
     limits = {"blocks": blocks, "block_size": block_size, "chunk": chunk, "window": window}
     server, path = record(**limits, depth=depth, prefix_cache=prefix_cache, eos=(5,))
     traffic(server, seed=depth)
@@ -86,7 +86,7 @@ def test_what_went_to_the_host_and_back_does_so_in_the_replay(record, depth):
     assert replay(path).difference.startswith(f"line {first + 1}, ")
 
 
-def test_a_conversation_is_found_again_in_the_replay(record):
+def test_a_conversation_is_a_hit_again_in_the_replay(record):
     server, path = record(blocks=30, prefix_cache=True)
     first = server.add("a", 6, max_tokens=7)
     server.drain()
@@ -109,7 +109,7 @@ def follow_a_live_answer(server, name):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_an_answer_that_is_not_at_its_end_with_the_recording_is_found_in_the_replay(record, depth):
+def test_an_answer_that_is_not_at_its_end_with_the_log_is_a_hit_in_the_replay(record, depth):
     server, path = record(blocks=10, prefix_cache=True, depth=depth)
     for seed, name in enumerate("ab"):
         server.add(name, 5, seed, max_tokens=24)
@@ -130,7 +130,7 @@ def test_so_is_one_whose_first_blocks_have_left_every_window(record):
     assert (result.difference, result.num_hit_tokens) == (None, server.scheduler.num_hit_tokens)
 
 
-def test_a_recording_tells_numbers_of_tokens_and_no_token(record):
+def test_a_decision_log_has_numbers_of_tokens_and_no_token(record):
     texts = []
     for first in (1, 2):
         server, path = record(blocks=30, prefix_cache=True, next_token=lambda prefix, banned: prefix[0])
@@ -183,7 +183,7 @@ def test_another_scheduler_is_found_out(record, monkeypatch):
     assert replay(path).difference is not None
 
 
-def test_a_recording_cut_off_by_a_crash_is_decided_as_far_as_it_goes(record):
+def test_a_decision_log_cut_off_by_a_crash_is_decided_as_far_as_it_goes(record):
     server, path = record(blocks=8)
     server.add("a", 5, max_tokens=6)
     server.drain()
@@ -195,9 +195,9 @@ def test_a_recording_cut_off_by_a_crash_is_decided_as_far_as_it_goes(record):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "no recording of format 3"),
-        ('{"lamina":1}\n', "no recording of format 3"),
-        ('{"lamina":3}\n{}\n', "the first line is not that of a recording"),
+        ("", "no decision log of format 3"),
+        ('{"lamina":1}\n', "no decision log of format 3"),
+        ('{"lamina":3}\n{}\n', "the first line is not that of a decision log"),
         ('{"lamina":3}\nx\n{}\n', "line 2 is no JSON"),
         ("[]\n[]\n", "line 1 is []; wanted a JSON object"),
     ],

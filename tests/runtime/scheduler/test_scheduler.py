@@ -356,11 +356,11 @@ def test_whoever_comes_and_goes_leaves_the_others_in_their_rows(make_server):
         plan = server.step()
         others = sum(name != other for name, other in zip(before, plan.request_ids, strict=True))
         ended = len({*before} - {*plan.request_ids})
-        told = {*plan.new_blocks[0].tolist()} - {
+        sent = {*plan.new_blocks[0].tolist()} - {
             row for row, count in enumerate(plan.num_computed_tokens % 4) if not count
         }
         assert others <= 2 * ended, "for each that ends the last one moves, and one comes"
-        assert len(told) <= 2 * ended, "tables of the others are not told again"
+        assert len(sent) <= 2 * ended, "tables of the others are not sent again"
         before = plan.request_ids
     server.drain()
     for request in server.requests.values():

@@ -280,7 +280,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "requests": len(self.server.requests),
                 "requests served to their end": len(self.server.requests.keys() - self.ended_early),
                 "preemptions": self.scheduler.num_preemptions,
-                "tokens found": self.scheduler.num_hit_tokens,
+                "prefix-cache hits": self.scheduler.num_hit_tokens,
                 "blocks swapped out": swap.num_out if swap else 0,
                 "blocks swapped in": swap.num_in if swap else 0,
             }
