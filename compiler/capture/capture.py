@@ -18,8 +18,8 @@ from ..torch_internals import torch_compat, torch_trace
 from ..torch_internals.torch_trace import GuardFact
 from .covered import is_covered_file, is_covered_module
 from .fingerprint import describe, source_line, symbols
+from .functionalize import functionalize
 from .readings import Covered, Readings, ask, require_answers, subject_of
-from .straighten import functionalize
 
 Attend = Callable[..., None]  # (layer, query, key, value, out), and cos, sin where it is to rotate
 Forward = Callable[[Mapping[str, Tensor], Tensor, Tensor, Attend], Tensor]

@@ -10,7 +10,7 @@ from torch import fx
 
 from ...common.errors import CompileError
 from .fingerprint import source_line
-from .straighten import is_attention, recompute_sizes
+from .functionalize import is_attention, recompute_sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

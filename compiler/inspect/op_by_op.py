@@ -7,7 +7,7 @@ from torch import Tensor, fx
 
 from ...custom_ops.paged_attention.reference import dense_attention
 from ...custom_ops.rotary_embedding.reference import rotary_embedding
-from ..capture.straighten import is_attention
+from ..capture.functionalize import is_attention
 from ..torch_internals import torch_compat
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)

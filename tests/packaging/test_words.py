@@ -19,9 +19,8 @@ ROOMS = (
 )
 # Rooms that still have some of the words; a room that is clean leaves this list.
 NOT_YET = (
-    *("cli/", "models/", "runtime/", "tests/cli/", "tests/models/", "tests/runtime/", "tests/parity/"),
-    *("compiler/execution/", "tests/compiler/execution/", "docs/structures.md"),
-    *("docs/scheduling.md", "docs/warm_start.md", "docs/settings.md", "docs/request_walk.md"),
+    *("cli/", "runtime/", "tests/runtime/"),
+    *("docs/scheduling.md", "docs/structures.md", "docs/request_walk.md"),
 )
 
 # What names must not be made of, one part of a name between underscores, and what is said instead.
@@ -35,7 +34,7 @@ NAMES = {
     "sides": "KV-cache groups",
     "tapes?": "CPU call graph",
     "tellers?": "output processor",
-    "told": "sent, reported",
+    "told": "sent, reported, written",  # not in tests, in which callbacks are told and commands tell
     "untold": "resend",
 }
 # What neither names nor comments nor docs say.
@@ -91,23 +90,25 @@ def parts(name: str) -> list[str]:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_")
 
 
+def is_metaphor(name: str, path: Path) -> bool:
+    """Whether a part of a name is one of NAMES."""
+    found = [part for part in parts(name) if re.fullmatch("|".join(NAMES), part)]
+    return bool(found) and (found != ["told"] or not name_of(path).startswith("tests/"))
+
+
 def test_no_name_is_a_metaphor_of_ours():
-    left_out = re.compile("|".join(NAMES))
     offenders = {
         f"{name_of(path)}:{number}: {name}"
         for path in clean()
         if path.suffix in CODE
         for number, name in names(path)
-        if any(left_out.fullmatch(part) for part in parts(name))
+        if is_metaphor(name, path)
     }
     assert not offenders, NAMES
 
 
 def test_no_file_is_called_by_one():
-    left_out = re.compile("|".join(NAMES))
-    assert not [
-        name_of(path) for path in clean() if any(left_out.fullmatch(part) for part in parts(path.stem))
-    ]
+    assert not [name_of(path) for path in clean() if is_metaphor(path.stem, path)]
 
 
 def test_no_comment_and_no_page_speaks_in_metaphors_of_ours():
@@ -125,6 +126,7 @@ def test_no_comment_and_no_page_speaks_in_metaphors_of_ours():
     ("name", "says"),
     [
         ("untold_rows", True),
+        ("_told", True),
         ("CardMemory", True),
         ("kTapeSize", True),
         ("num_sides", True),
@@ -135,7 +137,7 @@ def test_no_comment_and_no_page_speaks_in_metaphors_of_ours():
     ],
 )
 def test_a_name_is_known_by_its_parts(name, says):
-    assert any(re.fullmatch("|".join(NAMES), part) for part in parts(name)) is says
+    assert is_metaphor(name, ROOT / "runtime" / "runtime.py") is says
 
 
 # What somebody who knows vLLM looks for, and the file that does it: a grep for the words must end there.

@@ -6,8 +6,8 @@ from torch import fx
 
 from lamina.compiler.capture.capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, capture
 from lamina.compiler.capture.fingerprint import canonical_text, group_equal
+from lamina.compiler.capture.functionalize import is_attention
 from lamina.compiler.capture.split import AttentionCall, PieceCall, split
-from lamina.compiler.capture.straighten import is_attention
 from lamina.compiler.torch_internals import torch_compat
 
 from ..tiny import CPU, make_tiny

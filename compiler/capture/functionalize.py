@@ -1,5 +1,5 @@
-"""What a captured graph is made before it is cut: writes into values that cross a cut become new values, and
-sizes that would cross one are computed again behind it."""
+"""A captured graph made ready to be split: writes into values that cross a split become new values, and sizes
+that would cross one are computed again behind it."""
 
 import inspect
 import operator
