@@ -16,8 +16,8 @@ MAY_CALL = {
     "scheduler": {"kv_cache"},
     "kv_cache": set(),
     "executor": {"worker"},
-    "worker": {"startup"},  # where the callables of the model are made
-    "startup": set(),
+    "worker": {"startup"},  # where the callable of an eager model is made, which calls attention
+    "startup": {"worker"},
     "tokenization": set(),
     "protocol": set(),
 }
