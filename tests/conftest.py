@@ -4,7 +4,7 @@ import copy
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,25 @@ def tiny_text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _save_tiny(folder, 0, {})
     _byte_level_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the C++ compiler's files lie by their contents, for every store and worker; it has locks of its own."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "inductor"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def build_once(build_folder: Path) -> Iterator[None]:
+    """A header or a kernel that was built for one store is not built again for another, within this process."""
+    from lamina.common.store import Store
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "build_folder", lambda store: build_folder)
+        yield
 
 
 @pytest.fixture(scope="session")

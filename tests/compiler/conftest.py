@@ -20,6 +20,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _build_once(build_once):
+    """For all of these tests."""
+
+
 @pytest.fixture
 def store(tmp_path):
     """An empty store."""

@@ -10,6 +10,8 @@ from lamina import Runtime, SamplingParams
 
 from ..families import FAMILIES, oracle, oracle_choices
 
+pytestmark = pytest.mark.usefixtures("build_once")
+
 NUM_TOKENS = 64
 PROMPTS = [[(37 * i + 11 * n) % 317 + 3 for i in range(length)] for n, length in enumerate((1, 4, 19))]
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)

@@ -41,6 +41,11 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.write_line(in_words(counts))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _build_once(build_once):
+    """For all of these tests."""
+
+
 @pytest.fixture(scope="session")
 def forget_kernels():
     """forget_kernels() -> what this process has chosen and loaded for each op is chosen and loaded anew."""
