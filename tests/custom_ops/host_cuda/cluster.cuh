@@ -5,8 +5,6 @@
 // arrive later, in any order. Barriers, swizzled tiles and the registers of WGMMA are those of the GPU.
 #pragma once
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "fiber.cuh"
 #include "float_ops.cuh"
 
 #define __global__
@@ -67,7 +66,7 @@ struct Bf16 {
 
 namespace host {
 
-constexpr size_t kStack = 96 << 10, kMemory = 228 << 10, kBegin = 16;  // where dynamic memory begins
+constexpr size_t kMemory = 228 << 10, kBegin = 16;  // where dynamic memory begins
 constexpr int kPatience = 1000;                                        // rounds without news
 
 struct Barrier {
@@ -86,8 +85,7 @@ struct Block {
   int num_alive = 0, num_synced = 0, sync_round = 0;
 };
 struct Fiber {
-  ucontext_t context{};
-  std::vector<char> stack = std::vector<char>(kStack);
+  Turns turns;
   int block = 0;
   unsigned thread = 0;
   bool is_done = false;
@@ -98,7 +96,6 @@ struct Fiber {
 inline std::vector<Block> blocks;
 inline std::vector<Fiber> fibers;
 inline Fiber* current;
-inline ucontext_t home;
 inline std::mt19937 generator;
 inline std::vector<std::function<void()>> arriving;
 inline std::function<void()> body;
@@ -111,7 +108,7 @@ inline uint32_t num_bytes;    // of its dynamic memory
 
 inline Block& block() { return blocks[current->block]; }
 inline Warp& warp() { return block().warps[current->thread / 32]; }
-inline void yield() { swapcontext(&current->context, &home); }
+inline void yield() { current->turns.yield(); }
 inline void check(bool is_right, const char* text) {
   if (!is_right && failure.empty()) failure = text;
 }
@@ -165,6 +162,7 @@ inline void run_fiber() {
   body();
   check(current->wgmmas.empty(), "nobody waits for wgmmas");
   current->is_done = true;
+  Turns::leave();
 }
 
 inline void arrive_some(bool all) {
@@ -190,10 +188,7 @@ inline void run_cluster(unsigned first, int num_blocks, unsigned threads, uint32
     const size_t i = &fiber - fibers.data();
     fiber.block = static_cast<int>(i / threads), fiber.thread = i % threads, fiber.is_done = false;
     fiber.wgmmas.clear(), fiber.committed.clear();
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = kStack;
-    fiber.context.uc_link = &home;
-    makecontext(&fiber.context, run_fiber, 0);
+    fiber.turns.begin(run_fiber);
     alive.push_back(&fiber);
   }
   int64_t before = -1;
@@ -203,7 +198,7 @@ inline void run_cluster(unsigned first, int num_blocks, unsigned threads, uint32
     for (size_t i = 0; i < alive.size(); ++i) {
       if (generator() % pause[(alive[i] - fibers.data()) / 32] != 0) continue;
       current = alive[i], threadIdx = {current->thread, 0, 0}, blockIdx = {first + current->block, 0, 0};
-      swapcontext(&home, &current->context);
+      current->turns.go_on();
       arrive_some(false);
       if (!current->is_done) continue;
       --block().num_alive, ++news;

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +14,8 @@
 #include <cstring>
 #include <functional>
 #include <vector>
+
+#include "fiber.cuh"
 
 #define __global__
 #define __device__
@@ -37,11 +38,10 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace host {
 
-constexpr size_t kStack = 1 << 16, kWarp = 32, kPage = 1 << 12, kRoom = 1 << 18;
+constexpr size_t kWarp = 32, kPage = 1 << 12, kRoom = 1 << 18;
 
 struct Fiber {
-  ucontext_t context{};
-  std::vector<char> stack = std::vector<char>(kStack);
+  Turns turns;
   bool is_done = false;
   unsigned num_shared = 0;  // times that it gave its warp a value
 };
@@ -51,12 +51,11 @@ struct Warp {
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
 inline unsigned num_synced, sync_round;
-inline ucontext_t home;
 inline std::function<void()> body;
 
 inline void yield() {
   const Index own = threadIdx;
-  swapcontext(&fibers[own.x].context, &home);
+  fibers[own.x].turns.yield();
   threadIdx = own;
 }
 
@@ -96,23 +95,19 @@ uint32_t reduced(uint32_t value, const Function& function) {
 inline void run_fiber() {
   body();
   fibers[threadIdx.x].is_done = true;
+  Turns::leave();
 }
 
 inline void run_block(unsigned threads) {
-  fibers = std::vector<Fiber>(threads), warps.resize(threads / kWarp), num_synced = 0;
-  for (Fiber& fiber : fibers) {
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = kStack;
-    fiber.context.uc_link = &home;
-    makecontext(&fiber.context, run_fiber, 0);
-  }
+  fibers.resize(threads), warps.resize(threads / kWarp), num_synced = 0;
+  for (Fiber& fiber : fibers) fiber.is_done = false, fiber.num_shared = 0, fiber.turns.begin(run_fiber);
   for (bool is_alive = true; is_alive;) {
     is_alive = false;
     for (unsigned i = 0; i < threads; ++i) {
       if (fibers[i].is_done) continue;
       is_alive = true;
       threadIdx = {i, 0, 0};
-      swapcontext(&home, &fibers[i].context);
+      fibers[i].turns.go_on();
     }
   }
 }
