@@ -132,7 +132,7 @@ def tiny_text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the C++ compiler's files lie by their contents, for every store and worker; it has locks of its own."""
+    """Where Inductor keeps what it builds, under names by content and locks of its own: for every worker."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "inductor"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -141,7 +141,7 @@ def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def build_once(build_folder: Path) -> Iterator[None]:
-    """A header or a kernel that was built for one store is not built again for another, within this process."""
+    """What Inductor built in this process for one store is not built again for another."""
     from lamina.common.store import Store
 
     with pytest.MonkeyPatch.context() as patch:

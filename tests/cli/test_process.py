@@ -134,6 +134,7 @@ def test_input_that_is_no_text_is_one_line(tiny_text_folder, command, utf8, give
     assert said in lines[0]
 
 
+@pytest.mark.long
 def test_where_the_current_folder_is_gone_it_is_said_and_work_goes_on(tiny_text_folder, tmp_path):
     folder = tmp_path / "gone"
     folder.mkdir()

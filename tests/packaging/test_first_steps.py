@@ -28,6 +28,7 @@ def test_an_example_without_arguments_says_how_it_is_used(example):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.demo
 @pytest.mark.timeout(900)  # the first of all to use the model compiles it
 @pytest.mark.usefixtures("demo_model")

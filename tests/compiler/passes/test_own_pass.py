@@ -51,6 +51,7 @@ def test_the_proof_holds(own, monkeypatch):
     namespace["test_double_negation"]()
 
 
+@pytest.mark.long
 def test_the_proof_copied_as_it_stands_holds_under_any_profile(tmp_path):
     """In a folder of one's own: without a profile of ours, Hypothesis has its own deadline."""
     (tmp_path / "test_proof.py").write_text(f"{PASS}\n\n{PROOF}")
