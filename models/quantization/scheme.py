@@ -66,6 +66,7 @@ class QuantScheme:
 
     def check(self, specs: Mapping[str, ParameterSpec], device: torch.device) -> None:
         """Raise UnsupportedError where the device cannot multiply, or the model has nothing to keep so."""
+        self.tables(specs, torch.float32)
         if self.is_dense:
             return
         if not self.quantized(specs):
@@ -79,15 +80,25 @@ class QuantScheme:
                 f"quantization is {self.name!r}, whose kernels are for {kernels}s, and device is "
                 f"{device.type!r}; use quantization=None or device={min(self.devices)!r}"
             )
-        self.tables(specs, torch.float32)
 
     def tables(self, specs: Mapping[str, ParameterSpec], dtype: torch.dtype) -> dict[str, TensorTable]:
-        """Of each projection its parts, by their names among the weights."""
+        """Of each projection its parts, by their names among the weights. ConfigError for parts amiss."""
         return {
-            name: {_part_name(name, part): one for part, one in self.tensors(spec.shape, dtype).items()}
+            name: {_part_name(name, part): one for part, one in self._parts(spec.shape, dtype).items()}
             for name, spec in specs.items()
             if spec.projection
         }
+
+    def _parts(self, shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch.dtype]]:
+        """What `tensors` says, if rows can be stored and multiplied so."""
+        parts = self.tensors(shape, dtype)
+        is_right = next(iter(parts), None) == "" and all(own[:1] == shape[:1] for own, _ in parts.values())
+        if not is_right or (self.is_dense and parts != {"": (shape, dtype)}):
+            wanted = '"" first, and as many rows in each'
+            if self.is_dense:
+                wanted = f'"" alone, of that shape in {dtype}, as there is no multiply'
+            raise ConfigError(f"quantization {self.name!r} keeps {shape} as {dict(parts)}; wanted {wanted}")
+        return parts
 
     def parameter_table(self, specs: Mapping[str, ParameterSpec], dtype: torch.dtype) -> TensorTable:
         """Shape and dtype of every tensor among the weights: the parameters in order, then other parts."""

@@ -1,6 +1,7 @@
 """A scheme from outside Lamina, with another layout of scales than int8 has: served, sized and told of."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from lamina import ConfigError, LoadError, Runtime, SamplingParams, UnsupportedError
 from lamina.common.progress import say_nothing
+from lamina.models import ParameterSpec
 from lamina.models.config import read_model_config
 from lamina.models.quantization import scheme as schemes
 from lamina.models.quantization.scheme import Parts, QuantScheme, Shape, find_scheme, register_scheme
@@ -175,6 +177,28 @@ def test_names_are_one_schemes_and_unknown_ones_are_told_the_others() -> None:
     for name in ("int4", 8, ["int8"], True):
         with pytest.raises(ConfigError, match=r"quantization is .*; wanted None or int8 or nibbles"):
             RuntimeConfig(model="folder", quantization=name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        ({}, '"" first'),
+        ({"scale": ((4,), torch.float32), "": ((4, 8), torch.int8)}, '"" first'),
+        ({"": ((8, 4), torch.int8)}, "as many rows in each"),
+        ({"": ((4, 8), torch.int8), "scale": ((), torch.float32)}, "as many rows in each"),
+    ],
+)
+def test_parts_without_a_row_for_each_row_are_refused(parts: Any, wanted: str) -> None:
+    specs = {"w": ParameterSpec(shape=(4, 8), sources=("w",), projection=True)}
+    odd = replace(NIBBLES, tensors=lambda shape, dtype: parts)
+    with pytest.raises(ConfigError, match=rf"'nibbles' keeps \(4, 8\) as .*; wanted .*{wanted}"):
+        odd.check(specs, torch.device("cpu"))
+
+
+def test_what_is_not_as_ops_linear_takes_it_needs_a_multiply() -> None:
+    specs = {"w": ParameterSpec(shape=(4, 32), sources=("w",), projection=True)}
+    with pytest.raises(ConfigError, match=r'wanted "" alone, .* as there is no multiply'):
+        replace(NIBBLES, multiply=None).check(specs, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", [None, "int8", "nibbles"])
