@@ -213,7 +213,7 @@ class SamplingParams:
         return other
 
     @property
-    def wants_reports(self) -> bool:
+    def wants_logprobs(self) -> bool:
         """Whether log-probabilities of any token are wanted."""
         return self.logprobs is not None or self.prompt_logprobs is not None
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..protocol.scheduler_output import TokenReport
+from ..protocol.scheduler_output import TokenLogprobs
 from ..sampling_params import SamplingParams
 from ..tokenization.tokenizer import Tokenizer
 
@@ -27,28 +27,28 @@ Logprobs = dict[int, Logprob]  # by token id: the token itself first, then the l
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogprobsFormatter:
-    """The core's reports as a caller gets them: with as many of the likeliest tokens as were asked for."""
+    """The core's log-probabilities as callers get them: with as many of the likeliest as were asked for."""
 
-    num_top: int | None = None  # beside each token of an answer; None: no report is wanted
+    num_top: int | None = None  # beside each token of an answer; None: none are wanted
     num_prompt_top: int | None = None  # likewise of the prompt
     decode: Callable[[int], str] | None = None  # the text of a token
 
-    def of_answer(self, reports: Sequence[TokenReport]) -> tuple[Logprobs, ...] | None:
+    def of_answer(self, logprobs: Sequence[TokenLogprobs]) -> tuple[Logprobs, ...] | None:
         """Those of some tokens of an answer, None where none are wanted."""
         top = self.num_top
-        return None if top is None else tuple(self._formatted(report, top) for report in reports)
+        return None if top is None else tuple(self._formatted(own, top) for own in logprobs)
 
-    def of_prompt(self, reports: Sequence[TokenReport]) -> tuple[Logprobs | None, ...] | None:
+    def of_prompt(self, logprobs: Sequence[TokenLogprobs]) -> tuple[Logprobs | None, ...] | None:
         """Those of a prompt, whose first token has None, as it comes after nothing; None where unwanted."""
         top = self.num_prompt_top
-        return None if top is None else (None, *(self._formatted(report, top) for report in reports))
+        return None if top is None else (None, *(self._formatted(own, top) for own in logprobs))
 
-    def _formatted(self, report: TokenReport, num_top: int) -> Logprobs:
-        own, *top = report.token_ids[: 1 + num_top]
-        found = {own: (report.logprobs[0], report.rank)}
+    def _formatted(self, found: TokenLogprobs, num_top: int) -> Logprobs:
+        own, *top = found.token_ids[: 1 + num_top]
+        numbers_of = {own: (found.logprobs[0], found.rank)}
         for rank, token_id in enumerate(top, start=1):
-            found.setdefault(token_id, (report.logprobs[rank], rank))
-        return {token_id: Logprob(*numbers, self._text(token_id)) for token_id, numbers in found.items()}
+            numbers_of.setdefault(token_id, (found.logprobs[rank], rank))
+        return {token_id: Logprob(*numbers, self._text(token_id)) for token_id, numbers in numbers_of.items()}
 
     def _text(self, token_id: int) -> str | None:
         return None if self.decode is None else self.decode(token_id)
@@ -63,6 +63,6 @@ def formatter_of(params: SamplingParams, index: int, tokenizer: Tokenizer | None
     )
 
 
-def cumulative(reports: Sequence[TokenReport]) -> float:
+def cumulative(logprobs: Sequence[TokenLogprobs]) -> float:
     """The log-probability of all of these tokens together; 0.0 of none."""
-    return sum((report.logprobs[0] for report in reports), 0.0)
+    return sum((each.logprobs[0] for each in logprobs), 0.0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ...common.errors import EngineError, LaminaError, shown
 from ..protocol.engine_output import EngineOutput, Finish, FinishReason
 from ..protocol.engine_request import EngineRequest
-from ..protocol.scheduler_output import TokenReport
+from ..protocol.scheduler_output import TokenLogprobs
 from ..tokenization.detokenizer import IncrementalDetokenizer
 from .logprobs import LogprobsFormatter, cumulative
 from .outputs import CompletionOutput, RequestTimes, StreamDelta
@@ -48,8 +48,8 @@ class Answer:
     formatter: LogprobsFormatter = field(default_factory=LogprobsFormatter)
     wants_cumulative: bool = False  # the log-probability of all tokens together
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenReport] = field(default_factory=list)  # of the tokens, where wanted
-    prompt_logprobs: tuple[TokenReport, ...] = ()
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens, where wanted
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish: Finish | None = None  # how the core ended it
     stop_string: str | None = None  # that its text came to, whatever else ended it
     error: LaminaError | None = None  # what ended it, for whoever asked

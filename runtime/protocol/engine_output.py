@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...common.errors import LaminaError
-from .scheduler_output import TokenReport
+from .scheduler_output import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -42,6 +42,6 @@ class EngineOutput:
     request_id: str
     num_before: int
     new_token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenReport, ...] = ()  # of the new tokens, where wanted
-    prompt_logprobs: tuple[TokenReport, ...] = ()  # where wanted, with the first: from the second token on
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the new tokens, where wanted
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # where wanted, with the first: from the second token on
     finish: Finish | None = None

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...common.errors import LaminaError
-from .scheduler_output import Ints, Reports
+from .scheduler_output import Ints, StepLogprobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -19,7 +19,7 @@ class RunnerOutput:
 
     token_ids: NDArray[np.int32]  # [n] sampled ids, row after row in the plan's order
     num_sampled: Ints | None = None  # [num_rows] ids each row yielded; None: as many as the plan says
-    reports: Reports | None = None  # log-probabilities, where the plan wants any
+    logprobs: StepLogprobs | None = None  # as the plan wants them
     failures: Mapping[str, LaminaError] = field(default_factory=dict)  # by request id: failed alone
     error: Exception | None = None
 

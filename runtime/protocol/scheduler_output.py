@@ -42,7 +42,7 @@ class Copies(NamedTuple):
 NO_COPIES = Copies((), ())
 
 
-class TokenReport(NamedTuple):
+class TokenLogprobs(NamedTuple):
     """The log-probabilities of a token and of the likeliest ones in its place."""
 
     token_ids: tuple[int, ...]  # the token, then the likeliest in order
@@ -51,8 +51,8 @@ class TokenReport(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class WantedReports:
-    """Which log-probabilities a step is to report: of its samples, and of tokens of prompts."""
+class WantedLogprobs:
+    """Which log-probabilities a step is to tell: of its samples, and of tokens of prompts."""
 
     num_top: int  # likeliest tokens beside each, as many as anyone wants
     samples: Ints  # [a] which of the step's samples
@@ -62,11 +62,11 @@ class WantedReports:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Reports:
-    """What was wanted, in the same order."""
+class StepLogprobs:
+    """The log-probabilities that a step was to tell, in the order of WantedLogprobs."""
 
-    samples: tuple[TokenReport, ...]
-    prompts: tuple[TokenReport, ...]
+    samples: tuple[TokenLogprobs, ...]
+    prompts: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -123,7 +123,7 @@ class SchedulerOutput:
     new_blocks: Ints
     copies: Copies = NO_COPIES
     preempted_ids: tuple[str, ...] = ()  # since the plan before; some may have been let in again
-    reports: WantedReports | None = None  # None where nobody wants any
+    wanted_logprobs: WantedLogprobs | None = None  # None where nobody wants any
 
     @property
     def num_tokens(self) -> int:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..protocol.scheduler_output import Ints, Reports, WantedReports
+from ..protocol.scheduler_output import Ints, StepLogprobs, WantedLogprobs
 from .request import Request
 from .running_batch import RunningBatch
 
 
-def wanted_reports(batch: RunningBatch, counts: Ints, num_sampled: Ints) -> WantedReports | None:
+def wanted_logprobs(batch: RunningBatch, counts: Ints, num_sampled: Ints) -> WantedLogprobs | None:
     """What a step of so many tokens and samples of the first rows can report of what their requests want."""
     reporters = [row for row in batch.sampling.reporters if row < len(counts)]
     samples, starts = np.cumsum(num_sampled) - num_sampled, np.cumsum(counts) - counts
@@ -32,7 +32,7 @@ def wanted_reports(batch: RunningBatch, counts: Ints, num_sampled: Ints) -> Want
             num_top = max(num_top, request.params.prompt_logprobs or 0)
     if not sampled and not spans:
         return None
-    return WantedReports(
+    return WantedLogprobs(
         num_top=num_top,
         samples=np.array(sampled, np.int64),
         before=np.array(before, np.int64),
@@ -41,27 +41,27 @@ def wanted_reports(batch: RunningBatch, counts: Ints, num_sampled: Ints) -> Want
     )
 
 
-def take_in_reports(
-    wanted: WantedReports,
-    reports: Reports | None,
+def take_in_logprobs(
+    wanted: WantedLogprobs,
+    logprobs: StepLogprobs | None,
     owners: Sequence[Request | None],
     rows: Sequence[Request | None],
 ) -> None:
     """Give each live request what it wanted.
 
-    reports: None where no model runs, as in a replay. owners: of each of the step's samples, None for one of
+    logprobs: None where no model runs, as in a replay. owners: of each of the step's samples, None for one of
     a draft that did not hold. rows: of each of the step's rows, None for one whose request is live no more.
     """
     for place, number in enumerate(wanted.samples.tolist()):
         owner = owners[number]
-        if reports is not None and owner is not None and owner.finish_reason is None:
-            owner.report(reports.samples[place])
+        if logprobs is not None and owner is not None and owner.finish_reason is None:
+            owner.report(logprobs.samples[place])
     start = 0
     for row, count in wanted.spans:
         request = rows[row]
         if request is not None and request.finish_reason is None:
             request.report_prompt(
-                reports.prompts[start : start + count] if reports is not None else (), count
+                logprobs.prompts[start : start + count] if logprobs is not None else (), count
             )
         start += count
 

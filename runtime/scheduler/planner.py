@@ -12,7 +12,7 @@ from .config import SchedulerConfig
 from .faults import at_request
 from .in_flight import InFlight
 from .live_requests import LiveRequests
-from .logprob_requests import wanted_reports
+from .logprob_requests import wanted_logprobs
 from .request import Request
 from .running_batch import RunningBatch
 
@@ -69,7 +69,7 @@ class Planner:
             new_blocks=batch.new_blocks(self._kv_cache),
             copies=self._kv_cache.copies(step),
             preempted_ids=self._live.take_preempted_ids(),
-            reports=wanted_reports(batch, counts, num_sampled) if sampling.reporters else None,
+            wanted_logprobs=wanted_logprobs(batch, counts, num_sampled) if sampling.reporters else None,
         )
 
     def _advance_running(self) -> Ints:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.engine_output import FinishReason, Timeline
-from ..protocol.scheduler_output import TokenReport
+from ..protocol.scheduler_output import TokenLogprobs
 from ..sampling_params import SamplingParams
 
 
@@ -51,8 +51,8 @@ class Request:
     arrival: int = -1
     rank: tuple[float, int] = (0.0, -1)  # lower ones are served first
     times: Timeline = field(default_factory=Timeline)
-    logprobs: list[TokenReport] = field(default_factory=list)  # of the output, where wanted
-    prompt_logprobs: list[TokenReport] = field(default_factory=list)  # from the second token on
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where wanted
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # from the second token on
     num_reported: int = 0  # tokens of the prompt that these are of
     _prompt_bytes: bytes | None = field(default=None, init=False, repr=False)
     _plain_params: SamplingParams | None = field(default=None, init=False, repr=False)
@@ -158,11 +158,11 @@ class Request:
             was_let_in = self.times.first_scheduled is not None
             self.status = RequestStatus.PREEMPTED if was_let_in else RequestStatus.WAITING
 
-    def report(self, logprobs: TokenReport) -> None:
+    def report(self, logprobs: TokenLogprobs) -> None:
         """Keep the log-probabilities of the next token of the output."""
         self.logprobs.append(logprobs)
 
-    def report_prompt(self, logprobs: Sequence[TokenReport], count: int) -> None:
+    def report_prompt(self, logprobs: Sequence[TokenLogprobs], count: int) -> None:
         """Keep the log-probabilities of the next tokens of the prompt, so many; none where no model runs."""
         self.prompt_logprobs += logprobs
         self.num_reported += count

@@ -53,7 +53,7 @@ class RowSampling:
         self._parameters[row] = _first_choice(params)
         self._slots[row] = self._free_slots.pop() if params.adjusts else NO_SLOT
         self._num_sent[row] = 0
-        if params.wants_reports:
+        if params.wants_logprobs:
             self._reporting[request] = None
         if params.min_tokens:
             self._early[request] = None
@@ -146,7 +146,7 @@ class RowSampling:
         for row, request in enumerate(self._requests):
             assert self._num_sent[row] <= self._total[row], request
             assert (self._slots[row] != NO_SLOT) == request.params.adjusts, request
-            assert request.params.wants_reports == (row in self.reporters), request
+            assert request.params.wants_logprobs == (row in self.reporters), request
             wanted = np.array(_first_choice(request.params), SAMPLING)
             assert self._parameters[row].item() == wanted.item(), request
         assert {*self._reporting, *self._early} <= {*self._requests}

@@ -19,7 +19,7 @@ from .faults import at_request
 from .in_flight import InFlight, Launched
 from .listener import Listener
 from .live_requests import LiveRequests
-from .logprob_requests import take_in_reports
+from .logprob_requests import take_in_logprobs
 from .planner import Planner
 from .request import Request, RequestStatus, append_each
 from .request_queue import RequestQueue
@@ -195,15 +195,15 @@ class Scheduler:
     def update(self, plan: SchedulerOutput, output: RunnerOutput) -> list[Request]:
         """Take in the tokens of the oldest step in flight; returns the live requests that got any, by row.
 
-        Tokens after one that ends its request are dropped. Of `output` the ids, counts and reports are read.
+        Tokens after one that ends its request are dropped. `output` says ids, counts and log-probabilities.
         """
         num_yielded = _checked_counts(plan, output)
         self._admission.commit()
         launched = self._in_flight.finish(plan)
         self._beginnings.step_over(plan.step)
-        if plan.reports is not None:
+        if plan.wanted_logprobs is not None:
             rows = [self._live.get(request_id) for request_id in plan.request_ids]
-            take_in_reports(plan.reports, output.reports, launched.owners(num_yielded), rows)
+            take_in_logprobs(plan.wanted_logprobs, output.logprobs, launched.owners(num_yielded), rows)
         self._live.free_pending()
         received = self._take_in(launched, num_yielded, np.asarray(output.token_ids, np.int64))
         self._release_unseen(launched, num_yielded)

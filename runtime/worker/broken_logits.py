@@ -23,11 +23,11 @@ def failed_samples(plan: SchedulerOutput, token_ids: NDArray[np.int32]) -> dict[
 
 def failed_prompts(plan: SchedulerOutput, ranks: Tensor) -> dict[str, LogitsError]:
     """Likewise those with a token of the prompt whose log-probability is no number; ranks: of all these."""
-    assert plan.reports is not None
+    assert plan.wanted_logprobs is not None
     is_broken = (ranks == BROKEN_RANK).numpy()
     if not is_broken.any():
         return {}
-    rows = np.repeat(*np.array(plan.reports.spans, np.int64).T)
+    rows = np.repeat(*np.array(plan.wanted_logprobs.spans, np.int64).T)
     return {plan.request_ids[row]: _error(False) for row in set(rows[is_broken].tolist())}
 
 

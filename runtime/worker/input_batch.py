@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..protocol.scheduler_output import NULL_BLOCK, ON_HOST, Banned, Ints, SchedulerOutput, WantedReports
+from ..protocol.scheduler_output import NULL_BLOCK, ON_HOST, Banned, Ints, SchedulerOutput, WantedLogprobs
 from .logprobs import LogprobRows
 
 NO_ID = -1  # in place of a banned id
@@ -125,7 +125,7 @@ class InputBatch:
             num_samples=plan.num_samples,
             max_query_len=int(plan.num_scheduled_tokens.max(initial=0)),
             banned=self._update_banned(plan.banned, sizes[2]),
-            logprobs=None if plan.reports is None else self._send_logprob_rows(plan.reports),
+            logprobs=None if plan.wanted_logprobs is None else self._send_logprob_rows(plan.wanted_logprobs),
             **views,
         )
 
@@ -188,7 +188,7 @@ class InputBatch:
             table[row, : len(known)] = known
         return table
 
-    def _send_logprob_rows(self, wanted: WantedReports) -> LogprobRows:
+    def _send_logprob_rows(self, wanted: WantedLogprobs) -> LogprobRows:
         samples, before, targets = wanted.samples, wanted.before, wanted.targets
         return LogprobRows(wanted.num_top, self._send(samples), self._send(before), self._send(targets))
 

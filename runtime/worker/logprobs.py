@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...custom_ops import top_logprobs
-from ..protocol.scheduler_output import Reports, TokenReport
+from ..protocol.scheduler_output import StepLogprobs, TokenLogprobs
 
 ROWS_AT_ONCE = 128  # of a prompt: logits of all its tokens would take more memory than the rest of a step
 
@@ -31,9 +31,9 @@ class LogprobsTensors(NamedTuple):
         """The same with every tensor changed."""
         return LogprobsTensors(*(tuple(map(change, table)) for table in self))
 
-    def read(self) -> Reports:
+    def read(self) -> StepLogprobs:
         """The same as plain data."""
-        return Reports(samples=_rows(*self.samples), prompts=_rows(*self.prompts))
+        return StepLogprobs(samples=_rows(*self.samples), prompts=_rows(*self.prompts))
 
 
 def sample_logprobs(
@@ -61,8 +61,8 @@ def prompt_logprobs(
     return tuple(map(torch.cat, zip(*tables, strict=True)))
 
 
-def _rows(*table: Tensor) -> tuple[TokenReport, ...]:
+def _rows(*table: Tensor) -> tuple[TokenLogprobs, ...]:
     if not table:
         return ()
     ids, logprobs, ranks = (column.tolist() for column in table)
-    return tuple(map(TokenReport, map(tuple, ids), map(tuple, logprobs), ranks))
+    return tuple(map(TokenLogprobs, map(tuple, ids), map(tuple, logprobs), ranks))

@@ -54,7 +54,7 @@ class LaunchedStep:
         token_ids: NDArray[np.int32] = self._sampled.numpy()
         return RunnerOutput(
             token_ids=token_ids,
-            reports=None if self._logprobs is None else self._logprobs.read(),
+            logprobs=None if self._logprobs is None else self._logprobs.read(),
             failures=self._all_failures(token_ids),
         )
 
@@ -113,7 +113,7 @@ class ModelRunner:
         Whatever is raised, the next plan must have all block tables anew; all else is sent again by itself.
         """
         try:
-            self._logprobs = LogprobsTensors() if plan.reports is not None else None
+            self._logprobs = LogprobsTensors() if plan.wanted_logprobs is not None else None
             self._failures = {}
             if any(plan.copies):
                 assert self.host_blocks is not None, "blocks are to be copied to a host without slots"

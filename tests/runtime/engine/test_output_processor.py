@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lamina import EngineError, SamplingParams
 from lamina.runtime.engine.output_processor import Answer, OutputProcessor, Reader
 from lamina.runtime.protocol.engine_output import EngineOutput, Finish, Timeline
-from lamina.runtime.protocol.scheduler_output import TokenReport
+from lamina.runtime.protocol.scheduler_output import TokenLogprobs
 from lamina.runtime.tokenization.detokenizer import detokenizer_of
 from lamina.runtime.tokenization.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ def answer_of(tokenizer, **params):
 
 
 def report(token_id, place):
-    return TokenReport(token_ids=(token_id,), logprobs=(-float(place),), rank=1)
+    return TokenLogprobs(token_ids=(token_id,), logprobs=(-float(place),), rank=1)
 
 
 def output(ids, start, stop, finish=None):

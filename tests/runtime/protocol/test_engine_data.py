@@ -10,7 +10,7 @@ from lamina import EngineError, LaminaError, SamplingParams
 from lamina.common.errors import LogitsError, ProcessorError
 from lamina.runtime.protocol.engine_output import EngineOutput, Finish, Timeline
 from lamina.runtime.protocol.engine_request import EngineRequest
-from lamina.runtime.protocol.scheduler_output import TokenReport
+from lamina.runtime.protocol.scheduler_output import TokenLogprobs
 
 IDS = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -59,7 +59,7 @@ REQUESTS = st.builds(
 )
 REPORTS = st.lists(
     st.builds(
-        TokenReport,
+        TokenLogprobs,
         token_ids=st.lists(IDS, min_size=1, max_size=3).map(tuple),
         logprobs=st.lists(st.floats(-9999, 0), min_size=1, max_size=3).map(tuple),
         rank=st.integers(1, 2**31),
@@ -92,7 +92,7 @@ OUTPUTS = st.builds(
 )
 
 
-PLAIN = (int, float, bool, str, tuple, list, dict, frozenset, type(None), TokenReport)
+PLAIN = (int, float, bool, str, tuple, list, dict, frozenset, type(None), TokenLogprobs)
 
 
 def plain(value):
@@ -102,7 +102,7 @@ def plain(value):
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
         return type(value).__name__, {name: plain(getattr(value, name)) for name in names}
-    assert type(value) in (int, float, bool, str, tuple, list, dict, frozenset, type(None), TokenReport), (
+    assert type(value) in (int, float, bool, str, tuple, list, dict, frozenset, type(None), TokenLogprobs), (
         value
     )
     return value

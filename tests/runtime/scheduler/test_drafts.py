@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamina.runtime.protocol.runner_output import RunnerOutput
-from lamina.runtime.protocol.scheduler_output import ON_HOST, Reports, TokenReport
-from lamina.runtime.scheduler.logprob_requests import wanted_reports
+from lamina.runtime.protocol.scheduler_output import ON_HOST, StepLogprobs, TokenLogprobs
+from lamina.runtime.scheduler.logprob_requests import wanted_logprobs
 
 from ..paged_model import VOCAB
 
@@ -56,7 +56,7 @@ class DraftingServer:
         return plan
 
     def held(self, plan, sampled):
-        """What a runner gives: the tokens that hold, reports of all samples, and how many each row has."""
+        """What a runner gives: tokens that hold, log-probabilities of all samples, how many each row has."""
         tokens, counts, start = [], [], 0
         for row, num in enumerate(plan.num_sampled_tokens.tolist()):
             own, drafts = sampled[start : start + num], self.drafts[plan.step][row]
@@ -66,10 +66,11 @@ class DraftingServer:
             start += num
             self.num_held += max(0, counts[-1] - 1)
             self.num_dropped += num - counts[-1]
-        wanted = [] if plan.reports is None else plan.reports.samples.tolist()
-        reports = Reports(samples=tuple(TokenReport((sampled[n],), (0.0,), 1) for n in wanted), prompts=())
+        wanted = [] if plan.wanted_logprobs is None else plan.wanted_logprobs.samples.tolist()
+        found = tuple(TokenLogprobs((sampled[n],), (0.0,), 1) for n in wanted)
+        logprobs = StepLogprobs(samples=found, prompts=())
         token_ids, num_sampled = np.array(tokens, np.int32), np.array(counts, np.int64)
-        return RunnerOutput(token_ids=token_ids, num_sampled=num_sampled, reports=reports)
+        return RunnerOutput(token_ids=token_ids, num_sampled=num_sampled, logprobs=logprobs)
 
     def drain(self, depth):
         while self.scheduler.has_work or self.server.pending:
@@ -97,7 +98,7 @@ def with_drafts(plan, batch, drafts):
         sampling=batch.sampling.parameters(num_sampled),
         adjusted=adjusted,
         banned=batch.sampling.banned(num_sampled),
-        reports=wanted_reports(batch, counts, num_sampled),
+        wanted_logprobs=wanted_logprobs(batch, counts, num_sampled),
     )
 
 
