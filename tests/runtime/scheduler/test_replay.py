@@ -229,4 +229,4 @@ def test_a_runtime_records_what_its_scheduler_decides(open_runtime, tmp_path, ca
     said = capsys.readouterr().out
     assert "of 6 requests, decided as they were" in said
     assert f"{stats['preemptions']} preemptions" in said
-    assert f"{stats['prefix_cache']['hit_tokens']} tokens found" in said
+    assert f"{stats['prefix_cache']['hit_tokens']} tokens hit in the prefix cache" in said
