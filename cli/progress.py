@@ -39,12 +39,12 @@ def loading_progress() -> Iterator[Show]:
 
 def _announcing(write: Callable[[str], None], show: Show) -> Show:
     """The same, with NOTICE before the first stage of compiling."""
-    is_told = False
+    is_announced = False
 
     def announced(stage: str, fraction: float, detail: str) -> None:
-        nonlocal is_told
-        if stage == COMPILES and not is_told:
-            is_told = True
+        nonlocal is_announced
+        if stage == COMPILES and not is_announced:
+            is_announced = True
             write(NOTICE)
         show(stage, fraction, detail)
 

@@ -20,20 +20,20 @@ class _Output:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        written: int = _told(self._stream, lambda: self._stream.write(text))
+        written: int = _checked(self._stream, lambda: self._stream.write(text))
         return written
 
     def writelines(self, lines: Any) -> None:
-        _told(self._stream, lambda: self._stream.writelines(lines))
+        _checked(self._stream, lambda: self._stream.writelines(lines))
 
     def flush(self) -> None:
-        _told(self._stream, self._stream.flush)
+        _checked(self._stream, self._stream.flush)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def _told(stream: Any, action: Callable[[], Any]) -> Any:
+def _checked(stream: Any, action: Callable[[], Any]) -> Any:
     try:
         return action()
     except UnicodeEncodeError as error:

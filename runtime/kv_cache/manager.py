@@ -176,14 +176,14 @@ class KVCacheManager:
                 table.groups[which][first:last] = [NULL_BLOCK] * (last - first)
                 table.released[which] = last
 
-    def rows_leaving(self, before: Ints, computed: Ints) -> Ints:
+    def rows_past_a_window(self, before: Ints, computed: Ints) -> Ints:
         """Which requests of so many tokens computed before, and more now, have blocks that left a window."""
-        leaves = np.zeros(len(computed), bool)
+        past = np.zeros(len(computed), bool)
         for window in {*self.windows} - {None}:
             assert window is not None
             unseen, unseen_before = ((n - window + 1).clip(0) // self.block_size for n in (computed, before))
-            leaves |= unseen > unseen_before
-        return leaves.nonzero()[0]
+            past |= unseen > unseen_before
+        return past.nonzero()[0]
 
     def uncommit(self, step: int) -> list[str]:
         """That step and later ones never were: evict what they wrote; returns whose hits some of it was."""

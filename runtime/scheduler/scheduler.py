@@ -310,7 +310,7 @@ class Scheduler:
         plan = launched.plan
         dropped = plan.num_sampled_tokens - num_yielded  # drafts that did not hold
         computed = plan.num_computed_tokens + plan.num_scheduled_tokens - dropped
-        for row in self._kv_cache.rows_leaving(plan.num_computed_tokens, computed).tolist():
+        for row in self._kv_cache.rows_past_a_window(plan.num_computed_tokens, computed).tolist():
             request = self._live.get(plan.request_ids[row])
             if request is not None and request.row >= 0:
                 self._release(request, int(computed[row]), plan.step)

@@ -218,10 +218,10 @@ class SwapMachine(KVCacheMachine):
     @rule(turns=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 8)), min_size=2))
     def turn(self, turns):
         """Somebody leaves, and others come in its place; each computes some of what it lacks."""
-        for leaving, coming, count in turns:
+        for suspended, resumed, count in turns:
             if self.owners:
-                self.suspend(sorted(self.owners)[leaving % len(self.owners)])
-            for name in [*sorted(self.waiting)[coming:], *sorted(self.waiting)[:coming]]:
+                self.suspend(sorted(self.owners)[suspended % len(self.owners)])
+            for name in [*sorted(self.waiting)[resumed:], *sorted(self.waiting)[:resumed]]:
                 self.resume(name, count)
             self.everything_adds_up()
             self.every_table_holds_its_tokens()

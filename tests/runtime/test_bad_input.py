@@ -214,7 +214,7 @@ def test_an_unknown_setting_is_a_type_error_that_names_it(tiny_folder):
         Runtime.from_pretrained(tiny_folder, max_len=5)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize(
     "settings, message",
     [

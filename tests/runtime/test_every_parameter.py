@@ -64,7 +64,7 @@ CASES = {
 MODES = {
     "batched": {},
     "compiled": {"compile": True},
-    "recorded": {"compile": CompileConfig(cuda_graphs="on"), "max_num_seqs": 32},
+    "captured": {"compile": CompileConfig(cuda_graphs="on"), "max_num_seqs": 32},
     "chunked": {"prefill_chunk": 3, "max_num_batched_tokens": 16},
     "preempted": {"num_kv_blocks": 24},
     "prefix hit": {},
@@ -152,7 +152,7 @@ def test_a_parameter_has_the_same_effect_everywhere(alone, served, name, mode):
     assert answers[name] == alone[name][1]
 
 
-@pytest.mark.parametrize("mode", ["compiled", "recorded"])
+@pytest.mark.parametrize("mode", ["compiled", "captured"])
 def test_a_parameter_comes_and_goes_from_one_batch_to_the_next(open_mode, alone, mode):
     plain = alone["top_k"][0]
     with open_mode(**MODES[mode]) as runtime:
@@ -165,7 +165,7 @@ def test_a_parameter_comes_and_goes_from_one_batch_to_the_next(open_mode, alone,
 def test_the_modes_are_what_they_are_called(served):
     stats = {mode: served(mode)[1] for mode in MODES}
     assert stats["preempted"]["preemptions"] > 0
-    assert stats["recorded"]["cuda_graphs"]["replays"] > 0
+    assert stats["captured"]["cuda_graphs"]["replays"] > 0
     assert stats["prefix hit"]["prefix_cache"]["hit_tokens"] > stats["chunked"]["prefix_cache"]["hit_tokens"]
 
 

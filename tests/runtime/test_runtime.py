@@ -118,7 +118,7 @@ def test_blocks_chunks_budgets_and_preemption_change_no_token_in_float32(open_ru
 
 @pytest.mark.parametrize("graphs", ["off", "on"])
 def test_compiled_tokens_are_those_of_transformers(open_runtime, narrow, compile_cache, graphs):
-    """With recordings "on", a CPU pads every step to a recorded size and runs on static tensors."""
+    """With cuda_graphs="on", a CPU pads every step to a captured size and runs on static tensors."""
     config = CompileConfig(cuda_graphs=graphs)
     runtime = open_runtime(dtype="float32", compile=config, cache_dir=compile_cache)
     for serve in (alone, together, streamed):

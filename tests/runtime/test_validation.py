@@ -1,4 +1,4 @@
-"""What passes the border is plain and small; what is refused is named, clipped, before work is spent."""
+"""What passes validation is plain and small; what is refused is named, clipped, before work is spent."""
 
 import itertools
 import tracemalloc

@@ -171,7 +171,7 @@ def test_what_is_impossible_is_no_sequence():
     assert [beam.token_ids for beam in found] == [(0,) * 4]
 
 
-# The border, and what is left
+# Parameters that are refused, and the rest
 
 
 def test_text_reasons_and_lengths_are_told(scripted, worded):

@@ -202,7 +202,7 @@ def test_a_decision_log_cut_off_by_a_crash_is_decided_as_far_as_it_goes(record):
         ("[]\n[]\n", "line 1 is []; wanted a JSON object"),
     ],
 )
-def test_what_is_no_recording_is_refused(tmp_path, text, message):
+def test_what_is_no_decision_log_is_refused(tmp_path, text, message):
     path = tmp_path / "file"
     path.write_text(text)
     with pytest.raises(LoadError) as error:

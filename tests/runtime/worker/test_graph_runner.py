@@ -1,4 +1,4 @@
-"""Captured steps: padding that may hold anything, sizes at every border, capture while idle, snapshots."""
+"""Captured steps: padding that may hold anything, sizes at every bound, capture while idle, snapshots."""
 
 import contextlib
 
