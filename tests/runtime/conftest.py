@@ -101,7 +101,7 @@ class Server:
             max_prefill_tokens=prefill,
         )
         self.scheduler = Scheduler(self.config, self.kv_cache, clock=clock)
-        self.arena = InputBatch(
+        self.input_batch = InputBatch(
             max_num_seqs=seqs,
             max_num_tokens=budget,
             max_blocks_per_seq=blocks,
@@ -140,11 +140,11 @@ class Server:
         plan = self.scheduler.schedule()
         self.scheduler.check()
         if plan is not None:
-            view = self.arena.write(plan, self.config.max_num_batched_tokens, self.config.max_num_seqs)
-            self.arena.take_token_ids(view)
+            view = self.input_batch.write(plan, self.config.max_num_batched_tokens, self.config.max_num_seqs)
+            self.input_batch.take_token_ids(view)
             self.model.copy(plan.copies)
             sampled = self.model.run(view, plan.adjusted)
-            self.arena.sampled(len(sampled)).copy_(torch.tensor(sampled, dtype=torch.int32))
+            self.input_batch.sampled(len(sampled)).copy_(torch.tensor(sampled, dtype=torch.int32))
             slots = view.slot_mappings[0][: plan.num_tokens]
             self.pending.append((plan, RunnerOutput(token_ids=np.array(sampled, np.int32))))
             self.written.append(set((slots // self.kv_cache.block_size).tolist()))
@@ -164,7 +164,7 @@ class Server:
             self.model.spoil(self.pending.pop()[0].copies)
             self.written.pop()
         self.scheduler.discard(plan)
-        self.arena.forget()
+        self.input_batch.forget()
         self.scheduler.check()
 
     def step(self):

@@ -19,7 +19,7 @@ def hashed(prefix, banned=()):
 class PagedModel:
     """The part of a model that paging can get wrong: the next token hashes all tokens before it.
 
-    It sees only the arena: it stores (position, token) in the slot it is given and reads the whole prefix
+    It sees only the input batch: it stores (position, token) in the slot it is given and reads the prefix
     back through the block table, so that a wrong id, position, slot, table or length shows as a wrong token.
     """
 

@@ -129,7 +129,7 @@ def graph_runner(make_server):
     runner = GraphRunner(
         lambda *inputs: inputs[0],
         None,
-        make_server(blocks=40, seqs=5).arena,
+        make_server(blocks=40, seqs=5).input_batch,
         cuda_graphs=graphs,
         cpu_call_graphs=None,
     )
