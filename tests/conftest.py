@@ -34,6 +34,7 @@ CHAT_TEMPLATE = (
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch reads it: workers have the cores to share
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 MOST_WORKERS = 4  # each holds a torch and its models
 
 settings.register_profile("ci", max_examples=20, derandomize=True, deadline=None, database=None)
@@ -128,6 +129,17 @@ def tiny_text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _save_tiny(folder, 0, {})
     _byte_level_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def two_threads() -> Iterator[None]:
+    """Kernels and compiled loops divide their work, in a worker too."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -110,6 +110,11 @@ def _make_case(
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _two_threads(two_threads: None) -> None:
+    """For all of these tests."""
+
+
 @pytest.fixture(scope="session")
 def make_paged_case() -> Callable[..., PagedCase]:
     """make_paged_case(seq_lens, query_lens, **shape) -> arguments with NaN in all that must not be read."""

@@ -10,7 +10,7 @@ from lamina import Runtime, SamplingParams
 
 from ..families import FAMILIES, oracle, oracle_choices
 
-pytestmark = pytest.mark.usefixtures("build_once")
+pytestmark = pytest.mark.usefixtures("build_once", "two_threads")
 
 NUM_TOKENS = 64
 PROMPTS = [[(37 * i + 11 * n) % 317 + 3 for i in range(length)] for n, length in enumerate((1, 4, 19))]
