@@ -274,9 +274,10 @@ class EngineCore:
         received = self.scheduler.update(plan, output)
         if self.first_token_seconds is None and received:
             self.first_token_seconds = _seconds_to_first_token(received[0])
-        for request in received:
-            if request.finish_reason is not None or request.request_id in self._attentive:
-                self._send(request)
+        attentive = self._attentive
+        noted = [each for each in received if each.finish_reason or each.request_id in attentive]
+        for request in noted:
+            self._send(request)
 
     def _send(self, request: Request, error: LaminaError | None = None) -> None:
         """Let the client know of a request's newest tokens, and of its end and error where it has ended."""
