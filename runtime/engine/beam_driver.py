@@ -31,7 +31,7 @@ class Searched:
     num_requests: int = 0
 
     def take_in(self, answers: Sequence[Answer]) -> None:
-        """What became of the live beams of a round."""
+        """Takes in what became of the live beams of a round."""
         finishes = [answer.finish for answer in answers if answer.finish is not None]
         if self.first is None:
             self.first = finishes[0].times
@@ -58,7 +58,7 @@ class Searched:
         return max((len(beam.token_ids) for beam in self.search.best()), default=0)
 
     def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
-        """The best sequences, once the search is over."""
+        """Returns the best sequences, once the search is over."""
         times = self.times
         assert times.queued is not None
         return RequestOutput(
@@ -88,7 +88,7 @@ class BeamRounds:
         self._deadline = None if options.timeout is None else time.monotonic() + options.timeout
 
     def run(self, searched: Sequence[Searched]) -> None:
-        """Round after round, until every search is over."""
+        """Runs round after round, until every search is over."""
         while live := [each for each in searched if each.search.live]:
             options, num_top = self._options_now(), max(each.search.num_top for each in live)
             rounds = [[_asked(each, beam, num_top, options) for beam in each.search.live] for each in live]
@@ -97,7 +97,7 @@ class BeamRounds:
                 each.take_in([submission.answer for submission in submissions])
 
     def _options_now(self) -> RequestOptions:
-        """With what is left of the time."""
+        """Returns the options with what is left of the time."""
         if self._deadline is None:
             return self._options
         left = max(self._deadline - time.monotonic(), 1e-9)
@@ -105,7 +105,7 @@ class BeamRounds:
 
 
 def _asked(searched: Searched, beam: Beam, num_top: int, options: RequestOptions) -> Submission:
-    """A request for the likeliest tokens after a beam."""
+    """Returns a request for the likeliest tokens after a beam."""
     tokens = (*searched.prompt_token_ids, *beam.token_ids)
     searched.num_requests += 1
     name = f"{searched.name}-{searched.num_requests}"

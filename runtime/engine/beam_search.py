@@ -85,11 +85,11 @@ class BeamSearch:
 
     @property
     def num_top(self) -> int:
-        """How many likeliest tokens of each beam may matter."""
+        """The number of likeliest tokens of each beam that may matter."""
         return min(self._num_candidates, self._vocab_size)
 
     def advance(self, tops: Sequence[Likeliest]) -> None:
-        """Take in the likeliest next tokens of each live beam, num_top of each."""
+        """Takes in the likeliest next tokens of each live beam, num_top of each."""
         width = self._params.beam_width
         candidates = [
             Beam((*beam.token_ids, token_id), beam.logprob + logprob)
@@ -105,12 +105,12 @@ class BeamSearch:
             self.live = []
 
     def stop(self, reason: FinishReason, stop_reason: int | str | None) -> None:
-        """End the search with what it has."""
+        """Ends the search with what it has."""
         self._put_aside(beam._replace(finish_reason=reason, stop_reason=stop_reason) for beam in self.live)
         self.live = []
 
     def best(self) -> list[Beam]:
-        """The best sequences of a search that is over, the best first."""
+        """Returns the best sequences of a search that is over, the best first."""
         return self._ended
 
     def _judged(self, beam: Beam) -> Beam:
@@ -129,7 +129,7 @@ class BeamSearch:
         return self._weighed(beam.logprob, max(len(beam.token_ids), 1))
 
     def _bound(self) -> float:
-        """What the best live beam would score if all its further tokens were certain."""
+        """Returns what the best live beam would score if all its further tokens were certain."""
         return self._weighed(self.live[0].logprob, self._max_tokens)
 
     def _weighed(self, logprob: float, num_tokens: int) -> float:

@@ -46,18 +46,18 @@ class Client:
     """
 
     def __init__(self, core: EngineCore, on_build: Watcher) -> None:
-        """on_build: told what is built in the middle of a request; what it raises ends the step."""
+        """on_build: called with the name of what is built in the middle of a request; it may raise."""
         self._core: EngineCore | None = core
         self._processor = OutputProcessor()
         self._on_build = on_build
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._inside = threading.Lock()  # tells the thread that holds the other whether it is inside
+        self._inside = threading.Lock()  # held by the thread that has the other while it is inside
         self._asked: dict[weakref.ref[Ticket], tuple[str, ...]] = {}  # request ids
         self._dropped: deque[weakref.ref[Ticket]] = deque()
 
     def run(self, submissions: Sequence[Submission]) -> None:
-        """See these to their ends; raises the error of the first that has one, and ends what is left."""
+        """Sees these to their ends; raises the error of the first that has one, and ends the others."""
         ticket = Ticket()
         try:
             self.submit(ticket, submissions)
@@ -70,7 +70,7 @@ class Client:
             self.drop(ticket)
 
     def stream(self, submissions: Sequence[Submission]) -> Iterator[StreamDelta]:
-        """The pieces of these in turns, as they are written. They are queued when the first is asked for.
+        """Yields the pieces of these in turns, as they are written; queues them when the first is asked for.
 
         To close the iterator, or to drop it, ends what is left of them.
         """
@@ -89,44 +89,44 @@ class Client:
             self.drop(ticket)
 
     def submit(self, ticket: Ticket, submissions: Sequence[Submission]) -> None:
-        """Queue requests, to be ended when the ticket is dropped."""
+        """Queues requests, to be ended when the ticket is dropped."""
         self.enter(lambda core: self._submit(core, ticket, submissions))
 
     def step(self) -> None:
-        """Step the core once and process its outputs."""
+        """Steps the core once and processes its outputs."""
         self.enter(self._step)
 
     def abort(self, request_id: str) -> bool:
-        """End a request wherever it stands; False for one that is not live."""
+        """Ends a request wherever it stands; False for one that is not live."""
         return self.enter(lambda core: self._abort(core, request_id))
 
     def drop(self, ticket: Ticket) -> None:
-        """End what is left of a ticket's requests: soon, as this may be called anywhere."""
+        """Ends what is left of a ticket's requests: soon, as this may be called anywhere."""
         if ticket.reference is not None:
             self._dropped.append(ticket.reference)
 
     def idle(self) -> bool:
-        """Capture one more size; False where none is left, or a request is live."""
+        """Captures one more size; False where none is left, or a request is live."""
         return self.enter(self._idle)
 
     def drop_captures(self) -> None:
-        """Drop every captured graph, which idle() captures again. RequestError while requests are live."""
+        """Drops every captured graph, which idle() captures again; RequestError while requests are live."""
         self.enter(_drop_captures)
 
     def count_whole(self, times: Timeline, num_tokens: int) -> None:
-        """Count as one what was served by requests that were parts of it."""
+        """Counts as one what was served by requests that were parts of it."""
         self.enter(lambda core: core.count_whole(times, num_tokens))
 
     def close(self) -> None:
-        """End every request and shut the core down; a second call does nothing."""
+        """Ends every request and shuts the core down; a second call does nothing."""
         self._locked(self._close)
 
     def enter(self, action: Callable[[EngineCore], T]) -> T:
-        """Let something happen to the core, by one thread at a time; returns what the action does."""
+        """Lets one thread at a time do something to the core; returns what the action does."""
         return self._locked(lambda: action(self._open_core()))
 
     def look(self, read: Callable[[], T]) -> T:
-        """Read something that is changed inside: as it is, where this thread is inside."""
+        """Returns what read() does of what is changed inside: as it is, where this thread is inside."""
         require_same_process(self._pid)
         with self._lock: return self._enter(read) if not self._inside.locked() else read()  # fmt: skip # noqa: E701
 
@@ -187,7 +187,7 @@ class Client:
             self._core = None
 
     def _deliver(self, core: EngineCore) -> None:
-        """Process the core's outputs, and end what needs no more of it, until it has no news.
+        """Processes the core's outputs, and ends what needs no more of it, until it has no news.
 
         An output leaves the queue when all that follows from it was done, so an interrupt loses none; to
         process one again changes nothing.

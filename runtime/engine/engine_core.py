@@ -66,7 +66,7 @@ class EngineCore:
         return self.scheduler.has_work or bool(self._pending)
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. RequestError where one of the same id is live."""
+        """Queues a request; RequestError where one of the same id is live."""
         self._whole(partial(self._add, request))
 
     def abort(
@@ -76,7 +76,7 @@ class EngineCore:
         stop_reason: int | str | None = None,
         error: LaminaError | None = None,
     ) -> bool:
-        """End a request wherever it stands and give its blocks back; False for one that is not live.
+        """Ends a request wherever it stands and gives its blocks back; False for one that is not live.
 
         Its last output has the reasons and the error, if any.
         """
@@ -88,7 +88,7 @@ class EngineCore:
             return self._whole(partial(self._cut_off, request_id, error))
 
     def step(self) -> None:
-        """Launch a step if there is one, then take in the oldest, where enough are launched or none can be.
+        """Launches a step if there is one; updates from the oldest if enough are launched or none can be.
 
         An error ends the request that it is due to. Where nothing says whose it is, the step is tried again,
         and then the requests in it one by one. Raises what came from outside, as Ctrl-C.
@@ -102,7 +102,7 @@ class EngineCore:
             self._whole(partial(self._answer_for, error))
 
     def count_whole(self, times: Timeline, num_tokens: int) -> None:
-        """Count as one what was served by requests that were parts of it."""
+        """Counts as one what was served by requests that were parts of it, with so many output tokens."""
         self.scheduler.count_finished()
         self.latencies.add(times, num_tokens)
 
@@ -125,22 +125,22 @@ class EngineCore:
         }
 
     def idle(self) -> bool:
-        """Capture one more size where no request is live; False where there was nothing to do."""
+        """Captures one more size where no request is live; False where there is nothing to do."""
         return not self.has_work and self._executor.capture_next()
 
     def drop_captures(self) -> None:
-        """Drop every captured graph; steps run without until idle() captures them again."""
+        """Drops every captured graph; steps run without until idle() captures them again."""
         self._whole(self._finish_pending)
         self._executor.drop_captures()
 
     def close(self) -> None:
-        """Abort every live request and shut the executor down; a second call does nothing."""
+        """Aborts every live request and shuts the executor down; a second call does nothing."""
         for request_id in list(self._live):
             self.abort(request_id)
         self._executor.shutdown()
 
     def _whole(self, action: Callable[[], T]) -> T:
-        """Let something happen to the books; whatever interrupts it, they are whole again before the next."""
+        """Lets something happen to the books; whatever interrupts it, they are whole before the next."""
         if not self._is_whole:
             self._mend()
         self._is_whole = False
@@ -153,7 +153,7 @@ class EngineCore:
         return result
 
     def _mend(self) -> None:
-        """Make whole what an interrupt or an error left half done."""
+        """Makes whole what an interrupt or an error left half done, and sends what was not sent."""
         failed, self._at_model = self._at_model, None
         if failed is not None:  # at the device, while the books were whole
             self._undo(failed)
@@ -169,7 +169,7 @@ class EngineCore:
         self._is_whole = True
 
     def _answer_for(self, error: Exception) -> None:
-        """End the request that an error is due to, once it is known."""
+        """Ends the request that an error is due to, once it is known."""
         culprit, cause = blamed(error)
         if culprit is None:
             culprit = self._suspects.accuse(self.scheduler.to_suspect())
@@ -182,7 +182,7 @@ class EngineCore:
         self._cut_off(culprit.request_id, failure)
 
     def _cut_off(self, request_id: str, error: LaminaError | None) -> bool:
-        """End a request whatever state it is in; everybody else is computed again."""
+        """Ends a request whatever state it is in; everybody else is computed again."""
         live = self._live.get(request_id)
         if live is None:
             return False
@@ -192,7 +192,7 @@ class EngineCore:
         return True
 
     def _compute_alone(self, request: Request | None) -> None:
-        """From now on let one request alone be computed, or everybody."""
+        """Lets one request alone be computed from now on, or everybody."""
         if self.scheduler.alone is not request:
             self._pending.clear()
             self.scheduler.alone = request
@@ -248,7 +248,7 @@ class EngineCore:
         self._at_model = None
 
     def _finish_pending(self) -> None:
-        """Wait for every step in flight: for its tokens, or so that every block is free."""
+        """Waits for every step in flight: for its tokens, or so that every block is free."""
         while self._pending:
             self._take_in_oldest()
 
@@ -280,7 +280,7 @@ class EngineCore:
             self._send(request)
 
     def _send(self, request: Request, error: LaminaError | None = None) -> None:
-        """Let the client know of a request's newest tokens, and of its end and error where it has ended."""
+        """Appends an output with a request's newest tokens, and with its end and error where it has ended."""
         live = self._live[request.request_id]
         num_sent, is_over = live.num_sent, request.finish_reason is not None
         self.outputs.append(

@@ -56,7 +56,7 @@ class InputProcessor:
         return min(self.max_model_len - 1, self.capacity_tokens)
 
     def prepare_each(self, prompts: Prompts, params: Params, options: RequestOptions) -> list[Answers]:
-        """What is to be written to each prompt, one or many, in order."""
+        """Returns what is to be written to each prompt, one or many, in order."""
         listed = as_list(prompts)
         own = one_each(params, len(listed))
         return each(listed, lambda index, prompt: self._prepare(prompt, own[index], options))
@@ -64,7 +64,7 @@ class InputProcessor:
     def prepare_stream(
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions
     ) -> Answers:
-        """What is to be written to one prompt, piece by piece."""
+        """Returns what is to be written to one prompt, piece by piece."""
         answers = self._prepare(checked_kind(prompt), params, options, is_streamed=True)
         if len(answers.submissions) > answers.num_wanted:
             raise RequestError(
@@ -74,14 +74,14 @@ class InputProcessor:
         return answers
 
     def prepare_searches(self, prompts: Prompts, params: BeamSearchParams | None) -> list[Searched]:
-        """A beam search for each prompt."""
+        """Returns a beam search for each prompt."""
         params = BeamSearchParams() if params is None else params
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params is {shown(params)}; wanted a BeamSearchParams")
         return each(as_list(prompts), lambda _, prompt: self._search(prompt, params))
 
     def chat_params(self, params: SamplingParams | None) -> SamplingParams:
-        """What a chat is sampled with: as given, then as the checkpoint says, then by CHAT_DEFAULTS."""
+        """Returns what a chat is sampled with: as given, else as the checkpoint says, else CHAT_DEFAULTS."""
         return for_chat(SamplingParams() if params is None else params, self.chat_defaults)
 
     def chat_prompt(
@@ -93,7 +93,7 @@ class InputProcessor:
         chat_template: str | None,
         add_generation_prompt: bool,
     ) -> list[int]:
-        """The token ids of a conversation, by the model's chat template or the one given."""
+        """Returns the token ids of a conversation, by the model's chat template or the one given."""
         given = messages, add_generation_prompt, tools, self.max_prompt_tokens, template_kwargs
         tokenizer = self._tokenizer_for("a chat")
         return tokenizer.apply_chat_template(*given, continue_final_message, chat_template)
@@ -134,7 +134,7 @@ class InputProcessor:
         )
 
     def _resolved(self, params: SamplingParams, number: int) -> SamplingParams:
-        """Parameters with nothing left open, of which the model can honour all."""
+        """Returns parameters with nothing left open, of which the model can honour all."""
         seed = (self.seed + (number + 1) * SEED_STEP) % 2**63
         resolved = resolve_bad_words(params.resolve(self.defaults, seed=seed), self._encode_word)
         check_ids(resolved, stopping_token_ids(resolved, self.eos_token_ids), self.num_valid_ids)
@@ -175,7 +175,7 @@ class InputProcessor:
         )
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """A prompt as token ids that can be served here."""
+        """Returns a prompt as token ids that can be served here."""
         if isinstance(prompt, str):
             tokenizer = self._tokenizer_for("a text prompt")
             prompt = tokenizer.encode(prompt, max_tokens=self.max_prompt_tokens)
@@ -201,7 +201,7 @@ class InputProcessor:
     def _detokenizer(
         self, token_ids: Sequence[int], params: SamplingParams
     ) -> Callable[[], IncrementalDetokenizer] | None:
-        """What makes a detokenizer of the answer, None where it has no text."""
+        """Returns what makes a detokenizer of the answer, None where it has no text."""
         if params.detokenize is False or (params.detokenize is None and self.tokenizer is None):
             if params.stop:
                 got = f"stop is {shown(params.stop)}"
@@ -211,7 +211,7 @@ class InputProcessor:
 
 
 def total_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> int:
-    """How many tokens prompt and output may come to together."""
+    """Returns how many tokens prompt and output may come to together."""
     if params.max_tokens is None:
         return max_model_len
     return min(num_prompt_tokens + params.max_tokens, max_model_len)

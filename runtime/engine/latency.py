@@ -16,7 +16,7 @@ class Latencies:
         self._between_tokens: deque[float] = deque(maxlen=NUM_REMEMBERED)
 
     def add(self, times: Timeline, num_tokens: int) -> None:
-        """Take in a request that has ended; one without a token has waited for nothing that came."""
+        """Takes in a request that has ended; one without a token is left out."""
         if times.queued is None or times.first_token is None or times.finished is None:
             return
         self._first_token.append(times.first_token - times.queued)
@@ -24,7 +24,7 @@ class Latencies:
             self._between_tokens.append((times.finished - times.first_token) / (num_tokens - 1))
 
     def summary(self) -> dict[str, dict[str, float | None]]:
-        """Median and 95th percentile in seconds, of each request's wait and of its mean between tokens."""
+        """Returns median and 95th percentile in seconds, of the wait for a token and of that between two."""
         return {
             "first_token": _percentiles(self._first_token),
             "between_tokens": _percentiles(self._between_tokens),

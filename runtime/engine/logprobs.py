@@ -34,12 +34,12 @@ class LogprobsFormatter:
     decode: Callable[[int], str] | None = None  # the text of a token
 
     def of_answer(self, logprobs: Sequence[TokenLogprobs]) -> tuple[Logprobs, ...] | None:
-        """Those of some tokens of an answer, None where none are wanted."""
+        """Returns those of some tokens of an answer, None where none are wanted."""
         top = self.num_top
         return None if top is None else tuple(self._formatted(own, top) for own in logprobs)
 
     def of_prompt(self, logprobs: Sequence[TokenLogprobs]) -> tuple[Logprobs | None, ...] | None:
-        """Those of a prompt, whose first token has None, as it comes after nothing; None where unwanted."""
+        """Returns those of a prompt, with None for its first token; None where none are wanted."""
         top = self.num_prompt_top
         return None if top is None else (None, *(self._formatted(own, top) for own in logprobs))
 
@@ -55,7 +55,7 @@ class LogprobsFormatter:
 
 
 def formatter_of(params: SamplingParams, index: int, tokenizer: Tokenizer | None) -> LogprobsFormatter:
-    """The formatter of the answer of that index, with texts of tokens where there is text at all."""
+    """Returns the formatter of the answer of that index, with texts of tokens where there is text at all."""
     return LogprobsFormatter(
         num_top=params.logprobs,
         num_prompt_top=params.prompt_logprobs if index == 0 else None,
@@ -64,5 +64,5 @@ def formatter_of(params: SamplingParams, index: int, tokenizer: Tokenizer | None
 
 
 def cumulative(logprobs: Sequence[TokenLogprobs]) -> float:
-    """The log-probability of all of these tokens together; 0.0 of none."""
+    """Returns the log-probability of all of these tokens together; 0.0 of none."""
     return sum((each.logprobs[0] for each in logprobs), 0.0)

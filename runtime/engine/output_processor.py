@@ -82,7 +82,7 @@ class Answer:
             self._detokenizer = self.new_detokenizer()
 
     def take_in(self, output: EngineOutput) -> None:
-        """Catch up with an output, new or delivered before; what follows a stop string or the end is dropped.
+        """Catches up with an output, new or delivered before; drops what follows a stop string or the end.
 
         Raises whatever the tokenizer raises; the same output may be taken in again.
         """
@@ -101,12 +101,12 @@ class Answer:
             self.published = Published(len(self.token_ids))
 
     def fail(self, error: LaminaError) -> None:
-        """End it by an error; of its text callers keep what was published."""
+        """Ends it by an error; of its text callers keep what was published."""
         self.error = error
         self.published = Published(self.published.num_tokens, is_over=True)
 
     def completion(self, index: int) -> CompletionOutput:
-        """The whole of it, once it is over, as the answer of that index."""
+        """Returns the whole of it, once it is over, as the answer of that index."""
         return CompletionOutput(
             index=index,
             text=self.text,
@@ -138,7 +138,7 @@ class Answer:
             self._write(self.new_detokenizer, output.finish)
 
     def _write(self, new_detokenizer: Callable[[], IncrementalDetokenizer], finish: Finish | None) -> None:
-        """Turn new tokens into text, up to the one that completes a stop string."""
+        """Turns new tokens into text, up to the one that completes a stop string."""
         detokenizer, self._detokenizer = self._detokenizer, None
         detokenizer = detokenizer or self._replayed(new_detokenizer)
         last = len(self.token_ids) - 1
@@ -154,7 +154,7 @@ class Answer:
         self.stop_string = detokenizer.stop_reason
 
     def _replayed(self, new_detokenizer: Callable[[], IncrementalDetokenizer]) -> IncrementalDetokenizer:
-        """A detokenizer that has read what is published, for one that an interrupt may have left half way."""
+        """Returns a detokenizer that has read what is published, for one that an interrupt left half way."""
         detokenizer, num_tokens = new_detokenizer(), self.published.num_tokens
         for token_id in self.token_ids[:num_tokens]:
             detokenizer.append((token_id,))
@@ -162,7 +162,7 @@ class Answer:
         return detokenizer
 
     def _text_of(self, token_id: int, end: Finish | None, detokenizer: IncrementalDetokenizer) -> str:
-        """The text that a token makes certain: an EOS has none, a stop token only if asked for."""
+        """Returns the text that a token makes certain: an EOS has none, a stop token only if asked for."""
         if end is None or end.reason != "stop" or isinstance(end.stop_reason, str):
             return detokenizer.append((token_id,))
         if token_id in self.stop_token_ids:
@@ -184,15 +184,15 @@ class OutputProcessor:
         self._answers: dict[str, Answer] = {}
 
     def add(self, answer: Answer) -> None:
-        """Expect outputs for an answer, before its request is added to the core."""
+        """Expects outputs for an answer; to be called before its request is added to the core."""
         self._answers[answer.request_id] = answer
 
     def forget(self, request_id: str) -> None:
-        """Expect no more for a request; outputs that come nevertheless are dropped."""
+        """Expects no more for a request; outputs that come nevertheless are dropped."""
         self._answers.pop(request_id, None)
 
     def process(self, outputs: Iterable[EngineOutput]) -> list[Stop]:
-        """Take in outputs; returns the requests to be ended in the core that it has not said to have ended.
+        """Takes in outputs; returns the requests to be ended in the core, until it says that they have ended.
 
         What fails at one answer, as its tokenizer does, ends that one. After an interrupt at any line the
         same outputs are to be processed again.
@@ -238,7 +238,7 @@ class Reader:
         return self._answer.error if self.is_done else None
 
     def next(self) -> StreamDelta | None:
-        """The next piece, None while there is none, or no more; an error is no piece."""
+        """Returns the next piece, None while there is none, or no more; an error is no piece."""
         published, error = self._answer.published, self._answer.error
         is_token = self._num_tokens < published.num_tokens
         if self.is_done or not (is_token or published.is_over):

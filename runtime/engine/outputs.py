@@ -15,7 +15,7 @@ class RequestTimes:
     finished: float | None
 
     def seconds_between(self, num_tokens: int) -> float | None:
-        """From the first token to the end, for each further one of so many; None with fewer than two."""
+        """Returns the seconds between its so many tokens, as a mean; None with fewer than two."""
         if self.first_token is None or self.finished is None or num_tokens < 2:
             return None
         return (self.finished - self.first_token) / (num_tokens - 1)

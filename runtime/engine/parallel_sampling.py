@@ -30,7 +30,7 @@ class Answers:
         return tuple(submission.answer for submission in self.submissions)
 
     def output(self) -> RequestOutput:
-        """The answers wanted, once all are over: in order, or of more than wanted the best first."""
+        """Returns the answers wanted, once all are over: in order, or of more than wanted the best first."""
         first, *_ = answers = self.answers
         times = [answer.times for answer in answers]
         finishes = [answer.finish for answer in answers if answer.finish is not None]
@@ -57,7 +57,7 @@ class Answers:
 
 
 def params_of_each(params: SamplingParams) -> list[SamplingParams]:
-    """What each answer is drawn with, from resolved parameters: all alike but for their seeds.
+    """Returns what each answer is drawn with, from resolved parameters: all alike but for their seeds.
 
     The first has the seed as given, and reports the prompt alone: it is the same for all. Where answers are
     to be compared, each reports its tokens.
@@ -71,7 +71,7 @@ def params_of_each(params: SamplingParams) -> list[SamplingParams]:
 
 
 def _nth_seed(seed: int, index: int) -> int:
-    """A seed of its own for each index, again a signed 64-bit one."""
+    """Returns a seed of its own for each index, a signed 64-bit one."""
     return (seed + index * CHILD_STEP + SEED_LIMIT) % (2 * SEED_LIMIT) - SEED_LIMIT
 
 
@@ -81,6 +81,6 @@ def _mean_logprob(answer: Answer) -> float:
 
 
 def new_deltas(readers: Sequence[Reader]) -> Iterator[StreamDelta]:
-    """What there is to read of these answers, in turns."""
+    """Yields what there is to read of these answers, in turns."""
     while found := [delta for reader in readers if (delta := reader.next()) is not None]:
         yield from found

@@ -19,7 +19,7 @@ class Suspects:
         return bool(self._num_tokens)
 
     def accuse(self, requests: Iterable[Request]) -> Request | None:
-        """A step failed that these had a part in; returns whose fault it was, where that is known."""
+        """Notes that a step failed that these had a part in; returns whose fault it was, None if unknown."""
         culprit = self.alone
         if culprit is None:
             is_second = bool(self._num_tokens)
@@ -32,7 +32,7 @@ class Suspects:
         return culprit
 
     def clear_innocent(self) -> bool:
-        """A step went well; returns whether another one, or everybody, is to be computed from now on."""
+        """Notes that a step went well; returns whether another one, or everybody, is to be computed now."""
         for request, num_tokens in [*self._num_tokens.items()]:
             if request.finish_reason is not None or request.num_tokens > num_tokens:
                 del self._num_tokens[request]
