@@ -140,7 +140,7 @@ class SchedulerOutput:
     @property
     def is_decode(self) -> bool:
         """Whether every row computes one token and samples one, as most steps do."""
-        return self.num_tokens == self.num_rows == self.num_samples
+        return len(self.token_ids) == len(self.num_scheduled_tokens) == len(self.sampling)
 
     @property
     def sample_rows(self) -> Ints:

@@ -29,6 +29,8 @@ class Beginnings:
 
     def step_over(self, step: int) -> None:
         """Nothing can undo that step any more: what it let in has begun."""
+        if not self._first_steps:
+            return
         begun = [request for request, (first, *_) in self._first_steps.items() if first == step]
         for request in begun:
             _, num_queried, num_hits = self._first_steps.pop(request)
@@ -37,7 +39,7 @@ class Beginnings:
             self.num_hit_tokens += num_hits
 
     def note_first_tokens(self) -> None:
-        """Tokens have come: whose were the first?"""
+        """Note the time of those that have their first token now."""
         for request in [*self._without_token]:
             if request.output_token_ids:
                 request.note_first_token(self._clock())

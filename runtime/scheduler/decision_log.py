@@ -14,7 +14,6 @@ from ..kv_cache.prefix_cache import Chain, PrefixCache
 from ..protocol.scheduler_output import ON_HOST, SchedulerOutput
 from .config import SchedulerConfig
 from .request import Request
-from .row_sampling import yields_one_each
 
 FORMAT = 3
 
@@ -130,7 +129,7 @@ class PlanEncoder:
             said["computed"] = computed
         if plan.num_tokens != plan.num_rows:
             said["counts"] = counts
-        if not yields_one_each(plan.num_sampled_tokens):
+        if not (plan.num_sampled_tokens == 1).all():
             said["sampled"] = plan.num_sampled_tokens.tolist()
         on_host = plan.sources == ON_HOST
         if not np.array_equal(plan.sources, np.arange(plan.num_rows)):

@@ -1,6 +1,6 @@
 """Every live request, and its ways out of the running batch: preemption or its end, which free its blocks."""
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 
 from ..kv_cache.manager import KVCacheManager
 from ..protocol.engine_output import FinishReason
@@ -91,8 +91,10 @@ class LiveRequests:
         if request not in self._pending_free:
             self._give_back(request)
 
-    def end_by_tokens(self, requests: Iterable[Request]) -> None:
+    def end_by_tokens(self, requests: Collection[Request]) -> None:
         """End those whose newest token stops them, or is the last that they may have."""
+        if not requests:
+            return
         ends = [(request, end) for request in requests if (end := request.end_by_token()) is not None]
         self._batch.remove([request.row for request, _ in ends if request.row >= 0])
         for request, (reason, stop_reason) in ends:
@@ -109,12 +111,16 @@ class LiveRequests:
 
     def free_pending(self) -> None:
         """A step is over: give back blocks that only it and earlier ones could write."""
+        if not self._pending_free:
+            return
         pending, self._pending_free = self._pending_free, []
         for request in pending:
             self._give_back(request)
 
     def take_preempted_ids(self) -> tuple[str, ...]:
         """Who was preempted since this was called last."""
+        if not self._preempted_ids:
+            return ()
         preempted, self._preempted_ids = self._preempted_ids, []
         return tuple(preempted)
 

@@ -54,16 +54,18 @@ class Planner:
     def plan(self, counts: Ints) -> SchedulerOutput:
         """The plan for so many tokens of each of the first rows; the last that there is yields the next."""
         batch, num, step = self._batch, len(counts), self._in_flight.next_step
-        sampling, computed, num_sampled = batch.sampling, batch.computed(num), batch.num_sampled(counts)
+        sampling, num_sampled, token_ids = batch.sampling, batch.num_sampled(counts), batch.token_ids(counts)
+        # Nobody samples more tokens than he computes.
+        is_one_each = len(token_ids) == num == np.count_nonzero(num_sampled)
         return SchedulerOutput(
             step=step,
             request_ids=batch.request_ids(num),
             num_scheduled_tokens=counts,
-            num_computed_tokens=computed,
-            token_ids=batch.token_ids(counts),
+            num_computed_tokens=batch.computed(num),
+            token_ids=token_ids,
             sources=batch.sources(num),
             num_sampled_tokens=num_sampled,
-            sampling=sampling.parameters(num_sampled),
+            sampling=sampling.parameters(num_sampled, is_one_each=is_one_each),
             banned=sampling.banned(num_sampled),
             adjusted=sampling.adjusted(num_sampled),
             new_blocks=batch.new_blocks(self._kv_cache),

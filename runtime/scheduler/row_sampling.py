@@ -85,13 +85,13 @@ class RowSampling:
         """The rows of which log-probabilities are wanted, in order."""
         return sorted([request.row for request in self._reporting]) if self._reporting else []
 
-    def parameters(self, num_sampled: Ints) -> NDArray[np.void]:
+    def parameters(self, num_sampled: Ints, *, is_one_each: bool = False) -> NDArray[np.void]:
         """What so many samples of the first rows are drawn with, [samples] of SAMPLING.
 
-        One array while all rows have one sample each and nobody comes or goes.
+        is_one_each: whether each has one, as is known; then one array serves while nobody comes or goes.
         """
         num = len(num_sampled)
-        if num < len(self._requests) or not yields_one_each(num_sampled):
+        if num < len(self._requests) or not is_one_each:
             words = np.repeat(self._words[:num], num_sampled, axis=0)
             return np.frombuffer(words.tobytes(), SAMPLING)
         if self._all is None:
@@ -170,12 +170,6 @@ class RowSampling:
             missed.append((int(self._slots[row]), first, self._requests[row].token_ids(first, known)))
         self._num_sent[rows] = total
         return tuple(missed)
-
-
-def yields_one_each(num_tokens: Ints) -> bool:
-    """Whether each of these rows has one token; none of them has fewer than 0."""
-    num = len(num_tokens)
-    return bool(np.count_nonzero(num_tokens) == num == np.add.reduce(num_tokens))
 
 
 def _history(which: int, request: Request) -> TokenHistory:

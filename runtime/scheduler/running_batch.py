@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from ..kv_cache.manager import KVCacheManager
 from ..protocol.scheduler_output import ON_HOST, Flags, Ints, SchedulerOutput
+from .in_flight import Launched
 from .request import Request
-from .row_sampling import RowSampling, yields_one_each
+from .row_sampling import RowSampling
 from .table_updates import TableUpdates
 
 COUNTS = (
@@ -193,7 +194,7 @@ class RunningBatch:
         num, counts, num_sampled = plan.num_rows, plan.num_scheduled_tokens, plan.num_sampled_tokens
         self._computed[:num] += counts
         self._last_step[:num] = plan.step
-        self._all_in_reach = num == len(self) and yields_one_each(num_sampled)
+        self._all_in_reach = plan.is_decode and num == len(self)
         if self._all_in_reach:
             self._total[:num] += 1
             self._place[:num] = self._numbers[:num]
@@ -208,17 +209,15 @@ class RunningBatch:
             self.drain(self.requests[row])
         self.remove(drained)
 
-    def take_in(
-        self, requests: Sequence[Request], serials: Ints, num_yielded: Ints, tokens: Ints
-    ) -> list[int]:
-        """The host has read a step's tokens, so many of each of these.
+    def take_in(self, launched: Launched, num_yielded: Ints, tokens: Ints) -> list[Request]:
+        """The host has read a step's tokens, so many of each of its rows.
 
-        Returns the places of those, of all that yielded any, which are in none of the rows that they had.
+        Returns those, of all that yielded any, who are not in the rows that they had.
         """
-        num = len(requests)
-        same = self._serial[:num] == serials
+        requests, num = launched.requests, len(launched.requests)
+        same = self._serial[:num] == launched.serials
         away: list[int] = (~same).nonzero()[0].tolist()
-        if not yields_one_each(num_yielded):
+        if not launched.plan.is_decode:
             samples, last = num_yielded > 0, np.cumsum(num_yielded) - 1
             same &= samples
             by_row = np.zeros(num, np.int64)
@@ -234,7 +233,7 @@ class RunningBatch:
                 self._hold(row, num_yielded[place] - 1)
                 self._known[row] += 1
                 self._newest[row] = tokens[place]
-        return away
+        return [requests[place] for place in away]
 
     def fills(self, counts: Ints) -> list[tuple[Request, int]]:
         """Who catches up in a step of so many tokens of each row, and how many tokens it has in blocks then.

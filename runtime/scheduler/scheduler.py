@@ -206,7 +206,8 @@ class Scheduler:
             take_in_logprobs(plan.wanted_logprobs, output.logprobs, launched.owners(num_yielded), rows)
         self._live.free_pending()
         received = self._take_in(launched, num_yielded, np.asarray(output.token_ids, np.int64))
-        self._release_unseen(launched, num_yielded)
+        if self._kv_cache.has_windows:
+            self._release_unseen(launched, num_yielded)
         if self._listener is not None:
             self._listener.on_update(plan, received)
         return received
@@ -286,11 +287,13 @@ class Scheduler:
 
     def _take_in(self, launched: Launched, num_yielded: Ints, tokens: Ints) -> list[Request]:
         """Give each request that is live its tokens, and end it where one of them or the length says so."""
-        requests = launched.requests
-        away = [requests[row] for row in self._batch.take_in(requests, launched.serials, num_yielded, tokens)]
-        gone = {request for request in away if request.finish_reason is not None}
-        # Whose newest token may be the last: those without a row, and those that a token may stop.
-        notable = dict.fromkeys(r for r in away if r.row < 0 and r.finish_reason is None)
+        gone: set[Request] = set()  # they have ended since
+        notable: dict[Request, None] = {}  # their newest token may be the last
+        for request in self._batch.take_in(launched, num_yielded, tokens):
+            if request.finish_reason is not None:
+                gone.add(request)
+            elif request.row < 0:
+                notable[request] = None
         received = launched.samplers()
         if len(tokens) == len(received):
             received, token_ids = _without(gone, received, tokens.tolist())
@@ -305,8 +308,6 @@ class Scheduler:
 
     def _release_unseen(self, launched: Launched, num_yielded: Ints) -> None:
         """Give back the blocks that left every window with a step that is over; none that it could undo."""
-        if not self._kv_cache.has_windows:
-            return
         plan = launched.plan
         dropped = plan.num_sampled_tokens - num_yielded  # drafts that did not hold
         computed = plan.num_computed_tokens + plan.num_scheduled_tokens - dropped

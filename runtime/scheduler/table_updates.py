@@ -8,6 +8,8 @@ from ..kv_cache.manager import KVCacheManager
 from ..protocol.scheduler_output import Ints
 from .request import Request
 
+NOTHING = np.zeros((3, 0), np.int64)
+
 
 class TableUpdates:
     """Which block tables of a running batch the device does not have as they are."""
@@ -39,6 +41,8 @@ class TableUpdates:
 
         The rows of each group come after all of those before, max_num_rows of them.
         """
+        if not self._resend and not self._grown[0]:
+            return NOTHING
         num_groups = kv_cache.num_groups
         firsts = range(0, self._max_num_rows * num_groups, self._max_num_rows)  # of each group's rows
         grown, columns_grown, block_ids = self._grown
