@@ -32,9 +32,10 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # before torch reads it: workers have the cores to share
+# Before torch reads them: threads that wait let others run, and workers have the cores to share.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 MOST_WORKERS = 4  # each holds a torch and its models
 
 settings.register_profile("ci", max_examples=20, derandomize=True, deadline=None, database=None)
