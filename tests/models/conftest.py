@@ -21,6 +21,11 @@ from lamina.models.registry import find_model
 from lamina.models.rope import rotation_tables
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _build_once(build_once: None) -> None:
+    """For all of these tests."""
+
+
 def _logits(
     folder: Path,
     token_ids: Sequence[int],
