@@ -1,8 +1,6 @@
 """What the scheduler owes each request in cases that have a name."""
 
-import dataclasses
 import gc
-import pickle
 import random
 
 import numpy
@@ -248,25 +246,6 @@ def test_times_are_in_order_and_survive_preemption(make_server):
     assert first == [(request.times.first_scheduled, request.times.first_token) for request in requests]
     for times in (request.times for request in requests):
         assert times.queued <= times.first_scheduled <= times.first_token <= times.finished
-
-
-def test_a_plan_is_plain_data(make_server):
-    server = make_server(blocks=8)
-    server.add("a", 5, min_tokens=2, stop_token_ids=[1])
-    plan = server.launch()
-    sent = pickle.loads(pickle.dumps(plan))
-    for field in dataclasses.fields(plan):
-        was, now = getattr(plan, field.name), getattr(sent, field.name)
-        assert numpy.array_equal(was, now) if isinstance(was, numpy.ndarray) else was == now, field.name
-
-
-def test_a_plan_names_requests_with_logits_processors_and_carries_no_code(make_server):
-    server = make_server(blocks=8)
-    server.add("a", 5, logits_processors=[lambda prompt, answer, logits: logits], logit_bias={3: 2.0})
-    adjusted = pickle.loads(pickle.dumps(server.launch())).adjusted
-    (history,) = adjusted.histories
-    assert (history.request_id, len(history.prompt_token_ids), history.output_token_ids) == ("a", 5, ())
-    assert [(own.logits_processors, own.logit_bias) for own in adjusted.params] == [(None, {3: 2.0})]
 
 
 def test_an_id_in_use_is_refused_and_may_be_used_again_later(make_server):
