@@ -1,5 +1,6 @@
 """The words are the field's: no metaphor of ours in code, tests or docs, and a grep finds what does what."""
 
+import functools
 import io
 import re
 import statistics
@@ -50,6 +51,7 @@ PHRASES = {
 }
 
 
+@functools.cache
 def sources() -> list[Path]:
     """What git holds of the rooms, without figures and drawings."""
     listed = subprocess.run(["git", "ls-files", "-z", *ROOMS], cwd=ROOT, capture_output=True, text=True)
@@ -62,6 +64,11 @@ def sources() -> list[Path]:
 def clean() -> list[Path]:
     """What must hold none of the words: all but this file, which has to quote them."""
     return [path for path in sources() if path != Path(__file__)]
+
+
+@functools.cache
+def small_letters(path: Path) -> str:
+    return path.read_text().lower()
 
 
 def name_of(path: Path) -> str:
@@ -161,7 +168,7 @@ IMPLEMENTED_IN = {
 
 def pages_and_code(words: str) -> tuple[list[str], list[str]]:
     """Where a grep for some words, in letters of any size, finds them: in docs, and in sources."""
-    found = [name_of(path) for path in sources() if words.lower() in path.read_text().lower()]
+    found = [name_of(path) for path in sources() if words.lower() in small_letters(path)]
     library = [name for name in found if not name.startswith(("tests/", "benchmarks/", "docs/"))]
     return [name for name in found if name.startswith("docs/")], library
 
