@@ -46,8 +46,11 @@ def main() -> None:
         pair = {name: Served(getattr(options, name), shape, options) for name in ("old", "new")}
         document["machine"] = pair["new"].machine
         starts = {name: served.start_seconds for name, served in pair.items()}
-        print(shape, "start", starts, flush=True)
-        document["shapes"][shape] = {"start_s": starts} | compare(shape, pair, options)
+        captured = {
+            name: served.num_captured for name, served in pair.items()
+        }  # by a measurement at the start
+        print(shape, "start", starts, "graphs", captured, flush=True)
+        document["shapes"][shape] = {"start_s": starts, "graphs": captured} | compare(shape, pair, options)
         for served in pair.values():
             served.close()
         options.output.write_text(json.dumps(document, indent=1) + "\n")
@@ -68,6 +71,7 @@ class Served:
         )
         first = self._read()
         self.machine, self.start_seconds = first["machine"], first["start_s"]
+        self.num_captured = first["graphs"]
 
     def ask(self, case: dict[str, int]) -> dict[str, Any]:
         """Seconds of a case, and a digest of the ids answered."""
@@ -131,7 +135,9 @@ def serve(options: argparse.Namespace) -> None:
         num_kv_blocks=4096 if options.device == "cuda" else 256,
         max_num_seqs=256,
     ) as runtime:
-        print(json.dumps({"start_s": time.perf_counter() - started, "machine": describe()}), flush=True)
+        first = {"start_s": time.perf_counter() - started, "machine": describe()}
+        graphs = len(runtime.stats()["cuda_graphs"].get("sizes", ()))
+        print(json.dumps(first | {"graphs": graphs}), flush=True)
         for line in sys.stdin:
             print(json.dumps(answer(runtime, **json.loads(line))), flush=True)
 
