@@ -124,9 +124,9 @@ def _asked(searched: Searched, beam: Beam, num_top: int, options: RequestOptions
 
 
 def _likeliest(answer: Answer, num_top: int) -> Likeliest:
-    (report,) = answer.logprobs
+    (first,) = answer.logprobs
     top = slice(1, 1 + num_top)  # after the token that the request got
-    return tuple(zip(report.token_ids[top], report.logprobs[top], strict=True))
+    return tuple(zip(first.token_ids[top], first.logprobs[top], strict=True))
 
 
 def _answer(prompt: Sequence[int], beam: Beam, index: int, tokenizer: Tokenizer | None) -> CompletionOutput:

@@ -59,8 +59,8 @@ class Answers:
 def params_of_each(params: SamplingParams) -> list[SamplingParams]:
     """Returns what each answer is drawn with, from resolved parameters: all alike but for their seeds.
 
-    The first has the seed as given, and reports the prompt alone: it is the same for all. Where answers are
-    to be compared, each reports its tokens.
+    The first has the seed as given, and alone wants log-probabilities of the prompt, as it is the same for
+    all. Where answers are to be compared, each wants those of its tokens.
     """
     assert params.seed is not None, "unresolved parameters"
     count = params.best_of or params.n
@@ -76,8 +76,8 @@ def _nth_seed(seed: int, index: int) -> int:
 
 
 def _mean_logprob(answer: Answer) -> float:
-    reports = answer.logprobs
-    return cumulative(reports) / len(reports) if reports else float("-inf")
+    logprobs = answer.logprobs
+    return cumulative(logprobs) / len(logprobs) if logprobs else float("-inf")
 
 
 def new_deltas(readers: Sequence[Reader]) -> Iterator[StreamDelta]:
