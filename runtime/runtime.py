@@ -29,7 +29,10 @@ from .tokenization.chat_messages import Messages
 
 @outside_dynamo
 class Runtime:
-    """A loaded model; leaving the `with` block, or close(), gives everything back."""
+    """A loaded model; the end of a `with` block, or close(), gives everything back.
+
+    Every call but close() raises ClosedError after it, and UnsupportedError in a forked child.
+    """
 
     def __init__(self, config: RuntimeConfig, progress: Progress | None = None) -> None:
         if not isinstance(config, RuntimeConfig):
@@ -60,7 +63,9 @@ class Runtime:
     ) -> list[RequestOutput]:
         """Returns the answer to each prompt, in order; all are checked before the first is started.
 
-        options: the fields of RequestOptions.
+        options: the fields of RequestOptions. Raises RequestError for a prompt, parameter or option that
+        cannot be honoured, and LogitsError, ProcessorError or EngineError where an answer fails by such a
+        fault; the others are ended then.
         """
         asked = self._open_input.prepare_each(prompts, params, RequestOptions(**options))
         self._client.run([submission for answers in asked for submission in answers.submissions])
@@ -120,7 +125,7 @@ class Runtime:
         chat_template: str | None = None,
         **options: Unpack[RequestSettings],
     ) -> Iterator[StreamDelta]:
-        """chat(), as it is written."""
+        """The answer to a conversation as it is written; arguments and errors as in chat() and stream()."""
         template = tools, template_kwargs, continue_final_message, chat_template
         ids = self.apply_chat_template(messages, *template)
         return self.stream(ids, self.chat_params(params), **options)

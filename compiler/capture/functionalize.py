@@ -1,5 +1,4 @@
-"""A captured graph made ready to be split: writes into values that cross a split become new values, and sizes
-that would cross one are computed again behind it."""
+"""Functionalization of a captured graph: writes that cross a split become values, sizes are computed anew."""
 
 import inspect
 import operator

@@ -13,7 +13,7 @@ WINDOW_DEFAULTS = {"max_position_embeddings": 32768, "sliding_window": 4096, "ma
 
 
 def config(fields: Fields) -> Mapping[str, Any]:
-    """The window, which counts only with `use_sliding_window`, and the biases, which no field tells of."""
+    """The window, which counts only with `use_sliding_window`, and the biases, which have no field."""
     return {**windows(fields), "attention_bias": True}
 
 

@@ -1,4 +1,4 @@
-"""What an engine asks of its workers, wherever they run; data crosses here, and no objects of either side."""
+"""What an engine asks of its workers, wherever they run: plain data passes, no objects of either."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""The prefix cache: which full blocks hold which tokens after which others: found by hash, held to tokens."""
+"""The prefix cache: which full blocks hold which tokens, looked up by hash and compared by their tokens."""
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence

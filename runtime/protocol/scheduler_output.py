@@ -52,7 +52,7 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WantedLogprobs:
-    """Which log-probabilities a step is to tell: of its samples, and of tokens of prompts."""
+    """Which log-probabilities a step is to report: of its samples, and of tokens of prompts."""
 
     num_top: int  # likeliest tokens beside each, as many as anyone wants
     samples: Ints  # [a] which of the step's samples
@@ -63,7 +63,7 @@ class WantedLogprobs:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepLogprobs:
-    """The log-probabilities that a step was to tell, in the order of WantedLogprobs."""
+    """The log-probabilities that a step was to report, in the order of WantedLogprobs."""
 
     samples: tuple[TokenLogprobs, ...]
     prompts: tuple[TokenLogprobs, ...]

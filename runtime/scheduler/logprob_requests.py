@@ -1,4 +1,4 @@
-"""Log-probabilities on the scheduler's side: which ones a step is to report, and whose they are."""
+"""Log-probabilities that requests want: which ones a step is to report, and whose they are."""
 
 from collections.abc import Sequence
 

@@ -139,12 +139,6 @@ class Request:
         self.status = RequestStatus.FINISHED
         self.finish_reason = reason
 
-    def restate(self, reason: FinishReason, stop_reason: int | str | None) -> None:
-        """Give it, as it has ended, a better reason."""
-        assert self.status is RequestStatus.FINISHED, f"{self.request_id} is live"
-        self.finish_reason = reason
-        self.stop_reason = stop_reason
-
     def reset(self, now: float) -> None:
         """Stand where the tokens are that it has, whatever was under way: nothing is computed of it."""
         self.leave_row()

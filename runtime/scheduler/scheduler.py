@@ -174,10 +174,6 @@ class Scheduler:
             self.finish(request.request_id, "abort", "deadline")
         return late
 
-    def restate(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
-        """Give an ended request a better reason, found in the text of its last token."""
-        request.restate(reason, stop_reason)
-
     def count_finished(self) -> None:
         """Count one more finished request: one that was served by others, which are not counted."""
         self._live.count_finished()

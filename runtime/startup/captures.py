@@ -19,7 +19,7 @@ NEARLY_BOUND = 1.25  # how much longer than the host the GPU may take
 
 
 def new_cuda_graphs(resolved: ResolvedRuntime) -> CudaGraphs | None:
-    """Room for captures, None where the settings or the device want none."""
+    """An empty set of CUDA graphs to capture into; None where the settings or the device want none."""
     config, device = resolved.config.compile_config, resolved.device
     if config is None or config.cuda_graphs == "off":
         return None

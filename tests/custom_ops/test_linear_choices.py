@@ -111,7 +111,7 @@ def test_persistent_blocks_are_never_more_than_there_is_room_for_at_once(process
     assert processors != 132 or clusters == {64, 66}
 
 
-def test_a_product_comes_to_its_parts_as_well() -> None:
+def test_a_gemm_comes_to_its_parts_as_well() -> None:
     sites = sites_of("norm_gated", 512, 256)
     assert {site.kind for site in sites} == {"linear", "gated"}
     assert [site.num_tokens for site in sites if site.kind == "gated"] == list(BUCKETS)

@@ -91,7 +91,7 @@ def test_they_are_the_log_softmax_of_transformers_however_requests_are_served(op
     assert outputs[4].outputs[0].cumulative_logprob is None
 
 
-def test_compiled_and_recorded_they_are_the_same(open_runtime, oracle, compile_cache):
+def test_compiled_and_captured_they_are_the_same(open_runtime, oracle, compile_cache):
     config = CompileConfig(cuda_graphs="on")
     runtime = open_runtime(compile=config, cache_dir=compile_cache, max_num_seqs=4)
     before = runtime.stats()["cuda_graphs"]["replays"]

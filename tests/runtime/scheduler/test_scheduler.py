@@ -224,18 +224,6 @@ def test_a_stop_on_the_last_allowed_token_is_a_stop(make_server):
     assert request.finish_reason == "stop"
 
 
-def test_an_ended_request_may_be_given_a_better_reason_and_a_live_one_not(make_server):
-    server = make_server(blocks=8)
-    request = server.add("a", 3, max_tokens=1)
-    with pytest.raises(AssertionError, match="a is live"):
-        server.scheduler.restate(request, "stop", "text")
-    server.drain()
-    assert request.finish_reason == "length"
-    server.scheduler.restate(request, "stop", "text")
-    assert (request.finish_reason, request.stop_reason) == ("stop", "text")
-    assert server.scheduler.num_finished == 1
-
-
 def test_times_are_in_order_and_survive_preemption(make_server):
     server = make_server(blocks=10)
     requests = [server.add(name, 5, max_tokens=24) for name in "ab"]
