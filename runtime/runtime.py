@@ -43,7 +43,7 @@ class Runtime:
         self._pid = os.getpid()
         self._loaded: LoadedRuntime | None = load(config, progress or say_nothing)
         self._client = Client(self._loaded.engine, self._loaded.late_builds)
-        self._input = _input_processor(self._loaded)
+        self._input: InputProcessor | None = _input_processor(self._loaded)
 
     @classmethod
     def from_pretrained(
@@ -86,12 +86,13 @@ class Runtime:
         self, prompts: Prompts, params: BeamSearchParams | None = None, **options: Unpack[RequestSettings]
     ) -> list[RequestOutput]:
         """Returns the likeliest continuations of each prompt, the best first; options as in generate()."""
+        asked = self._open_input
         rounds = BeamRounds(RequestOptions(**options), self._client.run)
-        searched = self._open_input.prepare_searches(prompts, params)
+        searched = asked.prepare_searches(prompts, params)
         rounds.run(searched)
         for search in searched:
             self._client.count_whole(search.times, search.num_tokens)
-        return [search.output(self._input.tokenizer) for search in searched]
+        return [search.output(asked.tokenizer) for search in searched]
 
     def chat(
         self,
@@ -194,7 +195,7 @@ class Runtime:
         """Aborts what is running and gives back memory; a second call does nothing."""
         if self._pid == os.getpid():  # in a forked child nothing of it works
             self._client.close()
-            self._give_back()
+            self._client.look(self._give_back)  # nobody reads it meanwhile
 
     def _give_back(self) -> None:
         loaded = self._loaded
@@ -202,7 +203,7 @@ class Runtime:
             return
         if loaded.decision_log is not None:
             loaded.decision_log.close()
-        self._loaded = None
+        self._loaded = self._input = None
         if loaded.resolved.device.type == "cuda":
             del loaded
             torch.cuda.empty_cache()  # torch would keep it, and who loads next would find the GPU full
@@ -223,8 +224,9 @@ class Runtime:
     @property
     def _open_input(self) -> InputProcessor:
         """The input processor, where anything can be asked still."""
-        _ = self._open
-        return self._input
+        given, _ = self._input, self._open
+        assert given is not None
+        return given
 
 
 def _input_processor(loaded: LoadedRuntime) -> InputProcessor:

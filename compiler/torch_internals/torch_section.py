@@ -150,10 +150,7 @@ def _neutralized() -> Iterator[None]:
 
 
 def outside_dynamo(kind: type[R]) -> type[R]:
-    """A class whose methods run as they are written, also where a caller's torch.compile meets one of them.
-
-    Private ones too: a generator calls them from the caller's own frame.
-    """
+    """A class whose methods run as they are written, also where a caller's torch.compile meets one."""
     for name, method in list(vars(kind).items()):
         if isinstance(method, FunctionType) and (name == "__init__" or not name.startswith("__")):
             setattr(kind, name, as_written(method))

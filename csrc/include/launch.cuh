@@ -9,7 +9,8 @@
 
 namespace lamina {
 
-// Calls function with a value of the type that the code stands for; custom_ops/_shared/cuda_kernel.py has the same codes.
+// Calls function with a value of the type that the code stands for; custom_ops/_shared/cuda_kernel.py has the same
+// codes.
 template <typename Function>
 inline int with_dtype(int64_t code, const Function& function) {
   switch (code) {

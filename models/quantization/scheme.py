@@ -68,6 +68,7 @@ class QuantScheme:
         """Raise UnsupportedError where the device cannot multiply, or the model has nothing to keep so."""
         self.tables(specs, torch.float32)
         if self.is_dense:
+            self._check_dense()
             return
         if not self.quantized(specs):
             raise UnsupportedError(
@@ -79,6 +80,13 @@ class QuantScheme:
             raise UnsupportedError(
                 f"quantization is {self.name!r}, whose kernels are for {kernels}s, and device is "
                 f"{device.type!r}; use quantization=None or device={min(self.devices)!r}"
+            )
+
+    def _check_dense(self) -> None:
+        if self.store is not store_one or self.restore is not restore_one:
+            raise ConfigError(
+                f"quantization {self.name!r} has a store or a restore but no multiply; wanted multiply too, "
+                "since without it projections are kept as every other weight is"
             )
 
     def tables(self, specs: Mapping[str, ParameterSpec], dtype: torch.dtype) -> dict[str, TensorTable]:

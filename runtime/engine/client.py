@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ...common.errors import ClosedError, RequestError
 from ...common.forks import require_same_process
-from ...compiler.torch_internals.torch_section import neutral
+from ...compiler.torch_internals.torch_section import as_written, neutral
 from ...custom_ops._shared.ledger import Watcher, watched
 from ..protocol.engine_output import Timeline
 from .engine_core import EngineCore
@@ -47,7 +47,8 @@ class Client:
 
     def __init__(self, core: EngineCore, on_build: Watcher) -> None:
         """on_build: called with the name of what is built in the middle of a request; it may raise."""
-        self._core: EngineCore | None = core
+        self._core: EngineCore | None = core  # None once all of it is given back
+        self._is_closed = False
         self._processor = OutputProcessor()
         self._on_build = on_build
         self._pid = os.getpid()
@@ -88,10 +89,12 @@ class Client:
         finally:
             self.drop(ticket)
 
+    @as_written  # stream() calls it from the caller's own frame
     def submit(self, ticket: Ticket, submissions: Sequence[Submission]) -> None:
         """Queues requests, to be ended when the ticket is dropped."""
         self.enter(lambda core: self._submit(core, ticket, submissions))
 
+    @as_written
     def step(self) -> None:
         """Steps the core once and processes its outputs."""
         self.enter(self._step)
@@ -100,6 +103,7 @@ class Client:
         """Ends a request wherever it stands; False for one that is not live."""
         return self.enter(lambda core: self._abort(core, request_id))
 
+    @as_written
     def drop(self, ticket: Ticket) -> None:
         """Ends what is left of a ticket's requests: soon, as this may be called anywhere."""
         if ticket.reference is not None:
@@ -152,7 +156,7 @@ class Client:
                 self._end_dropped()
 
     def _open_core(self) -> EngineCore:
-        if self._core is None:
+        if self._is_closed or self._core is None:
             raise ClosedError("this runtime was closed; make a new one with Runtime.from_pretrained")
         return self._core
 
@@ -180,8 +184,8 @@ class Client:
             return core.idle()
 
     def _close(self) -> None:
-        core = self._core
-        if core is not None:
+        self._is_closed, core = True, self._core
+        if core is not None:  # also where an interrupt cut a first call short
             core.close()
             self._deliver(core)
             self._core = None

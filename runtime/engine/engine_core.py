@@ -228,12 +228,14 @@ class EngineCore:
             self._compute_alone(self._suspects.alone)
         for request in self.scheduler.expire():
             self._send(request)
-        if self.scheduler.needs_tokens:
+        needs_tokens = self.scheduler.needs_tokens
+        if needs_tokens and self._pending:  # the client may end some by their text before the next is planned
             self._finish_pending()
+            return
         plan = self.scheduler.schedule()
         if plan is not None:
             self._launch(plan)
-        depth = 1 if self._suspects else self._depth
+        depth = 1 if self._suspects or needs_tokens else self._depth
         if self._pending and (plan is None or len(self._pending) >= depth):
             self._take_in_oldest()
         if not self.scheduler.has_work:
@@ -243,7 +245,10 @@ class EngineCore:
         self._at_model = plan
         handle = self._executor.execute(plan)
         if handle.error is not None:
-            raise handle.error
+            try:
+                raise handle.error
+            finally:
+                del handle  # an error and the frame that it came through would hold each other, and the step
         self._pending.append((plan, handle))
         self._at_model = None
 
@@ -257,7 +262,10 @@ class EngineCore:
         self._at_model = plan
         output = handle.result()
         if output.error is not None:
-            raise output.error
+            try:
+                raise output.error
+            finally:
+                del output  # likewise
         self._at_model = None
         self._pending.popleft()
         for request_id, error in output.failures.items():

@@ -214,3 +214,12 @@ def test_every_scheme_multiplies_by_what_it_restores(name: str | None) -> None:
     multiply = scheme.multiply or (lambda x, parts, bias: F.linear(x, parts[0], bias))
     bias = torch.randn(12)
     torch.testing.assert_close(multiply(x, parts, bias), x @ restored.T + bias, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("own", [{"store": store}, {"restore": restore}])
+def test_a_scheme_whose_store_nothing_would_call_is_refused(own: dict[str, Any]) -> None:
+    scheme = replace(find_scheme(None), name="grid", **own)
+    specs = {"weight": ParameterSpec(shape=(4, 32), sources=("weight",), projection=True)}
+    with pytest.raises(ConfigError, match="no multiply"):
+        scheme.check(specs, torch.device("cpu"))
+    find_scheme(None).check(specs, torch.device("cpu"))

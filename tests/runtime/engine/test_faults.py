@@ -1,6 +1,8 @@
 """An error at one request ends that one; what cannot be told apart is tried again; figures count what was."""
 
 import contextlib
+import gc
+import weakref
 
 import pytest
 
@@ -11,6 +13,7 @@ from lamina.runtime.scheduler.live_requests import LiveRequests
 from lamina.runtime.scheduler.request_queue import RequestQueue
 from lamina.runtime.scheduler.running_batch import RunningBatch
 from lamina.runtime.tokenization.detokenizer import IncrementalDetokenizer
+from lamina.runtime.worker.model_runner import LaunchedStep, ModelRunner
 
 from ..every_line import count
 
@@ -212,3 +215,28 @@ def test_an_error_at_an_end_leaves_the_answer_whole(runtime, is_idle, monkeypatc
         answer = runtime.generate([[7] * 9], GREEDY, cache_salt="victim")[0].outputs[0]
     assert (answer.token_ids, answer.finish_reason) == (right, "length")
     is_idle(runtime)
+
+
+@pytest.mark.parametrize("kind, name", [(ModelRunner, "execute"), (LaunchedStep, "read")])
+def test_a_failed_step_is_let_go_before_the_next_one(runtime, monkeypatch, kind, name):
+    class Activations:
+        pass
+
+    original, held, alive = getattr(kind, name), [], []
+
+    def fail_once(self, *arguments):
+        alive.append(bool(held) and held[0]() is not None)
+        if held:
+            return original(self, *arguments)
+        activations = Activations()
+        held.append(weakref.ref(activations))
+        raise RuntimeError("once")
+
+    monkeypatch.setattr(kind, name, fail_once)
+    gc.disable()
+    try:
+        runtime.generate([[5]], GREEDY)
+    finally:
+        gc.enable()
+    assert alive
+    assert not any(alive)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import lamina
 from lamina import EngineError, Runtime, SamplingParams
+from lamina.runtime.engine.output_processor import OutputProcessor
 from lamina.runtime.scheduler.request_queue import RequestQueue
 from lamina.runtime.startup import builder
 from lamina.runtime.worker.model_runner import LaunchedStep, ModelRunner
@@ -234,3 +235,22 @@ def test_closing_while_others_generate_ends_them_with_an_answer_or_a_clear_error
         thread.join(timeout=60)
     assert set(endings) <= {"abort", "closed", "length"}
     assert len(endings) == 2
+
+
+def test_what_an_interrupted_close_leaves_is_closed_and_a_second_close_ends_it(tiny_folder, monkeypatch):
+    runtime = Runtime.from_pretrained(tiny_folder, compile=False)
+    stream = runtime.stream([5, 6], SamplingParams(max_tokens=8))
+    next(stream)
+    process = OutputProcessor.process
+
+    def interrupted(self, outputs):
+        monkeypatch.setattr(OutputProcessor, "process", process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OutputProcessor, "process", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.close()
+    with pytest.raises(lamina.ClosedError):
+        runtime.generate([[5]])
+    runtime.close()
+    assert [delta.finish_reason for delta in stream][-1] == "abort"

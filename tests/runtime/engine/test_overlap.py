@@ -1,5 +1,7 @@
 """Several steps in flight: planned from counts, tokens fed on the device, nothing computed past a length."""
 
+from dataclasses import replace
+
 import pytest
 
 from lamina import Runtime, SamplingParams
@@ -216,3 +218,20 @@ def test_at_depth_two_a_step_is_launched_before_the_last_one_is_read(open_at, mo
         ("read", 3),
     ]
     assert events == [*steps, ("read", 4)]
+
+
+def test_a_stop_string_ends_a_request_before_its_processors_see_beyond_it(tiny_text_folder, monkeypatch):
+    monkeypatch.setitem(builder.DEPTHS, "cpu", 2)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with Runtime.from_pretrained(tiny_text_folder, compile=False) as runtime:
+        text = runtime.generate("a", greedy)[0].outputs[0].text
+        lengths = []
+
+        def watch(prompt, output, logits):
+            lengths.append(len(output))
+            return logits
+
+        asked = replace(greedy, stop=[text[3:5]], logits_processors=[watch])
+        stopped = runtime.generate("a", asked)[0].outputs[0]
+    assert stopped.finish_reason == "stop"
+    assert max(lengths) == len(stopped.token_ids) - 1
