@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import compress
 
+import numpy as np
+
 from ..protocol.scheduler_output import Ints, SchedulerOutput
 from .request import Request
 
@@ -18,9 +20,10 @@ class Launched:
 
     def samplers(self) -> list[Request]:
         """The requests that it samples of, in order."""
-        if self.plan.is_decode:
+        num_sampled = self.plan.num_sampled_tokens
+        if np.count_nonzero(num_sampled) == len(self.requests):
             return self.requests
-        return list(compress(self.requests, self.plan.num_sampled_tokens.tolist()))
+        return list(compress(self.requests, num_sampled.tolist()))
 
     def owners(self, num_yielded: Ints) -> list[Request | None]:
         """Of each sample, in order, the request that got it; None where its row yielded fewer tokens."""

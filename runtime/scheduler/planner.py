@@ -55,8 +55,7 @@ class Planner:
         """The plan for so many tokens of each of the first rows; the last that there is yields the next."""
         batch, num, step = self._batch, len(counts), self._in_flight.next_step
         sampling, num_sampled, token_ids = batch.sampling, batch.num_sampled(counts), batch.token_ids(counts)
-        # Nobody samples more tokens than he computes.
-        is_one_each = len(token_ids) == num == np.count_nonzero(num_sampled)
+        is_one_each = int(np.add.reduce(num_sampled)) == num == np.count_nonzero(num_sampled)
         return SchedulerOutput(
             step=step,
             request_ids=batch.request_ids(num),

@@ -19,6 +19,7 @@ from .prefix_view import PrefixView
 from .request import Request
 
 NO_SLOT = -1  # of a request whose tokens the device need not keep
+NO_ROWS = np.zeros(0, np.int64)
 
 
 class RowSampling:
@@ -156,9 +157,9 @@ class RowSampling:
     @property
     def _slotted(self) -> Ints:
         """The rows whose logits are adjusted, in order."""
-        is_any = len(self._free_slots) < len(self._slots)
-        slots = self._slots[: len(self._requests) if is_any else 0]
-        slotted: Ints = (slots != NO_SLOT).nonzero()[0]
+        if len(self._free_slots) == len(self._slots):
+            return NO_ROWS
+        slotted: Ints = (self._slots[: len(self._requests)] != NO_SLOT).nonzero()[0]
         return slotted
 
     def _send(self, rows: Ints) -> tuple[tuple[int, int, tuple[int, ...]], ...]:

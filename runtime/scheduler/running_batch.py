@@ -191,19 +191,24 @@ class RunningBatch:
         All but the first of a row's samples are drafts. One token is certain; drafts are as if they never
         were until the host has read which of them hold. So long, nobody knows which token is the newest.
         """
-        num, counts, num_sampled = plan.num_rows, plan.num_scheduled_tokens, plan.num_sampled_tokens
-        self._computed[:num] += counts
+        num, num_sampled, num_samples = plan.num_rows, plan.num_sampled_tokens, plan.num_samples
+        self._computed[:num] += plan.num_scheduled_tokens
         self._last_step[:num] = plan.step
-        self._all_in_reach = plan.is_decode and num == len(self)
+        num_sampling = np.count_nonzero(num_sampled)  # rows; as many as samples, where no draft is
+        self._all_in_reach = num_sampling == num_samples == len(self)
         if self._all_in_reach:
             self._total[:num] += 1
             self._place[:num] = self._numbers[:num]
         else:
-            self._computed[:num] -= (num_sampled - 1).clip(0)
-            self._total[:num] += num_sampled > 0
+            samples = num_sampled > 0
+            self._total[:num] += samples
             self._place[: len(self)] = ON_HOST
-            places, is_one = np.cumsum(num_sampled) - 1, num_sampled == 1
-            self._place[:num][is_one] = places[is_one]
+            if num_sampling == num_samples:
+                self._place[:num][samples] = self._numbers[:num_samples]
+            else:
+                self._computed[:num] -= (num_sampled - 1).clip(0)
+                places, is_one = np.cumsum(num_sampled) - 1, num_sampled == 1
+                self._place[:num][is_one] = places[is_one]
         drained = (self._total[:num] >= self._limit[:num]).nonzero()[0].tolist()
         for row in drained:
             self.drain(self.requests[row])
@@ -217,13 +222,16 @@ class RunningBatch:
         requests, num = launched.requests, len(launched.requests)
         same = self._serial[:num] == launched.serials
         away: list[int] = (~same).nonzero()[0].tolist()
-        if not launched.plan.is_decode:
-            samples, last = num_yielded > 0, np.cumsum(num_yielded) - 1
+        num_yielding = np.count_nonzero(num_yielded)
+        has_drafts = num_yielding < len(tokens)
+        if num_yielding < num or has_drafts:
+            samples = num_yielded > 0
             same &= samples
             by_row = np.zeros(num, np.int64)
-            by_row[samples] = tokens[last[samples]]
+            by_row[samples] = tokens[np.cumsum(num_yielded)[samples] - 1] if has_drafts else tokens
             tokens = by_row
             away = [place for place in away if samples[place]]
+        if has_drafts:
             self._hold(slice(num), np.where(same, num_yielded - 1, 0))
         self._known[:num] += same
         np.copyto(self._newest[:num], tokens, where=same)

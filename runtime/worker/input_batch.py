@@ -305,6 +305,10 @@ def _sampled(plan: SchedulerOutput, ends: Ints, seq_lens: Ints) -> tuple[Ints, I
         last = ends - 1
         return last, last, seq_lens
     num_sampled = plan.num_sampled_tokens
+    samples = num_sampled > 0
+    if np.count_nonzero(samples) == plan.num_samples:  # no drafts
+        last = ends - 1
+        return last, last[samples], seq_lens[samples]
     # Of each sample, how many tokens of its row there are from the one that it comes after.
     left = np.repeat(np.cumsum(num_sampled), num_sampled) - np.arange(plan.num_samples)
     newest = ends - np.maximum(num_sampled, 1)
