@@ -42,7 +42,7 @@ class Runtime:
         self.config = config
         self._pid = os.getpid()
         self._loaded: LoadedRuntime | None = load(config, progress or say_nothing)
-        self._client = Client(self._loaded.engine, self._loaded.late_builds)
+        self._client = Client(self._loaded.core, self._loaded.late_builds)
         self._input: InputProcessor | None = _input_processor(self._loaded)
 
     @classmethod

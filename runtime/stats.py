@@ -14,7 +14,7 @@ from .startup.loaded import LoadedRuntime
 
 def collect_stats(loaded: LoadedRuntime) -> dict[str, Any]:
     """Counts of blocks, requests and pieces, seconds of the start, and the settings in force: plain data."""
-    core, pool = loaded.engine.stats(), loaded.kv_cache.pool
+    core, pool = loaded.core.stats(), loaded.kv_cache.pool
     return {
         "blocks": {
             "total": pool.num_usable,

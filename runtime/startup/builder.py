@@ -73,12 +73,12 @@ def build(
         watch.lap("cuda_graphs")
     kv_cache, decision_log = _new_kv_cache(resolved), _open_decision_log(resolved)
     scheduler = _new_scheduler(resolved, kv_cache, decision_log)
-    engine = EngineCore(scheduler, UniprocExecutor(runner), depth=DEPTHS[resolved.device.type])
+    core = EngineCore(scheduler, UniprocExecutor(runner), depth=DEPTHS[resolved.device.type])
     watch.lap("kv_cache")
     compile_config = resolved.config.compile_config
     return LoadedRuntime(
         resolved=resolved,
-        engine=engine,
+        core=core,
         kv_cache=kv_cache,
         runner=runner,
         cuda_graphs=cuda_graphs,

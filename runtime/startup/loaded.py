@@ -20,7 +20,7 @@ class LoadedRuntime:
     """Everything a runtime holds while it serves, and what its statistics are read from."""
 
     resolved: ResolvedRuntime
-    engine: EngineCore
+    core: EngineCore
     kv_cache: KVCacheManager
     runner: ModelRunner
     cuda_graphs: CudaGraphs | None

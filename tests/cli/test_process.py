@@ -56,7 +56,7 @@ def test_an_interrupt_in_a_long_prompt_ends_it_and_the_answer_comes_to_nothing(t
     from lamina.cli.streaming import print_stream
 
     with Runtime.from_pretrained(tiny_text_folder, compile=False, prefill_chunk=1) as runtime:
-        step, count = runtime._loaded.engine.step, 0
+        step, count = runtime._loaded.core.step, 0
 
         def step_and_interrupt():
             nonlocal count
@@ -65,10 +65,10 @@ def test_an_interrupt_in_a_long_prompt_ends_it_and_the_answer_comes_to_nothing(t
                 os.kill(os.getpid(), signal.SIGINT)
             step()
 
-        runtime._loaded.engine.step = step_and_interrupt
+        runtime._loaded.core.step = step_and_interrupt
         streamed = print_stream(runtime.stream([1] * 200, SamplingParams(max_tokens=4)))
         assert (streamed.interrupted, streamed.text, count) == (True, "", 3)
-        runtime._loaded.engine.step = step
+        runtime._loaded.core.step = step
         assert (
             len(
                 runtime.generate([[1, 2]], SamplingParams(max_tokens=4, ignore_eos=True))[0]

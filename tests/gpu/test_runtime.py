@@ -151,7 +151,7 @@ def test_blocks_that_go_to_pinned_memory_and_back_give_the_same_tokens(
 def test_padding_rows_write_nothing_into_the_cache(open_runtime: Callable[..., Runtime]) -> None:
     with open_runtime(num_kv_blocks=9) as runtime:
         caches = (
-            runtime._open.engine._executor.model_runner._attention._caches
+            runtime._open.core._executor.model_runner._attention._caches
         )  # where a stray write would show
         for keys, values in caches:
             keys.fill_(7.0)

@@ -40,7 +40,7 @@ def test_weights_and_cache_are_gone_when_the_runtime_is(tiny_folder, how):
     tokens_of(runtime)
     loaded = runtime._loaded  # the only way to what must die
     watched = [weakref.ref(tensor) for tensor in loaded.weights.by_name.values()]
-    watched += [weakref.ref(keys) for keys, _ in loaded.engine._executor.model_runner._attention._caches]
+    watched += [weakref.ref(keys) for keys, _ in loaded.core._executor.model_runner._attention._caches]
     del loaded
     if how == "with":
         with runtime:

@@ -136,15 +136,15 @@ def test_what_is_built_after_the_start_is_an_error_in_strict_mode(tiny_folder, w
 
 def build_in_next_step(runtime, monkeypatch):
     """Have the next step ask for a kernel that is not there."""
-    engine = runtime._open.engine
-    step = engine.step
+    core = runtime._open.core
+    step = core.step
 
     def building():
         monkeypatch.undo()
         before_build("the kernel of something")
         return step()
 
-    monkeypatch.setattr(engine, "step", building)
+    monkeypatch.setattr(core, "step", building)
 
 
 @pytest.mark.slow
