@@ -110,9 +110,9 @@ def is_sound(runtime, is_idle, alone):
 
     def check():
         is_idle(runtime)
-        runtime._loaded.engine.scheduler.check()
-        assert not runtime._loaded.engine._live
-        assert not runtime._loaded.engine._executor.model_runner._adjuster.processors
+        runtime._loaded.core.scheduler.check()
+        assert not runtime._loaded.core._live
+        assert not runtime._loaded.core._executor.model_runner._adjuster.processors
         assert not runtime._client._processor._answers
 
     yield check
@@ -222,7 +222,7 @@ def test_a_close_interrupted_at_any_line_can_be_closed_again(tiny_text_folder, e
     total = count(runtime.close)
     for place in places(total, 12):
         runtime, streams = opened()
-        engine = runtime._loaded.engine
+        engine = runtime._loaded.core
         with contextlib.suppress(error), traced(happening(raising(error), place)):
             runtime.close()
         runtime.close()

@@ -89,7 +89,7 @@ def test_an_error_where_one_request_is_seen_to_ends_that_one(
         runtime.generate([[7] * 9], GREEDY, cache_salt="victim")
     assert isinstance(raised.value.__cause__, KeyError)
     is_idle(runtime)
-    runtime._loaded.engine.scheduler.check()
+    runtime._loaded.core.scheduler.check()
 
 
 def test_what_waits_is_found_in_as_few_steps_with_ten_thousand_priorities_as_with_one(make_server):
@@ -182,7 +182,7 @@ def test_tokens_count_as_looked_up_and_found_once_a_step_that_did_so_is_over(mak
 def test_a_beam_search_counts_as_one_request_with_one_first_token(runtime):
     runtime.beam_search([[5, 6]], BeamSearchParams(beam_width=4, max_tokens=8, ignore_eos=True))
     assert runtime.stats()["requests"]["finished"] == 1
-    latencies = runtime._loaded.engine.latencies
+    latencies = runtime._loaded.core.latencies
     assert (len(latencies._first_token), len(latencies._between_tokens)) == (1, 1)
 
 

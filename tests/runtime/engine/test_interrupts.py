@@ -72,7 +72,7 @@ def test_an_interrupt_at_any_line_frees_every_block_and_changes_no_later_answer(
     assert tuple(token for delta in received for token in delta.token_ids) == whole
     assert received[-1].finish_reason == "length"
     is_idle(runtime)
-    runtime._loaded.engine.scheduler.check()
+    runtime._loaded.core.scheduler.check()
     assert tokens(runtime.generate(PROMPTS, GREEDY)) == right
 
 
