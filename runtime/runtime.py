@@ -7,14 +7,14 @@ from typing import Any, Self, Unpack
 
 import torch
 
-from ..common.errors import ClosedError, ConfigError, shown
+from ..common.errors import ConfigError, shown
 from ..common.forks import require_same_process
 from ..common.progress import Progress, say_nothing
 from ..compiler.torch_internals.torch_section import outside_dynamo
 from .config import RuntimeConfig
 from .engine.beam_driver import BeamRounds
 from .engine.beam_search import BeamSearchParams
-from .engine.client import Client
+from .engine.client import Client, runtime_closed
 from .engine.input_processor import InputProcessor
 from .engine.outputs import RequestOutput, StreamDelta
 from .keywords import RequestSettings, RuntimeSettings
@@ -218,7 +218,7 @@ class Runtime:
     def _open(self) -> LoadedRuntime:
         require_same_process(self._pid)
         if self._loaded is None:
-            raise ClosedError("this runtime was closed; make a new one with Runtime.from_pretrained")
+            raise runtime_closed()
         return self._loaded
 
     @property

@@ -80,7 +80,9 @@ class LoadedWeights:
         Raises LoadError where the scheme cannot keep them.
         """
         if parameter not in self._parts:
-            self.rows(parameter, start, rows.shape[0]).copy_(rows)
+            own = self.rows(parameter, start, rows.shape[0])
+            if own.data_ptr() != rows.data_ptr():  # else they were filled where they belong, in room()
+                own.copy_(rows)
         for name in (parameter, self._tied.get(parameter)):
             if name is not None and name in self._parts:
                 step = max(1, CHUNK_ELEMENTS // rows.shape[1])

@@ -20,6 +20,11 @@ from .parallel_sampling import new_deltas
 T = TypeVar("T")
 
 
+def runtime_closed() -> ClosedError:
+    """What a closed runtime answers to whoever asks it for anything."""
+    return ClosedError("this runtime was closed; make a new one with Runtime.from_pretrained")
+
+
 class Ticket:
     """Held by whoever asked for something: what it stands for is ended when nobody has it any more."""
 
@@ -157,7 +162,7 @@ class Client:
 
     def _open_core(self) -> EngineCore:
         if self._is_closed or self._core is None:
-            raise ClosedError("this runtime was closed; make a new one with Runtime.from_pretrained")
+            raise runtime_closed()
         return self._core
 
     def _submit(self, core: EngineCore, ticket: Ticket, submissions: Sequence[Submission]) -> None:

@@ -9,7 +9,7 @@ from ..sampling_params import LogitsProcessor
 
 
 class StepHandle(Protocol):
-    """A step on its way."""
+    """A step in flight."""
 
     @property
     def error(self) -> Exception | None:

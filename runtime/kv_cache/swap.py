@@ -11,9 +11,9 @@ NOT_LAUNCHED = 0  # the step of a copy that no step has begun with so far
 class SwapSpace:
     """Slots of host memory for cached blocks that preempted requests will want again, and for no others.
 
-    A request that waits to be let in again wants the blocks that it held, in order, each of them the very
+    A request that waits to be admitted again wants the blocks that it held, in order, each of them the very
     block that was verified when it was committed or hit. While they stay cached nothing is copied. One that
-    is evicted is swapped out to a slot, and in to another block when its request is let in. Where slots are
+    is evicted is swapped out to a slot, and in to another block when its request is admitted. Where slots are
     short, the last of a request's blocks gives way to one before it, as without that one it is of no use.
 
     The step launched next begins with the copies: first all that go out, which are read before anything is
@@ -45,7 +45,7 @@ class SwapSpace:
         return self.num_slots - len(self._free)
 
     def want(self, request_id: str, entries: Sequence[CachedBlock]) -> None:
-        """A request that has given back these blocks, which are cached, waits to be let in again."""
+        """A request that has given back these blocks, which are cached, waits to be admitted again."""
         assert request_id not in self._wanted, f"{request_id} waits already"
         if entries:
             self._wanted[request_id] = [*entries]
@@ -80,7 +80,7 @@ class SwapSpace:
                 self._lose(entry)
 
     def take(self, request_id: str, columns: slice) -> list[int]:
-        """The request is let in: the slots that hold its blocks of these columns, as far as they all do."""
+        """The request is admitted: the slots that hold its blocks of these columns, as far as they all do."""
         entries = self._wanted.get(request_id, ())
         slots: list[int] = []
         for entry in entries[columns]:
@@ -102,7 +102,7 @@ class SwapSpace:
         return bool(self._swap_out or self._swap_in)
 
     def launch(self, step: int) -> Copies:
-        """The copies that this step begins with, which are on their way from now on."""
+        """The copies that this step begins with, taken as launched from now on."""
         swap_out = tuple((block_id, slot) for slot, block_id in self._swap_out.items())
         swap_in = tuple(self._swap_in)
         for slot in self._swap_out:

@@ -1,4 +1,4 @@
-"""News of one request on its way from the engine's core: new token ids, and its end."""
+"""What the engine's core reports of one request: new token ids, and its end."""
 
 from dataclasses import dataclass
 from typing import Literal

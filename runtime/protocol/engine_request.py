@@ -1,4 +1,4 @@
-"""One request on its way to the engine's core: token ids and parameters, no text."""
+"""One request for the engine's core: token ids and parameters, no text."""
 
 from dataclasses import dataclass
 

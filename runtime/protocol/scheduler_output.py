@@ -122,7 +122,7 @@ class SchedulerOutput:
     # group, max_num_seqs of them, come those of the next.
     new_blocks: Ints
     copies: Copies = NO_COPIES
-    preempted_ids: tuple[str, ...] = ()  # since the plan before; some may have been let in again
+    preempted_ids: tuple[str, ...] = ()  # since the plan before; some may have been admitted again
     wanted_logprobs: WantedLogprobs | None = None  # None where nobody wants any
 
     @property

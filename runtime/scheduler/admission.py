@@ -1,4 +1,4 @@
-"""Who is let in next: waiting requests get blocks and a row while they fit and the others can grow."""
+"""Who is admitted next: waiting requests get blocks and a row while they fit and the others can grow."""
 
 from ..kv_cache.manager import KVCacheManager
 from .beginnings import Beginnings
@@ -30,7 +30,7 @@ class Admission:
         self._config = config
         self._queue, self._batch, self._kv_cache = queue, batch, kv_cache
         self._in_flight, self._beginnings = in_flight, beginnings
-        # Who was let in last, and how many tokens the step of that number fills of it.
+        # Who was admitted last, and how many tokens the step of that number fills of it.
         self._uncommitted: tuple[Request, int, int] | None = None
 
     @property
@@ -39,16 +39,16 @@ class Admission:
         return len(self._queue) > 0 and len(self._batch) < self._config.max_num_seqs
 
     def admit(self, budget: int, alone: Request | None) -> list[int]:
-        """Let waiting requests in, in order, while they fit; returns the tokens of each in this step.
+        """Admit waiting requests in order, while they fit; returns the tokens of each in this step.
 
-        budget: tokens that the step has left. alone: the only one to be let in, if not None.
+        budget: tokens that the step has left. alone: the only one to be admitted, if not None.
         """
         counts: list[int] = []
         while budget > 0 and len(self._batch) < self._config.max_num_seqs:
             request = self._next(alone)
-            if request is None or not self._in_flight.is_over(request.last_step):  # its token is on its way
+            if request is None or not self._in_flight.is_over(request.last_step):  # its token is in flight
                 break
-            count = self._let_in(request, budget)
+            count = self._admit_one(request, budget)
             if count is None:
                 break
             counts.append(count)
@@ -56,7 +56,7 @@ class Admission:
         return counts
 
     def commit(self) -> None:
-        """Let others find what the request let in last fills."""
+        """Let others find what the request admitted last fills."""
         uncommitted, self._uncommitted = self._uncommitted, None
         if uncommitted is not None:
             self._commit(*uncommitted)
@@ -82,7 +82,7 @@ class Admission:
         return self._queue.first() if len(self._queue) else None
 
     @at_request
-    def _let_in(self, request: Request, budget: int) -> int | None:
+    def _admit_one(self, request: Request, budget: int) -> int | None:
         """Give a waiting request blocks and a row; its tokens in this step, None where it must wait."""
         self.commit()
         step = self._in_flight.next_step
@@ -100,12 +100,12 @@ class Admission:
         self._queue.discard(request)
         is_queried = self._kv_cache.prefix is not None and request.num_reusable == request.num_tokens - 1
         num_queried = request.num_tokens if is_queried else 0
-        self._beginnings.let_in(request, step, num_queried=num_queried, num_hits=num_cached)
+        self._beginnings.admit(request, step, num_queried=num_queried, num_hits=num_cached)
         self._uncommitted = request, num_cached + count, step
         return count
 
     def _spare_blocks(self, request: Request) -> int:
-        """What is to be left when a request is let in: a block for each running one that can use it.
+        """What is to be left when a request is admitted: a block for each running one that can use it.
 
         For one that was preempted, twice as many each time: when nobody can use that many, it is safe.
         """

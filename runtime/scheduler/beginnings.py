@@ -1,4 +1,4 @@
-"""Requests that have just been let in: their prefix-cache hits, and when their first token came."""
+"""Requests that have just been admitted: their prefix-cache hits, and when their first token came."""
 
 from collections.abc import Callable
 
@@ -8,18 +8,18 @@ from .request import Request
 class Beginnings:
     """Counts prefix-cache hits once they are certain, and notes the time of each request's first token.
 
-    A step that fails takes back the hits of those that it let in, so they are counted when it is over.
+    A step that fails takes back the hits of those that it admitted, so they are counted when it is over.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Of those whose first step is not over: the step that let each in, tokens looked for, hits.
+        # Of those whose first step is not over: the step that admitted each, tokens looked for, hits.
         self._first_steps: dict[Request, tuple[int, int, int]] = {}
-        self._without_token: dict[Request, None] = {}  # let in, without a token that the host has read
+        self._without_token: dict[Request, None] = {}  # admitted, without a token that the host has read
         self.num_queried_tokens = 0  # of prompts, looked for in the prefix cache
         self.num_hit_tokens = 0  # of them, hits
 
-    def let_in(self, request: Request, step: int, *, num_queried: int, num_hits: int) -> None:
+    def admit(self, request: Request, step: int, *, num_queried: int, num_hits: int) -> None:
         """A step starts a request, which had these hits of the tokens looked for."""
         request.start(num_hits, self._clock())
         if not request.output_token_ids:
@@ -28,7 +28,7 @@ class Beginnings:
             self._first_steps[request] = step, num_queried, num_hits
 
     def step_over(self, step: int) -> None:
-        """Nothing can undo that step any more: what it let in has begun."""
+        """Nothing can undo that step any more: what it admitted has begun."""
         if not self._first_steps:
             return
         begun = [request for request, (first, *_) in self._first_steps.items() if first == step]

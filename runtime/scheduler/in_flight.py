@@ -48,7 +48,7 @@ class InFlight:
         return self.num_launched + 1
 
     def launch(self, plan: SchedulerOutput, requests: list[Request], serials: Ints) -> None:
-        """A step is on its way, with a row for each of these."""
+        """A step is in flight, with a row for each of these."""
         self.num_launched = plan.step
         self._steps.append(Launched(plan, requests, serials))
 
@@ -84,5 +84,5 @@ class InFlight:
         return max(steps, default=0)
 
     def num_tokens(self, request: Request) -> int:
-        """Tokens of a request that are on their way for certain: one of each step that samples it."""
+        """Tokens of a request that are in flight for certain: one of each step that samples it."""
         return sum(request in launched.samplers() for launched in self._steps)

@@ -37,7 +37,7 @@ class Planner:
     def counts(self, alone: Request | None) -> Ints:
         """Tokens to compute of each of the first rows, at least 1; none where nobody can advance.
 
-        alone: the only request to be let in, if not None.
+        alone: the only request to be admitted, if not None.
         """
         num_preemptions = self._live.num_preemptions
         counts = self._advance_running()

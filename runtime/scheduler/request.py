@@ -149,8 +149,8 @@ class Request:
         if self.output_token_ids and self.times.first_token is None:
             self.times.first_token = now
         if self.finish_reason is None:
-            was_let_in = self.times.first_scheduled is not None
-            self.status = RequestStatus.PREEMPTED if was_let_in else RequestStatus.WAITING
+            was_admitted = self.times.first_scheduled is not None
+            self.status = RequestStatus.PREEMPTED if was_admitted else RequestStatus.WAITING
 
     def report(self, logprobs: TokenLogprobs) -> None:
         """Keep the log-probabilities of the next token of the output."""

@@ -33,7 +33,7 @@ class RunningBatch:
     A request keeps its row for as long as it has one, unless one before it leaves and it is the last: then it
     takes that place, so that there is no gap. So whoever comes and goes changes nothing for the others.
 
-    A request that has all its tokens on their way is draining: it runs, but needs no row any more.
+    A request that has all its tokens in flight is draining: it runs, but needs no row any more.
     """
 
     def __init__(self, max_num_rows: int) -> None:
@@ -88,18 +88,18 @@ class RunningBatch:
         return len(self.requests) + len(self._draining)
 
     def is_draining(self, request: Request) -> bool:
-        """Whether a request has all tokens on their way."""
+        """Whether a request has all tokens in flight."""
         return request.request_id in self._draining
 
     @property
     def draining(self) -> list[Request]:
-        """Who has all tokens on their way."""
+        """Who has all tokens in flight."""
         return [*self._draining.values()]
 
     def append(
         self, request: Request, *, blocks: int, most_blocks: int, computed: int, in_flight: int = 0
     ) -> None:
-        """A row for a request that has a block table, and so many tokens computed and on their way."""
+        """A row for a request that has a block table, and so many tokens computed and in flight."""
         row, num_tokens = len(self.requests), request.num_tokens
         request.enter_row(row)
         self.requests.append(request)
@@ -126,7 +126,7 @@ class RunningBatch:
             self._filling[request] = num_tokens
 
     def drain(self, request: Request) -> None:
-        """A request without a row has all its tokens on their way."""
+        """A request without a row has all its tokens in flight."""
         self._draining[request.request_id] = request
 
     def discard(self, request: Request) -> None:
@@ -186,7 +186,7 @@ class RunningBatch:
         self._tables.resend(request)
 
     def launch(self, plan: SchedulerOutput) -> None:
-        """A plan of the first rows is on its way; whoever has all tokens on their way then gives up the row.
+        """A plan of the first rows is in flight; whoever has all tokens in flight then gives up the row.
 
         All but the first of a row's samples are drafts. One token is certain; drafts are as if they never
         were until the host has read which of them hold. So long, nobody knows which token is the newest.
@@ -258,7 +258,7 @@ class RunningBatch:
         return filled
 
     def check(self, in_flight: Mapping[Request, int]) -> None:
-        """Every column says what the requests do; for tests. in_flight: tokens on their way, of each."""
+        """Every column says what the requests do; for tests. in_flight: tokens in flight, of each."""
         assert [request.row for request in self.requests] == list(range(len(self)))
         assert [request.request_id for request in self.requests] == list(self.request_ids(len(self)))
         for row, request in enumerate(self.requests):

@@ -32,7 +32,7 @@ class Scheduler:
     """By rank, and always in that order: first come, first served, where all have the same priority.
 
     Steps are planned from counts alone, so that the next can be launched before the tokens of the last are
-    read: a request that has all its tokens on their way is "draining", and only an id or text that stops
+    read: a request that has all its tokens in flight is "draining", and only an id or text that stops
     costs a token computed in vain, which is dropped.
 
     A request is admitted when all its known tokens fit the cache and those before it can grow, so only new
@@ -56,7 +56,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.alone: Request | None = None  # if any, the only one to be let in
+        self.alone: Request | None = None  # if any, the only one to be admitted
         self._kv_cache, self._listener, self._clock = kv_cache, listener, clock
         self._queue = RequestQueue()
         self._batch = RunningBatch(config.max_num_seqs)
@@ -235,7 +235,7 @@ class Scheduler:
             self._listener.on_discard(plan)
 
     def to_suspect(self) -> list[Request]:
-        """Whom a step that failed may have been about: all that were ever let in, or else the first to be."""
+        """Whom a failed step may have been about: all that were ever admitted, or else the first to be."""
         live = [request for request in self._live if request.finish_reason is None]
         return [r for r in live if r.times.first_scheduled is not None] or live[:1]
 

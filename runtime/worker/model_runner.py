@@ -202,17 +202,17 @@ class ModelRunner:
         return logits
 
     def _launched(self, plan: SchedulerOutput) -> LaunchedStep:
-        """Start the tokens on their way to the host: the next step overwrites where they are."""
+        """Start the tokens in flight to the host: the next step overwrites where they are."""
         sampled, logprobs = self._input_batch.sampled(plan.num_samples), self._logprobs
         if sampled.device.type != "cuda":
             return LaunchedStep(plan, sampled.clone(), logprobs, None, self._failures)
-        staged = _on_its_way(sampled)
-        logprobs = logprobs and logprobs.each(_on_its_way)
+        staged = _copy_to_host(sampled)
+        logprobs = logprobs and logprobs.each(_copy_to_host)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
         return LaunchedStep(plan, staged, logprobs, arrived, self._failures)
 
 
-def _on_its_way(values: Tensor) -> Tensor:
+def _copy_to_host(values: Tensor) -> Tensor:
     """A copy in pinned memory, which is there when all that was launched is over."""
     return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)

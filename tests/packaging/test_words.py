@@ -39,6 +39,8 @@ PHRASES = {
     r"\bcards?\b": "GPU, device",
     r"\btapes?\b": "CPU call graph",
     r"\bteller\b": "output processor",
+    r"\b(is|be|been|was|were) let in\b": "admitted",
+    r"\btokens? on (its|their) way\b": "in flight",
     r"\buntold\b": "to be sent again",
     r"\brecordings?\b": "CUDA graphs, or the decision log",
     r"\brecord(ed|s)? (calls?|sizes?|steps?)\b": "captured",

@@ -123,7 +123,7 @@ def test_a_failed_step_takes_those_after_it_along_and_nobody_loses_a_token(make_
     server.fail(number)
     assert len(server.pending) == number
     plan = server.launch()
-    if number:  # the token that is still on its way must be read first
+    if number:  # the token that is still in flight must be read first
         assert plan is None
         server.land()
         plan = server.launch()

@@ -84,7 +84,7 @@ def test_what_a_failed_step_was_to_fill_is_forgotten_with_those_who_found_it(mak
         assert request.output_token_ids == server.alone(request)[0]
 
 
-def test_a_prompt_that_waits_does_not_count_on_blocks_that_are_gone_when_it_is_let_in(make_server):
+def test_a_prompt_that_waits_does_not_count_on_blocks_that_are_gone_when_it_is_admitted(make_server):
     server = make_server(blocks=8, **ON)
     served(server, "before", (1, 2, 3, 4) * 3 + (5,), max_tokens=1)
     hog = server.add("hog", 20, seed=3, max_tokens=12)  # all blocks in the end, cached ones included
