@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "src" / "lamina"
-PACKAGES = ("cli", "common", "compiler", "custom_ops", "models", "runtime", "testing")
+PACKAGES = ("cli", "common", "compiler", "custom_ops", "models", "runtime", "serving", "testing")
 SOURCES = sorted(path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py"))
 ALL_PYTHON = sorted(
     path

@@ -16,7 +16,8 @@ CODE = {".py", ".h", ".cuh", ".cpp", ".cu"}
 
 ROOMS = (
     *("benchmarks", "cli", "common", "compiler", "csrc", "custom_ops", "docs", "examples", "models"),
-    *("runtime", "src", "testing", "tests", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"),
+    *("runtime", "serving", "src", "testing", "tests"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"),
 )
 
 # What names must not be made of, one part of a name between underscores, and what is said instead.

@@ -1,0 +1,1 @@
+"""`lamina serve`: an OpenAI-compatible server over an AsyncRuntime."""

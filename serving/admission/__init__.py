@@ -1,0 +1,1 @@
+"""Who is admitted to the engine, and who is refused early."""

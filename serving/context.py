@@ -1,0 +1,27 @@
+"""What the routes of one server share."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .config import ServeConfig
+
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
+
+
+@dataclass(kw_only=True, slots=True)
+class Serving:
+    """One server's runtime, config and books; routes get it by serving_of(request)."""
+
+    config: ServeConfig
+    runtime: Any
+    admission: Any = None
+    keys: Any = None
+    lifecycle: Any = None
+    metrics: Any = None
+
+
+def serving_of(request: "HTTPConnection") -> Serving:
+    """Returns what the routes of the request's server share."""
+    serving: Serving = request.app.state.serving
+    return serving

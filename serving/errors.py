@@ -1,0 +1,61 @@
+"""Errors as OpenAI's clients read them: one JSON shape, whatever went wrong and wherever."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..common.errors import ClosedError, LaminaError, RequestError, UnsupportedError
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "method_not_allowed",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    429: "rate_limit_error",
+    499: "client_closed_request",
+    500: "server_error",
+    503: "overloaded_error",
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class ApiError(Exception):
+    """What a client is answered in place of what it asked for.
+
+    param: the field of the body that is wrong, as messages[0].content. code: a string that programs
+    compare, as context_length_exceeded.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def type(self) -> str:
+        """The kind of the error, by its status."""
+        return TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+
+    def body(self) -> bytes:
+        """Returns {"error": {message, type, param, code}} as JSON of ASCII characters."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}, separators=(",", ":")).encode()
+
+
+def api_error(error: Exception) -> ApiError:
+    """Returns the answer to an error of the library; what nobody expected is a 500 that tells nothing."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        return ApiError(status=400, message=str(error))
+    if isinstance(error, UnsupportedError):
+        return ApiError(status=400, message=str(error), code="unsupported")
+    if isinstance(error, ClosedError):
+        return ApiError(status=503, message="the engine is closed", headers={"Retry-After": "5"})
+    if isinstance(error, LaminaError):
+        return ApiError(status=500, message=str(error), code=type(error).__name__)
+    return ApiError(status=500, message="an internal error; the server's log has it", code="internal_error")
