@@ -15,12 +15,13 @@ from .config import RuntimeConfig
 from .engine.beam_driver import BeamRounds
 from .engine.beam_search import BeamSearchParams
 from .engine.client import Client, runtime_closed
-from .engine.input_processor import InputProcessor
+from .engine.input_processor import InputProcessor, input_processor
 from .engine.outputs import RequestOutput, StreamDelta
 from .keywords import RequestSettings, RuntimeSettings
 from .prompts import Params, Prompt, Prompts
 from .request_options import RequestOptions
 from .sampling_params import SamplingParams
+from .startup.description import describe
 from .startup.loaded import LoadedRuntime
 from .startup.loader import load, note_use
 from .stats import collect_stats, explanation_of, page_of
@@ -43,7 +44,7 @@ class Runtime:
         self._pid = os.getpid()
         self._loaded: LoadedRuntime | None = load(config, progress or say_nothing)
         self._client = Client(self._loaded.core, self._loaded.late_builds)
-        self._input: InputProcessor | None = _input_processor(self._loaded)
+        self._input: InputProcessor | None = input_processor(describe(self._loaded), self._loaded.tokenizer)
 
     @classmethod
     def from_pretrained(
@@ -227,19 +228,3 @@ class Runtime:
         given, _ = self._input, self._open
         assert given is not None
         return given
-
-
-def _input_processor(loaded: LoadedRuntime) -> InputProcessor:
-    resolved, config = loaded.resolved, loaded.resolved.config
-    return InputProcessor(
-        tokenizer=loaded.tokenizer,
-        defaults=resolved.defaults,
-        chat_defaults=resolved.defaults if config.generation_defaults else None,
-        eos_token_ids=loaded.eos_token_ids,
-        vocab_size=resolved.model.vocab_size,
-        num_valid_ids=loaded.num_valid_ids,
-        max_model_len=resolved.max_model_len,
-        declared_len=resolved.model.max_position_embeddings,
-        capacity_tokens=loaded.kv_cache.capacity_tokens,
-        seed=config.seed,
-    )

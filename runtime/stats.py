@@ -8,7 +8,7 @@ from ..compiler.execution.cuda_graphs import GraphRecord
 from ..compiler.execution.plan import Compiled
 from ..compiler.inspect.explain import explain_text
 from ..compiler.inspect.explain_page import explain_page
-from .sampling_params import MODEL_DEFAULTS
+from .startup.description import settings_in_force
 from .startup.loaded import LoadedRuntime
 
 
@@ -35,7 +35,7 @@ def collect_stats(loaded: LoadedRuntime) -> dict[str, Any]:
             "first_token": core["first_token"],
             "overlapped": dict(loaded.watch.overlapped),  # while the stages ran; not part of their sum
         },
-        "resolved": _resolved_stats(loaded),
+        "resolved": settings_in_force(loaded),
         "quantization": loaded.weights.stats(),
     }
 
@@ -104,22 +104,4 @@ def _swap_stats(loaded: LoadedRuntime) -> dict[str, int]:
         "out_bytes": swap.num_out * host.slot_bytes,
         "in_bytes": swap.num_in * host.slot_bytes,
         "host_bytes": host.num_bytes,
-    }
-
-
-def _resolved_stats(loaded: LoadedRuntime) -> dict[str, Any]:
-    resolved, defaults = loaded.resolved, loaded.resolved.defaults
-    return {
-        "eos_token_ids": sorted(loaded.eos_token_ids),
-        "sampling_defaults": {name: getattr(defaults, name) for name in MODEL_DEFAULTS},
-        "rope": resolved.model.rope.rope_type,
-        "max_model_len": resolved.max_model_len,
-        "max_num_seqs": resolved.max_num_seqs,
-        "max_num_batched_tokens": resolved.max_num_batched_tokens,
-        "block_size": resolved.block_size,
-        "dtype": str(resolved.dtype).removeprefix("torch."),
-        "quantization": resolved.scheme.name,
-        "attention": loaded.attention,
-        "gemm_kernels": list(loaded.gemm_kernels),
-        "device": str(resolved.device),
     }

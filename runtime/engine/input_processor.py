@@ -8,6 +8,7 @@ from typing import Any
 
 from ...common.errors import RequestError, shown
 from ..prompts import Params, Prompt, Prompts, as_list, check_prompt, checked_kind, each, one_each
+from ..protocol.core_description import CoreDescription
 from ..protocol.engine_request import EngineRequest
 from ..request_options import RequestOptions
 from ..sampling_params import (
@@ -215,3 +216,20 @@ def total_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_len: 
     if params.max_tokens is None:
         return max_model_len
     return min(num_prompt_tokens + params.max_tokens, max_model_len)
+
+
+def input_processor(description: CoreDescription, tokenizer: Tokenizer | None) -> InputProcessor:
+    """Returns the input processor for a core that so describes itself, with the model's tokenizer if any."""
+    defaults = description.defaults
+    return InputProcessor(
+        tokenizer=tokenizer,
+        defaults=defaults,
+        chat_defaults=defaults if description.generation_defaults else None,
+        eos_token_ids=frozenset(description.eos_token_ids),
+        vocab_size=description.vocab_size,
+        num_valid_ids=description.num_valid_ids,
+        max_model_len=description.max_model_len,
+        declared_len=description.declared_len,
+        capacity_tokens=description.capacity_tokens,
+        seed=description.seed,
+    )
