@@ -19,6 +19,7 @@ class Serving:
     keys: Any = None
     lifecycle: Any = None
     metrics: Any = None
+    metrics_page: Any = None
 
 
 def serving_of(request: "HTTPConnection") -> Serving:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = Path("src") / "lamina"
-SHIPPED = {".py", ".typed", ".cu", ".cuh", ".cpp", ".h", ".json", ".css"}
+SHIPPED = {".py", ".typed", ".cu", ".cuh", ".cpp", ".h", ".json", ".css", ".html", ".js"}
 OUTSIDE_MODEL = Path("examples") / "olmo2"
 MODEL = ROOT / "cache_dir" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 MAIN_JOB = Path(__file__).resolve().parent / "main_job.py"

@@ -1,0 +1,182 @@
+"""Every figure that /metrics tells: its name, kind, meaning and labels, and where it is read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .histogram import Histogram
+from .metrics import Metrics
+
+Labelled = Mapping[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One figure; read takes what tells of it and returns its value, by labels if it has any."""
+
+    name: str  # without the prefix lamina: and, of a counter, without _total
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()  # beside model_name
+    read: Callable[[Any], float | Labelled | Histogram]
+
+
+def _gauge(name: str, meaning: str, read: Callable[[Any], float | Labelled], *labels: str) -> Family:
+    return Family(name=name, kind="gauge", help=meaning, labels=labels, read=read)
+
+
+def _counter(name: str, meaning: str, read: Callable[[Any], float | Labelled], *labels: str) -> Family:
+    return Family(name=name, kind="counter", help=meaning, labels=labels, read=read)
+
+
+def _histogram(name: str, meaning: str, read: Callable[[Metrics], Histogram]) -> Family:
+    return Family(name=name, kind="histogram", help=meaning, read=read)
+
+
+def _by(counts: Mapping[str, float]) -> Labelled:
+    return {(label,): value for label, value in counts.items()}
+
+
+def _used(stats: Mapping[str, Any]) -> float:
+    blocks = stats["blocks"]
+    return float(blocks["used"] / blocks["total"]) if blocks["total"] else 0.0
+
+
+def _info(stats: Mapping[str, Any]) -> Labelled:
+    resolved = stats["resolved"]
+    return {tuple(str(resolved[name]) for name in INFO): 1.0}
+
+
+def _captured(stats: Mapping[str, Any]) -> Labelled:
+    sizes = stats["cuda_graphs"]["sizes"]
+    return {
+        (kind,): float(sum(1 for own, _ in sizes if own == kind))
+        for kind in sorted({own for own, _ in sizes})
+    }
+
+
+INFO = ("device", "dtype", "quantization", "attention")
+
+# Read from Runtime.stats(); left out while the engine does not step.
+ENGINE_FAMILIES = (
+    _gauge("num_requests_running", "Requests in the running batch.", lambda s: s["requests"]["running"]),
+    _gauge("num_requests_waiting", "Requests in the request queue.", lambda s: s["requests"]["waiting"]),
+    _gauge("kv_cache_usage_perc", "Share of KV-cache blocks that requests hold, 0 to 1.", _used),
+    _gauge(
+        "kv_cache_blocks",
+        "KV-cache blocks by state; free ones that are cached count in both.",
+        lambda s: _by(s["blocks"]),
+        "state",
+    ),
+    _counter(
+        "num_preemptions",
+        "Requests that gave their blocks back to be computed again.",
+        lambda s: s["preemptions"],
+    ),
+    _counter(
+        "prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache.",
+        lambda s: s["prefix_cache"]["queried_tokens"],
+    ),
+    _counter(
+        "prefix_cache_hits",
+        "Prompt tokens found in the prefix cache.",
+        lambda s: s["prefix_cache"]["hit_tokens"],
+    ),
+    _gauge("swap_blocks_used", "Blocks of preempted requests in host memory.", lambda s: s["swap"]["used"]),
+    _counter(
+        "swap_out_bytes", "Bytes copied from the KV cache to host memory.", lambda s: s["swap"]["out_bytes"]
+    ),
+    _counter(
+        "swap_in_bytes", "Bytes copied from host memory to the KV cache.", lambda s: s["swap"]["in_bytes"]
+    ),
+    _gauge("cuda_graphs_captured", "Captured sizes of steps by their kind.", _captured, "kind"),
+    _gauge("cuda_graph_bytes", "Device memory that captures take.", lambda s: s["cuda_graphs"]["bytes"]),
+    _counter(
+        "cuda_graph_replays",
+        "Steps that replayed a captured CUDA graph.",
+        lambda s: s["cuda_graphs"]["replays"],
+    ),
+    _counter(
+        "cuda_graph_tokens",
+        "Tokens that replays computed, without padding.",
+        lambda s: s["cuda_graphs"]["tokens"],
+    ),
+    _counter(
+        "cuda_graph_padded_tokens",
+        "Tokens that replays computed only to fill a captured size.",
+        lambda s: s["cuda_graphs"]["padded_tokens"],
+    ),
+    _counter("eager_steps", "Steps that replayed no CUDA graph.", lambda s: s["cuda_graphs"]["eager_steps"]),
+    _counter(
+        "late_builds", "Kernels built in the middle of a request.", lambda s: s["compile"]["recompiles"]
+    ),
+    _gauge("engine_info", "1; its labels say what serves.", _info, *INFO),
+)
+
+# Read from Health, which never waits.
+HEALTH_FAMILIES = (
+    _gauge(
+        "engine_up", "1 while the engine can step; 0 while it is starting, hangs or is lost.", lambda h: h.ok
+    ),
+    _counter("engine_steps", "Steps of the engine.", lambda h: h.status.num_steps if h.status else 0),
+    _gauge(
+        "engine_step_seconds",
+        "How long the step that runs now has been running; 0 if none runs.",
+        lambda h: (h.status.step_seconds if h.status else None) or 0.0,
+    ),
+)
+
+# Read from the server's own books.
+SERVER_FAMILIES = (
+    _counter(
+        "prompt_tokens", "Tokens of prompts whose first answer has ended.", lambda m: m.num_prompt_tokens
+    ),
+    _counter("generation_tokens", "Tokens generated.", lambda m: m.num_generated_tokens),
+    _counter(
+        "request_success",
+        "Answers that ended, by why.",
+        lambda m: _by(m.finished_by_reason),
+        "finished_reason",
+    ),
+    _histogram(
+        "time_to_first_token_seconds", "From being queued to the first token.", lambda m: m.first_token
+    ),
+    _histogram(
+        "inter_token_latency_seconds",
+        "From one token to the next, as they reach the server.",
+        lambda m: m.between_tokens,
+    ),
+    _histogram(
+        "e2e_request_latency_seconds", "From being queued to the end of an answer.", lambda m: m.whole
+    ),
+    _histogram("request_queue_time_seconds", "From being queued to the first step.", lambda m: m.queue),
+    _histogram(
+        "request_prefill_time_seconds", "From the first step to the first token.", lambda m: m.prefill
+    ),
+    _histogram("request_decode_time_seconds", "From the first token to the end.", lambda m: m.decode),
+    _histogram("request_inference_time_seconds", "From the first step to the end.", lambda m: m.inference),
+    _histogram("request_prompt_tokens", "Tokens of a prompt.", lambda m: m.prompt_lengths),
+    _histogram("request_generation_tokens", "Tokens of an answer.", lambda m: m.output_lengths),
+    _histogram("request_params_max_tokens", "max_tokens, where it was given.", lambda m: m.max_tokens),
+    _histogram("request_params_n", "Answers asked for to a prompt.", lambda m: m.num_answers),
+    _histogram(
+        "iteration_tokens_total", "Tokens that a step generated, for all requests.", lambda m: m.step_tokens
+    ),
+    _counter(
+        "http_requests",
+        "HTTP requests by route and status; 499: the client left before an answer.",
+        lambda m: m.http_requests,
+        "route",
+        "status",
+    ),
+    _counter(
+        "requests_refused",
+        "Requests that were not let in, by why.",
+        lambda m: _by(m.refused_by_reason),
+        "reason",
+    ),
+    _histogram(
+        "event_loop_lag_seconds", "How late the server's event loop ran what was due.", lambda m: m.loop_lag
+    ),
+)

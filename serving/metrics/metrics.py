@@ -1,0 +1,133 @@
+"""The books of a server: what it answered and how long that took, in plain counts that a scrape reads."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from . import histogram
+from .histogram import Histogram
+
+if TYPE_CHECKING:
+    FinishedRequest: TypeAlias = Any
+    from ...runtime.protocol.engine_output import EngineOutput
+    from .record import RequestRecord
+
+REFUSALS = ("queue_full", "deadline", "rate_limit", "concurrency", "not_accepting", "unauthorized", "other")
+LAG_INTERVAL = 0.5  # seconds between two looks at how late the event loop is
+
+
+class Metrics:
+    """What was counted since the server started; it is told by the engine's client and by the middleware.
+
+    One thread, the event loop's, writes and reads it.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self.model_name = model_name
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self.finished_by_reason: Counter[str] = Counter(
+            dict.fromkeys(("stop", "length", "abort", "error"), 0)
+        )
+        self.refused_by_reason: Counter[str] = Counter(dict.fromkeys(REFUSALS, 0))
+        self.http_requests: Counter[tuple[str, str]] = Counter()  # by route template and status
+        self.first_token = Histogram(histogram.FIRST_TOKEN_SECONDS)
+        self.between_tokens = Histogram(histogram.BETWEEN_TOKENS_SECONDS)
+        self.whole = Histogram(histogram.REQUEST_SECONDS)
+        self.queue = Histogram(histogram.REQUEST_SECONDS)
+        self.prefill = Histogram(histogram.REQUEST_SECONDS)
+        self.decode = Histogram(histogram.REQUEST_SECONDS)
+        self.inference = Histogram(histogram.REQUEST_SECONDS)
+        self.prompt_lengths = Histogram(histogram.REQUEST_TOKENS)
+        self.output_lengths = Histogram(histogram.REQUEST_TOKENS)
+        self.max_tokens = Histogram(histogram.REQUEST_TOKENS)
+        self.num_answers = Histogram(histogram.COUNTS)
+        self.step_tokens = Histogram(histogram.STEP_TOKENS)
+        self.loop_lag = Histogram(histogram.LAG_SECONDS)
+        self._live: dict[str, list[float]] = {}  # by the core's id: tokens so far, and when the last one came
+        self._followed: dict[str, RequestRecord] = {}  # by the caller's id
+
+    # What the engine's client tells, as its EngineListener.
+
+    def outputs(self, outputs: "Sequence[EngineOutput]", now: float) -> None:
+        """Takes in a step's outputs that arrived now, by time.monotonic()."""
+        live, num_all = self._live, 0
+        gaps: dict[float, int] = {}
+        for output in outputs:
+            end = output.num_before + len(output.new_token_ids)
+            entry = live.get(output.request_id)
+            if entry is None:
+                num_all += end
+                live[output.request_id] = [end, now]
+            elif end > entry[0]:
+                num_new = int(end - entry[0])
+                num_all += num_new
+                gap = (now - entry[1]) / num_new
+                gaps[gap] = gaps.get(gap, 0) + num_new  # nearly all came with the same step before
+                entry[0], entry[1] = end, now
+            if output.finish is not None:
+                live.pop(output.request_id, None)
+        for gap, num_times in gaps.items():
+            self.between_tokens.observe(gap, num_times)
+        if num_all:
+            self.num_generated_tokens += num_all
+            self.step_tokens.observe(num_all)
+
+    def finished(self, request: "FinishedRequest") -> None:
+        """Takes in an answer that has ended, whichever way."""
+        self.finished_by_reason["error" if request.error is not None else str(request.finish_reason)] += 1
+        self._count_lengths(request)
+        self._time_phases(request)
+        record = self._followed.get(request.request_id)
+        if record is not None:
+            record.finished.append(request)
+
+    def _count_lengths(self, request: "FinishedRequest") -> None:
+        self.output_lengths.observe(request.num_output_tokens)
+        if request.index:  # all answers to a prompt share it
+            return
+        self.num_prompt_tokens += request.num_prompt_tokens
+        self.prompt_lengths.observe(request.num_prompt_tokens)
+        self.num_answers.observe(request.n)
+        if request.max_tokens is not None:
+            self.max_tokens.observe(request.max_tokens)
+
+    def _time_phases(self, request: "FinishedRequest") -> None:
+        times = request.times
+        for seen, start, end in (
+            (self.queue, times.queued, times.first_scheduled),
+            (self.prefill, times.first_scheduled, times.first_token),
+            (self.first_token, times.queued, times.first_token),
+            (self.decode, times.first_token, times.finished),
+            (self.inference, times.first_scheduled, times.finished),
+            (self.whole, times.queued, times.finished),
+        ):
+            if start is not None and end is not None:
+                seen.observe(max(end - start, 0.0))
+
+    # What the server tells.
+
+    def answered(self, route: str, status: int) -> None:
+        """Counts a request by its route's template, never its path, and the status it got."""
+        self.http_requests[route, str(status)] += 1
+
+    def refused(self, reason: str) -> None:
+        """Counts a request that was not let in, by one of REFUSALS; any other reason is "other"."""
+        self.refused_by_reason[reason if reason in REFUSALS else "other"] += 1
+
+    def follow(self, request_id: str, record: "RequestRecord") -> None:
+        """Lets the record of an HTTP request know of each answer to a prompt that ends, until unfollow."""
+        self._followed[request_id] = record
+
+    def unfollow(self, request_id: str) -> None:
+        """Forgets what follow was told of; nothing happens for an id that is not followed."""
+        self._followed.pop(request_id, None)
+
+    async def watch_loop(self) -> Any:
+        """Notes how late the event loop is, until it is cancelled."""
+        while True:
+            due = time.monotonic() + LAG_INTERVAL
+            await asyncio.sleep(LAG_INTERVAL)
+            self.loop_lag.observe(max(time.monotonic() - due, 0.0))

@@ -1,0 +1,17 @@
+"""GET /metrics: the server's figures for Prometheus."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ..context import serving_of
+
+
+async def metrics(request: Request) -> Response:
+    """Returns the figures, within about a second whatever the engine does."""
+    serving = serving_of(request)
+    page, content_type = await serving.metrics_page.render(serving.runtime, request.headers.get("accept", ""))
+    return Response(page, headers={"content-type": content_type, "cache-control": "no-store"})
+
+
+ROUTES: list[BaseRoute] = [Route("/metrics", metrics, methods=["GET"])]
