@@ -1,6 +1,7 @@
 """What the routes of one server share."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .config import ServeConfig
@@ -20,6 +21,8 @@ class Serving:
     lifecycle: Any = None
     metrics: Any = None
     metrics_page: Any = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    """When the server began, in seconds since 1970."""
 
 
 def serving_of(request: "HTTPConnection") -> Serving:

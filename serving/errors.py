@@ -19,6 +19,12 @@ TYPES = {
     500: "server_error",
     503: "overloaded_error",
 }
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {  # where its names differ
+    "server_error": "api_error",
+    "method_not_allowed": "invalid_request_error",
+    "unsupported_media_type": "invalid_request_error",
+}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -40,10 +46,18 @@ class ApiError(Exception):
         """The kind of the error, by its status."""
         return TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
 
-    def body(self) -> bytes:
-        """Returns {"error": {message, type, param, code}} as JSON of ASCII characters."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}, separators=(",", ":")).encode()
+    def body(self, path: str = "") -> bytes:
+        """Returns {"error": {message, type, param, code}} as JSON of ASCII characters.
+
+        path: of the request; for Anthropic's clients it is {"type": "error", "error": {type, message}}.
+        """
+        if path.startswith(ANTHROPIC_PATH):
+            kind = ANTHROPIC_TYPES.get(self.type, self.type)
+            shape = {"type": "error", "error": {"type": kind, "message": self.message}}
+        else:
+            error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+            shape = {"error": error}
+        return json.dumps(shape, separators=(",", ":")).encode()
 
 
 def api_error(error: Exception) -> ApiError:

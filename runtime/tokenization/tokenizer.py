@@ -1,6 +1,7 @@
 """Text to token ids and back, chat templates included: by the tokenizers library, or by transformers."""
 
 import copy
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -89,6 +90,27 @@ class Tokenizer:
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def names_of(self, token_ids: Sequence[int]) -> list[str | None]:
+        """Returns tokens as the vocabulary spells them; ids that it does not have are None."""
+        return [self._names.get(token_id) for token_id in token_ids]
+
+    @functools.cached_property
+    def _names(self) -> dict[int, str]:
+        return {token_id: name for name, token_id in self._backend.get_vocab().items()}
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what others need to write prompts alike: special tokens by their roles, and the template.
+
+        chat_template is None without one; of several it is the default.
+        """
+        template, roles = self._backend.chat_template, self._backend.special_tokens_map
+        is_file = isinstance(self._backend, TokenizerFile)
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast" if is_file else type(self._backend).__name__,
+            **{role: roles.get(role) for role in ("bos_token", "eos_token", "pad_token", "unk_token")},
+            "chat_template": template.get("default") if isinstance(template, Mapping) else template,
+        }
 
     def text_of(self, token_id: int) -> str:
         """Returns the text that a token has within a text: with the space that the first of a text loses."""

@@ -193,6 +193,28 @@ def test_a_loaded_tokenizer_equals_the_one_of_auto_tokenizer(folder: Path) -> No
     )
 
 
+def test_a_tokenizer_tells_its_tokens_and_roles_as_transformers_does(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours is not None
+    ids = ours.encode("héllo world")
+    assert ours.names_of(ids) == theirs.convert_ids_to_tokens(ids)
+    assert ours.names_of([-1, 10**9]) == [None, None]
+    told = ours.describe()
+    for role in ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template"):
+        assert told[role] == getattr(theirs, role)
+    assert Tokenizer(theirs).names_of(ids) == ours.names_of(ids)
+    assert {**Tokenizer(theirs).describe(), "tokenizer_class": ""} == {**told, "tokenizer_class": ""}
+
+
+def test_of_several_templates_the_default_is_told(backend: Any) -> None:
+    backend.chat_template = {"default": "a", "tool_use": "b"}
+    assert Tokenizer(backend).describe()["chat_template"] == "a"
+    backend.chat_template = None
+    assert Tokenizer(backend).describe()["chat_template"] is None
+
+
 def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert load_tokenizer(tmp_path) is None
