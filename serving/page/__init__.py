@@ -1,0 +1,1 @@
+"""The web page at /: one HTML file with its style and scripts, no framework, nothing from elsewhere."""
