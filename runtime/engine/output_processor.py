@@ -264,6 +264,7 @@ class Reader:
             text=text,
             token_ids=tuple(answer.token_ids[which]),
             finish_reason=answer.finish_reason if self.is_done else None,
+            stop_reason=answer.stop_reason if self.is_done else None,
             logprobs=answer.formatter.of_answer(answer.logprobs[which]),
             prompt_logprobs=answer.formatter.of_prompt(answer.prompt_logprobs) if is_first else None,
         )

@@ -90,5 +90,6 @@ class StreamDelta:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # as CompletionOutput has it, beside the finish_reason
     logprobs: tuple[Logprobs, ...] | None = None  # of each token, where wanted
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None

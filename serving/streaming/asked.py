@@ -1,0 +1,29 @@
+"""How the answers to one request are to be written."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What of a request decides how its answers are written."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str  # by the name that the client used
+    fingerprint: str | None
+    include_usage: bool = False
+    continuous_usage: bool = False
+    stream_interval: int = 1  # tokens of a chunk at least, but for the first and the last
+    return_token_ids: bool = False
+    wants_logprobs: bool = False
+    echo: bool = False  # text and log-probabilities of a prompt come before those of its answers
+    omits_answer: bool = False  # the prompt alone is wanted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """A prompt, as far as its answers tell of it."""
+
+    token_ids: tuple[int, ...]
+    num_answers: int = 1
+    text: str = ""  # where it is to be echoed

@@ -1,0 +1,164 @@
+"""Chunks of chats and completions as server-sent events, by templates: no object is made for a token."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as quoted  # U+2028 too, at which some clients end a line
+from typing import Any
+
+from ...runtime.engine.logprobs import Logprobs
+from ...runtime.engine.outputs import StreamDelta
+from ..errors import ApiError
+from .asked import Asked, Told
+from .merging import joined
+from .styles import Style
+
+DONE = "data: [DONE]\n\n"
+
+
+@dataclass(slots=True, eq=False)
+class _Choice:
+    """One answer, as far as it has been written."""
+
+    prompt: int  # the number of what it answers
+    open: str  # what a chunk of nothing but text begins with
+    close: str  # and ends with
+    is_started: bool = False
+    held: StreamDelta | None = None  # what waits for more
+    offset: int = 0  # characters of the tokens that were told with log-probabilities
+
+
+class ChunkEvents:
+    """The events of one stream, whose deltas have the index of a choice."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        style: Style,
+        prompts: Sequence[Told],
+        usage: Callable[[int], dict[str, Any]],
+    ) -> None:
+        """usage: the usage once so many tokens have been told. Choices count on from prompt to prompt."""
+        self._asked, self._style, self._prompts, self._usage_at = asked, style, prompts, usage
+        self._head = (
+            f'data: {{"id":{quoted(asked.id)},"object":"{style.chunk_object}","created":{asked.created},'
+            f'"model":{quoted(asked.model)},"system_fingerprint":{json.dumps(asked.fingerprint)},"choices":['
+        )
+        before, after = style.around_next
+        close = f'{after},"logprobs":null,"finish_reason":null}}]}}\n\n'
+        numbers = [number for number, prompt in enumerate(prompts) for _ in range(prompt.num_answers)]
+        self._choices = [
+            _Choice(number, f'{self._head}{{"index":{index},{before}', close)
+            for index, number in enumerate(numbers)
+        ]
+        self._is_plain = asked.stream_interval == 1 and not (
+            asked.wants_logprobs or asked.return_token_ids or asked.continuous_usage or asked.omits_answer
+        )
+        self._prompt_logprobs: dict[int, Sequence[Logprobs | None]] = {}  # by the prompt's number
+        self._num_tokens = 0  # told so far
+
+    def write(self, deltas: Sequence[StreamDelta]) -> bytes:
+        """Returns the chunks of what is new: of text, where it is there, and one for the end of a choice."""
+        events: list[str] = []
+        for delta in deltas:
+            choice = self._choices[delta.index]
+            if self._is_plain and choice.is_started and delta.finish_reason is None:
+                self._num_tokens += len(delta.token_ids)
+                if delta.text:
+                    events.append(choice.open + quoted(delta.text) + choice.close)
+            else:
+                self._add(events, choice, delta)
+        return "".join(events).encode()
+
+    def end(self) -> bytes:
+        """Returns the usage, if it is wanted, and the mark of the end."""
+        usage = f'{self._head}],"usage":{self._usage()}}}\n\n' if self._asked.include_usage else ""
+        return (usage + DONE).encode()
+
+    def fail(self, error: ApiError) -> bytes:
+        """Returns an error in place of what would follow, and the mark of the end."""
+        return b"data: " + error.body() + b"\n\n" + DONE.encode()
+
+    def _add(self, events: list[str], choice: _Choice, delta: StreamDelta) -> None:
+        if choice.held is not None:
+            delta, choice.held = joined(choice.held, delta), None
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs.setdefault(choice.prompt, delta.prompt_logprobs)
+        if self._waits(choice, delta):
+            choice.held = delta
+            return
+        if self._asked.omits_answer:
+            delta = without_answer(delta)
+        self._num_tokens += len(delta.token_ids)
+        is_told = self._asked.return_token_ids or self._asked.wants_logprobs
+        if not choice.is_started or delta.text or (is_told and delta.token_ids):
+            events.append(self._piece(choice, delta))
+        if delta.finish_reason is not None:
+            events.append(self._last(delta))
+        if delta.prompt_logprobs is not None:
+            self._add_held(events, choice.prompt)
+
+    def _add_held(self, events: list[str], prompt: int) -> None:
+        """Adds what has waited for the log-probabilities of a prompt, which its first answer brings."""
+        for choice in self._choices:
+            if choice.prompt == prompt and choice.held is not None:
+                held, choice.held = choice.held, None
+                self._add(events, choice, held)
+
+    def _waits(self, choice: _Choice, delta: StreamDelta) -> bool:
+        asked = self._asked
+        if not choice.is_started:
+            return asked.echo and asked.wants_logprobs and choice.prompt not in self._prompt_logprobs
+        return delta.finish_reason is None and len(delta.token_ids) < asked.stream_interval
+
+    def _piece(self, choice: _Choice, delta: StreamDelta) -> str:
+        asked, is_first = self._asked, not choice.is_started
+        choice.is_started = True
+        echoes = is_first and asked.echo
+        text = self._prompts[choice.prompt].text + delta.text if echoes else delta.text
+        before, after = self._style.around_first if is_first else self._style.around_next
+        logprobs = self._logprobs(choice, delta, echoes) if asked.wants_logprobs else "null"
+        chunk_fields = choice_fields = ""
+        if asked.return_token_ids:
+            choice_fields = f',"token_ids":{json.dumps(delta.token_ids)}'
+            if is_first:
+                token_ids = self._prompts[choice.prompt].token_ids
+                prompt_ids = f',"prompt_token_ids":{json.dumps(token_ids)}'
+                if self._style.prompt_ids_in_choice:
+                    choice_fields += prompt_ids
+                else:
+                    chunk_fields = prompt_ids
+        return (
+            f'{self._head}{{"index":{delta.index},{before}{quoted(text)}{after},"logprobs":{logprobs},'
+            f'"finish_reason":null{choice_fields}}}]{chunk_fields}{self._usage_so_far()}}}\n\n'
+        )
+
+    def _last(self, delta: StreamDelta) -> str:
+        """The last chunk of a choice, whose text has been told by one before: clients drop either."""
+        return (
+            f'{self._head}{{"index":{delta.index},{self._style.without_text},"logprobs":null,'
+            f'"finish_reason":"{delta.finish_reason}","stop_reason":{json.dumps(delta.stop_reason)}}}]'
+            f"{self._usage_so_far()}}}\n\n"
+        )
+
+    def _logprobs(self, choice: _Choice, delta: StreamDelta, echoes: bool) -> str:
+        token_ids: Sequence[int] = delta.token_ids
+        logprobs: Sequence[Logprobs | None] = delta.logprobs or ()
+        if echoes:
+            token_ids = (*self._prompts[choice.prompt].token_ids, *token_ids)
+            logprobs = (*self._prompt_logprobs[choice.prompt], *logprobs)
+        told, choice.offset = self._style.logprobs(token_ids, logprobs, choice.offset)
+        return json.dumps(told, separators=(",", ":"), allow_nan=False)
+
+    def _usage_so_far(self) -> str:
+        return f',"usage":{self._usage()}' if self._asked.continuous_usage else ""
+
+    def _usage(self) -> str:
+        return json.dumps(self._usage_at(self._num_tokens), separators=(",", ":"))
+
+
+def without_answer(delta: StreamDelta) -> StreamDelta:
+    """Returns a delta as if no token had been asked for."""
+    nothing: dict[str, Any] = {"text": "", "token_ids": (), "logprobs": None, "stop_reason": None}
+    return dataclasses.replace(delta, **nothing, finish_reason=delta.finish_reason and "length")

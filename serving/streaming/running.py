@@ -1,0 +1,70 @@
+"""Generations that answer one HTTP request: read as one, ended together."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from ...runtime.engine.outputs import RequestOutput, StreamDelta
+
+Generation: TypeAlias = Any
+Lease: TypeAlias = Any
+
+
+class Running:
+    """One generation a prompt; answer a of prompt p, of n answers each, has the index p * n + a."""
+
+    def __init__(self, generations: Sequence["Generation"], lease: "Lease") -> None:
+        """lease: what admission gave for them, which ends them and is released with them."""
+        self.generations = tuple(generations)
+        self._lease = lease
+        self._reads: dict[asyncio.Future[list[StreamDelta]], int] = {}  # by the generation that is being read
+        self._unread = set(range(len(self.generations)))
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all answers that may be read by now."""
+        return sum(generation.num_output_tokens for generation in self.generations)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(generation.prompt_token_ids) for generation in self.generations)
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Tokens of the prompts that were in the prefix cache; None until that is known of any."""
+        known = [generation.num_cached_tokens for generation in self.generations]
+        return sum(number or 0 for number in known) if any(number is not None for number in known) else None
+
+    async def read(self) -> list[StreamDelta]:
+        """Returns what is new of any answer, one delta each, waiting for it; [] when all have ended."""
+        if len(self.generations) == 1:
+            alone: list[StreamDelta] = await self.generations[0].read()
+            return alone
+        while self._unread:
+            for number in self._unread.difference(self._reads.values()):
+                self._reads[asyncio.ensure_future(self.generations[number].read())] = number
+            done, _ = await asyncio.wait(self._reads, return_when=asyncio.FIRST_COMPLETED)
+            if found := [delta for read in done for delta in self._taken(read)]:
+                return found
+        return []
+
+    def _taken(self, read: asyncio.Future[list[StreamDelta]]) -> list[StreamDelta]:
+        number = self._reads.pop(read)
+        deltas: list[StreamDelta] = read.result()
+        if not deltas:
+            self._unread.discard(number)
+        first = number * self.generations[number].num_answers
+        return [dataclasses.replace(delta, index=first + delta.index) for delta in deltas]
+
+    async def outputs(self) -> list[RequestOutput]:
+        """Returns the whole of each prompt, in order; raises the error of the first that has one."""
+        return [await generation.output() for generation in self.generations]
+
+    async def aclose(self) -> None:
+        """Ends what still runs and gives back what was leased; a second call does nothing."""
+        for read in self._reads:
+            if not read.cancel() and not read.cancelled():
+                read.exception()  # seen: nobody else asks for it
+        await self._lease.aclose()

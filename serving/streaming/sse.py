@@ -1,0 +1,170 @@
+"""Answers as server-sent events: merged for who reads slowly, ended for who has gone."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ...common.logging import get_logger
+from ...runtime.engine.outputs import StreamDelta
+from ..errors import ApiError, api_error
+from .interrupts import Interrupt, while_connected
+from .running import Running
+
+logger = get_logger("serving")
+
+COMMENT = b": keep-alive\n\n"
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would collect them
+}
+KEEP_ALIVE = 15.0  # seconds without an event, after which a comment shows that the connection lives
+MAX_UNSENT = 1 << 20  # bytes that a client may leave unread beyond what the sockets take
+WRITE_TIMEOUT = 60.0  # seconds in which it has to read anything at all
+
+
+class Events(Protocol):
+    """How one endpoint writes its stream; each method returns whole events, b"" for none."""
+
+    def write(self, deltas: list[StreamDelta]) -> bytes:
+        """What is new."""
+
+    def end(self) -> bytes:
+        """What follows the last delta."""
+
+    def fail(self, error: ApiError) -> bytes:
+        """What takes the place of all that would follow."""
+
+
+class EventStream(Response):
+    """A stream of events. An error before the first of them is raised, so that it is answered by a status."""
+
+    def __init__(
+        self,
+        running: Running,
+        events: Events,
+        *,
+        headers: Mapping[str, str] | None = None,
+        keep_alive: float = KEEP_ALIVE,
+        write_timeout: float = WRITE_TIMEOUT,
+        max_unsent: int = MAX_UNSENT,
+    ) -> None:
+        """running: ended when the stream ends, however that is."""
+        self.status_code = 200
+        self.background = None
+        self.init_headers({**(headers or {}), **HEADERS})
+        self._running, self._events = running, events
+        self._limits = keep_alive, write_timeout, max_unsent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Writes the stream; returns when it is written, or its client has gone or does not read."""
+        keep_alive, write_timeout, max_unsent = self._limits
+        try:
+            async with while_connected(receive) as interrupt:
+                start: Message = {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+                writer = _Writer(send, start, self._running, interrupt)
+                writer.watch(keep_alive, write_timeout, max_unsent)
+                try:
+                    await self._write(writer)
+                finally:
+                    writer.close()
+        except ApiError as error:
+            if error.status != 499 or not writer.is_started:
+                raise
+            logger.debug("a stream ended early: %s", error.message)
+            await _hang_up(scope)
+        finally:
+            await self._running.aclose()
+
+    async def _write(self, writer: "_Writer") -> None:
+        read, events = self._running.read, self._events
+        try:
+            while deltas := await read():
+                if data := events.write(deltas):
+                    await writer.send(data)
+            await writer.send(events.end(), more=False)
+        except Exception as error:
+            if not writer.is_started:
+                raise
+            answer = api_error(error)
+            if answer.status >= 500:
+                logger.warning("a stream ended by an error", exc_info=error)
+            await writer.send(events.fail(answer), more=False)
+
+
+async def _hang_up(scope: Scope) -> None:
+    """Drops the connection with what is unsent: to close it would wait for who does not read."""
+    if abort := scope.get("lamina.abort"):
+        abort()
+        await asyncio.sleep(0)  # until the protocol has learnt of it
+
+
+class _Writer:
+    """Sends events, keeps an idle connection alive, and interrupts the stream of a client that does not read.
+
+    uvicorn's send() waits while its buffer is full, so a timer looks at how long that takes, and nothing is
+    done for each event.
+    """
+
+    def __init__(self, send: Send, start: Message, running: Running, interrupt: Interrupt) -> None:
+        self.is_started = False
+        self._send, self._start, self._running, self._interrupt = send, start, running, interrupt
+        self._time = asyncio.get_running_loop().time
+        self._sending_since: float | None = None
+        self._last_sent = self._time()
+        self._num_bytes = 0  # sent so far
+        self._stuck = (0.0, 0)  # since when what is being sent waits, and the tokens that there were then
+        self._comment: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def send(self, data: bytes, more: bool = True) -> None:
+        """Sends events, preceded by the response's head where they are the first."""
+        if self._comment is not None:
+            await self._comment
+            self._comment = None
+        await self._put(data, more)
+
+    async def _put(self, data: bytes, more: bool = True) -> None:
+        now = self._sending_since = self._time()
+        if not self.is_started:
+            self.is_started = True
+            await self._send(self._start)
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._sending_since, self._last_sent = None, now
+        self._num_bytes += len(data)
+
+    def watch(self, keep_alive: float, write_timeout: float, max_unsent: int) -> None:
+        """Looks after the stream, now and four times in the shorter of the two times, until close()."""
+        now, since = self._time(), self._sending_since
+        if since is None:
+            if now - self._last_sent >= keep_alive and self._comment is None:
+                self._comment = asyncio.create_task(self._put(COMMENT))
+        elif now - since >= write_timeout:
+            self._interrupt(ApiError(status=499, message=f"the client read nothing for {write_timeout:g} s"))
+        elif self._num_unsent(since) > max_unsent:
+            self._interrupt(ApiError(status=499, message=f"the client left {max_unsent} bytes unread"))
+        again = min(keep_alive, write_timeout) / 4
+        limits = keep_alive, write_timeout, max_unsent
+        self._timer = asyncio.get_running_loop().call_later(again, self.watch, *limits)
+
+    def close(self) -> None:
+        """Stops looking after it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._comment is not None:
+            self._comment.cancel()
+
+    def _num_unsent(self, since: float) -> float:
+        """Returns about how many bytes have piled up since, by the mean of what a token took before."""
+        num_tokens = self._running.num_output_tokens
+        if self._stuck[0] != since:
+            self._stuck = since, num_tokens
+        before = self._stuck[1]
+        return (num_tokens - before) * self._num_bytes / max(before, 1)
