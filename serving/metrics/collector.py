@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from .families import ENGINE_FAMILIES, HEALTH_FAMILIES, SERVER_FAMILIES, Family
+from .families import ENGINE_FAMILIES, HEALTH_FAMILIES, QUEUE_FAMILIES, SERVER_FAMILIES, Family
 from .histogram import Histogram
 from .metrics import Metrics
 
@@ -55,15 +55,21 @@ class MetricsPage:
         self._engine = EngineFigures()
         self._process = ProcessCollector(registry=None)
 
-    async def render(self, runtime: Any, accept: str = "") -> tuple[bytes, str]:
+    async def render(self, runtime: Any, *, num_waiting: int = 0, accept: str = "") -> tuple[bytes, str]:
         """Returns the page and its content type, OpenMetrics where the client accepts that.
 
-        runtime: an AsyncRuntime, or None while there is none yet.
+        runtime: an AsyncRuntime, or None while there is none yet. num_waiting: requests that wait for
+        admission to it, ahead of its own queue.
         """
         stats = None if runtime is None else await self._engine.read(runtime)
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self._process)
-        registry.register(_Scrape(self._metrics, stats, None if runtime is None else runtime.health()))
+        health = None if runtime is None else runtime.health()
+        waiting = {
+            "server": num_waiting,
+            **({} if stats is None else {"engine": stats["requests"]["waiting"]}),
+        }
+        registry.register(_Scrape(self._metrics, waiting, stats, health))
         encode, content_type = choose_encoder(accept)
         return encode(registry), content_type
 
@@ -71,14 +77,18 @@ class MetricsPage:
 class _Scrape(Collector):
     """Yields every family of one moment."""
 
-    def __init__(self, metrics: Metrics, stats: dict[str, Any] | None, health: Any) -> None:
+    def __init__(
+        self, metrics: Metrics, waiting: dict[str, int], stats: dict[str, Any] | None, health: Any
+    ) -> None:
         self._metrics = metrics
+        self._waiting = waiting
         self._stats = stats
         self._health = health
 
     def collect(self) -> Iterator[Metric]:
         """Returns what prometheus-client writes out."""
         yield from self._made(SERVER_FAMILIES, self._metrics)
+        yield from self._made(QUEUE_FAMILIES, self._waiting)
         if self._stats is not None:
             yield from self._made(ENGINE_FAMILIES, self._stats)
         if self._health is not None:

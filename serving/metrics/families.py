@@ -60,7 +60,6 @@ INFO = ("device", "dtype", "quantization", "attention")
 # Read from Runtime.stats(); left out while the engine does not step.
 ENGINE_FAMILIES = (
     _gauge("num_requests_running", "Requests in the running batch.", lambda s: s["requests"]["running"]),
-    _gauge("num_requests_waiting", "Requests in the request queue.", lambda s: s["requests"]["waiting"]),
     _gauge("kv_cache_usage_perc", "Share of KV-cache blocks that requests hold, 0 to 1.", _used),
     _gauge(
         "kv_cache_blocks",
@@ -112,6 +111,17 @@ ENGINE_FAMILIES = (
         "late_builds", "Kernels built in the middle of a request.", lambda s: s["compile"]["recompiles"]
     ),
     _gauge("engine_info", "1; its labels say what serves.", _info, *INFO),
+)
+
+# Read from the numbers of requests by where they wait: for admission by the server, or in the engine's queue.
+QUEUE_FAMILIES = (
+    _gauge("num_requests_waiting", "Requests that wait, wherever.", lambda w: sum(w.values())),
+    _gauge(
+        "num_requests_waiting_by_place",
+        "Requests that wait for the server's admission, or in the engine.",
+        _by,
+        "place",
+    ),
 )
 
 # Read from Health, which never waits.

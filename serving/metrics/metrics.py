@@ -12,9 +12,13 @@ from .histogram import Histogram
 if TYPE_CHECKING:
     FinishedRequest: TypeAlias = Any
     from ...runtime.protocol.engine_output import EngineOutput
-    from .record import RequestRecord
 
-REFUSALS = ("queue_full", "deadline", "rate_limit", "concurrency", "not_accepting", "unauthorized", "other")
+REFUSALS = (  # codes of errors that keep a request out
+    *("queue_full", "requests_limit_exceeded", "tokens_limit_exceeded", "concurrency_limit_exceeded"),
+    *("starting", "draining", "failed", "invalid_api_key", "route_not_allowed", "model_not_allowed"),
+    *("request_too_large", "too_many_sequences", "context_length_exceeded", "other"),
+)
+REFUSED = frozenset((401, 403, 413, 429, 503))  # statuses of errors that do, whatever their code
 LAG_INTERVAL = 0.5  # seconds between two looks at how late the event loop is
 
 
@@ -47,7 +51,6 @@ class Metrics:
         self.step_tokens = Histogram(histogram.STEP_TOKENS)
         self.loop_lag = Histogram(histogram.LAG_SECONDS)
         self._live: dict[str, list[float]] = {}  # by the core's id: tokens so far, and when the last one came
-        self._followed: dict[str, RequestRecord] = {}  # by the caller's id
 
     # What the engine's client tells, as its EngineListener.
 
@@ -80,9 +83,6 @@ class Metrics:
         self.finished_by_reason["error" if request.error is not None else str(request.finish_reason)] += 1
         self._count_lengths(request)
         self._time_phases(request)
-        record = self._followed.get(request.request_id)
-        if record is not None:
-            record.finished.append(request)
 
     def _count_lengths(self, request: "FinishedRequest") -> None:
         self.output_lengths.observe(request.num_output_tokens)
@@ -109,21 +109,13 @@ class Metrics:
 
     # What the server tells.
 
-    def answered(self, route: str, status: int) -> None:
-        """Counts a request by its route's template, never its path, and the status it got."""
+    def answered(self, route: str, status: int, code: str | None = None) -> None:
+        """Counts a request by its route's template, never its path, and by status and error code."""
         self.http_requests[route, str(status)] += 1
-
-    def refused(self, reason: str) -> None:
-        """Counts a request that was not let in, by one of REFUSALS; any other reason is "other"."""
-        self.refused_by_reason[reason if reason in REFUSALS else "other"] += 1
-
-    def follow(self, request_id: str, record: "RequestRecord") -> None:
-        """Lets the record of an HTTP request know of each answer to a prompt that ends, until unfollow."""
-        self._followed[request_id] = record
-
-    def unfollow(self, request_id: str) -> None:
-        """Forgets what follow was told of; nothing happens for an id that is not followed."""
-        self._followed.pop(request_id, None)
+        if code in REFUSALS:
+            self.refused_by_reason[code] += 1
+        elif status in REFUSED:
+            self.refused_by_reason["other"] += 1
 
     async def watch_loop(self) -> Any:
         """Notes how late the event loop is, until it is cancelled."""

@@ -1,44 +1,42 @@
-"""What is known of one HTTP request while it is served: for Server-Timing, the access log and traces."""
+"""What is known of one HTTP request while it is served: for Server-Timing, the log of requests and traces."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection
 
+    from ...runtime.sampling_params import SamplingParams
+
     FinishedRequest: TypeAlias = Any
     Generation: TypeAlias = Any
-    from ...runtime.sampling_params import SamplingParams
-    from .metrics import Metrics
 
 
 @dataclass(kw_only=True, slots=True)
 class RequestRecord:
-    """One HTTP request: how it was answered, and what the engine did for it; no text of it.
+    """One HTTP request: how it was answered, and what the engine did for it.
 
-    metrics: the books that tell of finished answers. Times are those of time.monotonic().
+    Times are those of time.monotonic().
     """
 
-    metrics: "Metrics"
     started: float = field(default_factory=time.monotonic)
-    status: int | None = None
+    status: int | None = None  # None until the answer begins
+    code: str | None = None  # of the error that it was answered
+    model: str | None = None  # the name that the client asked by
     params: "SamplingParams | None" = None
-    generations: "list[Generation]" = field(default_factory=list)
-    finished: "list[FinishedRequest]" = field(default_factory=list)
+    generations: "list[Generation]" = field(default_factory=list)  # one a prompt
 
-    def begin(self, generation: "Generation", params: "SamplingParams") -> None:
-        """Notes that a prompt of the request was given to the engine, with what parameters."""
-        self.params = params
+    def begin(self, generation: "Generation", params: "SamplingParams", model: str) -> None:
+        """Notes that a prompt of the request was given to the engine, and how it was asked for."""
+        self.params, self.model = params, model
         self.generations.append(generation)
-        self.metrics.follow(generation.request_id, self)
 
-    def end(self) -> None:
-        """Lets go of what was noted; the request has been answered, or its client is gone."""
-        for generation in self.generations:
-            self.metrics.unfollow(generation.request_id)
-        self.generations.clear()
+    @property
+    def finished(self) -> "list[FinishedRequest]":
+        """Its answers that have ended."""
+        return [request for generation in self.generations for request in generation.finished]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -55,8 +53,8 @@ class RequestRecord:
         """Tokens of its prompts that were in the prefix cache, as far as is known."""
         return sum(generation.num_cached_tokens or 0 for generation in self.generations)
 
-    def timing(self) -> dict[str, float]:
-        """Returns milliseconds of queue, prefill and decode where they are over, and of all until now.
+    def phases(self) -> dict[str, tuple[float, float]]:
+        """Returns when queue, prefill and decode began and ended, those that are over.
 
         Of several answers the first to come through a phase counts, and in decode the last to end.
         """
@@ -65,25 +63,32 @@ class RequestRecord:
         scheduled = _first(entry.first_scheduled for entry in times)
         token = _first(entry.first_token for entry in times)
         ended = max((entry.finished for entry in times if entry.finished is not None), default=None)
-        phases = {"queue": (queued, scheduled), "prefill": (scheduled, token), "decode": (token, ended)}
-        spent = {
-            name: round(max(end - start, 0.0) * 1000, 3)
-            for name, (start, end) in phases.items()
+        found = {"queue": (queued, scheduled), "prefill": (scheduled, token), "decode": (token, ended)}
+        return {
+            name: (start, max(start, end))
+            for name, (start, end) in found.items()
             if start is not None and end is not None
         }
-        return {**spent, "total": round((time.monotonic() - self.started) * 1000, 3)}
 
-    def server_timing(self) -> str:
-        """Returns the value of a Server-Timing header."""
-        return ", ".join(f"{name};dur={spent}" for name, spent in self.timing().items())
+    def timing(self) -> dict[str, float]:
+        """Returns milliseconds of each phase that is over, and "total" of all until now."""
+        spent = {name: end - start for name, (start, end) in self.phases().items()}
+        spent["total"] = time.monotonic() - self.started
+        return {name: round(seconds * 1000, 3) for name, seconds in spent.items()}
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Returns Server-Timing where the engine is done; an answer that is streamed begins before that."""
+        if not self.generations or len(self.finished) < sum(each.num_answers for each in self.generations):
+            return []
+        told = ", ".join(f"{name};dur={spent}" for name, spent in self.timing().items())
+        return [(b"server-timing", told.encode())]
 
 
-def _first(times: Any) -> float | None:
+def _first(times: Iterable[float | None]) -> float | None:
     return min((entry for entry in times if entry is not None), default=None)
 
 
 def record_of(connection: "HTTPConnection") -> RequestRecord:
-    """Returns the record of a request that came through the middleware Observation."""
-    scope: Mapping[str, Any] = connection.scope
-    record: RequestRecord = scope["lamina.record"]
+    """Returns the record of a request; every one that came through the middleware Observation has it."""
+    record: RequestRecord = connection.scope["lamina.record"]
     return record

@@ -1,50 +1,60 @@
-"""Every request is timed, counted by route and status, logged and traced as configured."""
+"""Every request is timed, counted by route and status, and logged and traced where that is wanted."""
 
-from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
+from ...common.logging import get_logger
+from ..metrics.metrics import Metrics
 from ..metrics.record import RequestRecord
+from ..metrics.request_log import RequestLog
+from ..metrics.tracing import Tracing
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from ..metrics.metrics import Metrics
+logger = get_logger("serving")
 
 
 class Observation:
-    """ASGI middleware outside of the one that answers errors, so that it sees their status."""
+    """ASGI middleware around the one that answers errors, which tells the record how it answered."""
 
-    def __init__(self, app: "ASGIApp", metrics: "Metrics") -> None:
-        self._app = app
-        self._metrics = metrics
+    def __init__(
+        self,
+        app: "ASGIApp",
+        *,
+        metrics: Metrics,
+        log: RequestLog | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._app, self._metrics = app, metrics
+        self._log, self._tracing = log, tracing
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Serves the request with its record in scope["lamina.record"]."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(metrics=self._metrics)
+        record = RequestRecord()
         scope["lamina.record"] = record
-
-        def noted(message: "Message") -> Awaitable[None]:
-            if message["type"] == "http.response.start":
-                record.status = message["status"]
-                if record.finished:  # answered as a whole
-                    header = (b"server-timing", record.server_timing().encode())
-                    message["headers"] = [*message.get("headers", ()), header]
-            return send(message)
-
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send)
         finally:
-            self._metrics.answered(route_of(scope), record.status or 499)
-            record.end()
+            self._end(scope, record)
+
+    def _end(self, scope: "Scope", record: RequestRecord) -> None:
+        route = route_of(scope)
+        self._metrics.answered(route, record.status or 499, record.code)
+        try:
+            if self._log is not None:
+                self._log.write(scope, route, record)
+            if self._tracing is not None:
+                self._tracing.trace(scope, route, record)
+        except Exception:  # the client has its answer, whatever becomes of a line of log
+            logger.exception("a request could not be logged or traced")
 
 
 def route_of(scope: "Scope") -> str:
     """Returns the template of the route that served a request, as /v1/models/{id}; "unmatched" for none."""
-    endpoint = scope.get("endpoint")
-    router = scope.get("router")
+    endpoint, router = scope.get("endpoint"), scope.get("router")
     for route in router.routes if router is not None and endpoint is not None else ():
         if getattr(route, "endpoint", None) is endpoint:
             return str(route.path)
