@@ -7,6 +7,7 @@ LaminaError
 │   ├── UnknownParameterError (TypeError)    a parameter that there is not
 │   └── ProcessorError              a logits processor of a request failed
 ├── EngineError                     a step failed at one request, which ended
+├── EngineDeadError                 the core of an async engine is lost, and every request with it
 ├── ShapeError (ValueError)         a tensor whose shape, dtype or device does not fit an op
 ├── LoadError                       a model folder or file that is missing, damaged or incomplete
 ├── LogitsError                     a model computed logits by which no token can be chosen
@@ -96,6 +97,10 @@ class LogitsError(LaminaError):
 
 class EngineError(LaminaError):
     """A step, or the text of an answer, failed at one request, which ended; other requests go on."""
+
+
+class EngineDeadError(LaminaError):
+    """The core of an AsyncRuntime is lost: every request in it ended, and no other can be served."""
 
 
 class ShapeError(LaminaError, ValueError):

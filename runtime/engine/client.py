@@ -120,7 +120,7 @@ class Client:
 
     def drop_captures(self) -> None:
         """Drops every captured graph, which idle() captures again; RequestError while requests are live."""
-        self.enter(_drop_captures)
+        self.enter(EngineCore.drop_captures)
 
     def count_whole(self, times: Timeline, num_tokens: int) -> None:
         """Counts as one what was served by requests that were parts of it."""
@@ -217,9 +217,3 @@ class Client:
                 self._processor.forget(request_id)
             self._asked.pop(reference, None)
             self._dropped.popleft()
-
-
-def _drop_captures(core: EngineCore) -> None:
-    if core.has_work:
-        raise RequestError("suspend while requests are live; wait for them or abort them first")
-    core.drop_captures()

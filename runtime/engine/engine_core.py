@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ...common.errors import EngineError, LaminaError, shown
+from ...common.errors import EngineError, LaminaError, RequestError, shown
 from ...common.logging import get_logger
 from ..executor.executor import Executor, StepHandle
 from ..protocol.engine_output import EngineOutput, Finish, FinishReason, Timeline
@@ -129,8 +129,12 @@ class EngineCore:
         return not self.has_work and self._executor.capture_next()
 
     def drop_captures(self) -> None:
-        """Drops every captured graph; steps run without until idle() captures them again."""
-        self._whole(self._finish_pending)
+        """Drops every captured graph; steps run without until idle() captures them again.
+
+        RequestError while requests are live.
+        """
+        if self.has_work:
+            raise RequestError("suspend while requests are live; wait for them or abort them first")
         self._executor.drop_captures()
 
     def close(self) -> None:

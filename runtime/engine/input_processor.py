@@ -66,13 +66,19 @@ class InputProcessor:
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions
     ) -> Answers:
         """Returns what is to be written to one prompt, piece by piece."""
-        answers = self._prepare(checked_kind(prompt), params, options, is_streamed=True)
-        if len(answers.submissions) > answers.num_wanted:
-            raise RequestError(
-                f"best_of is {len(answers.submissions)}, above n {answers.num_wanted}; wanted none in a "
-                "stream, as the best answers are known when all have ended; use generate()"
-            )
+        answers = self.prepare_one(prompt, params, options)
+        answers.require_streamable()
         return answers
+
+    def prepare_one(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: RequestOptions,
+        asked_id: str | None = None,
+    ) -> Answers:
+        """Returns what is to be written to one prompt, token by token; asked_id: what the caller calls it."""
+        return self._prepare(checked_kind(prompt), params, options, asked_id, is_streamed=True)
 
     def prepare_searches(self, prompts: Prompts, params: BeamSearchParams | None) -> list[Searched]:
         """Returns a beam search for each prompt."""
@@ -104,6 +110,7 @@ class InputProcessor:
         prompt: Prompt,
         params: SamplingParams | None,
         options: RequestOptions,
+        asked_id: str | None = None,
         *,
         is_streamed: bool = False,
     ) -> Answers:
@@ -120,7 +127,7 @@ class InputProcessor:
             request = self._request(request_id, token_ids, own, options, wants_each_token)
             answer = Answer(
                 request_id=request_id,
-                asked_id=str(number),
+                asked_id=str(number) if asked_id is None else asked_id,
                 index=index,
                 new_detokenizer=new_detokenizer,
                 stop_token_ids=frozenset(own.stop_token_ids or ()),

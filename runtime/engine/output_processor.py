@@ -239,32 +239,37 @@ class Reader:
 
     def next(self) -> StreamDelta | None:
         """Returns the next piece, None while there is none, or no more; an error is no piece."""
-        published, error = self._answer.published, self._answer.error
-        is_token = self._num_tokens < published.num_tokens
-        if self.is_done or not (is_token or published.is_over):
-            return None
-        is_last = published.is_over and self._num_tokens + is_token == published.num_tokens
-        self.is_done = is_last and error is None
-        if not is_token and error is not None:
-            self.is_done = True
-            return None
-        delta = self._delta(is_token)
-        self._num_tokens += is_token
-        self._num_deltas += 1
-        return delta
+        return self._read(1)
 
-    def _delta(self, is_token: bool) -> StreamDelta:
-        answer = self._answer
-        which = slice(self._num_tokens, self._num_tokens + is_token)
-        text = "".join(answer._pieces[which]) + (answer._rest if self.is_done else "")
-        is_first = self._num_deltas == 0
+    def read(self) -> StreamDelta | None:
+        """Returns all new pieces as one, None where next() has none."""
+        return self._read(None)
+
+    def _read(self, most: int | None) -> StreamDelta | None:
+        """Returns the next so many tokens, or all, as one piece."""
+        if self.is_done:
+            return None
+        answer, start = self._answer, self._num_tokens
+        published, error = answer.published, answer.error
+        end = published.num_tokens if most is None else min(start + most, published.num_tokens)
+        if start == end and (error is not None or not published.is_over):
+            self.is_done = error is not None
+            return None
+        self.is_done = published.is_over and error is None and end == published.num_tokens
+        self._num_tokens = end
+        return self._delta(start, end)
+
+    def _delta(self, start: int, end: int) -> StreamDelta:
+        answer, formatter, is_first = self._answer, self._answer.formatter, not self._num_deltas
+        self._num_deltas += 1
+        text = "".join(answer._pieces[start:end])
         return StreamDelta(
             request_id=answer.asked_id,
             index=answer.index,
-            text=text,
-            token_ids=tuple(answer.token_ids[which]),
+            text=text + answer._rest if self.is_done else text,
+            token_ids=tuple(answer.token_ids[start:end]),
             finish_reason=answer.finish_reason if self.is_done else None,
             stop_reason=answer.stop_reason if self.is_done else None,
-            logprobs=answer.formatter.of_answer(answer.logprobs[which]),
-            prompt_logprobs=answer.formatter.of_prompt(answer.prompt_logprobs) if is_first else None,
+            logprobs=formatter.of_answer(answer.logprobs[start:end]),
+            prompt_logprobs=formatter.of_prompt(answer.prompt_logprobs) if is_first else None,
         )

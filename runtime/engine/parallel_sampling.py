@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ...common.errors import RequestError
 from ..sampling_params import SEED_LIMIT, SamplingParams
 from .logprobs import cumulative
 from .output_processor import Answer, Reader, Submission
@@ -28,6 +29,14 @@ class Answers:
     def answers(self) -> tuple[Answer, ...]:
         """Each, in the order of their indices."""
         return tuple(submission.answer for submission in self.submissions)
+
+    def require_streamable(self) -> None:
+        """Raises RequestError where the answers wanted are chosen among more, once all have ended."""
+        if len(self.submissions) > self.num_wanted:
+            raise RequestError(
+                f"best_of is {len(self.submissions)}, above n {self.num_wanted}; wanted none in a stream, as "
+                "the best answers are known when all have ended; ask for the whole output"
+            )
 
     def output(self) -> RequestOutput:
         """Returns the answers wanted, once all are over: in order, or of more than wanted the best first."""

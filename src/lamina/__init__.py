@@ -7,6 +7,7 @@ from .common.errors import (
     ClosedError,
     CompileError,
     ConfigError,
+    EngineDeadError,
     EngineError,
     KernelBuildError,
     LaminaError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .compiler.config import CompileConfig
     from .compiler.passes.graph import Pass, PassReport
     from .models.registry import register_model
+    from .runtime.async_runtime import AsyncRuntime
     from .runtime.engine.beam_search import BeamSearchParams
     from .runtime.engine.logprobs import Logprob
     from .runtime.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Runtime",
+    "AsyncRuntime",
     "SamplingParams",
     "BeamSearchParams",
     "CompileConfig",
@@ -50,6 +53,7 @@ __all__ = [
     "RequestError",
     "ProcessorError",
     "EngineError",
+    "EngineDeadError",
     "ShapeError",
     "LoadError",
     "UnsupportedError",
@@ -64,6 +68,7 @@ __all__ = [
 # Imported when first asked for: `import lamina` stays free of torch, and `lamina --help` answers at once.
 _HOMES = {
     "Runtime": ".runtime.runtime",
+    "AsyncRuntime": ".runtime.async_runtime",
     "SamplingParams": ".runtime.sampling_params",
     "BeamSearchParams": ".runtime.engine.beam_search",
     "CompileConfig": ".compiler.config",

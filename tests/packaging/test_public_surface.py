@@ -8,10 +8,10 @@ import pytest
 
 PUBLIC = {
     "lamina": """
-        BeamSearchParams ClosedError CompileConfig CompileError CompletionOutput ConfigError EngineError
-        KernelBuildError LaminaError LoadError Logprob LogitsError NotWarmError OutOfBlocksError Pass
-        PassReport ProcessorError RequestError RequestOutput Runtime SamplingParams ShapeError StoreError
-        StreamDelta UnsupportedError register_model
+        AsyncRuntime BeamSearchParams ClosedError CompileConfig CompileError CompletionOutput
+        ConfigError EngineDeadError EngineError KernelBuildError LaminaError LoadError LogitsError
+        Logprob NotWarmError OutOfBlocksError Pass PassReport ProcessorError RequestError RequestOutput
+        Runtime SamplingParams ShapeError StoreError StreamDelta UnsupportedError register_model
     """,
     "lamina.compiler.passes": """
         Any_ CANONICALISE Call Match PASS_NAMES Pass PassReport all_but copy_graph dtype_of emit erase_dead

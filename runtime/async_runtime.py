@@ -1,0 +1,208 @@
+"""What a user of asyncio holds: a model ready to generate, in a thread or a process of its own."""
+
+import asyncio
+import gc
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+
+from ..common.errors import ClosedError, ConfigError, RequestError, shown
+from ..common.forks import require_same_process
+from ..common.progress import Progress, say_nothing
+from .engine.async_client import AsyncClient, EngineListener, Generation, Health
+from .engine.core_handle import CoreHandle, OpenedCore
+from .engine.input_processor import InputProcessor, input_processor
+from .protocol.core_description import CoreDescription
+from .request_options import RequestOptions
+from .sampling_params import SamplingParams
+from .validation import text
+
+if TYPE_CHECKING:
+    from .engine.core_loop import CoreService
+    from .keywords import RequestSettings, RuntimeSettings
+    from .prompts import Prompt
+    from .tokenization.chat_messages import Messages
+    from .tokenization.tokenizer import Tokenizer
+
+EngineKind = Literal["thread", "process"]
+STEP_TIMEOUTS = {"cpu": 30.0, "cuda": 4.0}  # seconds, by device: a step on a CPU may take in a long prompt
+
+
+class AsyncRuntime:
+    """A loaded model for asyncio; the end of an `async with` block, or close(), gives everything back.
+
+    The engine runs beside the event loop, so that neither waits for the other. One event loop at a time uses
+    it: its thread calls everything here. Every call but close() and health() raises ClosedError after
+    close(), EngineDeadError once the engine is lost, and UnsupportedError in a forked child.
+    """
+
+    def __init__(self, handle: CoreHandle, opened: OpenedCore, step_timeout: float | None = None) -> None:
+        """handle: of a core that is open; most callers want from_pretrained()."""
+        self.description: CoreDescription = opened.description
+        self.input: InputProcessor = input_processor(opened.description, opened.tokenizer)
+        if step_timeout is None:
+            step_timeout = STEP_TIMEOUTS.get(opened.description.device.partition(":")[0], 30.0)
+        self._client = AsyncClient(handle, step_timeout)
+        self._pid = os.getpid()
+        self._is_frozen = False
+
+    @classmethod
+    async def from_pretrained(
+        cls,
+        model: str | Path,
+        *,
+        engine: EngineKind = "thread",
+        progress: Progress | None = None,
+        step_timeout: float | None = None,
+        **settings: "Unpack[RuntimeSettings]",
+    ) -> Self:
+        """Returns a runtime for a folder of safetensors, a .gguf file or a hub id.
+
+        engine: "thread" for a thread of this process, "process" for a process of its own, which needs
+        lamina[serve]. progress(stage, fraction, detail) is called in the event loop's thread. step_timeout:
+        seconds after which health() calls a step hanging; by default 30 on a CPU and 4 on a GPU. settings and
+        errors: those of Runtime.from_pretrained. To cancel it ends the loading.
+        """
+        loop = asyncio.get_running_loop()
+        handle = _core_handle(engine, model, settings, _told_in(loop, progress))
+        try:
+            opened = await asyncio.wrap_future(handle.opened)
+            return cls(handle, opened, step_timeout)
+        except BaseException:
+            await asyncio.to_thread(handle.close)
+            raise
+
+    def generate(
+        self,
+        prompt: "Prompt",
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        **options: "Unpack[RequestSettings]",
+    ) -> Generation:
+        """Returns the answers to one prompt as they are written: checked now, and queued at once.
+
+        request_id: what abort() and the answer call it; several may share one. options: the fields of
+        RequestOptions. Raises RequestError for what cannot be honoured.
+        """
+        require_same_process(self._pid)
+        _require_loop()
+        if request_id is not None:
+            request_id = text("request_id", request_id)
+        return self._client.generate(
+            self.input.prepare_one(prompt, params, RequestOptions(**options), request_id)
+        )
+
+    def chat(
+        self,
+        messages: "Messages",
+        params: SamplingParams | None = None,
+        *,
+        tools: "Messages | None" = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        request_id: str | None = None,
+        **options: "Unpack[RequestSettings]",
+    ) -> Generation:
+        """Returns the answers to a conversation as they are written; arguments as in Runtime.chat()."""
+        template = tools, template_kwargs, continue_final_message, chat_template
+        ids = self.input.chat_prompt(messages, *template, add_generation_prompt=True)
+        return self.generate(ids, self.input.chat_params(params), request_id=request_id, **options)
+
+    async def abort(self, request_id: str) -> bool:
+        """Ends every answer of that id within a step, each with finish_reason "abort"; False without any."""
+        require_same_process(self._pid)
+        return self._client.abort(request_id)
+
+    def health(self) -> Health:
+        """Returns whether it can answer now, and if not why; any thread may ask, and it never waits."""
+        return self._client.health()
+
+    async def stats(self) -> dict[str, Any]:
+        """Returns counters and settings, under the names of Runtime.stats()."""
+        found: dict[str, Any] = await self.call("stats")
+        return found
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Returns what a method of the engine returns, between two steps.
+
+        "stats", "explain", "explain_html"; "suspend" drops every captured CUDA graph, and "resume" captures
+        them again, both of which raise RequestError while requests are live. UnsupportedError for others.
+        """
+        require_same_process(self._pid)
+        return await self._client.call(method, *arguments)
+
+    def listen(self, listener: EngineListener) -> None:
+        """Has a listener told of every step's outputs and of every answer's end."""
+        self._client.listen(listener)
+
+    def freeze_garbage(self) -> None:
+        """Leaves out of every later garbage collection what is there now, until close().
+
+        A server does so once it is ready: collections then take no milliseconds out of a step. It is the
+        whole process's, so a program that does more than serve may rather not.
+        """
+        gc.collect()
+        gc.freeze()
+        self._is_frozen = True
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """Ends every request, each with finish_reason "abort", and gives back memory; twice is once.
+
+        timeout: seconds after which an engine that hangs is ended by force, or left behind in its thread.
+        """
+        if self._pid != os.getpid():  # in a forked child nothing of it works
+            return
+        if self._is_frozen:
+            self._is_frozen = False
+            gc.unfreeze()
+        closed = ClosedError("this runtime was closed; make a new one with AsyncRuntime.from_pretrained")
+        await self._client.close(closed, timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _require_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RequestError(
+            "generate() was called where no event loop runs; call it in a coroutine, or use Runtime"
+        ) from None
+
+
+def _told_in(loop: asyncio.AbstractEventLoop, progress: Progress | None) -> Progress:
+    """Returns a progress that any thread may call, and that is told in the loop's."""
+    if progress is None:
+        return say_nothing
+
+    def tell(stage: str, fraction: float, detail: str) -> None:
+        loop.call_soon_threadsafe(progress, stage, fraction, detail)
+
+    return tell
+
+
+def _core_handle(
+    engine: EngineKind, model: str | Path, settings: Mapping[str, Any], progress: Progress
+) -> CoreHandle:
+    """Returns the handle of a core that begins to load."""
+    if engine == "thread":
+        from .engine.core_thread import ThreadCore  # with torch, which a client of a process does without
+
+        return ThreadCore(partial(_open_core, model, settings), progress)
+    raise ConfigError(f"engine is {shown(engine)}; wanted 'thread'")
+
+
+def _open_core(
+    model: str | Path, settings: Mapping[str, Any], progress: Progress
+) -> "tuple[CoreService, Tokenizer | None]":
+    from .core_service import open_core  # in the core's thread, as this imports torch for seconds
+
+    return open_core(model, settings, progress)

@@ -1,0 +1,63 @@
+"""A model loaded to be served from elsewhere: its core, and what may be asked of it beside requests."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..common.errors import KernelLaunchError
+from ..common.progress import Progress
+from .config import RuntimeConfig
+from .engine.core_loop import CoreService
+from .startup.description import describe
+from .startup.loaded import LoadedRuntime
+from .startup.loader import load
+from .stats import collect_stats, explanation_of, page_of
+from .tokenization.tokenizer import Tokenizer
+
+
+def open_core(
+    model: str | Path, settings: Mapping[str, Any], progress: Progress
+) -> tuple[CoreService, Tokenizer | None]:
+    """Returns a model ready to be stepped by the thread that calls, with its tokenizer.
+
+    settings: the fields of RuntimeConfig. Raises LaminaErrors alone, as load() does.
+    """
+    loaded = load(RuntimeConfig(model=model, **settings), progress)
+    held = [loaded]  # let go of by give_back alone
+    return (
+        CoreService(
+            core=loaded.core,
+            description=describe(loaded),
+            methods={
+                "stats": lambda: collect_stats(held[0]),
+                "explain": lambda: explanation_of(held[0]),
+                "explain_html": lambda: page_of(held[0]),
+            },
+            on_build=loaded.late_builds,
+            check_device=partial(check_device, loaded.resolved.device),
+            give_back=partial(_give_back, held),
+        ),
+        loaded.tokenizer,
+    )
+
+
+def check_device(device: torch.device) -> None:
+    """Raises KernelLaunchError for a GPU that computes nothing any more: after some faults none does."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise KernelLaunchError(f"{device} has failed, and serves this process no more: {error}") from error
+
+
+def _give_back(held: list[LoadedRuntime]) -> None:
+    loaded = held.pop()
+    if loaded.decision_log is not None:
+        loaded.decision_log.close()
+    if loaded.resolved.device.type == "cuda":
+        del loaded
+        torch.cuda.empty_cache()  # torch would keep it, and who loads next would find the GPU full

@@ -1,0 +1,276 @@
+"""The asyncio client of a core that runs elsewhere: its loop's thread makes the text, and wakes who reads."""
+
+import asyncio
+import itertools
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...common.errors import EngineDeadError, LaminaError, RequestError, UnsupportedError
+from ...common.logging import get_logger
+from ..protocol.core_messages import AbortRequests, AddRequests, Call, CoreStatus, Reply, StepOutputs
+from ..protocol.engine_output import EngineOutput, Finish, FinishReason, Timeline
+from .core_handle import CoreHandle
+from .generation import Asked, Generation
+from .inbox import Inbox
+from .output_processor import OutputProcessor, Submission
+from .parallel_sampling import Answers
+
+__all__ = ["AsyncClient", "EngineListener", "FinishedRequest", "Generation", "Health"]
+logger = get_logger("runtime")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedRequest:
+    """One answer that has ended, for whoever counts and measures."""
+
+    request_id: str  # what the caller knows it by
+    index: int
+    times: Timeline
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    finish_reason: FinishReason
+    max_tokens: int | None
+    n: int  # answers that are being written to its prompt
+    error: LaminaError | None
+
+
+class EngineListener(Protocol):
+    """Hears what becomes of requests, in the event loop's thread; one that raises is heard no more."""
+
+    def outputs(self, outputs: Sequence[EngineOutput], now: float) -> None:
+        """What a step brought, once a step; now: by time.monotonic()."""
+
+    def finished(self, request: FinishedRequest) -> None:
+        """The end of one answer, whatever ended it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Health:
+    """Whether a runtime can answer; if not, `reason` says why."""
+
+    ok: bool
+    reason: str | None
+    status: CoreStatus
+
+
+class AsyncClient:
+    """Asks a core that runs elsewhere, and writes its outputs into answers. One event loop at a time uses it.
+
+    The core's thread only leaves a message a step and wakes the loop. All else happens in the loop's thread.
+    """
+
+    def __init__(self, handle: CoreHandle, step_timeout: float) -> None:
+        """step_timeout: seconds after which a step counts as hanging, unless something is built in it."""
+        self._handle = handle
+        self._step_timeout = step_timeout
+        self._processor = OutputProcessor()
+        self._live: dict[str, tuple[Asked, Submission]] = {}  # by the core's request id, until it has ended
+        self._asked: dict[weakref.ref[Generation], Asked] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
+        self._listeners: list[EngineListener] = []
+        self._end: LaminaError | None = None  # why no more can be asked
+        self._inbox = Inbox(self, asyncio.get_running_loop())
+        handle.start(self._inbox.put)
+
+    def generate(self, answers: Answers) -> Generation:
+        """Queues what is to be written to a prompt; returns it as it is written."""
+        self._require_usable()
+        requests = tuple(request for request, _ in answers.submissions)
+        if requests[0].params.logits_processors and not self._handle.takes_objects:
+            raise UnsupportedError(
+                "logits_processors are objects of this process, and the engine is in another; use "
+                "AsyncRuntime.from_pretrained(model, engine='thread')"
+            )
+        asked = Asked(answers, time.monotonic())
+        generation = Generation(asked, self.end)
+        asked.reference = weakref.ref(generation, self._inbox.drop)
+        self._asked[asked.reference] = asked
+        for submission in answers.submissions:
+            self._live[submission.request.request_id] = asked, submission
+            self._processor.add(submission.answer)
+        self._handle.send(AddRequests(requests=requests))
+        return generation
+
+    def abort(self, asked_id: str) -> bool:
+        """Has every answer of that caller's id ended, within a step; False where none is live."""
+        found = [own for own, (_, submission) in self._live.items() if submission.answer.asked_id == asked_id]
+        if found:
+            self._handle.send(AbortRequests(request_ids=tuple(found)))
+        return bool(found)
+
+    def end(self, asked: Asked) -> None:
+        """Ends what nobody reads any more: no more text is made of it."""
+        live = [
+            each.request.request_id
+            for each in asked.answers.submissions
+            if each.request.request_id in self._live
+        ]
+        for request_id in live:
+            self._processor.forget(request_id)
+        if live:
+            self._handle.send(AbortRequests(request_ids=tuple(live)))
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Returns what a method of the core's loop returns, between two steps."""
+        self._require_usable()
+        number = next(self._numbers)
+        reply = self._calls[number] = asyncio.get_running_loop().create_future()
+        self._handle.send(Call(number=number, method=method, arguments=arguments))
+        try:
+            return await reply
+        finally:
+            self._calls.pop(number, None)
+
+    def listen(self, listener: EngineListener) -> None:
+        """Has a listener told of what becomes of requests from now on."""
+        self._listeners.append(listener)
+
+    def health(self) -> Health:
+        """Returns whether a request could be answered now; never waits."""
+        status = self._handle.status()
+        reason = status.reason if self._end is None else str(self._end)
+        if reason is None and status.building is None and (status.step_seconds or 0.0) > self._step_timeout:
+            reason = (
+                f"a step has been running for {status.step_seconds:.1f} s, above {self._step_timeout:g} s"
+            )
+        ok = status.is_alive and reason is None
+        return Health(ok=ok, reason=reason, status=status)
+
+    async def close(self, error: LaminaError, timeout: float) -> None:
+        """Ends every request and the core; whoever asks for anything from now on gets the error."""
+        if self._end is None:
+            self._end = error
+        await asyncio.to_thread(self._handle.close, timeout)
+        self.deliver()
+
+    def abandon(self, request_ids: Sequence[str]) -> None:
+        """Ends requests whose event loop is closed; any thread may call."""
+        self._handle.send(AbortRequests(request_ids=tuple(request_ids)))
+
+    def deliver(self) -> None:
+        """Takes in everything that has come; in the loop's thread."""
+        self._end_dropped()
+        messages = self._inbox.messages
+        while messages:
+            message = messages[0]  # stays until it is dealt with, as an interrupt may come
+            if message is None:
+                self._lose()
+            elif isinstance(message, StepOutputs):
+                self._take_in(message.outputs)
+            else:
+                self._take_reply(message)
+            messages.popleft()
+
+    def _require_usable(self) -> None:
+        if self._end is not None:
+            raise self._end.with_traceback(None)
+        loop, own = asyncio.get_running_loop(), self._inbox.loop
+        if loop is own:
+            return
+        if not own.is_closed():
+            raise RequestError(
+                "this AsyncRuntime is used from another event loop than the one that it serves; make one in "
+                "each, or hand over by asyncio.run_coroutine_threadsafe"
+            )
+        self._move_to(loop)
+
+    def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serves another loop from now on; what the closed one has left behind ends."""
+        self._inbox.move_to(loop)
+        for asked in [*self._asked.values()]:
+            self.end(asked)
+        self.deliver()
+
+    def _end_dropped(self) -> None:
+        dropped = self._inbox.dropped
+        while dropped:
+            asked = self._asked.get(dropped.popleft())
+            if asked is not None:
+                self.end(asked)
+
+    def _take_in(self, outputs: Sequence[EngineOutput]) -> None:
+        for stop in self._processor.process(outputs):
+            reason: FinishReason = "abort" if stop.stop_string is None else "stop"
+            command = AbortRequests(
+                request_ids=(stop.request_id,), reason=reason, stop_reason=stop.stop_string
+            )
+            self._handle.send(command)
+        if self._listeners:
+            now = time.monotonic()
+            self._tell(lambda listener: listener.outputs(outputs, now))
+        live = self._live
+        for output in outputs:
+            found = live.get(output.request_id)
+            if found is None:
+                continue
+            if output.finish is not None:
+                self._finish(output)
+            if found[0].waiters:
+                found[0].wake()
+
+    def _finish(self, output: EngineOutput) -> None:
+        asked, (request, answer) = self._live.pop(output.request_id)
+        asked.num_left -= 1
+        if not asked.num_left and asked.reference is not None:
+            self._asked.pop(asked.reference, None)
+        finish, published = output.finish, answer.published
+        assert finish is not None
+        if not self._listeners:
+            return
+        num_output_tokens = output.num_before + len(output.new_token_ids)
+        done = FinishedRequest(
+            request_id=answer.asked_id,
+            index=answer.index,
+            times=finish.times,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_output_tokens=published.num_tokens if published.is_over else num_output_tokens,
+            num_cached_tokens=finish.num_cached_tokens,
+            num_preemptions=finish.num_preemptions,
+            finish_reason=answer.finish_reason or finish.reason,
+            max_tokens=request.params.max_tokens,
+            n=len(asked.answers.submissions),
+            error=answer.error or finish.error,
+        )
+        self._tell(lambda listener: listener.finished(done))
+
+    def _tell(self, call: Any) -> None:
+        for listener in [*self._listeners]:
+            try:
+                call(listener)
+            except Exception:
+                self._listeners.remove(listener)
+                logger.exception("a listener of the engine failed, and is told no more: %r", type(listener))
+
+    def _take_reply(self, reply: Reply) -> None:
+        waiting = self._calls.get(reply.number)
+        if waiting is None or waiting.done():
+            return
+        if reply.error is not None:
+            waiting.set_exception(reply.error)
+        else:
+            waiting.set_result(reply.value)
+
+    def _lose(self) -> None:
+        """The core is gone: whatever is left of requests and calls ends by an error."""
+        reason = self._handle.status().reason
+        if self._end is None:
+            self._end = EngineDeadError(f"the engine's core is lost: {reason}; make a new AsyncRuntime")
+        for number in [*self._calls]:
+            self._take_reply(Reply(number=number, error=self._end))
+        now = time.monotonic()
+        self._take_in(
+            [_lost(own, asked, each, str(self._end), now) for own, (asked, each) in self._live.items()]
+        )
+
+
+def _lost(request_id: str, asked: Asked, submission: Submission, why: str, now: float) -> EngineOutput:
+    """What the core would have said of a request at its own end."""
+    times = Timeline(queued=asked.queued, finished=now)
+    finish = Finish(reason="abort", times=times, error=EngineDeadError(why))
+    return EngineOutput(request_id=request_id, num_before=len(submission.answer.token_ids), finish=finish)

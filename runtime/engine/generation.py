@@ -1,0 +1,146 @@
+"""The answers to one prompt as a task of asyncio reads them, piece by piece or whole."""
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+from ...common.errors import ClosedError
+from .output_processor import Reader
+from .outputs import RequestOutput, StreamDelta
+from .parallel_sampling import Answers
+
+
+class Asked:
+    """The answers to one prompt: who waits for them, and how many have not ended."""
+
+    __slots__ = ("answers", "num_left", "queued", "reference", "waiters")
+
+    def __init__(self, answers: Answers, now: float) -> None:
+        self.answers = answers
+        self.num_left = len(answers.submissions)
+        self.queued = now
+        self.waiters: list[asyncio.Future[None]] = []
+        self.reference: weakref.ref[Generation] | None = None
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class Generation:
+    """The answers to one prompt as they are written: to be iterated, read, or awaited as a whole.
+
+    It ends within a step when it is closed or dropped, or when a task that waits for it is cancelled. An
+    error of an answer is raised once what came before it has been read; the other answers end then.
+    """
+
+    def __init__(self, asked: Asked, end: Callable[[Asked], None]) -> None:
+        """end(asked): has what is left of it ended; it holds the client, which lives as long as this."""
+        self._asked, self._end = asked, end
+        self._answers = asked.answers
+        self._readers = [Reader(answer) for answer in self._answers.answers]
+        self._ready: deque[StreamDelta] = deque()  # read, and not yet given out by iteration
+        self._is_closed = False
+
+    @property
+    def request_id(self) -> str:
+        """The id that the caller gave, or the one that it got."""
+        return self._answers.answers[0].asked_id
+
+    @property
+    def prompt(self) -> str | None:
+        """The prompt's text, None where token ids were given."""
+        return self._answers.prompt
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt's token ids."""
+        return self._answers.submissions[0].request.prompt_token_ids
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that output() has."""
+        return self._answers.num_wanted
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that may be read so far, of all answers together."""
+        return sum(answer.published.num_tokens for answer in self._answers.answers)
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Tokens of the prompt that were in the prefix cache; None until an answer has ended."""
+        finish = next((a.finish for a in self._answers.answers if a.finish is not None), None)
+        return None if finish is None else finish.num_cached_tokens
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamDelta:
+        if not self._ready:
+            self._ready.extend(await self.read())
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def read(self) -> list[StreamDelta]:
+        """Returns all that is new, one delta an answer, and waits while nothing is; [] once all have ended.
+
+        RequestError with best_of above n, whose answers are known at the end: await output().
+        """
+        self._answers.require_streamable()
+        if self._ready:
+            deltas, self._ready = [*self._ready], deque()
+            return deltas
+        while True:
+            deltas = [delta for reader in self._readers if (delta := reader.read()) is not None]
+            if deltas or self._is_closed or self._is_over():
+                return deltas
+            await self._wait()
+
+    async def output(self) -> RequestOutput:
+        """Returns the prompt with its whole answers, once all have ended, whatever was read before."""
+        while not all(answer.published.is_over for answer in self._answers.answers):
+            if self._is_closed:
+                raise ClosedError("this generation was closed before it ended; read what it has with read()")
+            self._raise_error()
+            await self._wait()
+        self._raise_error()
+        return self._answers.output()
+
+    async def aclose(self) -> None:
+        """Ends what is left of it; what was read stays read, and no more comes."""
+        self._close()
+
+    def _is_over(self) -> bool:
+        """Whether every answer has been read to its end; raises the error of one that was."""
+        if any(reader.error is not None for reader in self._readers):
+            self._raise_error()
+        return all(reader.is_done for reader in self._readers)
+
+    def _raise_error(self) -> None:
+        """Raises the error of the first answer that has one, and ends the others."""
+        error = next((a.error for a in self._answers.answers if a.error is not None), None)
+        if error is not None:
+            self._close()
+            raise error
+
+    def _close(self) -> None:
+        self._is_closed = True
+        if self._asked.num_left:
+            self._end(self._asked)
+        self._asked.wake()
+
+    async def _wait(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._asked.waiters.append(waiter)
+        try:
+            await waiter
+        except BaseException:  # cancelled, or the coroutine was dropped
+            self._close()
+            raise
