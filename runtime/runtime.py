@@ -26,6 +26,7 @@ from .startup.loaded import LoadedRuntime
 from .startup.loader import load, note_use
 from .stats import collect_stats, explanation_of, page_of
 from .tokenization.chat_messages import Messages
+from .tokenization.tokenizer import Tokenizer
 
 
 @outside_dynamo
@@ -151,6 +152,16 @@ class Runtime:
         """
         template = tools, template_kwargs, continue_final_message, chat_template
         return self._open_input.chat_prompt(messages, *template, add_generation_prompt)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, None where its folder has none and none was given."""
+        return self._open_input.tokenizer
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens that a prompt may have at most: one new one is to fit beside them."""
+        return self._open_input.max_prompt_tokens
 
     def warm_up(self) -> None:
         """Answers short prompts in every way that has kernels of its own, and notes that for later starts."""

@@ -152,6 +152,20 @@ class Tokenizer:
         chat_template: str | None = None,
     ) -> list[int]:
         """Returns the token ids of a conversation as the model's own template writes it, or the one given."""
+        given = tools, template_kwargs, continue_final_message, chat_template
+        text = self.render_chat(messages, add_generation_prompt, *given)
+        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+
+    def render_chat(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        tools: Messages | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+    ) -> str:
+        """Returns a conversation as text, as the model's own template writes it, or the one given."""
         check_messages(messages)
         _check_tools(tools)
         check_flag("continue_final_message", continue_final_message)
@@ -168,8 +182,7 @@ class Tokenizer:
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
             "chat_template": template,
         }
-        text = self._rendered(messages, continue_final_message, variables)
-        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+        return self._rendered(messages, continue_final_message, variables)
 
     def _rendered(self, messages: Messages, continues: bool, variables: Mapping[str, Any]) -> str:
         """Returns the text of the first form of the messages that the template takes."""
