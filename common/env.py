@@ -91,6 +91,11 @@ def hub_token() -> str | None:
     return os.environ.get("HF_TOKEN") or None
 
 
+def api_keys() -> str:
+    """LAMINA_API_KEY, the keys that `lamina serve` asks for, separated by commas; empty without any."""
+    return os.environ.get("LAMINA_API_KEY", "")
+
+
 def keep_flash_attention_kernels(folder: Path) -> None:
     """Have flash-attn-4, which reads this at import, keep what it compiles; a user's own choice wins."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")

@@ -1,6 +1,7 @@
 """How a server is set up, checked when it is made."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,3 +16,17 @@ class ServeConfig:
     """Port to listen at; 0 takes a free one."""
     strict_fields: bool = False
     """Whether unknown fields of a body are refused; otherwise a header names them."""
+    uds: Path | None = None
+    """A unix socket to listen at in place of host and port."""
+    api_key_file: Path | None = None
+    """A TOML file of the keys that clients must show, read again on SIGHUP; LAMINA_API_KEY adds to them."""
+    no_auth: bool = False
+    """Whether everybody may ask without a key at an address that other machines reach."""
+    open_routes: tuple[str, ...] = ()
+    """Paths besides /health/live that are read without a key, as /metrics."""
+    max_waiting: int = 1024
+    """Requests that wait for their turn at most; one more is answered 429."""
+    max_queue_seconds: float = 600.0
+    """Seconds that a request may wait for its turn; it is answered 429 at once where it would be longer."""
+    max_sequences: int = 1024
+    """Answers of one request, which are its prompts times n or best_of, at most."""

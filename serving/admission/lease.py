@@ -1,0 +1,98 @@
+"""What an admitted request holds until it ends: its sequences' slots and its key's allowance."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, Self
+
+from ..auth.key import Key
+from ..errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
+
+TIMEOUT_HEADER = "x-request-timeout"
+MAX_TIMEOUT = 86400.0
+
+
+class Generating(Protocol):
+    """What a lease needs of a Generation."""
+
+    @property
+    def request_id(self) -> str:
+        """The id under which the runtime knows it."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens published so far, of all its answers."""
+
+    async def aclose(self) -> None:
+        """End it within a step; harmless once it has ended."""
+
+
+class Lease:
+    """One request's part of the engine. Whoever was given it releases it, however the request ends."""
+
+    def __init__(
+        self, *, key: Key, priority: int, num_sequences: int, deadline: float, clock: Callable[[], float]
+    ) -> None:
+        self.key = key
+        self.priority = priority  # what the engine is to be asked with, lower first
+        self.num_sequences = num_sequences
+        self.ids: set[str] = set()  # by which its client may abort it
+        self.generations: list[Generating] = []
+        self.on_attach: Callable[[Lease, str], None] | None = None
+        self.on_release: Callable[[Lease], None] | None = None  # called once
+        self._deadline = deadline
+        self._clock = clock
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds left of the client's x-request-timeout, above 0; None where it gave none."""
+        return None if math.isinf(self._deadline) else max(self._deadline - self._clock(), 1e-3)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that its generations have published."""
+        return sum(generation.num_output_tokens for generation in self.generations)
+
+    def attach(self, generation: Generating, response_id: str | None = None) -> None:
+        """Has a generation counted, ended with the request, and found by the response's id for an abort."""
+        self.generations.append(generation)
+        self.ids.add(response_id or generation.request_id)
+        if self.on_attach is not None:
+            self.on_attach(self, generation.request_id)
+
+    def release(self) -> None:
+        """Gives everything back; a second call does nothing."""
+        on_release, self.on_release = self.on_release, None
+        if on_release is not None:
+            on_release(self)
+
+    async def aclose(self) -> None:
+        """Ends its generations, and releases it."""
+        try:
+            for generation in self.generations:
+                await generation.aclose()
+        finally:
+            self.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+def request_timeout(headers: "Headers") -> float:
+    """Returns the seconds of x-request-timeout, infinite without it; ApiError 400 for what is no time."""
+    given = headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return math.inf
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TIMEOUT:
+        message = f"{TIMEOUT_HEADER} is {given[:40]!r}; wanted seconds, above 0, at most {MAX_TIMEOUT:.0f}"
+        raise ApiError(status=400, message=message, param=TIMEOUT_HEADER)
+    return seconds
