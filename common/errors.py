@@ -5,6 +5,7 @@ LaminaError
 │   └── UnknownSettingError (TypeError)      a setting that there is not
 ├── RequestError (ValueError)       a prompt or sampling parameter that cannot be honoured
 │   ├── UnknownParameterError (TypeError)    a parameter that there is not
+│   ├── PromptTooLongError          a prompt that the context or the KV cache has no room for
 │   └── ProcessorError              a logits processor of a request failed
 ├── EngineError                     a step failed at one request, which ended
 ├── EngineDeadError                 the core of an async engine is lost, and every request with it
@@ -81,6 +82,10 @@ class RequestError(LaminaError, ValueError):
 
 class UnknownParameterError(RequestError, TypeError):
     """A parameter of a request that there is not, as Python's own TypeError for an unknown argument."""
+
+
+class PromptTooLongError(RequestError):
+    """A prompt that the context, or the whole KV cache, has no room for."""
 
 
 class ProcessorError(RequestError):

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from ..common.errors import RequestError, shown
+from ..common.errors import PromptTooLongError, RequestError, shown
 from .sampling_params import SamplingParams
 from .validation import as_int
 
@@ -78,7 +78,7 @@ def check_prompt(
                 f"ids must be 0 to {vocab_size - 1}: was the prompt encoded by another model's tokenizer?"
             )
     if len(ids) > capacity_tokens:
-        raise RequestError(
+        raise PromptTooLongError(
             f"the prompt has {len(ids)} tokens, but the whole KV cache holds {capacity_tokens}; "
             "shorten the prompt, or raise num_kv_blocks or memory_fraction"
         )
@@ -93,7 +93,7 @@ def _plain_ids(token_ids: Iterable[int], max_model_len: int, declared_len: int |
     except TypeError as error:
         raise RequestError(f"the prompt is {shown(token_ids)}, wanted a sequence of token ids") from error
     if len(ids) >= max_model_len:
-        raise RequestError(
+        raise PromptTooLongError(
             f"the prompt has {_length_of(token_ids)} tokens, but max_model_len {max_model_len} leaves room "
             f"for at most {max_model_len - 1} and one new token; shorten the prompt"
             f"{_longer(max_model_len, declared_len)}"

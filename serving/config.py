@@ -30,3 +30,19 @@ class ServeConfig:
     """Seconds that a request may wait for its turn; it is answered 429 at once where it would be longer."""
     max_sequences: int = 1024
     """Answers of one request, which are its prompts times n or best_of, at most."""
+    trust_request_chat_template: bool = False
+    """Whether a request may bring a chat template, a program that can run for long."""
+    max_prompts: int = 1024
+    """Prompts of one request at most."""
+    max_logprobs: int = 20
+    """So many of the likeliest tokens are told beside a token at most, of answers and of prompts."""
+    max_prompt_logprobs: int = 2**18
+    """Log-probabilities of the tokens of one request's prompts at most, with those of the likeliest."""
+    max_stop: int = 128
+    """Strings, or ids, at which the answers of one request end, at most."""
+    max_bad_words: int = 128
+    """Words that one request excludes at most."""
+    max_logit_bias: int = 1024
+    """Entries of one request's logit_bias at most."""
+    max_messages: int = 8192
+    """Messages of one conversation at most."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..common.errors import ClosedError, LaminaError, RequestError, UnsupportedError
+from ..common.errors import ClosedError, LaminaError, PromptTooLongError, RequestError, UnsupportedError
 
 TYPES = {
     400: "invalid_request_error",
@@ -64,6 +64,9 @@ def api_error(error: Exception) -> ApiError:
     """Returns the answer to an error of the library; what nobody expected is a 500 that tells nothing."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, PromptTooLongError):
+        message = f"the maximum context length is exceeded: {error}"
+        return ApiError(status=400, message=message, code="context_length_exceeded")
     if isinstance(error, RequestError):
         return ApiError(status=400, message=str(error))
     if isinstance(error, UnsupportedError):

@@ -105,6 +105,33 @@ class InputProcessor:
         tokenizer = self._tokenizer_for("a chat")
         return tokenizer.apply_chat_template(*given, continue_final_message, chat_template)
 
+    def prompt_ids(
+        self, prompt: Prompt, *, add_special_tokens: bool | None = None, keep: int | None = None
+    ) -> tuple[int, ...]:
+        """Returns a prompt as token ids that can be served here, RequestError for one that cannot.
+
+        keep: so many of its last tokens, -1 for as many as fit; otherwise all. add_special_tokens: as
+        Tokenizer.encode has it.
+        """
+        if isinstance(prompt, str):
+            most = self.max_prompt_tokens if keep is None else None
+            tokenizer = self._tokenizer_for("a text prompt")
+            prompt = tokenizer.encode(prompt, add_special_tokens, max_tokens=most)
+        if keep is not None:
+            keep = self.max_prompt_tokens if keep == -1 else keep
+            prompt = prompt[max(0, len(prompt) - keep) :]
+        return check_prompt(
+            prompt,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            capacity_tokens=self.capacity_tokens,
+            declared_len=self.declared_len,
+        )
+
+    def template_reads(self, name: str, chat_template: str | None = None) -> bool:
+        """Whether the chat template, the model's or the one given, reads a variable of that name."""
+        return self._tokenizer_for("a chat").template_reads(name, chat_template)
+
     def _prepare(
         self,
         prompt: Prompt,
@@ -116,7 +143,7 @@ class InputProcessor:
     ) -> Answers:
         if params is not None and not isinstance(params, SamplingParams):
             raise RequestError(f"params is {shown(params)}; wanted a SamplingParams")
-        token_ids = self._token_ids(prompt)
+        token_ids = self.prompt_ids(prompt)
         number = next(self._numbers)
         resolved = self._resolved(params or SamplingParams(), number)
         submissions = []
@@ -170,7 +197,7 @@ class InputProcessor:
         )
 
     def _search(self, prompt: Prompt, params: BeamSearchParams) -> Searched:
-        token_ids, num_ids, width = self._token_ids(prompt), self.num_valid_ids, params.beam_width
+        token_ids, num_ids, width = self.prompt_ids(prompt), self.num_valid_ids, params.beam_width
         if width > num_ids:
             raise RequestError(f"beam_width is {width}; wanted at most {num_ids}, the number of tokens")
         check_ids(SamplingParams(stop_token_ids=params.stop_token_ids), (), num_ids)
@@ -180,19 +207,6 @@ class InputProcessor:
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=token_ids,
             search=BeamSearch(params, self.eos_token_ids, room=room, vocab_size=num_ids),
-        )
-
-    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Returns a prompt as token ids that can be served here."""
-        if isinstance(prompt, str):
-            tokenizer = self._tokenizer_for("a text prompt")
-            prompt = tokenizer.encode(prompt, max_tokens=self.max_prompt_tokens)
-        return check_prompt(
-            prompt,
-            vocab_size=self.vocab_size,
-            max_model_len=self.max_model_len,
-            capacity_tokens=self.capacity_tokens,
-            declared_len=self.declared_len,
         )
 
     def _tokenizer_for(self, purpose: str) -> Tokenizer:

@@ -4,11 +4,20 @@ import copy
 import functools
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...common.errors import ConfigError, LaminaError, LoadError, RequestError, clipped, shown
+from ...common.errors import (
+    ConfigError,
+    LaminaError,
+    LoadError,
+    PromptTooLongError,
+    RequestError,
+    clipped,
+    shown,
+)
 from ...common.logging import get_logger
 from ...models.checkpoints.gguf_tokenizer import TOKENIZER_ERROR
 from ...models.checkpoints.sentencepiece_merges import SPACE
@@ -77,7 +86,7 @@ class Tokenizer:
         while size < len(text):
             beginning: list[int] = self._backend.encode(text[:size], add_special_tokens=False, verbose=False)
             if len(beginning) > max_tokens + MARGIN:
-                raise RequestError(
+                raise PromptTooLongError(
                     f"the prompt has {len(text)} characters, of which the first {size} are {len(beginning)} "
                     f"tokens, but there is room for at most {max_tokens}; shorten the prompt or raise "
                     "max_model_len"
@@ -183,6 +192,10 @@ class Tokenizer:
             "chat_template": template,
         }
         return self._rendered(messages, continue_final_message, variables)
+
+    def template_reads(self, name: str, chat_template: str | None = None) -> bool:
+        """Whether the chat template, the model's or the one given, holds a variable of that name."""
+        return re.search(rf"\b{re.escape(name)}\b", self._template(chat_template, False)) is not None
 
     def _rendered(self, messages: Messages, continues: bool, variables: Mapping[str, Any]) -> str:
         """Returns the text of the first form of the messages that the template takes."""

@@ -1,0 +1,147 @@
+"""Requests for chat completions, as OpenAI's clients and vLLM's write them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ...common.errors import RequestError, shown
+from ...runtime.sampling_params import SamplingParams
+from ..config import ServeConfig
+from .decoding import Unserved, wrong
+from .generation import GenerationRequest, NonNegative, Positive, at_most, fitting, placed
+from .unserved import CHAT, CHAT_ACCEPTED
+
+if TYPE_CHECKING:
+    from ...runtime.engine.input_processor import InputProcessor
+
+
+class TextPart(msgspec.Struct, kw_only=True, frozen=True):
+    """A part of a message; of text alone, others are refused."""
+
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(msgspec.Struct, kw_only=True, frozen=True):
+    """The function that the model called, and with what: JSON as text, or an object."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """A call that the model made in an earlier answer."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] | None = None
+    index: int | None = None
+
+
+class Message(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
+    """A request for /v1/chat/completions."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = CHAT
+    accepted: ClassVar[frozenset[str]] = CHAT_ACCEPTED
+
+    messages: list[Message]
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    """Goes before max_tokens where both are given; without either the rest of the context is free."""
+    logprobs: bool = False
+    top_logprobs: NonNegative | None = None
+    reasoning_effort: str | None = None
+    """Handed to the chat template, and refused where that does not read it."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    """True unless the final message is continued."""
+    continue_final_message: bool = False
+    chat_template: Annotated[str, Meta(min_length=1)] | None = None
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """Tokens of an answer at most; None for the rest of the context."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def sampling_params(self, config: ServeConfig) -> SamplingParams:
+        """Returns how the answers are sampled; InputProcessor.chat_params fills what is left open."""
+        if self.top_logprobs and not self.logprobs:
+            got = f"top_logprobs is {self.top_logprobs}, but logprobs is not true"
+            raise wrong("top_logprobs", f"{got}; set logprobs to true, or leave it out")
+        at_most("top_logprobs", self.top_logprobs, config.max_logprobs)
+        return self._params(
+            config,
+            max_tokens=self.max_output_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+    def conversation(self, config: ServeConfig) -> list[dict[str, Any]]:
+        """Returns the messages as chat templates read them; ApiError names what is no text."""
+        if not 0 < len(self.messages) <= config.max_messages:
+            got = f"messages holds {len(self.messages)} messages"
+            raise wrong("messages", f"{got}; wanted at least one, at most {config.max_messages}")
+        for index, message in enumerate(self.messages):
+            _check_content(f"messages[{index}].content", message)
+        found: list[dict[str, Any]] = msgspec.to_builtins(self.messages)
+        return found
+
+    def prompt(self, processor: "InputProcessor", config: ServeConfig) -> tuple[int, ...]:
+        """Returns the conversation as token ids, by the chat template; a long one takes a thread's time.
+
+        ApiError names the field that the template, or the server, does not take.
+        """
+        if self.continue_final_message and self.add_generation_prompt:
+            wanted = "continue_final_message and add_generation_prompt are both true; wanted one of them"
+            raise wrong("continue_final_message", wanted)
+        if self.chat_template is not None and not config.trust_request_chat_template:
+            raise wrong("chat_template", "chat_template is given; this server uses the model's own alone")
+        adds = self.add_generation_prompt
+        adds = not self.continue_final_message if adds is None else adds
+        messages, variables = self.conversation(config), self._template_kwargs(processor)
+        try:
+            token_ids = processor.chat_prompt(
+                messages, None, variables, self.continue_final_message, self.chat_template, adds
+            )
+        except RequestError as error:
+            is_variables = str(error).startswith("template_kwargs")
+            raise placed(error, "chat_template_kwargs" if is_variables else "messages") from None
+        return fitting(processor, token_ids, "messages", keep=self.truncate_prompt_tokens)
+
+    def _template_kwargs(self, processor: "InputProcessor") -> dict[str, Any]:
+        variables = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            if not processor.template_reads("reasoning_effort", self.chat_template):
+                got = f"reasoning_effort is {shown(self.reasoning_effort)}"
+                raise wrong("reasoning_effort", f"{got}, which this model's chat template does not read")
+            variables.setdefault("reasoning_effort", self.reasoning_effort)
+        return variables
+
+
+def _check_content(where: str, message: Message) -> None:
+    if isinstance(message.content, list):
+        for place, part in enumerate(message.content):
+            at = f"{where}[{place}]"
+            if part.type != "text":
+                raise wrong(
+                    f"{at}.type", f"{at} is of type {part.type!r}; wanted text, which alone is served"
+                )
+            if part.text is None:
+                raise wrong(f"{at}.text", f"{at}.text is missing; wanted a text")
+    elif message.content is None and message.role != "assistant":
+        raise wrong(where, f"{where} is missing; wanted a text, or parts of type text")

@@ -1,0 +1,265 @@
+"""Bodies of requests as checked structs: each field by its name, errors by the place at fault."""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from ...common.errors import shown
+from ..errors import ApiError
+
+IN_THREAD = 256 * 1024  # bytes of a body from which it is decoded beside the event loop
+MOST_FIELD = 64 * 1024  # bytes of a field, but for those that hold texts and token ids
+MOST_VALUES = 2**19  # commas of a body: so many values take some 0.1 s to be read, whatever they are
+MOST_NAMED = 16  # ignored fields that are told
+PLACE = re.compile(r" - at `(?:key in )?\$?(?P<path>.*)`$")
+MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`")
+STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unserved:
+    """A field that would change the answer and is not served: refused, unless its value asks for nothing."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+
+
+class Body(msgspec.Struct, kw_only=True, frozen=True):
+    """What every body of a request is made of; null stands for a field that is absent."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = {}
+    accepted: ClassVar[frozenset[str]] = frozenset()  # fields that change no answer, ignored in silence
+    large: ClassVar[frozenset[str]] = frozenset()  # fields of more than MOST_FIELD bytes
+
+
+Kind = TypeVar("Kind", bound=Body)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoded(Generic[Kind]):
+    """A body, and which of its fields mean nothing here."""
+
+    request: Kind
+    ignored_fields: tuple[str, ...] = ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer that tell of ignored fields; none where there are none."""
+        if not self.ignored_fields:
+            return {}
+        named = [clean_name(name) for name in self.ignored_fields[:MOST_NAMED]]
+        more = len(self.ignored_fields) - len(named)
+        return {"X-Lamina-Ignored-Fields": ", ".join(named) + (f", and {more} more" if more else "")}
+
+
+async def decode_async(kind: type[Kind], body: bytes, *, strict: bool = False) -> Decoded[Kind]:
+    """Returns decode(kind, body); a large body is decoded in a thread, so that others go on meanwhile."""
+    if len(body) <= IN_THREAD:
+        return decode(kind, body, strict=strict)
+    return await asyncio.to_thread(decode, kind, body, strict=strict)
+
+
+def decode(kind: type[Kind], body: bytes, *, strict: bool = False) -> Decoded[Kind]:
+    """Returns a body of JSON as a struct of that kind, and the names of fields that it does not know.
+
+    strict: unknown fields are refused. Raises ApiError 400 for whatever is wrong, with the field's path as
+    its param.
+    """
+    known = _fields_of(kind)
+    ignored: list[str] = []
+    values: dict[str, Any] = {}
+    for name, piece in _pieces(body).items():
+        if name in known:
+            if piece != b"null":
+                values[name] = _decoded(name, piece, known[name], name in kind.large)
+                ignored += _unknown_inside(name, piece, known[name].type)
+        elif name in kind.unserved:
+            _refuse_unserved(name, piece, kind.unserved[name])
+        elif name not in kind.accepted:
+            ignored.append(name)
+    if strict and ignored:
+        raise wrong(ignored[0], f"{shown(ignored[0])} is no field of this request; leave it out")
+    for name, field in known.items():
+        if field.required and name not in values:
+            raise wrong(name, f"{name} is missing; it is required")
+    return Decoded(request=kind(**values), ignored_fields=tuple(ignored))
+
+
+def wrong(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """Returns the error of a field that cannot be honoured."""
+    return ApiError(status=400, message=message, param=param, code=code)
+
+
+def clean_name(name: str) -> str:
+    """Returns a name that a client made up as it may stand in a header: short, printable, of ASCII."""
+    return re.sub(r"[^\x21-\x2b\x2d-\x7e]", "?", name[:64])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Field:
+    type: Any
+    required: bool
+    decoder: "msgspec.json.Decoder[Any]"
+
+
+@lru_cache(maxsize=64)
+def _fields_of(kind: type[Body]) -> dict[str, _Field]:
+    return {
+        field.encode_name: _Field(
+            type=field.type, required=field.required, decoder=msgspec.json.Decoder(field.type)
+        )
+        for field in msgspec.structs.fields(kind)
+    }
+
+
+class _Name(str):
+    """A field's name that equals no other, so that one given twice is seen twice."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+
+_TOP = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=lambda kind, value: kind(value))
+
+
+def _pieces(body: bytes) -> dict[str, bytes]:
+    """Returns the JSON of each field of an object, after what is quick to see of the whole."""
+    if body.count(b",") > MOST_VALUES:
+        raise wrong(None, f"the body holds more than {MOST_VALUES} values; wanted fewer in one request")
+    try:
+        found = _TOP.decode(body)
+    except msgspec.ValidationError as error:
+        got = str(error).partition(", got ")[2].partition(" - at")[0] or "no object"
+        raise wrong(None, f"the body is {got.strip('`')}; wanted a JSON object") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise wrong(None, _malformed("the body", error)) from None
+    pieces: dict[str, bytes] = {}
+    for name, piece in found.items():
+        plain = str.__str__(name)
+        if plain in pieces:
+            raise wrong(plain, f"{shown(plain)} stands in the body twice; wanted once")
+        pieces[plain] = bytes(piece)
+    return pieces
+
+
+def _decoded(name: str, piece: bytes, field: _Field, is_large: bool) -> Any:
+    """Returns the value of a field; ApiError names the place in it that is wrong."""
+    if len(piece) > MOST_FIELD and not is_large:
+        raise wrong(name, f"{name} is {len(piece)} bytes long; wanted at most {MOST_FIELD}")
+    try:
+        return field.decoder.decode(piece)
+    except msgspec.ValidationError as error:
+        raise _mismatch(name, piece, str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise wrong(name, _malformed(name, error)) from None
+
+
+def _malformed(name: str, error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return f"{name} is nested too deep; wanted fewer levels"
+    if isinstance(error, UnicodeDecodeError):
+        return f"{name} is not UTF-8 at byte {error.start}"
+    return f"{name} is no JSON: {str(error).removeprefix('JSON is malformed: ')}"
+
+
+def _mismatch(name: str, piece: bytes, message: str) -> ApiError:
+    """Returns the error of a value of the wrong kind: its path, what it is, and what was wanted."""
+    found = PLACE.search(message)
+    path = name + (found["path"] if found else "")
+    said = message[: found.start()] if found else message
+    if missing := MISSING.match(said):
+        path = f"{path}.{missing['name']}"
+        return wrong(path, f"{path} is missing; it is required")
+    got = _value_at(piece, found["path"] if found else "")
+    wanted = said.partition(", got ")[0].removeprefix("Expected ").replace("`", "")
+    wanted = wanted if said.startswith("Expected") else f"another value ({said.replace('`', '')})"
+    return wrong(path, f"{path} is {got}; wanted {wanted}")
+
+
+def _value_at(piece: bytes, path: str) -> str:
+    """Returns the value at a path, clipped; a path into a mapping does not say which of its entries."""
+    value = json.loads(piece)
+    for step in STEP.finditer(path):
+        if step["index"] == "...":
+            return f"{shown(value)}, of which one is wrong"
+        value = value[int(step["index"])] if step["index"] else value[step["name"]]
+    return "null" if value is None else shown(value)
+
+
+def _unknown_inside(name: str, piece: bytes, type_: Any) -> Iterator[str]:
+    """Yields fields inside a field that its struct does not know; ApiError for one given twice."""
+    if b"{" not in piece:
+        return
+    try:
+        value = json.loads(piece, object_pairs_hook=_once)
+    except _Twice as twice:
+        raise wrong(name, f"{name} has {shown(twice.args[0])} twice in one object; wanted once") from None
+    except (ValueError, RecursionError) as error:
+        raise wrong(name, _malformed(name, error)) from None
+    yield from _unknown(name, value, type_)
+
+
+def _unknown(path: str, value: Any, type_: Any) -> Iterator[str]:
+    struct = _struct_in(type_)
+    if struct is None:
+        return
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _unknown(f"{path}[{index}]", item, struct)
+    elif isinstance(value, dict):
+        known = _types_of(struct)
+        for key, item in value.items():
+            if key not in known:
+                yield f"{path}.{key}"
+            else:
+                yield from _unknown(f"{path}.{key}", item, known[key])
+
+
+@lru_cache(maxsize=64)
+def _types_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+
+
+@lru_cache(maxsize=256)
+def _struct_in(type_: Any) -> type[msgspec.Struct] | None:
+    """Returns the struct that a type is, or holds in a list or beside None; None where there is none."""
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        return type_
+    inner = getattr(type_, "__args__", ())
+    return next((found for found in map(_struct_in, inner) if found is not None), None)
+
+
+class _Twice(Exception):
+    """A name that an object has twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _refuse_unserved(name: str, piece: bytes, field: Unserved) -> None:
+    if len(piece) <= MOST_FIELD:
+        try:
+            value = msgspec.json.decode(piece)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise wrong(name, _malformed(name, error)) from None
+        if value is None or any(type(value) is type(each) and value == each for each in field.neutral):
+            return
+    got = shown(piece[:200].decode(errors="replace"))
+    raise wrong(name, f"{name} is {got}, and is not served: {field.why}", code="unsupported_field")

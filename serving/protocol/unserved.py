@@ -1,0 +1,67 @@
+"""Fields that are known and would change the answer, but are not served: refused by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .decoding import Unserved
+
+NO_GRAMMAR = "answers cannot be held to a grammar or schema yet; leave it out"
+NO_TOOLS = "tools are not offered to the model yet; leave it out, or set tool_choice to none without tools"
+TEXT_ALONE = "this server reads and writes text alone; leave it out"
+NO_BEAMS = "a beam search is not served over HTTP; leave it out"
+NO_CODE = "the server runs no code of a request; leave it out"
+
+
+def _all(why: str, *names: str, neutral: tuple[Any, ...] = ()) -> dict[str, Unserved]:
+    return {name: Unserved(why=why, neutral=neutral) for name in names}
+
+
+GENERATION: Mapping[str, Unserved] = {
+    **_all(NO_GRAMMAR, "response_format", neutral=({"type": "text"},)),
+    **_all(NO_GRAMMAR, "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+    **_all(NO_GRAMMAR, "guided_grammar", "guided_decoding_backend", "guided_whitespace_pattern"),
+    **_all(NO_GRAMMAR, "grammar", "json_schema", "regex", "ebnf"),
+    **_all(NO_BEAMS, "use_beam_search", "early_stopping", neutral=(False,)),
+    **_all(NO_BEAMS, "length_penalty", neutral=(1, 1.0)),
+    **_all(NO_BEAMS, "beam_width", "num_beams"),
+    **_all(NO_CODE, "logits_processors", "logit_processors", neutral=([],)),
+    **_all(TEXT_ALONE, "mm_processor_kwargs", "prompt_embeds", neutral=({}, [])),
+    **_all("no adapters are loaded; leave it out", "lora_path", "lora_request"),
+    **_all("there is no such choice; leave it out", "spaces_between_special_tokens", neutral=(True,)),
+    **_all("name them with max_tokens", "max_new_tokens", "n_predict", "max_length"),
+    **_all("name it with repetition_penalty", "repeat_penalty"),
+    **_all("name it with min_tokens", "min_new_tokens"),
+    **_all("name them with stop", "stop_sequences", "stop_strings"),
+    **_all("set temperature to 0 for false, and above 0 for true", "do_sample"),
+    **_all("caches are not moved between servers; leave it out", "kv_transfer_params"),
+}
+
+COMPLETIONS: Mapping[str, Unserved] = {
+    **GENERATION,
+    **_all("nothing is written between two texts; leave it out", "suffix", neutral=("",)),
+}
+
+CHAT: Mapping[str, Unserved] = {
+    **GENERATION,
+    **_all(NO_TOOLS, "tools"),
+    **_all(NO_TOOLS, "tool_choice", neutral=("none",)),
+    **_all(NO_TOOLS, "functions"),
+    **_all(NO_TOOLS, "function_call", neutral=("none",)),
+    **_all(TEXT_ALONE, "modalities", neutral=(["text"],)),
+    **_all(TEXT_ALONE, "audio"),
+    **_all("no web is searched; leave it out", "web_search_options"),
+    **_all("nothing is predicted; leave it out", "prediction"),
+    **_all("ask for it in the prompt", "verbosity", neutral=("medium",)),
+    **_all("reasoning stays in the content; leave it out", "include_reasoning", neutral=(True,)),
+    **_all("reasoning is not counted apart; leave it out", "thinking_token_budget"),
+    **_all("give chat_template_kwargs", "documents", neutral=([],)),
+    **_all("the prompt of a chat is not given back; use /v1/completions", "echo", neutral=(False,)),
+    **_all(
+        "chat templates write special tokens themselves; leave it out", "add_special_tokens", neutral=(False,)
+    ),
+}
+
+ACCEPTED = frozenset(  # they change no answer
+    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+)
+CHAT_ACCEPTED = ACCEPTED | {"prompt_cache_retention", "parallel_tool_calls"}
