@@ -1,6 +1,5 @@
 """Every setting of a runtime, checked when given."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -15,7 +14,7 @@ from ..compiler.config import CompileConfig
 from ..compiler.numerics import MAX_NUM_TOKENS, NUMERICS, Numerics
 from ..models.quantization.scheme import find_scheme
 from .other_names import SETTINGS
-from .validation import integer, number
+from .validation import check_name, check_type, integer, number
 
 logger = get_logger("runtime")
 
@@ -42,7 +41,6 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "generation_defaults": ((bool,), "True or False"),
 }
 MOST = 2**63 - 1  # of any count; what memory allows is asked later
-MAX_NAME, MAX_PATH = 255, 4095  # bytes that a file's name and its path may have
 TOKENS_BESIDE_DECODE = 4096
 
 
@@ -130,10 +128,10 @@ class RuntimeConfig:
         )
         self._settle(name, fraction)
         for name, (types, wanted) in FIELD_TYPES.items():
-            _check_type(name, getattr(self, name), types, wanted)
+            check_type(name, getattr(self, name), types, wanted)
         for name in ("tokenizer", *FIELD_TYPES):
             if isinstance(getattr(self, name), (str, Path)):
-                _check_string(name, getattr(self, name))
+                check_name(name, getattr(self, name))
         if self.swap_bytes and not self.prefix_cache:
             got = f"swap_bytes is {self.swap_bytes} and prefix_cache False"
             raise ConfigError(f"{got}; wanted swap_bytes 0, or the cache, which knows what blocks hold")
@@ -158,22 +156,6 @@ class RuntimeConfig:
 def _count(name: str, value: object, lowest: int) -> int | None:
     optional, wanted = name != "max_num_seqs", f"at least {lowest}"
     return integer(name, value, wanted, low=lowest, high=MOST, optional=optional, error=ConfigError)
-
-
-def _check_type(name: str, value: object, types: tuple[type, ...], wanted: str) -> None:
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise ConfigError(f"{name} is {shown(value)}; wanted {wanted}")
-
-
-def _check_string(name: str, value: str | Path) -> None:
-    """ConfigError for what the system takes for no name: no encoding, a NUL in it, or too long."""
-    try:
-        encoded = os.fsencode(value)
-    except UnicodeEncodeError:
-        raise ConfigError(f"{name} is {shown(value)}; wanted valid Unicode, without surrogates") from None
-    if b"\0" in encoded or max(map(len, encoded.split(b"/"))) > MAX_NAME or len(encoded) > MAX_PATH:
-        wanted = f"wanted at most {MAX_PATH} bytes, {MAX_NAME} between slashes, and no NUL"
-        raise ConfigError(f"{name} is {shown(value)}; {wanted}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:

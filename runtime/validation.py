@@ -3,12 +3,15 @@
 import itertools
 import math
 import operator
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from ..common.errors import LaminaError, RequestError, shown
+from ..common.errors import ConfigError, LaminaError, RequestError, shown
 
 LARGEST = 2**31 - 1  # of a count or an id: what the device's columns hold
+MAX_NAME, MAX_PATH = 255, 4095  # bytes that a file's name and its path may have
 MAX_TEXT = 1 << 16  # characters of a setting; prompts are bounded by what fits
 
 
@@ -138,6 +141,23 @@ def check_flag(name: str, value: object, error: type[LaminaError] = RequestError
     """Raises `error` unless the value is True or False."""
     if not isinstance(value, bool):
         raise error(f"{name} is {shown(value)}; wanted True or False")
+
+
+def check_type(name: str, value: object, types: tuple[type, ...], wanted: str) -> None:
+    """Raises ConfigError unless a setting is of one of these types; truth values are no integers."""
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise ConfigError(f"{name} is {shown(value)}; wanted {wanted}")
+
+
+def check_name(name: str, value: str | Path) -> None:
+    """Raises ConfigError for what the system takes for no name: no encoding, a NUL in it, or too long."""
+    try:
+        encoded = os.fsencode(value)
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} is {shown(value)}; wanted valid Unicode, without surrogates") from None
+    if b"\0" in encoded or max(map(len, encoded.split(b"/"))) > MAX_NAME or len(encoded) > MAX_PATH:
+        wanted = f"wanted at most {MAX_PATH} bytes, {MAX_NAME} between slashes, and no NUL"
+        raise ConfigError(f"{name} is {shown(value)}; {wanted}")
 
 
 def _is_scalar(value: Any) -> bool:

@@ -1,0 +1,59 @@
+"""The ASGI application: all routes, inside the layers that every request passes."""
+
+import pkgutil
+from importlib import import_module
+from typing import NoReturn
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+
+from . import routes
+from .auth.authentication import Authentication
+from .context import Serving
+from .errors import ApiError
+from .middleware.answers import Answers
+from .middleware.cors import Cors
+from .middleware.gate import Gate
+from .middleware.observation import Observation
+from .middleware.request_ids import RequestIds
+from .middleware.root_path import RootPath
+
+
+def create_app(serving: Serving) -> Starlette:
+    """Returns the application of a server: every routes/*.py, inside the layers in their order.
+
+    The outermost comes first: books, errors and common headers, ids, CORS, keys, whether requests are taken.
+    """
+    config = serving.config
+    layers = [
+        Middleware(Observation, metrics=serving.metrics),
+        Middleware(Answers),
+        Middleware(RequestIds),
+        Middleware(RootPath, root_path=config.root_path),
+        Middleware(Cors, origins=config.cors_origins, credentials=config.cors_credentials),
+        Middleware(Authentication, keys=serving.keys, open_routes=config.open_routes),
+        Middleware(Gate, lifecycle=serving.lifecycle),
+    ]
+    app = Starlette(routes=_all_routes(), middleware=layers, exception_handlers={HTTPException: _refuse})
+    app.router.redirect_slashes = False  # a path with a slash too many is unknown, and said to be
+    app.state.serving = serving
+    return app
+
+
+def _all_routes() -> list[BaseRoute]:
+    names = sorted(each.name for each in pkgutil.iter_modules(routes.__path__, f"{routes.__name__}."))
+    return [route for name in names for route in import_module(name).ROUTES]
+
+
+def _refuse(request: Request, error: Exception) -> NoReturn:
+    """Has what Starlette raises itself answered as every other error: unknown paths, and methods."""
+    if not isinstance(error, HTTPException):
+        raise error
+    what = {
+        404: f"there is no {request.method} {request.url.path[:200]!r} here",
+        405: f"{request.url.path[:200]!r} does not take {request.method}",
+    }.get(error.status_code, str(error.detail))
+    raise ApiError(status=error.status_code, message=what, headers=dict(error.headers or {})) from error

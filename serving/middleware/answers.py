@@ -1,0 +1,55 @@
+"""The outermost layer: every answer gets its common headers, and every error the one shape."""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...common.logging import get_logger
+from ..errors import ApiError, api_error
+
+logger = get_logger("serving")
+
+
+class Answers:
+    """Answers what the layers inside raise, and adds scope["lamina.headers"] to the start of each response.
+
+    Layers and handlers append (name, value) pairs of bytes to that list rather than wrap send: one wrapper
+    in all. scope["lamina.send"] is the server's own send, for what follows the start.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers: list[tuple[bytes, bytes]] = []
+        scope["lamina.headers"], scope["lamina.send"] = headers, send
+        is_started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal is_started
+            if message["type"] == "http.response.start":
+                is_started = True
+                message["headers"] = [*message.get("headers", ()), *headers]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_headers)
+        except Exception as error:
+            if is_started:
+                raise  # the connection is closed: what was sent is all there is
+            await answer_error(error, scope, send_with_headers)
+
+
+async def answer_error(error: Exception, scope: Scope, send: Send) -> None:
+    """Send an error in OpenAI's shape; what nobody expected goes to the log, with its traceback."""
+    answer = api_error(error)
+    if answer.code == "internal_error":
+        logger.error("%s failed", scope.get("lamina.request_id", "a request"), exc_info=error)
+    await send({"type": "http.response.start", "status": answer.status, "headers": _headers(answer)})
+    await send({"type": "http.response.body", "body": answer.body()})
+
+
+def _headers(answer: ApiError) -> list[tuple[bytes, bytes]]:
+    length = str(len(answer.body())).encode()
+    own = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+    return [(b"content-type", b"application/json"), (b"content-length", length), *own]

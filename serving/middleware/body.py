@@ -1,0 +1,67 @@
+"""Bodies of requests: JSON in UTF-8, no longer and no slower than allowed."""
+
+import asyncio
+
+from starlette.requests import Request
+
+from ..context import serving_of
+from ..errors import ApiError
+
+BYTES_PER_SECOND = 65536  # by which the time for a body grows
+CLOSE = {"Connection": "close"}
+
+
+async def read_body(request: Request) -> bytes:
+    """Returns the body of a request.
+
+    Raises ApiError: 415 for a content type other than JSON (none at all is accepted), 413 for more than
+    config.max_body_bytes, 408 for a body that arrives too slowly, 400 for one that ends early or is no UTF-8.
+    """
+    config = serving_of(request).config
+    _check_type(request)
+    _check_size(int(request.headers.get("content-length", 0)), config.max_body_bytes)
+    body = bytearray()
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(config.body_timeout) as limit:
+            deadline = loop.time() + config.body_timeout
+            while (message := await request.receive())["type"] == "http.request":
+                body += message.get("body", b"")
+                _check_size(len(body), config.max_body_bytes)
+                if not message.get("more_body"):
+                    return _checked_text(bytes(body))
+                limit.reschedule(deadline + len(body) / BYTES_PER_SECOND)
+    except TimeoutError:
+        got = f"the body has {len(body)} bytes after {config.body_timeout:g} s or more"
+        raise ApiError(status=408, message=f"{got}; wanted all of it sooner", headers=CLOSE) from None
+    raise ApiError(status=400, message="the body ended early; wanted as much as its headers say")
+
+
+def _check_type(request: Request) -> None:
+    kind = request.headers.get("content-type")
+    if kind is None:
+        return
+    media, _, parameters = kind.partition(";")
+    media = media.strip().lower()
+    if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
+        message = f"content-type is {media[:80]!r}; wanted application/json"
+        raise ApiError(status=415, message=message, headers=CLOSE)
+    charset = parameters.lower().partition("charset=")[2].strip(' "')
+    if charset not in ("", "utf-8", "utf8"):
+        message = f"the content-type's charset is {charset[:80]!r}; wanted utf-8"
+        raise ApiError(status=415, message=message, headers=CLOSE)
+
+
+def _check_size(num_bytes: int, most: int) -> None:
+    if num_bytes > most:
+        message = f"the body has {num_bytes} bytes or more; wanted at most {most}"
+        raise ApiError(status=413, message=message, code="request_too_large", headers=CLOSE)
+
+
+def _checked_text(body: bytes) -> bytes:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        message = f"the body's byte {error.start} is no UTF-8; wanted JSON in UTF-8"
+        raise ApiError(status=400, message=message) from None
+    return body

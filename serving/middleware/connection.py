@@ -1,0 +1,162 @@
+"""A client's connection: uvicorn's protocol, with bounds on what it does not bound."""
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from ..config import ServeConfig
+from ..errors import ApiError
+
+MAX_HEADERS = 256
+LINGER = 2.0  # seconds for a client to read why it was refused, before the connection is closed
+
+
+class Connection(HttpToolsProtocol):
+    """Bounds connections, the size of headers and the time they take; refuses in OpenAI's shape.
+
+    Whenever data comes while no response is under way, headers have to be whole within header_timeout: that
+    is so for the first request, for the next, and for a body that goes on after its answer.
+    """
+
+    def __init__(self, *, limits: ServeConfig, max_connections: int, **given: Any) -> None:
+        super().__init__(**given)
+        self.limits, self.max_connections = limits, max_connections
+        self.is_refused = False
+        self._in_headers = False
+        self._num_header_bytes = 0  # read while headers were not whole
+        self._deadline: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, or refuse one connection too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            message = f"the server has {self.max_connections} connections; try again later"
+            self._refuse(ApiError(status=503, message=message, headers={"Retry-After": "2"}))
+        else:
+            self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the response under way; uvicorn tells the last request, which may wait behind it."""
+        self._clear_deadline()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, unless the client was refused: then it is passed over."""
+        if self.is_refused:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # another protocol is offered, not asked for: the request is answered as it is
+        except httptools.HttpParserError as error:
+            self._refuse(_refusal_of(error))
+            return
+        if self._in_headers:
+            self._num_header_bytes += len(data)
+            if self._num_header_bytes > self.limits.max_header_bytes:
+                self._refuse(_too_large(self.limits))
+                return
+        if self._running is None or self._running.response_complete:
+            self._expect_headers()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._in_headers, self._num_header_bytes = True, 0
+
+    def on_headers_complete(self) -> None:
+        """Start the request, or queue it behind the one under way."""
+        self._in_headers = False
+        num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if num_bytes > self.limits.max_header_bytes or len(self.headers) > MAX_HEADERS:
+            raise _too_large(self.limits)
+        self._clear_deadline()
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _expect_headers(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.limits.header_timeout, self._end_slow)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _end_slow(self) -> None:
+        self._deadline = None
+        if self._in_headers:
+            message = f"the headers were not whole after {self.limits.header_timeout:g} s"
+            self._refuse(ApiError(status=408, message=message))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what is no request that can be served, pass over what follows, and close soon."""
+        self.is_refused = True
+        self._clear_deadline()
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and running.response_started and not running.response_complete:
+            running.keep_alive = False  # its answer comes to its end first
+            return
+        if running is not None:
+            running.disconnected = True
+            running.message_event.set()
+        self.transport.write(_response(error))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._deadline = self.loop.call_later(LINGER, self.transport.close)
+
+
+def _response(error: ApiError) -> bytes:
+    body = error.body()
+    headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(body))}
+    lines = "".join(f"{name.lower()}: {value}\r\n" for name, value in headers.items())
+    return STATUS_LINE[error.status] + lines.encode("latin-1") + b"connection: close\r\n\r\n" + body
+
+
+def _refusal_of(error: Exception) -> ApiError:
+    """What a parser's error is answered; one of ours raised inside of it stays what it is."""
+    cause = error.__context__
+    if isinstance(cause, ApiError):
+        return cause
+    return ApiError(status=400, message="this is no valid HTTP/1.1 request", code="invalid_http")
+
+
+def _too_large(limits: ServeConfig) -> ApiError:
+    wanted = f"wanted at most {limits.max_header_bytes} bytes and {MAX_HEADERS} headers"
+    return ApiError(status=431, message=f"the request's headers are too large; {wanted}")
+
+
+class _Unchunked:
+    """Sends to a client of HTTP/1.0, which knows no chunks: a connection's end is that of its body."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self.cycle = cycle
+        self.has_length = True
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            self.cycle.chunked_encoding = None if self.has_length else False
+        elif not self.has_length:
+            self.cycle.expected_content_length = len(message.get("body", b""))
+        await RequestResponseCycle.send(self.cycle, message)

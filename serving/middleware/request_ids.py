@@ -1,0 +1,25 @@
+"""X-Request-Id: the client's own, or one made here, on every answer and in every line of log."""
+
+import uuid
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+MAX_LENGTH = 128  # characters of a client's id that are kept
+
+
+class RequestIds:
+    """Puts the request's id into scope["lamina.request_id"] and on the answer.
+
+    It is the client's X-Request-Id without what is not printable ASCII, cut to MAX_LENGTH; else a fresh one.
+    Two requests may have the same.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        kept = bytes(byte for byte in given[:MAX_LENGTH] if 32 < byte < 127) or uuid.uuid4().hex.encode()
+        scope["lamina.request_id"] = kept.decode()
+        scope["lamina.headers"].append((b"x-request-id", kept))
+        await self.app(scope, receive, send)

@@ -1,0 +1,19 @@
+"""--root-path: a proxy in front may strip its prefix from paths or leave it there."""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class RootPath:
+    """Lets every path begin with the root path, whether or not the proxy has taken it away."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self.app = app
+        self.root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        if path != self.root_path and not path.startswith(self.root_path + "/"):
+            scope["path"] = self.root_path + path
+            scope["raw_path"] = self.root_path.encode() + scope.get("raw_path", path.encode())
+        scope["root_path"] = self.root_path
+        await self.app(scope, receive, send)

@@ -1,0 +1,93 @@
+"""Real servers on loopback around a TINY model: one that tests share, and others with their own settings."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lamina.serving.config import ServeConfig
+from lamina.serving.server import Server
+
+NAME = "tiny"
+SETTINGS = {"compile": False, "device": "cpu", "num_kv_blocks": 256, "max_num_seqs": 32}
+
+
+class RunningServer:
+    """A server in a thread with an event loop of its own; its address, a client of it, and its end."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], settings: dict[str, Any]) -> None:
+        self.server = Server(ServeConfig(model_names=(NAME,), **{"port": 0, **config}), self._open)
+        self.folder, self.settings = folder, {**SETTINGS, **settings}
+        self.code: int | None = None
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        while not self.server.is_ready.wait(0.05):
+            if not self.thread.is_alive():
+                raise self.error or RuntimeError(f"the server ended with {self.code}")
+        self.url = str(self.server.address)
+        self.client = httpx.Client(base_url=self.url, timeout=60)
+
+    @property
+    def serving(self) -> Any:
+        """What the routes of the server share, such as the runtime; used in the server's loop alone."""
+        return self.server.serving
+
+    def in_loop(self, function: Callable[[], Any]) -> Any:
+        """Returns what a coroutine function returns in the server's loop."""
+        assert self.server._loop is not None
+        return asyncio.run_coroutine_threadsafe(function(), self.server._loop).result(60)
+
+    def close(self) -> int | None:
+        """End the server and return its exit code."""
+        self.client.close()
+        self.server.stop()
+        self.thread.join(60)
+        assert not self.thread.is_alive(), "the server does not end"
+        if self.error is not None:
+            raise self.error
+        return self.code
+
+    def _run(self) -> None:
+        try:
+            self.code = asyncio.run(self.server.run())
+        except BaseException as error:
+            self.error = error
+
+    async def _open(self) -> Any:
+        from lamina.runtime.async_runtime import AsyncRuntime
+
+        return await AsyncRuntime.from_pretrained(self.folder, engine="thread", **self.settings)
+
+
+@pytest.fixture(scope="session")
+def start_server(tiny_text_folder: Path) -> Iterator[Callable[..., RunningServer]]:
+    """start_server(settings={of the runtime}, folder=, **config) -> RunningServer, closed at the very end."""
+    started = []
+
+    def start(
+        *, settings: dict[str, Any] | None = None, folder: Path | None = None, **config: Any
+    ) -> RunningServer:
+        started.append(RunningServer(folder or tiny_text_folder, config, settings or {}))
+        return started[-1]
+
+    yield start
+    for server in started:
+        if server.thread.is_alive():
+            server.close()
+
+
+@pytest.fixture(scope="session")
+def server(start_server: Callable[..., RunningServer]) -> RunningServer:
+    """The server that tests share: without keys, with the TINY model and its default limits."""
+    return start_server()
+
+
+@pytest.fixture
+def client(server: RunningServer) -> httpx.Client:
+    """A client of the shared server."""
+    return server.client
