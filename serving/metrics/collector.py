@@ -65,10 +65,7 @@ class MetricsPage:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self._process)
         health = None if runtime is None else runtime.health()
-        waiting = {
-            "server": num_waiting,
-            **({} if stats is None else {"engine": stats["requests"]["waiting"]}),
-        }
+        waiting = {"server": num_waiting, "engine": 0 if stats is None else stats["requests"]["waiting"]}
         registry.register(_Scrape(self._metrics, waiting, stats, health))
         encode, content_type = choose_encoder(accept)
         return encode(registry), content_type
@@ -88,8 +85,8 @@ class _Scrape(Collector):
     def collect(self) -> Iterator[Metric]:
         """Returns what prometheus-client writes out."""
         yield from self._made(SERVER_FAMILIES, self._metrics)
-        yield from self._made(QUEUE_FAMILIES, self._waiting)
         if self._stats is not None:
+            yield from self._made(QUEUE_FAMILIES, self._waiting)
             yield from self._made(ENGINE_FAMILIES, self._stats)
         if self._health is not None:
             yield from self._made(HEALTH_FAMILIES, self._health)
