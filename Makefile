@@ -58,6 +58,7 @@ format: $(STAMP)  ## mend what a machine can mend, and write the generated pages
 	$(BIN)/ruff format .
 	$(BIN)/python docs/write_structures.py
 	$(BIN)/python docs/write_settings.py
+	$(BIN)/python docs/write_metrics.py
 	$(BIN)/python docs/write_factors.py
 	$(BIN)/python docs/draw_plots.py
 	@$(if $(KERNELS),$(BIN)/clang-format -i $(KERNELS))

@@ -10,11 +10,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from .families import ENGINE_FAMILIES, HEALTH_FAMILIES, QUEUE_FAMILIES, SERVER_FAMILIES, Family
+from .families import ENGINE_FAMILIES, HEALTH_FAMILIES, PREFIX, QUEUE_FAMILIES, SERVER_FAMILIES, Family
 from .histogram import Histogram
 from .metrics import Metrics
 
-PREFIX = "lamina:"
 STATS_SECONDS = 1.0  # how long figures of the engine stay, and how long a scrape waits for new ones
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from .histogram import Histogram
 from .metrics import Metrics
 
+PREFIX = "lamina:"
 Labelled = Mapping[tuple[str, ...], float]
 
 
@@ -190,3 +191,5 @@ SERVER_FAMILIES = (
         "event_loop_lag_seconds", "How late the server's event loop ran what was due.", lambda m: m.loop_lag
     ),
 )
+
+FAMILIES = (*SERVER_FAMILIES, *QUEUE_FAMILIES, *ENGINE_FAMILIES, *HEALTH_FAMILIES)

@@ -36,6 +36,11 @@ def test_settings_page_is_what_the_configs_say():
     assert SETTINGS["PAGE"].read_text() == SETTINGS["render"](), "run `make format`"
 
 
+def test_the_table_of_metrics_is_what_the_server_tells():
+    page = runpy.run_path(str(ROOT / "docs" / "write_metrics.py"))
+    assert page["PAGE"].read_text() == page["render"](), "run `make format`"
+
+
 def test_the_table_of_factors_is_what_the_compiler_does():
     page = runpy.run_path(str(ROOT / "docs" / "write_factors.py"))
     assert page["PAGE"].read_text() == page["render"](), "run `make format`"
