@@ -64,7 +64,7 @@ ENGINE_FAMILIES = (
     _gauge("kv_cache_usage_perc", "Share of KV-cache blocks that requests hold, 0 to 1.", _used),
     _gauge(
         "kv_cache_blocks",
-        "KV-cache blocks by state; free ones that are cached count in both.",
+        "KV-cache blocks: used by requests, cached until taken, free, and total.",
         lambda s: _by(s["blocks"]),
         "state",
     ),
