@@ -11,7 +11,7 @@ from ...runtime.sampling_params import SamplingParams
 from ..config import ServeConfig
 from .decoding import Unserved, wrong
 from .generation import GenerationRequest, NonNegative, Positive, at_most, fitting, placed
-from .unserved import CHAT, CHAT_ACCEPTED
+from .unserved import CHAT, CHAT_ACCEPTED, MESSAGE
 
 if TYPE_CHECKING:
     from ...runtime.engine.input_processor import InputProcessor
@@ -24,11 +24,11 @@ class TextPart(msgspec.Struct, kw_only=True, frozen=True):
     text: str | None = None
 
 
-class CalledFunction(msgspec.Struct, kw_only=True, frozen=True):
+class CalledFunction(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """The function that the model called, and with what: JSON as text, or an object."""
 
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
@@ -42,6 +42,8 @@ class ToolCall(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 class Message(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """One message of a conversation."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -143,5 +145,5 @@ def _check_content(where: str, message: Message) -> None:
                 )
             if part.text is None:
                 raise wrong(f"{at}.text", f"{at}.text is missing; wanted a text")
-    elif message.content is None and message.role != "assistant":
+    elif message.content is None and not (message.tool_calls or message.reasoning_content):
         raise wrong(where, f"{where} is missing; wanted a text, or parts of type text")

@@ -10,16 +10,15 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from ...common.errors import shown
+from ...common.errors import MOST_SHOWN, clipped, shown
 from ..errors import ApiError
+from .mismatch import NO_JSON, clipped_json, malformed, mismatch, struct_in, types_of
+from .mismatch import wrong as wrong
 
 IN_THREAD = 256 * 1024  # bytes of a body from which it is decoded beside the event loop
 MOST_FIELD = 64 * 1024  # bytes of a field, but for those that hold texts and token ids
 MOST_VALUES = 2**19  # commas of a body: so many values take some 0.1 s to be read, whatever they are
 MOST_NAMED = 16  # ignored fields that are told
-PLACE = re.compile(r" - at `(?:key in )?\$?(?P<path>.*)`$")
-MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`")
-STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +75,7 @@ def decode(kind: type[Kind], body: bytes, *, strict: bool = False) -> Decoded[Ki
     values: dict[str, Any] = {}
     for name, piece in _pieces(body).items():
         if name in known:
-            if piece != b"null":
+            if piece != b"null" or known[name].required:
                 values[name] = _decoded(name, piece, known[name], name in kind.large)
                 ignored += _unknown_inside(name, piece, known[name].type)
         elif name in kind.unserved:
@@ -89,11 +88,6 @@ def decode(kind: type[Kind], body: bytes, *, strict: bool = False) -> Decoded[Ki
         if field.required and name not in values:
             raise wrong(name, f"{name} is missing; it is required")
     return Decoded(request=kind(**values), ignored_fields=tuple(ignored))
-
-
-def wrong(param: str | None, message: str, code: str | None = None) -> ApiError:
-    """Returns the error of a field that cannot be honoured."""
-    return ApiError(status=400, message=message, param=param, code=code)
 
 
 def clean_name(name: str) -> str:
@@ -140,11 +134,10 @@ def _pieces(body: bytes) -> dict[str, bytes]:
         raise wrong(None, f"the body holds more than {MOST_VALUES} values; wanted fewer in one request")
     try:
         found = _TOP.decode(body)
-    except msgspec.ValidationError as error:
-        got = str(error).partition(", got ")[2].partition(" - at")[0] or "no object"
-        raise wrong(None, f"the body is {got.strip('`')}; wanted a JSON object") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise wrong(None, _malformed("the body", error)) from None
+    except msgspec.ValidationError:
+        raise wrong(None, f"the body is {clipped_json(body.strip())}; wanted a JSON object") from None
+    except NO_JSON as error:
+        raise malformed(None, body, error) from None
     pieces: dict[str, bytes] = {}
     for name, piece in found.items():
         plain = str.__str__(name)
@@ -161,41 +154,9 @@ def _decoded(name: str, piece: bytes, field: _Field, is_large: bool) -> Any:
     try:
         return field.decoder.decode(piece)
     except msgspec.ValidationError as error:
-        raise _mismatch(name, piece, str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise wrong(name, _malformed(name, error)) from None
-
-
-def _malformed(name: str, error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return f"{name} is nested too deep; wanted fewer levels"
-    if isinstance(error, UnicodeDecodeError):
-        return f"{name} is not UTF-8 at byte {error.start}"
-    return f"{name} is no JSON: {str(error).removeprefix('JSON is malformed: ')}"
-
-
-def _mismatch(name: str, piece: bytes, message: str) -> ApiError:
-    """Returns the error of a value of the wrong kind: its path, what it is, and what was wanted."""
-    found = PLACE.search(message)
-    path = name + (found["path"] if found else "")
-    said = message[: found.start()] if found else message
-    if missing := MISSING.match(said):
-        path = f"{path}.{missing['name']}"
-        return wrong(path, f"{path} is missing; it is required")
-    got = _value_at(piece, found["path"] if found else "")
-    wanted = said.partition(", got ")[0].removeprefix("Expected ").replace("`", "")
-    wanted = wanted if said.startswith("Expected") else f"another value ({said.replace('`', '')})"
-    return wrong(path, f"{path} is {got}; wanted {wanted}")
-
-
-def _value_at(piece: bytes, path: str) -> str:
-    """Returns the value at a path, clipped; a path into a mapping does not say which of its entries."""
-    value = json.loads(piece)
-    for step in STEP.finditer(path):
-        if step["index"] == "...":
-            return f"{shown(value)}, of which one is wrong"
-        value = value[int(step["index"])] if step["index"] else value[step["name"]]
-    return "null" if value is None else shown(value)
+        raise mismatch(name, piece, field.type, str(error)) from None
+    except NO_JSON as error:
+        raise malformed(name, piece, error) from None
 
 
 def _unknown_inside(name: str, piece: bytes, type_: Any) -> Iterator[str]:
@@ -207,38 +168,27 @@ def _unknown_inside(name: str, piece: bytes, type_: Any) -> Iterator[str]:
     except _Twice as twice:
         raise wrong(name, f"{name} has {shown(twice.args[0])} twice in one object; wanted once") from None
     except (ValueError, RecursionError) as error:
-        raise wrong(name, _malformed(name, error)) from None
+        raise wrong(name, f"{name} cannot be read: {clipped(str(error), MOST_SHOWN)}") from None
     yield from _unknown(name, value, type_)
 
 
 def _unknown(path: str, value: Any, type_: Any) -> Iterator[str]:
-    struct = _struct_in(type_)
+    """Yields the paths of fields in a value that its struct, or a list of them, does not know."""
+    struct = struct_in(type_)
     if struct is None:
         return
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _unknown(f"{path}[{index}]", item, struct)
     elif isinstance(value, dict):
-        known = _types_of(struct)
+        known, unserved = types_of(struct), getattr(struct, "unserved", {})
         for key, item in value.items():
-            if key not in known:
-                yield f"{path}.{key}"
-            else:
+            if key in known:
                 yield from _unknown(f"{path}.{key}", item, known[key])
-
-
-@lru_cache(maxsize=64)
-def _types_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
-
-
-@lru_cache(maxsize=256)
-def _struct_in(type_: Any) -> type[msgspec.Struct] | None:
-    """Returns the struct that a type is, or holds in a list or beside None; None where there is none."""
-    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
-        return type_
-    inner = getattr(type_, "__args__", ())
-    return next((found for found in map(_struct_in, inner) if found is not None), None)
+            elif key in unserved:
+                check_unserved(f"{path}.{key}", item, unserved[key])
+            elif item is not None:
+                yield f"{path}.{key}"
 
 
 class _Twice(Exception):
@@ -254,12 +204,22 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_unserved(name: str, piece: bytes, field: Unserved) -> None:
-    if len(piece) <= MOST_FIELD:
-        try:
-            value = msgspec.json.decode(piece)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise wrong(name, _malformed(name, error)) from None
-        if value is None or any(type(value) is type(each) and value == each for each in field.neutral):
-            return
-    got = shown(piece[:200].decode(errors="replace"))
-    raise wrong(name, f"{name} is {got}, and is not served: {field.why}", code="unsupported_field")
+    if len(piece) > MOST_FIELD:
+        raise not_served(name, clipped_json(piece), field)
+    try:
+        value = msgspec.json.decode(piece)
+    except NO_JSON as error:
+        raise malformed(name, piece, error) from None
+    check_unserved(name, value, field)
+
+
+def check_unserved(path: str, value: Any, field: Unserved) -> None:
+    """Raises ApiError unless the value of a field that is not served asks for nothing."""
+    if value is None or any(type(value) is type(each) and value == each for each in field.neutral):
+        return
+    raise not_served(path, clipped_json(json.dumps(value).encode()), field)
+
+
+def not_served(path: str, got: str, field: Unserved) -> ApiError:
+    """Returns the error of a field that is known and not served."""
+    return wrong(path, f"{path} is {got}, and is not served: {field.why}", code="unsupported_field")

@@ -61,6 +61,11 @@ CHAT: Mapping[str, Unserved] = {
     ),
 }
 
+MESSAGE: Mapping[str, Unserved] = {
+    **_all("name it with tool_calls", "function_call"),
+    **_all(TEXT_ALONE, "audio"),
+}
+
 ACCEPTED = frozenset(  # they change no answer
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 )
