@@ -159,6 +159,18 @@ def check_num_sequences(request: GenerationRequest, num_prompts: int, config: Se
     return num
 
 
+def check_model(name: str | None, config: ServeConfig) -> str:
+    """Returns the name that an answer carries: the one asked by, else the server's first.
+
+    Raises ApiError 404 model_not_found for a name that is not served.
+    """
+    names = config.model_names
+    if name is None or name in names:
+        return names[0] if name is None else name
+    message = f"the model {shown(name)} is not served here; wanted one of {', '.join(names)}"
+    raise ApiError(status=404, message=message, param="model", code="model_not_found")
+
+
 def named_error(error: RequestError, param: str | None = None) -> ApiError:
     """Returns the answer to an error of the library, naming the field that it speaks of, else `param`."""
     found = NAMED.match(str(error))

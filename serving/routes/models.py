@@ -7,19 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ..context import Serving, serving_of
-from ..errors import ApiError
-
-
-def require_served(serving: Serving, name: str | None) -> str:
-    """Returns the name that an answer carries: the one asked by, else the server's first.
-
-    Raises ApiError 404 model_not_found for a name that is not served.
-    """
-    names = serving.config.model_names
-    if name is None or name in names:
-        return names[0] if name is None else name
-    message = f"the model `{name:.200}` does not exist here; wanted one of {', '.join(names)}"
-    raise ApiError(status=404, message=message, param="model", code="model_not_found")
+from ..protocol.generation import check_model
 
 
 def model_entry(serving: Serving, name: str) -> dict[str, Any]:
@@ -45,7 +33,8 @@ async def list_models(request: Request) -> Response:
 async def retrieve_model(request: Request) -> Response:
     """Answers what is said about one name, which may have slashes."""
     serving = serving_of(request)
-    return JSONResponse(model_entry(serving, require_served(serving, request.path_params["id"])))
+    name = check_model(request.path_params["id"], serving.config)
+    return JSONResponse(model_entry(serving, name))
 
 
 ROUTES: list[BaseRoute] = [

@@ -7,7 +7,8 @@ import pytest
 from lamina.serving.config import ServeConfig
 from lamina.serving.context import Serving
 from lamina.serving.errors import ApiError
-from lamina.serving.routes.models import model_entry, require_served
+from lamina.serving.protocol.generation import check_model
+from lamina.serving.routes.models import model_entry
 
 
 @pytest.fixture
@@ -18,15 +19,15 @@ def serving() -> Serving:
 
 
 def test_an_answer_carries_the_name_that_was_asked_by(serving: Serving) -> None:
-    assert require_served(serving, "tiny") == "tiny"
-    assert require_served(serving, "org/tiny") == "org/tiny"
-    assert require_served(serving, None) == "org/tiny"
+    assert check_model("tiny", serving.config) == "tiny"
+    assert check_model("org/tiny", serving.config) == "org/tiny"
+    assert check_model(None, serving.config) == "org/tiny"
 
 
 @pytest.mark.parametrize("name", ["", "Tiny", "tiny ", "org", "x" * 10**6])
 def test_another_name_is_not_found(serving: Serving, name: str) -> None:
     with pytest.raises(ApiError) as caught:
-        require_served(serving, name)
+        check_model(name, serving.config)
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
     assert "org/tiny" in caught.value.message
     assert len(caught.value.body()) < 1000
