@@ -71,6 +71,8 @@ def readable(messages: Messages, template: str) -> Iterator[list[dict[str, Any]]
     """
     joins = not LOOPS_OVER_PARTS.search(template)
     parsed = [_message(index, message, joins) for index, message in enumerate(messages)]
+    if "developer" not in template:  # the newer name of the same role
+        parsed = [_renamed(message) for message in parsed]
     unparsed = [_with_arguments_of(message, before) for message, before in zip(parsed, messages, strict=True)]
     seen: list[list[dict[str, Any]]] = []
     for form in (parsed, [*map(_with_content, parsed)], unparsed, [*map(_with_content, unparsed)]):
@@ -121,6 +123,10 @@ def _message(index: int, message: Mapping[str, Any], joins: bool) -> dict[str, A
     elif calls not in (None, [], ()):
         raise RequestError(f"messages[{index}]['tool_calls'] is {shown(calls)}; wanted a list of calls")
     return found
+
+
+def _renamed(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 def _text_of(index: int, place: int, part: Any) -> str:

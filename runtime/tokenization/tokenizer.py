@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ...common.logging import get_logger
 from ...models.checkpoints.gguf_tokenizer import TOKENIZER_ERROR
 from ...models.checkpoints.sentencepiece_merges import SPACE
 from ..validation import check_flag, check_unicode
+from .byte_pieces import REPLACEMENT, bytes_of_piece
 from .chat_messages import Messages, check_messages, check_template_kwargs, marked, readable, until_mark
 from .tokenizer_file import (
     SENTENCEPIECE_MODEL,
@@ -56,6 +58,7 @@ class Tokenizer:
         }
         self.byte_token_ids: dict[int, int] = self._byte_tokens(vocabulary)
         self._before: list[int] = self._word_before(vocabulary)
+        self._texts: dict[int, str] = {}  # of single tokens, once asked for
 
     def encode(
         self, text: str, add_special_tokens: bool | None = None, max_tokens: int | None = None
@@ -123,8 +126,23 @@ class Tokenizer:
 
     def text_of(self, token_id: int) -> str:
         """Returns the text that a token has within a text: with the space that the first of a text loses."""
-        before = self.decode(self._before)
-        return self.decode([*self._before, token_id], skip_special_tokens=False)[len(before) :]
+        text = self._texts.get(token_id)
+        if text is None:
+            before = self.decode(self._before)
+            text = self.decode([*self._before, token_id], skip_special_tokens=False)[len(before) :]
+            self._texts[token_id] = text
+        return text
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Returns the bytes that a token has within a text: of one that is part of a character its own."""
+        text = self.text_of(token_id)
+        if REPLACEMENT not in text:
+            return text.encode()
+        return bytes_of_piece(self._pieces.get(token_id, ""), text)
+
+    @cached_property
+    def _pieces(self) -> dict[int, str]:
+        return {token_id: piece for piece, token_id in self._backend.get_vocab().items()}
 
     def _word_before(self, vocabulary: Mapping[str, int]) -> list[int]:
         """A token to decode others behind, where the space that begins a text is lost; else empty."""

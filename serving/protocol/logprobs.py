@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ...runtime.engine.logprobs import IMPOSSIBLE, Logprob
+from ...runtime.tokenization.tokenizer import Tokenizer
 
 Found = Mapping[int, Logprob] | None  # of one token: the token itself first, then the likeliest
 
@@ -61,6 +62,13 @@ class TokenNames:
     def name(self, token_id: int) -> str:
         """Returns what a token is called; bytes that are no whole characters stand as they do in text."""
         return f"token_id:{token_id}" if self.by_id else self.bytes_of(token_id).decode(errors="replace")
+
+
+def token_names(tokenizer: Tokenizer | None, *, by_id: bool = False) -> TokenNames:
+    """Returns how a tokenizer's tokens are named; without one by their ids."""
+    if tokenizer is None:
+        return TokenNames(bytes_of=lambda token_id: b"", by_id=True)
+    return TokenNames(bytes_of=tokenizer.bytes_of, by_id=by_id)
 
 
 def finite(logprob: float) -> float:
