@@ -129,8 +129,9 @@ class AsyncRuntime:
     async def call(self, method: str, *arguments: Any) -> Any:
         """Returns what a method of the engine returns, between two steps.
 
-        "stats", "explain", "explain_html"; "suspend" drops every captured CUDA graph, and "resume" captures
-        them again, both of which raise RequestError while requests are live. UnsupportedError for others.
+        "stats", "explain", "explain_html"; "fingerprint", a text that is equal where equal requests get equal
+        answers, to the bit; "suspend" drops every captured CUDA graph, and "resume" captures them again, both
+        of which raise RequestError while requests are live. UnsupportedError for others.
         """
         require_same_process(self._pid)
         return await self._client.call(method, *arguments)

@@ -12,6 +12,7 @@ from ..common.progress import Progress
 from .config import RuntimeConfig
 from .engine.core_loop import CoreService
 from .startup.description import describe
+from .startup.identity import system_fingerprint
 from .startup.loaded import LoadedRuntime
 from .startup.loader import load
 from .stats import collect_stats, explanation_of, page_of
@@ -33,6 +34,7 @@ def open_core(
             description=describe(loaded),
             methods={
                 "stats": lambda: collect_stats(held[0]),
+                "fingerprint": lambda: system_fingerprint(held[0]),
                 "explain": lambda: explanation_of(held[0]),
                 "explain_html": lambda: page_of(held[0]),
             },

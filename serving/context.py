@@ -21,6 +21,8 @@ class Serving:
     lifecycle: Any = None
     metrics: Any = None
     metrics_page: Any = None
+    fingerprint: str | None = None
+    """What the bits of answers depend on, once it is known."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When the server began, in seconds since 1970."""
 

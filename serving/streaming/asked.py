@@ -1,6 +1,13 @@
 """How the answers to one request are to be written."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from ...runtime.engine.logprobs import Logprob
+
+Found = Mapping[int, Logprob] | None  # of one token; None: of a prompt's first
+WriteLogprobs = Callable[[Sequence[int], Sequence[Found]], Any]  # of the next tokens of one answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,7 +22,8 @@ class Asked:
     continuous_usage: bool = False
     stream_interval: int = 1  # tokens of a chunk at least, but for the first and the last
     return_token_ids: bool = False
-    wants_logprobs: bool = False
+    new_logprobs: Callable[[], WriteLogprobs] | None = None  # makes who writes those of one answer, if wanted
+    tells_prompt_logprobs: bool = False  # in a field of their own; whole answers alone do
     echo: bool = False  # text and log-probabilities of a prompt come before those of its answers
     omits_answer: bool = False  # the prompt alone is wanted
 

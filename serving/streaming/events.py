@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted  # U+2028 too, at which some clients end a line
 from typing import Any
 
-from ...runtime.engine.logprobs import Logprobs
+import msgspec
+
 from ...runtime.engine.outputs import StreamDelta
 from ..errors import ApiError
-from .asked import Asked, Told
+from .asked import Asked, Found, Told, WriteLogprobs
 from .merging import joined
 from .styles import Style
 
@@ -26,7 +27,7 @@ class _Choice:
     close: str  # and ends with
     is_started: bool = False
     held: StreamDelta | None = None  # what waits for more
-    offset: int = 0  # characters of the tokens that were told with log-probabilities
+    write_logprobs: WriteLogprobs | None = None  # None: they are not wanted
 
 
 class ChunkEvents:
@@ -37,7 +38,7 @@ class ChunkEvents:
         asked: Asked,
         style: Style,
         prompts: Sequence[Told],
-        usage: Callable[[int], dict[str, Any]],
+        usage: Callable[[int], Any],
     ) -> None:
         """usage: the usage once so many tokens have been told. Choices count on from prompt to prompt."""
         self._asked, self._style, self._prompts, self._usage_at = asked, style, prompts, usage
@@ -49,13 +50,18 @@ class ChunkEvents:
         close = f'{after},"logprobs":null,"finish_reason":null}}]}}\n\n'
         numbers = [number for number, prompt in enumerate(prompts) for _ in range(prompt.num_answers)]
         self._choices = [
-            _Choice(number, f'{self._head}{{"index":{index},{before}', close)
+            _Choice(
+                number,
+                f'{self._head}{{"index":{index},{before}',
+                close,
+                write_logprobs=asked.new_logprobs and asked.new_logprobs(),
+            )
             for index, number in enumerate(numbers)
         ]
         self._is_plain = asked.stream_interval == 1 and not (
-            asked.wants_logprobs or asked.return_token_ids or asked.continuous_usage or asked.omits_answer
+            asked.new_logprobs or asked.return_token_ids or asked.continuous_usage or asked.omits_answer
         )
-        self._prompt_logprobs: dict[int, Sequence[Logprobs | None]] = {}  # by the prompt's number
+        self._prompt_logprobs: dict[int, Sequence[Found]] = {}  # by the prompt's number
         self._num_tokens = 0  # told so far
 
     def write(self, deltas: Sequence[StreamDelta]) -> bytes:
@@ -91,7 +97,7 @@ class ChunkEvents:
         if self._asked.omits_answer:
             delta = without_answer(delta)
         self._num_tokens += len(delta.token_ids)
-        is_told = self._asked.return_token_ids or self._asked.wants_logprobs
+        is_told = self._asked.return_token_ids or self._asked.new_logprobs
         if not choice.is_started or delta.text or (is_told and delta.token_ids):
             events.append(self._piece(choice, delta))
         if delta.finish_reason is not None:
@@ -109,7 +115,8 @@ class ChunkEvents:
     def _waits(self, choice: _Choice, delta: StreamDelta) -> bool:
         asked = self._asked
         if not choice.is_started:
-            return asked.echo and asked.wants_logprobs and choice.prompt not in self._prompt_logprobs
+            needs_prompt = asked.echo and asked.new_logprobs is not None
+            return needs_prompt and choice.prompt not in self._prompt_logprobs
         return delta.finish_reason is None and len(delta.token_ids) < asked.stream_interval
 
     def _piece(self, choice: _Choice, delta: StreamDelta) -> str:
@@ -118,14 +125,14 @@ class ChunkEvents:
         echoes = is_first and asked.echo
         text = self._prompts[choice.prompt].text + delta.text if echoes else delta.text
         before, after = self._style.around_first if is_first else self._style.around_next
-        logprobs = self._logprobs(choice, delta, echoes) if asked.wants_logprobs else "null"
+        logprobs = self._logprobs(choice, delta, echoes)
         chunk_fields = choice_fields = ""
         if asked.return_token_ids:
             choice_fields = f',"token_ids":{json.dumps(delta.token_ids)}'
             if is_first:
                 token_ids = self._prompts[choice.prompt].token_ids
                 prompt_ids = f',"prompt_token_ids":{json.dumps(token_ids)}'
-                if self._style.prompt_ids_in_choice:
+                if self._style.prompt_in_choice:
                     choice_fields += prompt_ids
                 else:
                     chunk_fields = prompt_ids
@@ -143,19 +150,26 @@ class ChunkEvents:
         )
 
     def _logprobs(self, choice: _Choice, delta: StreamDelta, echoes: bool) -> str:
+        if choice.write_logprobs is None:
+            return "null"
         token_ids: Sequence[int] = delta.token_ids
-        logprobs: Sequence[Logprobs | None] = delta.logprobs or ()
+        found: Sequence[Found] = delta.logprobs or ()
         if echoes:
             token_ids = (*self._prompts[choice.prompt].token_ids, *token_ids)
-            logprobs = (*self._prompt_logprobs[choice.prompt], *logprobs)
-        told, choice.offset = self._style.logprobs(token_ids, logprobs, choice.offset)
-        return json.dumps(told, separators=(",", ":"), allow_nan=False)
+            found = (*self._prompt_logprobs[choice.prompt], *found)
+        return _ascii_json(choice.write_logprobs(token_ids, found))
 
     def _usage_so_far(self) -> str:
         return f',"usage":{self._usage()}' if self._asked.continuous_usage else ""
 
     def _usage(self) -> str:
-        return json.dumps(self._usage_at(self._num_tokens), separators=(",", ":"))
+        return _ascii_json(self._usage_at(self._num_tokens))
+
+
+def _ascii_json(value: Any) -> str:
+    """Returns a struct as JSON in one line, whatever a client takes for the end of a line."""
+    text = msgspec.json.encode(value).decode()
+    return text if text.isascii() else json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
 
 
 def without_answer(delta: StreamDelta) -> StreamDelta:

@@ -1,19 +1,10 @@
-"""What ends a response early: its client going away, or not reading."""
+"""A block of a coroutine that others may end."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
-
-from starlette.types import Receive
-
-from ..errors import ApiError
+from collections.abc import Callable, Iterator
 
 Interrupt = Callable[[Exception], None]
-
-
-def client_gone() -> ApiError:
-    """What ends a request whose client has closed the connection; nobody reads it but logs and metrics."""
-    return ApiError(status=499, message="the client closed the connection before the answer was whole")
 
 
 @contextlib.contextmanager
@@ -40,20 +31,3 @@ def interruptible() -> Iterator[Interrupt]:
         raise
     finally:
         is_inside = False
-
-
-@contextlib.asynccontextmanager
-async def while_connected(receive: Receive) -> AsyncIterator[Interrupt]:
-    """Ends the block by client_gone() once the client has gone; the body of its request has been read."""
-    with interruptible() as interrupt:
-        watcher = asyncio.create_task(_disconnect(receive))
-        watcher.add_done_callback(lambda task: task.cancelled() or interrupt(client_gone()))
-        try:
-            yield interrupt
-        finally:
-            watcher.cancel()
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

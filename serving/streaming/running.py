@@ -3,12 +3,14 @@
 import asyncio
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING
 
 from ...runtime.engine.outputs import RequestOutput, StreamDelta
+from ..protocol.usage import Usage, usage
 
-Generation: TypeAlias = Any
-Lease: TypeAlias = Any
+if TYPE_CHECKING:
+    from ...runtime.engine.generation import Generation
+    from ..admission.lease import Lease
 
 
 class Running:
@@ -31,17 +33,15 @@ class Running:
         """Tokens of all prompts."""
         return sum(len(generation.prompt_token_ids) for generation in self.generations)
 
-    @property
-    def num_cached_tokens(self) -> int | None:
-        """Tokens of the prompts that were in the prefix cache; None until that is known of any."""
-        known = [generation.num_cached_tokens for generation in self.generations]
-        return sum(number or 0 for number in known) if any(number is not None for number in known) else None
+    def usage(self, num_told: int) -> Usage:
+        """Returns the usage once so many tokens of answers have been told."""
+        cached = sum(generation.num_cached_tokens or 0 for generation in self.generations)
+        return usage(self.num_prompt_tokens, num_told, cached)
 
     async def read(self) -> list[StreamDelta]:
         """Returns what is new of any answer, one delta each, waiting for it; [] when all have ended."""
         if len(self.generations) == 1:
-            alone: list[StreamDelta] = await self.generations[0].read()
-            return alone
+            return await self.generations[0].read()
         while self._unread:
             for number in self._unread.difference(self._reads.values()):
                 self._reads[asyncio.ensure_future(self.generations[number].read())] = number
@@ -52,7 +52,7 @@ class Running:
 
     def _taken(self, read: asyncio.Future[list[StreamDelta]]) -> list[StreamDelta]:
         number = self._reads.pop(read)
-        deltas: list[StreamDelta] = read.result()
+        deltas = read.result()
         if not deltas:
             self._unread.discard(number)
         first = number * self.generations[number].num_answers

@@ -1,16 +1,18 @@
 """Answers as server-sent events: merged for who reads slowly, ended for who has gone."""
 
 import asyncio
-from collections.abc import Mapping
+import functools
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ...common.logging import get_logger
 from ...runtime.engine.outputs import StreamDelta
+from ..admission.connection import while_connected
 from ..errors import ApiError, api_error
-from .interrupts import Interrupt, while_connected
+from .interrupts import Interrupt, interruptible
 from .running import Running
 
 logger = get_logger("serving")
@@ -61,20 +63,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Writes the stream; returns when it is written, or its client has gone or does not read."""
-        keep_alive, write_timeout, max_unsent = self._limits
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        writer = _Writer(functools.partial(send, start), scope.get("lamina.send", send), self._running)
         try:
-            async with while_connected(receive) as interrupt:
-                start: Message = {
-                    "type": "http.response.start",
-                    "status": self.status_code,
-                    "headers": self.raw_headers,
-                }
-                writer = _Writer(send, start, self._running, interrupt)
-                writer.watch(keep_alive, write_timeout, max_unsent)
-                try:
-                    await self._write(writer)
-                finally:
-                    writer.close()
+            await while_connected(receive, self._stream(writer))
         except ApiError as error:
             if error.status != 499 or not writer.is_started:
                 raise
@@ -82,6 +74,14 @@ class EventStream(Response):
             await _hang_up(scope)
         finally:
             await self._running.aclose()
+
+    async def _stream(self, writer: "_Writer") -> None:
+        try:
+            with interruptible() as interrupt:
+                writer.watch(*self._limits, interrupt)
+                await self._write(writer)
+        finally:
+            writer.close()
 
     async def _write(self, writer: "_Writer") -> None:
         read, events = self._running.read, self._events
@@ -113,9 +113,10 @@ class _Writer:
     done for each event.
     """
 
-    def __init__(self, send: Send, start: Message, running: Running, interrupt: Interrupt) -> None:
+    def __init__(self, start: Callable[[], Awaitable[None]], send: Send, running: Running) -> None:
+        """start: sends the head of the response. send: for its body, by the shortest way."""
         self.is_started = False
-        self._send, self._start, self._running, self._interrupt = send, start, running, interrupt
+        self._start, self._send, self._running = start, send, running
         self._time = asyncio.get_running_loop().time
         self._sending_since: float | None = None
         self._last_sent = self._time()
@@ -135,24 +136,24 @@ class _Writer:
         now = self._sending_since = self._time()
         if not self.is_started:
             self.is_started = True
-            await self._send(self._start)
+            await self._start()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self._sending_since, self._last_sent = None, now
         self._num_bytes += len(data)
 
-    def watch(self, keep_alive: float, write_timeout: float, max_unsent: int) -> None:
+    def watch(self, keep_alive: float, write_timeout: float, max_unsent: int, interrupt: Interrupt) -> None:
         """Looks after the stream, now and four times in the shorter of the two times, until close()."""
         now, since = self._time(), self._sending_since
         if since is None:
             if now - self._last_sent >= keep_alive and self._comment is None:
                 self._comment = asyncio.create_task(self._put(COMMENT))
         elif now - since >= write_timeout:
-            self._interrupt(ApiError(status=499, message=f"the client read nothing for {write_timeout:g} s"))
+            interrupt(ApiError(status=499, message=f"the client read nothing for {write_timeout:g} s"))
         elif self._num_unsent(since) > max_unsent:
-            self._interrupt(ApiError(status=499, message=f"the client left {max_unsent} bytes unread"))
+            interrupt(ApiError(status=499, message=f"the client left {max_unsent} bytes unread"))
         again = min(keep_alive, write_timeout) / 4
-        limits = keep_alive, write_timeout, max_unsent
-        self._timer = asyncio.get_running_loop().call_later(again, self.watch, *limits)
+        given = keep_alive, write_timeout, max_unsent, interrupt
+        self._timer = asyncio.get_running_loop().call_later(again, self.watch, *given)
 
     def close(self) -> None:
         """Stops looking after it."""

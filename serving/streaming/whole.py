@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...runtime.engine.logprobs import Logprobs
 from ...runtime.engine.outputs import CompletionOutput, RequestOutput
-from .asked import Asked, Told
+from ..protocol.logprobs import prompt_logprobs
+from ..protocol.usage import Usage
+from .asked import Asked, Found, Told
 from .styles import Style
 
 
@@ -14,7 +15,7 @@ def whole_answer(
     style: Style,
     prompts: Sequence[Told],
     outputs: Sequence[RequestOutput],
-    usage: dict[str, Any],
+    usage: Usage,
 ) -> dict[str, Any]:
     """Returns the answers to all prompts as plain data; choices count on from prompt to prompt."""
     answers = [
@@ -26,7 +27,6 @@ def whole_answer(
         {"index": index, **_choice(asked, style, prompt, output, answer)}
         for index, (prompt, output, answer) in enumerate(answers)
     ]
-    ids = {"prompt_token_ids": prompts[0].token_ids}
     return {
         "id": asked.id,
         "object": style.object,
@@ -35,30 +35,42 @@ def whole_answer(
         "system_fingerprint": asked.fingerprint,
         "choices": choices,
         "usage": usage,
-        **(ids if asked.return_token_ids and not style.prompt_ids_in_choice else {}),
+        **({} if style.prompt_in_choice else _of_prompt(asked, prompts[0], outputs[0])),
     }
 
 
 def _choice(
     asked: Asked, style: Style, prompt: Told, output: RequestOutput, answer: CompletionOutput
 ) -> dict[str, Any]:
-    token_ids, text, reason = answer.token_ids, answer.text, answer.finish_reason
-    logprobs: Sequence[Logprobs | None] = answer.logprobs or ()
+    text, reason, stop = answer.text, answer.finish_reason, answer.stop_reason
+    token_ids, found = answer.token_ids, answer.logprobs or ()
     if asked.omits_answer:
-        token_ids, text, logprobs, reason = (), "", (), "length"
-    choice: dict[str, Any] = {
+        text, reason, stop, token_ids, found = "", "length", None, (), ()
+    return {
         **style.content(prompt.text + text if asked.echo else text),
-        "logprobs": None,
+        "logprobs": _logprobs(asked, prompt, output, token_ids, found),
         "finish_reason": reason,
-        "stop_reason": None if asked.omits_answer else answer.stop_reason,
+        "stop_reason": stop,
+        **({"token_ids": token_ids} if asked.return_token_ids else {}),
+        **(_of_prompt(asked, prompt, output) if style.prompt_in_choice else {}),
     }
+
+
+def _logprobs(
+    asked: Asked, prompt: Told, output: RequestOutput, token_ids: Sequence[int], found: Sequence[Found]
+) -> Any:
+    if asked.new_logprobs is None:
+        return None
+    if asked.echo:
+        token_ids = (*prompt.token_ids, *token_ids)
+        found = (*(output.prompt_logprobs or ()), *found)
+    return asked.new_logprobs()(token_ids, found)
+
+
+def _of_prompt(asked: Asked, prompt: Told, output: RequestOutput) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     if asked.return_token_ids:
-        choice["token_ids"] = token_ids
-        if style.prompt_ids_in_choice:
-            choice["prompt_token_ids"] = prompt.token_ids
-    if asked.wants_logprobs:
-        if asked.echo:
-            token_ids = (*prompt.token_ids, *token_ids)
-            logprobs = (*(output.prompt_logprobs or ()), *logprobs)
-        choice["logprobs"], _ = style.logprobs(token_ids, logprobs, 0)
-    return choice
+        fields["prompt_token_ids"] = prompt.token_ids
+    if asked.tells_prompt_logprobs:
+        fields["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or ())
+    return fields

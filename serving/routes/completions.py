@@ -1,0 +1,71 @@
+"""POST /v1/completions: what follows each of one or many prompts."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ..context import serving_of
+from ..middleware.body import read_body
+from ..protocol.completions import CompletionRequest
+from ..protocol.decoding import wrong
+from ..protocol.logprobs import CompletionLogprobsWriter
+from ..streaming.answering import answer, asked_of, beside_loop, receive, start, token_names
+from ..streaming.asked import Told, WriteLogprobs
+from ..streaming.styles import COMPLETION
+
+if TYPE_CHECKING:
+    from ...runtime.engine.input_processor import InputProcessor
+
+
+async def create_completion(request: Request) -> Response:
+    """Goes on with each prompt, whole or as a stream of chunks."""
+    received = await receive(request, CompletionRequest, await read_body(request))
+    given, serving = received.given, serving_of(request)
+    processor = serving.runtime.input
+    params = given.sampling_params(serving.config)
+    prompts = await beside_loop(received.is_large, given.prompts, processor, serving.config)
+    asked = await asked_of(
+        request,
+        received,
+        "cmpl",
+        new_logprobs=None if given.logprobs is None else partial(new_writer, processor, given),
+        echo=given.echo,
+        omits_answer=given.writes_nothing,
+    )
+    texts = echoed(processor, given, prompts) if given.echo else [""] * len(prompts)
+    running = await start(request, received, prompts, params, asked.id)
+    told = [
+        Told(token_ids=prompt, num_answers=given.n, text=text)
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    return await answer(request, received, running, asked, COMPLETION, told)
+
+
+def new_writer(processor: "InputProcessor", given: CompletionRequest) -> WriteLogprobs:
+    """Returns what writes the log-probabilities of one answer."""
+    tokenizer, skips = processor.tokenizer, given.skip_special_tokens
+    special = tokenizer.special_tokens if tokenizer is not None and skips else {}
+    return CompletionLogprobsWriter(
+        num_top=given.logprobs or 0,
+        names=token_names(processor, given.return_tokens_as_token_ids),
+        is_skipped=special.__contains__,
+    ).write
+
+
+def echoed(
+    processor: "InputProcessor", given: CompletionRequest, prompts: Sequence[Sequence[int]]
+) -> list[str]:
+    """Returns the texts of prompts: as given, where all of it is the prompt, else of its tokens."""
+    tokenizer = processor.tokenizer
+    if tokenizer is None:
+        raise wrong("echo", "echo is true, but the model has no tokenizer to make a text of the prompt")
+    if given.truncate_prompt_tokens is None and all(isinstance(text, str) for text in given.texts()):
+        return [str(text) for text in given.texts()]
+    return [tokenizer.decode(prompt, given.skip_special_tokens) for prompt in prompts]
+
+
+ROUTES: list[BaseRoute] = [Route("/v1/completions", create_completion, methods=["POST"])]

@@ -1,0 +1,194 @@
+"""From a checked request to its answer: admitted, given to the engine, and written whole or as it comes."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import msgspec
+from starlette.responses import Response
+
+from ...common.errors import RequestError
+from ..admission.connection import while_connected
+from ..context import serving_of
+from ..metrics.record import record_of
+from ..protocol.decoding import decode_async
+from ..protocol.generation import (
+    GenerationRequest,
+    check_model,
+    check_num_sequences,
+    check_prompt_logprobs,
+    named_error,
+)
+from ..protocol.logprobs import TokenNames
+from .asked import Asked, Told
+from .events import ChunkEvents
+from .running import Running
+from .sse import Events, EventStream
+from .styles import Style
+from .whole import whole_answer
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from ...runtime.engine.input_processor import InputProcessor
+    from ...runtime.engine.outputs import RequestOutput
+    from ...runtime.sampling_params import SamplingParams
+
+LARGE_BODY = 32 * 1024  # bytes from which a prompt is made of it beside the event loop
+LARGE_ANSWER = 1024  # tokens from which an answer with log-probabilities is written beside it
+
+Kind = TypeVar("Kind", bound=GenerationRequest)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Received(Generic[Kind]):
+    """A request for text, decoded and for a model that is served."""
+
+    given: Kind
+    model: str  # the name that the client asked by
+    headers: dict[str, str]  # of the answer
+    is_large: bool  # to make a prompt of it takes long
+
+
+async def receive(request: "Request", kind: type[Kind], body: bytes) -> Received[Kind]:
+    """Returns the body of a request, decoded; ApiError for one that is none of this kind."""
+    serving = serving_of(request)
+    decoded = await decode_async(kind, body, strict=serving.config.strict_fields)
+    return Received(
+        given=decoded.request,
+        model=check_model(decoded.request.model, serving.config),
+        headers=decoded.headers,
+        is_large=len(body) > LARGE_BODY,
+    )
+
+
+async def beside_loop(is_large: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Returns what the function returns, called in a thread where that takes long, so that others go on."""
+    if is_large:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    return function(*args, **kwargs)
+
+
+async def asked_of(request: "Request", received: Received[Kind], prefix: str, **own: Any) -> Asked:
+    """Returns how the answers are to be written, under an id that begins so; own: fields of Asked."""
+    given, serving = received.given, serving_of(request)
+    if serving.fingerprint is None:
+        serving.fingerprint = await serving.runtime.call("fingerprint")
+    return Asked(
+        id=f"{prefix}-{given.request_id or uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=received.model,
+        fingerprint=serving.fingerprint,
+        include_usage=given.include_usage,
+        continuous_usage=given.continuous_usage,
+        stream_interval=given.stream_interval,
+        return_token_ids=given.return_token_ids,
+        tells_prompt_logprobs=given.prompt_logprobs is not None,
+        **own,
+    )
+
+
+def token_names(processor: "InputProcessor", by_id: bool) -> TokenNames:
+    """Returns what tokens are called beside their log-probabilities, by_id or where there is no text: ids."""
+    tokenizer = processor.tokenizer
+    if tokenizer is None:
+        return TokenNames(bytes_of=lambda token_id: b"", by_id=True)
+    return TokenNames(bytes_of=tokenizer.bytes_of, by_id=by_id)
+
+
+async def start(
+    request: "Request",
+    received: Received[Kind],
+    prompts: Sequence[Sequence[int]],
+    params: "SamplingParams",
+    response_id: str,
+) -> Running:
+    """Returns the answers to all prompts, admitted and queued; who calls it ends them by aclose().
+
+    response_id: by which an abort finds them. Raises ApiError for what is refused, and nothing runs then.
+    """
+    given, model, serving = received.given, received.model, serving_of(request)
+    num_prompt_tokens = sum(map(len, prompts))
+    check_prompt_logprobs(params, num_prompt_tokens, serving.config)
+    lease = await serving.admission.admit(
+        request,
+        num_sequences=check_num_sequences(given, len(prompts), serving.config),
+        num_prompt_tokens=num_prompt_tokens,
+        max_tokens=params.max_tokens,
+        priority=given.priority,
+        model=model,
+    )
+    generations = []
+    try:
+        options = given.options(floor=lease.priority, timeout=lease.timeout)
+        for prompt in prompts:
+            generation = serving.runtime.generate(
+                prompt,
+                params,
+                request_id=response_id,
+                priority=options.priority,
+                timeout=options.timeout,
+                cache_salt=options.cache_salt,
+            )
+            lease.attach(generation, response_id)
+            record_of(request).begin(generation, params, model)
+            generations.append(generation)
+    except RequestError as error:
+        await lease.aclose()
+        raise named_error(error) from error
+    except BaseException:
+        await lease.aclose()
+        raise
+    return Running(generations, lease)
+
+
+def stream(
+    request: "Request", running: Running, events: Events, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns the answers as a stream of events, bounded as the server is configured; it ends them."""
+    config = serving_of(request).config
+    return EventStream(
+        running,
+        events,
+        headers=headers,
+        keep_alive=config.comment_interval,
+        write_timeout=config.send_timeout,
+        max_unsent=config.max_unsent_bytes,
+    )
+
+
+async def wait_for(request: "Request", running: Running) -> "list[RequestOutput]":
+    """Returns the whole answers, and ends them: within a step, too, once the client has gone."""
+    try:
+        return await while_connected(request.receive, running.outputs())
+    finally:
+        await running.aclose()
+
+
+async def answer(
+    request: "Request",
+    received: Received[Kind],
+    running: Running,
+    asked: Asked,
+    style: Style,
+    prompts: Sequence[Told],
+) -> Response:
+    """Returns the answers of a chat or completion, whole or as a stream."""
+    if received.given.stream:
+        events = ChunkEvents(asked, style, prompts, running.usage)
+        return stream(request, running, events, received.headers)
+    outputs = await wait_for(request, running)
+    num_tokens = 0 if asked.omits_answer else sum(len(a.token_ids) for o in outputs for a in o.outputs)
+    usage = running.usage(num_tokens)
+
+    def written() -> bytes:
+        return msgspec.json.encode(whole_answer(asked, style, prompts, outputs, usage))
+
+    is_large = asked.new_logprobs is not None and running.num_prompt_tokens + num_tokens > LARGE_ANSWER
+    body = await beside_loop(is_large, written)
+    return Response(body, media_type="application/json", headers=received.headers)
