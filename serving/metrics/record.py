@@ -80,8 +80,8 @@ class RequestRecord:
         """Returns Server-Timing where the engine is done; an answer that is streamed begins before that."""
         if not self.generations or len(self.finished) < sum(each.num_answers for each in self.generations):
             return []
-        told = ", ".join(f"{name};dur={spent}" for name, spent in self.timing().items())
-        return [(b"server-timing", told.encode())]
+        value = ", ".join(f"{name};dur={spent}" for name, spent in self.timing().items())
+        return [(b"server-timing", value.encode())]
 
 
 def _first(times: Iterable[float | None]) -> float | None:

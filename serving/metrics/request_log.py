@@ -27,18 +27,18 @@ class RequestLog:
 
     def write(self, scope: "Scope", route: str, record: RequestRecord) -> None:
         """Writes the line of a request that is over."""
-        told = access(scope, route, record)
+        line = access(scope, route, record)
         if self._wants_params and record.params is not None:
-            told["params"] = chosen(record.params, with_text=self._wants_text)
+            line["params"] = chosen(record.params, with_text=self._wants_text)
         if self._wants_text:
-            told["prompts"] = [(each.prompt or "")[:MOST_TEXT] for each in record.generations]
-        self._logger.info(json.dumps(told, default=str))
+            line["prompts"] = [(each.prompt or "")[:MOST_TEXT] for each in record.generations]
+        self._logger.info(json.dumps(line, default=str))
 
 
 def access(scope: "Scope", route: str, record: RequestRecord) -> dict[str, Any]:
     """Returns who asked what, how it ended and what it took; the client's words only as names and ids."""
     key = scope.get("lamina.key")
-    told: dict[str, Any] = {
+    line: dict[str, Any] = {
         "time": round(time.time(), 3),
         "id": scope.get("lamina.request_id"),
         "key": getattr(key, "name", None),
@@ -49,12 +49,12 @@ def access(scope: "Scope", route: str, record: RequestRecord) -> dict[str, Any]:
         "ms": record.timing(),
     }
     if record.generations:
-        told["model"] = record.model
-        told["prompt_tokens"] = record.num_prompt_tokens
-        told["cached_tokens"] = record.num_cached_tokens
-        told["output_tokens"] = record.num_output_tokens
-        told["ends"] = ends(record)
-    return told
+        line["model"] = record.model
+        line["prompt_tokens"] = record.num_prompt_tokens
+        line["cached_tokens"] = record.num_cached_tokens
+        line["output_tokens"] = record.num_output_tokens
+        line["ends"] = ends(record)
+    return line
 
 
 def ends(record: RequestRecord) -> list[str]:
@@ -64,12 +64,12 @@ def ends(record: RequestRecord) -> list[str]:
 
 def chosen(params: SamplingParams, *, with_text: bool) -> dict[str, Any]:
     """Returns the parameters that were chosen; of those that are texts, without with_text, how many."""
-    told = {}
+    line = {}
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
         if value != field.default:
-            told[field.name] = len(value) if field.name in TEXTS and not with_text else value
-    return told
+            line[field.name] = len(value) if field.name in TEXTS and not with_text else value
+    return line
 
 
 def _lines() -> logging.Logger:

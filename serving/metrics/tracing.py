@@ -107,9 +107,9 @@ def _attributes(
         return
     yield "gen_ai.request.model", record.model
     yield "gen_ai.response.model", record.model
-    for name, told in PARAMETERS.items():
+    for name, attribute in PARAMETERS.items():
         if (value := getattr(record.params, name)) is not None:
-            yield f"gen_ai.request.{told}", value
+            yield f"gen_ai.request.{attribute}", value
     yield "gen_ai.usage.input_tokens", record.num_prompt_tokens
     yield "gen_ai.usage.cache_read.input_tokens", record.num_cached_tokens
     yield "gen_ai.usage.output_tokens", record.num_output_tokens

@@ -64,7 +64,7 @@ function draw(rate) {
 }
 
 function tell(state, text) {
-  if (at("state").textContent === text) return; // told once, not every second
+  if (at("state").textContent === text) return; // report once, not every second
   at("state").dataset.state = state;
   at("state").textContent = text;
   at("state").title = text;
@@ -72,8 +72,8 @@ function tell(state, text) {
 
 async function reason() {
   const response = await fetch("health/ready", { cache: "no-store" });
-  const told = await response.json().catch(() => ({}));
-  return told.reason ?? told.error?.message ?? "the engine is not ready";
+  const report = await response.json().catch(() => ({}));
+  return report.reason ?? report.error?.message ?? "the engine is not ready";
 }
 
 async function look() {
