@@ -20,6 +20,7 @@ from .middleware.gate import Gate
 from .middleware.observation import Observation
 from .middleware.request_ids import RequestIds
 from .middleware.root_path import RootPath
+from .routes.page import PATHS, page_routes
 
 
 def create_app(serving: Serving) -> Starlette:
@@ -28,16 +29,18 @@ def create_app(serving: Serving) -> Starlette:
     The outermost comes first: books, errors and common headers, ids, CORS, keys, whether requests are taken.
     """
     config = serving.config
+    shown = PATHS if config.page else ()
     layers = [
-        Middleware(Observation, metrics=serving.metrics),
+        Middleware(Observation, metrics=serving.metrics, log=serving.request_log, tracing=serving.tracing),
         Middleware(Answers),
         Middleware(RequestIds),
         Middleware(RootPath, root_path=config.root_path),
         Middleware(Cors, origins=config.cors_origins, credentials=config.cors_credentials),
-        Middleware(Authentication, keys=serving.keys, open_routes=config.open_routes),
-        Middleware(Gate, lifecycle=serving.lifecycle),
+        Middleware(Authentication, keys=serving.keys, open_routes=(*config.open_routes, *shown)),
+        Middleware(Gate, lifecycle=serving.lifecycle, always=shown),
     ]
-    app = Starlette(routes=_all_routes(), middleware=layers, exception_handlers={HTTPException: _refuse})
+    served = [*_all_routes(), *(page_routes() if config.page else ())]
+    app = Starlette(routes=served, middleware=layers, exception_handlers={HTTPException: _refuse})
     app.router.redirect_slashes = False  # a path with a slash too many is unknown, and said to be
     app.state.serving = serving
     return app

@@ -131,11 +131,13 @@ class ServeConfig:
     page: bool = True
     """Whether / shows a page to chat with the model and watch the engine."""
     access_log: bool = False
-    """Whether each request gets a line of log."""
+    """Whether each request gets a line of JSON on standard output once it is over."""
     log_requests: bool = False
-    """Whether parameters and counts of each request are logged, without its text."""
+    """Whether that line has the sampling parameters that were chosen, without text."""
     log_text: bool = False
-    """Whether log_requests shows prompts and answers too."""
+    """Whether that line has the text of prompts, answers and parameters."""
+    otlp_traces_endpoint: str | None = None
+    """Where OpenTelemetry traces are sent, as http://localhost:4318/v1/traces; needs lamina[otel]."""
 
     def __post_init__(self) -> None:
         for name in LISTS:
@@ -166,6 +168,7 @@ class ServeConfig:
         self._check_names()
         self._check_address()
         self._check_cors()
+        self._check_traces()
 
     def _settle(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # only while being built: a checked value in its stored form
@@ -186,6 +189,13 @@ class ServeConfig:
             raise ConfigError(f"uds is {shown(str(self.uds))}; wanted at most 107 bytes, as sockets have it")
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("tls_key is given without tls_cert; wanted both, or the certificate alone")
+
+    def _check_traces(self) -> None:
+        check_type("otlp_traces_endpoint", self.otlp_traces_endpoint, (str, NoneType), "a URL or None")
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            wanted = "wanted a URL of OTLP over HTTP, as http://localhost:4318/v1/traces"
+            raise ConfigError(f"otlp_traces_endpoint is {shown(endpoint)}; {wanted}")
 
     def _check_cors(self) -> None:
         for origin in self.cors_origins:

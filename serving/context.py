@@ -21,6 +21,8 @@ class Serving:
     lifecycle: Any = None
     metrics: Any = None
     metrics_page: Any = None
+    request_log: Any = None
+    tracing: Any = None
     fingerprint: str | None = None
     """What the bits of answers depend on, once it is known."""
     created: int = field(default_factory=lambda: int(time.time()))

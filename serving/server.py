@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import uvicorn
@@ -23,6 +23,8 @@ from .lifecycle import Lifecycle
 from .listening import address_of, allow_files, listen, stop_listening, tls_context
 from .metrics.collector import MetricsPage
 from .metrics.metrics import Metrics
+from .metrics.request_log import RequestLog
+from .metrics.tracing import Tracing
 from .middleware.connection import Connection
 
 logger = get_logger("serving")
@@ -61,6 +63,8 @@ class Server:
             lifecycle=self.lifecycle,
             metrics=metrics,
             metrics_page=MetricsPage(metrics),
+            request_log=RequestLog.of(config, self._decode),
+            tracing=Tracing.to(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None,
         )
         self.address: str | None = None  # once it listens
         self.is_ready = threading.Event()
@@ -76,6 +80,7 @@ class Server:
         listener = listen(self.config)
         self.address = address_of(self.config, listener)
         listening = asyncio.create_task(http.serve(sockets=[listener]))
+        watching = asyncio.create_task(self.serving.metrics.watch_loop())
         if handle_signals:
             self._handle_signals(self._loop)
         try:
@@ -83,7 +88,10 @@ class Server:
         finally:
             http.should_exit = True
             await listening
+            watching.cancel()
             stop_listening(listener, self.config)
+            if self.serving.tracing is not None:
+                await asyncio.to_thread(self.serving.tracing.close)
 
     def stop(self) -> None:
         """Begins the end, as SIGTERM does: no new requests, and running ones have drain_timeout."""
@@ -109,6 +117,10 @@ class Server:
             return await self._end(losing)
         finally:
             await runtime.close()
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        tokenizer = self.serving.runtime.input.tokenizer
+        return "" if tokenizer is None else str(tokenizer.decode(token_ids, skip_special_tokens=False))
 
     async def _load(self) -> Any:
         """The runtime, once it has computed a token."""

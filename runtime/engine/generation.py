@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Self
 
 from ...common.errors import ClosedError
+from ..protocol.engine_output import Timeline
 from .output_processor import Reader
 from .outputs import RequestOutput, StreamDelta
 from .parallel_sampling import Answers
@@ -78,6 +79,27 @@ class Generation:
         finish = next((a.finish for a in self._answers.answers if a.finish is not None), None)
         return None if finish is None else finish.num_cached_tokens
 
+    @property
+    def is_over(self) -> bool:
+        """Whether every answer has ended, read or not."""
+        return all(answer.published.is_over for answer in self._answers.answers)
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each answer, as far as it is certain."""
+        return [answer.text for answer in self._answers.answers]
+
+    @property
+    def timelines(self) -> list[Timeline]:
+        """When things happened to each answer that the engine has ended."""
+        return [answer.finish.times for answer in self._answers.answers if answer.finish is not None]
+
+    @property
+    def ends(self) -> list[str]:
+        """Why each answer that has ended did so: its finish_reason, or "error"."""
+        ended = [answer for answer in self._answers.answers if answer.published.is_over]
+        return ["error" if answer.error is not None else str(answer.finish_reason) for answer in ended]
+
     def __aiter__(self) -> Self:
         return self
 
@@ -105,7 +127,7 @@ class Generation:
 
     async def output(self) -> RequestOutput:
         """Returns the prompt with its whole answers, once all have ended, whatever was read before."""
-        while not all(answer.published.is_over for answer in self._answers.answers):
+        while not self.is_over:
             if self._is_closed:
                 raise ClosedError("this generation was closed before it ended; read what it has with read()")
             self._raise_error()

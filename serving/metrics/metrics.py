@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, NoReturn
 
 from . import histogram
 from .histogram import Histogram
 
 if TYPE_CHECKING:
-    FinishedRequest: TypeAlias = Any
+    from ...runtime.engine.async_client import FinishedRequest
     from ...runtime.protocol.engine_output import EngineOutput
 
 REFUSALS = (  # codes of errors that keep a request out
@@ -117,7 +117,7 @@ class Metrics:
         elif status in REFUSED:
             self.refused_by_reason["other"] += 1
 
-    async def watch_loop(self) -> Any:
+    async def watch_loop(self) -> NoReturn:
         """Notes how late the event loop is, until it is cancelled."""
         while True:
             due = time.monotonic() + LAG_INTERVAL

@@ -3,15 +3,13 @@
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection
 
+    from ...runtime.engine.generation import Generation
     from ...runtime.sampling_params import SamplingParams
-
-    FinishedRequest: TypeAlias = Any
-    Generation: TypeAlias = Any
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,9 +32,9 @@ class RequestRecord:
         self.generations.append(generation)
 
     @property
-    def finished(self) -> "list[FinishedRequest]":
-        """Its answers that have ended."""
-        return [request for generation in self.generations for request in generation.finished]
+    def ends(self) -> list[str]:
+        """Why each answer that has ended did so, prompt by prompt: a finish reason, or "error"."""
+        return [end for generation in self.generations for end in generation.ends]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -58,7 +56,7 @@ class RequestRecord:
 
         Of several answers the first to come through a phase counts, and in decode the last to end.
         """
-        times = [request.times for request in self.finished]
+        times = [timeline for generation in self.generations for timeline in generation.timelines]
         queued = _first(entry.queued for entry in times)
         scheduled = _first(entry.first_scheduled for entry in times)
         token = _first(entry.first_token for entry in times)
@@ -78,7 +76,7 @@ class RequestRecord:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Returns Server-Timing where the engine is done; an answer that is streamed begins before that."""
-        if not self.generations or len(self.finished) < sum(each.num_answers for each in self.generations):
+        if not self.generations or not all(generation.is_over for generation in self.generations):
             return []
         value = ", ".join(f"{name};dur={spent}" for name, spent in self.timing().items())
         return [(b"server-timing", value.encode())]

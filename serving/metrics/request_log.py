@@ -5,13 +5,17 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.sampling_params import SamplingParams
+from ..config import ServeConfig
 from .record import RequestRecord
 
 if TYPE_CHECKING:
     from starlette.types import Scope
+
+    from ...runtime.engine.generation import Generation
 
 TEXTS = ("stop", "bad_words")  # parameters that hold text
 MOST_TEXT = 8192  # characters of a prompt that are logged
@@ -20,10 +24,22 @@ MOST_TEXT = 8192  # characters of a prompt that are logged
 class RequestLog:
     """Writes the lines that the options --access-log, --log-requests and --log-text ask for."""
 
-    def __init__(self, *, wants_params: bool = False, wants_text: bool = False) -> None:
+    def __init__(
+        self, *, wants_params: bool, wants_text: bool, decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        """decode: token ids to text, special tokens shown."""
         self._wants_params = wants_params
         self._wants_text = wants_text
+        self._decode = decode
         self._logger = _lines()
+
+    @classmethod
+    def of(cls, config: ServeConfig, decode: Callable[[Sequence[int]], str]) -> "RequestLog | None":
+        """Returns the log that a server's config asks for, if any."""
+        wants_params = config.log_requests or config.log_text
+        if not (config.access_log or wants_params):
+            return None
+        return cls(wants_params=wants_params, wants_text=config.log_text, decode=decode)
 
     def write(self, scope: "Scope", route: str, record: RequestRecord) -> None:
         """Writes the line of a request that is over."""
@@ -31,8 +47,15 @@ class RequestLog:
         if self._wants_params and record.params is not None:
             line["params"] = chosen(record.params, with_text=self._wants_text)
         if self._wants_text:
-            line["prompts"] = [(each.prompt or "")[:MOST_TEXT] for each in record.generations]
-        self._logger.info(json.dumps(line, default=str))
+            line["prompts"] = [self._prompt(generation)[:MOST_TEXT] for generation in record.generations]
+            line["answers"] = [text[:MOST_TEXT] for each in record.generations for text in each.texts]
+        self._logger.info(json.dumps(line, default=list))  # sets of token ids
+
+    def _prompt(self, generation: "Generation") -> str:
+        """Returns the text of a prompt; a chat's with what its template adds."""
+        if generation.prompt is not None:
+            return generation.prompt
+        return self._decode(generation.prompt_token_ids)
 
 
 def access(scope: "Scope", route: str, record: RequestRecord) -> dict[str, Any]:
@@ -53,13 +76,8 @@ def access(scope: "Scope", route: str, record: RequestRecord) -> dict[str, Any]:
         line["prompt_tokens"] = record.num_prompt_tokens
         line["cached_tokens"] = record.num_cached_tokens
         line["output_tokens"] = record.num_output_tokens
-        line["ends"] = ends(record)
+        line["ends"] = record.ends
     return line
-
-
-def ends(record: RequestRecord) -> list[str]:
-    """Returns why each answer that has ended did so, prompt by prompt: a finish reason, or "error"."""
-    return ["error" if request.error else str(request.finish_reason) for request in record.finished]
 
 
 def chosen(params: SamplingParams, *, with_text: bool) -> dict[str, Any]:
@@ -73,7 +91,7 @@ def chosen(params: SamplingParams, *, with_text: bool) -> dict[str, Any]:
 
 
 def _lines() -> logging.Logger:
-    """Returns the logger lamina.requests; its lines go to standard output unless it has a handler."""
+    """Returns the logger lamina.requests, whose lines go to standard output unless it has a handler."""
     logger = logging.getLogger("lamina.requests")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stdout)

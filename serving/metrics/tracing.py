@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .record import RequestRecord
-from .request_log import ends
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -113,7 +112,7 @@ def _attributes(
     yield "gen_ai.usage.input_tokens", record.num_prompt_tokens
     yield "gen_ai.usage.cache_read.input_tokens", record.num_cached_tokens
     yield "gen_ai.usage.output_tokens", record.num_output_tokens
-    yield "gen_ai.response.finish_reasons", ends(record)
+    yield "gen_ai.response.finish_reasons", record.ends
 
 
 def _headers(scope: "Scope") -> dict[str, Any]:

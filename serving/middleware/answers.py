@@ -4,6 +4,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...common.logging import get_logger
 from ..errors import ApiError, api_error
+from ..metrics.record import RequestRecord
 
 logger = get_logger("serving")
 
@@ -23,13 +24,15 @@ class Answers:
             return
         headers: list[tuple[bytes, bytes]] = []
         scope["lamina.headers"], scope["lamina.send"] = headers, send
+        record: RequestRecord = scope["lamina.record"]
         is_started = False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal is_started
             if message["type"] == "http.response.start":
                 is_started = True
-                message["headers"] = [*message.get("headers", ()), *headers]
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *headers, *record.headers()]
             await send(message)
 
         try:
@@ -43,6 +46,7 @@ class Answers:
 async def answer_error(error: Exception, scope: Scope, send: Send) -> None:
     """Send an error in OpenAI's shape; what nobody expected goes to the log, with its traceback."""
     answer = api_error(error)
+    scope["lamina.record"].code = answer.code
     if answer.code == "internal_error":
         logger.error("%s failed", scope.get("lamina.request_id", "a request"), exc_info=error)
     await send({"type": "http.response.start", "status": answer.status, "headers": _headers(answer)})

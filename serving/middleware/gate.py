@@ -1,24 +1,25 @@
 """The innermost layer: requests are taken once the model is there, and until the server drains."""
 
+from collections.abc import Iterable
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..lifecycle import Lifecycle
 
-ALWAYS = ("/health", "/health/live", "/health/ready")  # they say themselves how things stand
-ONCE_LOADED = ("/metrics",)
+ALWAYS = ("/health", "/health/live", "/health/ready", "/metrics")  # they say themselves how things stand
 
 
 class Gate:
     """Answers 503 with the reason unless requests are taken, and counts the responses under way."""
 
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, always: Iterable[str] = ()) -> None:
+        """always: further paths that are answered whatever the state."""
         self.app = app
         self.lifecycle = lifecycle
+        self.always = {*ALWAYS, *always}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = route_path(scope)
-        is_watching = path in ALWAYS or (path in ONCE_LOADED and self.lifecycle.state != "starting")
-        if is_watching:
+        if route_path(scope) in self.always:
             await self.app(scope, receive, send)
             return
         self.lifecycle.require_accepting()

@@ -9,6 +9,10 @@ from starlette.routing import BaseRoute, Route
 
 FOLDER = Path(__file__).parent.parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+FILES = {"/": FOLDER / "index.html"} | {
+    f"/page/{file.name}": file for file in sorted(FOLDER.iterdir()) if file.suffix in (".css", ".js")
+}
+PATHS = tuple(FILES)
 # Nothing but the page's own files runs or is asked, and no other site may frame it.
 POLICY = "; ".join(
     (
@@ -34,15 +38,14 @@ async def _send(_request: Request, *, content: bytes, media_type: str) -> Respon
     return Response(content, media_type=media_type, headers=HEADERS)
 
 
+def page_routes() -> list[BaseRoute]:
+    """Returns the routes of the page's files, which hold no secret, so that they need no key."""
+    return [_route(path, file) for path, file in FILES.items()]
+
+
 def _route(path: str, file: Path) -> Route:
     answer = partial(_send, content=file.read_bytes(), media_type=TYPES[file.suffix])
     return Route(path, answer, methods=["GET"], name=file.name)
 
 
-def page_routes() -> list[BaseRoute]:
-    """Returns the page's own routes, which hold no secret and need no key; a server may leave them out."""
-    files = sorted(file for file in FOLDER.iterdir() if file.suffix in (".css", ".js"))
-    return [_route("/", FOLDER / "index.html"), *(_route(f"/page/{file.name}", file) for file in files)]
-
-
-ROUTES = page_routes()
+ROUTES: list[BaseRoute] = []  # a server may leave the page out

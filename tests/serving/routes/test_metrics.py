@@ -1,0 +1,119 @@
+"""GET /metrics of a real server: what it tells, in what form, and that no client can make it grow."""
+
+import asyncio
+import threading
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from lamina.runtime.sampling_params import SamplingParams
+from lamina.serving.metrics.families import FAMILIES, PREFIX
+
+
+def scraped(client):
+    """Every sample by its name and labels, less the model's name, which all have."""
+    samples = {}
+    for family in parse(client.get("/metrics").text):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
+            samples[sample.name.removeprefix(PREFIX), *sorted(labels.items())] = sample.value
+    return samples
+
+
+def test_every_figure_is_there_with_its_kind_and_meaning(client):
+    page = client.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=")
+    found = {family.name: family for family in parse(page.text)}
+    for family in FAMILIES:
+        own = found[PREFIX + family.name]
+        assert (own.type, own.documentation) == (family.kind, family.help)
+        for sample in own.samples:
+            assert sample.labels.keys() - {"le"} == {"model_name", *family.labels}
+            assert sample.labels["model_name"] == "tiny"
+    assert {name for name in found if name.startswith(PREFIX)} == {
+        PREFIX + family.name for family in FAMILIES
+    }
+
+
+def test_a_client_of_openmetrics_gets_that(client):
+    page = client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert page.headers["content-type"].startswith("application/openmetrics-text")
+    assert {f"{PREFIX}engine_up", f"{PREFIX}generation_tokens"} <= {
+        f.name for f in parse_openmetrics(page.text)
+    }
+
+
+def test_no_client_can_make_a_series(client):
+    client.get("/metrics")
+    client.get("/nowhere")
+    client.post("/v1/completions", json={})
+    before = set(scraped(client))
+    for number in range(40):
+        client.get(f"/nowhere/{number}", headers={"x-request-id": f"id{number}", "user-agent": f"ua{number}"})
+        client.get(f"/v1/models/none{number}")
+        client.request(f"VERB{number}" if number % 2 else "PUT", "/v1/completions")
+        client.post("/v1/completions", json={"model": f"model{number}", "prompt": "a"})
+        client.post("/v1/completions", json={f"field{number}": 1, "prompt": "a", "max_tokens": 1})
+        client.post("/v1/completions", content=b"{")
+    grown = set(scraped(client)) - before
+    # at most a route and status that were not met before, each of a fixed set
+    assert all(name == "http_requests_total" for name, *_ in grown)
+    assert len(grown) <= 8, grown
+
+
+def test_scrapes_that_come_together_ask_the_engine_once(server):
+    asked = []
+
+    async def scrapes():
+        page, runtime = server.serving.metrics_page, server.serving.runtime
+
+        class Counting:
+            health = staticmethod(runtime.health)
+
+            @staticmethod
+            async def stats():
+                asked.append(1)
+                return await runtime.stats()
+
+        page._engine._read_at = float("-inf")
+        pages = await asyncio.gather(*(page.render(Counting()) for _ in range(50)))
+        return [text for text, _ in pages]
+
+    pages = server.in_loop(scrapes)
+    assert sum(asked) == 1
+    assert all(b"lamina:num_requests_running{" in page for page in pages)
+
+
+def test_a_scrape_is_answered_while_the_engine_hangs_and_once_it_is_gone(start_server):
+    server = start_server(settings={"step_timeout": 0.2}, exit_on_engine_loss=False)
+    release = threading.Event()
+
+    def hang(prompt, answer, logits):
+        release.wait(60)
+        return logits
+
+    async def ask():
+        params = SamplingParams(max_tokens=2, logits_processors=[hang])
+        return asyncio.ensure_future(server.serving.runtime.generate([5, 6], params).output())
+
+    asked = server.in_loop(ask)
+    hanging = wait_until(server.client, lambda told: told["engine_up",] == 0)
+    assert ("num_requests_running",) not in hanging
+    assert hanging["engine_step_seconds",] > 0.2
+    assert hanging["event_loop_lag_seconds_count",] >= 0
+    release.set()
+    server.in_loop(lambda: asyncio.wait((asked,)))
+    again = wait_until(server.client, lambda told: told["engine_up",] == 1)
+    assert again["request_success_total", ("finished_reason", "length")] == 1
+    assert ("num_requests_running",) in again
+    server.in_loop(server.serving.runtime.close)
+    gone = scraped(server.client)
+    assert gone["engine_up",] == 0
+    assert ("num_requests_running",) not in gone
+
+
+def wait_until(client, is_so):
+    """Scrapes until it is so, and returns what was told then; the test's own time limit ends it otherwise."""
+    while not is_so(told := scraped(client)):
+        pass
+    return told
