@@ -1,4 +1,4 @@
-"""The command line: `lamina generate | chat | warmup | cache | explain | verify | eval | info | replay`."""
+"""The command line: `lamina generate | chat | serve | warmup | cache | explain | verify | eval | …`."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import typer
 from .. import __version__
 from ..common.errors import LaminaError
 from ..common.interrupts import exit_on_interrupt
-from . import cache, chat, evaluate, explain, generate, info, replay, verify, warmup
+from . import cache, chat, evaluate, explain, generate, info, replay, serve, verify, warmup
 from .standard_streams import OutputError, checked_output
 
 # Heavy imports (torch, the runtime) happen inside the commands, so that --help answers at once.
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(serve.serve)
 app.command()(warmup.warmup)
 app.add_typer(cache.app, name="cache")
 app.command()(explain.explain)

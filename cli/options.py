@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..runtime.config import RuntimeConfig
     from ..runtime.runtime import Runtime
     from ..runtime.sampling_params import SamplingParams
+    from ..serving.config import ServeConfig
 
 Model = Annotated[
     str | None,
@@ -34,7 +35,7 @@ CHOICES = {
     "load_format": ("auto", "dummy"),
 }
 TYPES = {"int": int, "float": float, "bool": bool, "str": str}
-REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
+REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")  # and what is a tuple
 # What the command line has no use for, or other words.
 NOT_SETTINGS = ("model", "seed", "compile")
 NOT_SAMPLING = ("logit_bias", "logits_processors", "detokenize")
@@ -58,14 +59,17 @@ class Settings(dict[str, Any]):
 
     def config(self, model: str | None, **more: Any) -> "RuntimeConfig":
         """The checked config for a model that is given as an argument, or else as an option."""
-        chosen = self.model(model)
-        given = {name: _plain(value) for name, value in self.items() if value is not None}
-        given.pop("model_option", None)
-        verify, without = more.pop("verify", True), given.pop("without_pass", None)
-        compiled = compile_setting(given.pop("compile", True), without, verify)
+        given = {"model": self.model(model), **self.given(more.pop("verify", True)), **more}
         from ..runtime.config import RuntimeConfig
 
-        return RuntimeConfig(**{"model": chosen, "compile": compiled, **given, **more})
+        return RuntimeConfig(**given)
+
+    def given(self, verify: bool = True) -> dict[str, Any]:
+        """The settings that were given, beside the model, as RuntimeConfig takes them."""
+        given = {name: _plain(value) for name, value in self.items() if value is not None}
+        given.pop("model_option", None)
+        compiled = compile_setting(given.pop("compile", True), given.pop("without_pass", None), verify)
+        return {**given, "compile": compiled}
 
     def model(self, argument: str | None) -> str:
         """The model by whichever way it was named; typer.BadParameter where both were used, or neither."""
@@ -126,15 +130,36 @@ class SamplingOfOne(Sampling):
     WITHOUT = NOT_SAMPLING + OF_SEVERAL
 
 
+class Serving(dict[str, Any]):
+    """How to serve, as given on the command line, by the names of ServeConfig."""
+
+    @classmethod
+    def parameters(cls) -> list[inspect.Parameter]:
+        """The options, in the order of the fields; what is not given is left to the config."""
+        return [_option(field) for field in SERVING]
+
+    def config(self, model: str) -> "ServeConfig":
+        """The checked config; a model whose name is not given is called as its folder, file or hub id is."""
+        from ..serving.config import ServeConfig
+
+        given = {name: value for name, value in self.items() if value is not None}
+        path = Path(model)
+        name = path.resolve().name.removesuffix(".gguf") if path.exists() else model
+        return ServeConfig(**{"model_names": (name,), **given})
+
+
 SETTINGS = read_fields("runtime/config.py", "RuntimeConfig")
 SAMPLING = read_fields("runtime/sampling_params.py", "SamplingParams")
+SERVING = read_fields("serving/config.py", "ServeConfig")
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters of type Settings or Sampling are so many options."""
+    """A command whose parameters of type Settings, Serving or Sampling are so many options."""
     own = inspect.signature(command).parameters.values()
     bags = {
-        each.name: each.annotation for each in own if each.annotation in (Settings, Sampling, SamplingOfOne)
+        each.name: each.annotation
+        for each in own
+        if each.annotation in (Settings, Serving, Sampling, SamplingOfOne)
     }
     options = {name: kind.parameters() for name, kind in bags.items()}
     plain = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own if each.name not in bags]
@@ -167,6 +192,7 @@ def compile_setting(compile: bool, without_pass: list[str] | None, verify: bool 
 def _option(field: Field) -> inspect.Parameter:
     """A field as an option that is None unless given; its help has the default that then holds."""
     default = ast.literal_eval(field.default or "None")
+    default = None if default in ((), "") else default
     if isinstance(default, bool):
         return _parameter(field.name, _flag(field, default))
     return _parameter(field.name, _typed(_type(field), field.sentence, default))
@@ -184,7 +210,8 @@ def _type(field: Field) -> Any:
         return Enum(field.name, {choice: choice for choice in CHOICES[field.name]}, type=str)
     name = "int" if field.name.endswith("_ids") else field.type.split(" |")[0]
     kind = TYPES.get(name, str)
-    return list[kind] if field.name in REPEATED else kind  # type: ignore[valid-type]
+    is_repeated = field.name in REPEATED or field.type.startswith("tuple")
+    return list[kind] if is_repeated else kind  # type: ignore[valid-type]
 
 
 def _typed(kind: Any, text: str, default: Any = None) -> Any:

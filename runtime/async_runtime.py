@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from ..common.errors import ClosedError, ConfigError, RequestError, shown
+from ..common.errors import ClosedError, ConfigError, LaminaError, RequestError, shown
 from ..common.forks import require_same_process
 from ..common.progress import Progress, say_nothing
 from .engine.async_client import AsyncClient, EngineListener, Generation, Health
@@ -116,6 +116,11 @@ class AsyncRuntime:
         """Ends every answer of that id within a step, each with finish_reason "abort"; False without any."""
         require_same_process(self._pid)
         return self._client.abort(request_id)
+
+    def fail(self, error: LaminaError) -> None:
+        """Ends every answer that is being written by this error; more may be asked."""
+        require_same_process(self._pid)
+        self._client.fail(error)
 
     def health(self) -> Health:
         """Returns whether it can answer now, and if not why; any thread may ask, and it never waits."""

@@ -4,7 +4,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..common.errors import ClosedError, LaminaError, PromptTooLongError, RequestError, UnsupportedError
+from ..common.errors import (
+    ClosedError,
+    EngineDeadError,
+    LaminaError,
+    PromptTooLongError,
+    RequestError,
+    UnsupportedError,
+)
 
 TYPES = {
     400: "invalid_request_error",
@@ -27,6 +34,8 @@ ANTHROPIC_TYPES = {  # where its names differ
     "method_not_allowed": "invalid_request_error",
     "unsupported_media_type": "invalid_request_error",
 }
+
+RETRY_AFTER = {"Retry-After": "10"}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -74,7 +83,11 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, UnsupportedError):
         return ApiError(status=400, message=str(error), code="unsupported")
     if isinstance(error, ClosedError):
-        return ApiError(status=503, message="the engine is closed", headers={"Retry-After": "5"})
+        return ApiError(
+            status=503, message="the server is shutting down", code="draining", headers=RETRY_AFTER
+        )
+    if isinstance(error, EngineDeadError):
+        return ApiError(status=503, message="the engine is lost", code="engine_lost", headers=RETRY_AFTER)
     if isinstance(error, LaminaError):
         return ApiError(status=500, message=str(error), code=type(error).__name__)
     return ApiError(status=500, message="an internal error; the server's log has it", code="internal_error")

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import uvicorn
 
+from ..common.errors import ClosedError
 from ..common.logging import get_logger
 from ..runtime.sampling_params import SamplingParams
 from .admission.admission import Admission
@@ -160,7 +161,8 @@ class Server:
             await asyncio.wait((draining, losing), return_when=asyncio.FIRST_COMPLETED)
         if not losing.done():
             losing.cancel()
-            await self.serving.runtime.close()  # what still runs ends with an error
+            self.serving.admission.refuse_waiting("the server is shutting down")
+            self.serving.runtime.fail(ClosedError("the server is shutting down"))
         await self.lifecycle.wait_drained(LAST_WORDS)
         return 0 if self.lifecycle.state == "draining" else ENGINE_LOST
 

@@ -116,6 +116,12 @@ class AsyncClient:
         if live:
             self._handle.send(AbortRequests(request_ids=tuple(live)))
 
+    def fail(self, error: LaminaError) -> None:
+        """Ends every request by an error, at once; the core goes on."""
+        request_ids = tuple(self._live)
+        self._end_all(error)
+        self._handle.send(AbortRequests(request_ids=request_ids))
+
     async def call(self, method: str, *arguments: Any) -> Any:
         """Returns what a method of the core's loop returns, between two steps."""
         self._require_usable()
@@ -263,14 +269,17 @@ class AsyncClient:
             self._end = EngineDeadError(f"the engine's core is lost: {reason}; make a new AsyncRuntime")
         for number in [*self._calls]:
             self._take_reply(Reply(number=number, error=self._end))
+        self._end_all(EngineDeadError(str(self._end)))
+
+    def _end_all(self, error: LaminaError) -> None:
         now = time.monotonic()
-        self._take_in(
-            [_lost(own, asked, each, str(self._end), now) for own, (asked, each) in self._live.items()]
-        )
+        self._take_in([_ended(own, asked, each, error, now) for own, (asked, each) in self._live.items()])
 
 
-def _lost(request_id: str, asked: Asked, submission: Submission, why: str, now: float) -> EngineOutput:
-    """What the core would have said of a request at its own end."""
+def _ended(
+    request_id: str, asked: Asked, submission: Submission, error: LaminaError, now: float
+) -> EngineOutput:
+    """What the core would have said of a request that ended by an error of its own."""
     times = Timeline(queued=asked.queued, finished=now)
-    finish = Finish(reason="abort", times=times, error=EngineDeadError(why))
+    finish = Finish(reason="abort", times=times, error=error)
     return EngineOutput(request_id=request_id, num_before=len(submission.answer.token_ids), finish=finish)

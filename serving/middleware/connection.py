@@ -83,6 +83,8 @@ class Connection(HttpToolsProtocol):
         if num_bytes > self.limits.max_header_bytes or len(self.headers) > MAX_HEADERS:
             raise _too_large(self.limits)
         self._clear_deadline()
+        scope: Any = self.scope
+        scope["lamina.abort"] = self.transport.abort  # drops the connection with what is unsent
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
