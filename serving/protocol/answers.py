@@ -1,0 +1,179 @@
+"""What routes answer, field by field: the shapes that openapi.json promises and tests hold answers to."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from .logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprob
+from .usage import Usage
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An answer, or a part of one, that has these fields and no others."""
+
+
+class ErrorFields(Answer, kw_only=True):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    """The field of the body that is at fault, as messages[0].content."""
+    code: str | None
+
+
+class ErrorAnswer(Answer, kw_only=True):
+    """Every answer that is no success."""
+
+    error: ErrorFields
+
+
+class AssistantMessage(Answer, kw_only=True):
+    """What the model wrote."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Answer, kw_only=True):
+    """One answer to a conversation."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    """The token id or text of the request that ended it."""
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(Answer, kw_only=True):
+    """The answers to a conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+
+
+class ChatDelta(Answer, kw_only=True):
+    """What a chunk adds to an answer."""
+
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkChoice(Answer, kw_only=True):
+    """What a chunk tells of one answer to a conversation."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunk(Answer, kw_only=True):
+    """An event of a streamed chat; the last of a stream is the text [DONE]."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class CompletionChoice(Answer, kw_only=True):
+    """One continuation of a prompt, or what a chunk adds to it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+
+
+class Completion(Answer, kw_only=True):
+    """The continuations of all prompts, or an event of a stream of them."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ModelEntry(Answer, kw_only=True):
+    """A name of the model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int
+
+
+class ModelList(Answer, kw_only=True):
+    """All names of the model."""
+
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class Tokens(Answer, kw_only=True):
+    """Token ids of a text or a conversation."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(Answer, kw_only=True):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class Version(Answer, kw_only=True):
+    """Which Lamina this is."""
+
+    version: str
+
+
+class Live(Answer, kw_only=True):
+    """The process lives."""
+
+    status: Literal["live"]
+
+
+class Ready(Answer, kw_only=True):
+    """Whether a step can run; with 503, an error stands beside these."""
+
+    status: Literal["starting", "ready", "draining", "failed", "stalled"]
+    reason: str | None
+    num_steps: int = 0
+    step_seconds: float | None = None
+    building: str | None = None
+
+
+Anything = dict[str, Any]

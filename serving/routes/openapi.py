@@ -1,0 +1,58 @@
+"""GET /openapi.json: every route of this server, with the bodies that it takes and what it answers."""
+
+import re
+from collections.abc import Iterable, Iterator
+from inspect import isfunction
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ... import __version__
+from ..protocol import answers
+from ..protocol.chat import ChatRequest
+from ..protocol.completions import CompletionRequest
+from ..protocol.openapi import Endpoint, Operation, document
+
+PARAMETER = re.compile(r"\{(\w+)(:\w+)?\}")
+OPERATIONS = {
+    "/v1/chat/completions": Operation(
+        body=ChatRequest, answer=answers.ChatCompletion, event=answers.ChatChunk
+    ),
+    "/v1/completions": Operation(body=CompletionRequest, answer=answers.Completion, event=answers.Completion),
+    "/v1/models": Operation(answer=answers.ModelList),
+    "/v1/models/{id}": Operation(answer=answers.ModelEntry),
+    "/version": Operation(answer=answers.Version),
+    "/health": Operation(answer=answers.Ready),
+    "/health/ready": Operation(answer=answers.Ready),
+    "/health/live": Operation(answer=answers.Live),
+    "/metrics": Operation(answer=str, media="text/plain"),
+    "/": Operation(answer=str, media="text/html"),
+}
+
+
+async def openapi(request: Request) -> Response:
+    """Answers the OpenAPI document of this server."""
+    made = document(endpoints_of(request.app.routes), OPERATIONS, version=__version__)
+    return Response(msgspec.json.encode(made), media_type="application/json")
+
+
+def endpoints_of(routes: Iterable[BaseRoute]) -> Iterator[Endpoint]:
+    """Yields each method of each route; HEAD goes with GET, and is not written apart."""
+    for route in routes:
+        if isinstance(route, Route):
+            for method in sorted((route.methods or {"GET"}) - {"HEAD"}):
+                yield Endpoint(
+                    path=PARAMETER.sub(r"{\1}", route.path),
+                    method=method,
+                    description=_described(route),
+                    parameters=tuple(name for name, _ in PARAMETER.findall(route.path)),
+                )
+
+
+def _described(route: Route) -> str:
+    return route.endpoint.__doc__ or "" if isfunction(route.endpoint) else f"The file {route.name}."
+
+
+ROUTES: list[BaseRoute] = [Route("/openapi.json", openapi, methods=["GET"])]
