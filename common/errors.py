@@ -9,6 +9,7 @@ LaminaError
 │   └── ProcessorError              a logits processor of a request failed
 ├── EngineError                     a step failed at one request, which ended
 ├── EngineDeadError                 the core of an async engine is lost, and every request with it
+├── WireError                       data between the engine's process and this one that is damaged
 ├── ShapeError (ValueError)         a tensor whose shape, dtype or device does not fit an op
 ├── LoadError                       a model folder or file that is missing, damaged or incomplete
 ├── LogitsError                     a model computed logits by which no token can be chosen
@@ -106,6 +107,10 @@ class EngineError(LaminaError):
 
 class EngineDeadError(LaminaError):
     """The core of an AsyncRuntime is lost: every request in it ended, and no other can be served."""
+
+
+class WireError(LaminaError):
+    """Data between the engine's process and this one that is damaged, or cannot be sent."""
 
 
 class ShapeError(LaminaError, ValueError):

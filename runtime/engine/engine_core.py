@@ -333,12 +333,11 @@ def _request_of(asked: EngineRequest) -> Request:
 
 
 def _finish_of(request: Request, error: LaminaError | None) -> Finish:
-    times = request.times
     assert request.finish_reason is not None
     return Finish(
         reason=request.finish_reason,
         stop_reason=request.stop_reason,
-        times=Timeline(times.queued, times.first_scheduled, times.first_token, times.finished),
+        times=request.times,
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
         error=error,

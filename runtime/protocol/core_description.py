@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedDefaults:
+class NamedDefaults(NamedTuple):
     """The sampling settings that a checkpoint names; None where it says nothing."""
 
     temperature: float | None = None

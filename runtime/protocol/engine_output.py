@@ -1,7 +1,6 @@
 """What the engine's core reports of one request: new token ids, and its end."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...common.errors import LaminaError
 from .scheduler_output import TokenLogprobs
@@ -9,8 +8,7 @@ from .scheduler_output import TokenLogprobs
 FinishReason = Literal["stop", "length", "abort"]
 
 
-@dataclass(slots=True)
-class Timeline:
+class Timeline(NamedTuple):
     """When things happened to a request, by time.monotonic() of the core; None where they have not."""
 
     queued: float | None = None
@@ -19,21 +17,19 @@ class Timeline:
     finished: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """The end of a request, after which nothing comes of it and none of its blocks is held."""
 
     reason: FinishReason
-    stop_reason: int | str | None = None  # the caller's token id or string that ended it, or "deadline"
     times: Timeline
+    stop_reason: int | str | None = None  # the caller's token id or string that ended it, or "deadline"
     num_cached_tokens: int = 0  # of the prompt, whose keys and values were in the prefix cache
     num_preemptions: int = 0
     error: LaminaError | None = None  # what ended it, where that was a fault
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineOutput:
-    """What became of a request since the output before.
+class EngineOutput(NamedTuple):
+    """What became of a request since the output before: a tuple, of which a step makes one a request.
 
     To deliver one twice, or one that overlaps those before, is harmless: `num_before` says how many output
     tokens came earlier, and who has more of them skips the overlap. The last one alone has a `finish`.

@@ -93,13 +93,13 @@ class Request:
     def arrive(self, arrival: int, rank: tuple[float, int], now: float) -> None:
         """It is queued, as the arrival-th of all."""
         self.arrival, self.rank = arrival, rank
-        self.times.queued = now
+        self.times = self.times._replace(queued=now)
 
     def start(self, num_cached: int, now: float) -> None:
         """It runs, with so many tokens of the prefix cache, which are counted where it has not begun yet."""
         self.status = RequestStatus.RUNNING
         if self.times.first_scheduled is None:
-            self.times.first_scheduled = now
+            self.times = self.times._replace(first_scheduled=now)
         if not self.has_begun:
             self.num_cached_tokens = num_cached
 
@@ -130,12 +130,12 @@ class Request:
 
     def note_first_token(self, now: float) -> None:
         """The host has read its first token."""
-        self.times.first_token = now
+        self.times = self.times._replace(first_token=now)
 
     def end(self, reason: FinishReason, stop_reason: int | str | None, now: float) -> None:
         """It has ended; the finish reason comes last, as others read by it that the rest is there."""
         self.stop_reason = stop_reason
-        self.times.finished = now
+        self.times = self.times._replace(finished=now)
         self.status = RequestStatus.FINISHED
         self.finish_reason = reason
 
@@ -147,7 +147,7 @@ class Request:
         del self.logprobs[len(self.output_token_ids) :]
         del self.prompt_logprobs[self.num_reported :]
         if self.output_token_ids and self.times.first_token is None:
-            self.times.first_token = now
+            self.times = self.times._replace(first_token=now)
         if self.finish_reason is None:
             was_admitted = self.times.first_scheduled is not None
             self.status = RequestStatus.PREEMPTED if was_admitted else RequestStatus.WAITING
