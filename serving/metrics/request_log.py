@@ -15,8 +15,6 @@ from .record import RequestRecord
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from ...runtime.engine.generation import Generation
-
 TEXTS = ("stop", "bad_words")  # parameters that hold text
 MOST_TEXT = 8192  # characters of a prompt that are logged
 
@@ -47,15 +45,9 @@ class RequestLog:
         if self._wants_params and record.params is not None:
             line["params"] = chosen(record.params, with_text=self._wants_text)
         if self._wants_text:
-            line["prompts"] = [self._prompt(generation)[:MOST_TEXT] for generation in record.generations]
+            line["prompts"] = [self._decode(each.prompt_token_ids)[:MOST_TEXT] for each in record.generations]
             line["answers"] = [text[:MOST_TEXT] for each in record.generations for text in each.texts]
         self._logger.info(json.dumps(line, default=list))  # sets of token ids
-
-    def _prompt(self, generation: "Generation") -> str:
-        """Returns the text of a prompt; a chat's with what its template adds."""
-        if generation.prompt is not None:
-            return generation.prompt
-        return self._decode(generation.prompt_token_ids)
 
 
 def access(scope: "Scope", route: str, record: RequestRecord) -> dict[str, Any]:
@@ -85,7 +77,8 @@ def chosen(params: SamplingParams, *, with_text: bool) -> dict[str, Any]:
     line = {}
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
-        if value != field.default:
+        is_empty = field.default is None and hasattr(value, "__len__") and not len(value)
+        if value != field.default and not is_empty:
             line[field.name] = len(value) if field.name in TEXTS and not with_text else value
     return line
 

@@ -36,6 +36,8 @@ class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
     """Whether the last chunk has the usage and no choices."""
     continuous_usage_stats: bool = False
     """Whether every chunk has the usage so far."""
+    include_timing: bool = False
+    """Whether the last chunk, without choices, has the milliseconds that each phase of the request took."""
     include_obfuscation: bool = False
     """Taken and ignored: chunks are not padded."""
 
@@ -89,6 +91,11 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     def include_usage(self) -> bool:
         """Whether the last chunk of the stream is to have the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def include_timing(self) -> bool:
+        """Whether the last chunk of the stream is to have the time that each phase took."""
+        return self.stream_options is not None and self.stream_options.include_timing
 
     @property
     def continuous_usage(self) -> bool:

@@ -86,6 +86,7 @@ async def asked_of(request: "Request", received: Received[Kind], prefix: str, **
         fingerprint=serving.fingerprint,
         include_usage=given.include_usage,
         continuous_usage=given.continuous_usage,
+        timing=record_of(request).timing if given.include_timing else None,
         stream_interval=given.stream_interval,
         return_token_ids=given.return_token_ids,
         tells_prompt_logprobs=given.prompt_logprobs is not None,

@@ -20,6 +20,7 @@ class Asked:
     fingerprint: str | None
     include_usage: bool = False
     continuous_usage: bool = False
+    timing: Callable[[], Mapping[str, float]] | None = None  # milliseconds by phase, where a stream has them
     stream_interval: int = 1  # tokens of a chunk at least, but for the first and the last
     return_token_ids: bool = False
     new_logprobs: Callable[[], WriteLogprobs] | None = None  # makes who writes those of one answer, if wanted

@@ -78,9 +78,12 @@ class ChunkEvents:
         return "".join(events).encode()
 
     def end(self) -> bytes:
-        """Returns the usage, if it is wanted, and the mark of the end."""
-        usage = f'{self._head}],"usage":{self._usage()}}}\n\n' if self._asked.include_usage else ""
-        return (usage + DONE).encode()
+        """Returns usage and timing, if they are wanted, and the mark of the end."""
+        fields = f',"usage":{self._usage()}' if self._asked.include_usage else ""
+        if self._asked.timing is not None:
+            fields += f',"timing":{json.dumps(self._asked.timing())}'
+        last = f"{self._head}]{fields}}}\n\n" if fields else ""
+        return (last + DONE).encode()
 
     def fail(self, error: ApiError) -> bytes:
         """Returns an error in place of what would follow, and the mark of the end."""

@@ -43,6 +43,35 @@ def test_a_client_of_openmetrics_gets_that(client):
     }
 
 
+def test_one_answer_adds_to_what_it_should(client):
+    before = scraped(client)
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, "n": 2}
+    answer = client.post("/v1/completions", json=body).raise_for_status().json()
+    after = scraped(client)
+
+    def added(*key):
+        return after[key] - before.get(key, 0.0)
+
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 8)
+    assert added("prompt_tokens_total") == 3
+    assert added("generation_tokens_total") == 8
+    assert added("request_success_total", ("finished_reason", "length")) == 2
+    assert added("time_to_first_token_seconds_count") == 2
+    assert added("inter_token_latency_seconds_count") == 6
+    assert added("request_params_n_sum") == 2
+    assert added("request_params_max_tokens_sum") == 4
+    assert added("http_requests_total", ("route", "/v1/completions"), ("status", "200")) == 1
+    assert added("http_requests_total", ("route", "/metrics"), ("status", "200")) == 1
+    assert added("engine_steps_total") >= 4
+    assert after["engine_up",] == 1
+    assert 0 <= after["kv_cache_usage_perc",] <= 1
+    blocks = {
+        state: after["kv_cache_blocks", ("state", state)] for state in ("total", "free", "cached", "used")
+    }
+    assert blocks["total"] == blocks["free"] + blocks["cached"] + blocks["used"]
+
+
 def test_no_client_can_make_a_series(client):
     client.get("/metrics")
     client.get("/nowhere")
