@@ -85,7 +85,7 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     """Whether tokens in log-probabilities are named token_id:5 in place of their text."""
     priority: int = 0
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
-    request_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}$")] | None = None
+    request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}(?!\n)$")] | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -122,6 +122,8 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     def _params(self, config: ServeConfig, **own: Any) -> SamplingParams:
         """Returns the parameters, own ones among them; ApiError names the field that cannot be honoured."""
         self._check_limits(config)
+        if self.truncate_prompt_tokens == 0:
+            raise wrong("truncate_prompt_tokens", "truncate_prompt_tokens is 0; wanted 1 or more, or -1")
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "stream_options is given, but stream is not true; leave it out")
         if self.stream and self.num_drawn > self.n:
