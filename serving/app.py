@@ -56,7 +56,7 @@ def _refuse(request: Request, error: Exception) -> NoReturn:
     if not isinstance(error, HTTPException):
         raise error
     what = {
-        404: f"there is no {request.method} {request.url.path[:200]!r} here",
+        404: f"there is no {request.url.path[:200]!r} here",
         405: f"{request.url.path[:200]!r} does not take {request.method}",
     }.get(error.status_code, str(error.detail))
     raise ApiError(status=error.status_code, message=what, headers=dict(error.headers or {})) from error

@@ -67,6 +67,7 @@ class Server:
             request_log=RequestLog.of(config, self._decode),
             tracing=Tracing.to(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None,
         )
+        self.app = create_app(self.serving)
         self.address: str | None = None  # once it listens
         self.is_ready = threading.Event()
         self.is_abandoned = False  # whether a thread still loads what nobody waits for
@@ -170,7 +171,7 @@ class Server:
         num_connections = allow_files(self.config.max_connections)
         connection: Any = functools.partial(Connection, limits=self.config, max_connections=num_connections)
         http = uvicorn.Config(
-            create_app(self.serving),
+            self.app,
             http=connection,
             ws="none",
             lifespan="off",

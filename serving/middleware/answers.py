@@ -1,5 +1,8 @@
 """The outermost layer: every answer gets its common headers, and every error the one shape."""
 
+import asyncio
+import contextlib
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...common.logging import get_logger
@@ -7,6 +10,8 @@ from ..errors import ApiError, api_error
 from ..metrics.record import RequestRecord
 
 logger = get_logger("serving")
+
+LINGER = 1.0  # seconds
 
 
 class Answers:
@@ -39,18 +44,29 @@ class Answers:
             await self.app(scope, receive, send_with_headers)
         except Exception as error:
             if is_started:
+                logger.error("%s failed in its answer", scope["lamina.request_id"], exc_info=error)
                 raise  # the connection is closed: what was sent is all there is
-            await answer_error(error, scope, send_with_headers)
+            await answer_error(error, scope, receive, send_with_headers)
 
 
-async def answer_error(error: Exception, scope: Scope, send: Send) -> None:
+async def answer_error(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
     """Send an error in OpenAI's shape; what nobody expected goes to the log, with its traceback."""
     answer = api_error(error)
     scope["lamina.record"].code = answer.code
     if answer.code == "internal_error":
         logger.error("%s failed", scope.get("lamina.request_id", "a request"), exc_info=error)
+    if answer.headers.get("Connection") == "close":
+        await _pass_over_body(receive)
     await send({"type": "http.response.start", "status": answer.status, "headers": _headers(answer)})
     await send({"type": "http.response.body", "body": answer.body()})
+
+
+async def _pass_over_body(receive: Receive) -> None:
+    """Read what a client still sends, for a short while: what is unread resets a connection that closes."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER):
+            while (await receive()).get("more_body"):
+                pass
 
 
 def _headers(answer: ApiError) -> list[tuple[bytes, bytes]]:

@@ -8,7 +8,6 @@ from ..context import serving_of
 from ..errors import ApiError
 
 BYTES_PER_SECOND = 65536  # by which the time for a body grows
-CLOSE = {"Connection": "close"}
 
 
 async def read_body(request: Request) -> bytes:
@@ -33,11 +32,15 @@ async def read_body(request: Request) -> bytes:
                 limit.reschedule(deadline + len(body) / BYTES_PER_SECOND)
     except TimeoutError:
         got = f"the body has {len(body)} bytes after {config.body_timeout:g} s or more"
-        raise ApiError(status=408, message=f"{got}; wanted all of it sooner", headers=CLOSE) from None
+        raise ApiError(status=408, message=f"{got}; wanted all of it sooner") from None
     raise ApiError(status=400, message="the body ended early; wanted as much as its headers say")
 
 
 def _check_type(request: Request) -> None:
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        message = f"content-encoding is {coding[:80]!r}; wanted the body as it is"
+        raise ApiError(status=415, message=message)
     kind = request.headers.get("content-type")
     if kind is None:
         return
@@ -45,17 +48,17 @@ def _check_type(request: Request) -> None:
     media = media.strip().lower()
     if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
         message = f"content-type is {media[:80]!r}; wanted application/json"
-        raise ApiError(status=415, message=message, headers=CLOSE)
+        raise ApiError(status=415, message=message)
     charset = parameters.lower().partition("charset=")[2].strip(' "')
     if charset not in ("", "utf-8", "utf8"):
         message = f"the content-type's charset is {charset[:80]!r}; wanted utf-8"
-        raise ApiError(status=415, message=message, headers=CLOSE)
+        raise ApiError(status=415, message=message)
 
 
 def _check_size(num_bytes: int, most: int) -> None:
     if num_bytes > most:
         message = f"the body has {num_bytes} bytes or more; wanted at most {most}"
-        raise ApiError(status=413, message=message, code="request_too_large", headers=CLOSE)
+        raise ApiError(status=413, message=message, code="request_too_large")
 
 
 def _checked_text(body: bytes) -> bytes:

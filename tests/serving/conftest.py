@@ -1,6 +1,7 @@
 """Real servers on loopback around a TINY model: one that tests share, and others with their own settings."""
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,16 @@ class RunningServer:
             if not self.thread.is_alive():
                 raise self.error or RuntimeError(f"the server ended with {self.code}")
         self.url = str(self.server.address)
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = self._client(config)
+
+    def _client(self, config: dict[str, Any]) -> httpx.Client:
+        if (uds := config.get("uds")) is not None:
+            transport = httpx.HTTPTransport(uds=str(uds))
+            return httpx.Client(base_url="http://localhost", transport=transport, timeout=60)
+        context = None
+        if (certificate := config.get("tls_cert")) is not None:
+            context = ssl.create_default_context(cafile=certificate)
+        return httpx.Client(base_url=self.url, timeout=60, verify=context or True)
 
     @property
     def serving(self) -> Any:
