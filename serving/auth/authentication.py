@@ -83,10 +83,10 @@ def _with_limits(key: Key, send: "Send") -> "Send":
     if limits.requests_per_minute is None and limits.tokens_per_minute is None:
         return send
 
-    async def telling(message: "Message") -> None:
+    async def limited(message: "Message") -> None:
         if message["type"] == "http.response.start":
-            told = [(name.encode(), value.encode()) for name, value in key.meter.headers().items()]
-            message["headers"] = [*message.get("headers", ()), *told]
+            limits_now = [(name.encode(), value.encode()) for name, value in key.meter.headers().items()]
+            message["headers"] = [*message.get("headers", ()), *limits_now]
         await send(message)
 
-    return telling
+    return limited

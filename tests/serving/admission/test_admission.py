@@ -1,0 +1,460 @@
+"""Who is admitted, who waits, who is refused, and that nothing is left of who has gone."""
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from starlette.requests import Request
+
+from lamina.runtime.protocol.engine_output import EngineOutput
+from lamina.serving.admission.admission import Admission
+from lamina.serving.admission.lease import Lease
+from lamina.serving.auth.key import Entry, Key
+from lamina.serving.auth.limits import Limits, Meter
+from lamina.serving.config import ServeConfig
+from lamina.serving.context import Serving
+from lamina.serving.errors import ApiError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Published:
+    """What a lease asks of a generation."""
+
+    request_id: str
+    num_output_tokens: int = 0
+    num_closed: int = 0
+
+    async def aclose(self) -> None:
+        self.num_closed += 1
+
+
+class Connection:
+    """A request whose body was read, and its client's end of the line."""
+
+    def __init__(self, key: Key, headers: dict[str, str] | None = None, request_id: str = "x") -> None:
+        self.gone = asyncio.Event()
+        raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        scope = {"type": "http", "headers": raw, "lamina.key": key, "lamina.request_id": request_id}
+        self.request = Request(scope, self._receive)
+
+    async def _receive(self):
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+def key(name: str = "a", clock: Clock | None = None, priority: int = 0, models=None, **limits) -> Key:
+    entry = Entry(name=name, digest=b"", limits=Limits(**limits), priority=priority, models=models)
+    return Key(entry=entry, meter=Meter(entry.limits, clock or Clock()))
+
+
+def admission(*, max_num_seqs: int = 2, clock: Clock | None = None, keys=("a", "b"), **config) -> Admission:
+    """One that admits `max_num_seqs` and half as many again."""
+    serving = Serving(
+        config=ServeConfig(model_names=("tiny",), **config),
+        runtime=None,
+        lifecycle=SimpleNamespace(require_accepting=lambda: None),
+        keys=SimpleNamespace(names=keys),
+    )
+    return Admission(serving, max_num_seqs=max_num_seqs, clock=clock or Clock())
+
+
+def ask(books: Admission, connection: Connection, num_sequences: int = 1, num_prompt_tokens: int = 1, **more):
+    return books.admit(
+        connection.request,
+        num_sequences=num_sequences,
+        num_prompt_tokens=num_prompt_tokens,
+        max_tokens=16,
+        **more,
+    )
+
+
+def is_empty(books: Admission) -> bool:
+    held = (books._held, books._waiting, books._at, books._by_request, books._num_held, books.num_waiting)
+    return not any(held)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def refusal(coroutine) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(coroutine)
+    return caught.value
+
+
+def test_what_has_no_room_waits_until_there_is():
+    async def scenario():
+        books = admission(max_num_seqs=2)
+        leases = [await ask(books, Connection(key())) for _ in range(3)]
+        waiting = asyncio.ensure_future(ask(books, Connection(key())))
+        await settle()
+        assert not waiting.done() and books.num_waiting == 1
+        leases[0].release()
+        leases[0].release()  # harmless
+        leases[1].release()
+        last = await waiting
+        assert books.num_admitted == 2
+        for lease in (leases[2], last):
+            lease.release()
+        assert is_empty(books)
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_ends_makes_room_while_others_of_its_request_go_on():
+    async def scenario():
+        books = admission(max_num_seqs=2)
+        lease = await ask(books, Connection(key()), num_sequences=3)
+        lease.attach(Published("r"))
+        waiting = asyncio.ensure_future(ask(books, Connection(key())))
+        await settle()
+        books.finished(SimpleNamespace(request_id="r", num_output_tokens=5))
+        second = await waiting
+        assert books.num_admitted == 3
+        lease.release()
+        second.release()
+        assert is_empty(books)
+
+    asyncio.run(scenario())
+
+
+def test_a_key_that_floods_leaves_the_next_turn_to_another():
+    async def scenario():
+        books = admission(max_num_seqs=2)
+        running = [await ask(books, Connection(key("a"))) for _ in range(3)]
+        order = []
+
+        async def enter(name):
+            order.append((name, await ask(books, Connection(keys[name]))))
+
+        keys = {"a": key("a"), "b": key("b")}
+        tasks = [asyncio.ensure_future(enter("a")) for _ in range(20)]
+        await settle()
+        tasks.append(asyncio.ensure_future(enter("b")))
+        await settle()
+        running[0].release()
+        running[1].release()
+        await settle()
+        assert "b" in [name for name, _ in order]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for lease in (running[2], *(lease for _, lease in order)):
+            lease.release()
+        assert is_empty(books)
+
+    asyncio.run(scenario())
+
+
+def test_one_key_cannot_fill_the_queue():
+    async def scenario():
+        books = admission(max_num_seqs=1, max_waiting=10)
+        for _ in range(2):
+            await ask(books, Connection(key("a")))
+        tasks = [asyncio.ensure_future(ask(books, Connection(key("a")))) for _ in range(10)]
+        await settle()
+        refused = [task for task in tasks if task.done()]
+        assert len(refused) == 5 and books.num_waiting == 5
+        error = refused[0].exception()
+        assert (error.status, error.code) == (429, "queue_full") and int(error.headers["Retry-After"]) >= 1
+        other = asyncio.ensure_future(ask(books, Connection(key("b"))))
+        await settle()
+        assert not other.done() and books.num_waiting == 6
+        for task in (*tasks, other):
+            task.cancel()
+        await asyncio.gather(*tasks, other, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_single_key_may_fill_the_queue_and_no_more():
+    async def scenario():
+        books = admission(max_num_seqs=1, max_waiting=3, keys=())
+        for _ in range(2):
+            await ask(books, Connection(key()))
+        tasks = [asyncio.ensure_future(ask(books, Connection(key()))) for _ in range(5)]
+        await settle()
+        assert sum(task.done() for task in tasks) == 2 and books.num_waiting == 3
+        for task in tasks:
+            task.cancel()
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [error.status for error in errors if isinstance(error, ApiError)] == [429, 429]
+
+    asyncio.run(scenario())
+
+
+def test_a_wait_longer_than_the_client_allows_is_refused_at_once_by_the_measured_rate():
+    async def scenario():
+        books = admission(max_num_seqs=1)
+        for _ in range(2):
+            await ask(books, Connection(key()))
+        for step in range(20):  # ten tokens a second, of answers with a hundred
+            books.outputs([EngineOutput(request_id="r", num_before=0, new_token_ids=(1,))], 0.1 * step)
+        books.finished(SimpleNamespace(request_id="other", num_output_tokens=100))
+        with pytest.raises(ApiError) as caught:
+            await ask(books, Connection(key(), {"X-Request-Timeout": "5"}))
+        error = caught.value
+        assert error.status == 429 and "may wait 5s" in error.message and "20s" in error.message
+        assert error.headers["Retry-After"] == "15"
+        assert books.num_waiting == 0
+        patient = asyncio.ensure_future(ask(books, Connection(key(), {"X-Request-Timeout": "30"})))
+        await settle()
+        assert books.num_waiting == 1
+        patient.cancel()
+        await asyncio.wait((patient,))
+
+    asyncio.run(scenario())
+
+
+def test_time_without_work_is_no_part_of_the_rate():
+    async def scenario():
+        books = admission()
+        for begin in (0.0, 1000.0):
+            lease = await ask(books, Connection(key()))
+            for step in range(11):
+                books.outputs([EngineOutput(request_id="r", num_before=0, new_token_ids=(1,))], begin + step)
+            lease.release()
+        assert books._rate.tokens_per_second == pytest.approx(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_who_has_waited_as_long_as_allowed_is_refused():
+    async def scenario():
+        books = admission(max_num_seqs=1, max_queue_seconds=0.05)
+        running = [await ask(books, Connection(key())) for _ in range(2)]
+        with pytest.raises(ApiError) as caught:
+            await ask(books, Connection(key()))
+        assert caught.value.status == 429 and "has waited" in caught.value.message
+        for lease in running:
+            lease.release()
+        assert is_empty(books)
+
+    asyncio.run(scenario())
+
+
+def test_who_goes_away_while_waiting_gives_the_place_up():
+    async def scenario():
+        books, mine = admission(max_num_seqs=1), key(max_concurrent=5, tokens_per_minute=100)
+        running = [await ask(books, Connection(mine)) for _ in range(2)]
+        connection = Connection(mine)
+        waiting = asyncio.ensure_future(ask(books, connection, num_prompt_tokens=50))
+        await settle()
+        connection.gone.set()
+        with pytest.raises(ApiError) as caught:
+            await waiting
+        assert caught.value.status == 499 and books.num_waiting == 0 and mine.meter.num_running == 2
+        assert mine.meter.headers()["x-ratelimit-remaining-tokens"] == "98"  # it was never computed
+        for lease in running:
+            lease.release()
+        assert is_empty(books)
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_is_told_when_the_server_ends():
+    async def scenario():
+        books = admission(max_num_seqs=1)
+        for _ in range(2):
+            await ask(books, Connection(key()))
+        waiting = asyncio.ensure_future(ask(books, Connection(key())))
+        await settle()
+        books.refuse_waiting("the engine is lost")
+        with pytest.raises(ApiError) as caught:
+            await waiting
+        assert (caught.value.status, caught.value.message) == (503, "the engine is lost")
+        assert "Retry-After" in caught.value.headers and books.num_waiting == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("timeout", ["", "soon", "0", "-1", "nan", "inf", "1e9", "1,5", "٣", "1" * 5000])
+def test_a_timeout_that_is_no_time_is_refused_by_name(timeout):
+    connection = Connection(key())
+    connection.request.scope["headers"] = [(b"x-request-timeout", timeout.encode())]
+    error = refusal(ask(admission(), connection))
+    assert (error.status, error.param) == (400, "x-request-timeout")
+
+
+def test_the_time_that_a_request_has_left_counts_from_its_arrival():
+    async def scenario():
+        clock = Clock()
+        books = admission(clock=clock)
+        lease = await ask(books, Connection(key(), {"x-request-timeout": "2.5"}))
+        clock.now += 1
+        assert lease.timeout == pytest.approx(1.5)
+        clock.now += 10
+        assert 0 < lease.timeout < 0.01
+        assert (await ask(books, Connection(key()))).timeout is None
+
+    asyncio.run(scenario())
+
+
+def test_a_request_may_be_less_urgent_than_its_key_and_not_more():
+    async def scenario():
+        books = admission(max_num_seqs=50)
+        mine = key(priority=2)
+        asked = [await ask(books, Connection(mine), priority=priority) for priority in (-5, 0, 2, 7)]
+        assert [lease.priority for lease in asked] == [2, 2, 2, 7]
+
+    asyncio.run(scenario())
+
+
+def test_other_models_and_too_many_answers_are_refused_before_anything_is_counted():
+    mine = key(models=("small",), tokens_per_minute=10)
+    books = admission(max_sequences=4)
+    assert refusal(ask(books, Connection(mine))).status == 403
+    assert refusal(ask(books, Connection(mine), model="large")).status == 403
+    error = refusal(ask(books, Connection(mine), 5, model="small"))
+    assert (error.status, error.param) == (400, "n")
+    assert mine.meter.num_running == 0 and is_empty(books)
+    assert mine.meter.headers()["x-ratelimit-remaining-tokens"] == "10"
+
+
+def test_tokens_of_prompt_and_answer_are_charged_to_the_key():
+    async def scenario():
+        books, mine = admission(), key(tokens_per_minute=100, max_concurrent=1)
+        lease = await ask(books, Connection(mine), num_prompt_tokens=30)
+        assert mine.meter.headers()["x-ratelimit-remaining-tokens"] == "70"
+        with pytest.raises(ApiError) as caught:
+            await ask(books, Connection(mine))
+        assert caught.value.code == "concurrency_limit_exceeded"
+        generation = Published("r", num_output_tokens=25)
+        lease.attach(generation)
+        await lease.aclose()
+        assert generation.num_closed == 1 and mine.meter.num_running == 0
+        assert mine.meter.headers()["x-ratelimit-remaining-tokens"] == "45"
+
+    asyncio.run(scenario())
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request under way in the machine below."""
+
+    connection: Connection
+    task: "asyncio.Task[Lease]"
+    num_sequences: int
+    key: Key
+    num_left: int = field(init=False)
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_left = self.num_sequences
+
+    @property
+    def lease(self) -> Lease | None:
+        ok = self.task.done() and not self.task.cancelled() and self.task.exception() is None
+        return self.task.result() if ok else None
+
+
+class Admitting(RuleBasedStateMachine):
+    """Whatever order requests come, end, are cancelled or lose their clients in, the sums are those of who lives."""
+
+    requests = Bundle("requests")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.books = admission(max_num_seqs=3, max_waiting=6)
+        self.keys = [key("a", max_concurrent=8), key("b"), key("b"), key("c", priority=1)]
+        self.asked: list[Asked] = []
+        self.num_generations = 0
+
+    def spin(self) -> None:
+        self.loop.run_until_complete(settle())
+
+    @rule(target=requests, owner=st.integers(0, 3), num=st.integers(1, 4), priority=st.integers(-1, 2))
+    def ask(self, owner, num, priority):
+        async def start():
+            connection = Connection(self.keys[owner])
+            return connection, asyncio.ensure_future(ask(self.books, connection, num, priority=priority))
+
+        connection, task = self.loop.run_until_complete(start())
+        self.asked.append(Asked(connection, task, num, self.keys[owner]))
+        self.spin()
+        return self.asked[-1]
+
+    @rule(asked=requests)
+    def generate(self, asked):
+        if asked.lease is not None and not asked.is_over:
+            self.num_generations += 1
+            asked.lease.attach(Published(f"g{self.num_generations}"))
+
+    @rule(asked=requests)
+    def finish(self, asked):
+        lease = asked.lease
+        if lease is not None and not asked.is_over and lease.generations:
+            request_id = lease.generations[-1].request_id
+            self.books.finished(SimpleNamespace(request_id=request_id, num_output_tokens=3))
+            asked.num_left = max(asked.num_left - 1, 0)
+            self.spin()
+
+    @rule(asked=consumes(requests))
+    def release(self, asked):
+        if asked.lease is not None:
+            asked.is_over = True
+            asked.lease.release()
+            asked.lease.release()
+            self.spin()
+
+    @rule(asked=requests)
+    def disconnect(self, asked):
+        asked.connection.gone.set()
+        self.spin()
+
+    @rule(asked=requests, at_once=st.booleans())
+    def cancel(self, asked, at_once):
+        asked.task.cancel()
+        if not at_once:
+            self.spin()
+
+    @rule()
+    def end_of_engine(self):
+        self.books.refuse_waiting("lost")
+        self.spin()
+
+    @invariant()
+    def sums_are_those_of_who_lives(self):
+        self.spin()
+        live = [asked for asked in self.asked if asked.lease is not None and not asked.is_over]
+        waiting = [asked for asked in self.asked if not asked.task.done()]
+        assert self.books.num_admitted == sum(asked.num_left for asked in live)
+        assert self.books.num_waiting == len(waiting) == len(self.books._at)
+        for each in self.keys:
+            mine = [asked for asked in (*live, *waiting) if asked.key is each]
+            assert each.meter.num_running == len(mine)
+        if waiting:
+            assert self.books.num_admitted >= self.books._most_held
+
+    def teardown(self):
+        for asked in self.asked:
+            asked.task.cancel()
+        self.spin()
+        for asked in self.asked:
+            if asked.lease is not None:
+                asked.lease.release()
+            elif not asked.task.cancelled():
+                assert isinstance(asked.task.exception(), ApiError)
+        assert is_empty(self.books) and not self.books._queue._levels
+        assert not asyncio.all_tasks(self.loop)
+        assert [each.meter.num_running for each in self.keys] == [0, 0, 0, 0]
+        self.loop.close()
+
+
+TestAdmitting = Admitting.TestCase
+TestAdmitting.settings = settings(stateful_step_count=40)
