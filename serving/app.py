@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from . import routes
+from .admission.leases import Leases
 from .auth.authentication import Authentication
 from .context import Serving
 from .errors import ApiError
@@ -26,7 +27,8 @@ from .routes.page import PATHS, page_routes
 def create_app(serving: Serving) -> Starlette:
     """Returns the application of a server: every routes/*.py, inside the layers in their order.
 
-    The outermost comes first: books, errors and common headers, ids, CORS, keys, whether requests are taken.
+    The outermost comes first: books, errors and common headers, ids, CORS, keys, whether requests are taken,
+    and what they hold until they end.
     """
     config = serving.config
     shown = PATHS if config.page else ()
@@ -38,6 +40,7 @@ def create_app(serving: Serving) -> Starlette:
         Middleware(Cors, origins=config.cors_origins, credentials=config.cors_credentials),
         Middleware(Authentication, keys=serving.keys, open_routes=(*config.open_routes, *shown)),
         Middleware(Gate, lifecycle=serving.lifecycle, always=shown),
+        Middleware(Leases),
     ]
     served = [*_all_routes(), *(page_routes() if config.page else ())]
     app = Starlette(routes=served, middleware=layers, exception_handlers={HTTPException: _refuse})

@@ -149,6 +149,7 @@ class Server:
                 was_ok = health.ok
             await asyncio.sleep(WATCH_INTERVAL)
         self.lifecycle.fail(f"the engine is lost: {health.reason}")
+        self.serving.admission.refuse_waiting(self.lifecycle.reason)
         logger.error("%s", self.lifecycle.reason)
         if not self.config.exit_on_engine_loss:
             await asyncio.Event().wait()

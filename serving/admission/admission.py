@@ -1,6 +1,7 @@
 """Who may ask the engine now, who waits, and who is told to come later."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ class Admission:
         self._at: dict[Place, Lease] = {}
         self._held: dict[Lease, int] = {}  # sequences of each that was admitted and have not ended
         self._num_held = 0
+        self._numbers = itertools.count(1)
         self._by_request: dict[str, Lease] = {}
 
     @property
@@ -73,12 +75,14 @@ class Admission:
             message = f"{num_sequences} answers are wanted of one request; it may have {config.max_sequences}"
             raise ApiError(status=400, message=message, param="n", code="too_many_sequences")
         lease = Lease(
+            number=next(self._numbers),
             key=key,
             priority=max(priority, key.entry.priority),
             num_sequences=num_sequences,
             deadline=self._clock() + request_timeout(request.headers),
             clock=self._clock,
         )
+        lease.ids.add(request.scope["lamina.request_id"])
         key.meter.start(num_prompt_tokens)
         lease.on_release = lambda lease: self._released(lease, num_prompt_tokens)
         try:
@@ -108,8 +112,8 @@ class Admission:
         for lease in mine:
             if lease in self._waiting and not (turn := self._waiting[lease][1]).done():
                 turn.set_exception(ApiError(status=499, message="the request was aborted", code="aborted"))
-            for generation in lease.generations:
-                await self._serving.runtime.abort(generation.request_id)
+            for own_id in {generation.request_id for generation in lease.generations}:
+                await self._serving.runtime.abort(own_id)
         return bool(mine)
 
     def outputs(self, outputs: Sequence[EngineOutput], now: float) -> None:

@@ -33,8 +33,16 @@ class Lease:
     """One request's part of the engine. Whoever was given it releases it, however the request ends."""
 
     def __init__(
-        self, *, key: Key, priority: int, num_sequences: int, deadline: float, clock: Callable[[], float]
+        self,
+        *,
+        number: int,
+        key: Key,
+        priority: int,
+        num_sequences: int,
+        deadline: float,
+        clock: Callable[[], float],
     ) -> None:
+        self.number = number  # unlike that of any other
         self.key = key
         self.priority = priority  # what the engine is to be asked with, lower first
         self.num_sequences = num_sequences
@@ -46,14 +54,24 @@ class Lease:
         self._clock = clock
 
     @property
+    def has_timeout(self) -> bool:
+        """Whether its client gave it a time."""
+        return not math.isinf(self._deadline)
+
+    @property
     def timeout(self) -> float | None:
         """Seconds left of the client's x-request-timeout, above 0; None where it gave none."""
-        return None if math.isinf(self._deadline) else max(self._deadline - self._clock(), 1e-3)
+        return max(self._deadline - self._clock(), 1e-3) if self.has_timeout else None
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens that its generations have published."""
         return sum(generation.num_output_tokens for generation in self.generations)
+
+    def late(self) -> ApiError:
+        """Returns what a client is answered whose time has passed."""
+        message = f"the request was not done in the time of its {TIMEOUT_HEADER}"
+        return ApiError(status=408, message=message, param=TIMEOUT_HEADER, code="timeout")
 
     def attach(self, generation: Generating, response_id: str | None = None) -> None:
         """Has a generation counted, ended with the request, and found by the response's id for an abort."""

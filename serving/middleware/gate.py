@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..auth.authentication import route_path
 from ..lifecycle import Lifecycle
 
 ALWAYS = ("/health", "/health/live", "/health/ready", "/metrics")  # they say themselves how things stand
@@ -25,9 +26,3 @@ class Gate:
         self.lifecycle.require_accepting()
         with self.lifecycle.running():
             await self.app(scope, receive, send)
-
-
-def route_path(scope: Scope) -> str:
-    """Returns the path below the root path, by which routes are found."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))

@@ -131,7 +131,7 @@ async def start(
             generation = serving.runtime.generate(
                 prompt,
                 params,
-                request_id=response_id,
+                request_id=f"{response_id}-{lease.number}",  # no other's, whatever ids clients choose
                 priority=options.priority,
                 timeout=options.timeout,
                 cache_salt=options.cache_salt,

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ...runtime.engine.generation import Generation
     from ..admission.lease import Lease
 
+LATE = "deadline"  # the stop reason of an answer whose time has passed
+
 
 class Running:
     """One generation a prompt; answer a of prompt p, of n answers each, has the index p * n + a."""
@@ -22,6 +24,7 @@ class Running:
         self._lease = lease
         self._reads: dict[asyncio.Future[list[StreamDelta]], int] = {}  # by the generation that is being read
         self._unread = set(range(len(self.generations)))
+        self._is_late = False
 
     @property
     def num_output_tokens(self) -> int:
@@ -39,7 +42,19 @@ class Running:
         return usage(self.num_prompt_tokens, num_told, cached)
 
     async def read(self) -> list[StreamDelta]:
-        """Returns what is new of any answer, one delta each, waiting for it; [] when all have ended."""
+        """Returns what is new of any answer, one delta each, waiting for it; [] when all have ended.
+
+        Raises ApiError 408 once what came in its client's time has been read.
+        """
+        if not self._lease.has_timeout:
+            return await self._read()
+        if self._is_late:
+            raise self._lease.late()
+        deltas = await self._read()
+        self._is_late = any(delta.stop_reason == LATE for delta in deltas)
+        return [_unfinished(delta) if delta.stop_reason == LATE else delta for delta in deltas]
+
+    async def _read(self) -> list[StreamDelta]:
         if len(self.generations) == 1:
             return await self.generations[0].read()
         while self._unread:
@@ -59,8 +74,14 @@ class Running:
         return [dataclasses.replace(delta, index=first + delta.index) for delta in deltas]
 
     async def outputs(self) -> list[RequestOutput]:
-        """Returns the whole of each prompt, in order; raises the error of the first that has one."""
-        return [await generation.output() for generation in self.generations]
+        """Returns the whole of each prompt, in order; raises the error of the first that has one.
+
+        Raises ApiError 408 where they did not end in their client's time.
+        """
+        outputs = [await generation.output() for generation in self.generations]
+        if any(answer.stop_reason == LATE for output in outputs for answer in output.outputs):
+            raise self._lease.late()
+        return outputs
 
     async def aclose(self) -> None:
         """Ends what still runs and gives back what was leased; a second call does nothing."""
@@ -68,3 +89,7 @@ class Running:
             if not read.cancel() and not read.cancelled():
                 read.exception()  # seen: nobody else asks for it
         await self._lease.aclose()
+
+
+def _unfinished(delta: StreamDelta) -> StreamDelta:
+    return dataclasses.replace(delta, finish_reason=None, stop_reason=None)

@@ -47,6 +47,7 @@ class Connection:
         self.gone = asyncio.Event()
         raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
         scope = {"type": "http", "headers": raw, "lamina.key": key, "lamina.request_id": request_id}
+
         self.request = Request(scope, self._receive)
 
     async def _receive(self):
@@ -102,7 +103,8 @@ def test_what_has_no_room_waits_until_there_is():
         leases = [await ask(books, Connection(key())) for _ in range(3)]
         waiting = asyncio.ensure_future(ask(books, Connection(key())))
         await settle()
-        assert not waiting.done() and books.num_waiting == 1
+        assert not waiting.done()
+        assert books.num_waiting == 1
         leases[0].release()
         leases[0].release()  # harmless
         leases[1].release()
@@ -168,12 +170,15 @@ def test_one_key_cannot_fill_the_queue():
         tasks = [asyncio.ensure_future(ask(books, Connection(key("a")))) for _ in range(10)]
         await settle()
         refused = [task for task in tasks if task.done()]
-        assert len(refused) == 5 and books.num_waiting == 5
+        assert len(refused) == 5
+        assert books.num_waiting == 5
         error = refused[0].exception()
-        assert (error.status, error.code) == (429, "queue_full") and int(error.headers["Retry-After"]) >= 1
+        assert (error.status, error.code) == (429, "queue_full")
+        assert int(error.headers["Retry-After"]) >= 1
         other = asyncio.ensure_future(ask(books, Connection(key("b"))))
         await settle()
-        assert not other.done() and books.num_waiting == 6
+        assert not other.done()
+        assert books.num_waiting == 6
         for task in (*tasks, other):
             task.cancel()
         await asyncio.gather(*tasks, other, return_exceptions=True)
@@ -188,7 +193,8 @@ def test_a_single_key_may_fill_the_queue_and_no_more():
             await ask(books, Connection(key()))
         tasks = [asyncio.ensure_future(ask(books, Connection(key()))) for _ in range(5)]
         await settle()
-        assert sum(task.done() for task in tasks) == 2 and books.num_waiting == 3
+        assert sum(task.done() for task in tasks) == 2
+        assert books.num_waiting == 3
         for task in tasks:
             task.cancel()
         errors = await asyncio.gather(*tasks, return_exceptions=True)
@@ -208,7 +214,9 @@ def test_a_wait_longer_than_the_client_allows_is_refused_at_once_by_the_measured
         with pytest.raises(ApiError) as caught:
             await ask(books, Connection(key(), {"X-Request-Timeout": "5"}))
         error = caught.value
-        assert error.status == 429 and "may wait 5s" in error.message and "20s" in error.message
+        assert error.status == 429
+        assert "may wait 5s" in error.message
+        assert "20s" in error.message
         assert error.headers["Retry-After"] == "15"
         assert books.num_waiting == 0
         patient = asyncio.ensure_future(ask(books, Connection(key(), {"X-Request-Timeout": "30"})))
@@ -239,7 +247,8 @@ def test_who_has_waited_as_long_as_allowed_is_refused():
         running = [await ask(books, Connection(key())) for _ in range(2)]
         with pytest.raises(ApiError) as caught:
             await ask(books, Connection(key()))
-        assert caught.value.status == 429 and "has waited" in caught.value.message
+        assert caught.value.status == 429
+        assert "has waited" in caught.value.message
         for lease in running:
             lease.release()
         assert is_empty(books)
@@ -257,7 +266,9 @@ def test_who_goes_away_while_waiting_gives_the_place_up():
         connection.gone.set()
         with pytest.raises(ApiError) as caught:
             await waiting
-        assert caught.value.status == 499 and books.num_waiting == 0 and mine.meter.num_running == 2
+        assert caught.value.status == 499
+        assert books.num_waiting == 0
+        assert mine.meter.num_running == 2
         assert mine.meter.headers()["x-ratelimit-remaining-tokens"] == "98"  # it was never computed
         for lease in running:
             lease.release()
@@ -277,7 +288,8 @@ def test_who_waits_is_told_when_the_server_ends():
         with pytest.raises(ApiError) as caught:
             await waiting
         assert (caught.value.status, caught.value.message) == (503, "the engine is lost")
-        assert "Retry-After" in caught.value.headers and books.num_waiting == 0
+        assert "Retry-After" in caught.value.headers
+        assert books.num_waiting == 0
 
     asyncio.run(scenario())
 
@@ -321,7 +333,8 @@ def test_other_models_and_too_many_answers_are_refused_before_anything_is_counte
     assert refusal(ask(books, Connection(mine), model="large")).status == 403
     error = refusal(ask(books, Connection(mine), 5, model="small"))
     assert (error.status, error.param) == (400, "n")
-    assert mine.meter.num_running == 0 and is_empty(books)
+    assert mine.meter.num_running == 0
+    assert is_empty(books)
     assert mine.meter.headers()["x-ratelimit-remaining-tokens"] == "10"
 
 
@@ -336,7 +349,8 @@ def test_tokens_of_prompt_and_answer_are_charged_to_the_key():
         generation = Published("r", num_output_tokens=25)
         lease.attach(generation)
         await lease.aclose()
-        assert generation.num_closed == 1 and mine.meter.num_running == 0
+        assert generation.num_closed == 1
+        assert mine.meter.num_running == 0
         assert mine.meter.headers()["x-ratelimit-remaining-tokens"] == "45"
 
     asyncio.run(scenario())
@@ -363,7 +377,7 @@ class Asked:
 
 
 class Admitting(RuleBasedStateMachine):
-    """Whatever order requests come, end, are cancelled or lose their clients in, the sums are those of who lives."""
+    """In whatever order requests come, end or lose their clients, the sums are those of who lives."""
 
     requests = Bundle("requests")
 
@@ -450,7 +464,8 @@ class Admitting(RuleBasedStateMachine):
                 asked.lease.release()
             elif not asked.task.cancelled():
                 assert isinstance(asked.task.exception(), ApiError)
-        assert is_empty(self.books) and not self.books._queue._levels
+        assert is_empty(self.books)
+        assert not self.books._queue._levels
         assert not asyncio.all_tasks(self.loop)
         assert [each.meter.num_running for each in self.keys] == [0, 0, 0, 0]
         self.loop.close()

@@ -41,7 +41,8 @@ def test_turns_are_counted_in_sequences():
     for _ in range(30):
         add(queue, "b")
     order = owners(queue)
-    assert order.index("a") == 9 and order[:21].count("a") == 2
+    assert order.index("a") == 9
+    assert order[:21].count("a") == 2
 
 
 def test_lower_priorities_come_first_whoever_asks():
@@ -93,7 +94,8 @@ def test_all_that_waits_is_served_once_and_what_has_left_never(steps):
         counted = Counter(place.owner for place in waiting)
         assert all(queue.num_of(owner) == counted[owner] for owner in "abc")
     assert [queue.pop() for _ in range(len(queue))] == sorted(waiting)
-    assert not queue._levels and not queue._owned
+    assert not queue._levels
+    assert not queue._owned
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
