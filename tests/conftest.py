@@ -132,6 +132,51 @@ def tiny_text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def scripted_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """scripted_folder(tokens or logits, files={name: JSON}) -> folder of a model whose answers are given.
+
+    The token after position p has the logits of row p, and the last row's from there on: after a prompt of
+    one token the answer is the script. There is no attention, so requests cannot touch each other.
+    """
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+
+    from lamina.models.registry import ModelDefinition, ParameterSpec, register_model
+
+    register_model(
+        "ScriptedForCausalLM",
+        ModelDefinition(
+            parameters=lambda config: {
+                "script": ParameterSpec(
+                    shape=(config.max_position_embeddings, config.vocab_size), sources=("script",)
+                )
+            },
+            forward=lambda config, weights, token_ids, positions, attend, ops: weights["script"][positions],
+            logits=lambda config, weights, hidden, ops: hidden,
+        ),
+    )
+    config = json.loads((tiny_folder / "config.json").read_text())
+    config["architectures"] = ["ScriptedForCausalLM"]
+
+    def make(script: Any, files: dict[str, Any] | None = None) -> Path:
+        folder = tmp_path_factory.mktemp("scripted")
+        contents = {"config.json": {}} | (files or {})
+        contents["config.json"] = config | contents["config.json"]
+        for name, value in contents.items():
+            (folder / name).write_text(json.dumps(value))
+        rows = torch.tensor(script)
+        if rows.dim() == 1:
+            rows = torch.nn.functional.one_hot(rows, config["vocab_size"]) * 20.0
+        missing = config["max_position_embeddings"] - len(rows)
+        save_file({"script": torch.cat([rows, rows[-1:].expand(missing, -1)])}, folder / "model.safetensors")
+        return folder
+
+    return make
+
+
 @pytest.fixture(scope="module")
 def two_threads() -> Iterator[None]:
     """Kernels and compiled loops divide their work, in a worker too."""

@@ -1,5 +1,8 @@
 """POST /v1/chat/completions: the next message of a conversation."""
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -7,10 +10,13 @@ from starlette.routing import BaseRoute, Route
 from ..context import serving_of
 from ..middleware.body import read_body
 from ..protocol.chat import ChatRequest
-from ..protocol.logprobs import chat_logprobs
-from ..streaming.answering import answer, asked_of, beside_loop, receive, start, token_names
+from ..protocol.logprobs import chat_logprobs, token_names
+from ..streaming.answering import answer, asked_of, beside_loop, receive, start
 from ..streaming.asked import Told, WriteLogprobs
 from ..streaming.styles import CHAT
+
+if TYPE_CHECKING:
+    from ...runtime.engine.input_processor import InputProcessor
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -18,19 +24,20 @@ async def create_chat_completion(request: Request) -> Response:
     received = await receive(request, ChatRequest, await read_body(request))
     given, serving = received.given, serving_of(request)
     processor = serving.runtime.input
-    names, num_top = token_names(processor, given.return_tokens_as_token_ids), given.top_logprobs or 0
-
-    def new_logprobs() -> WriteLogprobs:
-        return lambda _, found: chat_logprobs([each for each in found if each], num_top, names)
-
     params = processor.chat_params(given.sampling_params(serving.config))
     prompt = await beside_loop(received.is_large, given.prompt, processor, serving.config)
-    asked = await asked_of(
-        request, received, "chatcmpl", new_logprobs=new_logprobs if given.logprobs else None
-    )
+    new_logprobs = partial(new_writer, processor, given) if given.logprobs else None
+    asked = await asked_of(request, received, "chatcmpl", new_logprobs=new_logprobs)
     running = await start(request, received, [prompt], params, asked.id)
     told = [Told(token_ids=prompt, num_answers=given.n)]
     return await answer(request, received, running, asked, CHAT, told)
+
+
+def new_writer(processor: "InputProcessor", given: ChatRequest) -> WriteLogprobs:
+    """Returns what writes the log-probabilities of one answer."""
+    names = token_names(processor.tokenizer, by_id=given.return_tokens_as_token_ids)
+    num_top = given.top_logprobs or 0
+    return lambda _, found: chat_logprobs([own for own in found if own is not None], num_top, names)
 
 
 ROUTES: list[BaseRoute] = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]

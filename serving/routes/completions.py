@@ -12,8 +12,8 @@ from ..context import serving_of
 from ..middleware.body import read_body
 from ..protocol.completions import CompletionRequest
 from ..protocol.decoding import wrong
-from ..protocol.logprobs import CompletionLogprobsWriter
-from ..streaming.answering import answer, asked_of, beside_loop, receive, start, token_names
+from ..protocol.logprobs import CompletionLogprobsWriter, token_names
+from ..streaming.answering import answer, asked_of, beside_loop, receive, start
 from ..streaming.asked import Told, WriteLogprobs
 from ..streaming.styles import COMPLETION
 
@@ -28,14 +28,9 @@ async def create_completion(request: Request) -> Response:
     processor = serving.runtime.input
     params = given.sampling_params(serving.config)
     prompts = await beside_loop(received.is_large, given.prompts, processor, serving.config)
-    asked = await asked_of(
-        request,
-        received,
-        "cmpl",
-        new_logprobs=None if given.logprobs is None else partial(new_writer, processor, given),
-        echo=given.echo,
-        omits_answer=given.writes_nothing,
-    )
+    new_logprobs = None if given.logprobs is None else partial(new_writer, processor, given)
+    own = {"new_logprobs": new_logprobs, "echo": given.echo, "omits_answer": given.writes_nothing}
+    asked = await asked_of(request, received, "cmpl", **own)
     texts = echoed(processor, given, prompts) if given.echo else [""] * len(prompts)
     running = await start(request, received, prompts, params, asked.id)
     told = [
@@ -51,7 +46,7 @@ def new_writer(processor: "InputProcessor", given: CompletionRequest) -> WriteLo
     special = tokenizer.special_tokens if tokenizer is not None and skips else {}
     return CompletionLogprobsWriter(
         num_top=given.logprobs or 0,
-        names=token_names(processor, given.return_tokens_as_token_ids),
+        names=token_names(tokenizer, by_id=given.return_tokens_as_token_ids),
         is_skipped=special.__contains__,
     ).write
 

@@ -22,7 +22,6 @@ from ..protocol.generation import (
     check_prompt_logprobs,
     named_error,
 )
-from ..protocol.logprobs import TokenNames
 from .asked import Asked, Told
 from .events import ChunkEvents
 from .running import Running
@@ -33,7 +32,6 @@ from .whole import whole_answer
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from ...runtime.engine.input_processor import InputProcessor
     from ...runtime.engine.outputs import RequestOutput
     from ...runtime.sampling_params import SamplingParams
 
@@ -92,14 +90,6 @@ async def asked_of(request: "Request", received: Received[Kind], prefix: str, **
         tells_prompt_logprobs=given.prompt_logprobs is not None,
         **own,
     )
-
-
-def token_names(processor: "InputProcessor", by_id: bool) -> TokenNames:
-    """Returns what tokens are called beside their log-probabilities, by_id or where there is no text: ids."""
-    tokenizer = processor.tokenizer
-    if tokenizer is None:
-        return TokenNames(bytes_of=lambda token_id: b"", by_id=True)
-    return TokenNames(bytes_of=tokenizer.bytes_of, by_id=by_id)
 
 
 async def start(

@@ -1,7 +1,6 @@
 """Models to test with: one that hashes what paging shows it, one whose answers are given, and TINY."""
 
 import contextlib
-import json
 import logging
 import random
 import time
@@ -10,14 +9,12 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from lamina import ClosedError, Runtime
 from lamina.custom_ops._shared import registry
 from lamina.custom_ops.add_rms_norm_linear import _cpu as add_rms_norm_linear
 from lamina.custom_ops.linear import _cpu as linear
 from lamina.custom_ops.linear_int8 import _cpu as linear_int8
-from lamina.models.registry import ModelDefinition, ParameterSpec, register_model
 from lamina.runtime.engine.input_processor import total_tokens
 from lamina.runtime.kv_cache.block_pool import BlockPool
 from lamina.runtime.kv_cache.manager import KVCacheManager
@@ -257,41 +254,12 @@ def said(caplog):
     return lambda: caplog.messages
 
 
-SCRIPTED = ModelDefinition(
-    parameters=lambda config: {
-        "script": ParameterSpec(
-            shape=(config.max_position_embeddings, config.vocab_size), sources=("script",)
-        )
-    },
-    forward=lambda config, weights, token_ids, positions, attend, ops: weights["script"][positions],
-    logits=lambda config, weights, hidden, ops: hidden,
-)
-
-
 @pytest.fixture
-def scripted(tiny_folder, tmp_path, open_runtime):
-    """scripted(tokens or logits, files={name: JSON}, **settings) -> Runtime whose answers are given.
-
-    The token after position p has the logits of row p, and the last row's from there on: after a prompt of
-    one token the answer is the script. There is no attention, so requests cannot touch each other.
-    """
-    register_model("ScriptedForCausalLM", SCRIPTED)
-    config = json.loads((tiny_folder / "config.json").read_text())
-    config["architectures"] = ["ScriptedForCausalLM"]
+def scripted(scripted_folder, open_runtime):
+    """scripted(tokens or logits, files={name: JSON}, **settings) -> Runtime whose answers are given."""
 
     def make(script, *, files=None, **settings):
-        folder = tmp_path / f"scripted-{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        contents = {"config.json": {}} | (files or {})
-        contents["config.json"] = config | contents["config.json"]
-        for name, value in contents.items():
-            (folder / name).write_text(json.dumps(value))
-        rows = torch.tensor(script)
-        if rows.dim() == 1:
-            rows = torch.nn.functional.one_hot(rows, config["vocab_size"]) * 20.0
-        missing = config["max_position_embeddings"] - len(rows)
-        save_file({"script": torch.cat([rows, rows[-1:].expand(missing, -1)])}, folder / "model.safetensors")
-        return open_runtime(folder, **settings)
+        return open_runtime(scripted_folder(script, files), **settings)
 
     return make
 

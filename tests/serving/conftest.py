@@ -97,7 +97,7 @@ def server(start_server: Callable[..., RunningServer]) -> RunningServer:
     return start_server()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def client(server: RunningServer) -> httpx.Client:
     """A client of the shared server."""
     return server.client

@@ -1,7 +1,6 @@
 """Chunks as events: whatever is wanted beside the text, and however it comes, they say the same."""
 
 import dataclasses
-import json
 
 import pytest
 from hypothesis import given
@@ -12,6 +11,8 @@ from lamina.serving.errors import ApiError
 from lamina.serving.streaming.asked import Asked, Told
 from lamina.serving.streaming.events import ChunkEvents
 from lamina.serving.streaming.styles import CHAT, COMPLETION
+
+from ..reading import events_of
 
 ASKED = Asked(id="x-1", created=7, model="tiny", fingerprint="fp_1")
 ONE_PROMPT = (Told(token_ids=(1,)),)
@@ -24,15 +25,6 @@ def usage(num_tokens):
 
 def piece(text, *token_ids, index=0, **more):
     return StreamDelta(request_id="r", index=index, text=text, token_ids=token_ids, **more)
-
-
-def events_of(data):
-    """Each event of a stream, decoded; "[DONE]" as text. It may hold nothing else."""
-    assert data.isascii()
-    parts = data.decode().split("\n\n")
-    assert parts.pop() == ""
-    assert all(part.startswith("data: ") and len(part.splitlines()) == 1 for part in parts)
-    return [part[6:] if part[6:] == "[DONE]" else json.loads(part[6:]) for part in parts]
 
 
 def written(reads, style=CHAT, prompts=ONE_PROMPT, **asked):

@@ -1,0 +1,92 @@
+"""Servers of models whose answers are given, and connections that behave as no client of HTTP does."""
+
+import json
+import socket
+import time
+
+import pytest
+
+from ..reading import COMPLETIONS
+
+
+@pytest.fixture(scope="session")
+def scripted_server(start_server, scripted_folder, bbpe_tokenizer):
+    """scripted_server(tokens or logits, settings={}, **config) -> server, to be asked [1]."""
+
+    def make(script, *, settings=None, **config):
+        given = {"tokenizer": bbpe_tokenizer(), **(settings or {})}
+        return start_server(folder=scripted_folder(script), settings=given, **config)
+
+    return make
+
+
+class Raw:
+    """A connection that has sent one request, read byte by byte or not at all."""
+
+    def __init__(self, server, path=COMPLETIONS, receive_buffer=None, **body):
+        host, port = server.url.removeprefix("http://").split(":")
+        self.socket = socket.socket()
+        if receive_buffer is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(60)
+        self.socket.connect((host, int(port)))
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        self.socket.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+
+    def read(self, size):
+        """So many bytes, or what there is up to the end."""
+        data = b""
+        while len(data) < size and (more := self.socket.recv(size - len(data))):
+            data += more
+        return data
+
+    def rest(self):
+        """What comes until the server closes or resets the connection."""
+        try:
+            return self.read(2**30)
+        except ConnectionResetError:
+            return b""
+
+    def close(self, reset=False):
+        """End the connection, by a reset if so."""
+        if reset:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.socket.close()
+
+
+@pytest.fixture
+def raw():
+    """raw(server, path, **body) -> a connection that has sent the request, closed after the test."""
+    opened = []
+
+    def make(*args, **kwargs):
+        opened.append(Raw(*args, **kwargs))
+        return opened[-1]
+
+    yield make
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture
+def comes_to_rest():
+    """comes_to_rest(server) asserts that soon nothing is held: no block, no request, no lease."""
+
+    def check(server, seconds=30):
+        deadline = time.monotonic() + seconds
+        while True:
+            stats = server.in_loop(server.serving.runtime.stats)
+            requests, blocks = stats["requests"], stats["blocks"]
+            held = {
+                "blocks": blocks["used"],
+                "running": requests["running"],
+                "waiting": requests["waiting"],
+                "admitted": server.serving.admission.num_admitted,
+            }
+            if not any(held.values()):
+                return
+            assert time.monotonic() < deadline, held
+            time.sleep(0.02)
+
+    return check

@@ -1,0 +1,180 @@
+"""However an answer ends, it ends for all: client, engine and books."""
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from ..reading import CHAT, COMPLETIONS, choices_of, events_of, streamed, whole
+
+LONG = {"prompt": [1], "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+
+
+def finished(server):
+    """How many answers have ended, by how."""
+    return dict(server.in_loop(server.serving.runtime.stats)["requests"])
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_client_that_goes_ends_its_request(server, raw, comes_to_rest, streams, reset):
+    rng = random.Random(f"{streams}{reset}")
+    for _ in range(12):
+        connection = raw(server, **LONG, stream=streams, n=rng.randint(1, 3))
+        if streams:
+            connection.read(rng.choice([1, 200, 900, 3000]))
+        connection.close(reset=reset)
+    comes_to_rest(server)
+    assert whole(server.client, COMPLETIONS, **{**LONG, "max_tokens": 3})["usage"]["completion_tokens"] == 3
+
+
+def test_a_client_that_goes_before_its_prompts_are_read_leaves_nothing(server, raw, comes_to_rest):
+    for _ in range(8):
+        raw(server, **{**LONG, "prompt": [[1, 5, 6]] * 8}, stream=True).close(reset=True)
+        raw(server, CHAT, messages=[{"role": "user", "content": "hello"}], max_tokens=200).close()
+    comes_to_rest(server)
+
+
+def test_the_next_turn_after_a_dropped_stream_is_as_if_alone(server, raw, comes_to_rest):
+    prompt = list(range(20, 70))
+    body = {"prompt": prompt, "max_tokens": 20, "temperature": 0}
+    alone = whole(server.client, COMPLETIONS, **body)["choices"][0]["text"]
+    connection = raw(server, **{**LONG, "prompt": prompt}, stream=True)
+    connection.read(400)
+    connection.close()
+    again = whole(server.client, COMPLETIONS, **body)
+    assert again["choices"][0]["text"] == alone
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
+    comes_to_rest(server)
+
+
+def test_characters_of_several_tokens_arrive_whole(scripted_server, bbpe_tokenizer):
+    text = "a😀b👩‍👩‍👧é\u2028end"
+    ids = bbpe_tokenizer().encode(text, add_special_tokens=False)
+    server = scripted_server([*ids, 2])
+    events = streamed(server.client, COMPLETIONS, **{**LONG, "ignore_eos": False})
+    (choice,) = choices_of(events).values()
+    assert choice.text == text
+    assert choice.reasons == ["stop"]
+    answer = whole(server.client, COMPLETIONS, **{**LONG, "ignore_eos": False})
+    assert answer["choices"][0]["text"] == text
+
+
+OWN_FOX = "the own brown own fo own fox jumps"
+
+
+@pytest.fixture(scope="module")
+def fox_server(scripted_server, bbpe_tokenizer):
+    """A server whose every answer is that text."""
+    return scripted_server([*bbpe_tokenizer().encode(OWN_FOX, add_special_tokens=False), 2])
+
+
+@pytest.mark.parametrize("stop", ["own fox", "n f", "fox jumps", "x"])
+def test_no_part_of_a_stop_string_is_streamed(fox_server, stop):
+    (choice,) = choices_of(streamed(fox_server.client, COMPLETIONS, **LONG, stop=stop)).values()
+    assert choice.text == OWN_FOX[: OWN_FOX.index(stop)]
+    assert choice.reasons == ["stop"]
+    assert choice.stop_reason == stop
+
+
+def test_a_stop_string_that_never_comes_holds_nothing_back_at_the_end(fox_server):
+    body = {**LONG, "ignore_eos": False, "stop": ["jumps over", "zz"]}
+    (choice,) = choices_of(streamed(fox_server.client, COMPLETIONS, **body)).values()
+    assert choice.text == OWN_FOX
+
+
+def test_an_error_after_the_first_byte_is_one_event_before_the_end(scripted_server, comes_to_rest):
+    logits = [[0.0] * 320 for _ in range(6)]
+    logits[2][40] = logits[3][41] = 9.0
+    logits[5] = [float("nan")] * 320
+    server = scripted_server(logits)
+    *chunks, error, done = streamed(server.client, COMPLETIONS, **{**LONG, "prompt": [1, 5, 6]})
+    assert done == "[DONE]"
+    assert set(error) == {"error"}
+    assert set(error["error"]) == {"message", "type", "param", "code"}
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * len(chunks)
+    assert chunks
+    response = server.client.post(COMPLETIONS, json={**LONG, "prompt": [1, 5, 6]})
+    assert response.status_code == 500
+    assert response.json() == error
+    first = server.client.post(COMPLETIONS, json={**LONG, "prompt": [1] * 6, "stream": True})
+    assert first.status_code == 500, "nothing was sent yet, so the status tells"
+    comes_to_rest(server)
+
+
+def test_one_bad_prompt_of_several_is_named_before_anything_starts(server, client):
+    before = finished(server)
+    response = client.post(COMPLETIONS, json={**LONG, "prompt": [[1], [1, 2], [400]], "stream": True})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt[2]"
+    assert finished(server) == before
+
+
+def test_a_prompt_as_long_as_the_context_is_refused_by_name(client):
+    for prompt in ([5] * 256, [5] * 400):
+        response = client.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 1})
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert error["code"] == "context_length_exceeded"
+        assert "maximum context length" in error["message"]
+    answer = whole(client, COMPLETIONS, prompt=[5] * 250, max_tokens=100, ignore_eos=True)
+    assert answer["usage"] == {
+        "prompt_tokens": 250,
+        "completion_tokens": 6,
+        "total_tokens": 256,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def num_sockets():
+    """How many sockets this process, client and server, has open."""
+    links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+    return sum(link.is_symlink() and os.readlink(link).startswith("socket:") for link in links)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"send_timeout": 0.5}, {"max_unsent_bytes": 4096, "comment_interval": 0.4}]
+)
+def test_a_client_that_never_reads_is_ended_with_its_connection(start_server, raw, comes_to_rest, limits):
+    server = start_server(**limits)
+    body = {**LONG, "max_tokens": 240, "logprobs": 20, "n": 32, "stream": True}
+    comes_to_rest(server)
+    before = num_sockets()
+    connection = raw(server, receive_buffer=2048, **body)
+    comes_to_rest(server)
+    while num_sockets() > before + 1:  # its own
+        time.sleep(0.02)
+    assert b"[DONE]" not in connection.rest(), "all of it fitted into the sockets"
+
+
+def test_a_slow_reader_gets_everything(server, raw):
+    connection = raw(server, receive_buffer=2048, **LONG, n=16, logprobs=5, stream=True)
+    data = b""
+    while not data.endswith(b"\r\n0\r\n\r\n"):
+        data += connection.read(16384) if len(data) < 200_000 else connection.socket.recv(2**20)
+    body = dechunked(data.partition(b"\r\n\r\n")[2])
+    choices = choices_of(events_of(body))
+    answer = whole(server.client, COMPLETIONS, **LONG, n=16, logprobs=5)
+    assert [choices[number].text for number in range(16)] == [each["text"] for each in answer["choices"]]
+
+
+def dechunked(data):
+    """The body of a response that was sent in chunks."""
+    body = b""
+    while True:
+        size, _, data = data.partition(b"\r\n")
+        if size == b"0":
+            return body
+        body += data[: int(size, 16)]
+        data = data[int(size, 16) + 2 :]
+
+
+def test_an_idle_stream_is_kept_alive_by_comments(start_server):
+    server = start_server(comment_interval=0.05)
+    events = streamed(server.client, COMPLETIONS, **LONG, stream_interval=1000)
+    comments = [event for event in events if isinstance(event, str) and event.startswith(":")]
+    assert set(comments) == {": keep-alive"}
+    (choice,) = choices_of(events).values()
+    assert choice.text == whole(server.client, COMPLETIONS, **LONG)["choices"][0]["text"]
