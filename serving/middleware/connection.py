@@ -72,8 +72,9 @@ class Connection(HttpToolsProtocol):
             self._expect_headers()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """A request begins; scope["lamina.abort"] drops its connection with what is unsent."""
         super().on_message_begin()
+        self.scope["lamina.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self._in_headers, self._num_header_bytes = True, 0
 
     def on_headers_complete(self) -> None:
