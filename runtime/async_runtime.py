@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from ..common.errors import ClosedError, ConfigError, LaminaError, RequestError, shown
+from ..common.extras import require
 from ..common.forks import require_same_process
 from ..common.progress import Progress, say_nothing
 from .engine.async_client import AsyncClient, EngineListener, Generation, Health
@@ -203,7 +204,13 @@ def _core_handle(
         from .engine.core_thread import ThreadCore  # with torch, which a client of a process does without
 
         return ThreadCore(partial(_open_core, model, settings), progress)
-    raise ConfigError(f"engine is {shown(engine)}; wanted 'thread'")
+    if engine == "process":
+        for module in ("msgspec", "zmq"):
+            require(module, extra="serve")
+        from .engine.core_process import ProcessCore  # with both of them
+
+        return ProcessCore(model, settings, progress)
+    raise ConfigError(f"engine is {shown(engine)}; wanted 'thread' or 'process'")
 
 
 def _open_core(

@@ -14,19 +14,19 @@ from .engine.core_loop import CoreService
 from .startup.description import describe
 from .startup.identity import system_fingerprint
 from .startup.loaded import LoadedRuntime
-from .startup.loader import load
+from .startup.loader import OnFolder, load
 from .stats import collect_stats, explanation_of, page_of
 from .tokenization.tokenizer import Tokenizer
 
 
 def open_core(
-    model: str | Path, settings: Mapping[str, Any], progress: Progress
+    model: str | Path, settings: Mapping[str, Any], progress: Progress, on_folder: OnFolder | None = None
 ) -> tuple[CoreService, Tokenizer | None]:
     """Returns a model ready to be stepped by the thread that calls, with its tokenizer.
 
-    settings: the fields of RuntimeConfig. Raises LaminaErrors alone, as load() does.
+    settings: the fields of RuntimeConfig. on_folder and errors: those of load().
     """
-    loaded = load(RuntimeConfig(model=model, **settings), progress)
+    loaded = load(RuntimeConfig(model=model, **settings), progress, on_folder)
     held = [loaded]  # let go of by give_back alone
     return (
         CoreService(

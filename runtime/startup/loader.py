@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -44,12 +44,16 @@ from .threads import settle_threads
 
 IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
 logger = get_logger("runtime")
+OnFolder = Callable[[Path], None]
 
 
-def load(config: RuntimeConfig, progress: Progress) -> LoadedRuntime:
-    """The model loaded, compiled and ready. Raises LaminaErrors alone, and leaves nothing running then."""
+def load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None = None) -> LoadedRuntime:
+    """The model loaded, compiled and ready. Raises LaminaErrors alone, and leaves nothing running then.
+
+    on_folder: called with the checkpoint's folder, before anything large is read from it.
+    """
     with neutral(), watched(warm.refuse if config.require_warm else partial(warm.permit, progress)):
-        return _load(config, progress)
+        return _load(config, progress, on_folder)
 
 
 def missing(config: RuntimeConfig, progress: Progress) -> warm.Lacks:
@@ -136,10 +140,12 @@ def read_weights(resolved: ResolvedRuntime, progress: Progress) -> LoadedWeights
         ) from error
 
 
-def _load(config: RuntimeConfig, progress: Progress) -> LoadedRuntime:
+def _load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None) -> LoadedRuntime:
     watch = Stopwatch()
     watch.seconds["imports"] = IMPORT_SECONDS
     resolved = resolve_runtime(config, progress)
+    if on_folder is not None:
+        on_folder(resolved.folder)
     _say_what_fits(size(resolved), is_asked_for=config.max_model_len is not None)
     watch.lap("config")
     with ThreadPoolExecutor(max_workers=2) as pool:

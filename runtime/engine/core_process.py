@@ -1,0 +1,312 @@
+"""A core in a process of its own: whatever ends it there is an error here, and no GIL is shared.
+
+The process is spawned, in a session of its own. Two sockets join the two, in a private folder that is removed
+as soon as both have them, so that whatever ends either leaves no file.
+"""
+
+import atexit
+import logging
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ...common.errors import ClosedError, ConfigError, EngineDeadError, shown
+from ...common.logging import get_logger
+from ...common.progress import Progress
+from ..protocol import wire
+from ..protocol.core_description import CoreDescription
+from ..protocol.core_messages import Command, CoreStatus, Reply, Shutdown, StepOutputs
+from ..protocol.process_messages import CoreLost, FolderFound, LoadProgress, ProcessEnded, Start
+from ..tokenization.tokenizer import Tokenizer, load_tokenizer
+from .core_handle import OpenedCore, Receiver
+from .core_socket import COMMANDS, OUTPUTS, address
+
+logger = get_logger("runtime")
+BOOT = "import sys; sys.path[:] = sys.argv[3:]; from lamina.runtime.core_main import main; main()"
+SILENT_SECONDS = 4.0  # without a heartbeat, after which the process counts as hanging
+SILENT_BUILDING_SECONDS = 30.0  # likewise while something is built, by code that may not let others run
+MILLISECONDS_TO_DRAIN = 100  # for what a process sent that is no more
+SECONDS_TO_DIE = 5.0
+SECONDS_AT_EXIT = 10.0
+LONGEST_FOLDER = 80  # bytes of a path: with a socket's name it may have 104 to 108
+ENDED = "inproc://ended"  # where whoever waits for the process tells the reader
+LOADING = CoreStatus(is_alive=False, reason="it is being loaded")
+_running: "set[_Child]" = set()  # to be ended before the interpreter is
+
+
+class ProcessCore:
+    """A core that a process loads, steps and closes; see CoreHandle. Dropped without close(), it ends."""
+
+    takes_objects = False
+
+    def __init__(self, model: str | Path, settings: Mapping[str, Any], progress: Progress) -> None:
+        """settings: the fields of RuntimeConfig, which have to pickle. progress: called in another thread.
+
+        ConfigError for settings that do not pickle, or where there is no room for sockets.
+        """
+        self._child = _Child(_pickled(model, settings), settings.get("tokenizer"), progress)
+        weakref.finalize(self, self._child.kill).atexit = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id, None before it runs."""
+        return self._child.pid
+
+    @property
+    def opened(self) -> Future[OpenedCore]:
+        """See CoreHandle."""
+        return self._child.opened
+
+    def start(self, receive: Receiver) -> None:
+        """See CoreHandle."""
+        self._child.start(receive)
+
+    def send(self, command: Command) -> None:
+        """See CoreHandle. WireError for what is no plain data, UnsupportedError for logits processors."""
+        self._child.send(command)
+
+    def status(self) -> CoreStatus:
+        """See CoreHandle. A process that says nothing for SILENT_SECONDS cannot step: that is a reason."""
+        return self._child.status()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """See CoreHandle."""
+        self._child.end(timeout)
+
+
+class _Child:
+    """The process as its two threads know it, which know nothing of the handle, so that it can be dropped.
+
+    One starts it and waits for its end: the kernel ends a process with the thread that started it. The other
+    reads what it sends.
+    """
+
+    def __init__(self, settings: bytes, tokenizer: Any, progress: Progress) -> None:
+        self.opened: Future[OpenedCore] = Future()
+        self.opened.set_running_or_notify_cancel()
+        self.pid: int | None = None
+        self._folder = _private_folder()
+        self._override, self._progress = tokenizer, progress
+        self._parent = os.getpid()
+        self._context = zmq.Context(io_threads=1)
+        self._outputs, self._commands = self._open_sockets()
+        self._lock = threading.Lock()  # of the socket of commands, and of whether the process is gone
+        self._is_reaped = self._is_killed = self._is_closing = False
+        self._receive: Receiver | None = None
+        self._reason: str | None = None  # why it is not alive
+        self._heard: tuple[CoreStatus, float] = LOADING, time.monotonic()
+        self._tokenizer: Tokenizer | None = None
+        self._failure: Exception | None = None  # what it, or who follows it, did not survive
+        self._ending = "it did not end"
+        self._waiter = threading.Thread(target=self._run, name="lamina-core-waiter", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="lamina-core-reader", daemon=True)
+        _running.add(self)
+        self._reader.start()
+        self._waiter.start()
+        self.send(Start(settings=settings, log_level=logging.getLogger("lamina").getEffectiveLevel()))
+
+    def start(self, receive: Receiver) -> None:
+        with self._lock:
+            self._receive = receive
+            is_gone = self._reason is not None
+        if is_gone:
+            threading.Thread(target=receive, args=(None,), name="lamina-core-gone", daemon=True).start()
+
+    def send(self, command: Command | Start) -> None:
+        frame = wire.encode(command)
+        with self._lock:
+            if self._reason is None:
+                self._commands.send(frame, zmq.NOBLOCK)
+
+    def status(self) -> CoreStatus:
+        if self._reason is not None:
+            return CoreStatus(is_alive=False, reason=self._reason)
+        heard, then = self._heard
+        silence, step_seconds = time.monotonic() - then, heard.step_seconds
+        reason = heard.reason
+        if heard.is_alive and silence > (SILENT_BUILDING_SECONDS if heard.building else SILENT_SECONDS):
+            reason = f"its process {self.pid} has said nothing for {silence:.1f} s: it is stopped, or hangs"
+        return CoreStatus(
+            is_alive=heard.is_alive,
+            reason=reason,
+            num_steps=heard.num_steps,
+            step_seconds=None if step_seconds is None else step_seconds + silence,
+            building=heard.building,
+        )
+
+    def end(self, timeout: float) -> None:
+        if os.getpid() != self._parent:
+            return
+        self._is_closing = True
+        if self.opened.done():
+            self.send(Shutdown())
+            self._waiter.join(timeout)
+        if self._waiter.is_alive():
+            self.kill()
+            self._waiter.join(SECONDS_TO_DIE)
+        self._reader.join(SECONDS_TO_DIE)
+
+    def kill(self) -> None:
+        """End it by force, with whatever it has started; may be called at any line of any thread."""
+        self._is_killed = True
+        if self.pid is not None and not self._is_reaped and os.getpid() == self._parent:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _open_sockets(self) -> tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]:
+        outputs, commands = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
+        for socket in (outputs, commands):
+            socket.set_hwm(0)
+            socket.linger = 0
+        outputs.bind(address(self._folder, OUTPUTS))
+        outputs.bind(ENDED)
+        commands.reconnect_ivl = 10  # milliseconds: it is there before the process that listens
+        commands.connect(address(self._folder, COMMANDS))
+        return outputs, commands
+
+    def _run(self) -> None:
+        """Start the process, wait for its end, and tell the reader."""
+        try:
+            reason = "it was closed" if self._is_killed else self._wait(self._spawn())
+        except OSError as error:
+            reason = f"its process could not be started: {error}"
+        with self._context.socket(zmq.PUSH) as socket:
+            socket.connect(ENDED)
+            socket.send(wire.encode(ProcessEnded(reason=reason)))
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        path = [os.path.abspath(entry) for entry in sys.path]
+        process = subprocess.Popen(
+            [sys.executable, "-c", BOOT, self._folder, str(self._parent), *path],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what it prints is a log, too
+            start_new_session=True,
+        )
+        self.pid = process.pid
+        if self._is_killed:  # meanwhile
+            self.kill()
+        return process
+
+    def _wait(self, process: "subprocess.Popen[bytes]") -> str:
+        """Wait for the process's end, and for that of all that it started; returns why it ended."""
+        with suppress(ChildProcessError):  # who ignores SIGCHLD has no children to wait for
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # while nobody else can have its number
+        self._is_reaped = True
+        return _ending(process.pid, process.wait())
+
+    def _read(self) -> None:
+        """Read what the process sends, until it is no more and all has been read."""
+        while True:
+            try:
+                self._take(wire.decode(self._outputs.recv()))
+            except zmq.Again:
+                break
+            except Exception as error:  # a frame that is damaged, a progress that raises, no tokenizer
+                self._fail(error)
+        self._lose()
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case StepOutputs() | Reply():
+                if self._receive is not None:
+                    self._receive(message)
+            case CoreStatus():
+                self._heard = message, time.monotonic()
+            case LoadProgress():
+                self._progress(message.stage, message.fraction, message.detail)
+            case FolderFound():
+                self._tokenizer = load_tokenizer(Path(message.folder), override=self._override)
+            case CoreDescription():
+                self._heard = CoreStatus(is_alive=True), time.monotonic()
+                self.opened.set_result(OpenedCore(description=message, tokenizer=self._tokenizer))
+            case CoreLost():
+                self._failure = self._failure or message.error
+                self._kill_later()
+            case ProcessEnded():
+                self._ending = message.reason
+                self._outputs.rcvtimeo = MILLISECONDS_TO_DRAIN
+
+    def _fail(self, error: Exception) -> None:
+        """End it, as it cannot be followed any more."""
+        self._failure = self._failure or error
+        self.kill()
+
+    def _kill_later(self) -> None:
+        """It ends by itself, unless what it does not survive keeps it from that, too."""
+        timer = threading.Timer(SECONDS_TO_DIE, self.kill)
+        timer.daemon = True
+        timer.start()
+
+    def _lose(self) -> None:
+        """It is no more: give back what it took, and tell whoever waits."""
+        self._waiter.join()
+        with self._lock:
+            self._reason = "it was closed" if self._is_closing else self._why()
+            receive = self._receive
+            self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        _running.discard(self)
+        if not self.opened.done():
+            self.opened.set_exception(self._load_error())
+        elif not self._is_closing:
+            logger.critical("the engine's core is lost: %s", self._reason)
+        if receive is not None:
+            receive(None)
+
+    def _why(self) -> str:
+        return self._ending if self._failure is None else str(self._failure)
+
+    def _load_error(self) -> Exception:
+        if self._is_closing:
+            return ClosedError("this runtime was closed while it was being loaded")
+        return self._failure or EngineDeadError(f"the engine could not be loaded: {self._ending}")
+
+
+def _pickled(model: str | Path, settings: Mapping[str, Any]) -> bytes:
+    try:
+        return pickle.dumps((model, dict(settings)))
+    except Exception as error:  # somebody else's object: anything may come out of it
+        raise ConfigError(
+            f'a setting cannot be sent to the engine\'s process: {shown(error, 300)}; use engine="thread"'
+        ) from error
+
+
+def _private_folder() -> str:
+    """A new folder that this user alone may enter, of a path short enough for sockets."""
+    folder = tempfile.mkdtemp(prefix="lamina-")
+    if len(os.fsencode(folder)) <= LONGEST_FOLDER:
+        return folder
+    os.rmdir(folder)
+    return tempfile.mkdtemp(prefix="lamina-", dir="/tmp")
+
+
+def _ending(pid: int, status: int) -> str:
+    """How a process ended, in words."""
+    if status >= 0:
+        return f"its process {pid} ended with exit status {status}"
+    known = {number.value: number.name for number in signal.Signals}
+    why = ", as the kernel does for want of memory" if status == -signal.SIGKILL else ""
+    return f"its process {pid} was ended by {known.get(-status, f'signal {-status}')}{why}"
+
+
+@atexit.register
+def _end_all() -> None:
+    """End every process before the interpreter, so that each gives back what it has."""
+    for child in [*_running]:
+        child.end(SECONDS_AT_EXIT)
