@@ -108,6 +108,8 @@ class ServeConfig:
     """Strings, or ids, at which the answers of one request end, at most."""
     max_bad_words: int = 128
     """Words that one request excludes at most."""
+    max_allowed_token_ids: int = 32768
+    """Ids to which one request restricts its answers at most."""
     max_logit_bias: int = 1024
     """Entries of one request's logit_bias at most."""
     max_messages: int = 8192

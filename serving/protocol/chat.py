@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...runtime.engine.input_processor import InputProcessor
 
 
-class TextPart(msgspec.Struct, kw_only=True, frozen=True):
+class TextPart(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """A part of a message; of text alone, others are refused."""
 
     type: str
@@ -40,7 +40,7 @@ class ToolCall(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     index: int | None = None
 
 
-class Message(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+class Message(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False):
     """One message of a conversation."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = MESSAGE

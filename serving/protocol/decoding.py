@@ -17,7 +17,9 @@ from .mismatch import wrong as wrong
 
 IN_THREAD = 256 * 1024  # bytes of a body from which it is decoded beside the event loop
 MOST_FIELD = 64 * 1024  # bytes of a field, but for those that hold texts and token ids
-MOST_VALUES = 2**19  # commas of a body: so many values take some 0.1 s to be read, whatever they are
+MOST_VALUES = 2**19  # of a body, as commas tell; so many numbers take some tens of milliseconds
+MOST_OBJECTS = 2**16  # of a body, lists among them, which take longer
+TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 MOST_NAMED = 16  # ignored fields that are told
 
 
@@ -130,8 +132,7 @@ _TOP = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=lambda kind, valu
 
 def _pieces(body: bytes) -> dict[str, bytes]:
     """Returns the JSON of each field of an object, after what is quick to see of the whole."""
-    if body.count(b",") > MOST_VALUES:
-        raise wrong(None, f"the body holds more than {MOST_VALUES} values; wanted fewer in one request")
+    _check_size(body)
     try:
         found = _TOP.decode(body)
     except msgspec.ValidationError:
@@ -145,6 +146,36 @@ def _pieces(body: bytes) -> dict[str, bytes]:
             raise wrong(plain, f"{shown(plain)} stands in the body twice; wanted once")
         pieces[plain] = bytes(piece)
     return pieces
+
+
+def _check_size(body: bytes) -> None:
+    """Raises ApiError for a body of so many values that reading it would hold others up.
+
+    What stands in texts does not count, which is looked at only where there is much of it.
+    """
+    if _num_values(body, 0, len(body)) <= MOST_VALUES and _num_objects(body, 0, len(body)) <= MOST_OBJECTS:
+        return
+    num_values = num_objects = place = 0
+    for text in TEXT.finditer(body):
+        num_values += _num_values(body, place, text.start())
+        num_objects += _num_objects(body, place, text.start())
+        place = text.end()
+        if num_values > MOST_VALUES or num_objects > MOST_OBJECTS:
+            break
+    num_values += _num_values(body, place, len(body))
+    num_objects += _num_objects(body, place, len(body))
+    if num_values > MOST_VALUES:
+        raise wrong(None, f"the body holds more than {MOST_VALUES} values; wanted fewer in one request")
+    if num_objects > MOST_OBJECTS:
+        raise wrong(None, f"the body holds more than {MOST_OBJECTS} objects and lists; wanted fewer")
+
+
+def _num_values(body: bytes, start: int, end: int) -> int:
+    return body.count(b",", start, end)
+
+
+def _num_objects(body: bytes, start: int, end: int) -> int:
+    return body.count(b"{", start, end) + body.count(b"[", start, end)
 
 
 def _decoded(name: str, piece: bytes, field: _Field, is_large: bool) -> Any:

@@ -146,6 +146,7 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
             ("stop_token_ids", self.stop_token_ids, config.max_stop),
             ("bad_words", self.bad_words, config.max_bad_words),
             ("logit_bias", self.logit_bias, config.max_logit_bias),
+            ("allowed_token_ids", self.allowed_token_ids, config.max_allowed_token_ids),
         )
         for name, entries, most in held:
             if entries is not None and len(entries) > most:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lamina.serving.errors import ApiError
 from lamina.serving.protocol.chat import ChatRequest
 from lamina.serving.protocol.completions import CompletionRequest
+from lamina.serving.protocol.generation import StreamOptions
 
 BODIES = {
     ChatRequest: {"messages": [{"role": "user", "content": "hello"}]},
@@ -275,12 +276,7 @@ def _error_of(read, kind, body):
 
 def _as_request_has(name, value):
     if name == "stream_options":
-        return {
-            "include_usage": False,
-            "continuous_usage_stats": False,
-            "include_obfuscation": False,
-            **value,
-        }
+        return {**dict.fromkeys(StreamOptions.__struct_fields__, False), **value}
     if name == "messages":
         return [{key: item for key, item in message.items() if item is not None} for message in value]
     return value
