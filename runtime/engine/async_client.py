@@ -264,22 +264,24 @@ class AsyncClient:
 
     def _lose(self) -> None:
         """The core is gone: whatever is left of requests and calls ends by an error."""
-        reason = self._handle.status().reason
-        if self._end is None:
-            self._end = EngineDeadError(f"the engine's core is lost: {reason}; make a new AsyncRuntime")
+        lost = EngineDeadError(
+            f"the engine's core is lost: {self._handle.status().reason}; make a new AsyncRuntime"
+        )
+        self._end = self._end or lost
         for number in [*self._calls]:
             self._take_reply(Reply(number=number, error=self._end))
-        self._end_all(EngineDeadError(str(self._end)))
+        self._end_all(lost)
 
     def _end_all(self, error: LaminaError) -> None:
         now = time.monotonic()
-        self._take_in([_ended(own, asked, each, error, now) for own, (asked, each) in self._live.items()])
+        self._take_in([_ended(asked, submission, error, now) for asked, submission in self._live.values()])
 
 
-def _ended(
-    request_id: str, asked: Asked, submission: Submission, error: LaminaError, now: float
-) -> EngineOutput:
-    """What the core would have said of a request that ended by an error of its own."""
+def _ended(asked: Asked, submission: Submission, error: LaminaError, now: float) -> EngineOutput:
+    """What the core would have said of a request that ended by an error."""
     times = Timeline(queued=asked.queued, finished=now)
-    finish = Finish(reason="abort", times=times, error=error)
-    return EngineOutput(request_id=request_id, num_before=len(submission.answer.token_ids), finish=finish)
+    return EngineOutput(
+        request_id=submission.request.request_id,
+        num_before=len(submission.answer.token_ids),
+        finish=Finish(reason="abort", times=times, error=error),
+    )

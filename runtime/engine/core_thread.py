@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...common.errors import ClosedError, shown
 from ...common.logging import get_logger
@@ -13,9 +14,12 @@ from ...common.progress import Progress
 from ..protocol.core_messages import Command, CoreStatus, Message, Shutdown
 from ..tokenization.tokenizer import Tokenizer
 from .core_handle import OpenedCore, Receiver
-from .core_loop import CoreLoop, CoreService
+
+if TYPE_CHECKING:
+    from .core_loop import CoreLoop, CoreService
 
 logger = get_logger("runtime")
+OpenCore: TypeAlias = "Callable[[Progress], tuple[CoreService, Tokenizer | None]]"
 SECONDS_AT_EXIT = 10.0
 _running: "set[_Worker]" = set()  # to be ended before the interpreter is
 
@@ -25,9 +29,7 @@ class ThreadCore:
 
     takes_objects = True
 
-    def __init__(
-        self, open_core: Callable[[Progress], tuple[CoreService, Tokenizer | None]], progress: Progress
-    ) -> None:
+    def __init__(self, open_core: "OpenCore", progress: Progress) -> None:
         """open_core(progress): loads a core with its tokenizer, in the new thread, which calls progress."""
         self._worker = _Worker(open_core, progress)
         weakref.finalize(self, self._worker.commands.put, Shutdown()).atexit = False
@@ -58,9 +60,7 @@ class ThreadCore:
 class _Worker(threading.Thread):
     """The thread, which knows nothing of the handle, so that the handle can be dropped."""
 
-    def __init__(
-        self, open_core: Callable[[Progress], tuple[CoreService, Tokenizer | None]], progress: Progress
-    ) -> None:
+    def __init__(self, open_core: "OpenCore", progress: Progress) -> None:
         super().__init__(name="lamina-core", daemon=True)
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.opened: Future[OpenedCore] = Future()
@@ -102,6 +102,8 @@ class _Worker(threading.Thread):
             self.receive(None)
 
     def _serve(self) -> None:
+        from .core_loop import CoreLoop  # in this thread, as it imports torch for seconds
+
         open_core, self._open_core = self._open_core, _open_nothing
         service, tokenizer = open_core(self._report)
         del open_core
@@ -137,7 +139,7 @@ def _receive_nothing(message: Message | None) -> None:
     """Before anybody has asked for anything."""
 
 
-def _open_nothing(progress: Progress) -> tuple[CoreService, Tokenizer | None]:
+def _open_nothing(progress: Progress) -> "tuple[CoreService, Tokenizer | None]":
     raise AssertionError("a thread runs once")
 
 

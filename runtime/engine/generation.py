@@ -119,24 +119,25 @@ class Generation:
         if self._ready:
             deltas, self._ready = [*self._ready], deque()
             return deltas
-        while True:
+        while not self._is_closed:
             deltas = [delta for reader in self._readers if (delta := reader.read()) is not None]
-            if deltas or self._is_closed or self._is_over():
+            if deltas or self._is_over():
                 return deltas
             await self._wait()
+        return []
 
     async def output(self) -> RequestOutput:
         """Returns the prompt with its whole answers, once all have ended, whatever was read before."""
         while not self.is_over:
             if self._is_closed:
-                raise ClosedError("this generation was closed before it ended; read what it has with read()")
+                raise ClosedError("this generation was closed before it had ended")
             self._raise_error()
             await self._wait()
         self._raise_error()
         return self._answers.output()
 
     async def aclose(self) -> None:
-        """Ends what is left of it; what was read stays read, and no more comes."""
+        """Ends what is left of it: nothing more can be read, and output() raises ClosedError."""
         self._close()
 
     def _is_over(self) -> bool:
@@ -149,13 +150,13 @@ class Generation:
         """Raises the error of the first answer that has one, and ends the others."""
         error = next((a.error for a in self._answers.answers if a.error is not None), None)
         if error is not None:
-            self._close()
-            raise error
+            self._end(self._asked)
+            raise error.with_traceback(None)
 
     def _close(self) -> None:
         self._is_closed = True
-        if self._asked.num_left:
-            self._end(self._asked)
+        self._ready.clear()
+        self._end(self._asked)
         self._asked.wake()
 
     async def _wait(self) -> None:

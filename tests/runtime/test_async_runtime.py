@@ -1,0 +1,607 @@
+"""An AsyncRuntime answers as a Runtime does, whoever else asks; nothing is left of what is cancelled."""
+
+import asyncio
+import gc
+import random
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lamina import (
+    AsyncRuntime,
+    ClosedError,
+    ConfigError,
+    LoadError,
+    RequestError,
+    Runtime,
+    SamplingParams,
+    StreamDelta,
+    UnsupportedError,
+)
+
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SMALL = {"compile": False, "device": "cpu", "num_kv_blocks": 96, "max_num_seqs": 6}
+
+
+def text_of(deltas):
+    return "".join(delta.text for delta in deltas)
+
+
+def tokens_of(deltas):
+    return tuple(token for delta in deltas for token in delta.token_ids)
+
+
+async def until(holds, seconds=60.0):
+    """Waits, a step at a time, for what must come true."""
+    for _ in range(int(seconds * 200)):
+        if await holds():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came true")
+
+
+async def assert_ended(runtime):
+    """Nobody holds a block, a row or an entry of any book."""
+
+    async def is_idle():
+        stats = await runtime.stats()
+        return stats["blocks"]["used"] == stats["requests"]["running"] == stats["requests"]["waiting"] == 0
+
+    gc.collect()
+    await until(is_idle)
+    client = runtime._client
+    await until(lambda: _true_of(not client._live and not client._asked))
+    assert not client._calls
+    assert not client._processor._answers
+
+
+async def assert_idle(runtime):
+    """All requests have ended, and no task is left but the test's own."""
+    await assert_ended(runtime)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def _true_of(value):
+    return value
+
+
+@pytest.fixture(scope="module")
+def blocking(tiny_text_folder):
+    runtime = Runtime.from_pretrained(tiny_text_folder, **SMALL)
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_text_folder):
+    """One runtime for event loops that come and go."""
+    runtime = asyncio.run(AsyncRuntime.from_pretrained(tiny_text_folder, **SMALL))
+    yield runtime
+    asyncio.run(runtime.close())
+
+
+@pytest.fixture
+def serve(shared):
+    """serve(coroutine function) -> what it returns for the shared runtime, which it must leave idle."""
+
+    def run(body):
+        async def main():
+            found = await asyncio.wait_for(body(shared), 240)
+            await assert_idle(shared)
+            return found
+
+        return asyncio.run(main())
+
+    return run
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 1.3]),
+    seed=st.integers(0, 9),
+    max_tokens=st.integers(1, 16),
+    stop=st.sampled_from([None, "e", ["he", "l"], "\ufffd"]),
+    n=st.sampled_from([1, 1, 1, 3]),
+    logprobs=st.sampled_from([None, None, 2]),
+    prompt_logprobs=st.sampled_from([None, None, 1]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    detokenize=st.sampled_from([None, True]),
+    include_stop_str_in_output=st.booleans(),
+)
+PROMPTS = st.one_of(
+    st.text(st.sampled_from("hel wort🙂é"), min_size=1, max_size=40),
+    st.lists(st.integers(0, 319), min_size=1, max_size=60),
+)
+WHOLE, PIECES, SLOWLY = "whole", "pieces", "slowly"
+CANCELLED, DROPPED, CLOSED = "cancelled", "dropped", "closed"
+WAYS = st.sampled_from([WHOLE, PIECES, SLOWLY, CANCELLED, DROPPED, CLOSED])
+
+
+async def iterate(generation, most=None):
+    deltas = []
+    async for delta in generation:
+        deltas.append(delta)
+        if len(deltas) == most:
+            break
+    return deltas
+
+
+async def read_slowly(generation, pauses):
+    deltas = []
+    while new := await generation.read():
+        deltas += new
+        for _ in range(pauses.randrange(12)):
+            await asyncio.sleep(0)
+        await asyncio.sleep(pauses.choice([0, 0, 0.002]))
+    return deltas
+
+
+async def ask(runtime, prompt, params, way, pauses):
+    """Asks in one of several ways; whole answers come back, of what is ended early what was read."""
+    generation = runtime.generate(prompt, params)
+    if way == WHOLE:
+        return await generation.output()
+    if way == PIECES:
+        return await iterate(generation)
+    if way == SLOWLY:
+        return await read_slowly(generation, pauses)
+    most = pauses.randrange(1, 6)
+    if way == CANCELLED:
+        task = asyncio.create_task(iterate(generation))
+        for _ in range(most):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() is False or await generation.read() == []
+        return None
+    deltas = await iterate(generation, most)
+    if way == CLOSED:
+        await generation.aclose()
+        assert await generation.read() == []
+    return deltas
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=st.lists(st.tuples(PROMPTS, PARAMS, WAYS), min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_alone_batched_and_blocking_are_equal_whoever_gives_up(serve, blocking, asked, seed):
+    pauses = random.Random(seed)
+
+    async def body(runtime):
+        return await asyncio.gather(*(ask(runtime, *each, pauses) for each in asked))
+
+    found = serve(body)
+    for (prompt, params, way), got in zip(asked, found, strict=True):
+        right = blocking.generate([prompt], params)[0]
+        if way == WHOLE:
+            assert got.prompt_token_ids == right.prompt_token_ids
+            assert_near(got.prompt_logprobs, right.prompt_logprobs)
+            got = [one for answer in got.outputs for one in as_deltas(answer)]
+        for index, whole in enumerate(right.outputs if got is not None else ()):
+            own = [delta for delta in got if delta.index == index]
+            ids = tokens_of(own)
+            assert whole.text.startswith(text_of(own))
+            assert whole.token_ids[: len(ids)] == ids
+            assert_near([e for d in own for e in d.logprobs or ()], (whole.logprobs or ())[: len(ids)])
+            assert all(delta.finish_reason is None for delta in own[:-1])
+            if way in (WHOLE, PIECES, SLOWLY):
+                assert (text_of(own), ids) == (whole.text, whole.token_ids)
+                last = own[-1]
+                assert (last.finish_reason, last.stop_reason) == (whole.finish_reason, whole.stop_reason)
+
+
+def as_deltas(answer):
+    return [
+        StreamDelta(
+            request_id="",
+            index=answer.index,
+            text=answer.text,
+            token_ids=answer.token_ids,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            logprobs=answer.logprobs,
+        )
+    ]
+
+
+def assert_near(found, right):
+    """Log-probabilities of the same tokens in the same order; their last bits depend on the batch."""
+    found, right = [*(found or ())], [*(right or ())]
+    assert len(found) == len(right)
+    for one, other in zip(found, right, strict=True):
+        if one is None or other is None:
+            assert one is other
+            continue
+        assert one.keys() == other.keys() or len(one) == len(other)
+        shared = one.keys() & other.keys()
+        assert [one[i].logprob for i in shared] == pytest.approx([other[i].logprob for i in shared], abs=1e-3)
+
+
+def test_a_text_read_so_far_is_never_taken_back_nor_part_of_a_stop_string(serve):
+    stop = ["he", "\ufffdx", "l", "zz"]
+    params = [
+        SamplingParams(temperature=1.0, seed=seed, max_tokens=40, stop=stop, include_stop_str_in_output=False)
+        for seed in range(12)
+    ]
+
+    async def body(runtime):
+        pauses = random.Random(5)
+        asked = [runtime.generate("hello", each) for each in params]
+        whole = [runtime.generate("hello", each) for each in params]
+        pieces = await asyncio.gather(*(read_slowly(each, pauses) for each in asked))
+        return pieces, [(await each.output()).outputs[0] for each in whole]
+
+    pieces, whole = serve(body)
+    assert [text_of(deltas) for deltas in pieces] == [answer.text for answer in whole]
+    assert any(answer.stop_reason in stop for answer in whole)
+    for deltas in pieces:
+        assert not [string for string in stop if string in text_of(deltas)]
+
+
+def test_a_chat_is_answered_as_by_the_blocking_runtime(serve, blocking):
+    messages = [{"role": "user", "content": "hello"}]
+
+    async def body(runtime):
+        return await runtime.chat(messages, SHORT).output()
+
+    assert serve(body).outputs == blocking.chat(messages, SHORT).outputs
+
+
+def test_the_best_of_several_are_known_at_the_end_and_not_before(serve, blocking):
+    params = SamplingParams(temperature=1.0, seed=3, n=2, best_of=4, max_tokens=10)
+
+    async def body(runtime):
+        generation = runtime.generate("hello", params)
+        assert generation.num_answers == 2
+        with pytest.raises(RequestError, match="best_of is 4, above n 2"):
+            await generation.read()
+        with pytest.raises(RequestError, match="best_of"):
+            await anext(generation)
+        return await generation.output()
+
+    found, right = serve(body), blocking.generate("hello", params)[0]
+    assert [answer.token_ids for answer in found.outputs] == [answer.token_ids for answer in right.outputs]
+
+
+def test_a_bad_request_is_refused_at_once_and_leaves_nothing(serve):
+    async def body(runtime):
+        for bad, match in (
+            (lambda: runtime.generate([999]), "vocabulary"),
+            (lambda: runtime.generate(["a", "b"]), "prompt"),
+            (lambda: runtime.generate("a", SamplingParams(logit_bias={5000: 1.0})), "logit_bias"),
+            (lambda: runtime.generate("a", request_id=5), "request_id is 5"),
+            (lambda: runtime.generate("a", request_id="\ud800"), "request_id"),
+            (lambda: runtime.generate("a", priorty=1), "priorty"),
+            (lambda: runtime.generate("a", 7), "params is 7"),
+            (lambda: runtime.chat([{"role": 5}]), "messages"),
+        ):
+            with pytest.raises(RequestError, match=match):
+                bad()
+
+    serve(body)
+
+
+def test_a_request_is_queued_before_anybody_reads_it(serve):
+    async def body(runtime):
+        generation = runtime.generate("hello", SHORT)
+        await until(lambda: _true_of(generation.num_output_tokens == 12))
+        assert generation.num_cached_tokens == 0
+        deltas = await generation.read()
+        return len(deltas), tokens_of(deltas)
+
+    count, ids = serve(body)
+    assert count == 1, "a slow reader gets all that piled up as one"
+    assert len(ids) == 12
+
+
+def test_pieces_can_be_iterated_then_read_and_then_taken_whole(serve):
+    async def body(runtime):
+        generation = runtime.generate("hello", SamplingParams(temperature=0, max_tokens=30, n=2, seed=1))
+        deltas = [await anext(generation), await anext(generation)]
+        deltas += await generation.read()
+        whole = await generation.output()
+        while new := await generation.read():
+            deltas += new
+        assert [delta async for delta in generation] == []
+        assert generation.num_output_tokens == len(tokens_of(deltas))
+        return whole, deltas
+
+    whole, deltas = serve(body)
+    for answer in whole.outputs:
+        assert text_of([delta for delta in deltas if delta.index == answer.index]) == answer.text
+
+
+def test_two_readers_of_one_answer_share_its_pieces(serve):
+    async def body(runtime):
+        generation = runtime.generate("hello", SHORT)
+        found = await asyncio.gather(iterate(generation), iterate(generation))
+        return [tokens_of(deltas) for deltas in found]
+
+    found = serve(body)
+    assert sum(map(len, found)) == 12
+
+
+@pytest.mark.parametrize("wait", ["read", "output", "iterate"])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 20])
+def test_to_cancel_a_task_at_any_await_ends_its_request(serve, wait, turns):
+    async def read(generation):
+        if wait == "output":
+            await generation.output()
+        elif wait == "read":
+            while await generation.read():
+                pass
+        else:
+            await iterate(generation)
+
+    async def body(runtime):
+        generation = runtime.generate("hello", LONG)
+        tasks = [asyncio.create_task(read(generation)), asyncio.create_task(read(generation))]
+        for _ in range(turns):
+            await asyncio.sleep(0.001 if turns > 5 else 0)
+        tasks[0].cancel()
+        tasks[1].cancel()
+        await asyncio.wait(tasks)
+        assert generation.num_output_tokens < 200
+        if turns:
+            with pytest.raises(ClosedError):
+                await generation.output()
+
+    serve(body)
+
+
+def test_requests_asked_aborted_and_dropped_at_random_leave_nothing_behind(serve):
+    chance = random.Random(11)
+    num_tasks, num_each = 10, 100
+
+    async def client(runtime, number):
+        held = []
+        for turn in range(num_each):
+            name = f"{number}-{turn % 7}"
+            params = SamplingParams(
+                max_tokens=chance.randrange(1, 40), seed=turn, n=chance.choice([1, 1, 1, 2]), stop=["q"]
+            )
+            prompt = [chance.randrange(320) for _ in range(chance.randrange(1, 30))]
+            held.append(runtime.generate(prompt, params, request_id=name, priority=chance.randrange(3)))
+            action = chance.randrange(6)
+            if action == 0:
+                await runtime.abort(name)
+            elif action == 1:
+                held.clear()
+            elif action == 2:
+                await held.pop().aclose()
+            elif action == 3:
+                reader = asyncio.create_task(iterate(held[-1]))
+                await asyncio.sleep(chance.random() / 100)
+                reader.cancel()
+            elif action == 4 and len(held) > 1:
+                await held.pop().output()
+            await asyncio.sleep(0)
+
+    async def body(runtime):
+        before = (await runtime.stats())["requests"]["finished"]
+        await asyncio.gather(*(client(runtime, number) for number in range(num_tasks)))
+        await assert_ended(runtime)
+        return (await runtime.stats())["requests"]["finished"] - before
+
+    assert serve(body) >= num_tasks * num_each
+
+
+def test_an_abort_by_the_callers_id_ends_all_that_have_it_and_no_other(serve):
+    async def body(runtime):
+        ended = [runtime.generate("a", LONG, request_id="mine") for _ in range(3)]
+        other = runtime.generate("a", SHORT)
+        await ended[0].read()
+        assert await runtime.abort("mine")
+        assert not await runtime.abort("yours")
+        outputs = [await each.output() for each in ended]
+        assert {output.request_id for output in outputs} == {"mine"}
+        assert {output.outputs[0].finish_reason for output in outputs} == {"abort"}
+        assert (await other.output()).outputs[0].finish_reason == "length"
+        assert not await runtime.abort("mine")
+
+    serve(body)
+
+
+def test_who_waits_behind_others_ends_at_his_deadline(serve):
+    async def body(runtime):
+        running = [runtime.generate([1, 2], LONG) for _ in range(6)]
+        waiting = runtime.generate([3], LONG, timeout=0.02)
+        answer = (await waiting.output()).outputs[0]
+        assert (answer.finish_reason, answer.stop_reason) == ("abort", "deadline")
+        for each in running:
+            await each.aclose()
+
+    serve(body)
+
+
+def test_a_runtime_serves_one_event_loop_at_a_time(shared):
+    async def ask():
+        return tokens_of(await iterate(shared.generate("hello", SHORT)))
+
+    first = asyncio.run(ask())
+    with pytest.raises(RequestError, match="no event loop runs"):
+        shared.generate("hello")
+
+    async def nested():
+        assert await ask() == first
+        with pytest.raises(RequestError, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, ask())
+
+    asyncio.run(nested())
+
+
+def test_what_a_closed_event_loop_leaves_behind_ends(shared):
+    async def leave():
+        generation = shared.generate("hello", LONG)
+        await generation.read()
+        return generation
+
+    left = [asyncio.run(leave()) for _ in range(2)]
+
+    async def look():
+        await assert_idle(shared)
+        assert [each.num_output_tokens < 200 for each in left] == [True, True]
+
+    asyncio.run(look())
+
+
+def test_one_wakeup_a_step_whoever_reads(serve, monkeypatch):
+    async def body(runtime):
+        loop, num_wakeups = asyncio.get_running_loop(), 0
+        real = loop.call_soon_threadsafe
+
+        def counted(*args, **kwargs):
+            nonlocal num_wakeups
+            num_wakeups += 1
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        before = runtime.health().status.num_steps
+        asked = [
+            runtime.generate([each], SamplingParams(max_tokens=20, ignore_eos=True)) for each in range(6)
+        ]
+        await asyncio.gather(*(iterate(each) for each in asked))
+        return num_wakeups, runtime.health().status.num_steps - before
+
+    num_wakeups, num_steps = serve(body)
+    assert num_wakeups <= num_steps + 1 < 60
+
+
+@pytest.mark.parametrize(
+    "model, settings, error",
+    [
+        ("/nowhere", {}, LoadError),
+        (None, {"max_num_seqs": 0}, ConfigError),
+        (None, {"no_such_setting": 1}, ConfigError),
+        (None, {"engine": "elsewhere"}, ConfigError),
+    ],
+)
+def test_what_cannot_be_loaded_raises_and_leaves_no_thread(tiny_folder, model, settings, error):
+    with pytest.raises(error):
+        asyncio.run(AsyncRuntime.from_pretrained(model or tiny_folder, **{"compile": False} | settings))
+    assert not [each for each in threading.enumerate() if each.name == "lamina-core" and _is_new(each)]
+
+
+def _is_new(thread):
+    return thread not in KNOWN
+
+
+KNOWN = set()
+
+
+@pytest.fixture(autouse=True)
+def _threads_before():
+    KNOWN.update(threading.enumerate())
+    yield
+    KNOWN.clear()
+
+
+def test_to_cancel_the_loading_gives_it_up(tiny_text_folder):
+    async def main():
+        begun = asyncio.Event()
+        task = asyncio.create_task(
+            AsyncRuntime.from_pretrained(tiny_text_folder, progress=lambda *_: begun.set(), **SMALL)
+        )
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert not [each for each in threading.enumerate() if each.name == "lamina-core" and _is_new(each)]
+
+
+def test_to_close_ends_what_runs_and_refuses_what_comes(tiny_text_folder):
+    async def main():
+        async with await AsyncRuntime.from_pretrained(tiny_text_folder, **SMALL) as runtime:
+            generation = runtime.generate("hello", LONG)
+            reader = asyncio.create_task(iterate(generation))
+            await asyncio.sleep(0.02)
+        assert (await reader)[-1].finish_reason == "abort"
+        assert not runtime.health().ok
+        assert "closed" in runtime.health().reason
+        for use in (
+            lambda: _result_of(lambda: runtime.generate("hello")),
+            runtime.stats,
+            lambda: runtime.call("suspend"),
+        ):
+            with pytest.raises(ClosedError):
+                await use()
+        assert not await runtime.abort("hello")
+        await runtime.close()
+
+    asyncio.run(main())
+    assert not [each for each in threading.enumerate() if each.name == "lamina-core" and _is_new(each)]
+
+
+async def _result_of(call):
+    return call()
+
+
+def test_a_runtime_that_is_dropped_ends_its_thread(tiny_text_folder):
+    async def main():
+        runtime = await AsyncRuntime.from_pretrained(tiny_text_folder, **SMALL)
+        generation = runtime.generate("hello", LONG)
+        del runtime
+        whole = await generation.output()
+        assert len(whole.outputs[0].token_ids) == 200, "a generation holds its runtime"
+        return [each for each in threading.enumerate() if each.name == "lamina-core" and _is_new(each)]
+
+    threads = asyncio.run(main())
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_methods_of_the_engine_are_called_by_name(serve):
+    async def body(runtime):
+        assert "runs eagerly" in await runtime.call("explain")
+        generation = runtime.generate("hello", LONG)
+        await generation.read()
+        with pytest.raises(RequestError, match="while requests are live"):
+            await runtime.call("suspend")
+        await generation.aclose()
+        await assert_ended(runtime)
+        await runtime.call("suspend")
+        await runtime.call("resume")
+        with pytest.raises(UnsupportedError, match="method is 'close'; wanted one of"):
+            await runtime.call("close")
+        return await runtime.generate("hello", SHORT).output()
+
+    assert len(serve(body).outputs[0].token_ids) == 12
+
+
+def test_garbage_is_frozen_until_the_end(tiny_text_folder):
+    async def main():
+        async with await AsyncRuntime.from_pretrained(tiny_text_folder, **SMALL) as runtime:
+            runtime.freeze_garbage()
+            assert gc.get_freeze_count() > 1000
+
+    asyncio.run(main())
+    assert gc.get_freeze_count() == 0
+
+
+UNCLOSED = """
+import asyncio, sys
+from lamina import AsyncRuntime, SamplingParams
+
+async def main():
+    runtime = await AsyncRuntime.from_pretrained(sys.argv[1], compile=False, device="cpu")
+    generation = runtime.generate("hello", SamplingParams(max_tokens=200, ignore_eos=True))
+    await generation.read()
+    print("read", flush=True)
+    return runtime, generation
+
+kept = asyncio.run(main())
+"""
+
+
+def test_a_program_that_never_closes_its_runtime_ends_all_the_same(tiny_text_folder):
+    command = [sys.executable, "-c", UNCLOSED, str(tiny_text_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr
