@@ -6,6 +6,7 @@ import contextlib
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...common.logging import get_logger
+from ..auth.authentication import route_path
 from ..errors import ApiError, api_error
 from ..metrics.record import RequestRecord
 
@@ -50,15 +51,16 @@ class Answers:
 
 
 async def answer_error(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send an error in OpenAI's shape; what nobody expected goes to the log, with its traceback."""
+    """Send an error in OpenAI's shape or Anthropic's; what nobody expected is logged with its traceback."""
     answer = api_error(error)
     scope["lamina.record"].code = answer.code
+    body = answer.body(route_path(scope))
     if answer.code == "internal_error":
         logger.error("%s failed", scope.get("lamina.request_id", "a request"), exc_info=error)
     if answer.headers.get("Connection") == "close":
         await _pass_over_body(receive)
-    await send({"type": "http.response.start", "status": answer.status, "headers": _headers(answer)})
-    await send({"type": "http.response.body", "body": answer.body()})
+    await send({"type": "http.response.start", "status": answer.status, "headers": _headers(answer, body)})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _pass_over_body(receive: Receive) -> None:
@@ -69,7 +71,7 @@ async def _pass_over_body(receive: Receive) -> None:
                 pass
 
 
-def _headers(answer: ApiError) -> list[tuple[bytes, bytes]]:
-    length = str(len(answer.body())).encode()
+def _headers(answer: ApiError, body: bytes) -> list[tuple[bytes, bytes]]:
+    length = str(len(body)).encode()
     own = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
     return [(b"content-type", b"application/json"), (b"content-length", length), *own]

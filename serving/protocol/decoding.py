@@ -38,6 +38,9 @@ class Body(msgspec.Struct, kw_only=True, frozen=True):
     accepted: ClassVar[frozenset[str]] = frozenset()  # fields that change no answer, ignored in silence
     large: ClassVar[frozenset[str]] = frozenset()  # fields of more than MOST_FIELD bytes
 
+    model: str | None = None
+    """A name of the model; otherwise the first of its names."""
+
 
 Kind = TypeVar("Kind", bound=Body)
 

@@ -51,7 +51,6 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     accepted: ClassVar[frozenset[str]] = ACCEPTED
     large: ClassVar[frozenset[str]] = frozenset(("messages", "prompt", "allowed_token_ids"))
 
-    model: str | None = None
     n: Positive = 1
     best_of: Positive | None = None
     max_tokens: NonNegative | None = None

@@ -24,11 +24,12 @@ REF = "#/components/schemas/{name}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """What is known of a route beside its path: its body, its answer, and an event of its stream."""
+    """What is known of a route beside its path: its body, its answer, an event of its stream, its errors."""
 
     body: type[Body] | None = None
     answer: Any = answers.Anything
     event: Any = None
+    error: Any = answers.ErrorAnswer
     media: str = "application/json"
 
 
@@ -48,7 +49,7 @@ def document(
     """Returns the document of a server's endpoints; operations: by path, of others any object is answered."""
     endpoints = list(endpoints)
     known = {each.path: operations.get(each.path, Operation()) for each in endpoints}
-    kinds = [answers.ErrorAnswer, *(kind for each in known.values() for kind in _kinds(each))]
+    kinds = [kind for each in known.values() for kind in _kinds(each)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
     schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
     for kind in kinds:
@@ -74,7 +75,8 @@ def document(
 
 
 def _kinds(operation: Operation) -> list[Any]:
-    return [kind for kind in (operation.body, operation.answer, operation.event) if kind is not None]
+    kinds = operation.body, operation.answer, operation.event, operation.error
+    return [kind for kind in kinds if kind is not None]
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
@@ -92,7 +94,7 @@ def _operation(endpoint: Endpoint, operation: Operation, schema_of: Mapping[str,
     content = {operation.media: {"schema": schema_of[repr(operation.answer)]}}
     if operation.event is not None:
         content["text/event-stream"] = {"schema": schema_of[repr(operation.event)]}
-    error = {"application/json": {"schema": schema_of[repr(answers.ErrorAnswer)]}}
+    error = {"application/json": {"schema": schema_of[repr(operation.error)]}}
     found: dict[str, Any] = {
         "operationId": f"{endpoint.method.lower()}_{endpoint.path.strip('/').translate(_PLAIN) or 'page'}",
         "summary": endpoint.description.partition("\n")[0],

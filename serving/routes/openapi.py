@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ... import __version__
-from ..protocol import answers
+from ..protocol import answers, messages, tokenize
 from ..protocol.chat import ChatRequest
 from ..protocol.completions import CompletionRequest
 from ..protocol.openapi import Endpoint, Operation, document
@@ -21,6 +21,18 @@ OPERATIONS = {
         body=ChatRequest, answer=answers.ChatCompletion, event=answers.ChatChunk
     ),
     "/v1/completions": Operation(body=CompletionRequest, answer=answers.Completion, event=answers.Completion),
+    "/v1/messages": Operation(
+        body=messages.MessagesRequest,
+        answer=messages.MessageAnswer,
+        event=messages.MessageEvent,
+        error=messages.MessageErrorAnswer,
+    ),
+    "/v1/messages/count_tokens": Operation(
+        body=messages.Conversation, answer=messages.TokenCount, error=messages.MessageErrorAnswer
+    ),
+    "/tokenize": Operation(body=tokenize.TokenizeRequest, answer=tokenize.Tokenized),
+    "/detokenize": Operation(body=tokenize.DetokenizeRequest, answer=tokenize.Detokenized),
+    "/tokenizer_info": Operation(answer=tokenize.TokenizerInfo),
     "/v1/models": Operation(answer=answers.ModelList),
     "/v1/models/{id}": Operation(answer=answers.ModelEntry),
     "/version": Operation(answer=answers.Version),

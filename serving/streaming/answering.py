@@ -14,7 +14,7 @@ from ...common.errors import RequestError
 from ..admission.connection import while_connected
 from ..context import serving_of
 from ..metrics.record import record_of
-from ..protocol.decoding import decode_async
+from ..protocol.decoding import Body, decode_async
 from ..protocol.generation import (
     GenerationRequest,
     check_model,
@@ -39,21 +39,22 @@ LARGE_BODY = 32 * 1024  # bytes from which a prompt is made of it beside the eve
 LARGE_ANSWER = 1024  # tokens from which an answer with log-probabilities is written beside it
 
 Kind = TypeVar("Kind", bound=GenerationRequest)
+AnyKind = TypeVar("AnyKind", bound=Body)
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Received(Generic[Kind]):
-    """A request for text, decoded and for a model that is served."""
+class Received(Generic[AnyKind]):
+    """A request, decoded and for a model that is served."""
 
-    given: Kind
+    given: AnyKind
     model: str  # the name that the client asked by
     headers: dict[str, str]  # of the answer
     is_large: bool  # to make a prompt of it takes long
 
 
-async def receive(request: "Request", kind: type[Kind], body: bytes) -> Received[Kind]:
+async def receive(request: "Request", kind: type[AnyKind], body: bytes) -> Received[AnyKind]:
     """Returns the body of a request, decoded; ApiError for one that is none of this kind."""
     serving = serving_of(request)
     decoded = await decode_async(kind, body, strict=serving.config.strict_fields)

@@ -20,14 +20,21 @@ SETTINGS = {"compile": False, "device": "cpu", "num_kv_blocks": 256, "max_num_se
 class RunningServer:
     """A server in a thread with an event loop of its own; its address, a client of it, and its end."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], settings: dict[str, Any]) -> None:
-        self.server = Server(ServeConfig(model_names=(NAME,), **{"port": 0, **config}), self._open)
-        self.folder, self.settings = folder, {**SETTINGS, **settings}
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        settings: dict[str, Any],
+        may_load: threading.Event | None = None,
+    ) -> None:
+        """may_load: the model is loaded once it is set; the server is returned before, as it listens."""
+        self.server = Server(ServeConfig(**{"model_names": (NAME,), "port": 0, **config}), self._open)
+        self.folder, self.settings, self._may_load = folder, {**SETTINGS, **settings}, may_load
         self.code: int | None = None
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
-        while not self.server.is_ready.wait(0.05):
+        while not self.server.is_ready.wait(0.05) and not (may_load and self.server.address):
             if not self.thread.is_alive():
                 raise self.error or RuntimeError(f"the server ended with {self.code}")
         self.url = str(self.server.address)
@@ -71,18 +78,24 @@ class RunningServer:
     async def _open(self) -> Any:
         from lamina.runtime.async_runtime import AsyncRuntime
 
+        if self._may_load is not None:
+            await asyncio.to_thread(self._may_load.wait)
         return await AsyncRuntime.from_pretrained(self.folder, engine="thread", **self.settings)
 
 
 @pytest.fixture(scope="session")
 def start_server(tiny_text_folder: Path) -> Iterator[Callable[..., RunningServer]]:
-    """start_server(settings={of the runtime}, folder=, **config) -> RunningServer, closed at the very end."""
+    """start_server(settings={of the runtime}, folder=, may_load=, **config) -> RunningServer, closed last."""
     started = []
 
     def start(
-        *, settings: dict[str, Any] | None = None, folder: Path | None = None, **config: Any
+        *,
+        settings: dict[str, Any] | None = None,
+        folder: Path | None = None,
+        may_load: threading.Event | None = None,
+        **config: Any,
     ) -> RunningServer:
-        started.append(RunningServer(folder or tiny_text_folder, config, settings or {}))
+        started.append(RunningServer(folder or tiny_text_folder, config, settings or {}, may_load))
         return started[-1]
 
     yield start

@@ -1,6 +1,9 @@
 """GET /v1/models: every name is told, and found again by it."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -40,3 +43,21 @@ def test_an_entry_tells_the_context_and_the_root(serving: Serving) -> None:
     assert entry["max_model_len"] == 256
     assert entry["object"] == "model"
     assert isinstance(entry["created"], int)
+
+
+def test_every_name_is_listed_and_found_again(start_server: Callable[..., Any]) -> None:
+    running = start_server(model_names=("org/tiny", "tiny"))
+    listed = running.client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert [entry["id"] for entry in listed["data"]] == ["org/tiny", "tiny"]
+    for entry in listed["data"]:
+        for id_ in (entry["id"], quote(entry["id"], safe="")):
+            assert running.client.get(f"/v1/models/{id_}").json() == entry
+    for id_ in ("org", "org/", "another", "%2e%2e/%2e%2e/etc/passwd", "tiny%00"):
+        answer = running.client.get(f"/v1/models/{id_}")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "model_not_found"
+    for asked in ("org/tiny", "tiny", None):
+        body = {"model": asked, "prompt": "a", "max_tokens": 1}
+        assert running.client.post("/v1/completions", json=body).json()["model"] == (asked or "org/tiny")
+    running.close()

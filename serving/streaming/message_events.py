@@ -1,0 +1,108 @@
+"""Messages as Anthropic's clients read them: whole, or as named server-sent events."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as quoted  # U+2028 too, at which some clients end a line
+from typing import Any
+
+from ...runtime.engine.outputs import CompletionOutput, StreamDelta
+from ..errors import ANTHROPIC_PATH, ApiError
+from ..protocol.usage import Usage
+
+OPEN = 'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
+OPEN += '{"type":"text_delta","text":'
+CLOSE = "}}\n\n"
+ERROR = b"event: error\ndata: "
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writing:
+    """A message that is being written."""
+
+    id: str
+    model: str  # by the name that the client used
+    max_tokens: int
+
+    def whole(self, answer: CompletionOutput, usage: Usage) -> dict[str, Any]:
+        """Returns the message as plain data."""
+        return self.message([answer.text], self.ending(answer, len(answer.token_ids)), usage)
+
+    def message(self, texts: Sequence[str], ending: dict[str, str | None], usage: Usage) -> dict[str, Any]:
+        """Returns it as far as it is written, as plain data."""
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [{"type": "text", "text": text} for text in texts],
+            **ending,
+            "usage": usage_of(usage),
+        }
+
+    def ending(self, last: CompletionOutput | StreamDelta, num_tokens: int) -> dict[str, str | None]:
+        """Returns why the message ended after so many tokens."""
+        if last.finish_reason == "length":
+            is_full = num_tokens < self.max_tokens
+            return ending("model_context_window_exceeded" if is_full else "max_tokens")
+        if last.finish_reason == "stop" and isinstance(last.stop_reason, str):
+            return ending("stop_sequence", last.stop_reason)
+        return ending("end_turn")
+
+
+class MessageEvents:
+    """The events of a message: its start, its text piece by piece, why it ended and what it took."""
+
+    def __init__(self, writing: Writing, usage: Callable[[int], Usage]) -> None:
+        """usage: what it says when so many tokens have been told."""
+        self._writing, self._usage = writing, usage
+        self._num_tokens = 0
+        self._last: StreamDelta | None = None
+
+    def write(self, deltas: Sequence[StreamDelta]) -> bytes:
+        """Returns the events of what is new, preceded by those that begin the message."""
+        events = [] if self._last else [self._start()]
+        for delta in deltas:
+            self._last = delta
+            self._num_tokens += len(delta.token_ids)
+            if delta.text:
+                events.append(OPEN + quoted(delta.text) + CLOSE)
+        return "".join(events).encode()
+
+    def end(self) -> bytes:
+        """Returns the events that end the message."""
+        assert self._last is not None, "a message has at least one delta"
+        delta = self._writing.ending(self._last, self._num_tokens)
+        usage = usage_of(self._usage(self._num_tokens))
+        stop = _event("content_block_stop", index=0)
+        return (stop + _event("message_delta", delta=delta, usage=usage) + _event("message_stop")).encode()
+
+    def fail(self, error: ApiError) -> bytes:
+        """Returns an error in place of what would follow."""
+        return ERROR + error.body(ANTHROPIC_PATH) + b"\n\n"
+
+    def _start(self) -> str:
+        message = self._writing.message([], ending(None), self._usage(0))
+        block = {"type": "text", "text": ""}
+        start = _event("content_block_start", index=0, content_block=block)
+        return _event("message_start", message=message) + start + _event("ping")
+
+
+def ending(reason: str | None, sequence: str | None = None) -> dict[str, str | None]:
+    """Returns why a message ended, None while it is written, and the stop sequence that ended it."""
+    return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def usage_of(usage: Usage) -> dict[str, int]:
+    """Returns what was read and written; tokens that were in the prefix cache are counted apart."""
+    num_cached = usage.prompt_tokens_details.cached_tokens
+    return {
+        "input_tokens": usage.prompt_tokens - num_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _event(name: str, **fields: Any) -> str:
+    return f"event: {name}\ndata: {json.dumps({'type': name, **fields}, separators=(',', ':'))}\n\n"
