@@ -124,6 +124,11 @@ class Tokenizer:
             "chat_template": template.get("default") if isinstance(template, Mapping) else template,
         }
 
+    @property
+    def loses_first_space(self) -> bool:
+        """Whether a text begins without the space that its first token has."""
+        return bool(self._before)
+
     def text_of(self, token_id: int) -> str:
         """Returns the text that a token has within a text: with the space that the first of a text loses."""
         text = self._texts.get(token_id)

@@ -102,6 +102,7 @@ class CompletionLogprobsWriter:
     num_top: int
     names: TokenNames
     is_skipped: Callable[[int], bool] = lambda token_id: False  # tokens that the text leaves out
+    loses_space: bool = False  # whether the text begins without the space of its first token
     _offset: int = 0
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -116,8 +117,15 @@ class CompletionLogprobsWriter:
             piece.token_logprobs.append(None if own is None else finite(own[token_id].logprob))
             piece.top_logprobs.append(None if own is None else self._top(own))
             if not self.is_skipped(token_id):
-                self._offset += len(self._decoder.decode(self.names.bytes_of(token_id)))
+                self._offset += self._num_characters(token_id)
         return piece
+
+    def _num_characters(self, token_id: int) -> int:
+        """Returns how many characters of the text a token completes."""
+        text = self._decoder.decode(self.names.bytes_of(token_id))
+        if text and self.loses_space:
+            text, self.loses_space = text.removeprefix(" "), False
+        return len(text)
 
     def _top(self, found: Mapping[int, Logprob]) -> dict[str, float]:
         """Returns the likeliest by name, and the token itself; of tokens of one name the likelier counts."""

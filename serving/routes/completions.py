@@ -48,6 +48,7 @@ def new_writer(processor: "InputProcessor", given: CompletionRequest) -> WriteLo
         num_top=given.logprobs or 0,
         names=token_names(tokenizer, by_id=given.return_tokens_as_token_ids),
         is_skipped=special.__contains__,
+        loses_space=given.echo and tokenizer is not None and tokenizer.loses_first_space,
     ).write
 
 
