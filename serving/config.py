@@ -167,7 +167,6 @@ class ServeConfig:
             self._settle(name, value)
         for name in PATHS:
             self._settle(name, _path(name, getattr(self, name)))
-        check_type("otlp_traces_endpoint", self.otlp_traces_endpoint, (str, NoneType), "an address or None")
         self._check_names()
         self._check_address()
         self._check_cors()
