@@ -166,7 +166,7 @@ class Server:
             self.serving.admission.refuse_waiting("the server is shutting down")
             self.serving.runtime.fail(ClosedError("the server is shutting down"))
         await self.lifecycle.wait_drained(LAST_WORDS)
-        return 0 if self.lifecycle.state == "draining" else ENGINE_LOST
+        return 0 if self.serving.runtime.health().status.is_alive else ENGINE_LOST
 
     def _http_config(self) -> uvicorn.Config:
         num_connections = allow_files(self.config.max_connections)

@@ -94,7 +94,7 @@ class EventStream(Response):
             if not writer.is_started:
                 raise
             answer = api_error(error)
-            if answer.status >= 500:
+            if answer.status == 500:
                 logger.warning("a stream ended by an error", exc_info=error)
             await writer.send(events.fail(answer), more=False)
 
