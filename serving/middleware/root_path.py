@@ -1,10 +1,14 @@
 """--root-path: a proxy in front may strip its prefix from paths or leave it there."""
 
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class RootPath:
-    """Lets every path begin with the root path, whether or not the proxy has taken it away."""
+    """Lets every path begin with the root path, whether or not the proxy has taken it away.
+
+    The root path alone leads on to itself with a slash, below which the page's own files are found.
+    """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self.app = app
@@ -12,7 +16,10 @@ class RootPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        if path != self.root_path and not path.startswith(self.root_path + "/"):
+        if self.root_path and path == self.root_path:
+            await RedirectResponse(self.root_path + "/")(scope, receive, send)
+            return
+        if not path.startswith(self.root_path + "/"):
             scope["path"] = self.root_path + path
             scope["raw_path"] = self.root_path.encode() + scope.get("raw_path", path.encode())
         scope["root_path"] = self.root_path
