@@ -139,21 +139,6 @@ class ModelList(Answer, kw_only=True):
     data: list[ModelEntry]
 
 
-class Tokens(Answer, kw_only=True):
-    """Token ids of a text or a conversation."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
-
-
-class Detokenized(Answer, kw_only=True):
-    """The text of token ids."""
-
-    prompt: str
-
-
 class Version(Answer, kw_only=True):
     """Which Lamina this is."""
 

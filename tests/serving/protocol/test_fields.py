@@ -19,7 +19,7 @@ BODIES = {
     ChatRequest: {"messages": [{"role": "user", "content": "hello"}]},
     CompletionRequest: {"prompt": "hello"},
 }
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 words = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=10)
 flags = st.booleans()
 ids = st.lists(st.integers(0, 255), min_size=1, max_size=8)
