@@ -96,9 +96,9 @@ class Generation:
 
     @property
     def ends(self) -> list[str]:
-        """Why each answer that has ended did so: its finish_reason, or "error"."""
-        ended = [answer for answer in self._answers.answers if answer.published.is_over]
-        return ["error" if answer.error is not None else str(answer.finish_reason) for answer in ended]
+        """Why each answer that has ended or was closed did so: its finish_reason, or "error"."""
+        ended = [answer for answer in self._answers.answers if answer.published.is_over or self._is_closed]
+        return ["error" if answer.error is not None else answer.finish_reason or "abort" for answer in ended]
 
     def __aiter__(self) -> Self:
         return self

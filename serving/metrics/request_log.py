@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 TEXTS = ("stop", "bad_words")  # parameters that hold text
+PROBES = ("/health", "/health/live", "/health/ready", "/metrics")
 MOST_TEXT = 8192  # characters of a prompt that are logged
 
 
@@ -40,7 +41,9 @@ class RequestLog:
         return cls(wants_params=wants_params, wants_text=config.log_text, decode=decode)
 
     def write(self, scope: "Scope", route: str, record: RequestRecord) -> None:
-        """Writes the line of a request that is over."""
+        """Writes the line of a request that is over; probes that succeed have none."""
+        if route in PROBES and (record.status or 499) < 400:
+            return
         line = access(scope, route, record)
         if self._wants_params and record.params is not None:
             line["params"] = chosen(record.params, with_text=self._wants_text)

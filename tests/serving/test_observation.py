@@ -162,7 +162,18 @@ def test_a_client_that_leaves_has_a_line_with_what_was_generated(watched):
     _, line = watched.of(leave)
     assert line["status"] == 200
     assert 0 < line["output_tokens"] <= 200
+    assert line["ends"] == ["abort"]
     assert line["prompt_tokens"] > 0
+
+
+def test_probes_that_succeed_have_no_line(watched):
+    def probe():
+        for path in ("/metrics", "/health", "/health/live", "/health/ready"):
+            watched.server.client.get(path).raise_for_status()
+        return watched.server.client.get("/nowhere")
+
+    _, line = watched.of(probe)
+    assert (line["route"], line["status"]) == ("unmatched", 404)
 
 
 def test_text_is_logged_where_that_is_wanted(start_watched):
