@@ -76,7 +76,7 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLongError):
-        message = f"the maximum context length is exceeded: {error}"
+        message = f"This model's maximum context length is exceeded: {error}"  # LiteLLM looks for these words
         return ApiError(status=400, message=message, code="context_length_exceeded")
     if isinstance(error, RequestError):
         return ApiError(status=400, message=str(error))

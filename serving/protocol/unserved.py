@@ -67,6 +67,9 @@ MESSAGE: Mapping[str, Unserved] = {
 }
 
 ACCEPTED = frozenset(  # they change no answer
-    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+    (
+        *("user", "metadata", "store", "service_tier", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_options"),
+    )
 )
 CHAT_ACCEPTED = ACCEPTED | {"prompt_cache_retention", "parallel_tool_calls"}

@@ -138,6 +138,12 @@ def test_what_is_wrong_raises_the_clients_own_errors(
     assert next(iter(wrong)) in str(caught.value) or code == "context_length_exceeded"
 
 
+def test_a_prompt_over_the_context_is_named_as_litellm_looks_for_it(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="This model's maximum context length is") as caught:
+        client.completions.create(prompt="long " * 400, **GREEDY)
+    assert caught.value.code == "context_length_exceeded"
+
+
 def test_a_client_that_comes_too_early_is_served_once_the_model_is_loaded(
     start_server: Callable[..., Any],
 ) -> None:
