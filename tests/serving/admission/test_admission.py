@@ -277,6 +277,26 @@ def test_who_goes_away_while_waiting_gives_the_place_up():
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("num_turns", range(6))
+def test_room_for_one_who_is_just_being_cancelled_goes_to_the_next(num_turns):
+    async def scenario():
+        books = admission(max_num_seqs=1)
+        running = [await ask(books, Connection(key())) for _ in range(2)]
+        first, second = (asyncio.ensure_future(ask(books, Connection(key()))) for _ in range(2))
+        await settle()
+        first.cancel()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        running[0].release()
+        (await second).release()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        running[1].release()
+        assert is_empty(books)
+
+    asyncio.run(scenario())
+
+
 def test_who_waits_is_told_when_the_server_ends():
     async def scenario():
         books = admission(max_num_seqs=1)
@@ -431,11 +451,10 @@ class Admitting(RuleBasedStateMachine):
         asked.connection.gone.set()
         self.spin()
 
-    @rule(asked=requests, at_once=st.booleans())
-    def cancel(self, asked, at_once):
+    @rule(asked=requests)
+    def cancel(self, asked):
         asked.task.cancel()
-        if not at_once:
-            self.spin()
+        self.spin()
 
     @rule()
     def end_of_engine(self):
