@@ -31,6 +31,7 @@ class Connection(HttpToolsProtocol):
         self._in_headers = False
         self._num_header_bytes = 0  # read while headers were not whole
         self._deadline: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -45,11 +46,22 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the response under way; uvicorn tells the last request, which may wait behind it."""
         self._clear_deadline()
+        self._stop_watching()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for a client that takes less than it is sent, while it takes something in send_timeout."""
+        super().pause_writing()
+        self._watch_reading()
+
+    def resume_writing(self) -> None:
+        """Go on with a client that has taken what it was sent."""
+        super().resume_writing()
+        self._stop_watching()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless the client was refused: then it is passed over."""
@@ -84,8 +96,6 @@ class Connection(HttpToolsProtocol):
         if num_bytes > self.limits.max_header_bytes or len(self.headers) > MAX_HEADERS:
             raise _too_large(self.limits)
         self._clear_deadline()
-        scope: Any = self.scope
-        scope["lamina.abort"] = self.transport.abort  # drops the connection with what is unsent
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
@@ -93,6 +103,19 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _watch_reading(self, num_before: int | None = None) -> None:
+        """Drops the connection where no fewer bytes are unsent than before; whole answers lie there, too."""
+        num_unsent = self.transport.get_write_buffer_size()
+        if num_before is not None and num_unsent >= num_before:
+            self.transport.abort()
+        else:
+            self._reading = self.loop.call_later(self.limits.send_timeout, self._watch_reading, num_unsent)
+
+    def _stop_watching(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _expect_headers(self) -> None:
         if self._deadline is None:
