@@ -93,7 +93,7 @@ def _allow_null(schema: dict[str, Any]) -> None:
 def _operation(endpoint: Endpoint, operation: Operation, schema_of: Mapping[str, Any]) -> dict[str, Any]:
     content = {operation.media: {"schema": schema_of[repr(operation.answer)]}}
     if operation.event is not None:
-        content["text/event-stream"] = {"schema": schema_of[repr(operation.event)]}
+        content["text/event-stream"] = {"schema": _event(schema_of[repr(operation.event)])}
     error = {"application/json": {"schema": schema_of[repr(operation.error)]}}
     found: dict[str, Any] = {
         "operationId": f"{endpoint.method.lower()}_{endpoint.path.strip('/').translate(_PLAIN) or 'page'}",
@@ -112,6 +112,12 @@ def _operation(endpoint: Endpoint, operation: Operation, schema_of: Mapping[str,
         body = {"application/json": {"schema": schema_of[repr(operation.body)]}}
         found["requestBody"] = {"required": True, "content": body}
     return found
+
+
+def _event(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema of one server-sent event, whose data is JSON as text, or [DONE]."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 _PLAIN = str.maketrans({"/": "_", "{": "", "}": "", ".": "_", "-": "_"})

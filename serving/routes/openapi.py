@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from inspect import isfunction
+from mimetypes import guess_type
 
 import msgspec
 from starlette.requests import Request
@@ -40,13 +41,13 @@ OPERATIONS = {
     "/health/ready": Operation(answer=answers.Ready),
     "/health/live": Operation(answer=answers.Live),
     "/metrics": Operation(answer=str, media="text/plain"),
-    "/": Operation(answer=str, media="text/html"),
 }
 
 
 async def openapi(request: Request) -> Response:
     """Answers the OpenAPI document of this server."""
-    made = document(endpoints_of(request.app.routes), OPERATIONS, version=__version__)
+    routes = request.app.routes
+    made = document(endpoints_of(routes), files_of(routes) | OPERATIONS, version=__version__)
     return Response(msgspec.json.encode(made), media_type="application/json")
 
 
@@ -61,6 +62,13 @@ def endpoints_of(routes: Iterable[BaseRoute]) -> Iterator[Endpoint]:
                     description=_described(route),
                     parameters=tuple(name for name, _ in PARAMETER.findall(route.path)),
                 )
+
+
+def files_of(routes: Iterable[BaseRoute]) -> dict[str, Operation]:
+    """Returns what is known of routes that answer a file, by path."""
+    files = [route for route in routes if isinstance(route, Route) and not isfunction(route.endpoint)]
+    kinds = {route.path: guess_type(route.name)[0] or "application/octet-stream" for route in files}
+    return {path: Operation(answer=str, media=kind) for path, kind in kinds.items()}
 
 
 def _described(route: Route) -> str:

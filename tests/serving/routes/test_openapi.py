@@ -45,6 +45,13 @@ def test_schemas_are_schemas_and_every_reference_leads_somewhere(document):
         assert reference.removeprefix("#/components/schemas/") in schemas
 
 
+def test_the_kind_of_every_answer_is_told(server, document):
+    for path, methods in document["paths"].items():
+        if "get" in methods and "{" not in path:
+            kind = server.client.get(path).headers["content-type"].partition(";")[0]
+            assert list(methods["get"]["responses"]["200"]["content"]) == [kind], path
+
+
 def test_operations_have_names_of_their_own(document):
     names = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
     assert len(set(names)) == len(names)
