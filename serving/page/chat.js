@@ -47,6 +47,7 @@ function complain(text) {
 
 function setRunning(controller) {
   running = controller;
+  if ([at("send"), at("stop")].includes(document.activeElement)) at("message").focus(); // one of them goes
   at("send").hidden = Boolean(controller);
   at("stop").hidden = !controller;
 }

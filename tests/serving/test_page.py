@@ -214,6 +214,7 @@ def test_an_answer_is_stopped_and_its_request_ends(slow_page, how):
         page.element("message").send_keys(ESCAPE)
     page.until(lambda: not page.is_writing())
     assert page.rows()[0][-1] == "stopped"
+    assert page.browser.switch_to.active_element.get_attribute("id") == "message"
     assert page.browser.find_element("css selector", "article:last-child footer").text == "stopped"
     assert page.messages()[1]
     page.until(lambda: page.text("running") == "1")

@@ -1,13 +1,19 @@
 """GET /metrics of a real server: what it tells, in what form, and that no client can make it grow."""
 
 import asyncio
+import json
+import os
+import signal
 import threading
+from pathlib import Path
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from lamina.runtime.sampling_params import SamplingParams
-from lamina.serving.metrics.families import FAMILIES, PREFIX
+from lamina.serving.metrics.families import ENGINE_FAMILIES, FAMILIES, PREFIX
+
+from ..server_process import SMALL, ServerProcess
 
 
 def scraped(client):
@@ -47,7 +53,8 @@ def test_one_answer_adds_to_what_it_should(client):
     before = scraped(client)
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, "n": 2}
     answer = client.post("/v1/completions", json=body).raise_for_status().json()
-    after = scraped(client)
+    answered = ("http_requests_total", ("route", "/v1/completions"), ("status", "200"))
+    after = wait_until(client, lambda found: found.get(answered, 0) > before.get(answered, 0))
 
     def added(*key):
         return after[key] - before.get(key, 0.0)
@@ -61,8 +68,8 @@ def test_one_answer_adds_to_what_it_should(client):
     assert added("inter_token_latency_seconds_count") == 6
     assert added("request_params_n_sum") == 2
     assert added("request_params_max_tokens_sum") == 4
-    assert added("http_requests_total", ("route", "/v1/completions"), ("status", "200")) == 1
-    assert added("http_requests_total", ("route", "/metrics"), ("status", "200")) == 1
+    assert added(*answered) == 1
+    assert added("http_requests_total", ("route", "/metrics"), ("status", "200")) >= 1
     assert added("engine_steps_total") >= 4
     assert after["engine_up",] == 1
     assert 0 <= after["kv_cache_usage_perc",] <= 1
@@ -146,3 +153,28 @@ def wait_until(client, is_so):
     while not is_so(told := scraped(client)):
         pass
     return told
+
+
+def test_an_engine_in_a_process_tells_its_figures_until_it_is_killed(tiny_text_folder):
+    options = (*SMALL, "--engine", "process", "--no-exit-on-engine-loss", "--access-log")
+    with ServerProcess(tiny_text_folder, *options) as server:
+        assert scraped(server.client)["engine_up",] == 0  # while it loads
+        client = server.wait_ready()
+        assert server.stream(50).result(60).is_whole
+        live = wait_until(client, lambda told: told["engine_steps_total",] >= 50)
+        assert live["engine_up",] == 1
+        assert live["kv_cache_blocks", ("state", "total")] == 2047  # one is nobody's
+        assert live["generation_tokens_total",] == 50
+        (line,) = [json.loads(line) for line in server.out if line.startswith("{")]
+        assert (line["route"], line["output_tokens"], line["ends"]) == ("/v1/completions", 50, ["length"])
+        (child,) = children_of(server.process.pid)
+        os.kill(child, signal.SIGKILL)
+        dead = wait_until(client, lambda told: told["engine_up",] == 0)
+        assert not {family.name for family in ENGINE_FAMILIES} & {name for name, *_ in dead}
+        assert dead["generation_tokens_total",] == 50
+
+
+def children_of(pid):
+    """The processes that a process has started."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
