@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -160,6 +160,7 @@ _definitions: dict[str, ModelDefinition] = {}
 
 def register_model(architecture: str, definition: ModelDefinition) -> None:
     """Make checkpoints that name this architecture loadable; ConfigError where the name means another."""
+    _import_families()
     if _definitions.get(architecture, definition) != definition:
         raise ConfigError(f"architecture {shown(architecture)} is already registered with another definition")
     _definitions[architecture] = definition
@@ -171,9 +172,15 @@ def find_model(architecture: str) -> ModelDefinition:
     Raises UnsupportedError where there is none, naming those that there are; ConfigError where several
     packages offer one, and LoadError where it fails to import.
     """
+    _import_families()
     if architecture not in _definitions:
         register_model(architecture, _from_package(architecture))
     return _definitions[architecture]
+
+
+def _import_families() -> None:
+    """Have Lamina's own models registered, each of which does it itself."""
+    import_module(".families", __package__)
 
 
 def _from_package(architecture: str) -> ModelDefinition:

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import (
     AddedToken,
@@ -19,20 +19,22 @@ from tokenizers import (
 )
 
 from ...common.errors import LoadError
-from .gguf_file import GGUFFile
 from .gguf_vocabulary import BYTE_LEVEL, REMEDY, ROLES, USER_DEFINED, Vocabulary, read_vocabulary
 from .sentencepiece_merges import SPACE, merges_by_score
+
+if TYPE_CHECKING:
+    from .gguf_file import GGUFFile
 
 TOKENIZER_ERROR = "tokenizer_error.txt"  # why a converted folder has no tokenizer
 TEMPLATE_NAME = re.compile(r"[\w-]+")
 
 
-def has_tokenizer(file: GGUFFile) -> bool:
+def has_tokenizer(file: "GGUFFile") -> bool:
     """Whether the file says anything of a tokenizer."""
     return "tokenizer.ggml.tokens" in file.metadata
 
 
-def write_tokenizer(file: GGUFFile, folder: Path) -> None:
+def write_tokenizer(file: "GGUFFile", folder: Path) -> None:
     """Write tokenizer.json and what belongs to it; nothing where the file has no tokenizer.
 
     Raises LoadError where the metadata is damaged, UnsupportedError where it asks for what is not known, both
@@ -165,7 +167,7 @@ def _is_in_order(tokenizer: Tokenizer, vocabulary: Vocabulary) -> bool:
     return all(before >= after for before, after in itertools.pairwise(scores))
 
 
-def _write_templates(file: GGUFFile, folder: Path) -> None:
+def _write_templates(file: "GGUFFile", folder: Path) -> None:
     """The chat template, and those under names of their own."""
     prefix = "tokenizer.chat_template"
     named = {

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...common.errors import LoadError, UnsupportedError
 from ...common.logging import get_logger
 from ..fields import INT32_MAX, Fields
-from .gguf_file import GGUFFile
 from .gguf_pretokenizer import DEFAULT, PRE_TOKENIZERS, PreTokenizer
+
+if TYPE_CHECKING:
+    from .gguf_file import GGUFFile
 
 logger = get_logger("models")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens, as the file numbers them
@@ -74,7 +76,7 @@ class Vocabulary:
         return [token_id for token_id, kind in enumerate(self.types) if kind in kinds]
 
 
-def read_vocabulary(file: GGUFFile) -> Vocabulary:
+def read_vocabulary(file: "GGUFFile") -> Vocabulary:
     """The metadata as one checked object."""
     fields = Fields(file.metadata, str(file.path))
     model = fields.text("tokenizer.ggml.model")
@@ -110,7 +112,7 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     return vocabulary
 
 
-def end_token_ids(file: GGUFFile) -> list[int]:
+def end_token_ids(file: "GGUFFile") -> list[int]:
     """Ids of the tokens that end an answer: those that the metadata name, then others by their text."""
     given = file.metadata.get("tokenizer.ggml.tokens")
     texts = given if isinstance(given, list) else []
@@ -132,7 +134,7 @@ def _inside(texts: Sequence[str]) -> set[str]:
     return {text for others, text in NO_ENDS if others <= known}
 
 
-def _pre_tokenizer(file: GGUFFile, fields: Fields) -> PreTokenizer:
+def _pre_tokenizer(file: "GGUFFile", fields: Fields) -> PreTokenizer:
     name = fields.text("tokenizer.ggml.pre", "")
     if not name:
         logger.warning(
@@ -149,7 +151,7 @@ def _pre_tokenizer(file: GGUFFile, fields: Fields) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _texts(file: GGUFFile) -> list[str]:
+def _texts(file: "GGUFFile") -> list[str]:
     given = _list(file, "tokens", (str,), None, "")
     if not given:
         raise LoadError(f"{file.path}: tokenizer.ggml.tokens is empty; download the file again, or {REMEDY}")
@@ -162,7 +164,7 @@ def _texts(file: GGUFFile) -> list[str]:
     return texts
 
 
-def _types(file: GGUFFile, texts: Sequence[str]) -> list[int]:
+def _types(file: "GGUFFile", texts: Sequence[str]) -> list[int]:
     """The type of each token; what is known to end an answer is never ordinary text."""
     types = _list(file, "token_type", (int,), len(texts), NORMAL)
     marks = MARKS - _inside(texts)
@@ -171,7 +173,7 @@ def _types(file: GGUFFile, texts: Sequence[str]) -> list[int]:
     ]
 
 
-def _merges(file: GGUFFile) -> list[tuple[str, str]]:
+def _merges(file: "GGUFFile") -> list[tuple[str, str]]:
     """Pairs; a token may begin with a space."""
     merges = _list(file, "merges", (str,), None, "")
     places = [merge.find(" ", 1) for merge in merges]
@@ -181,7 +183,9 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
     return [(merge[:place], merge[place + 1 :]) for merge, place in zip(merges, places, strict=True)]
 
 
-def _list(file: GGUFFile, name: str, kinds: tuple[type, ...], length: int | None, default: Any) -> list[Any]:
+def _list(
+    file: "GGUFFile", name: str, kinds: tuple[type, ...], length: int | None, default: Any
+) -> list[Any]:
     """A list of one kind of values; where it is missing, the default once for each token."""
     found: Any = file.metadata.get(f"tokenizer.ggml.{name}")
     if found is None and length is not None:
@@ -197,7 +201,7 @@ def _list(file: GGUFFile, name: str, kinds: tuple[type, ...], length: int | None
     return list(found[:length])
 
 
-def _roles(file: GGUFFile, model: str, size: int) -> dict[str, int]:
+def _roles(file: "GGUFFile", model: str, size: int) -> dict[str, int]:
     """Ids by role; one beyond the vocabulary is none, as files have it that were written with -1."""
     defaults = {role: i for role, i in SENTENCEPIECE_ROLES.items() if i < size}
     roles = dict(defaults) if model == SENTENCEPIECE else {}
