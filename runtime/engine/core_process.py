@@ -59,7 +59,7 @@ class ProcessCore:
         ConfigError for settings that do not pickle, or where there is no room for sockets.
         """
         self._child = _Child(_pickled(model, settings), settings.get("tokenizer"), progress)
-        weakref.finalize(self, self._child.kill).atexit = False
+        weakref.finalize(self, self._child.drop).atexit = False
 
     @property
     def pid(self) -> int | None:
@@ -159,6 +159,11 @@ class _Child:
             self.kill()
             self._waiter.join(SECONDS_TO_DIE)
         self._reader.join(SECONDS_TO_DIE)
+
+    def drop(self) -> None:
+        """End it, as nobody can ask it for anything any more; may be called at any line of any thread."""
+        self._is_closing = True
+        self.kill()
 
     def kill(self) -> None:
         """End it by force, with whatever it has started; may be called at any line of any thread."""
