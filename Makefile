@@ -19,7 +19,7 @@ KERNELS = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -nam
 SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder
 QUESTION ?= What is the capital of France, and what is it known for?
 
-.PHONY: help install demo check format test test-all gpu-test prove mutants docs bench wheel-test cuda clean
+.PHONY: help install demo check format test test-all clients-test gpu-test prove mutants docs bench wheel-test cuda clean
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -68,6 +68,10 @@ test: $(STAMP) $(MODEL)  ## the tests but for the longest; ARGS="tests/runtime -
 
 test-all: $(STAMP) $(MODEL)  ## these with the longest, which CI runs
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
+
+clients-test: $(STAMP)  ## litellm, langchain-openai and schemathesis against the server; installs them
+	$(BIN)/python -m pip install --quiet -e '.[clients]'
+	$(BIN)/python -m pytest tests/serving/clients $(ARGS)
 
 gpu-test: $(STAMP)  ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest tests/gpu tests/custom_ops/test_launches.py tests/custom_ops/test_autotune.py $(ARGS)

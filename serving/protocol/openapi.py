@@ -114,10 +114,11 @@ def _operation(endpoint: Endpoint, operation: Operation, schema_of: Mapping[str,
     return found
 
 
-def _event(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema of one server-sent event, whose data is JSON as text, or [DONE]."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
-    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+def _event(data: Any) -> dict[str, Any]:
+    """Returns the schema of a server-sent event whose data are JSON, but for [DONE] at the end."""
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    fields = {"data": {"anyOf": [{"const": "[DONE]"}, text]}, "event": {"type": "string"}}
+    return {"type": "object", "properties": fields, "required": ["data"]}
 
 
 _PLAIN = str.maketrans({"/": "_", "{": "", "}": "", ".": "_", "-": "_"})

@@ -52,9 +52,9 @@ async def openapi(request: Request) -> Response:
 
 
 def endpoints_of(routes: Iterable[BaseRoute]) -> Iterator[Endpoint]:
-    """Yields each method of each route; HEAD goes with GET, and is not written apart."""
+    """Yields each method of each route of the API; HEAD goes with GET, and is not written apart."""
     for route in routes:
-        if isinstance(route, Route):
+        if isinstance(route, Route) and route.include_in_schema:
             for method in sorted((route.methods or {"GET"}) - {"HEAD"}):
                 yield Endpoint(
                     path=PARAMETER.sub(r"{\1}", route.path),

@@ -45,7 +45,8 @@ def page_routes() -> list[BaseRoute]:
 
 def _route(path: str, file: Path) -> Route:
     answer = partial(_send, content=file.read_bytes(), media_type=TYPES[file.suffix])
-    return Route(path, answer, methods=["GET"], name=file.name)
+    is_page = file.suffix == ".html"  # the rest is of no interest to clients of the API
+    return Route(path, answer, methods=["GET"], name=file.name, include_in_schema=is_page)
 
 
 ROUTES: list[BaseRoute] = []  # a server may leave the page out
