@@ -2,17 +2,18 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ...runtime.engine.outputs import RequestOutput, StreamDelta
+from ...runtime.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
 from ..protocol.usage import Usage, usage
 
 if TYPE_CHECKING:
     from ...runtime.engine.generation import Generation
     from ..admission.lease import Lease
 
-LATE = "deadline"  # the stop reason of an answer whose time has passed
+Read = Callable[[], Awaitable[list[StreamDelta]]]
 
 
 class Running:
@@ -41,22 +42,24 @@ class Running:
         cached = sum(generation.num_cached_tokens or 0 for generation in self.generations)
         return usage(self.num_prompt_tokens, num_told, cached)
 
-    async def read(self) -> list[StreamDelta]:
+    @property
+    def read(self) -> Read:
         """Returns what is new of any answer, one delta each, waiting for it; [] when all have ended.
 
-        Raises ApiError 408 once what came in its client's time has been read.
+        Raises ApiError 408 once what came in its client's time has been read. It is asked for each token, so
+        nothing lies between a caller and a single generation.
         """
-        if not self._lease.has_timeout:
-            return await self._read()
+        read = self.generations[0].read if len(self.generations) == 1 else self._read_any
+        return partial(self._read_in_time, read) if self._lease.has_timeout else read
+
+    async def _read_in_time(self, read: Read) -> list[StreamDelta]:
         if self._is_late:
             raise self._lease.late()
-        deltas = await self._read()
-        self._is_late = any(delta.stop_reason == LATE for delta in deltas)
-        return [_unfinished(delta) if delta.stop_reason == LATE else delta for delta in deltas]
+        deltas = await read()
+        self._is_late = any(map(_is_late, deltas))
+        return [_unfinished(delta) if _is_late(delta) else delta for delta in deltas]
 
-    async def _read(self) -> list[StreamDelta]:
-        if len(self.generations) == 1:
-            return await self.generations[0].read()
+    async def _read_any(self) -> list[StreamDelta]:
         while self._unread:
             for number in self._unread.difference(self._reads.values()):
                 self._reads[asyncio.ensure_future(self.generations[number].read())] = number
@@ -79,7 +82,7 @@ class Running:
         Raises ApiError 408 where they did not end in their client's time.
         """
         outputs = [await generation.output() for generation in self.generations]
-        if any(answer.stop_reason == LATE for output in outputs for answer in output.outputs):
+        if any(_is_late(answer) for output in outputs for answer in output.outputs):
             raise self._lease.late()
         return outputs
 
@@ -89,6 +92,11 @@ class Running:
             if not read.cancel() and not read.cancelled():
                 read.exception()  # seen: nobody else asks for it
         await self._lease.aclose()
+
+
+def _is_late(ended: StreamDelta | CompletionOutput) -> bool:
+    """Whether its time has passed; a stop string may have that name, too, but aborts nothing."""
+    return ended.finish_reason == "abort" and ended.stop_reason == "deadline"
 
 
 def _unfinished(delta: StreamDelta) -> StreamDelta:

@@ -127,12 +127,10 @@ class _Writer:
 
     async def send(self, data: bytes, more: bool = True) -> None:
         """Sends events, preceded by the response's head where they are the first."""
-        if self._comment is not None:
-            await self._comment
+        comment = self._comment
+        if comment is not None and comment is not asyncio.current_task():
+            await comment
             self._comment = None
-        await self._put(data, more)
-
-    async def _put(self, data: bytes, more: bool = True) -> None:
         now = self._sending_since = self._time()
         if not self.is_started:
             self.is_started = True
@@ -146,7 +144,7 @@ class _Writer:
         now, since = self._time(), self._sending_since
         if since is None:
             if now - self._last_sent >= keep_alive and self._comment is None:
-                self._comment = asyncio.create_task(self._put(COMMENT))
+                self._comment = asyncio.create_task(self.send(COMMENT))
         elif now - since >= write_timeout:
             interrupt(ApiError(status=499, message=f"the client read nothing for {write_timeout:g} s"))
         elif self._num_unsent(since) > max_unsent:

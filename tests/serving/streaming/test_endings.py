@@ -178,3 +178,15 @@ def test_an_idle_stream_is_kept_alive_by_comments(start_server):
     assert set(comments) == {": keep-alive"}
     (choice,) = choices_of(events).values()
     assert choice.text == whole(server.client, COMPLETIONS, **LONG)["choices"][0]["text"]
+
+
+def test_a_stop_string_may_be_called_as_the_end_of_a_time_is(scripted_server, bbpe_tokenizer):
+    ids = bbpe_tokenizer().encode("a deadline passes", add_special_tokens=False)
+    server = scripted_server([*ids, 2])
+    body = {**LONG, "stop": "deadline"}
+    for headers in ({}, {"x-request-timeout": "50"}):
+        response = server.client.post(COMPLETIONS, json=body, headers=headers)
+        assert response.json()["choices"][0]["stop_reason"] == "deadline"
+        response = server.client.post(COMPLETIONS, json={**body, "stream": True}, headers=headers)
+        (choice,) = choices_of(events_of(response.content)).values()
+        assert (choice.text, choice.reasons) == ("a ", ["stop"])
