@@ -38,7 +38,12 @@ def create_app(serving: Serving) -> Starlette:
         Middleware(RequestIds),
         Middleware(RootPath, root_path=config.root_path),
         Middleware(Cors, origins=config.cors_origins, credentials=config.cors_credentials),
-        Middleware(Authentication, keys=serving.keys, open_routes=(*config.open_routes, *shown)),
+        Middleware(
+            Authentication,
+            keys=serving.keys,
+            open_routes=(*config.open_routes, *shown),
+            origins=("*",) if config.no_auth else config.cors_origins,
+        ),
         Middleware(Gate, lifecycle=serving.lifecycle, always=shown),
         Middleware(Leases),
     ]

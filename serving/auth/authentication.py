@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ..errors import ApiError
 from .key import Key
-from .keys import Keys
+from .keys import Keys, is_loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,12 +18,20 @@ class Authentication:
     """ASGI middleware that sets scope["lamina.key"], or raises ApiError 401, 403 or 429.
 
     open_routes: paths besides liveness that are read (GET, HEAD) without a key, written exactly so.
+    origins: whose pages may ask where there is no key, besides this machine's own; * is anybody's.
     """
 
-    def __init__(self, app: "ASGIApp", keys: Keys, open_routes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        app: "ASGIApp",
+        keys: Keys,
+        open_routes: tuple[str, ...] = (),
+        origins: tuple[str, ...] = (),
+    ) -> None:
         self._app = app
         self._keys = keys
         self._open = {ALWAYS_OPEN, *open_routes}
+        self._origins = origins
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Serves a request whose key may ask this; no route takes a WebSocket, which is closed."""
@@ -30,8 +39,11 @@ class Authentication:
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] != "http" or self._needs_no_key(scope):
+            scope["lamina.key"] = self._keys.anonymous
             await self._app(scope, receive, send)
             return
+        if self._keys.are_open:
+            self._require_trusted_page(scope)
         key = self._key(scope)
         scope["lamina.key"] = key
         key.require_route(route_path(scope))
@@ -42,6 +54,22 @@ class Authentication:
     def _needs_no_key(self, scope: "Scope") -> bool:
         method = scope["method"]
         return method == "OPTIONS" or (method in ("GET", "HEAD") and route_path(scope) in self._open)
+
+    def _require_trusted_page(self, scope: "Scope") -> None:
+        """Raises ApiError 403 where any page of the web asks through the browser of this machine's user."""
+        origin = next(
+            (value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"), None
+        )
+        if origin is None or origin in self._origins or "*" in self._origins:
+            return
+        try:
+            is_own = is_loopback(urlsplit(origin).hostname or "")
+        except ValueError:
+            is_own = False
+        if not is_own:
+            remedy = "configure API keys, or allow the origin by --cors-origins"
+            message = f"pages of {origin[:100]!r} may not ask a server without keys; {remedy}"
+            raise ApiError(status=403, message=message, code="origin_not_allowed")
 
     def _key(self, scope: "Scope") -> Key:
         secrets = list(_secrets(scope["headers"]))

@@ -29,7 +29,7 @@ class Keys:
         self._keys: tuple[Key, ...] = ()
         self._use(entries)
         everybody = Entry(name="anonymous", digest=b"", priority=-MAX_PRIORITY)
-        self._anonymous = Key(entry=everybody, meter=Meter(Limits(), clock))
+        self.anonymous = Key(entry=everybody, meter=Meter(Limits(), clock))
 
     @classmethod
     def load(cls, config: ServeConfig) -> "Keys":
@@ -59,7 +59,7 @@ class Keys:
     def find(self, secrets: Iterable[bytes]) -> Key | None:
         """Returns the key of the first of these secrets that has one; takes as long whichever it is."""
         if not self._keys:
-            return self._anonymous
+            return self.anonymous
         found: Key | None = None
         for secret in secrets:
             digest = hashlib.sha256(secret).digest()

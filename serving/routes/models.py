@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from ..auth.key import key_of
 from ..context import Serving, serving_of
 from ..protocol.generation import check_model
 
@@ -24,9 +25,10 @@ def model_entry(serving: Serving, name: str) -> dict[str, Any]:
 
 
 async def list_models(request: Request) -> Response:
-    """Answers {object: list, data}, an entry for each name."""
+    """Answers {object: list, data}, an entry for each name that the key may ask by."""
     serving = serving_of(request)
-    entries = [model_entry(serving, name) for name in serving.config.model_names]
+    key = key_of(request)
+    entries = [model_entry(serving, name) for name in serving.config.model_names if key.allows_model(name)]
     return JSONResponse({"object": "list", "data": entries})
 
 
@@ -34,6 +36,7 @@ async def retrieve_model(request: Request) -> Response:
     """Answers what is said about one name, which may have slashes."""
     serving = serving_of(request)
     name = check_model(request.path_params["id"], serving.config)
+    key_of(request).require_model(name)
     return JSONResponse(model_entry(serving, name))
 
 

@@ -109,7 +109,6 @@ def test_every_route_asks_for_a_key_but_liveness_and_what_is_opened(locked):
         "/proxy/proxy/v1/models",
         "/proxy/proxy/health/live",
         "/proxyhealth/live",
-        "/proxy",
         "/proxy/",
         "/metrics/",
         "/proxy/proxy/metrics",
@@ -229,7 +228,8 @@ def test_a_preflight_needs_no_key_and_refusals_can_be_read_by_the_page(locked):
 
 def test_a_key_may_use_its_routes_and_models_alone(locked):
     client, headers = locked.client, bearer(NARROW)
-    assert client.get("/v1/models", headers=headers).status_code == 200
+    models = client.get("/v1/models", headers=headers)
+    assert (models.status_code, models.json()["data"]) == (200, [])
     for path in ("/version", "/v1/models/tiny", "/v1/completions", "/nothing"):
         response = client.get(path, headers=headers)
         assert response.status_code == 403, path
@@ -264,6 +264,31 @@ def test_openais_client_reads_what_is_wrong(locked):
     assert models(KEY).data[0].id == "tiny"
     with pytest.raises(openai.AuthenticationError):
         models("wrong")
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://localhost:3000", 200),
+        ("http://127.0.0.1", 200),
+        ("http://[::1]:8000", 200),
+        ("https://evil.example", 403),
+        ("http://localhost.evil.example", 403),
+        ("http://127.0.0.1.nip.io", 403),
+        ("http://[::1", 403),
+        ("null", 403),
+        ("", 403),
+    ],
+)
+def test_without_keys_no_page_of_the_web_asks_through_a_users_browser(server, origin, status):
+    headers = {} if origin is None else {"Origin": origin}
+    # A body without a type is sent by any page without asking first.
+    body = b'{"model": "tiny", "prompt": [5, 6], "max_tokens": 1}'
+    answer = server.client.post("/v1/completions", headers=headers, content=body)
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["code"] == "origin_not_allowed"
 
 
 def test_a_websocket_is_refused(locked):
