@@ -31,6 +31,7 @@ COUNTS = {  # what each may be at least and at most
     "max_waiting": (0, 2**20),
     "max_sequences": (1, 2**16),
     "max_prompts": (1, 2**16),
+    "max_allowed_token_ids": (1, 2**20),
     "max_logit_bias": (0, 2**20),
     "max_stop": (0, 2**16),
     "max_bad_words": (0, 2**16),
