@@ -1,6 +1,6 @@
 """X-Request-Id: the client's own, or one made here, on every answer and in every line of log."""
 
-import uuid
+import random
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,7 +19,9 @@ class RequestIds:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        kept = bytes(byte for byte in given[:MAX_LENGTH] if 32 < byte < 127) or uuid.uuid4().hex.encode()
+        kept = bytes(byte for byte in given[:MAX_LENGTH] if 32 < byte < 127) or b"%032x" % random.getrandbits(
+            128
+        )
         scope["lamina.request_id"] = kept.decode()
         scope["lamina.headers"].append((b"x-request-id", kept))
         await self.app(scope, receive, send)
