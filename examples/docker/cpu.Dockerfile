@@ -29,10 +29,10 @@ WORKDIR /home/lamina
 ENV LAMINA_CACHE_DIR=/cache
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
-    CMD ["python", "-c", "import urllib.request as web; web.urlopen('http://127.0.0.1:8000/health/live', timeout=4)"]
+    CMD ["python", "-c", "import urllib.request as web; web.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 # Exec form: the server is process 1 and gets SIGTERM, upon which it lets running answers finish.
 ENTRYPOINT ["lamina", "serve"]
-CMD ["/model", "--host", "0.0.0.0"]
+CMD ["/model", "--host", "0.0.0.0", "--open-routes", "/health"]
 
 FROM serve AS warmed
 # The named build context.

@@ -32,6 +32,6 @@ ARG ARCH="sm_90a"
 RUN python -m lamina.custom_ops --arch "$ARCH"
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
-    CMD ["python3", "-c", "import urllib.request as web; web.urlopen('http://127.0.0.1:8000/health/live', timeout=4)"]
+    CMD ["python3", "-c", "import urllib.request as web; web.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["lamina", "serve"]
-CMD ["/model", "--host", "0.0.0.0"]
+CMD ["/model", "--host", "0.0.0.0", "--open-routes", "/health"]
