@@ -45,7 +45,7 @@ class Runtime:
         self._pid = os.getpid()
         self._loaded: LoadedRuntime | None = load(config, progress or say_nothing)
         self._client = Client(self._loaded.core, self._loaded.late_builds)
-        self._input: InputProcessor | None = input_processor(describe(self._loaded), self._loaded.tokenizer)
+        self._input: InputProcessor | None = _input_processor(self._loaded)
 
     @classmethod
     def from_pretrained(
@@ -239,3 +239,7 @@ class Runtime:
         given, _ = self._input, self._open
         assert given is not None
         return given
+
+
+def _input_processor(loaded: LoadedRuntime) -> InputProcessor:
+    return input_processor(describe(loaded), loaded.tokenizer, loaded.grammars)

@@ -11,6 +11,7 @@ from ..common.errors import RequestError, UnknownParameterError, shown
 from ..common.logging import get_logger, log_once
 from ..common.names import refuse_unknown
 from .other_names import SAMPLING
+from .structured_outputs import StructuredOutputs
 from .validation import LARGEST, MAX_TEXT, as_int, check_flag, integer, items, number, text, token_ids
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class SamplingParams:
     """No other token is sampled."""
     bad_words: Sequence[str | Sequence[int]] | None = None
     """Texts, or token ids in Python, none of which the answer completes."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that the answer has: a JSON schema, a regular expression, one of some texts, a grammar."""
     logits_processors: Sequence[LogitsProcessor] | None = None
     """Functions of prompt, answer and logits that give other logits; docs/sampling.md has the order."""
     seed: int | None = None
@@ -166,6 +169,7 @@ class SamplingParams:
                 raise RequestError(f"allowed_token_ids is {got}; wanted at least one id")
             self._settle("allowed_token_ids", tuple(sorted(allowed)))
         self._settle("bad_words", _bad_words(self.bad_words))
+        self._settle("structured_outputs", _structured_outputs(self.structured_outputs))
         self._settle("logits_processors", _processors(self.logits_processors))
 
     @property
@@ -202,6 +206,14 @@ class SamplingParams:
         """Returns the same with another seed, a signed 64-bit one."""
         other = copy.copy(self)  # what was checked once needs no second time
         other._settle("seed", seed)
+        return other
+
+    def without_form(self) -> "SamplingParams":
+        """Returns the same without structured_outputs, as what they come to goes beside these."""
+        if self.structured_outputs is None:
+            return self
+        other = copy.copy(self)
+        other._settle("structured_outputs", None)
         return other
 
     def without_processors(self) -> "SamplingParams":
@@ -354,6 +366,14 @@ def _bad_words(words: Any) -> tuple[str | tuple[int, ...], ...]:
             raise RequestError(f"bad_words holds {shown(word)}; wanted words that are not empty")
     _check_total("bad_words", (word for word in plain if isinstance(word, str)))
     return tuple(plain)
+
+
+def _structured_outputs(form: Any) -> StructuredOutputs | None:
+    if form is None or isinstance(form, StructuredOutputs):
+        return form
+    if isinstance(form, Mapping) and all(isinstance(name, str) for name in form):
+        return StructuredOutputs(**form)
+    raise RequestError(f"structured_outputs is {shown(form)}; wanted a StructuredOutputs")
 
 
 def _processors(processors: Any) -> tuple[LogitsProcessor, ...]:

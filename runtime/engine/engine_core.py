@@ -205,8 +205,8 @@ class EngineCore:
     def _add(self, asked: EngineRequest) -> None:
         request, request_id = _request_of(asked), asked.request_id
         self.scheduler.add(request)
-        if asked.params.logits_processors:
-            self._executor.add_request(request_id, asked.params.logits_processors)
+        if asked.params.logits_processors or asked.grammar is not None:
+            self._executor.add_request(request_id, asked.params.logits_processors or (), asked.grammar)
         if asked.wants_each_token:
             self._attentive.add(request_id)
         self._live[request_id] = _Live(request)
@@ -328,6 +328,7 @@ def _request_of(asked: EngineRequest) -> Request:
         priority=asked.priority,
         timeout=asked.timeout,
         cache_salt=asked.cache_salt,
+        grammar=asked.grammar,
         is_counted=asked.is_counted,
     )
 

@@ -1,7 +1,7 @@
 """The input processor: calls become requests of the core, prompts token ids, parameters are resolved."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +20,8 @@ from ..sampling_params import (
     resolve_bad_words,
     stopping_token_ids,
 )
+from ..structured_output.compiler import GrammarCompiler
+from ..structured_output.grammar import grammar_of
 from ..tokenization.chat_messages import Messages
 from ..tokenization.detokenizer import IncrementalDetokenizer, detokenizer_of
 from ..tokenization.tokenizer import Tokenizer
@@ -49,6 +51,7 @@ class InputProcessor:
     declared_len: int | None  # positions that the checkpoint declares
     capacity_tokens: int  # of the KV cache
     seed: int  # of requests that bring none, with the number of each
+    grammars: GrammarCompiler | None  # None without a tokenizer
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -132,6 +135,24 @@ class InputProcessor:
         """Whether the chat template, the model's or the one given, reads a variable of that name."""
         return self._tokenizer_for("a chat").template_reads(name, chat_template)
 
+    def grammar_of(self, params: SamplingParams) -> str | None:
+        """Returns the grammar of structured_outputs, None without; RequestError where it cannot be enforced.
+
+        The first for a tokenizer takes about a second; others, and each form once, some milliseconds.
+        """
+        form = params.structured_outputs
+        if form is None:
+            return None
+        if self.grammars is None:
+            raise RequestError(
+                "structured_outputs needs a tokenizer, and this model has none; give tokenizer="
+            )
+        if params.ignore_eos:
+            raise RequestError("ignore_eos is True; wanted False with structured_outputs, which say the end")
+        grammar = grammar_of(form)
+        self.grammars.matcher(grammar)
+        return grammar
+
     def _prepare(
         self,
         prompt: Prompt,
@@ -146,12 +167,13 @@ class InputProcessor:
         token_ids = self.prompt_ids(prompt)
         number = next(self._numbers)
         resolved = self._resolved(params or SamplingParams(), number)
+        grammar, resolved = self.grammar_of(resolved), resolved.without_form()
         submissions = []
         for index, own in enumerate(params_of_each(resolved)):
             request_id = str(number) if index == 0 else f"{number}-{index}"
             new_detokenizer = self._detokenizer(token_ids, own)
             wants_each_token = is_streamed or new_detokenizer is not None
-            request = self._request(request_id, token_ids, own, options, wants_each_token)
+            request = self._request(request_id, token_ids, own, options, wants_each_token, grammar)
             answer = Answer(
                 request_id=request_id,
                 asked_id=str(number) if asked_id is None else asked_id,
@@ -183,6 +205,7 @@ class InputProcessor:
         params: SamplingParams,
         options: RequestOptions,
         wants_each_token: bool,
+        grammar: str | None,
     ) -> EngineRequest:
         return EngineRequest(
             request_id=request_id,
@@ -193,6 +216,7 @@ class InputProcessor:
             priority=options.priority,
             timeout=options.timeout,
             cache_salt=options.cache_salt,
+            grammar=grammar,
             wants_each_token=wants_each_token,
         )
 
@@ -239,9 +263,16 @@ def total_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_len: 
     return min(num_prompt_tokens + params.max_tokens, max_model_len)
 
 
-def input_processor(description: CoreDescription, tokenizer: Tokenizer | None) -> InputProcessor:
-    """Returns the input processor for a core that so describes itself, with the model's tokenizer if any."""
+def input_processor(
+    description: CoreDescription, tokenizer: Tokenizer | None, grammars: GrammarCompiler | None = None
+) -> InputProcessor:
+    """Returns the input processor for a core that so describes itself, with the model's tokenizer if any.
+
+    grammars: the core's own, where it is at hand, so that each is compiled once.
+    """
     defaults = description.defaults
+    if grammars is None and tokenizer is not None:
+        grammars = grammar_compiler(tokenizer, description.num_valid_ids, description.eos_token_ids)
     return InputProcessor(
         tokenizer=tokenizer,
         defaults=defaults,
@@ -253,4 +284,14 @@ def input_processor(description: CoreDescription, tokenizer: Tokenizer | None) -
         declared_len=description.declared_len,
         capacity_tokens=description.capacity_tokens,
         seed=description.seed,
+        grammars=grammars,
+    )
+
+
+def grammar_compiler(
+    tokenizer: Tokenizer, num_valid_ids: int, eos_token_ids: Iterable[int]
+) -> GrammarCompiler:
+    """Returns a compiler of grammars for a model's tokenizer; it does nothing before it is asked."""
+    return GrammarCompiler(
+        tokenizer.as_json, num_valid_ids=num_valid_ids, eos_token_ids=sorted(eos_token_ids)
     )

@@ -28,8 +28,10 @@ class Executor(Protocol):
     def execute(self, plan: SchedulerOutput) -> StepHandle:
         """Launch a step, after all that were launched before; returns at once, whether or not it fails."""
 
-    def add_request(self, request_id: str, logits_processors: Sequence[LogitsProcessor]) -> None:
-        """Let the workers know a request's own logits processors, before any plan names it.
+    def add_request(
+        self, request_id: str, logits_processors: Sequence[LogitsProcessor] = (), grammar: str | None = None
+    ) -> None:
+        """Let the workers know a request's own logits processors and grammar, before any plan names it.
 
         Called only for requests that bring any.
         """

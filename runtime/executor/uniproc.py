@@ -32,9 +32,11 @@ class UniprocExecutor:
         except Exception as error:
             return _Failed(error)
 
-    def add_request(self, request_id: str, logits_processors: Sequence[LogitsProcessor]) -> None:
+    def add_request(
+        self, request_id: str, logits_processors: Sequence[LogitsProcessor] = (), grammar: str | None = None
+    ) -> None:
         """See Executor."""
-        self.model_runner.add_request(request_id, logits_processors)
+        self.model_runner.add_request(request_id, logits_processors, grammar)
 
     def remove_request(self, request_id: str) -> None:
         """See Executor; after shutdown() none is known."""
@@ -60,7 +62,7 @@ class UniprocExecutor:
         """See Executor."""
         runner, self._model_runner = self._model_runner, None
         if runner is not None:
-            runner.drop_captures()
+            runner.close()
 
 
 class _Launched:

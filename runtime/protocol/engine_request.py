@@ -22,5 +22,6 @@ class EngineRequest:
     priority: int = 0  # lower is served first
     timeout: float | None = None  # seconds from when it is queued
     cache_salt: str = ""
+    grammar: str | None = None  # of llguidance, that the output keeps to
     is_counted: bool = True
     wants_each_token: bool = False  # an output after each step that brought it a token, or one at its end

@@ -79,6 +79,15 @@ class TokenHistory:
     output_token_ids: Sequence[int]
 
 
+class Constrained(NamedTuple):
+    """An adjusted sample of a request with a grammar, which the worker knows by its id."""
+
+    which: int  # of the adjusted samples
+    row: int
+    request_id: str
+    num_output: int  # tokens of the output before this sample, on the device or the host
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Adjusted:
     """Samples whose logits are adjusted before a token is chosen, by the tokens that come before.
@@ -95,6 +104,7 @@ class Adjusted:
     missed: tuple[tuple[int, int, tuple[int, ...]], ...]  # (slot, position of the first, tokens)
     longest: int  # tokens that any of them has
     histories: tuple[TokenHistory, ...] = ()  # of those with logits processors
+    constrained: tuple[Constrained, ...] = ()  # those with a grammar
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

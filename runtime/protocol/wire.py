@@ -21,7 +21,7 @@ from .engine_output import EngineOutput
 from .engine_request import EngineRequest
 from .process_messages import CoreLost, FolderFound, LoadProgress, ProcessEnded, Start
 
-VERSION = 1  # to be raised whenever a field is added, dropped or moved
+VERSION = 2  # to be raised whenever a field is added, dropped or moved
 PLAIN = (str, int, float, bool)  # of an error's attributes, those that travel
 ERRORS: dict[str, type[LaminaError]] = {
     name: kind
@@ -93,9 +93,10 @@ def _valid(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+ELSEWHERE = ("logits_processors", "structured_outputs")  # objects, and what goes as a grammar
 ERROR = tuple[str, tuple[str, ...], dict[str, str | int | float | bool]]
 ENCODER = msgspec.msgpack.Encoder(enc_hook=_error_as_plain)
-PARAMS = tuple(each for each in dataclasses.fields(SamplingParams) if each.name != "logits_processors")
+PARAMS = tuple(each for each in dataclasses.fields(SamplingParams) if each.name not in ELSEWHERE)
 REQUEST = tuple(each for each in dataclasses.fields(EngineRequest) if each.name != "params")
 
 

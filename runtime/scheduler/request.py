@@ -38,6 +38,7 @@ class Request:
     priority: int = 0  # lower is served first
     timeout: float | None = None  # seconds from when it is queued
     cache_salt: str = ""  # blocks are shared only with requests of the same one
+    grammar: str | None = None  # that the output keeps to
     is_counted: bool = True  # among the requests that ended; not one that is part of another
     row: int = -1  # in the running batch; -1: in none
     last_step: int = 0  # the last step that had a part of it, as of when it left its row
@@ -63,6 +64,11 @@ class Request:
         if self._plain_params is None:
             self._plain_params = self.params.without_processors()
         return self._plain_params
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are adjusted before a token is chosen."""
+        return self.grammar is not None or self.params.adjusts
 
     @property
     def num_reusable(self) -> int:

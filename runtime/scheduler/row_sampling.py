@@ -9,12 +9,12 @@ from ..protocol.scheduler_output import (
     SAMPLING,
     Adjusted,
     Banned,
+    Constrained,
     Ints,
     SamplingRow,
     TokenHistory,
     sampling_row,
 )
-from ..sampling_params import SamplingParams
 from .prefix_view import PrefixView
 from .request import Request
 
@@ -51,8 +51,8 @@ class RowSampling:
     def enter(self, row: int, request: Request) -> None:
         """A request has that row now, which nobody had."""
         params = request.params
-        self._parameters[row] = _first_choice(params)
-        self._slots[row] = self._free_slots.pop() if params.adjusts else NO_SLOT
+        self._parameters[row] = _first_choice(request)
+        self._slots[row] = self._free_slots.pop() if request.adjusts else NO_SLOT
         self._num_sent[row] = 0
         if params.wants_logprobs:
             self._reporting[request] = None
@@ -140,15 +140,20 @@ class RowSampling:
                 for which, request in enumerate(requests)
                 if request.params.logits_processors
             ),
+            constrained=tuple(
+                self._constrained(which, request)
+                for which, request in enumerate(requests)
+                if request.grammar is not None
+            ),
         )
 
     def check(self) -> None:
         """Every row is sampled as its request wants; slots are free or used, one of them; for tests."""
         for row, request in enumerate(self._requests):
             assert self._num_sent[row] <= self._total[row], request
-            assert (self._slots[row] != NO_SLOT) == request.params.adjusts, request
+            assert (self._slots[row] != NO_SLOT) == request.adjusts, request
             assert request.params.wants_logprobs == (row in self.reporters), request
-            wanted = np.array(_first_choice(request.params), SAMPLING)
+            wanted = np.array(_first_choice(request), SAMPLING)
             assert self._parameters[row].item() == wanted.item(), request
         assert {*self._reporting, *self._early} <= {*self._requests}
         used = self._slots[self._slotted].tolist()
@@ -161,6 +166,10 @@ class RowSampling:
             return NO_ROWS
         slotted: Ints = (self._slots[: len(self._requests)] != NO_SLOT).nonzero()[0]
         return slotted
+
+    def _constrained(self, which: int, request: Request) -> Constrained:
+        num_output = int(self._total[request.row] - self._num_prompt[request.row])
+        return Constrained(which, request.row, request.request_id, num_output)
 
     def _send(self, rows: Ints) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
         """What the device lacks of these rows' tokens but for the newest: slots, first positions, tokens."""
@@ -183,6 +192,7 @@ def _history(which: int, request: Request) -> TokenHistory:
     )
 
 
-def _first_choice(params: SamplingParams) -> SamplingRow:
+def _first_choice(request: Request) -> SamplingRow:
     """What a row is sampled with by the step itself: as cheaply as can be where it is chosen anew."""
-    return (0.0, *sampling_row(params)[1:]) if params.adjusts else sampling_row(params)
+    own = sampling_row(request.params)
+    return (0.0, *own[1:]) if request.adjusts else own

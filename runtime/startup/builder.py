@@ -18,14 +18,17 @@ from ...custom_ops._shared import registry
 from ...models.checkpoints.loaded_weights import LoadedWeights
 from ..config import TOKENS_BESIDE_DECODE
 from ..engine.engine_core import EngineCore
+from ..engine.input_processor import grammar_compiler
 from ..executor.uniproc import UniprocExecutor
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.manager import KVCacheManager
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.decision_log import DecisionLog, open_decision_log
 from ..scheduler.scheduler import Scheduler
+from ..structured_output.compiler import GrammarCompiler
 from ..tokenization.tokenizer import Tokenizer
 from ..worker.attention import AttentionBackend, PagedAttention, allocate_caches, each_layer_once
+from ..worker.grammar_masks import NewMatcher
 from ..worker.graph_runner import Forward
 from ..worker.host_blocks import HostBlocks
 from ..worker.input_batch import InputBatch
@@ -63,7 +66,8 @@ def build(
     registry.select("sample", device=resolved.device, dtype=resolved.dtype)  # built now, not amid a request
     watch.lap("autotune")
     num_valid_ids = min(resolved.model.vocab_size, tokenizer.size) if tokenizer else resolved.model.vocab_size
-    new_runner = _new_runners(resolved, attention, compiled, weights, num_valid_ids)
+    grammars = grammar_compiler(tokenizer, num_valid_ids, eos_token_ids) if tokenizer else None
+    new_runner = _new_runners(resolved, attention, compiled, weights, num_valid_ids, grammars)
     resolved = _with_final_cache(resolved, new_runner)
     cuda_graphs = new_cuda_graphs(resolved)
     runner = new_runner(resolved, cuda_graphs)
@@ -85,6 +89,7 @@ def build(
         compiled=compiled,
         weights=weights,
         tokenizer=tokenizer,
+        grammars=grammars,
         eos_token_ids=eos_token_ids,
         num_valid_ids=num_valid_ids,
         attention=attention.name,
@@ -167,6 +172,7 @@ def _new_runners(
     compiled: Compiled | None,
     weights: LoadedWeights,
     num_valid_ids: int,
+    grammars: GrammarCompiler | None,
 ) -> NewRunner:
     """A function that makes runners of one model, each with a cache of its own."""
     tensors = weights.by_name | resolved.rope_tables()
@@ -176,6 +182,7 @@ def _new_runners(
         forward=_forward(resolved, compiled, tensors),
         logits=_logits(resolved, tensors),
         num_valid_ids=num_valid_ids,
+        new_matcher=None if grammars is None else grammars.matcher,
     )
 
 
@@ -187,6 +194,7 @@ def _new_runner(
     forward: Forward,
     logits: Logits,
     num_valid_ids: int,
+    new_matcher: NewMatcher | None,
 ) -> ModelRunner:
     groups, slots = memory.layer_groups(resolved.model), memory.swap_slots(resolved)
     caches = allocate_caches(
@@ -208,6 +216,7 @@ def _new_runner(
         cuda_graphs=cuda_graphs,
         cpu_call_graphs=_new_cpu_call_graphs(resolved, backend, forward),
         host_blocks=HostBlocks(caches, slots) if slots else None,
+        new_matcher=new_matcher,
     )
 
 

@@ -8,6 +8,7 @@ from ...compiler.execution.plan import Compiled
 from ...models.checkpoints.loaded_weights import LoadedWeights
 from ..engine.engine_core import EngineCore
 from ..kv_cache.manager import KVCacheManager
+from ..structured_output.compiler import GrammarCompiler
 from ..tokenization.tokenizer import Tokenizer
 from ..worker.model_runner import ModelRunner
 from .resolved import ResolvedRuntime
@@ -27,6 +28,7 @@ class LoadedRuntime:
     compiled: Compiled | None  # None: the model runs eagerly
     weights: LoadedWeights
     tokenizer: Tokenizer | None
+    grammars: GrammarCompiler | None  # for its tokenizer
     eos_token_ids: frozenset[int]  # every id that ends an answer
     num_valid_ids: int  # ids from here on are padding of the vocabulary
     attention: str  # the name of who computes it

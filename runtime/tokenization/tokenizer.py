@@ -16,6 +16,7 @@ from ...common.errors import (
     LoadError,
     PromptTooLongError,
     RequestError,
+    UnsupportedError,
     clipped,
     shown,
 )
@@ -128,6 +129,15 @@ class Tokenizer:
     def loses_first_space(self) -> bool:
         """Whether a text begins without the space that its first token has."""
         return bool(self._before)
+
+    def as_json(self) -> str:
+        """Returns the tokenizer as a tokenizer.json has it; UnsupportedError for one without such a form."""
+        backend = getattr(self._backend, "backend_tokenizer", None)
+        if backend is None:
+            raise UnsupportedError(
+                "structured_outputs needs a tokenizer with a tokenizer.json, and this one is Python's own"
+            )
+        return str(backend.to_str())
 
     def text_of(self, token_id: int) -> str:
         """Returns the text that a token has within a text: with the space that the first of a text loses."""

@@ -40,6 +40,7 @@ class TokenizerFile:
         config = _read_object(folder / "tokenizer_config.json")
         self._backend, roles_of_file = _backend(folder, config)
         config = roles_of_file | config
+        self.backend_tokenizer = self._backend  # as transformers calls it
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = bool(config.get("split_special_tokens", False))

@@ -13,8 +13,9 @@ from ...common.errors import LaminaError
 from ...custom_ops._shared import registry
 from ...custom_ops.adjust_logits.reference import WORD_BITS
 from ...custom_ops.sample.reference import are_broken, num_chunks_of
-from ..protocol.scheduler_output import SAMPLING, Adjusted, sampling_row
+from ..protocol.scheduler_output import SAMPLING, Adjusted, Banned, sampling_row
 from ..sampling_params import LogitsProcessor, SamplingParams
+from .grammar_masks import GrammarMasks, NewestTokens, NewMatcher, no_newest_tokens
 from .input_batch import NO_ID, BatchView, send
 from .logits_processors import apply_processors
 from .sampler import SamplingRows, sample
@@ -82,37 +83,67 @@ class Adjuster:
     logits processors.
     """
 
-    def __init__(self, *, num_valid_ids: int, device: torch.device, max_slots: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_valid_ids: int,
+        device: torch.device,
+        max_slots: int,
+        max_tokens: int,
+        new_matcher: NewMatcher | None = None,
+    ) -> None:
         self._num_valid_ids = num_valid_ids
         self._device = device
         self._most = max_slots, max_tokens  # what the history may grow to, which memory is kept for
         self._history = torch.empty(0, 0, dtype=torch.int32, device=device)
         self._tables: _Tables | None = None
         self.processors: dict[str, Sequence[LogitsProcessor]] = {}  # by the id of a request that brings any
+        self.grammars = GrammarMasks(new_matcher, num_valid_ids)
 
     def forget(self) -> None:
         """Take nothing for granted of what the device was sent; its tokens are sent again."""
         self._tables = None
 
-    def choose(self, adjusted: Adjusted, batch: BatchView, logits: Tensor) -> dict[str, LaminaError]:
+    def choose(
+        self,
+        adjusted: Adjusted,
+        batch: BatchView,
+        logits: Tensor,
+        newest: NewestTokens = no_newest_tokens,
+        banned: Banned = (),
+    ) -> dict[str, LaminaError]:
         """Put the tokens of adjusted samples into batch.sampled, over those that were chosen from logits.
 
         logits: [padded_samples, vocab] of the step, any float, which stay as they are. Returns by request
-        what failed there: its logits processors. Its token means nothing then. InterruptAtRequestError is
-        Ctrl-C in one of them.
+        what failed there: its logits processors or grammar. Its token means nothing then.
+        InterruptAtRequestError is Ctrl-C in one of them. newest: asked for the tokens that grammars have not
+        seen, with the step at work already. banned: as the plan has it.
         """
         tables = self._tables
         if tables is None or not tables.are_of(adjusted):
             tables = self._tables = self._built(adjusted)
         self._send_missed(adjusted)
+        failures: dict[str, LaminaError] = {}
+        if adjusted.constrained:
+            tables, failures = self._constrained(adjusted, tables, newest, banned)
         rows = tables.sampling_rows(batch, self._num_valid_ids)
         is_final = not adjusted.histories and tables.typical_p is None
         scores, chunks = self._scores(tables, batch, logits, are_summed=is_final and logits.is_cuda)
-        failures = self._process(adjusted, scores)
+        failures |= self._process(adjusted, scores)
         if tables.typical_p is not None:
             custom_ops.keep_typical(scores, rows.temperature, tables.typical_p)
         sample(scores, rows, batch.sampled, chunks)
         return failures
+
+    def _constrained(
+        self, adjusted: Adjusted, tables: _Tables, newest: NewestTokens, banned: Banned
+    ) -> tuple[_Tables, dict[str, LaminaError]]:
+        """The tables of this step alone, with the tokens that grammars leave; by request what failed."""
+        bits = _allowed(adjusted.params, self._num_valid_ids, always=True)
+        places = {int(sample): which for which, sample in enumerate(adjusted.samples)}
+        excluded = {places[sample]: ids for sample, ids in banned if sample in places}
+        failures = self.grammars.restrict(bits, adjusted.constrained, newest, excluded)
+        return tables._replace(allowed=self._sent(bits)), failures
 
     def _process(self, adjusted: Adjusted, scores: Tensor) -> dict[str, LaminaError]:
         """Let requests' own processors change their scores [n, width]; returns by request what failed."""
@@ -215,10 +246,10 @@ def _padded(rows: Sequence[Sequence[Any]], padding: int, dtype: str) -> NDArray[
     return table
 
 
-def _allowed(params: Sequence[SamplingParams], num_ids: int) -> NDArray[np.int32]:
-    """A bit an id, all of them where a request allows everything; nothing where every one does."""
+def _allowed(params: Sequence[SamplingParams], num_ids: int, *, always: bool = False) -> NDArray[np.int32]:
+    """A bit an id, all of them where a request allows everything; nothing where every one does, or always."""
     num_words = -(-num_ids // WORD_BITS)
-    if not any(own.allowed_token_ids for own in params):
+    if not always and not any(own.allowed_token_ids for own in params):
         return np.zeros((len(params), 0), np.int32)
     bits = np.zeros((len(params), num_words * WORD_BITS), np.uint8)
     for row, own in zip(bits, params, strict=True):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from ...common.errors import LaminaError
 from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ..protocol.runner_output import RunnerOutput
-from ..protocol.scheduler_output import SchedulerOutput, no_requests
+from ..protocol.scheduler_output import ON_HOST, Constrained, SchedulerOutput, no_requests
 from ..sampling_params import LogitsProcessor
 from .attention import PagedAttention
 from .broken_logits import failed_prompts, failed_samples
+from .grammar_masks import NewMatcher
 from .graph_runner import Decode, Forward, GraphRunner, Mixed
 from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch
@@ -44,14 +46,19 @@ class LaunchedStep:
         self._arrived = arrived
         self._failures = failures
 
+    def token_ids(self) -> NDArray[np.int32]:
+        """Its samples, waiting for the device where it is still at work."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        token_ids: NDArray[np.int32] = self._sampled.numpy()
+        return token_ids
+
     def read(self) -> RunnerOutput:
         """What the step came to, waiting for the device where it is still at work.
 
         A token of a request that failed means nothing.
         """
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        token_ids: NDArray[np.int32] = self._sampled.numpy()
+        token_ids = self.token_ids()
         return RunnerOutput(
             token_ids=token_ids,
             logprobs=None if self._logprobs is None else self._logprobs.read(),
@@ -79,7 +86,9 @@ class ModelRunner:
         cuda_graphs: CudaGraphs | None = None,
         cpu_call_graphs: CpuCallGraphs | None = None,
         host_blocks: HostBlocks | None = None,
+        new_matcher: NewMatcher | None = None,
     ) -> None:
+        """new_matcher: what makes matchers of grammars, None where there is no tokenizer."""
         self._logits = logits
         self._attention = attention
         self._input_batch = input_batch
@@ -89,6 +98,7 @@ class ModelRunner:
             device=input_batch.device,
             max_slots=input_batch.max_num_seqs,
             max_tokens=input_batch.max_seq_len,
+            new_matcher=new_matcher,
         )
         self._graphs = GraphRunner(
             forward, attention, input_batch, cuda_graphs=cuda_graphs, cpu_call_graphs=cpu_call_graphs
@@ -97,14 +107,26 @@ class ModelRunner:
         self._num_without_cuda_graph = 0
         self._logprobs: LogprobsTensors | None = None  # that the last step wants
         self._failures: Mapping[str, LaminaError] = {}  # of requests in the last step
+        self._last: LaunchedStep | None = None
 
-    def add_request(self, request_id: str, logits_processors: Sequence[LogitsProcessor]) -> None:
-        """Know a request's own logits processors by its id, until remove_request."""
-        self._adjuster.processors[request_id] = logits_processors
+    def add_request(
+        self, request_id: str, logits_processors: Sequence[LogitsProcessor] = (), grammar: str | None = None
+    ) -> None:
+        """Know a request's own logits processors and grammar by its id, until remove_request."""
+        if logits_processors:
+            self._adjuster.processors[request_id] = logits_processors
+        if grammar is not None:
+            self._adjuster.grammars.add(request_id, grammar)
 
     def remove_request(self, request_id: str) -> None:
         """Let go of what add_request brought, if anything."""
         self._adjuster.processors.pop(request_id, None)
+        self._adjuster.grammars.remove(request_id)
+
+    def close(self) -> None:
+        """Give back captures and threads."""
+        self.drop_captures()
+        self._adjuster.grammars.close()
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> LaunchedStep:
@@ -119,7 +141,8 @@ class ModelRunner:
                 assert self.host_blocks is not None, "blocks are to be copied to a host without slots"
                 self.host_blocks.copy(plan.copies)
             self._launch(plan)
-            return self._launched(plan)
+            self._last = self._launched(plan)
+            return self._last
         except BaseException:
             self._input_batch.forget()
             self._adjuster.forget()
@@ -162,10 +185,21 @@ class ModelRunner:
         batch, logits = self._computed(plan)
         if plan.adjusted is not None:
             assert logits is not None, "samples of a step without any"
-            self._failures = self._adjuster.choose(plan.adjusted, batch, logits)
+            newest = partial(self._newest_tokens, plan)
+            self._failures = self._adjuster.choose(plan.adjusted, batch, logits, newest, plan.banned)
         if batch.logprobs is not None and self._logprobs is not None and logits is not None:
             samples = sample_logprobs(batch.logprobs, logits, batch.sampled, self._num_valid_ids)
             self._logprobs = self._logprobs._replace(samples=samples)
+
+    def _newest_tokens(self, plan: SchedulerOutput, one: Constrained, count: int) -> Sequence[int]:
+        """The last tokens of a row, so many; waits for the step before where one is its sample."""
+        end = int(plan.num_scheduled_tokens[: one.row + 1].sum())
+        assert count <= plan.num_scheduled_tokens[one.row], "a grammar has missed tokens"
+        tokens: list[int] = plan.token_ids[end - count : end].tolist()
+        if plan.sources[one.row] != ON_HOST:
+            assert self._last is not None, "a token of a step that never was"
+            tokens[-1] = int(self._last.token_ids()[plan.sources[one.row]])
+        return tokens
 
     def _computed(self, plan: SchedulerOutput) -> tuple[BatchView, Tensor | None]:
         """The step in the input batch, and the logits [padded_samples, vocab] of its samples, if any."""

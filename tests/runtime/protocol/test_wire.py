@@ -145,7 +145,10 @@ def test_noise_is_no_message_of_requests(frame):
 
 
 def test_every_sampling_parameter_travels():
-    names = {field.name for field in dataclasses.fields(SamplingParams)} - {"logits_processors"}
+    names = {field.name for field in dataclasses.fields(SamplingParams)} - {
+        "logits_processors",
+        "structured_outputs",
+    }
     assert names == SETTINGS.keys()
     for name, value in SETTINGS.items():
         beside = {"max_tokens": 9} if name == "min_tokens" else {}

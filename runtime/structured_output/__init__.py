@@ -1,0 +1,1 @@
+"""Grammars for structured outputs, and the masks of the tokens that they leave."""

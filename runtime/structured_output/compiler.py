@@ -1,0 +1,65 @@
+"""Grammars compiled for a tokenizer, each once."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...common.errors import RequestError, clipped
+from ...common.extras import require
+from .grammar import PACKAGE
+
+MAX_KEPT = 256  # grammars, the last used
+MAX_SHOWN = 500  # characters of what llguidance says
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary; any thread may ask, and waits while another compiles.
+
+    llguidance bounds the work itself: a grammar that would take long is refused.
+    """
+
+    def __init__(
+        self, tokenizer_json: Callable[[], str], *, num_valid_ids: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        """tokenizer_json: returns the tokenizer as tokenizer.json has it; the first grammar asks for it."""
+        self._tokenizer_json = tokenizer_json
+        self._num_valid_ids = num_valid_ids
+        self._eos_token_ids = sorted(id_ for id_ in eos_token_ids if id_ < num_valid_ids)
+        self._tokenizer: Any = None
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def matcher(self, grammar: str) -> Any:
+        """Returns a new matcher, at the beginning of an answer; RequestError for what cannot be enforced."""
+        with self._lock:
+            compiled = self._compiled.get(grammar)
+            if compiled is None:
+                compiled = self._compile(grammar)
+            self._compiled[grammar] = compiled
+            self._compiled.move_to_end(grammar)
+            while len(self._compiled) > MAX_KEPT:
+                self._compiled.popitem(last=False)
+            return compiled.deep_copy()
+
+    def warnings(self, grammar: str) -> list[str]:
+        """Returns what a grammar leaves out of what was asked for, in words."""
+        return [clipped(str(each), MAX_SHOWN) for each in self.matcher(grammar).get_grammar_warnings()]
+
+    def _compile(self, grammar: str) -> Any:
+        llguidance = require(PACKAGE, extra="structured")
+        if self._tokenizer is None:
+            self._tokenizer = llguidance.LLTokenizer(
+                self._tokenizer_json(), n_vocab=self._num_valid_ids, eos_token=self._eos_token_ids
+            )
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # some grammars are found wrong by their first mask alone
+        if matcher.is_error():
+            raise RequestError(f"structured_outputs cannot be enforced: {error_of(matcher)}")
+        return matcher
+
+
+def error_of(matcher: Any) -> str:
+    """Returns what a matcher says is wrong, without the state of its parser that follows."""
+    return clipped(str(matcher.get_error()).partition("\n<state>")[0].strip(), MAX_SHOWN)

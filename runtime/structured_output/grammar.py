@@ -1,0 +1,46 @@
+"""The form of an answer as a grammar of llguidance, which is text."""
+
+import json
+import re
+
+from ...common.errors import RequestError
+from ...common.extras import require
+from ..structured_outputs import StructuredOutputs
+
+PACKAGE = "llguidance"
+GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+
+def grammar_of(form: StructuredOutputs) -> str:
+    """Returns the grammar of a form; the same form has the same text. RequestError for GBNF that is none.
+
+    Whether it can be enforced is said by compiling it.
+    """
+    matcher = require(PACKAGE, extra="structured").LLMatcher
+    if form.regex is not None:
+        return str(matcher.grammar_from_regex(form.regex))
+    if form.choice is not None:
+        return str(matcher.grammar_from_lark(f"start: {' | '.join(map(_quoted, form.choice))}"))
+    if form.grammar is not None:
+        return str(matcher.grammar_from_lark(_lark(form.grammar)))
+    schema = '{"type": "object"}' if form.json_object else form.json
+    settings = {
+        "coerce_one_of": True,  # unions of Pydantic's are oneOf with a field that tells them apart
+        "lenient": form.lenient,
+        "whitespace_flexible": not form.compact,
+    }
+    return str(matcher.grammar_from_json_schema(schema, overrides=settings))
+
+
+def _quoted(text: str) -> str:
+    """A text as Lark and JSON write it, but for characters that are themselves."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _lark(grammar: str) -> str:
+    if not GBNF_RULE.search(grammar):
+        return grammar
+    try:
+        return str(require(f"{PACKAGE}.gbnf_to_lark", extra="structured").any_to_lark(grammar))
+    except Exception as error:  # its parser raises whatever it meets
+        raise RequestError(f"structured_outputs.grammar is GBNF that cannot be read: {error}") from error
