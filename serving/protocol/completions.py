@@ -21,6 +21,8 @@ class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
     prompt: str | list[str | int | list[NonNegative]]
     max_tokens: NonNegative = 16
     """0 writes nothing: with echo and logprobs it tells how likely the prompt is."""
+    max_completion_tokens: NonNegative | None = None
+    """Goes before max_tokens where both are given, as in chats."""
     logprobs: NonNegative | None = None
     echo: bool = False
     """Whether the text begins with the prompt, and the log-probabilities with those of its tokens."""
@@ -30,12 +32,12 @@ class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
     @property
     def max_output_tokens(self) -> int:
         """Tokens of an answer at most."""
-        return self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def writes_nothing(self) -> bool:
         """Whether no token of an answer is given back: one is sampled, as a step needs one, and dropped."""
-        return self.max_tokens == 0
+        return self.max_output_tokens == 0
 
     def sampling_params(self, config: ServeConfig) -> SamplingParams:
         """Returns how the answers are sampled; with writes_nothing they have one token to be dropped."""
@@ -44,7 +46,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
         wanted = [top for top in (self.prompt_logprobs, echoed) if top is not None]
         return self._params(
             config,
-            max_tokens=max(1, self.max_tokens),
+            max_tokens=max(1, self.max_output_tokens),
             logprobs=self.logprobs,
             prompt_logprobs=max(wanted, default=None),
         )

@@ -33,11 +33,14 @@ GENERATION: Mapping[str, Unserved] = {
     **_all("name it with min_tokens", "min_new_tokens"),
     **_all("name them with stop", "stop_sequences", "stop_strings"),
     **_all("set temperature to 0 for false, and above 0 for true", "do_sample"),
+    **_all("there is no such sampler; leave it out", "mirostat", "dry_multiplier", "xtc_probability"),
+    **_all("there is no such sampler; leave it out", "samplers", "custom_logit_processor", "stop_regex"),
     **_all("caches are not moved between servers; leave it out", "kv_transfer_params"),
 }
 
 COMPLETIONS: Mapping[str, Unserved] = {
     **GENERATION,
+    **_all("name it with logprobs", "top_logprobs"),
     **_all("nothing is written between two texts; leave it out", "suffix", neutral=("",)),
 }
 

@@ -83,6 +83,13 @@ def test_a_field_given_twice_in_a_message_is_named(refused):
     assert refused(ChatRequest, body).param == "messages"
 
 
+def test_the_one_field_that_half_a_million_hide_is_named(refused):
+    names = ",".join(f'"{number}":0' for number in range(500_000))
+    call = f'{{"function":{{"name":"f","arguments":{{{names},"499999":1}}}}}}'
+    body = f'{{"messages":[{{"role":"assistant","tool_calls":[{call}]}}]}}'
+    assert "'499999' twice" in refused(ChatRequest, body.encode()).message
+
+
 def test_unknown_fields_are_listed_and_nulls_are_not():
     body = {**CHAT, "made_up": 1, "stream": True, "stream_options": {"x": 1, "y": None}, "nothing": None}
     body["messages"] = [{"role": "user", "content": "a", "annotations": []}]

@@ -189,6 +189,7 @@ COMPLETION = COMMON | {
         ),
         "request",
     ),
+    "max_completion_tokens": Field(st.integers(1, 10**6), outside(0, None), name="max_tokens"),
     "logprobs": Field(st.integers(0, 20), outside(0, 20)),
     "echo": Field(flags, no_flag, "request"),
     "add_special_tokens": Field(flags, no_flag, "request"),
