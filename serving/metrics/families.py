@@ -159,6 +159,11 @@ SERVER_FAMILIES = (
         lambda m: m.between_tokens,
     ),
     _histogram(
+        "request_time_per_output_token_seconds",
+        "From one token to the next, as an answer's mean.",
+        lambda m: m.per_token,
+    ),
+    _histogram(
         "e2e_request_latency_seconds", "From being queued to the end of an answer.", lambda m: m.whole
     ),
     _histogram("request_queue_time_seconds", "From being queued to the first step.", lambda m: m.queue),

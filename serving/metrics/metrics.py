@@ -39,6 +39,7 @@ class Metrics:
         self.http_requests: Counter[tuple[str, str]] = Counter()  # by route template and status
         self.first_token = Histogram(histogram.FIRST_TOKEN_SECONDS)
         self.between_tokens = Histogram(histogram.BETWEEN_TOKENS_SECONDS)
+        self.per_token = Histogram(histogram.BETWEEN_TOKENS_SECONDS)  # one mean an answer
         self.whole = Histogram(histogram.REQUEST_SECONDS)
         self.queue = Histogram(histogram.REQUEST_SECONDS)
         self.prefill = Histogram(histogram.REQUEST_SECONDS)
@@ -106,6 +107,8 @@ class Metrics:
         ):
             if start is not None and end is not None:
                 seen.observe(max(end - start, 0.0))
+        if times.first_token is not None and times.finished is not None and request.num_output_tokens > 1:
+            self.per_token.observe((times.finished - times.first_token) / (request.num_output_tokens - 1))
 
     # What the server tells.
 

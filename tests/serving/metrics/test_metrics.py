@@ -86,12 +86,13 @@ def test_an_answer_is_counted_by_its_end_and_its_phases_are_timed():
     sums = [each.sum / 2 for each in (metrics.queue, metrics.prefill, metrics.decode, metrics.whole)]
     assert sums == [0.5, 0.5, 2.0, 3.0]
     assert metrics.first_token.sum == 2.0
+    assert (metrics.per_token.count, metrics.per_token.sum) == (2, 2.0)  # three tokens each
 
 
 def test_what_never_began_is_counted_without_times():
     metrics = Metrics("m")
     metrics.finished(ended(times=Timeline(queued=1.0, finished=2.0), num_output_tokens=0))
-    assert metrics.first_token.count == metrics.queue.count == 0
+    assert metrics.first_token.count == metrics.queue.count == metrics.per_token.count == 0
     assert metrics.whole.count == 1
 
 

@@ -136,12 +136,12 @@ def test_a_scrape_is_answered_while_the_engine_hangs_and_once_it_is_gone(start_s
     hanging = wait_until(server.client, lambda told: told["engine_up",] == 0)
     assert ("num_requests_running",) not in hanging
     assert hanging["engine_step_seconds",] > 0.2
-    assert hanging["event_loop_lag_seconds_count",] >= 0
     release.set()
     server.in_loop(lambda: asyncio.wait((asked,)))
     again = wait_until(server.client, lambda told: told["engine_up",] == 1)
     assert again["request_success_total", ("finished_reason", "length")] == 1
     assert ("num_requests_running",) in again
+    wait_until(server.client, lambda told: told["event_loop_lag_seconds_count",] > 0)
     server.in_loop(server.serving.runtime.close)
     gone = scraped(server.client)
     assert gone["engine_up",] == 0
