@@ -53,7 +53,7 @@ class Key:
 
 
 def key_of(request: "HTTPConnection") -> Key:
-    """Returns the key by which a request was let in."""
+    """Returns the key that a request was authenticated by."""
     key: Key = request.scope["lamina.key"]
     return key
 
