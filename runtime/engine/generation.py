@@ -25,6 +25,12 @@ class Asked:
         self.waiters: list[asyncio.Future[None]] = []
         self.reference: weakref.ref[Generation] | None = None
 
+    def news(self) -> asyncio.Future[None]:
+        """Returns what is done when there is something new."""
+        waiter = asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
+        return waiter
+
     def wake(self) -> None:
         """Let whoever waits look again."""
         waiters, self.waiters = self.waiters, []
@@ -44,9 +50,11 @@ class Generation:
         """end(asked): has what is left of it ended; it holds the client, which lives as long as this."""
         self._asked, self._end = asked, end
         self._answers = asked.answers
-        self._readers = [Reader(answer) for answer in self._answers.answers]
+        self._readers = [Reader(answer) for answer in self._answers.answers]  # that have not read all
+        self._has_failed = False  # an answer that has been read to its end
         self._ready: deque[StreamDelta] = deque()  # read, and not yet given out by iteration
         self._is_closed = False
+        self._is_chosen = len(self._answers.submissions) > self._answers.num_wanted  # from more, at the end
 
     @property
     def request_id(self) -> str:
@@ -115,15 +123,23 @@ class Generation:
 
         RequestError with best_of above n, whose answers are known at the end: await output().
         """
-        self._answers.require_streamable()
+        if self._is_chosen:
+            self._answers.require_streamable()
         if self._ready:
             deltas, self._ready = [*self._ready], deque()
             return deltas
         while not self._is_closed:
-            deltas = [delta for reader in self._readers if (delta := reader.read()) is not None]
-            if deltas or self._is_over():
+            if deltas := self._new_deltas():
                 return deltas
-            await self._wait()
+            if self._has_failed:
+                self._raise_error()
+            if not self._readers:
+                break
+            try:
+                await self._asked.news()
+            except BaseException:  # cancelled, or the coroutine was dropped
+                self._close()
+                raise
         return []
 
     async def output(self) -> RequestOutput:
@@ -132,7 +148,11 @@ class Generation:
             if self._is_closed:
                 raise ClosedError("this generation was closed before it had ended")
             self._raise_error()
-            await self._wait()
+            try:
+                await self._asked.news()
+            except BaseException:
+                self._close()
+                raise
         self._raise_error()
         return self._answers.output()
 
@@ -140,11 +160,19 @@ class Generation:
         """Ends what is left of it: nothing more can be read, and output() raises ClosedError."""
         self._close()
 
-    def _is_over(self) -> bool:
-        """Whether every answer has been read to its end; raises the error of one that was."""
-        if any(reader.error is not None for reader in self._readers):
-            self._raise_error()
-        return all(reader.is_done for reader in self._readers)
+    def _new_deltas(self) -> list[StreamDelta]:
+        """Returns what is new of each answer, and is done with those that have been read to their ends."""
+        deltas, any_done = [], False
+        for reader in self._readers:
+            delta = reader.read()
+            if delta is not None:
+                deltas.append(delta)
+            if reader.is_done:
+                any_done = True
+        if any_done:
+            self._has_failed |= any(reader.error is not None for reader in self._readers)
+            self._readers = [reader for reader in self._readers if not reader.is_done]
+        return deltas
 
     def _raise_error(self) -> None:
         """Raises the error of the first answer that has one, and ends the others."""
@@ -158,12 +186,3 @@ class Generation:
         self._ready.clear()
         self._end(self._asked)
         self._asked.wake()
-
-    async def _wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._asked.waiters.append(waiter)
-        try:
-            await waiter
-        except BaseException:  # cancelled, or the coroutine was dropped
-            self._close()
-            raise

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from ...common.errors import EngineError, LaminaError, shown
@@ -127,11 +128,11 @@ class Answer:
         return RequestTimes(queued=times.queued, first_token=times.first_token, finished=times.finished)
 
     def _catch_up(self, output: EngineOutput) -> None:
-        num_before = output.num_before
-        assert num_before <= len(self.token_ids), "an output was lost"
+        num_before, token_ids = output.num_before, self.token_ids
+        assert num_before <= len(token_ids), "an output was lost"
         if output.prompt_logprobs:
             self.prompt_logprobs = output.prompt_logprobs
-        self.token_ids += output.new_token_ids[len(self.token_ids) - num_before :]
+        token_ids += output.new_token_ids[len(token_ids) - num_before :]
         if output.logprobs:
             self.logprobs += output.logprobs[len(self.logprobs) - num_before :]
         if self.new_detokenizer is not None:
@@ -140,13 +141,16 @@ class Answer:
     def _write(self, new_detokenizer: Callable[[], IncrementalDetokenizer], finish: Finish | None) -> None:
         """Turns new tokens into text, up to the one that completes a stop string."""
         detokenizer, self._detokenizer = self._detokenizer, None
-        detokenizer = detokenizer or self._replayed(new_detokenizer)
-        last = len(self.token_ids) - 1
-        for place in range(len(self._pieces), last + 1):
+        if detokenizer is None:
+            detokenizer = self._replayed(new_detokenizer)
+        token_ids, pieces = self.token_ids, self._pieces
+        last = -1 if finish is None else len(token_ids) - 1
+        for place in range(len(pieces), len(token_ids)):
             end = finish if place == last else None
-            self._pieces.append(self._text_of(self.token_ids[place], end, detokenizer))
+            text = detokenizer.append_token if end is None else partial(self._text_of, end, detokenizer)
+            pieces.append(text(token_ids[place]))
             if detokenizer.stop_reason is not None:
-                del self.token_ids[place + 1 :], self.logprobs[place + 1 :]
+                del token_ids[place + 1 :], self.logprobs[place + 1 :]
                 break
         if finish is not None:
             self._rest = detokenizer.finish()
@@ -157,14 +161,14 @@ class Answer:
         """Returns a detokenizer that has read what is published, for one that an interrupt left half way."""
         detokenizer, num_tokens = new_detokenizer(), self.published.num_tokens
         for token_id in self.token_ids[:num_tokens]:
-            detokenizer.append((token_id,))
+            detokenizer.append_token(token_id)
         del self._pieces[num_tokens:]
         return detokenizer
 
-    def _text_of(self, token_id: int, end: Finish | None, detokenizer: IncrementalDetokenizer) -> str:
-        """Returns the text that a token makes certain: an EOS has none, a stop token only if asked for."""
-        if end is None or end.reason != "stop" or isinstance(end.stop_reason, str):
-            return detokenizer.append((token_id,))
+    def _text_of(self, end: Finish, detokenizer: IncrementalDetokenizer, token_id: int) -> str:
+        """Returns the text that the last token makes certain: an EOS has none, a stop token only if asked."""
+        if end.reason != "stop" or isinstance(end.stop_reason, str):
+            return detokenizer.append_token(token_id)
         if token_id in self.stop_token_ids:
             return detokenizer.append_stop_token(token_id)
         return ""
@@ -260,16 +264,16 @@ class Reader:
         return self._delta(start, end)
 
     def _delta(self, start: int, end: int) -> StreamDelta:
-        answer, formatter, is_first = self._answer, self._answer.formatter, not self._num_deltas
-        self._num_deltas += 1
+        answer, formatter, is_done = self._answer, self._answer.formatter, self.is_done
+        is_first, self._num_deltas = not self._num_deltas, self._num_deltas + 1
         text = "".join(answer._pieces[start:end])
         return StreamDelta(
             request_id=answer.asked_id,
             index=answer.index,
-            text=text + answer._rest if self.is_done else text,
+            text=text + answer._rest if is_done else text,
             token_ids=tuple(answer.token_ids[start:end]),
-            finish_reason=answer.finish_reason if self.is_done else None,
-            stop_reason=answer.stop_reason if self.is_done else None,
-            logprobs=formatter.of_answer(answer.logprobs[start:end]),
+            finish_reason=answer.finish_reason if is_done else None,
+            stop_reason=answer.stop_reason if is_done else None,
+            logprobs=None if formatter.num_top is None else formatter.of_answer(answer.logprobs[start:end]),
             prompt_logprobs=formatter.of_prompt(answer.prompt_logprobs) if is_first else None,
         )

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from ..sampling_params import SamplingParams
-from .text_window import REPLACEMENT, WINDOW, Decoder, TextWindow
+from .plain_tokens import REPLACEMENT
+from .text_window import WINDOW, Decoder, TextWindow
 
 __all__ = ["WINDOW", "IncrementalDetokenizer", "detokenizer_of", "text_after"]
 
@@ -38,6 +39,7 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._window = TextWindow(tokenizer, prompt_token_ids, skip_special_tokens)
         self._stop = tuple(stop)
+        self._beginnings = frozenset(string[0] for string in self._stop)  # of stop strings
         self._longest_stop = max(map(len, self._stop), default=0)
         self._hidden_stops = _hidden_stops(tokenizer, stop) if skip_special_tokens else {}
         self._min_tokens = min_tokens
@@ -54,7 +56,7 @@ class IncrementalDetokenizer:
 
     def append(self, token_ids: Sequence[int]) -> str:
         """Takes tokens, up to the one that completes a stop string; returns the text they make certain."""
-        return "".join([self._append(token_id) for token_id in token_ids])
+        return "".join([self.append_token(token_id) for token_id in token_ids])
 
     def append_stop_token(self, token_id: int) -> str:
         """Takes a token whose id ends the answer; returns the text it makes certain."""
@@ -78,10 +80,17 @@ class IncrementalDetokenizer:
         found = _first_stop(self._stop, rest, _num_equal(before, rest)) if may_stop else None
         return self._give(rest) if found is None else self._end(rest[: found[0]], found[1])
 
-    def _append(self, token_id: int) -> str:
+    def append_token(self, token_id: int) -> str:
+        """As append() of one token."""
         if self.stop_reason is not None:
             return ""
         self.num_tokens += 1
+        if not (self._held or self._uncertain):
+            token = self._window.plain(token_id)
+            if token is not None and self._beginnings.isdisjoint(token.text):
+                self._window.take(token)
+                self._recent = ""  # no stop string begins in what was told
+                return self._give(token.text)
         may_stop = self.num_tokens > self._min_tokens
         if may_stop and token_id in self._hidden_stops:
             return self._end(self._visible(), self._hidden_stops[token_id])

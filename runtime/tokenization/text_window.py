@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
-REPLACEMENT = "\ufffd"
+from .plain_tokens import REPLACEMENT, PlainToken
+
 WINDOW = 8  # tokens decoded at a time, a few more while a character is incomplete
 KEPT = 4  # of them, when there are more
 MOST_PENDING = 3  # bytes of a character that is incomplete
@@ -18,6 +19,8 @@ class Decoder(Protocol):
     def special_tokens(self) -> Mapping[int, str]: ...
     @property
     def byte_token_ids(self) -> Mapping[int, int]: ...
+    @property
+    def plain_tokens(self) -> Mapping[int, PlainToken | None]: ...
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
 
@@ -33,6 +36,7 @@ class TextWindow:
         self.is_settled = True
         self._tokenizer = tokenizer
         self._bytes = tokenizer.byte_token_ids
+        self._plain = tokenizer.plain_tokens
         self._hidden = tokenizer.special_tokens if skip_special_tokens else {}
         self._skip_special_tokens = skip_special_tokens
         self._ids: list[int] = []
@@ -41,6 +45,16 @@ class TextWindow:
         self._run: _ByteRun | None = None
         self._of_prompt = ""  # of the uncertain text, what belongs to the prompt if nothing completes it
         self._begin(prompt)
+
+    def plain(self, token_id: int) -> PlainToken | None:
+        """Returns a token that may be taken as it is, where all text before it is certain; else None."""
+        if not self._num_certain or self._uncertain or self._of_prompt or self._run is not None:
+            return None
+        return self._plain[token_id]
+
+    def take(self, token: PlainToken) -> None:
+        """Takes a token that plain() gave: it is certain, and all the context that the next one needs."""
+        self._ids, self._num_certain, self.is_settled = token.ids, token.num_alone, True
 
     def append(self, token_id: int) -> tuple[str, str]:
         """Takes a token; returns the text it makes certain, and the uncertain text after that."""

@@ -26,6 +26,7 @@ from ...models.checkpoints.sentencepiece_merges import SPACE
 from ..validation import check_flag, check_unicode
 from .byte_pieces import REPLACEMENT, bytes_of_piece
 from .chat_messages import Messages, check_messages, check_template_kwargs, marked, readable, until_mark
+from .plain_tokens import PlainTokens
 from .tokenizer_file import (
     SENTENCEPIECE_MODEL,
     TEKKEN_JSON,
@@ -59,6 +60,7 @@ class Tokenizer:
         }
         self.byte_token_ids: dict[int, int] = self._byte_tokens(vocabulary)
         self._before: list[int] = self._word_before(vocabulary)
+        self.plain_tokens = PlainTokens(self, getattr(backend, "decoder", None))
         self._texts: dict[int, str] = {}  # of single tokens, once asked for
 
     def encode(

@@ -59,6 +59,11 @@ class TokenizerFile:
         """Tokens that are found in a text before its words are, by their ids."""
         return self._backend.get_added_tokens_decoder()
 
+    @property
+    def decoder(self) -> Any:
+        """What joins tokens to a text."""
+        return self._backend.decoder
+
     def get_vocab(self) -> dict[str, int]:
         """Every token with its id."""
         return self._backend.get_vocab(with_added_tokens=True)

@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lamina import EngineError, SamplingParams
+from lamina.runtime.engine.logprobs import LogprobsFormatter
 from lamina.runtime.engine.output_processor import Answer, OutputProcessor, Reader
 from lamina.runtime.protocol.engine_output import EngineOutput, Finish, Timeline
 from lamina.runtime.protocol.scheduler_output import TokenLogprobs
@@ -108,6 +109,37 @@ def test_outputs_that_come_twice_or_overlap_change_nothing(tokenizer, words, sto
     assert {each.stop_string for each in stops} <= {right.stop_string} - {None}
 
 
+@given(words=WORDS, stop=st.sampled_from([None, "stop", ["t", "你"]]), data=st.data())
+def test_pieces_merged_in_any_way_join_to_the_whole(tokenizer, words, stop, data):
+    ids = tokenizer.encode("".join(words), add_special_tokens=False)
+    answer, processor, pieces = answer_of(tokenizer, stop=stop), OutputProcessor(), []
+    answer.formatter = LogprobsFormatter(num_top=0)
+    reader = Reader(answer)
+    processor.add(answer)
+    fails = data.draw(st.booleans())
+    end = Finish(reason="abort", times=TIMES, error=EngineError("fell over") if fails else None)
+    for batch in [*token_by_token(ids, None), [output(ids, len(ids), len(ids), end)]]:
+        processor.process(batch)
+        for read in data.draw(st.lists(st.sampled_from([reader.next, reader.read]), max_size=3)):
+            pieces.append(read())
+    while (piece := reader.read()) is not None:
+        pieces.append(piece)
+    deltas = [piece for piece in pieces if piece is not None]
+    assert "".join(delta.text for delta in deltas) == answer.text
+    assert [token for delta in deltas for token in delta.token_ids] == answer.token_ids
+    assert [list(own) for delta in deltas for own in delta.logprobs] == [
+        [token] for token in answer.token_ids
+    ]
+    assert reader.is_done
+    assert reader.error is answer.error
+    ends = [delta.finish_reason for delta in deltas]
+    assert (
+        ends == [None] * len(ends)
+        if answer.error
+        else ends == [None] * (len(ends) - 1) + [answer.finish_reason]
+    )
+
+
 @given(words=WORDS, stop=st.sampled_from(["stop", "t", "你", " w"]), min_tokens=st.integers(0, 9))
 def test_what_follows_a_stop_string_is_dropped_whatever_the_core_ended_by(tokenizer, words, stop, min_tokens):
     ids = tokenizer.encode("".join(words), add_special_tokens=False)
@@ -148,7 +180,7 @@ def test_a_text_that_cannot_be_made_ends_its_request_and_no_other(tokenizer):
     class Broken:
         stop_reason = None
 
-        def append(self, token_ids):
+        def append_token(self, token_id):
             raise ValueError("lost")
 
     good, bad, processor = answer_of(tokenizer), answer_of(None), OutputProcessor()

@@ -1,5 +1,6 @@
 """Stop strings: found wherever in tokens they begin and end, cut off, and never shown before."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.runtime.tokenization.detokenizer import IncrementalDetokenizer
+from lamina.runtime.tokenization.plain_tokens import PlainToken
 
 
 class Scripted:
@@ -17,6 +19,7 @@ class Scripted:
 
     def __init__(self, *pieces: str, special: Sequence[str] = ()) -> None:
         self.pieces = (*pieces, *special)
+        self.plain_tokens: dict[int, PlainToken | None] = defaultdict(lambda: None)
         self.special_tokens = {self.pieces.index(piece): piece for piece in special}
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -20,6 +20,7 @@ class Counted:
         self.num_decoded = 0
         self.special_tokens = tokenizer.special_tokens
         self.byte_token_ids = tokenizer.byte_token_ids
+        self.plain_tokens = tokenizer.plain_tokens
         self._tokenizer = tokenizer
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
