@@ -67,7 +67,7 @@ class AsyncRuntime:
         errors: those of Runtime.from_pretrained. To cancel it ends the loading.
         """
         loop = asyncio.get_running_loop()
-        handle = _core_handle(engine, model, settings, _told_in(loop, progress))
+        handle = _core_handle(engine, model, settings, _reported_in(loop, progress))
         try:
             opened = await asyncio.wrap_future(handle.opened)
             return cls(handle, opened, step_timeout)
@@ -185,7 +185,7 @@ def _require_loop() -> None:
         ) from None
 
 
-def _told_in(loop: asyncio.AbstractEventLoop, progress: Progress | None) -> Progress:
+def _reported_in(loop: asyncio.AbstractEventLoop, progress: Progress | None) -> Progress:
     """Returns a progress that any thread may call, and that is told in the loop's."""
     if progress is None:
         return say_nothing

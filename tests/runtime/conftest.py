@@ -1,5 +1,6 @@
 """Models to test with: one that hashes what paging shows it, one whose answers are given, and TINY."""
 
+import asyncio
 import contextlib
 import logging
 import random
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lamina import ClosedError, Runtime
+from lamina import AsyncRuntime, ClosedError, Runtime
 from lamina.custom_ops._shared import registry
 from lamina.custom_ops.add_rms_norm_linear import _cpu as add_rms_norm_linear
 from lamina.custom_ops.linear import _cpu as linear
@@ -26,6 +27,8 @@ from lamina.runtime.scheduler.request import Request
 from lamina.runtime.scheduler.scheduler import Scheduler
 from lamina.runtime.worker.input_batch import InputBatch
 
+from .asking import SMALL
+from .asking import assert_idle as assert_served
 from .paged_model import VOCAB, PagedModel, hashed, parts
 from .tally import CACHE, SCHEDULER, in_words
 
@@ -274,3 +277,26 @@ def worded(bbpe_tokenizer):
         return tokenizer, tokenizer.convert_tokens_to_ids(list(texts))
 
     return make
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_text_folder):
+    """One AsyncRuntime for event loops that come and go."""
+    runtime = asyncio.run(AsyncRuntime.from_pretrained(tiny_text_folder, **SMALL))
+    yield runtime
+    asyncio.run(runtime.close())
+
+
+@pytest.fixture
+def serve(shared):
+    """serve(coroutine function) -> what it returns for the shared AsyncRuntime, which it must leave idle."""
+
+    def run(body):
+        async def main():
+            found = await asyncio.wait_for(body(shared), 240)
+            await assert_served(shared)
+            return found
+
+        return asyncio.run(main())
+
+    return run
