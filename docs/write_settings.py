@@ -38,6 +38,7 @@ CONFIGS = (
         "runtime/request_options.py",
         "RequestOptions",
     ),
+    ("A server", "Options of `lamina serve`; [serving.md](serving.md)", "serving/config.py", "ServeConfig"),
 )
 # Variables of the environment, which common/env.py alone reads.
 VARIABLES = """
