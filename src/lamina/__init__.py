@@ -32,12 +32,14 @@ if TYPE_CHECKING:
     from .runtime.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
     from .runtime.runtime import Runtime
     from .runtime.sampling_params import SamplingParams
+    from .runtime.structured_outputs import StructuredOutputs
 
 __version__ = "0.1.0"
 __all__ = [
     "Runtime",
     "AsyncRuntime",
     "SamplingParams",
+    "StructuredOutputs",
     "BeamSearchParams",
     "CompileConfig",
     "Pass",
@@ -70,6 +72,7 @@ _HOMES = {
     "Runtime": ".runtime.runtime",
     "AsyncRuntime": ".runtime.async_runtime",
     "SamplingParams": ".runtime.sampling_params",
+    "StructuredOutputs": ".runtime.structured_outputs",
     "BeamSearchParams": ".runtime.engine.beam_search",
     "CompileConfig": ".compiler.config",
     "Pass": ".compiler.passes",

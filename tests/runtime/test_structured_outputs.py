@@ -1,5 +1,6 @@
 """Structured outputs: every finished answer has its form, alone as in any batch; what has none is refused."""
 
+import asyncio
 import json
 import re
 
@@ -8,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina import Runtime, SamplingParams
+from lamina import AsyncRuntime, Runtime, SamplingParams, StructuredOutputs
 from lamina.common.errors import RequestError
-from lamina.runtime.structured_outputs import StructuredOutputs
 
 pytest.importorskip("llguidance")
 PERSON = {
@@ -176,3 +176,19 @@ def test_a_model_without_a_tokenizer_refuses(tiny_folder):
         pytest.raises(RequestError, match="needs a tokenizer"),
     ):
         runtime.generate([1], SamplingParams(structured_outputs=StructuredOutputs(choice=["a"])))
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_an_engine_elsewhere_answers_the_same(tiny_text_folder, runtime, engine):
+    forms = [form for form, _ in FORMS.values()]
+    params = [SamplingParams(structured_outputs=f, temperature=1.0, seed=3, max_tokens=40) for f in forms]
+    settings = {"dtype": "float32", "compile": False, "num_kv_blocks": 128, "max_num_seqs": 16}
+
+    async def ask():
+        async with await AsyncRuntime.from_pretrained(tiny_text_folder, engine=engine, **settings) as other:
+            generations = [other.generate("Once", own) for own in params]
+            with pytest.raises(RequestError, match="cannot be enforced"):
+                other.generate("Once", SamplingParams(structured_outputs={"regex": "[unclosed"}))
+            return [(await each.output()).text for each in generations]
+
+    assert asyncio.run(ask()) == [each.text for each in runtime.generate(["Once"] * len(params), params)]
