@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import time
 import weakref
 from collections.abc import Sequence
@@ -159,10 +160,14 @@ class AsyncClient:
         """Ends requests whose event loop is closed; any thread may call."""
         self._handle.send(AbortRequests(request_ids=tuple(request_ids)))
 
-    def deliver(self) -> None:
-        """Takes in everything that has come; in the loop's thread."""
+    def deliver(self, seconds: float = math.inf) -> bool:
+        """Takes in what has come, for so long and one message more; in the loop's thread.
+
+        Returns whether any is left. A core that is faster than its outputs are made text would keep the loop
+        from ever doing anything else.
+        """
         self._end_dropped()
-        messages = self._inbox.messages
+        messages, until = self._inbox.messages, time.monotonic() + seconds
         while messages:
             message = messages[0]  # stays until it is dealt with, as an interrupt may come
             if message is None:
@@ -172,6 +177,9 @@ class AsyncClient:
             else:
                 self._take_reply(message)
             messages.popleft()
+            if time.monotonic() >= until:
+                break
+        return bool(messages)
 
     def _require_usable(self) -> None:
         if self._end is not None:

@@ -10,12 +10,17 @@ from ..protocol.core_messages import Message, StepOutputs
 from ..protocol.engine_output import EngineOutput
 from .generation import Generation
 
+TURN = 0.005  # seconds of the loop's time, after which others get theirs
+
 
 class Client(Protocol):
     """Whoever takes out of an inbox what is left there."""
 
-    def deliver(self) -> None:
-        """Take in everything that has come; called in the loop's thread."""
+    def deliver(self, seconds: float) -> bool:
+        """Take in what has come, for so long and one message more, in the loop's thread.
+
+        Returns whether any is left.
+        """
 
     def abandon(self, request_ids: Sequence[str]) -> None:
         """End requests that nobody can read any more; called in any thread."""
@@ -64,8 +69,8 @@ class Inbox:
     def _deliver(self) -> None:
         self._is_woken = False
         client = self._client()
-        if client is not None:
-            client.deliver()
+        if client is not None and client.deliver(TURN):
+            self._wake()  # behind whoever else waits for the loop
 
     def _end(self, outputs: Sequence[EngineOutput]) -> None:
         """Nobody can read these any more, as their loop is closed."""

@@ -12,7 +12,7 @@ from ..middleware.body import read_body
 from ..protocol.chat import ChatRequest
 from ..protocol.logprobs import chat_logprobs, token_names
 from ..streaming.answering import answer, asked_of, beside_loop, receive, start
-from ..streaming.asked import Told, WriteLogprobs
+from ..streaming.asked import AnsweredPrompt, WriteLogprobs
 from ..streaming.styles import CHAT
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ async def create_chat_completion(request: Request) -> Response:
     new_logprobs = partial(new_writer, processor, given) if given.logprobs else None
     asked = await asked_of(request, received, "chatcmpl", new_logprobs=new_logprobs)
     running = await start(request, received, [prompt], params, asked.id)
-    told = [Told(token_ids=prompt, num_answers=given.n)]
-    return await answer(request, received, running, asked, CHAT, told)
+    answered = [AnsweredPrompt(token_ids=prompt, num_answers=given.n)]
+    return await answer(request, received, running, asked, CHAT, answered)
 
 
 def new_writer(processor: "InputProcessor", given: ChatRequest) -> WriteLogprobs:

@@ -14,7 +14,7 @@ from ..protocol.completions import CompletionRequest
 from ..protocol.decoding import wrong
 from ..protocol.logprobs import CompletionLogprobsWriter, token_names
 from ..streaming.answering import answer, asked_of, beside_loop, receive, start
-from ..streaming.asked import Told, WriteLogprobs
+from ..streaming.asked import AnsweredPrompt, WriteLogprobs
 from ..streaming.styles import COMPLETION
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ async def create_completion(request: Request) -> Response:
     asked = await asked_of(request, received, "cmpl", **own)
     texts = echoed(processor, given, prompts) if given.echo else [""] * len(prompts)
     running = await start(request, received, prompts, params, asked.id)
-    told = [
-        Told(token_ids=prompt, num_answers=given.n, text=text)
+    answered = [
+        AnsweredPrompt(token_ids=prompt, num_answers=given.n, text=text)
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    return await answer(request, received, running, asked, COMPLETION, told)
+    return await answer(request, received, running, asked, COMPLETION, answered)
 
 
 def new_writer(processor: "InputProcessor", given: CompletionRequest) -> WriteLogprobs:

@@ -22,7 +22,7 @@ from ..protocol.generation import (
     check_prompt_logprobs,
     named_error,
 )
-from .asked import Asked, Told
+from .asked import AnsweredPrompt, Asked
 from .events import ChunkEvents
 from .running import Running
 from .sse import Events, EventStream
@@ -168,7 +168,7 @@ async def answer(
     running: Running,
     asked: Asked,
     style: Style,
-    prompts: Sequence[Told],
+    prompts: Sequence[AnsweredPrompt],
 ) -> Response:
     """Returns the answers of a chat or completion, whole or as a stream."""
     if received.given.stream:

@@ -30,7 +30,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
+class AnsweredPrompt:
     """A prompt, as far as its answers tell of it."""
 
     token_ids: tuple[int, ...]

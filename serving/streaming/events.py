@@ -11,7 +11,7 @@ import msgspec
 
 from ...runtime.engine.outputs import StreamDelta
 from ..errors import ApiError
-from .asked import Asked, Found, Told, WriteLogprobs
+from .asked import AnsweredPrompt, Asked, Found, WriteLogprobs
 from .merging import joined
 from .styles import Style
 
@@ -37,7 +37,7 @@ class ChunkEvents:
         self,
         asked: Asked,
         style: Style,
-        prompts: Sequence[Told],
+        prompts: Sequence[AnsweredPrompt],
         usage: Callable[[int], Any],
     ) -> None:
         """usage: the usage once so many tokens have been told. Choices count on from prompt to prompt."""
@@ -100,8 +100,8 @@ class ChunkEvents:
         if self._asked.omits_answer:
             delta = without_answer(delta)
         self._num_tokens += len(delta.token_ids)
-        is_told = self._asked.return_token_ids or self._asked.new_logprobs
-        if not choice.is_started or delta.text or (is_told and delta.token_ids):
+        shows_tokens = self._asked.return_token_ids or self._asked.new_logprobs
+        if not choice.is_started or delta.text or (shows_tokens and delta.token_ids):
             events.append(self._piece(choice, delta))
         if delta.finish_reason is not None:
             events.append(self._last(delta))

@@ -37,10 +37,10 @@ class Running:
         """Tokens of all prompts."""
         return sum(len(generation.prompt_token_ids) for generation in self.generations)
 
-    def usage(self, num_told: int) -> Usage:
+    def usage(self, num_written: int) -> Usage:
         """Returns the usage once so many tokens of answers have been told."""
         cached = sum(generation.num_cached_tokens or 0 for generation in self.generations)
-        return usage(self.num_prompt_tokens, num_told, cached)
+        return usage(self.num_prompt_tokens, num_written, cached)
 
     @property
     def read(self) -> Read:

@@ -6,14 +6,14 @@ from typing import Any
 from ...runtime.engine.outputs import CompletionOutput, RequestOutput
 from ..protocol.logprobs import prompt_logprobs
 from ..protocol.usage import Usage
-from .asked import Asked, Found, Told
+from .asked import AnsweredPrompt, Asked, Found
 from .styles import Style
 
 
 def whole_answer(
     asked: Asked,
     style: Style,
-    prompts: Sequence[Told],
+    prompts: Sequence[AnsweredPrompt],
     outputs: Sequence[RequestOutput],
     usage: Usage,
 ) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def whole_answer(
 
 
 def _choice(
-    asked: Asked, style: Style, prompt: Told, output: RequestOutput, answer: CompletionOutput
+    asked: Asked, style: Style, prompt: AnsweredPrompt, output: RequestOutput, answer: CompletionOutput
 ) -> dict[str, Any]:
     text, reason, stop = answer.text, answer.finish_reason, answer.stop_reason
     token_ids, found = answer.token_ids, answer.logprobs or ()
@@ -57,7 +57,11 @@ def _choice(
 
 
 def _logprobs(
-    asked: Asked, prompt: Told, output: RequestOutput, token_ids: Sequence[int], found: Sequence[Found]
+    asked: Asked,
+    prompt: AnsweredPrompt,
+    output: RequestOutput,
+    token_ids: Sequence[int],
+    found: Sequence[Found],
 ) -> Any:
     if asked.new_logprobs is None:
         return None
@@ -67,7 +71,7 @@ def _logprobs(
     return asked.new_logprobs()(token_ids, found)
 
 
-def _of_prompt(asked: Asked, prompt: Told, output: RequestOutput) -> dict[str, Any]:
+def _of_prompt(asked: Asked, prompt: AnsweredPrompt, output: RequestOutput) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if asked.return_token_ids:
         fields["prompt_token_ids"] = prompt.token_ids

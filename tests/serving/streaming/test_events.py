@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from lamina.runtime.engine.outputs import StreamDelta
 from lamina.serving.errors import ApiError
-from lamina.serving.streaming.asked import Asked, Told
+from lamina.serving.streaming.asked import AnsweredPrompt, Asked
 from lamina.serving.streaming.events import ChunkEvents
 from lamina.serving.streaming.styles import CHAT, COMPLETION
 
 from ..reading import events_of
 
 ASKED = Asked(id="x-1", created=7, model="tiny", fingerprint="fp_1")
-ONE_PROMPT = (Told(token_ids=(1,)),)
+ONE_PROMPT = (AnsweredPrompt(token_ids=(1,)),)
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 
 
@@ -64,7 +64,7 @@ def test_the_first_chunk_of_a_chat_alone_has_the_role():
 
 
 def test_a_first_token_without_text_is_told_at_once_and_a_later_one_is_not():
-    events = ChunkEvents(ASKED, CHAT, [Told(token_ids=(1,))], usage)
+    events = ChunkEvents(ASKED, CHAT, [AnsweredPrompt(token_ids=(1,))], usage)
     (first,) = events_of(events.write([piece("", 5)]))
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert events.write([piece("", 6)]) == b""
@@ -86,7 +86,7 @@ def test_several_answers_keep_their_own_index_and_end():
         [piece("c", 7, index=1, finish_reason="length", stop_reason=None)],
         [piece("", 8, finish_reason="stop", stop_reason="END")],
     ]
-    chunks = written(reads, COMPLETION, [Told(token_ids=(1,)), Told(token_ids=(2,))])[:-1]
+    chunks = written(reads, COMPLETION, [AnsweredPrompt(token_ids=(1,)), AnsweredPrompt(token_ids=(2,))])[:-1]
     ends = {
         choice["index"]: choice for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]
     }
@@ -96,7 +96,7 @@ def test_several_answers_keep_their_own_index_and_end():
 
 
 def test_an_echo_comes_before_the_first_text_of_each_answer():
-    prompts = [Told(token_ids=(1, 9), num_answers=2, text="Say: ")]
+    prompts = [AnsweredPrompt(token_ids=(1, 9), num_answers=2, text="Say: ")]
     reads = [[piece("x", 5, index=1, finish_reason="length")], [piece("y", 6, finish_reason="length")]]
     chunks = written(reads, COMPLETION, prompts, echo=True, return_token_ids=True)[:-1]
     starts = [chunk["choices"][0] for chunk in chunks if "prompt_token_ids" in chunk["choices"][0]]
@@ -106,7 +106,7 @@ def test_an_echo_comes_before_the_first_text_of_each_answer():
 
 def test_a_prompt_alone_has_no_token_of_an_answer():
     reads = [[piece("x", 5, finish_reason="stop", stop_reason="x")]]
-    prompts = [Told(token_ids=(1, 9), text="Say: ")]
+    prompts = [AnsweredPrompt(token_ids=(1, 9), text="Say: ")]
     *chunks, last, _ = written(
         reads, COMPLETION, prompts, echo=True, omits_answer=True, include_usage=True, return_token_ids=True
     )
@@ -118,7 +118,7 @@ def test_a_prompt_alone_has_no_token_of_an_answer():
 
 
 def test_an_error_is_one_event_before_the_end():
-    events = ChunkEvents(ASKED, CHAT, [Told(token_ids=(1,))], usage)
+    events = ChunkEvents(ASKED, CHAT, [AnsweredPrompt(token_ids=(1,))], usage)
     error, done = events_of(events.fail(ApiError(status=500, message="no \u2028 line")))
     assert error["error"]["message"] == "no \u2028 line"
     assert done == "[DONE]"
