@@ -78,7 +78,7 @@ class Keys:
             logger.error("the keys stay as they are: %s", error)
             return False
         self._use(entries)
-        logger.warning("read %d keys again", len(entries))
+        logger.warning("read the keys again, %d in all", len(entries))
         return True
 
     def _use(self, entries: Sequence[Entry]) -> None:
