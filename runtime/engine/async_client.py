@@ -95,7 +95,11 @@ class AsyncClient:
         for submission in answers.submissions:
             self._live[submission.request.request_id] = asked, submission
             self._processor.add(submission.answer)
-        self._handle.send(AddRequests(requests=requests))
+        try:
+            self._handle.send(AddRequests(requests=requests))
+        except BaseException:  # as for what cannot be sent to another process: the core knows nothing of it
+            self._forget(asked)
+            raise
         return generation
 
     def abort(self, asked_id: str) -> bool:
@@ -116,6 +120,14 @@ class AsyncClient:
             self._processor.forget(request_id)
         if live:
             self._handle.send(AbortRequests(request_ids=tuple(live)))
+
+    def _forget(self, asked: Asked) -> None:
+        """Strikes from the books what the core does not know, or has ended."""
+        for request, _ in asked.answers.submissions:
+            self._live.pop(request.request_id, None)
+            self._processor.forget(request.request_id)
+        if asked.reference is not None:
+            self._asked.pop(asked.reference, None)
 
     def fail(self, error: LaminaError) -> None:
         """Ends every request by an error, at once; the core goes on."""
@@ -198,6 +210,7 @@ class AsyncClient:
         """Serves another loop from now on; what the closed one has left behind ends."""
         self._inbox.move_to(loop)
         for asked in [*self._asked.values()]:
+            asked.waiters.clear()  # futures of the closed loop, which would refuse to be woken
             self.end(asked)
         self.deliver()
 

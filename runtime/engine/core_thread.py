@@ -97,7 +97,7 @@ class _Worker(threading.Thread):
         self.commands.put(Shutdown())
         self.join(timeout)
         if self.is_alive() and self._reason is None:
-            self._reason = f"its step did not end within {timeout} s of being asked to"
+            self._reason = f"it did not end within {timeout} s of being asked to"
             logger.error("the engine's thread is left behind: %s", self._reason)
             self.receive(None)
 
@@ -147,4 +147,5 @@ def _open_nothing(progress: Progress) -> "tuple[CoreService, Tokenizer | None]":
 def _end_all() -> None:
     """Ends every core before the interpreter: a thread that computed on would meet torch half torn down."""
     for worker in [*_running]:
-        worker.end(SECONDS_AT_EXIT)
+        if worker.is_alive():  # in a forked child none is
+            worker.end(SECONDS_AT_EXIT)

@@ -58,6 +58,27 @@ def test_what_a_closed_event_loop_leaves_behind_ends(shared):
     asyncio.run(look())
 
 
+def test_a_loop_closed_while_a_task_waits_does_not_disturb_the_next(shared):
+    loop = asyncio.new_event_loop()
+
+    async def begin():
+        generation = shared.generate("hello", LONG)
+        await generation.read()
+        return asyncio.ensure_future(generation.output())
+
+    waiting = loop.run_until_complete(begin())
+    loop.close()  # with a task in it, which nobody has cancelled
+
+    async def look():
+        answer = await shared.generate("hello", SHORT).output()
+        await assert_idle(shared)
+        return answer
+
+    assert len(asyncio.run(look()).outputs[0].token_ids) == 12
+    waiting._log_destroy_pending = False
+    assert not waiting.done()
+
+
 def test_one_wakeup_a_step_whoever_reads(serve, monkeypatch):
     async def body(runtime):
         loop, num_wakeups = asyncio.get_running_loop(), 0

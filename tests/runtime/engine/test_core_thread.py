@@ -313,6 +313,24 @@ def test_a_request_that_cannot_be_queued_ends_alone_with_its_error(serve):
     assert len(serve(body)) == 12
 
 
+def test_what_cannot_be_sent_to_the_core_leaves_nothing(serve, monkeypatch):
+    def refuse(command):
+        raise OSError("the way to the core is broken")
+
+    async def body(runtime):
+        client = runtime._client
+        with monkeypatch.context() as patch:
+            patch.setattr(client._handle, "send", refuse)
+            with pytest.raises(OSError, match="broken"):
+                runtime.generate("hello", LONG)
+        assert not (client._live)
+        assert not (client._asked)
+        assert not (client._processor._answers)
+        return await ids_of(runtime.generate("hello", SHORT))
+
+    assert len(serve(body)) == 12
+
+
 def test_a_method_that_fails_is_answered_by_its_error(serve, monkeypatch):
     async def body(runtime):
         with pytest.raises(EngineError, match="stats failed"):
