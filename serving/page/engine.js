@@ -63,34 +63,36 @@ function draw(rate) {
   at("history").firstElementChild.setAttribute("points", points.join(" "));
 }
 
+// Returns whether that is news, and says it only then: a screen reader need not hear it every second.
 function tell(state, text) {
-  if (at("state").textContent === text) return; // report once, not every second
+  if (at("state").textContent === text) return false;
   at("state").dataset.state = state;
   at("state").textContent = text;
   at("state").title = text;
+  return true;
 }
 
+// Returns why the engine is not ready, as the refusal says it.
 async function reason() {
-  const response = await fetch("health/ready", { cache: "no-store" });
-  const report = await response.json().catch(() => ({}));
-  return report.reason ?? report.error?.message ?? "the engine is not ready";
+  return ask("health/ready").then(() => "the engine is not ready", (error) => error.message);
 }
 
-async function look() {
+async function look(onReady) {
   try {
     const text = await (await ask("metrics")).text();
     const now = { ...parse(text), at: performance.now() / SECOND };
     show(now);
-    if (now.engine_up === 1) tell("up", "ready");
-    else tell("down", await reason());
+    if (now.engine_up !== 1) tell("down", await reason());
+    else if (tell("up", "ready")) onReady();
   } catch (error) {
     tell("down", error.message);
   }
 }
 
-export function start() {
+// onReady is called each time that the engine has become ready.
+export function start(onReady) {
   const again = async () => {
-    if (!document.hidden) await look();
+    if (!document.hidden) await look(onReady);
     setTimeout(again, SECOND);
   };
   again();

@@ -41,6 +41,5 @@ settings.elements.key.addEventListener("change", () => {
 });
 
 setTheme(localStorage.getItem("theme") ?? "");
-listModels();
 startChat(() => Object.fromEntries(new FormData(settings)));
-startEngine();
+startEngine(listModels);

@@ -12,6 +12,8 @@ import pytest
 from lamina.runtime.sampling_params import SamplingParams
 from lamina.serving.routes.page import PATHS
 
+from .server_process import SMALL, ServerProcess
+
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 LONG = "200"  # tokens, most of the context
 ESCAPE, SHIFT, ENTER = "\ue00c", "\ue008", "\ue007"  # keys as WebDriver writes them
@@ -269,17 +271,25 @@ def test_text_that_looks_like_a_page_is_shown_as_text(page):
     assert not page.complaints()
 
 
-def test_a_server_with_keys_shows_the_page_and_asks_for_one(browser, start_server, monkeypatch):
-    monkeypatch.setenv("LAMINA_API_KEY", "sesame")
-    page = Page(browser, start_server(root_path="/lamina").url)
+@pytest.fixture
+def loading_server(tiny_text_folder):
+    """The address of a server with a key and a root path, as soon as it listens."""
+    options, key = ("--root-path", "/lamina", "--engine", "thread"), {"LAMINA_API_KEY": "sesame"}
+    with ServerProcess(tiny_text_folder, *SMALL, *options, environment=key) as server:
+        yield str(server.client.base_url).rstrip("/")
+
+
+def test_a_server_with_keys_shows_the_page_while_it_loads_and_asks_for_one(browser, loading_server):
+    page = Page(browser, loading_server)
     page.until(lambda: "API key" in page.text("state"))
     page.send("hello")
     page.until(lambda: page.element("problem").is_displayed())
     assert "API key" in page.text("problem")
     page.setting("key", "sesame\t")
     page.setting("max_tokens", "2")
+    page.until(lambda: "the model is loading" in page.text("state") or page.text("state") == "ready")
     page.until(lambda: page.text("state") == "ready")
-    page.until(lambda: page.text("model") == "tiny")
+    page.until(lambda: page.text("model").startswith("tiny"))
     page.send("")
     page.until(lambda: len(page.messages()) == 2 and not page.is_writing())
     assert page.rows()[0][-1] in ("length", "stop")

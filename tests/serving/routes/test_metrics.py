@@ -79,6 +79,16 @@ def test_one_answer_adds_to_what_it_should(client):
     assert blocks["total"] == blocks["free"] + blocks["cached"] + blocks["used"]
 
 
+def test_nothing_is_left_of_clients_that_leave(client, server):
+    body = {"prompt": [5, 6], "max_tokens": 200, "ignore_eos": True, "stream": True, "n": 3}
+    before = scraped(client)["request_success_total", ("finished_reason", "abort")]
+    for _ in range(10):
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            next(answer.iter_lines())
+    found = wait_until(client, lambda _: not server.serving.metrics._live)
+    assert found["request_success_total", ("finished_reason", "abort")] > before
+
+
 def test_no_client_can_make_a_series(client):
     client.get("/metrics")
     client.get("/nowhere")
