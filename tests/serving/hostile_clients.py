@@ -29,7 +29,7 @@ BODIES = (
     b"[" * 20_000,
     json.dumps({"prompt": "a " * 4000}).encode(),
 )
-PATHS = ("/v1/completions", "/v1/chat/completions")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages")
 
 
 class Attack:
