@@ -9,8 +9,8 @@ from msgspec import Meta
 from ...common.errors import RequestError, shown
 from ...runtime.sampling_params import SamplingParams
 from ..config import ServeConfig
-from .decoding import Unserved, wrong
-from .generation import GenerationRequest, NonNegative, Positive, at_most, fitting, placed
+from .decoding import Unserved, placed, wrong
+from .generation import GenerationRequest, NonNegative, Positive, at_most, fitting
 from .unserved import CHAT, CHAT_ACCEPTED, MESSAGE
 
 if TYPE_CHECKING:

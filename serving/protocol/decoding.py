@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from ...common.errors import MOST_SHOWN, clipped, shown
-from ..errors import ApiError
+from ...common.errors import MOST_SHOWN, RequestError, clipped, shown
+from ..errors import ApiError, api_error
 from .mismatch import NO_JSON, clipped_json, malformed, mismatch, struct_in, types_of
 from .mismatch import wrong as wrong
 
@@ -94,6 +94,13 @@ def decode(kind: type[Kind], body: bytes, *, strict: bool = False) -> Decoded[Ki
         if field.required and name not in values:
             raise wrong(name, f"{name} is missing; it is required")
     return Decoded(request=kind(**values), ignored_fields=tuple(ignored))
+
+
+def placed(error: RequestError, where: str) -> ApiError:
+    """Returns the answer to an error of the library about what stands there in the body."""
+    found = api_error(error)
+    found.param = where
+    return found
 
 
 def clean_name(name: str) -> str:

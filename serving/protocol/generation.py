@@ -10,9 +10,11 @@ from msgspec import Meta
 from ...common.errors import RequestError, shown
 from ...runtime.request_options import RequestOptions
 from ...runtime.sampling_params import SamplingParams
+from ...runtime.structured_outputs import StructuredOutputs
 from ..config import ServeConfig
-from ..errors import ApiError, api_error
-from .decoding import Body, wrong
+from ..errors import ApiError
+from .decoding import Body, placed, wrong
+from .forms import FIELDS, OLDER, ResponseFormat, StructuredOutputsField, form_of
 from .unserved import ACCEPTED
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     """
 
     accepted: ClassVar[frozenset[str]] = ACCEPTED
-    large: ClassVar[frozenset[str]] = frozenset(("messages", "prompt", "allowed_token_ids"))
+    large: ClassVar[frozenset[str]] = frozenset(("messages", "prompt", "allowed_token_ids", *FIELDS))
 
     n: Positive = 1
     best_of: Positive | None = None
@@ -66,6 +68,12 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     allowed_token_ids: list[NonNegative] | None = None
     bad_words: list[str] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsField | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[NonNegative] | None = None
@@ -106,6 +114,12 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
         """Sequences that are written to each prompt: n, or best_of where that is more."""
         return max(self.n, self.best_of or 0)
 
+    @property
+    def form(self) -> tuple[str, StructuredOutputs] | None:
+        """The field that asks for a form of the answers, and the form; ApiError for what is none."""
+        older = {name: getattr(self, name) for name in OLDER}
+        return form_of(self.response_format, self.structured_outputs, older)
+
     def options(self, *, floor: int | None = None, timeout: float | None = None) -> RequestOptions:
         """Returns how the request is served.
 
@@ -130,8 +144,9 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
         if self.stream and self.prompt_logprobs is not None:
             raise wrong("prompt_logprobs", "prompt_logprobs is given with stream; wanted one of the two")
         given = {name: getattr(self, name) for name in SAME}
+        form = self.form
         try:
-            return SamplingParams(**given, **own)
+            return SamplingParams(**given, **own, structured_outputs=form and form[1])
         except RequestError as error:
             raise named_error(error) from None
 
@@ -196,11 +211,16 @@ def fitting(
         raise placed(error, where) from None
 
 
-def placed(error: RequestError, where: str) -> ApiError:
-    """Returns the answer to an error about what stands there in the body."""
-    found = api_error(error)
-    found.param = where
-    return found
+def check_form(request: GenerationRequest, params: SamplingParams, processor: "InputProcessor") -> None:
+    """Compiles the form of the answers, which takes a thread's time; ApiError for what cannot be enforced."""
+    form = request.form
+    if form is None:
+        return
+    try:
+        processor.grammar_of(params)
+    except RequestError as error:
+        named = named_error(error)
+        raise placed(error, "ignore_eos" if named.param == "ignore_eos" else form[0]) from None
 
 
 def check_prompt_logprobs(params: SamplingParams, num_prompt_tokens: int, config: ServeConfig) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from .decoding import Unserved
 
-NO_GRAMMAR = "answers cannot be held to a grammar or schema yet; leave it out"
+ONE_ENGINE = "forms of answers are enforced in one way; leave it out"
 NO_TOOLS = "tools are not offered to the model yet; leave it out, or set tool_choice to none without tools"
 TEXT_ALONE = "this server reads and writes text alone; leave it out"
 NO_BEAMS = "a beam search is not served over HTTP; leave it out"
@@ -17,10 +17,8 @@ def _all(why: str, *names: str, neutral: tuple[Any, ...] = ()) -> dict[str, Unse
 
 
 GENERATION: Mapping[str, Unserved] = {
-    **_all(NO_GRAMMAR, "response_format", neutral=({"type": "text"},)),
-    **_all(NO_GRAMMAR, "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-    **_all(NO_GRAMMAR, "guided_grammar", "guided_decoding_backend", "guided_whitespace_pattern"),
-    **_all(NO_GRAMMAR, "grammar", "json_schema", "regex", "ebnf"),
+    **_all(ONE_ENGINE, "guided_decoding_backend", "guided_whitespace_pattern"),
+    **_all("name it with structured_outputs", "grammar", "json_schema", "regex", "ebnf"),
     **_all(NO_BEAMS, "use_beam_search", "early_stopping", neutral=(False,)),
     **_all(NO_BEAMS, "length_penalty", neutral=(1, 1.0)),
     **_all(NO_BEAMS, "beam_width", "num_beams"),

@@ -17,6 +17,7 @@ from ..metrics.record import record_of
 from ..protocol.decoding import Body, decode_async
 from ..protocol.generation import (
     GenerationRequest,
+    check_form,
     check_model,
     check_num_sequences,
     check_prompt_logprobs,
@@ -105,6 +106,8 @@ async def start(
     response_id: by which an abort finds them. Raises ApiError for what is refused, and nothing runs then.
     """
     given, model, serving = received.given, received.model, serving_of(request)
+    if params.structured_outputs is not None:
+        await asyncio.to_thread(check_form, given, params, serving.runtime.input)
     num_prompt_tokens = sum(map(len, prompts))
     check_prompt_logprobs(params, num_prompt_tokens, serving.config)
     lease = await serving.admission.admit(

@@ -38,6 +38,7 @@ def new_processor(bbpe_tokenizer):
             eos_token_ids=frozenset([2]),
             vocab_size=320,
             num_valid_ids=267,
+            grammars=None,
             max_model_len=max_model_len,
             declared_len=max_model_len,
             capacity_tokens=4096,

@@ -26,12 +26,8 @@ def text_of(processor, body, config=TRUSTING):
 UNSERVED = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "auto",
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"json": ""},
-    "guided_json": {"type": "object"},
-    "guided_regex": "a+",
-    "guided_choice": ["a", "b"],
-    "guided_grammar": "root ::= 'a'",
+    "guided_decoding_backend": "outlines",
+    "regex": "a+",
     "functions": [{"name": "f"}],
     "function_call": "auto",
     "prediction": {"type": "content", "content": "x"},
@@ -56,18 +52,6 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name(refused, field)
     error = refused(ChatRequest, chat(**{field: UNSERVED[field]}))
     assert error.param == field
     assert field in error.message
-
-
-@pytest.mark.parametrize(
-    "value", [{"type": "sound"}, {"type": "json_schema"}, {}, "text", [], 5, {"type": None}]
-)
-def test_a_response_format_but_text_is_refused(refused, value):
-    assert refused(ChatRequest, chat(response_format=value)).param == "response_format"
-
-
-@pytest.mark.parametrize("value", [{"json_object": False}, {"json": ""}, {}, {"regex": "[unclosed"}, [], ""])
-def test_structured_outputs_are_refused_whatever_they_hold(refused, value):
-    assert refused(ChatRequest, chat(structured_outputs=value)).param == "structured_outputs"
 
 
 NEUTRAL = {

@@ -52,6 +52,8 @@ class Field:
     beside: tuple[tuple[str, Any], ...] = ()
 
 
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+FORMS = ("response_format", "structured_outputs")
 no_ids = st.sampled_from(["abc", "-1", "1.5", "", " 1", "٣", "9" * 12])
 lists_of_no_text = st.lists(st.integers(), min_size=1, max_size=3) | st.integers() | flags | st.just({})
 stops = st.lists(texts.filter(bool), max_size=5)
@@ -81,6 +83,27 @@ COMMON = {
     ),
     "allowed_token_ids": Field(ids, st.lists(outside(0, 2**31 - 1), min_size=1, max_size=2) | st.just([])),
     "bad_words": Field(st.lists(words, max_size=4), lists_of_no_text | st.just([""]) | st.just("x")),
+    "response_format": Field(
+        st.sampled_from([{"type": "text"}, {"type": "json_object"}, JSON_SCHEMA]),
+        st.sampled_from([{"type": "sound"}, {}, {"type": "json_schema"}, {"type": None}, [], "text", 5])
+        | st.sampled_from([{"type": "json_schema", "json_schema": {"name": "x"}}, {"type": 5}]),
+        "request",
+    ),
+    "structured_outputs": Field(
+        st.sampled_from([{"json": {}}, {"regex": "a+"}, {"choice": ["a"]}, {"json_object": True}]),
+        st.sampled_from([{}, {"json": ""}, {"json_object": False}, {"json": "{"}, {"regex": 5}, [], "x"])
+        | st.sampled_from([{"regex": "a", "choice": ["a"]}, {"choice": []}, {"choice": [""]}, {"json": 5}])
+        | st.sampled_from([{"regex": "a", "structural_tag": {}}, {"json": {}, "lenient": True}]),
+        "request",
+    ),
+    "guided_json": Field(
+        st.sampled_from([{}, "{}", True]), st.sampled_from(["", "{", 5, [], False]), "request"
+    ),
+    "guided_regex": Field(st.just("a+"), no_text | st.just(""), "request"),
+    "guided_choice": Field(
+        st.lists(words, min_size=1, max_size=3), st.sampled_from([[], [""], "x", [5], {}]), "request"
+    ),
+    "guided_grammar": Field(st.just("start: /a/"), no_text | st.just(""), "request"),
     "seed": Field(st.integers(-(2**63), 2**63 - 1), outside(-(2**63), 2**63 - 1)),
     "stop": Field(stops | texts.filter(bool), lists_of_no_text | st.just([""]) | st.just("")),
     "stop_token_ids": Field(ids, st.lists(outside(0, 2**31 - 1), min_size=1, max_size=2) | st.integers()),
@@ -227,6 +250,8 @@ def test_a_field_becomes_what_it_promises(read, kind, name, data):
     got = getattr(found[field.where], field.name or name)
     if field.where == "params":
         assert _plain(got) == _plain(value)
+    elif name in FORMS:
+        assert (found["request"].form is None) == (value == {"type": "text"})
     else:
         assert msgspec.to_builtins(got) == _as_request_has(name, value)
 

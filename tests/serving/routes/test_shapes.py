@@ -70,15 +70,14 @@ REFUSED = {
     "all logprobs of the prompt": ({"prompt_logprobs": -1}, "prompt_logprobs"),
     "a number as text": ({"temperature": "1"}, "temperature"),
     "a truth value as a number": ({"max_tokens": True}, "max_tokens"),
-    "a schema": ({"guided_json": {"type": "object"}}, "guided_json"),
+    "a schema that is none": ({"guided_json": {"properties": {"foo": "bar"}}}, "guided_json"),
+    "an expression that is none": ({"structured_outputs": {"regex": "[unclosed"}}, "structured_outputs"),
+    "two forms": ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex"),
+    "a form without an end": ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     "a bad schema": ({"structured_outputs": {"json": ""}}, "structured_outputs"),
-    "an unknown format": ({"response_format": {"type": "sound"}}, "response_format"),
+    "an unknown format": ({"response_format": {"type": "sound"}}, "response_format.type"),
     "no text": ({"skip_special_tokens": "no"}, "skip_special_tokens"),
     "an id of a request that breaks a header": ({"request_id": "a\r\nb: c"}, "request_id"),
-    "a schema that is none": (
-        {"structured_outputs": {"json": {"properties": {"foo": "bar"}}}},
-        "structured_outputs",
-    ),
 }
 
 

@@ -1,0 +1,60 @@
+"""Answers over HTTP in the form that was asked for, by each of the names that clients use."""
+
+import json
+import re
+
+import pytest
+
+from ..reading import choices_of, streamed
+
+USER = {"role": "user", "content": "hello"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+SCHEMA["additionalProperties"] = False
+IN_FORM = {
+    "response_format schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    "structured_outputs json": {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+    "guided_json": {"guided_json": json.dumps(SCHEMA)},
+}
+FIELDS = {"max_tokens": 100, "temperature": 0}
+
+
+def text_of(client, **fields):
+    answer = client.post("/v1/chat/completions", json={"messages": [USER], **FIELDS, **fields})
+    assert answer.status_code == 200, answer.text
+    assert "x-lamina-ignored-fields" not in answer.headers
+    return answer.json()["choices"][0]
+
+
+@pytest.mark.parametrize("name", IN_FORM)
+def test_a_schema_is_kept_to_by_whatever_name(client, name):
+    choice = text_of(client, **IN_FORM[name])
+    if choice["finish_reason"] == "stop":  # else it is blanks without end
+        assert isinstance(json.loads(choice["message"]["content"])["a"], bool)
+    else:
+        assert name != "structured_outputs json"
+
+
+def test_expressions_choices_and_grammars_are_kept_to(client):
+    assert re.fullmatch("ab{2,4}", text_of(client, guided_regex="ab{2,4}")["message"]["content"])
+    assert text_of(client, guided_choice=["yes", "no"])["message"]["content"] in ("yes", "no")
+    grammar = {"structured_outputs": {"grammar": 'start: "x" "y"'}}
+    assert text_of(client, **grammar)["message"]["content"] == "xy"
+
+
+def test_a_stream_keeps_to_the_form_too(client):
+    fields = {**FIELDS, "guided_choice": ["yes", "no"]}
+    events = streamed(client, "/v1/completions", prompt="hello", **fields)
+    assert choices_of(events)[0].text in ("yes", "no")
+
+
+def test_text_is_any_text(client):
+    free = text_of(client, max_tokens=5)["message"]["content"]
+    assert text_of(client, max_tokens=5, response_format={"type": "text"})["message"]["content"] == free
+
+
+def test_a_form_that_cannot_be_enforced_is_a_400_and_others_go_on(client):
+    bad = {"guided_json": {"type": "object", "not": {"type": "string"}}}
+    answer = client.post("/v1/completions", json={"prompt": "hello", **bad})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "guided_json"
+    assert client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 1}).status_code == 200
