@@ -14,7 +14,8 @@ from lamina.serving.routes.page import PATHS
 
 from .server_process import SMALL, ServerProcess
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
 LONG = "200"  # tokens, most of the context
 ESCAPE, SHIFT, ENTER = "\ue00c", "\ue008", "\ue007"  # keys as WebDriver writes them
 # The contrast of each text with what is behind it, as WCAG 2 has it.
