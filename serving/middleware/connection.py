@@ -97,8 +97,16 @@ class Connection(HttpToolsProtocol):
             raise _too_large(self.limits)
         self._clear_deadline()
         super().on_headers_complete()
+        if self.expect_100_continue:
+            self.cycle.keep_alive = False  # who is refused before sends no body, and nothing says so
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request; what is unsent of this answer is looked after."""
+        super().on_response_complete()
+        if self._reading is None and self.transport.get_write_buffer_size():
+            self._watch_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -107,9 +115,10 @@ class Connection(HttpToolsProtocol):
     def _watch_reading(self, num_before: int | None = None) -> None:
         """Drops the connection where no fewer bytes are unsent than before; whole answers lie there, too."""
         num_unsent = self.transport.get_write_buffer_size()
+        self._reading = None
         if num_before is not None and num_unsent >= num_before:
             self.transport.abort()
-        else:
+        elif num_unsent:
             self._reading = self.loop.call_later(self.limits.send_timeout, self._watch_reading, num_unsent)
 
     def _stop_watching(self) -> None:

@@ -23,6 +23,7 @@ def strict_server(start_server: Callable[..., RunningServer]) -> RunningServer:
         header_timeout=0.5,
         body_timeout=0.5,
         keep_alive_timeout=0.7,
+        send_timeout=0.5,
         max_connections=8,
         max_body_bytes=1000,
         max_header_bytes=2000,
@@ -70,6 +71,22 @@ def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(server: RunningS
         client.file.readline()
         client.send(BODY)
         assert client.read().status == 200
+
+
+def test_who_waits_for_leave_and_is_refused_may_send_no_body(server: RunningServer) -> None:
+    with raw_client(server.url) as client:
+        client.send(post("/nowhere", BODY, "expect: 100-continue")[: -len(BODY)])
+        answer = client.read()
+        assert answer.status == 404
+        assert answer.headers["connection"] == "close"
+        assert client.is_closed()
+
+
+def test_a_client_that_takes_no_answers_is_dropped_and_holds_nothing(strict_server: RunningServer) -> None:
+    with raw_client(strict_server.url) as client:
+        with pytest.raises(OSError):
+            _send_now_and_then(client, GET.replace(b"version", b"openapi.json") * 200)
+        assert strict_server.client.get("/version").status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
