@@ -108,7 +108,8 @@ def served(folder: Path, engine: str, streams: int) -> Iterator[Served]:
     command = [sys.executable, "-m", "lamina", "serve", str(folder), "--engine", engine, "--port", "0"]
     command += ["--load-format", "dummy", "--max-num-seqs", str(streams), "--max-sequences", "4096"]
     command += ["--num-kv-blocks", str(streams * 64 + 1), "--max-num-batched-tokens", "4096"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # so small a model gains nothing from more
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
         said = next(line for line in process.stdout if "serving" in line)

@@ -190,3 +190,66 @@ def test_a_stop_string_may_be_called_as_the_end_of_a_time_is(scripted_server, bb
         response = server.client.post(COMPLETIONS, json={**body, "stream": True}, headers=headers)
         (choice,) = choices_of(events_of(response.content)).values()
         assert (choice.text, choice.reasons) == ("a ", ["stop"])
+
+
+def test_an_error_of_one_prompt_ends_the_stream_of_all(scripted_server, comes_to_rest):
+    logits = [[0.0] * 320 for _ in range(8)]
+    logits[6] = [float("nan")] * 320
+    server = scripted_server(logits)
+    body = {**LONG, "prompt": [[1, 5, 6], [1] * 9], "n": 2}  # the second is beyond what fails
+    *chunks, error, done = streamed(server.client, COMPLETIONS, **body)
+    assert done == "[DONE]"
+    assert set(error) == {"error"}
+    assert all("error" not in chunk for chunk in chunks)
+    assert server.client.post(COMPLETIONS, json=body).status_code == 500
+    comes_to_rest(server)
+
+
+def test_an_aborted_stream_says_so_and_ends(server, raw, comes_to_rest):
+    connection = raw(server, **LONG, n=2, stream=True)
+    head = connection.read(600)
+    name = head.partition(b'"id":"')[2].partition(b'"')[0].decode()
+    assert server.client.post(f"/v1/requests/{name}/abort").status_code == 200
+    data = head
+    while not data.endswith(b"\r\n0\r\n\r\n"):
+        data += connection.read(1)
+    choices = choices_of(events_of(dechunked(data.partition(b"\r\n\r\n")[2])))
+    assert [choice.reasons for choice in choices.values()] == [["abort"], ["abort"]]
+    comes_to_rest(server)
+
+
+def test_a_long_stop_string_that_nothing_resembles_delays_nothing(fox_server):
+    body = {**LONG, "ignore_eos": False, "stream_options": {"continuous_usage_stats": True}}
+    for stop in ([], ["Z" * 30]):
+        *chunks, _ = streamed(fox_server.client, COMPLETIONS, **body, stop=stop, logprobs=0)
+        lengths = [len(chunk["choices"][0]["text"]) for chunk in chunks]
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        said = [sum(lengths[: place + 1]) for place in range(len(lengths))]
+        assert all(length >= count for length, count in zip(said, counts[:-2], strict=False))
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {"top_k": 1},
+        {"allowed_token_ids": [40]},
+        {"logit_bias": {"40": -100, "41": 100}},
+        {"bad_words": ["a", "the"]},
+        {"min_tokens": 4},
+    ],
+)
+def test_log_probabilities_of_what_cannot_be_are_numbers(client, masks):
+    body = {"prompt": "hello", "max_tokens": 5, "logprobs": 20, "echo": True, **masks}
+    (choice,) = whole(client, COMPLETIONS, **body)["choices"]
+    assert len(choice["logprobs"]["tokens"]) == len(choice["logprobs"]["token_logprobs"])
+    assert choices_of(streamed(client, COMPLETIONS, **body))[0].reasons == [choice["finish_reason"]]
+
+
+def test_a_long_conversation_is_read_beside_the_loop_and_refused_by_name(client):
+    messages = [{"role": "user", "content": "hello " * 20_000}]
+    for body in ({"messages": messages}, {"messages": messages, "stream": True}):
+        response = client.post(CHAT, json=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+    kept = whole(client, COMPLETIONS, prompt=messages[0]["content"], truncate_prompt_tokens=20, max_tokens=2)
+    assert kept["usage"]["prompt_tokens"] == 20
