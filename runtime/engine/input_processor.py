@@ -51,7 +51,7 @@ class InputProcessor:
     declared_len: int | None  # positions that the checkpoint declares
     capacity_tokens: int  # of the KV cache
     seed: int  # of requests that bring none, with the number of each
-    grammars: GrammarCompiler | None  # None without a tokenizer
+    grammars: GrammarCompiler | None = None  # without a tokenizer there is none
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -152,6 +152,11 @@ class InputProcessor:
         grammar = grammar_of(form)
         self.grammars.matcher(grammar)
         return grammar
+
+    def warnings_of(self, params: SamplingParams) -> list[str]:
+        """Returns what of structured_outputs is not enforced, in words; RequestError as grammar_of()."""
+        grammar = self.grammar_of(params)
+        return [] if grammar is None or self.grammars is None else self.grammars.warnings(grammar)
 
     def _prepare(
         self,

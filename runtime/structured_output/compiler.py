@@ -1,7 +1,6 @@
 """Grammars compiled for a tokenizer, each once."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ MAX_SHOWN = 500  # characters of what llguidance says
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary; any thread may ask, and waits while another compiles.
+    """Compiles grammars for one vocabulary; any thread may ask, and none waits for another's grammar.
 
     llguidance bounds the work itself: a grammar that would take long is refused.
     """
@@ -27,20 +26,21 @@ class GrammarCompiler:
         self._num_valid_ids = num_valid_ids
         self._eos_token_ids = sorted(id_ for id_ in eos_token_ids if id_ < num_valid_ids)
         self._tokenizer: Any = None
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._compiled: dict[str, Any] = {}  # the last used at the end
         self._lock = threading.Lock()
+        self._beginning = threading.Lock()  # held while the tokenizer is made
 
     def matcher(self, grammar: str) -> Any:
         """Returns a new matcher, at the beginning of an answer; RequestError for what cannot be enforced."""
         with self._lock:
-            compiled = self._compiled.get(grammar)
-            if compiled is None:
-                compiled = self._compile(grammar)
+            compiled = self._compiled.pop(grammar, None)
+        if compiled is None:  # by several threads at once, rather than that one waits for others' grammars
+            compiled = self._compile(grammar)
+        with self._lock:
             self._compiled[grammar] = compiled
-            self._compiled.move_to_end(grammar)
             while len(self._compiled) > MAX_KEPT:
-                self._compiled.popitem(last=False)
-            return compiled.deep_copy()
+                del self._compiled[next(iter(self._compiled))]
+        return compiled.deep_copy()
 
     def warnings(self, grammar: str) -> list[str]:
         """Returns what a grammar leaves out of what was asked for, in words."""
@@ -48,16 +48,20 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> Any:
         llguidance = require(PACKAGE, extra="structured")
-        if self._tokenizer is None:
-            self._tokenizer = llguidance.LLTokenizer(
-                self._tokenizer_json(), n_vocab=self._num_valid_ids, eos_token=self._eos_token_ids
-            )
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = llguidance.LLMatcher(self._own_tokenizer(llguidance), grammar, log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()  # some grammars are found wrong by their first mask alone
         if matcher.is_error():
             raise RequestError(f"structured_outputs cannot be enforced: {error_of(matcher)}")
         return matcher
+
+    def _own_tokenizer(self, llguidance: Any) -> Any:
+        with self._beginning:
+            if self._tokenizer is None:
+                self._tokenizer = llguidance.LLTokenizer(
+                    self._tokenizer_json(), n_vocab=self._num_valid_ids, eos_token=self._eos_token_ids
+                )
+            return self._tokenizer
 
 
 def error_of(matcher: Any) -> str:

@@ -12,9 +12,9 @@ GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def grammar_of(form: StructuredOutputs) -> str:
-    """Returns the grammar of a form; the same form has the same text. RequestError for GBNF that is none.
+    """Returns the grammar of a form; the same form has the same text.
 
-    Whether it can be enforced is said by compiling it.
+    RequestError for GBNF and JSON that cannot be read. Whether it can be enforced is said by compiling it.
     """
     matcher = require(PACKAGE, extra="structured").LLMatcher
     if form.regex is not None:
@@ -29,7 +29,10 @@ def grammar_of(form: StructuredOutputs) -> str:
         "lenient": form.lenient,
         "whitespace_flexible": not form.compact,
     }
-    return str(matcher.grammar_from_json_schema(schema, overrides=settings))
+    try:
+        return str(matcher.grammar_from_json_schema(schema, overrides=settings))
+    except ValueError as error:  # as of one that is nested too deeply
+        raise RequestError(f"structured_outputs.json cannot be read: {error}") from error
 
 
 def _quoted(text: str) -> str:

@@ -42,7 +42,6 @@ class StructuredOutputsField(msgspec.Struct, kw_only=True, frozen=True):
         "structural_tag": Unserved(why=NOT_ENFORCED),
         "whitespace_pattern": Unserved(why=NOT_ENFORCED),
         "disable_additional_properties": Unserved(why=NOT_ENFORCED, neutral=(False,)),
-        "lenient": Unserved(why="all of a schema is enforced; leave it out", neutral=(False,)),
     }
 
     json: str | dict[str, Any] | bool | None = None
@@ -50,8 +49,12 @@ class StructuredOutputsField(msgspec.Struct, kw_only=True, frozen=True):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    disable_any_whitespace: bool = False
+    lenient: bool = False
+    """Whether what a schema asks for and cannot be enforced is left out, and told in a header."""
+    compact: bool = False
     """Whether JSON has no blanks between its parts."""
+    disable_any_whitespace: bool = False
+    """The same under vLLM's name."""
     disable_fallback: bool = False
     """Taken and ignored: there is one engine, which refuses what it cannot enforce."""
 
@@ -86,7 +89,8 @@ def form_of(
 def _fields(given: StructuredOutputsField) -> dict[str, Any]:
     kinds = ("json", "regex", "choice", "grammar", "json_object")
     found = {name: getattr(given, name) for name in kinds if getattr(given, name) is not None}
-    return {**found, "compact": given.disable_any_whitespace}
+    compact = given.compact or given.disable_any_whitespace
+    return {**found, "compact": compact, "lenient": given.lenient}
 
 
 def _of_format(given: ResponseFormat) -> dict[str, Any]:

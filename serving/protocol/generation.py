@@ -211,13 +211,16 @@ def fitting(
         raise placed(error, where) from None
 
 
-def check_form(request: GenerationRequest, params: SamplingParams, processor: "InputProcessor") -> None:
-    """Compiles the form of the answers, which takes a thread's time; ApiError for what cannot be enforced."""
+def check_form(request: GenerationRequest, params: SamplingParams, processor: "InputProcessor") -> list[str]:
+    """Returns what the form of the answers leaves out, in words, having compiled it in a thread's time.
+
+    ApiError for what cannot be enforced.
+    """
     form = request.form
     if form is None:
-        return
+        return []
     try:
-        processor.grammar_of(params)
+        return processor.warnings_of(params)
     except RequestError as error:
         named = named_error(error)
         raise placed(error, "ignore_eos" if named.param == "ignore_eos" else form[0]) from None

@@ -1,6 +1,7 @@
 """From a checked request to its answer: admitted, given to the engine, and written whole or as it comes."""
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from ...common.errors import RequestError
+from ...common.errors import RequestError, clipped
 from ..admission.connection import while_connected
 from ..context import serving_of
 from ..metrics.record import record_of
@@ -107,7 +108,8 @@ async def start(
     """
     given, model, serving = received.given, received.model, serving_of(request)
     if params.structured_outputs is not None:
-        await asyncio.to_thread(check_form, given, params, serving.runtime.input)
+        left_out = await asyncio.to_thread(check_form, given, params, serving.runtime.input)
+        received.headers.update(_not_enforced(left_out))
     num_prompt_tokens = sum(map(len, prompts))
     check_prompt_logprobs(params, num_prompt_tokens, serving.config)
     lease = await serving.admission.admit(
@@ -140,6 +142,12 @@ async def start(
         await lease.aclose()
         raise
     return Running(generations, lease)
+
+
+def _not_enforced(left_out: Sequence[str]) -> dict[str, str]:
+    """A header that tells what of a form is not enforced, in printable characters; none where all is."""
+    told = "; ".join(re.sub(r"[^ -~]+", " ", each) for each in left_out)
+    return {"X-Lamina-Not-Enforced": clipped(told, 1000)} if told else {}
 
 
 def stream(

@@ -58,3 +58,29 @@ def test_a_form_that_cannot_be_enforced_is_a_400_and_others_go_on(client):
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "guided_json"
     assert client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 1}).status_code == 200
+
+
+def test_what_is_left_out_on_demand_is_told(client):
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}
+    form = {"json": schema, "lenient": True}
+    answer = client.post("/v1/completions", json={"prompt": "x", "structured_outputs": form, "max_tokens": 9})
+    assert answer.status_code == 200
+    assert "uniqueItems" in answer.headers["X-Lamina-Not-Enforced"]
+
+
+HOSTILE = {
+    "a power of repetitions": {"regex": "((a{1,100}){1,100}){1,100}"},
+    "backtracking": {"regex": "(a+)+b"},
+    "a wide choice": {"json": {"enum": [f"value {number}" for number in range(5000)]}},
+    "deep lists": {"json": '{"items":' * 500 + "{}" + "}" * 500},
+    "itself": {"json": {"$ref": "#"}},
+    "a long text": {"json": {"type": "string", "maxLength": 1000000}},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_forms_are_served_or_refused(client, case):
+    body = {"prompt": "x", "structured_outputs": HOSTILE[case], "max_tokens": 3}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code in (200, 400), answer.text
+    assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
