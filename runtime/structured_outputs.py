@@ -41,19 +41,15 @@ class StructuredOutputs:
     def __post_init__(self) -> None:
         for name in ("json_object", "lenient", "compact"):
             check_flag(name, getattr(self, name))
+        if self.json is not None:
+            self._settle("json", _schema(self.json))
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
-        if self.json is False:
-            raise RequestError(
-                "json is False, a schema that accepts nothing; wanted one that accepts something"
-            )
         if len(given) != 1:
             got = " and ".join(given) or "none"
             raise RequestError(f"structured_outputs has {got}; wanted one of {', '.join(KINDS)}")
         for name in ("regex", "grammar"):
             if getattr(self, name) is not None:
                 self._settle(name, _form(name, getattr(self, name)))
-        if self.json is not None:
-            self._settle("json", _schema(self.json))
         if self.choice is not None:
             self._settle("choice", _choices(self.choice))
 
@@ -78,7 +74,11 @@ def _schema(schema: Any) -> str:
             schema = json_text.loads(plain)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"json is {shown(plain)}, which is no JSON: {error}") from error
-    if not isinstance(schema, (Mapping, bool)):
+    if schema is False:
+        raise RequestError("json is false, a schema that accepts nothing; wanted one that accepts something")
+    if schema is True:
+        schema = {}  # accepts anything, too, and has options
+    if not isinstance(schema, Mapping):
         raise RequestError(f"json is {shown(schema)}; wanted a JSON schema, as a mapping or as its text")
     try:
         plain = json_text.dumps(schema, allow_nan=False)

@@ -134,6 +134,7 @@ def test_answers_are_the_same_through_preemption(tiny_text_folder, runtime):
         ({"json": float("nan")}, "wanted a JSON schema"),
         ({"json": {"const": float("nan")}}, "JSON cannot hold"),
         ({"json": False}, "accepts nothing"),
+        ({"json": "false"}, "accepts nothing"),
         ({"grammar": "start: nowhere"}, "nowhere"),
         ({"grammar": "root ::= ("}, "GBNF"),
         ({"choice": []}, "one or more"),

@@ -41,6 +41,14 @@ def test_expressions_choices_and_grammars_are_kept_to(client):
     assert text_of(client, **grammar)["message"]["content"] == "xy"
 
 
+@pytest.mark.parametrize("schema", [True, "true", {}, "{}"])
+def test_a_schema_that_accepts_anything_is_any_json(client, schema):
+    fields = {"structured_outputs": {"json": schema, "disable_any_whitespace": True}}
+    choice = text_of(client, **fields)
+    if choice["finish_reason"] == "stop":
+        json.loads(choice["message"]["content"])
+
+
 def test_a_stream_keeps_to_the_form_too(client):
     fields = {**FIELDS, "guided_choice": ["yes", "no"]}
     events = streamed(client, "/v1/completions", prompt="hello", **fields)
