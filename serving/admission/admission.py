@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...runtime.protocol.engine_output import EngineOutput
 from ..auth.key import Key, key_of
@@ -18,6 +18,8 @@ from .rate import Rate
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+    from ...runtime.engine.async_client import FinishedRequest
 
 LONGEST_ADVICE = 60.0  # seconds of Retry-After where the measured rate would say more
 
@@ -58,22 +60,18 @@ class Admission:
         *,
         num_sequences: int,
         num_prompt_tokens: int,
-        max_tokens: int | None,
         priority: int = 0,
         model: str | None = None,
     ) -> Lease:
         """Returns the request's lease once it is its turn.
 
-        num_prompt_tokens: of all its prompts together. max_tokens: of one answer. priority, model: as its
-        client asked. Raises ApiError: 400 or 403 for what never goes, 429 with Retry-After over a limit or
-        where the wait would be too long, 499 once the client has gone, 503 where the server takes nothing.
+        num_prompt_tokens: of all its prompts together. priority, model: as its client asked. Raises ApiError:
+        400 or 403 for what never goes, 429 with Retry-After over a limit or where the wait would be too long,
+        499 once the client has gone, 503 where the server takes nothing.
         """
         self._serving.lifecycle.require_accepting()
-        key, config = key_of(request), self._serving.config
-        key.require_model(model or config.model_names[0])
-        if num_sequences > config.max_sequences:
-            message = f"{num_sequences} answers are wanted of one request; it may have {config.max_sequences}"
-            raise ApiError(status=400, message=message, param="n", code="too_many_sequences")
+        key = key_of(request)
+        key.require_model(model or self._serving.config.model_names[0])
         lease = Lease(
             number=next(self._numbers),
             key=key,
@@ -120,7 +118,7 @@ class Admission:
         """Measures a step."""
         self._rate.step(outputs, now)
 
-    def finished(self, request: Any) -> None:
+    def finished(self, request: "FinishedRequest") -> None:
         """Counts an answer that has ended: its slot is the next one's, though others of its request go on."""
         self._rate.answer(request.num_output_tokens)
         lease = self._by_request.get(request.request_id)
@@ -180,7 +178,7 @@ class Admission:
                 await while_connected(request.receive, _result(turn))
         except TimeoutError:
             message = f"the request has waited {spoken(most)} for its turn, as long as it may"
-            raise self._refusal(message, self._wait_at(self._place_behind(place))) from None
+            raise self._refusal(message, self._wait_at(place)) from None
 
     def _require_short(self, place: Place, most: float) -> None:
         """ApiError 429 where the queue is full, this key has its share of it, or the wait would be longer."""
@@ -198,9 +196,6 @@ class Admission:
         """Returns the seconds after which the engine computes what has this place, as far as is known."""
         engine_queue = max(self._num_held - self.max_num_seqs, 0)
         return self._rate.seconds_for(self._queue.size_before(place) + engine_queue + 1)
-
-    def _place_behind(self, place: Place) -> Place:
-        return self._queue.place(place.owner, place.rank[0], place.size)
 
     def _refusal(self, message: str, wait: float | None) -> ApiError:
         headers = retry_after(min(wait or 1.0, LONGEST_ADVICE))

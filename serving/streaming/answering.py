@@ -116,7 +116,6 @@ async def start(
         request,
         num_sequences=check_num_sequences(given, len(prompts), serving.config),
         num_prompt_tokens=num_prompt_tokens,
-        max_tokens=params.max_tokens,
         priority=given.priority,
         model=model,
     )

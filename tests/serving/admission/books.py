@@ -69,7 +69,6 @@ def ask(books: Admission, connection: Connection, num_sequences: int = 1, num_pr
         connection.request,
         num_sequences=num_sequences,
         num_prompt_tokens=num_prompt_tokens,
-        max_tokens=16,
         **more,
     )
 

@@ -1,5 +1,6 @@
 """A real server with keys: nobody gets in without one, by no path, method or spelling."""
 
+import asyncio
 import http.client
 import socket
 from urllib.parse import urlsplit
@@ -10,6 +11,10 @@ from hypothesis import strategies as st
 from starlette.routing import Route
 
 from lamina.serving.app import create_app
+from lamina.serving.auth.authentication import Authentication
+from lamina.serving.auth.key import Entry
+from lamina.serving.auth.keys import Keys
+from lamina.serving.errors import ApiError
 
 KEY, LIMITED, NARROW = "sk-full-of-secrets", "sk-limited", "sk-narrow"
 OPEN = "/health/live"
@@ -289,6 +294,24 @@ def test_without_keys_no_page_of_the_web_asks_through_a_users_browser(server, or
     assert answer.status_code == status
     if status == 403:
         assert answer.json()["error"]["code"] == "origin_not_allowed"
+
+
+def test_what_is_read_without_a_key_is_read_by_anonymous_and_cannot_be_written():
+    async def app(scope, receive, send):
+        owners.append(scope["lamina.key"].name)
+
+    async def ask(method: str) -> None:
+        scope = {"type": "http", "method": method, "path": "/v1/models", "headers": []}
+        await Authentication(app, keys, open_routes=("/v1/models",))(scope, None, None)
+
+    owners, keys = [], Keys([Entry(name="a", digest=b"")])
+    for method in ("GET", "HEAD", "OPTIONS"):
+        asyncio.run(ask(method))
+    assert owners == ["anonymous"] * 3
+    for method in ("POST", "DELETE", "get"):
+        with pytest.raises(ApiError) as caught:
+            asyncio.run(ask(method))
+        assert caught.value.status == 401
 
 
 def test_a_websocket_is_refused(locked):
