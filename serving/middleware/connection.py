@@ -101,6 +101,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False  # who is refused before sends no body, and nothing says so
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
+        self.scope["lamina.send"] = self.cycle.send  # type: ignore[typeddict-unknown-key]
 
     def on_response_complete(self) -> None:
         """Go on with the next request; what is unsent of this answer is looked after."""

@@ -158,7 +158,7 @@ def test_the_length_asked_for_is_counted(client):
 
 
 def test_cached_tokens_of_a_prompt_are_told(client):
-    body = {"prompt": list(range(10, 90)), "max_tokens": 2, "cache_salt": "of this test"}
+    body = {"prompt": list(range(10, 90)), "max_tokens": 2, "ignore_eos": True, "cache_salt": "of this test"}
     first = whole(client, COMPLETIONS, **body)["usage"]
     assert first["prompt_tokens_details"] == {"cached_tokens": 0}
     again = whole(client, COMPLETIONS, **body)["usage"]
