@@ -11,6 +11,7 @@ from ...common.errors import shown
 from .answers import Answer
 from .chat import ChatRequest, Message
 from .decoding import Body, Unserved, wrong
+from .forms import JsonSchemaFormat, ResponseFormat
 from .generation import Positive
 
 NO_TOOLS = Unserved(why="tools are not offered to the model yet; leave it out", neutral=([],))
@@ -18,7 +19,8 @@ NO_CHOICE = Unserved(why=NO_TOOLS.why, neutral=({"type": "none"},))
 NO_THINKING = Unserved(
     why="thinking is not told apart from text; leave it out", neutral=({"type": "disabled"},)
 )
-NO_SCHEMA = Unserved(why="answers cannot be held to a schema yet; leave it out", neutral=({},))
+RENAMED = Unserved(why="name it output_config.format")
+NO_EFFORT = Unserved(why="the model takes no effort; leave it out")
 Role = Literal["system", "user", "assistant"]
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
 EventType = Literal[
@@ -50,6 +52,21 @@ class Turn(msgspec.Struct, kw_only=True, frozen=True):
     content: str | list[ContentBlock]
 
 
+class OutputFormat(msgspec.Struct, kw_only=True, frozen=True):
+    """The schema that the answer's JSON keeps to."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """How the answer is to be."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = {"effort": NO_EFFORT}
+
+    format: OutputFormat | None = None
+
+
 class Conversation(Body, kw_only=True, frozen=True):
     """What a message answers, and what /v1/messages/count_tokens counts."""
 
@@ -57,8 +74,7 @@ class Conversation(Body, kw_only=True, frozen=True):
         "tools": NO_TOOLS,
         "tool_choice": NO_CHOICE,
         "thinking": NO_THINKING,
-        "output_config": NO_SCHEMA,
-        "output_format": NO_SCHEMA,
+        "output_format": RENAMED,
         "mcp_servers": TEXT_ALONE,
         "container": TEXT_ALONE,
         "context_management": TEXT_ALONE,
@@ -72,6 +88,8 @@ class Conversation(Body, kw_only=True, frozen=True):
     """Turns of user and assistant; where the last is the assistant's, the answer goes on from it."""
     system: str | list[ContentBlock] | None = None
     """What the model is to be told before all turns."""
+    output_config: OutputConfig | None = None
+    """The form of the answer, which no token of a prompt tells of."""
 
     @property
     def continues(self) -> bool:
@@ -125,7 +143,15 @@ class MessagesRequest(Conversation, kw_only=True, frozen=True):
             top_k=self.top_k,
             top_p=self.top_p,
             stream=self.stream,
+            response_format=self._response_format,
         )
+
+    @property
+    def _response_format(self) -> ResponseFormat | None:
+        if self.output_config is None or self.output_config.format is None:
+            return None
+        json_schema = JsonSchemaFormat(schema=self.output_config.format.schema)
+        return ResponseFormat(type="json_schema", json_schema=json_schema)
 
 
 class TextBlock(Answer, kw_only=True):

@@ -117,6 +117,33 @@ def test_what_is_wrong_is_refused_in_anthropics_shape(client: httpx.Client, chan
     assert named in error.message
 
 
+def test_an_answer_keeps_to_a_schema(client: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    asked = {
+        **ASKED,
+        "max_tokens": 100,
+        "output_config": {"format": {"type": "json_schema", "schema": schema}},
+    }
+    answer = client.post("/v1/messages", json=asked)
+    assert answer.status_code == 200, answer.text
+    message = answer.json()
+    if message["stop_reason"] == "end_turn":
+        assert json.loads(message["content"][0]["text"])["a"] in ("x", "y")
+    else:  # blanks without end, which JSON allows
+        assert message["content"][0]["text"].lstrip().startswith("{")
+    events = events_of(client.post("/v1/messages", json={**asked, "stream": True}).text)
+    text = "".join(data["delta"]["text"] for name, data in events if name == "content_block_delta")
+    assert text == message["content"][0]["text"]
+    for wrong in (
+        {"type": "json_object"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "schema": {"type": 5}},
+    ):
+        refused = client.post("/v1/messages", json={**ASKED, "output_config": {"format": wrong}})
+        assert refused.status_code == 400
+        assert refused.json()["type"] == "error"
+
+
 def test_what_asks_for_nothing_is_taken(client: httpx.Client) -> None:
     nothing = {
         "tools": [],
