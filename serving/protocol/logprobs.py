@@ -9,6 +9,7 @@ import msgspec
 from ...runtime.engine.logprobs import IMPOSSIBLE, Logprob
 from ...runtime.tokenization.tokenizer import Tokenizer
 
+HALF = "\ufffd"  # what text has in place of half a character
 Found = Mapping[int, Logprob] | None  # of one token: the token itself first, then the likeliest
 
 
@@ -112,20 +113,25 @@ class CompletionLogprobsWriter:
         """Returns those of the next tokens, of prompt or answer; found: None for a prompt's first."""
         piece = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
         for token_id, own in zip(token_ids, found, strict=True):
-            piece.text_offset.append(self._offset)
+            piece.text_offset.append(self._offset if self.is_skipped(token_id) else self._place(token_id))
             piece.tokens.append(self.names.name(token_id))
             piece.token_logprobs.append(None if own is None else finite(own[token_id].logprob))
             piece.top_logprobs.append(None if own is None else self._top(own))
-            if not self.is_skipped(token_id):
-                self._offset += self._num_characters(token_id)
         return piece
 
-    def _num_characters(self, token_id: int) -> int:
-        """Returns how many characters of the text a token completes."""
-        text = self._decoder.decode(self.names.bytes_of(token_id))
+    def _place(self, token_id: int) -> int:
+        """Returns the character at which a token of the text begins, and goes on behind it.
+
+        A token within a character is at that character; one behind half a character is behind its sign.
+        """
+        before, own = self._decoder.getstate()[0], self.names.bytes_of(token_id)
+        text = self._decoder.decode(own)
+        is_behind_half = before and text.startswith(HALF) and not (before + own).startswith(HALF.encode())
+        place = self._offset + 1 if is_behind_half else self._offset
         if text and self.loses_space:
             text, self.loses_space = text.removeprefix(" "), False
-        return len(text)
+        self._offset += len(text)
+        return place
 
     def _top(self, found: Mapping[int, Logprob]) -> dict[str, float]:
         """Returns the likeliest by name, and the token itself; of tokens of one name the likelier counts."""

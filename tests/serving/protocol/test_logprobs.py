@@ -66,6 +66,16 @@ def test_every_token_is_at_its_character_of_the_text(tokenizer, text, cut):
         assert shown.startswith(text_of_token, offset)
 
 
+@given(token_ids=st.lists(st.integers(4, 266), max_size=12))
+def test_tokens_behind_half_a_character_are_behind_its_sign(bbpe_tokenizer, token_ids):
+    tokenizer = Tokenizer(bbpe_tokenizer())
+    shown, names = tokenizer.decode(token_ids), token_names(tokenizer)
+    writer = CompletionLogprobsWriter(num_top=0, names=names)
+    piece = writer.write(token_ids, [place((token_id, -1.0, 1)) for token_id in token_ids])
+    for name, offset in zip(piece.tokens, piece.text_offset, strict=True):
+        assert "\ufffd" in name or shown.startswith(name, offset), (shown, piece)
+
+
 @given(number=numbers, other=numbers)
 def test_numbers_are_finite_whatever_they_are(tokenizer, number, other):
     found = [place((70, number, 2), (71, other, 1))]
