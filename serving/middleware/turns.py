@@ -11,14 +11,14 @@ class Turns:
 
     def __init__(self) -> None:
         self._num_left = NUM_AT_ONCE
-        self._is_coming = False  # whether the next turn is scheduled
+        self._is_scheduled = False  # whether the next turn is scheduled
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
         """Returns when it is the caller's turn, which is at once unless there is a burst."""
         loop = asyncio.get_running_loop()
-        if not self._is_coming:
-            self._is_coming = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             loop.call_soon(self._come_round)
         if self._num_left and not self._waiting:
             self._num_left -= 1
@@ -34,6 +34,6 @@ class Turns:
             if not turn.done():  # such as one that was cancelled
                 turn.set_result(None)
                 self._num_left -= 1
-        self._is_coming = bool(self._waiting)
-        if self._is_coming:
+        self._is_scheduled = bool(self._waiting)
+        if self._is_scheduled:
             asyncio.get_running_loop().call_soon(self._come_round)

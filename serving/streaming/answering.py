@@ -145,8 +145,8 @@ async def start(
 
 def _not_enforced(left_out: Sequence[str]) -> dict[str, str]:
     """A header that tells what of a form is not enforced, in printable characters; none where all is."""
-    told = "; ".join(re.sub(r"[^ -~]+", " ", each) for each in left_out)
-    return {"X-Lamina-Not-Enforced": clipped(told, 1000)} if told else {}
+    listed = "; ".join(re.sub(r"[^ -~]+", " ", each) for each in left_out)
+    return {"X-Lamina-Not-Enforced": clipped(listed, 1000)} if listed else {}
 
 
 def stream(

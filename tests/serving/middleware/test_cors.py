@@ -65,7 +65,7 @@ def test_every_answer_may_be_read_by_the_page_and_by_no_other(
     assert other.headers["vary"] == "Origin"
 
 
-def test_any_page_may_read_where_any_is_let_in_but_without_credentials(
+def test_any_page_may_read_where_any_is_admitted_but_without_credentials(
     start_server: Callable[..., RunningServer],
 ) -> None:
     answer = start_server(cors_origins=["*"]).client.get("/version", headers={"origin": "null"})
@@ -73,7 +73,7 @@ def test_any_page_may_read_where_any_is_let_in_but_without_credentials(
     assert "access-control-allow-credentials" not in answer.headers
 
 
-def test_no_page_is_let_in_unless_named(client: httpx.Client) -> None:
+def test_no_page_is_admitted_unless_named(client: httpx.Client) -> None:
     answer = client.options("/v1/models", headers=ASKED)
     assert answer.status_code == 200
     assert not [name for name in answer.headers if name.startswith("access-control")]
