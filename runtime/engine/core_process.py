@@ -187,8 +187,8 @@ class _Child:
         """Start the process, wait for its end, and tell the reader."""
         try:
             reason = "it was closed" if self._is_killed else self._wait(self._spawn())
-        except OSError as error:
-            reason = f"its process could not be started: {error}"
+        except Exception as error:  # no memory, no interpreter, a path that is none
+            reason = f"its process could not be started: {shown(error)}"
         with self._context.socket(zmq.PUSH) as socket:
             socket.connect(ENDED)
             socket.send(wire.encode(ProcessEnded(reason=reason)))
@@ -237,7 +237,7 @@ class _Child:
                 self._progress(message.stage, message.fraction, message.detail)
             case FolderFound():
                 self._tokenizer = load_tokenizer(Path(message.folder), override=self._override)
-            case CoreDescription():
+            case CoreDescription() if self._failure is None:
                 self._heard = CoreStatus(is_alive=True), time.monotonic()
                 self.opened.set_result(OpenedCore(description=message, tokenizer=self._tokenizer))
             case CoreLost():
@@ -294,11 +294,14 @@ def _pickled(model: str | Path, settings: Mapping[str, Any]) -> bytes:
 
 def _private_folder() -> str:
     """A new folder that this user alone may enter, of a path short enough for sockets."""
-    folder = tempfile.mkdtemp(prefix="lamina-")
-    if len(os.fsencode(folder)) <= LONGEST_FOLDER:
-        return folder
-    os.rmdir(folder)
-    return tempfile.mkdtemp(prefix="lamina-", dir="/tmp")
+    try:
+        folder = tempfile.mkdtemp(prefix="lamina-")
+        if len(os.fsencode(folder)) <= LONGEST_FOLDER:
+            return folder
+        os.rmdir(folder)
+        return tempfile.mkdtemp(prefix="lamina-", dir="/tmp")
+    except OSError as error:
+        raise ConfigError(f"there is no room for the engine's sockets: {error}; set TMPDIR") from error
 
 
 def _ending(pid: int, status: int) -> str:

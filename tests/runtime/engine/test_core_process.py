@@ -321,6 +321,30 @@ def test_a_process_that_fails_before_it_is_ready_is_an_error(own_temp, monkeypat
     assert not is_running(handle.pid)
 
 
+def test_where_no_process_can_be_started_the_reason_is_told(own_temp, monkeypatch):
+    monkeypatch.setattr(sys, "executable", None)
+    handle = ProcessCore("nothing", {}, lambda *_: None)
+    with pytest.raises(EngineDeadError, match="could not be started"):
+        handle.opened.result(60)
+    handle.close()
+    monkeypatch.setattr(tempfile, "tempdir", str(own_temp / "nowhere"))
+    with pytest.raises(ConfigError, match="set TMPDIR"):
+        ProcessCore("nothing", {}, lambda *_: None)
+
+
+def test_a_temporary_folder_of_a_long_path_is_no_obstacle(own_temp, monkeypatch):
+    long = own_temp / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(core_process, "BOOT", "raise SystemExit(7)")
+    handle = ProcessCore("nothing", {}, lambda *_: None)
+    with pytest.raises(EngineDeadError, match="exit status 7"):
+        handle.opened.result(60)
+    handle.close()
+    assert not os.path.exists(handle._child._folder)
+    long.rmdir()
+
+
 def test_a_progress_that_raises_ends_the_loading(tiny_text_folder, own_temp):
     def progress(stage, fraction, detail):
         raise ClosedError("enough")
@@ -364,13 +388,15 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 @pytest.mark.parametrize("how", ["early", "serving"])
-def test_nothing_is_left_of_a_server_that_is_killed(tiny_text_folder, own_temp, how):
+def test_nothing_is_left_of_a_server_that_is_ended(tiny_text_folder, own_temp, how, number):
     arguments = [sys.executable, "-c", SERVING, str(tiny_text_folder), how]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(arguments, **pipes, start_new_session=True) as process:
         engine = int(process.stdout.readline())
         assert is_running(engine)
-        process.kill()
+        os.killpg(process.pid, number)  # as a terminal does
     wait_until(lambda: not is_running(engine), 20)
     wait_until(lambda: not list(own_temp.iterdir()), 20)
 
