@@ -18,7 +18,7 @@ from ..protocol.decoding import wrong
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from ..streaming.answering import beside_loop, receive
 
-MAX_TOKENS = 2**20  # of a text: far more are refused before they are all found
+MAX_TOKENS = 2**18  # of a text: far more are refused before they are all found
 
 
 async def tokenize(request: Request) -> Response:

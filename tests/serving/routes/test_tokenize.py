@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lamina.runtime.tokenization.tokenizer import Tokenizer, load_tokenizer
+from lamina.serving.routes import tokenize
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
 
@@ -66,6 +67,16 @@ def test_a_conversation_is_written_by_the_template(
 
 def test_a_text_beyond_the_context_is_counted(client: httpx.Client) -> None:
     assert post(client, "/tokenize", prompt="é" * 40_000)["count"] == 80_001
+
+
+def test_a_text_far_beyond_any_context_is_refused(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize, "MAX_TOKENS", 1000)  # of 262,144, which take seconds
+    messages = [{"role": "user", "content": "é" * 40_000}]
+    for path in ("/tokenize", "/v1/messages/count_tokens"):
+        assert client.post(path, json={"messages": messages}).status_code == 400
+    assert client.post("/tokenize", json={"prompt": "é" * 40_000}).status_code == 400
 
 
 @pytest.mark.parametrize(
