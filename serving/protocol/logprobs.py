@@ -127,7 +127,7 @@ class CompletionLogprobsWriter:
         before, own = self._decoder.getstate()[0], self.names.bytes_of(token_id)
         text = self._decoder.decode(own)
         is_behind_half = before and text.startswith(HALF) and not (before + own).startswith(HALF.encode())
-        place = self._offset + 1 if is_behind_half else self._offset
+        place = self._offset + (len(before.decode(errors="replace")) if is_behind_half else 0)
         if text and self.loses_space:
             text, self.loses_space = text.removeprefix(" "), False
         self._offset += len(text)

@@ -17,7 +17,8 @@ def tokenizer(request):
 def test_the_bytes_of_all_tokens_are_those_of_the_text(tokenizer, text):
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     found = b"".join(map(tokenizer.bytes_of, token_ids))
-    assert found.decode().removeprefix(" ") == tokenizer.decode(token_ids).removeprefix(" ")
+    lost = " " if tokenizer.loses_first_space else ""
+    assert found.decode().removeprefix(lost) == tokenizer.decode(token_ids)
 
 
 def test_a_part_of_a_character_has_its_own_byte(tokenizer):

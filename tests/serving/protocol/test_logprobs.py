@@ -5,7 +5,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lamina.runtime.engine.logprobs import IMPOSSIBLE, Logprob
@@ -66,6 +66,7 @@ def test_every_token_is_at_its_character_of_the_text(tokenizer, text, cut):
         assert shown.startswith(text_of_token, offset)
 
 
+@example(token_ids=[173, 98, 4])  # two bytes of half a surrogate, a sign each
 @given(token_ids=st.lists(st.integers(4, 266), max_size=12))
 def test_tokens_behind_half_a_character_are_behind_its_sign(bbpe_tokenizer, token_ids):
     tokenizer = Tokenizer(bbpe_tokenizer())
@@ -120,7 +121,8 @@ def test_the_bytes_of_a_chat_are_those_of_its_text(tokenizer, text):
     found = [place((token_id, -1.0, 1)) for token_id in token_ids]
     content = chat_logprobs(found, 0, token_names(tokenizer)).content
     told = bytes(byte for token in content for byte in token.bytes).decode()
-    assert told.removeprefix(" ") == tokenizer.decode(token_ids).removeprefix(" ")
+    lost = " " if tokenizer.loses_first_space else ""
+    assert told.removeprefix(lost) == tokenizer.decode(token_ids)
     assert all(token.top_logprobs == [] for token in content)
 
 
