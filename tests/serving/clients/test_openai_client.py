@@ -160,6 +160,27 @@ def test_a_client_that_comes_too_early_is_served_once_the_model_is_loaded(
     running.close()
 
 
+def test_a_client_over_its_limit_is_served_once_there_is_room(
+    start_server: Callable[..., Any], long_text_folder: Path, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[keys.one]\nkey = "sk-one"\nmax_concurrent = 1\n')
+    running = start_server(folder=long_text_folder, api_key_file=keys)
+    endless: Any = {"messages": MESSAGES, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="sk-one", max_retries=8) as client:
+        stream = client.chat.completions.create(model="tiny", stream=True, **endless)
+        next(iter(stream))
+        hasty = client.with_options(max_retries=0)
+        with pytest.raises(openai.RateLimitError) as caught:
+            hasty.chat.completions.create(messages=MESSAGES, **GREEDY)
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        threading.Timer(0.5, stream.close).start()
+        raw = client.chat.completions.with_raw_response.create(messages=MESSAGES, **GREEDY)
+        assert raw.retries_taken >= 1
+        assert raw.parse().choices[0].message.content
+    running.close()
+
+
 def test_a_stream_that_the_server_ends_raises_an_api_error(
     start_server: Callable[..., Any], long_text_folder: Path
 ) -> None:
