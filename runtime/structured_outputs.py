@@ -7,7 +7,7 @@ from typing import Any
 
 from ..common.errors import RequestError, UnknownParameterError, shown
 from ..common.names import refuse_unknown
-from .validation import check_flag, items, text
+from .validation import check_flag, check_unicode, items, text
 
 MAX_FORM = 2**20  # characters of a schema, expression, grammar, or of all choices
 MAX_CHOICES = 10_000
@@ -58,11 +58,12 @@ class StructuredOutputs:
 
 
 def _form(name: str, value: Any) -> str:
-    plain = text(name, value)
-    if not plain:
-        raise RequestError(f"{name} is ''; wanted one that says something")
-    if len(plain) > MAX_FORM:
-        raise RequestError(f"{name} has {len(plain)} characters; wanted at most {MAX_FORM}")
+    if not isinstance(value, str):
+        raise RequestError(f"{name} is {shown(value)}; wanted a string")
+    plain = str.__str__(value)  # before a subclass is asked anything
+    if not 0 < len(plain) <= MAX_FORM:
+        raise RequestError(f"{name} has {len(plain)} characters; wanted 1 to {MAX_FORM}")
+    check_unicode(name, plain)
     return plain
 
 

@@ -141,7 +141,8 @@ def test_answers_are_the_same_through_preemption(tiny_text_folder, runtime):
         ({"choice": [""]}, "not empty"),
         ({"choice": "yes"}, "list of texts"),
         ({"choice": ["a", 1]}, "choice holds 1"),
-        ({"regex": ""}, "says something"),
+        ({"regex": ""}, "wanted 1 to"),
+        ({"regex": "a" * (2**20 + 1)}, "wanted 1 to"),
         ({"regex": "a", "choice": ["b"]}, "regex and choice"),
         ({}, "has none"),
         ({"json_object": False}, "has none"),
@@ -193,3 +194,11 @@ def test_an_engine_elsewhere_answers_the_same(tiny_text_folder, runtime, engine)
             return [(await each.output()).text for each in generations]
 
     assert asyncio.run(ask()) == [each.text for each in runtime.generate(["Once"] * len(params), params)]
+
+
+def test_a_long_schema_is_a_form_too(runtime):
+    schema = {"enum": [f"value number {number}" for number in range(8000)]}
+    form = StructuredOutputs(json=schema)
+    assert len(form.json) > 2**16
+    (output,) = runtime.generate("x", SamplingParams(structured_outputs=form, max_tokens=40, temperature=0.0))
+    assert json.loads(output.text) in schema["enum"]
