@@ -24,3 +24,4 @@ class Leases:
         finally:
             if leases:
                 await asyncio.gather(*(lease.aclose() for lease in leases), return_exceptions=True)
+                leases.clear()  # the scope stays with its connection until the next request

@@ -39,6 +39,7 @@ class Observation:
             await self._app(scope, receive, send)
         finally:
             self._end(scope, record)
+            record.generations.clear()  # the scope stays with its connection until the next request
 
     def _end(self, scope: "Scope", record: RequestRecord) -> None:
         route = route_of(scope)

@@ -1,11 +1,14 @@
 """However an answer ends, it ends for all: client, engine and books."""
 
+import gc
 import os
 import random
 import time
 from pathlib import Path
 
 import pytest
+
+from lamina.runtime.engine.generation import Generation
 
 from ..reading import CHAT, COMPLETIONS, choices_of, events_of, streamed, whole
 
@@ -253,3 +256,13 @@ def test_a_long_conversation_is_read_beside_the_loop_and_refused_by_name(client)
         assert response.json()["error"]["code"] == "context_length_exceeded"
     kept = whole(client, COMPLETIONS, prompt=messages[0]["content"], truncate_prompt_tokens=20, max_tokens=2)
     assert kept["usage"]["prompt_tokens"] == 20
+
+
+def test_a_connection_at_rest_holds_no_answer(server, comes_to_rest):
+    for streams in (True, False):
+        server.client.post(COMPLETIONS, json={**LONG, "stream": streams, "logprobs": 5})
+    comes_to_rest(server)
+    deadline = time.monotonic() + 30
+    while held := [each for each in gc.get_objects() if type(each) is Generation]:
+        assert time.monotonic() < deadline, gc.get_referrers(held[0])
+        time.sleep(0.05)
