@@ -4,33 +4,16 @@ import asyncio
 import gc
 import os
 import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from pathlib import Path
 
 import pytest
 
-from lamina import (
-    AsyncRuntime,
-    ClosedError,
-    ConfigError,
-    EngineDeadError,
-    LoadError,
-    Runtime,
-    SamplingParams,
-    UnsupportedError,
-)
-from lamina.common.errors import UnknownSettingError, WireError
+from lamina import AsyncRuntime, ClosedError, EngineDeadError, Runtime, SamplingParams, UnsupportedError
+from lamina.common.errors import WireError
 from lamina.runtime.engine import core_process
-from lamina.runtime.engine.core_process import ProcessCore
-from lamina.runtime.protocol.core_messages import Shutdown
 
-SMALL = {"compile": False, "device": "cpu", "num_kv_blocks": 96, "max_num_seqs": 8}
+from .processes import SHORT, SMALL, handle_of, is_running, open_runtime, threads, until, wait_until
+
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-SHORT = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 ASKED = {
     "greedy": {},
     "seeded": {"temperature": 1.3, "seed": 7, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
@@ -50,70 +33,12 @@ ASKED = {
 }
 
 
-@pytest.fixture
-def own_temp(tmp_path, monkeypatch):
-    """A folder for temporary files that is to be empty after the test."""
-    folder = tmp_path / "temp"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    before, alive = threads(), children()
-    yield folder
-    assert list(folder.iterdir()) == []
-    assert threads() <= before
-    assert children() <= alive
-
-
 @pytest.fixture(scope="module")
 def shared(tiny_text_folder):
     """One process for event loops that come and go."""
     runtime = asyncio.run(open_runtime(tiny_text_folder))
     yield runtime
     asyncio.run(runtime.close())
-
-
-def open_runtime(folder, **settings):
-    return AsyncRuntime.from_pretrained(folder, engine="process", **SMALL | settings)
-
-
-def handle_of(runtime) -> ProcessCore:
-    return runtime._client._handle
-
-
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    status = Path(f"/proc/{pid}/stat")
-    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_until(holds, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
-
-
-def threads():
-    return {thread for thread in threading.enumerate() if thread.name.startswith("lamina-core")}
-
-
-def children():
-    """The ids of processes that this one has started and that nobody has waited for."""
-    return {pid for pid in os.listdir("/proc") if pid.isdigit() and parent_of(pid) == os.getpid()}
-
-
-def parent_of(pid):
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:  # it has ended
-        return None
-
-
-async def until(holds, seconds=60.0):
-    await asyncio.to_thread(wait_until, holds, seconds)
 
 
 def said(output):
@@ -256,167 +181,3 @@ def test_a_runtime_that_is_dropped_ends_its_process(tiny_text_folder, own_temp):
     before = threads()
     asyncio.run(body())
     wait_until(lambda: threads() <= before)
-
-
-def test_loading_that_is_cancelled_ends_the_process(tiny_text_folder, own_temp):
-    async def body():
-        stages = []
-        began = asyncio.Event()
-
-        def progress(stage, fraction, detail):
-            stages.append(stage)
-            began.set()
-
-        loading = asyncio.create_task(open_runtime(tiny_text_folder, progress=progress))
-        await asyncio.wait_for(began.wait(), 60)
-        loading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await loading
-        assert stages
-
-    asyncio.run(body())
-
-
-@pytest.mark.parametrize(
-    "settings, kind, words",
-    [
-        ({"max_num_seqs": 0}, ConfigError, "max_num_seqs is 0"),
-        ({"no_such": 1}, UnknownSettingError, "no_such"),
-        ({"tokenizer": lambda: None}, ConfigError, "cannot be sent"),
-        ({"tokenizer": "/nowhere"}, LoadError, "/nowhere"),
-    ],
-)
-def test_what_cannot_be_loaded_is_the_same_error_here(tiny_text_folder, own_temp, settings, kind, words):
-    with pytest.raises(kind, match=words) as caught:
-        asyncio.run(open_runtime(tiny_text_folder, **settings))
-    assert type(caught.value) is kind
-
-
-@pytest.mark.parametrize(
-    "program, kind, words",
-    [
-        ("raise SystemExit(7)", EngineDeadError, "exit status 7"),
-        ("import os; os.kill(os.getpid(), 11)", EngineDeadError, "SIGSEGV"),
-        ("import os; os.kill(os.getpid(), 9)", EngineDeadError, "SIGKILL, as the kernel does"),
-        (
-            "import sys, zmq; out = zmq.Context().socket(zmq.PUSH);"
-            "out.connect(f'ipc://{sys.argv[1]}/outputs'); out.send(bytes([1, 16, 193]));"
-            "import time; time.sleep(600)",
-            WireError,
-            "damaged",
-        ),
-    ],
-)
-def test_a_process_that_fails_before_it_is_ready_is_an_error(own_temp, monkeypatch, program, kind, words):
-    monkeypatch.setattr(core_process, "BOOT", program)
-    handle = ProcessCore("nothing", {}, lambda *_: None)
-    with pytest.raises(kind, match=words):
-        handle.opened.result(60)
-    assert not handle.status().is_alive
-    gone = threading.Event()
-    handle.start(lambda message: gone.set())  # late: it is told nevertheless
-    assert gone.wait(20)
-    handle.send(Shutdown())  # and what is sent to nobody is dropped
-    handle.close()
-    assert not is_running(handle.pid)
-
-
-def test_where_no_process_can_be_started_the_reason_is_told(own_temp, monkeypatch):
-    monkeypatch.setattr(sys, "executable", None)
-    handle = ProcessCore("nothing", {}, lambda *_: None)
-    with pytest.raises(EngineDeadError, match="could not be started"):
-        handle.opened.result(60)
-    handle.close()
-    monkeypatch.setattr(tempfile, "tempdir", str(own_temp / "nowhere"))
-    with pytest.raises(ConfigError, match="set TMPDIR"):
-        ProcessCore("nothing", {}, lambda *_: None)
-
-
-def test_a_temporary_folder_of_a_long_path_is_no_obstacle(own_temp, monkeypatch):
-    long = own_temp / ("x" * 120)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    monkeypatch.setattr(core_process, "BOOT", "raise SystemExit(7)")
-    handle = ProcessCore("nothing", {}, lambda *_: None)
-    with pytest.raises(EngineDeadError, match="exit status 7"):
-        handle.opened.result(60)
-    handle.close()
-    assert not os.path.exists(handle._child._folder)
-    long.rmdir()
-
-
-def test_a_progress_that_raises_ends_the_loading(tiny_text_folder, own_temp):
-    def progress(stage, fraction, detail):
-        raise ClosedError("enough")
-
-    handle = ProcessCore(str(tiny_text_folder), SMALL, progress)
-    with pytest.raises(ClosedError, match="enough"):
-        handle.opened.result(60)
-    handle.close()
-
-
-SERVING = """
-import asyncio, os, sys
-from lamina import AsyncRuntime, SamplingParams
-
-async def main():
-    loading = AsyncRuntime.from_pretrained(sys.argv[1], engine="process", compile=False, device="cpu",
-                                           num_kv_blocks=96)
-    task = asyncio.ensure_future(loading)
-    while True:
-        await asyncio.sleep(0.01)
-        found = [pid for pid in os.listdir("/proc") if pid.isdigit() and parent_of(pid) == os.getpid()]
-        if found:
-            break
-    if sys.argv[2] == "early":
-        print(found[0], flush=True)
-    runtime = await task
-    generation = runtime.generate("hello", SamplingParams(max_tokens=200, ignore_eos=True))
-    await generation.read()
-    assert "torch" not in sys.modules and "transformers" not in sys.modules, "imported in vain"
-    print(found[0], flush=True)
-    if sys.argv[2] != "leaves":
-        await asyncio.sleep(600)
-
-def parent_of(pid):
-    try:
-        return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-@pytest.mark.parametrize("how", ["early", "serving"])
-def test_nothing_is_left_of_a_server_that_is_ended(tiny_text_folder, own_temp, how, number):
-    arguments = [sys.executable, "-c", SERVING, str(tiny_text_folder), how]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(arguments, **pipes, start_new_session=True) as process:
-        engine = int(process.stdout.readline())
-        assert is_running(engine)
-        os.killpg(process.pid, number)  # as a terminal does
-    wait_until(lambda: not is_running(engine), 20)
-    wait_until(lambda: not list(own_temp.iterdir()), 20)
-
-
-def test_a_program_that_ends_without_closing_takes_its_engine_along_and_never_imports_torch(
-    tiny_text_folder, own_temp
-):
-    arguments = [sys.executable, "-c", SERVING, str(tiny_text_folder), "leaves"]
-    done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
-    assert not is_running(int(done.stdout))
-
-
-@pytest.mark.long
-def test_starting_and_stopping_again_and_again_leaves_nothing(tiny_text_folder, own_temp):
-    async def body():
-        before = len(os.listdir("/proc/self/fd"))
-        for _ in range(20):
-            async with await open_runtime(tiny_text_folder) as runtime:
-                await runtime.generate("hello", SHORT).output()
-            assert len(os.listdir("/proc/self/fd")) <= before + 4  # of the loop's own threads
-            assert not is_running(handle_of(runtime).pid)
-
-    asyncio.run(body())
