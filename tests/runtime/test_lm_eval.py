@@ -11,40 +11,13 @@ from lamina.cli import app
 from lamina.common.errors import RequestError
 from lamina.runtime.runtime import Runtime
 
+from ..lm_eval_tasks import TASKS, ask, responses, write_tasks
+
 pytest.importorskip("lm_eval")
 pytestmark = [
     pytest.mark.long,
     pytest.mark.filterwarnings("ignore"),  # the harness and what it stands on warn of each other
 ]
-QUESTIONS = [
-    {"question": "The sky is", "choices": [" blue", " a kind of fish", " seven"], "answer": 0},
-    {"question": "One and one are", "choices": [" two", " three or so", " none"], "answer": 0},
-    {"question": "Cats", "choices": [" purr", " fly", " are numbers"], "answer": 0},
-    {"question": "", "choices": [" begin", " end"], "answer": 1},
-]
-TASKS = {
-    "chosen": """
-output_type: multiple_choice
-doc_to_text: "{{question}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: answer
-target_delimiter: ""
-metric_list: [{metric: acc}, {metric: acc_norm}]
-""",
-    "whole": """
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{question}} {{choices[0]}}"
-metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}]
-""",
-    "written": """
-output_type: generate_until
-doc_to_text: "{{question}}?"
-doc_to_target: "{{choices[0]}}"
-generation_kwargs: {until: ["e", "\\n\\n"], max_gen_toks: 12, do_sample: false}
-metric_list: [{metric: exact_match}]
-""",
-}
 
 
 @pytest.fixture(scope="module")
@@ -58,39 +31,20 @@ def text_folder(make_tiny_folder, bbpe_tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder_of_tasks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tasks")
-    (folder / "documents.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS[:3])))
-    for name, text in TASKS.items():
-        data = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {folder}/documents.jsonl}}}}"
-        (folder / f"{name}.yaml").write_text(f"task: {name}\n{data}\ntest_split: test\n{text}")
-    return folder
+    return write_tasks(tmp_path_factory.mktemp("tasks"))
 
 
 @pytest.fixture(scope="module")
 def evaluated(folder_of_tasks, text_folder, tmp_path_factory):
     """Samples of every task, by a runtime and by transformers, both in float32."""
-    import datasets
-    import lm_eval
     from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
 
     from lamina.runtime.lm_eval_model import RuntimeLM
 
-    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
-
-    def ask(model):
-        manager = TaskManager(include_path=[str(folder_of_tasks)])
-        given = {"tasks": [*TASKS], "task_manager": manager, "bootstrap_iters": 0}
-        return lm_eval.simple_evaluate(model=model, **given)
-
-    theirs = ask(HFLM(pretrained=str(text_folder), dtype="float32", device="cpu", batch_size=1))
+    given = folder_of_tasks, tmp_path_factory.mktemp("datasets")
+    theirs = ask(HFLM(pretrained=str(text_folder), dtype="float32", device="cpu", batch_size=1), *given)
     with Runtime.from_pretrained(text_folder, dtype="float32", compile=False) as runtime:
-        return ask(RuntimeLM(runtime)), theirs
-
-
-def responses(results, task):
-    samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
-    return [sample["filtered_resps"] for sample in samples]
+        return ask(RuntimeLM(runtime), *given), theirs
 
 
 def test_likelihoods_are_those_of_transformers(evaluated):
