@@ -12,6 +12,7 @@ from .engine import outputs as ours
 from .engine.logprobs import Logprobs
 from .sampling_params import MAX_BAD_WORDS, MAX_STOPS
 from .sampling_params import SamplingParams as OurParams
+from .structured_outputs import StructuredOutputs
 from .validation import items, text, token_ids
 
 GREEDY_BELOW = 1e-5
@@ -19,7 +20,6 @@ MOST_READ = 1 << 20  # items of what has no length
 LOWEST_TEMPERATURE = 0.01  # of those that are not greedy
 # Parameters that vLLM has and we cannot honour, with the value that asks for nothing.
 WITHOUT: dict[str, Any] = {
-    "structured_outputs": None,
     "guided_decoding": None,
     "logprob_token_ids": None,
     "flat_logprobs": False,
@@ -58,6 +58,35 @@ class RequestOutputKind(enum.Enum):
 
 
 @dataclass
+class StructuredOutputsParams:
+    """vLLM's form of an answer: one of the first five."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+    def to_lamina(self) -> StructuredOutputs:
+        """Returns ours; an error names what cannot be honoured."""
+        for name in ("disable_additional_properties", "whitespace_pattern", "structural_tag"):
+            if value := getattr(self, name):
+                raise UnsupportedError(f"{name} is {shown(value)}; Lamina has no such thing")
+        return StructuredOutputs(
+            json=self.json,
+            regex=self.regex,
+            choice=self.choice,
+            grammar=self.grammar,
+            json_object=bool(self.json_object),
+            compact=self.disable_any_whitespace,
+        )
+
+
+@dataclass
 class SamplingParams:
     """vLLM's parameters with vLLM's defaults: 16 tokens, drawn as the model says. May be changed, cloned."""
 
@@ -84,7 +113,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: Sequence[str] | None = None
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputsParams | None = None
     guided_decoding: Any = None
     logprob_token_ids: Any = None
     flat_logprobs: bool = False
@@ -156,7 +185,16 @@ class SamplingParams:
             logit_bias=self.logit_bias,
             allowed_token_ids=self.allowed_token_ids,
             bad_words=self.bad_words,
+            structured_outputs=_form(self.structured_outputs),
         )
+
+
+def _form(given: Any) -> StructuredOutputs | None:
+    if given is None:
+        return None
+    if isinstance(given, StructuredOutputsParams):
+        return given.to_lamina()
+    raise RequestError(f"structured_outputs is {shown(given)}; wanted a StructuredOutputsParams")
 
 
 @dataclass

@@ -9,6 +9,7 @@ from .runtime.vllm import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputsParams,
     TextPrompt,
     TokensPrompt,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "RequestOutput",
     "CompletionOutput",
     "RequestOutputKind",
+    "StructuredOutputsParams",
     "BeamSearchParams",
     "BeamSearchOutput",
     "BeamSearchSequence",

@@ -19,6 +19,7 @@ from lamina.vllm import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputsParams,
     TokensPrompt,
 )
 
@@ -93,7 +94,6 @@ def test_parameters_may_be_changed_and_a_clone_shares_nothing():
 @pytest.mark.parametrize(
     "given",
     [
-        {"structured_outputs": {"regex": "a"}},
         {"logprobs": -1},
         {"spaces_between_special_tokens": False},
         {"extra_args": {"x": 1}},
@@ -102,6 +102,17 @@ def test_parameters_may_be_changed_and_a_clone_shares_nothing():
 def test_parameters_that_cannot_be_honoured_are_refused_by_name(given):
     with pytest.raises(UnsupportedError, match=next(iter(given))):
         SamplingParams(**given)
+
+
+def test_a_form_of_the_answer_is_kept(llm):
+    params = SamplingParams(
+        structured_outputs=StructuredOutputsParams(choice=["left", "right"]), max_tokens=20
+    )
+    assert llm.generate("x", params)[0].outputs[0].text in ("left", "right")
+    with pytest.raises(UnsupportedError, match="structural_tag"):
+        SamplingParams(structured_outputs=StructuredOutputsParams(regex="a", structural_tag="{}"))
+    with pytest.raises(RequestError, match="wanted a StructuredOutputsParams"):
+        SamplingParams(structured_outputs={"regex": "a"})
 
 
 @pytest.mark.parametrize(
