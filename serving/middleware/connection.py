@@ -14,6 +14,7 @@ from ..config import ServeConfig
 from ..errors import ApiError
 
 MAX_HEADERS = 256
+FRAMING = (b"content-length", b"transfer-encoding")
 LINGER = 2.0  # seconds for a client to read why it was refused, before the connection is closed
 
 
@@ -29,7 +30,8 @@ class Connection(HttpToolsProtocol):
         self.limits, self.max_connections = limits, max_connections
         self.is_refused = False
         self._in_headers = False
-        self._num_header_bytes = 0  # read while headers were not whole
+        self._is_resuming = False  # whether the parser reads again how a body is framed
+        self._num_bytes = 0  # of the message that is being read, but for its body
         self._deadline: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
@@ -68,33 +70,45 @@ class Connection(HttpToolsProtocol):
         if self.is_refused:
             return
         self._unset_keepalive_if_required()
+        self._num_bytes += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # another protocol is offered, not asked for: the request is answered as it is
+            self._parse(data)
         except httptools.HttpParserError as error:
             self._refuse(_refusal_of(error))
             return
-        if self._in_headers:
-            self._num_header_bytes += len(data)
-            if self._num_header_bytes > self.limits.max_header_bytes:
-                self._refuse(_too_large(self.limits))
-                return
+        if self._num_bytes > self._max_bytes():
+            self._refuse(_too_large(self.limits))
+            return
         if self._running is None or self._running.response_complete:
             self._expect_headers()
 
     def on_message_begin(self) -> None:
         """A request begins; scope["lamina.abort"] drops its connection with what is unsent."""
+        if self._is_resuming:
+            return
         super().on_message_begin()
         self.scope["lamina.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
-        self._in_headers, self._num_header_bytes = True, 0
+        self._in_headers = True
+
+    def on_url(self, url: bytes) -> None:
+        """Take the target, or a part of it."""
+        if not self._is_resuming:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; what trails a body is passed over, as its request has begun."""
+        if self._in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Start the request, or queue it behind the one under way."""
+        if self._is_resuming:
+            return
         self._in_headers = False
         num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if num_bytes > self.limits.max_header_bytes or len(self.headers) > MAX_HEADERS:
             raise _too_large(self.limits)
+        _check_head(self.parser, self.headers)
         self._clear_deadline()
         super().on_headers_complete()
         if self.expect_100_continue:
@@ -103,11 +117,45 @@ class Connection(HttpToolsProtocol):
             self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
         self.scope["lamina.send"] = self.cycle.send  # type: ignore[typeddict-unknown-key]
 
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._num_bytes -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The body is whole; behind an offer of another protocol it is still to be read."""
+        if not self.parser.should_upgrade():
+            self._num_bytes = 0
+            super().on_message_complete()
+
     def on_response_complete(self) -> None:
         """Go on with the next request; what is unsent of this answer is looked after."""
         super().on_response_complete()
         if self._reading is None and self.transport.get_write_buffer_size():
             self._watch_reading()
+
+    def _parse(self, data: bytes) -> None:
+        """Parses what came; behind an offer of another protocol the parser would read no more."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                data = data[offer.args[0] :]
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Passes an offer over: a new parser is told how the body behind these headers is framed."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        framing = [b"%s: %s\r\n" % header for header in self.headers if header[0] in FRAMING]
+        self._is_resuming = True
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
+        self._is_resuming = False
+
+    def _max_bytes(self) -> int:
+        most = self.limits.max_header_bytes
+        return most if self._in_headers else most + self.limits.max_body_bytes
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -160,6 +208,22 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER, self.transport.close)
+
+
+def _check_head(parser: Any, headers: list[tuple[bytes, bytes]]) -> None:
+    """Raises ApiError for what proxies and servers could read in two ways."""
+    version, names = parser.get_http_version(), [name for name, _ in headers]
+    wrong = None
+    if version not in ("1.0", "1.1"):
+        wrong = f"the version is HTTP/{version}; wanted HTTP/1.1"
+    elif parser.get_method() == b"CONNECT":
+        wrong = "the method is CONNECT, which only proxies serve"
+    elif (count := names.count(b"host")) > 1 or (not count and version == "1.1"):
+        wrong = f"there are {count} host headers; wanted one"
+    elif any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in headers):
+        wrong = "the transfer-encoding is not chunked, the only one that is read"
+    if wrong is not None:
+        raise ApiError(status=400, message=wrong, code="invalid_http")
 
 
 def _response(error: ApiError) -> bytes:

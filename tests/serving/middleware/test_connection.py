@@ -120,6 +120,14 @@ def test_a_client_of_http_1_0_gets_a_body_without_chunks_that_ends_with_the_conn
         b"POST / HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n",
         b"POST / HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET / HTTP/1.1\r\nx-request-id: a\x00b\r\n\r\n",
+        b"GET /version HTTP/1.1\r\n\r\n",
+        b"GET /version HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+        b"GET /version\r\n\r\n",
+        b"GET /version HTTP/2.0\r\nhost: t\r\n\r\n",
+        b"CONNECT /version HTTP/1.1\r\nhost: t\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nhost: t\r\na: b\r\n c\r\n\r\n",
     ],
 )
 def test_what_is_no_http_is_refused_in_the_one_shape_and_the_connection_closed(
@@ -133,10 +141,54 @@ def test_what_is_no_http_is_refused_in_the_one_shape_and_the_connection_closed(
         assert client.is_closed()
 
 
+OFFER = b"connection: upgrade\r\nupgrade: h2c\r\n"
+
+
 def test_an_offer_of_another_protocol_is_passed_over(server: RunningServer) -> None:
     with raw_client(server.url) as client:
-        client.send(b"GET /version HTTP/1.1\r\nhost: t\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        client.send(GET.replace(b"host", OFFER + b"host") * 3000 + GET)
+        assert [client.read().status for _ in range(3001)] == [200] * 3001
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("size", [1, 40, 1000])
+def test_a_body_behind_an_offer_of_another_protocol_is_a_body(
+    server: RunningServer, is_chunked: bool, size: int
+) -> None:
+    """As Java's client offers HTTP/2; were the body read as a request, a proxy could be deceived by it."""
+    smuggled = b" " + GET
+    bodies = [(BODY, 200), (smuggled, 400)]
+    with raw_client(server.url) as client:
+        for body, status in bodies:
+            request = post("/v1/completions", body)
+            if is_chunked:
+                head, _, _ = request.partition(b"content-length")
+                framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+                request = head + b"transfer-encoding: chunked\r\n\r\n" + framed
+            request = request.replace(b"host", OFFER + b"host", 1) + GET
+            for start in range(0, len(request), size):
+                client.send(request[start : start + size])
+            assert [client.read().status for _ in range(2)] == [status, 200]
+
+
+def test_what_trails_a_body_is_no_header_and_bounded(strict_server: RunningServer) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n"
+    body = b"%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+    with raw_client(strict_server.url) as client:
+        client.send(head + b"\r\n" + body + b"content-type: text/plain\r\n\r\n")
         assert client.read().status == 200
+        for trailer in (b"a: b\r\n" * 1000, b"a: " + b"b" * 4000):
+            with raw_client(strict_server.url) as greedy:
+                greedy.send(head + b"\r\n" + body)
+                greedy.send(trailer)
+                assert greedy.read().status == 431
+
+
+def test_many_requests_in_one_piece_are_no_large_headers(strict_server: RunningServer) -> None:
+    with raw_client(strict_server.url) as client:
+        client.send(GET * 100 + GET[:-10])
+        client.send(GET[-10:])
+        assert [client.read().status for _ in range(101)] == [200] * 101
 
 
 @pytest.mark.parametrize("where", ["path", "value", "many"])
