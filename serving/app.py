@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from . import routes
-from .admission.leases import Leases
+from .admission.lease import Leases
 from .auth.authentication import Authentication
 from .context import Serving
 from .errors import ApiError

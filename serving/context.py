@@ -2,31 +2,68 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .config import ServeConfig
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection
 
+    from ..runtime.async_runtime import AsyncRuntime
+    from .admission.admission import Admission
+    from .auth.keys import Keys
+    from .lifecycle import Lifecycle
+    from .metrics.collector import MetricsPage
+    from .metrics.metrics import Metrics
+    from .metrics.request_log import RequestLog
+    from .metrics.tracing import Tracing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A server's model, once it is loaded and has computed a token."""
+
+    runtime: "AsyncRuntime"
+    admission: "Admission"
+    fingerprint: str
+    """What the bits of answers depend on."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Serving:
-    """One server's runtime, config and books; routes get it by serving_of(request)."""
+    """One server's parts; routes get it by serving_of(request)."""
 
     config: ServeConfig
-    runtime: Any
-    admission: Any = None
-    keys: Any = None
-    lifecycle: Any = None
-    metrics: Any = None
-    metrics_page: Any = None
-    request_log: Any = None
-    tracing: Any = None
-    fingerprint: str | None = None
-    """What the bits of answers depend on, once it is known."""
+    keys: "Keys"
+    lifecycle: "Lifecycle"
+    metrics: "Metrics"
+    metrics_page: "MetricsPage"
+    request_log: "RequestLog | None"
+    tracing: "Tracing | None"
+    loaded: Loaded | None = None
+    """None while the model loads, in which Gate takes none but requests for health, metrics and the page."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When the server began, in seconds since 1970."""
+
+    @property
+    def runtime(self) -> "AsyncRuntime":
+        """The engine."""
+        return self._once_loaded.runtime
+
+    @property
+    def admission(self) -> "Admission":
+        """The queue before the engine."""
+        return self._once_loaded.admission
+
+    @property
+    def fingerprint(self) -> str:
+        """What the bits of answers depend on."""
+        return self._once_loaded.fingerprint
+
+    @property
+    def _once_loaded(self) -> Loaded:
+        assert self.loaded is not None, "a request was taken before the model was loaded"
+        return self.loaded
 
 
 def serving_of(request: "HTTPConnection") -> Serving:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 
@@ -19,7 +19,7 @@ from .admission.admission import Admission
 from .app import create_app
 from .auth.keys import Keys
 from .config import ServeConfig
-from .context import Serving
+from .context import Loaded, Serving
 from .lifecycle import Lifecycle
 from .listening import BACKLOG, address_of, allow_files, listen, stop_listening, tls_context
 from .metrics.collector import MetricsPage
@@ -28,8 +28,11 @@ from .metrics.request_log import RequestLog
 from .metrics.tracing import Tracing
 from .middleware.connection import Connection
 
+if TYPE_CHECKING:
+    from ..runtime.async_runtime import AsyncRuntime
+
 logger = get_logger("serving")
-OpenRuntime = Callable[[], Awaitable[Any]]  # of an AsyncRuntime
+OpenRuntime = Callable[[], Awaitable["AsyncRuntime"]]
 
 ENGINE_LOST = 1  # the exit code
 WATCH_INTERVAL = 0.25  # seconds between two looks at the engine
@@ -60,7 +63,6 @@ class Server:
         metrics = Metrics(config.model_names[0])
         self.serving = Serving(
             config=config,
-            runtime=None,
             keys=Keys.load(config),
             lifecycle=self.lifecycle,
             metrics=metrics,
@@ -129,23 +131,23 @@ class Server:
         tokenizer = self.serving.runtime.input.tokenizer
         return "" if tokenizer is None else str(tokenizer.decode(token_ids, skip_special_tokens=False))
 
-    async def _load(self) -> Any:
+    async def _load(self) -> "AsyncRuntime":
         """The runtime, once it has computed a token."""
         runtime = await self._open_runtime()
         try:
             canary = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
             await runtime.generate([0], canary).output()
+            fingerprint = await runtime.call("fingerprint")
         except BaseException:
             await runtime.close()
             raise
-        serving = self.serving
-        serving.admission = Admission(serving, max_num_seqs=runtime.description.settings["max_num_seqs"])
-        for listener in (serving.metrics, serving.admission):
+        admission = Admission(self.config, self.lifecycle, self.serving.keys, runtime)
+        for listener in (self.serving.metrics, admission):
             runtime.listen(listener)
-        serving.runtime = runtime
+        self.serving.loaded = Loaded(runtime=runtime, admission=admission, fingerprint=fingerprint)
         return runtime
 
-    async def _watch(self, runtime: Any) -> None:
+    async def _watch(self, runtime: "AsyncRuntime") -> None:
         """Returns once the engine is lost, which the lifecycle then says, and the process is to end."""
         was_ok = True
         while (health := runtime.health()).status.is_alive:
@@ -153,9 +155,10 @@ class Server:
                 logger.warning("the engine %s", "steps again" if health.ok else f"stalls: {health.reason}")
                 was_ok = health.ok
             await asyncio.sleep(WATCH_INTERVAL)
-        self.lifecycle.fail(f"the engine is lost: {health.reason}")
-        self.serving.admission.refuse_waiting(self.lifecycle.reason)
-        logger.error("%s", self.lifecycle.reason)
+        reason = f"the engine is lost: {health.reason}"
+        self.lifecycle.fail(reason)
+        self.serving.admission.refuse_waiting(reason)
+        logger.error("%s", reason)
         if not self.config.exit_on_engine_loss:
             await asyncio.Event().wait()
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from ...runtime.protocol.engine_output import EngineOutput
 from ..auth.key import Key, key_of
+from ..auth.keys import Keys
 from ..auth.limits import Clock, retry_after, spoken
-from ..context import Serving
+from ..config import ServeConfig
 from ..errors import ApiError
+from ..lifecycle import Lifecycle
 from .connection import while_connected
 from .lease import Lease, request_timeout
 from .queue import FairQueue, Place
@@ -19,6 +21,7 @@ from .rate import Rate
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from ...runtime.async_runtime import AsyncRuntime
     from ...runtime.engine.async_client import FinishedRequest
 
 LONGEST_ADVICE = 60.0  # seconds of Retry-After where the measured rate would say more
@@ -28,12 +31,20 @@ class Admission:
     """The queue before the engine, and what was admitted; it listens to the engine.
 
     The engine is given half as many sequences again as it computes at once, so that it never waits for one;
-    the rest waits here, where keys take turns. max_num_seqs: how many it computes at once.
+    the rest waits here, where keys take turns.
     """
 
-    def __init__(self, serving: Serving, *, max_num_seqs: int = 256, clock: Clock = time.monotonic) -> None:
-        self.max_num_seqs = max_num_seqs
-        self._serving = serving
+    def __init__(
+        self,
+        config: ServeConfig,
+        lifecycle: Lifecycle,
+        keys: Keys,
+        runtime: "AsyncRuntime",
+        *,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.max_num_seqs: int = runtime.description.settings["max_num_seqs"]
+        self._config, self._lifecycle, self._keys, self._runtime = config, lifecycle, keys, runtime
         self._clock = clock
         self._rate = Rate()
         self._queue = FairQueue()
@@ -69,9 +80,9 @@ class Admission:
         400 or 403 for what never goes, 429 with Retry-After over a limit or where the wait would be too long,
         499 once the client has gone, 503 where the server takes nothing.
         """
-        self._serving.lifecycle.require_accepting()
+        self._lifecycle.require_accepting()
         key = key_of(request)
-        key.require_model(model or self._serving.config.model_names[0])
+        key.require_model(model or self._config.model_names[0])
         lease = Lease(
             number=next(self._numbers),
             key=key,
@@ -111,7 +122,7 @@ class Admission:
             if lease in self._waiting and not (turn := self._waiting[lease][1]).done():
                 turn.set_exception(ApiError(status=499, message="the request was aborted", code="aborted"))
             for own_id in {generation.request_id for generation in lease.generations}:
-                await self._serving.runtime.abort(own_id)
+                await self._runtime.abort(own_id)
         return bool(mine)
 
     def outputs(self, outputs: Sequence[EngineOutput], now: float) -> None:
@@ -168,7 +179,7 @@ class Admission:
     async def _turn(self, request: "Request", lease: Lease) -> None:
         """Waits until it is this request's turn; ApiError 429 where that takes too long."""
         place = self._queue.place(lease.key.name, lease.priority, lease.num_sequences)
-        most = min(lease.timeout or float("inf"), self._serving.config.max_queue_seconds)
+        most = min(lease.timeout or float("inf"), self._config.max_queue_seconds)
         self._require_short(place, most)
         turn = asyncio.get_running_loop().create_future()
         self._queue.add(place)
@@ -182,11 +193,11 @@ class Admission:
 
     def _require_short(self, place: Place, most: float) -> None:
         """ApiError 429 where the queue is full, this key has its share of it, or the wait would be longer."""
-        free = self._serving.config.max_waiting - len(self._queue)
+        free = self._config.max_waiting - len(self._queue)
         wait = self._wait_at(place)
         if free <= 0:
             raise self._refusal("too many requests wait", wait)
-        if len(self._serving.keys.names) > 1 and self._queue.num_of(place.owner) >= free:
+        if len(self._keys.names) > 1 and self._queue.num_of(place.owner) >= free:
             raise self._refusal("too many requests of this key wait", wait)
         if wait is not None and wait > most:
             message = f"the request would wait some {spoken(wait)} for its turn and may wait {spoken(most)}"

@@ -1,14 +1,16 @@
 """What an admitted request holds until it ends: its sequences' slots and its key's allowance."""
 
+import asyncio
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from ..auth.key import Key
 from ..errors import ApiError
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT = 86400.0
@@ -94,11 +96,23 @@ class Lease:
         finally:
             self.release()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.release()
+class Leases:
+    """ASGI middleware that ends the generations of a request and releases its leases once it is answered."""
+
+    def __init__(self, app: "ASGIApp") -> None:
+        self._app = app
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """Serves the request; what admit() grants meanwhile stands in scope["lamina.leases"]."""
+        leases: list[Lease] = []
+        scope["lamina.leases"] = leases
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if leases:
+                await asyncio.gather(*(lease.aclose() for lease in leases), return_exceptions=True)
+                leases.clear()  # the scope stays with its connection until the next request
 
 
 def request_timeout(headers: "Headers") -> float:

@@ -27,7 +27,7 @@ async def create_chat_completion(request: Request) -> Response:
     params = processor.chat_params(given.sampling_params(serving.config))
     prompt = await beside_loop(received.is_large, given.prompt, processor, serving.config)
     new_logprobs = partial(new_writer, processor, given) if given.logprobs else None
-    asked = await asked_of(request, received, "chatcmpl", new_logprobs=new_logprobs)
+    asked = asked_of(request, received, "chatcmpl", new_logprobs=new_logprobs)
     running = await start(request, received, [prompt], params, asked.id)
     answered = [AnsweredPrompt(token_ids=prompt, num_answers=given.n)]
     return await answer(request, received, running, asked, CHAT, answered)

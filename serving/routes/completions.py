@@ -30,7 +30,7 @@ async def create_completion(request: Request) -> Response:
     prompts = await beside_loop(received.is_large, given.prompts, processor, serving.config)
     new_logprobs = None if given.logprobs is None else partial(new_writer, processor, given)
     own = {"new_logprobs": new_logprobs, "echo": given.echo, "omits_answer": given.writes_nothing}
-    asked = await asked_of(request, received, "cmpl", **own)
+    asked = asked_of(request, received, "cmpl", **own)
     texts = echoed(processor, given, prompts) if given.echo else [""] * len(prompts)
     running = await start(request, received, prompts, params, asked.id)
     answered = [

@@ -35,9 +35,9 @@ def health_of(serving: Serving) -> dict[str, Any]:
     """Returns status and reason, and of the engine the number of steps and what its step now is doing."""
     lifecycle = serving.lifecycle
     report: dict[str, Any] = {"status": lifecycle.state, "reason": lifecycle.reason}
-    if serving.runtime is None:
+    if serving.loaded is None:
         return report
-    health = serving.runtime.health()
+    health = serving.loaded.runtime.health()
     if not health.ok and lifecycle.state == "ready":
         report = {"status": "stalled" if health.status.is_alive else "failed", "reason": health.reason}
     status = health.status

@@ -10,10 +10,11 @@ from ..context import serving_of
 async def metrics(request: Request) -> Response:
     """Returns the figures, within about a second whatever the engine does."""
     serving = serving_of(request)
-    num_waiting = 0 if serving.admission is None else serving.admission.num_waiting
-    accept = request.headers.get("accept", "")
+    loaded, accept = serving.loaded, request.headers.get("accept", "")
     page, content_type = await serving.metrics_page.render(
-        serving.runtime, num_waiting=num_waiting, accept=accept
+        None if loaded is None else loaded.runtime,
+        num_waiting=0 if loaded is None else loaded.admission.num_waiting,
+        accept=accept,
     )
     return Response(page, headers={"content-type": content_type, "cache-control": "no-store"})
 

@@ -75,11 +75,9 @@ async def beside_loop(is_large: bool, function: Callable[P, T], *args: P.args, *
     return function(*args, **kwargs)
 
 
-async def asked_of(request: "Request", received: Received[Kind], prefix: str, **own: Any) -> Asked:
+def asked_of(request: "Request", received: Received[Kind], prefix: str, **own: Any) -> Asked:
     """Returns how the answers are to be written, under an id that begins so; own: fields of Asked."""
     given, serving = received.given, serving_of(request)
-    if serving.fingerprint is None:
-        serving.fingerprint = await serving.runtime.call("fingerprint")
     return Asked(
         id=f"{prefix}-{given.request_id or uuid.uuid4().hex}",
         created=int(time.time()),
@@ -119,10 +117,10 @@ async def start(
         priority=given.priority,
         model=model,
     )
+    options = given.options(floor=lease.priority, timeout=lease.timeout)
     generations = []
-    try:
-        options = given.options(floor=lease.priority, timeout=lease.timeout)
-        for prompt in prompts:
+    for prompt in prompts:
+        try:
             generation = serving.runtime.generate(
                 prompt,
                 params,
@@ -131,15 +129,11 @@ async def start(
                 timeout=options.timeout,
                 cache_salt=options.cache_salt,
             )
-            lease.attach(generation, response_id)
-            record_of(request).begin(generation, params, model)
-            generations.append(generation)
-    except RequestError as error:
-        await lease.aclose()
-        raise named_error(error) from error
-    except BaseException:
-        await lease.aclose()
-        raise
+        except RequestError as error:  # Leases ends those before
+            raise named_error(error) from error
+        lease.attach(generation, response_id)
+        record_of(request).begin(generation, params, model)
+        generations.append(generation)
     return Running(generations, lease)
 
 

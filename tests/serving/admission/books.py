@@ -10,7 +10,7 @@ from lamina.serving.admission.admission import Admission
 from lamina.serving.auth.key import Entry, Key
 from lamina.serving.auth.limits import Limits, Meter
 from lamina.serving.config import ServeConfig
-from lamina.serving.context import Serving
+from lamina.serving.lifecycle import Lifecycle
 
 
 class Clock:
@@ -55,13 +55,15 @@ def key(name: str = "a", clock: Clock | None = None, priority: int = 0, models=N
 
 def admission(*, max_num_seqs: int = 2, clock: Clock | None = None, keys=("a", "b"), **config) -> Admission:
     """One that admits `max_num_seqs` and half as many again."""
-    serving = Serving(
-        config=ServeConfig(model_names=("tiny",), **config),
-        runtime=None,
-        lifecycle=SimpleNamespace(require_accepting=lambda: None),
-        keys=SimpleNamespace(names=keys),
+    lifecycle, settings = Lifecycle(), {"max_num_seqs": max_num_seqs}
+    lifecycle.ready()
+    return Admission(
+        ServeConfig(model_names=("tiny",), **config),
+        lifecycle,
+        SimpleNamespace(names=keys),
+        SimpleNamespace(description=SimpleNamespace(settings=settings)),
+        clock=clock or Clock(),
     )
-    return Admission(serving, max_num_seqs=max_num_seqs, clock=clock or Clock())
 
 
 def ask(books: Admission, connection: Connection, num_sequences: int = 1, num_prompt_tokens: int = 1, **more):

@@ -18,7 +18,7 @@ from lamina.serving.routes.models import model_entry
 def serving() -> Serving:
     names = ("org/tiny", "tiny")
     runtime = SimpleNamespace(input=SimpleNamespace(max_model_len=256))
-    return Serving(config=ServeConfig(model_names=names), runtime=runtime)
+    return SimpleNamespace(config=ServeConfig(model_names=names), runtime=runtime, created=1)
 
 
 def test_an_answer_carries_the_name_that_was_asked_by(serving: Serving) -> None:

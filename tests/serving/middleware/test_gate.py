@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 
-from lamina.serving.middleware.turns import NUM_AT_ONCE, Turns
+from lamina.serving.middleware.gate import NUM_AT_ONCE, Turns
 
 
 def test_a_burst_passes_in_order_and_others_run_between() -> None:
