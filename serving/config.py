@@ -39,6 +39,7 @@ COUNTS = {  # what each may be at least and at most
     "max_prompt_logprobs": (0, 2**31 - 1),
     "max_messages": (1, 2**20),
     "max_unsent_bytes": (1024, 2**31 - 1),
+    "max_stored_bytes": (0, 2**40),
 }
 SECONDS = (
     "max_queue_seconds",
@@ -47,6 +48,7 @@ SECONDS = (
     "body_timeout",
     "send_timeout",
     "comment_interval",
+    "stored_seconds",
     "drain_timeout",
 )
 
@@ -127,6 +129,10 @@ class ServeConfig:
     """Seconds for which a client may take nothing of a stream that waits for it."""
     comment_interval: float = 15.0
     """Seconds without news after which a stream sends a comment, so that proxies keep it."""
+    max_stored_bytes: int = 67108864
+    """Bytes of stored responses that are kept for one key; the oldest make room. 0 stores none."""
+    stored_seconds: float = 3600.0
+    """Seconds for which a stored response is kept."""
     drain_timeout: float = 30.0
     """Seconds that running requests may take after SIGTERM or Ctrl-C; what runs on is ended with an error."""
     exit_on_engine_loss: bool = True

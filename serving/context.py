@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .metrics.metrics import Metrics
     from .metrics.request_log import RequestLog
     from .metrics.tracing import Tracing
+    from .stored_responses import Responses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +41,7 @@ class Serving:
     metrics_page: "MetricsPage"
     request_log: "RequestLog | None"
     tracing: "Tracing | None"
+    responses: "Responses"
     loaded: Loaded | None = None
     """None while the model loads, in which Gate takes none but requests for health, metrics and the page."""
     created: int = field(default_factory=lambda: int(time.time()))

@@ -27,6 +27,7 @@ from .metrics.metrics import Metrics
 from .metrics.request_log import RequestLog
 from .metrics.tracing import Tracing
 from .middleware.connection import Connection
+from .stored_responses import Responses
 
 if TYPE_CHECKING:
     from ..runtime.async_runtime import AsyncRuntime
@@ -69,6 +70,7 @@ class Server:
             metrics_page=MetricsPage(metrics),
             request_log=RequestLog.of(config, self._decode),
             tracing=Tracing.to(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None,
+            responses=Responses(max_bytes=config.max_stored_bytes, seconds=config.stored_seconds),
         )
         self.app = create_app(self.serving)
         self.address: str | None = None  # once it listens

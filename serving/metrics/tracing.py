@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
+    "/v1/responses": "chat",
     "/v1/completions": "text_completion",
 }
 PARAMETERS = {  # of SamplingParams, and what the conventions call each after gen_ai.request.

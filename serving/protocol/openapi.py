@@ -1,7 +1,7 @@
 """The OpenAPI document, made of the structs that bodies are decoded into and answers are held to."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ class Operation:
 
     body: type[Body] | None = None
     answer: Any = answers.Anything
+    others: Mapping[str, Any] = field(default_factory=dict)  # of methods that answer something else
     event: Any = None
     error: Any = answers.ErrorAnswer
     media: str = "application/json"
@@ -75,7 +76,7 @@ def document(
 
 
 def _kinds(operation: Operation) -> list[Any]:
-    kinds = operation.body, operation.answer, operation.event, operation.error
+    kinds = operation.body, operation.answer, *operation.others.values(), operation.event, operation.error
     return [kind for kind in kinds if kind is not None]
 
 
@@ -91,7 +92,8 @@ def _allow_null(schema: dict[str, Any]) -> None:
 
 
 def _operation(endpoint: Endpoint, operation: Operation, schema_of: Mapping[str, Any]) -> dict[str, Any]:
-    content = {operation.media: {"schema": schema_of[repr(operation.answer)]}}
+    answer = operation.others.get(endpoint.method, operation.answer)
+    content = {operation.media: {"schema": schema_of[repr(answer)]}}
     if operation.event is not None:
         content["text/event-stream"] = {"schema": _event(schema_of[repr(operation.event)])}
     error = {"application/json": {"schema": schema_of[repr(operation.error)]}}

@@ -62,6 +62,34 @@ CHAT: Mapping[str, Unserved] = {
     ),
 }
 
+RESPONSES: Mapping[str, Unserved] = {
+    **CHAT,
+    **_all(NO_TOOLS, "tools", neutral=([],)),
+    **_all(NO_TOOLS, "tool_choice", neutral=("none", "auto")),
+    **_all("tools are not offered to the model yet; leave it out", "max_tool_calls"),
+    **_all("responses are written while their client waits; leave it out", "background", neutral=(False,)),
+    **_all("responses are written while their client waits; leave it out", "background_options"),
+    **_all("name a stored response with previous_response_id", "conversation"),
+    **_all("the text alone is told; leave it out", "include", neutral=([],)),
+    **_all("the text alone is told; leave it out", "top_logprobs", neutral=(0,)),
+    **_all("no prompts are kept; give instructions and input", "prompt"),
+    **_all("what does not fit is refused; leave it out", "truncation", neutral=("disabled",)),
+    **_all("what does not fit is refused; leave it out", "context_management", neutral=([],)),
+    **_all("nothing is moderated; leave it out", "moderation"),
+    **_all(TEXT_ALONE, "image"),
+    **_all("name it with max_output_tokens", "max_tokens", "max_completion_tokens"),
+    **_all("name it with max_output_tokens", "max_new_tokens", "n_predict", "max_length"),
+    **_all("name it with input", "messages"),
+    **_all("name it with text.format", "response_format"),
+    **_all("name it with reasoning.effort", "reasoning_effort"),
+    **_all("one answer is written; leave it out, or use /v1/chat/completions", "n", neutral=(1,)),
+}
+
+RESPONSE_TEXT: Mapping[str, Unserved] = _all("ask for it in the prompt", "verbosity", neutral=("medium",))
+REASONING: Mapping[str, Unserved] = _all(
+    "reasoning stays in the text; leave it out", "summary", "generate_summary"
+)
+
 MESSAGE: Mapping[str, Unserved] = {
     **_all("name it with tool_calls", "function_call"),
     **_all(TEXT_ALONE, "audio"),

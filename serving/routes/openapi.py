@@ -11,10 +11,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ... import __version__
-from ..protocol import answers, messages, tokenize
+from ..protocol import answers, messages, response_answers, tokenize
 from ..protocol.chat import ChatRequest
 from ..protocol.completions import CompletionRequest
 from ..protocol.openapi import Endpoint, Operation, document
+from ..protocol.responses import ResponsesRequest
 
 PARAMETER = re.compile(r"\{(\w+)(:\w+)?\}")
 OPERATIONS = {
@@ -31,6 +32,13 @@ OPERATIONS = {
     "/v1/messages/count_tokens": Operation(
         body=messages.Conversation, answer=messages.TokenCount, error=messages.MessageErrorAnswer
     ),
+    "/v1/responses": Operation(
+        body=ResponsesRequest, answer=response_answers.ResponseAnswer, event=response_answers.ResponseEvent
+    ),
+    "/v1/responses/{id}": Operation(
+        answer=response_answers.ResponseAnswer, others={"DELETE": response_answers.DeletedResponse}
+    ),
+    "/v1/responses/{id}/cancel": Operation(answer=response_answers.ResponseAnswer),
     "/tokenize": Operation(body=tokenize.TokenizeRequest, answer=tokenize.Tokenized),
     "/detokenize": Operation(body=tokenize.DetokenizeRequest, answer=tokenize.Detokenized),
     "/tokenizer_info": Operation(answer=tokenize.TokenizerInfo),

@@ -10,12 +10,13 @@ from lamina.serving.protocol.chat import ChatRequest
 from lamina.serving.protocol.completions import CompletionRequest
 from lamina.serving.protocol.decoding import MOST_OBJECTS, MOST_VALUES
 from lamina.serving.protocol.generation import StreamOptions
+from lamina.serving.protocol.responses import ResponsesRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "request_fields.md").read_text()
 NAMES = set(re.findall(r"`(\w+)`", PAGE))
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, ResponsesRequest])
 def test_every_field_is_documented(kind):
     assert set(kind.__struct_fields__) <= NAMES
     assert set(kind.unserved) <= NAMES
