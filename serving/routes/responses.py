@@ -42,17 +42,15 @@ async def create_response(request: Request) -> Response:
     asked = await receive(request, ResponsesRequest, await read_body(request))
     given, serving, key = asked.given, serving_of(request), key_of(request).name
     before = _conversation(serving, key, given.previous_response_id)
-    turns = await beside_loop(len(before) > LARGE_BODY, _turns, before, given)
+    is_large = asked.is_large or len(before) > LARGE_BODY
+    turns = await beside_loop(is_large, _turns, before, given)
     with renamed():
         received = Received(
-            given=given.chat(turns),
-            model=asked.model,
-            headers=asked.headers,
-            is_large=asked.is_large or len(before) > LARGE_BODY,
+            given=given.chat(turns), model=asked.model, headers=asked.headers, is_large=is_large
         )
         chat, processor = received.given, serving.runtime.input
         params = processor.chat_params(chat.sampling_params(serving.config))
-        prompt = await beside_loop(received.is_large, chat.prompt, processor, serving.config)
+        prompt = await beside_loop(is_large, chat.prompt, processor, serving.config)
         begun = _begun(asked, params)
         kept = msgspec.json.encode(begun), msgspec.json.encode(turns if given.store else [])
         if given.store:

@@ -25,6 +25,8 @@ BODIES = (
     b'{"prompt": "a", "model": "\\ud800"}',
     b'{"messages": [{}]}',
     b'{"messages": "x", "stream": "yes"}',
+    b'{"input": [{"type": "item_reference"}], "store": 1}',
+    b'{"input": "a", "previous_response_id": "resp_of_nobody"}',
     b'{"prompt": "a", "logit_bias": {"abc": 1}}',
     b"[" * 20_000,
     json.dumps({"prompt": "a " * 4000}).encode(),
@@ -95,6 +97,12 @@ class Attack:
     async def asks_twice_and_goes(self) -> None:
         body = self._body()
         await self._send(self._request(body) * 2, read=self._first_bytes)
+
+    async def leaves_responses(self) -> None:
+        asked = {"input": "a", "store": self.draw.random() < 0.5, "stream": self.draw.random() < 0.7}
+        body = json.dumps({**asked, "max_output_tokens": self.draw.randrange(1, 60)}).encode()
+        read = self.draw.choice((self._whole, self._first_bytes, self._for_a_moment))
+        await self._ask(body, read=read, path="/v1/responses")
 
     async def has_no_key(self) -> None:
         await self._ask(self._body(), read=self._whole, secret=self.draw.choice(("", "wrong")))

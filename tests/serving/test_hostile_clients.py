@@ -64,7 +64,7 @@ def held(server) -> dict[str, object]:
             "blocks": stats["blocks"]["used"],
             "admitted": (books.num_admitted, books.num_waiting, len(books._held), len(books._by_request)),
             "keys": [key.meter.num_running for key in server.serving.keys._keys],
-            "responses": server.serving.lifecycle.num_running,
+            "responses": (server.serving.lifecycle.num_running, server.serving.responses.num_running),
             "answers": (len(client._live), len(client._asked), len(server.serving.metrics._live)),
         }
 
