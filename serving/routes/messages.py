@@ -10,8 +10,9 @@ from starlette.routing import BaseRoute, Route
 from ..context import serving_of
 from ..middleware.body import read_body
 from ..protocol.messages import Conversation, MessagesRequest
-from ..streaming.answering import Received, beside_loop, receive, start, stream, wait_for
+from ..streaming.answering import Received, beside_loop, receive, start, wait_for
 from ..streaming.message_events import MessageEvents, Writing
+from ..streaming.sse import EventStream
 from .tokenize import conversation_ids, tokenizer_of
 
 
@@ -27,7 +28,8 @@ async def create_message(request: Request) -> Response:
     writing = Writing(id=f"msg_{uuid.uuid4().hex}", model=asked.model, max_tokens=asked.given.max_tokens)
     running = await start(request, received, [prompt], params, writing.id)
     if chat.stream:
-        return stream(request, running, MessageEvents(writing, running.usage), asked.headers)
+        events = MessageEvents(writing, running.usage)
+        return EventStream(running, events, serving.config, asked.headers)
     (output,) = await wait_for(request, running)
     (answer,) = output.outputs
     message = writing.whole(answer, running.usage(len(answer.token_ids)))

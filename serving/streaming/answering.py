@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -27,7 +27,7 @@ from ..protocol.generation import (
 from .asked import AnsweredPrompt, Asked
 from .events import ChunkEvents
 from .running import Running
-from .sse import Events, EventStream
+from .sse import EventStream
 from .styles import Style
 from .whole import whole_answer
 
@@ -143,21 +143,6 @@ def _not_enforced(left_out: Sequence[str]) -> dict[str, str]:
     return {"X-Lamina-Not-Enforced": clipped(listed, 1000)} if listed else {}
 
 
-def stream(
-    request: "Request", running: Running, events: Events, headers: Mapping[str, str] | None = None
-) -> Response:
-    """Returns the answers as a stream of events, bounded as the server is configured; it ends them."""
-    config = serving_of(request).config
-    return EventStream(
-        running,
-        events,
-        headers=headers,
-        keep_alive=config.comment_interval,
-        write_timeout=config.send_timeout,
-        max_unsent=config.max_unsent_bytes,
-    )
-
-
 async def wait_for(request: "Request", running: Running) -> "list[RequestOutput]":
     """Returns the whole answers, and ends them: within a step, too, once the client has gone."""
     try:
@@ -177,7 +162,7 @@ async def answer(
     """Returns the answers of a chat or completion, whole or as a stream."""
     if received.given.stream:
         events = ChunkEvents(asked, style, prompts, running.usage)
-        return stream(request, running, events, received.headers)
+        return EventStream(running, events, serving_of(request).config, received.headers)
     outputs = await wait_for(request, running)
     num_tokens = 0 if asked.omits_answer else sum(len(a.token_ids) for o in outputs for a in o.outputs)
     usage = running.usage(num_tokens)

@@ -1,8 +1,9 @@
 """Answers as server-sent events: merged for who reads slowly, ended for who has gone."""
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Protocol
 
 from starlette.responses import Response
@@ -11,11 +12,12 @@ from starlette.types import Receive, Scope, Send
 from ...common.logging import get_logger
 from ...runtime.engine.outputs import StreamDelta
 from ..admission.connection import while_connected
+from ..config import ServeConfig
 from ..errors import ApiError, api_error
-from .interrupts import Interrupt, interruptible
 from .running import Running
 
 logger = get_logger("serving")
+Interrupt = Callable[[Exception], None]
 
 COMMENT = b": keep-alive\n\n"
 HEADERS = {
@@ -23,9 +25,6 @@ HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # nginx would collect them
 }
-KEEP_ALIVE = 15.0  # seconds without an event, after which a comment shows that the connection lives
-MAX_UNSENT = 1 << 20  # bytes that a client may leave unread beyond what the sockets take
-WRITE_TIMEOUT = 60.0  # seconds in which it has to read anything at all
 
 
 class Events(Protocol):
@@ -48,18 +47,14 @@ class EventStream(Response):
         self,
         running: Running,
         events: Events,
-        *,
-        headers: Mapping[str, str] | None = None,
-        keep_alive: float = KEEP_ALIVE,
-        write_timeout: float = WRITE_TIMEOUT,
-        max_unsent: int = MAX_UNSENT,
+        config: ServeConfig,
+        headers: Mapping[str, str],
     ) -> None:
-        """running: ended when the stream ends, however that is."""
+        """running: ended when the stream ends, however that is. config: has the bounds of a stream."""
         self.status_code = 200
         self.background = None
-        self.init_headers({**(headers or {}), **HEADERS})
-        self._running, self._events = running, events
-        self._limits = keep_alive, write_timeout, max_unsent
+        self.init_headers({**headers, **HEADERS})
+        self._running, self._events, self._config = running, events, config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Writes the stream; returns when it is written, or its client has gone or does not read."""
@@ -77,8 +72,8 @@ class EventStream(Response):
 
     async def _stream(self, writer: "_Writer") -> None:
         try:
-            with interruptible() as interrupt:
-                writer.watch(*self._limits, interrupt)
+            with _interruptible() as interrupt:
+                writer.watch(self._config, interrupt)
                 await self._write(writer)
         finally:
             writer.close()
@@ -104,6 +99,32 @@ async def _hang_up(scope: Scope) -> None:
     if abort := scope.get("lamina.abort"):
         abort()
         await asyncio.sleep(0)  # until the protocol has learnt of it
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Interrupt]:
+    """Yields a function by which anything in this loop ends the block: it raises the error given there.
+
+    A cancellation of the task from elsewhere stays one.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "outside of a task"
+    reasons: list[Exception] = []
+    is_inside = True
+
+    def interrupt(reason: Exception) -> None:
+        if is_inside and not reasons:
+            reasons.append(reason)
+            task.cancel()
+
+    try:
+        yield interrupt
+    except asyncio.CancelledError:
+        if reasons and task.uncancel() == 0:
+            raise reasons[0] from None
+        raise
+    finally:
+        is_inside = False
 
 
 class _Writer:
@@ -139,19 +160,20 @@ class _Writer:
         self._sending_since, self._last_sent = None, now
         self._num_bytes += len(data)
 
-    def watch(self, keep_alive: float, write_timeout: float, max_unsent: int, interrupt: Interrupt) -> None:
-        """Looks after the stream, now and four times in the shorter of the two times, until close()."""
+    def watch(self, config: ServeConfig, interrupt: Interrupt) -> None:
+        """Looks after the stream, now and four times in the shorter of its two times, until close()."""
         now, since = self._time(), self._sending_since
         if since is None:
-            if now - self._last_sent >= keep_alive and self._comment is None:
+            is_idle = self._comment is None or self._comment.done()
+            if is_idle and now - self._last_sent >= config.comment_interval:
                 self._comment = asyncio.create_task(self.send(COMMENT))
-        elif now - since >= write_timeout:
-            interrupt(ApiError(status=499, message=f"the client read nothing for {write_timeout:g} s"))
-        elif self._num_unsent(since) > max_unsent:
-            interrupt(ApiError(status=499, message=f"the client left {max_unsent} bytes unread"))
-        again = min(keep_alive, write_timeout) / 4
-        given = keep_alive, write_timeout, max_unsent, interrupt
-        self._timer = asyncio.get_running_loop().call_later(again, self.watch, *given)
+        elif now - since >= config.send_timeout:
+            interrupt(ApiError(status=499, message=f"the client read nothing for {config.send_timeout:g} s"))
+        elif self._num_unsent(since) > config.max_unsent_bytes:
+            message = f"the client left {config.max_unsent_bytes} bytes unread"
+            interrupt(ApiError(status=499, message=message))
+        again = min(config.comment_interval, config.send_timeout) / 4
+        self._timer = asyncio.get_running_loop().call_later(again, self.watch, config, interrupt)
 
     def close(self) -> None:
         """Stops looking after it."""

@@ -1,5 +1,6 @@
 """However an answer ends, it ends for all: client, engine and books."""
 
+import asyncio
 import gc
 import os
 import random
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from lamina.runtime.engine.generation import Generation
+from lamina.serving.config import ServeConfig
+from lamina.serving.streaming.sse import EventStream
 
 from ..reading import CHAT, COMPLETIONS, choices_of, events_of, streamed, whole
 
@@ -181,6 +184,33 @@ def test_an_idle_stream_is_kept_alive_by_comments(start_server):
     assert set(comments) == {": keep-alive"}
     (choice,) = choices_of(events).values()
     assert choice.text == whole(server.client, COMPLETIONS, **LONG)["choices"][0]["text"]
+
+
+def test_a_stream_without_news_sends_one_comment_after_another() -> None:
+    comments = asyncio.Queue()
+
+    class Running:
+        num_output_tokens = 0
+
+        async def read(self):
+            return [await comments.get() for _ in range(3)] and []
+
+        async def aclose(self):
+            pass
+
+    class Events:
+        def end(self):
+            return b"the end"
+
+    async def send(message):
+        if message.get("body") == b": keep-alive\n\n":
+            comments.put_nowait(message)
+
+    async def run():
+        config = ServeConfig(model_names=("tiny",), comment_interval=0.01)
+        await EventStream(Running(), Events(), config, {})({}, asyncio.Event().wait, send)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_stop_string_may_be_called_as_the_end_of_a_time_is(scripted_server, bbpe_tokenizer):
