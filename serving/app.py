@@ -15,8 +15,8 @@ from .admission.lease import Leases
 from .auth.authentication import Authentication
 from .context import Serving
 from .errors import ApiError
-from .middleware.answers import Answers
 from .middleware.cors import Cors
+from .middleware.error_handling import ErrorHandling
 from .middleware.gate import Gate
 from .middleware.observation import Observation
 from .middleware.request_ids import RequestIds
@@ -34,7 +34,7 @@ def create_app(serving: Serving) -> Starlette:
     shown = PATHS if config.page else ()
     layers = [
         Middleware(Observation, metrics=serving.metrics, log=serving.request_log, tracing=serving.tracing),
-        Middleware(Answers),
+        Middleware(ErrorHandling),
         Middleware(RequestIds),
         Middleware(RootPath, root_path=config.root_path),
         Middleware(Cors, origins=config.cors_origins, credentials=config.cors_credentials),

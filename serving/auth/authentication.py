@@ -1,8 +1,10 @@
-"""Middleware that lets nobody in without a key: every path, known or not, but liveness and preflights."""
+"""Middleware that refuses whoever has no key: at every path, known or not, but liveness and preflights."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
 
 from ..errors import ApiError
 from .key import Key
@@ -57,9 +59,7 @@ class Authentication:
 
     def _require_trusted_page(self, scope: "Scope") -> None:
         """Raises ApiError 403 where any page of the web asks through the browser of this machine's user."""
-        origin = next(
-            (value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"), None
-        )
+        origin = Headers(scope=scope).get("origin")
         if origin is None or origin in self._origins or "*" in self._origins:
             return
         try:

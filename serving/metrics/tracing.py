@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
 
 from .record import RequestRecord
 
@@ -72,7 +74,7 @@ class Tracing:
         offset = time.time() - time.monotonic()
         span = self._tracer.start_span(
             f"{operation} {record.model}" if record.model else operation,
-            self._propagator.extract(_headers(scope)),
+            self._propagator.extract(Headers(scope=scope)),
             SpanKind.SERVER,
             attributes=dict(_attributes(scope, route, operation, record)),
             start_time=_nanoseconds(record.started + offset),
@@ -114,11 +116,6 @@ def _attributes(
     yield "gen_ai.usage.cache_read.input_tokens", record.num_cached_tokens
     yield "gen_ai.usage.output_tokens", record.num_output_tokens
     yield "gen_ai.response.finish_reasons", record.ends
-
-
-def _headers(scope: "Scope") -> dict[str, Any]:
-    wanted = (b"traceparent", b"tracestate")
-    return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in wanted}
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""The outermost layer: every answer gets its common headers, and every error the one shape."""
+"""The layer around all that may fail: every error gets the one shape, and every answer its common headers."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ logger = get_logger("serving")
 LINGER = 1.0  # seconds
 
 
-class Answers:
+class ErrorHandling:
     """Answers what the layers inside raise, and adds scope["lamina.headers"] to the start of each response.
 
     Layers and handlers append (name, value) pairs of bytes to that list rather than wrap send: one wrapper

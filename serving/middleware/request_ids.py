@@ -2,6 +2,7 @@
 
 import random
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 MAX_LENGTH = 128  # characters of a client's id that are kept
@@ -18,10 +19,8 @@ class RequestIds:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        kept = bytes(byte for byte in given[:MAX_LENGTH] if 32 < byte < 127) or b"%032x" % random.getrandbits(
-            128
-        )
-        scope["lamina.request_id"] = kept.decode()
-        scope["lamina.headers"].append((b"x-request-id", kept))
+        given = Headers(scope=scope).get("x-request-id", "")
+        kept = "".join(each for each in given[:MAX_LENGTH] if "!" <= each <= "~")
+        request_id = scope["lamina.request_id"] = kept or f"{random.getrandbits(128):032x}"
+        scope["lamina.headers"].append((b"x-request-id", request_id.encode()))
         await self.app(scope, receive, send)

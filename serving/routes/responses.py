@@ -25,9 +25,10 @@ from ..protocol.response_answers import (
 )
 from ..protocol.responses import ResponsesRequest, renamed
 from ..stored_responses import Stored
-from ..streaming.answering import LARGE_BODY, Received, beside_loop, receive, start, stream, wait_for
+from ..streaming.answering import LARGE_BODY, Received, beside_loop, receive, start, wait_for
 from ..streaming.response_events import ResponseEvents, Writing
 from ..streaming.running import Running
+from ..streaming.sse import EventStream
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -63,7 +64,7 @@ async def create_response(request: Request) -> Response:
         return await _whole(request, running, writing, stored, received.headers)
     events = ResponseEvents(writing, running.usage)
     drop = partial(serving.responses.drop, stored)
-    return _Left(stream(request, running, events, received.headers), events, drop)
+    return _Left(EventStream(running, events, serving.config, received.headers), events, drop)
 
 
 async def get_response(request: Request) -> Response:

@@ -1,0 +1,38 @@
+"""docs/request_walk.md names what a streamed chat enters on its way through the server, in order."""
+
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lamina
+
+PACKAGE = Path(lamina.__file__).parent
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "request_walk.md"
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "stream": True}
+ENGINE = ("runtime/async_runtime.py", "runtime/engine/")  # of the runtime, what an event loop's thread enters
+
+
+def test_the_page_names_every_file_that_a_streamed_chat_enters_in_order(server: Any) -> None:
+    entered: list[str] = []
+
+    def trace(frame: FrameType, kind: str, argument: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE) and frame.f_code.co_name != "<module>":
+            entered.append(path.relative_to(PACKAGE).as_posix())
+
+    async def set_trace(function: Any) -> None:
+        sys.settrace(function)
+
+    assert server.client.post("/v1/chat/completions", json=CHAT).status_code == 200  # imports, and caches
+    server.in_loop(lambda: set_trace(trace))
+    try:
+        assert server.client.post("/v1/chat/completions", json=CHAT).status_code == 200
+    finally:
+        server.in_loop(lambda: set_trace(None))
+    files = [file for file in dict.fromkeys(entered) if file.startswith(("serving/", *ENGINE))]
+    section = PAGE.read_text().split("## A chat over HTTP, file by file")[1].split("\n## ")[0]
+    rows = [row for row in section.splitlines() if row.startswith("|")]
+    named = [match[1] for row in rows if (match := re.search(r"^\|[^|]*\| \[\S+\]\(\.\./(\S+\.py)\)", row))]
+    assert files == named, "what is entered has changed: change the table of docs/request_walk.md likewise"
