@@ -37,6 +37,10 @@ class StructuredOutputs:
     """Whether what a JSON schema asks for and cannot be enforced is left out, and said in a warning."""
     compact: bool = False
     """Whether JSON is written without blanks between its parts, in fewer tokens."""
+    reasoning_end: str | None = None
+    """A text, as </think>, up to which anything may be written before the form begins."""
+    reasoning_begin: str | None = None
+    """A text, as <think>, without which there is no such part; otherwise there is, as the prompt began it."""
 
     def __post_init__(self) -> None:
         for name in ("json_object", "lenient", "compact"):
@@ -50,6 +54,11 @@ class StructuredOutputs:
         for name in ("regex", "grammar"):
             if getattr(self, name) is not None:
                 self._settle(name, _form(name, getattr(self, name)))
+        for name in ("reasoning_end", "reasoning_begin"):
+            if getattr(self, name) is not None:
+                self._settle(name, _form(name, getattr(self, name)))
+        if self.reasoning_begin is not None and self.reasoning_end is None:
+            raise RequestError("reasoning_begin is given alone; wanted reasoning_end with it, or by itself")
         if self.choice is not None:
             self._settle("choice", _choices(self.choice))
 

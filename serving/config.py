@@ -23,6 +23,7 @@ FLAGS = (
     "log_requests",
     "log_text",
 )
+PARSERS = ("tool_parser", "reasoning_parser")  # which there are is known where they are used
 COUNTS = {  # what each may be at least and at most
     "port": (0, 65535),
     "max_connections": (1, 2**20),
@@ -87,6 +88,10 @@ class ServeConfig:
     """Whether those pages may send cookies and the like; never together with the origin *."""
     strict_fields: bool = False
     """Whether unknown fields of a body are refused; otherwise a header names them."""
+    tool_parser: str = "auto"
+    """How the model writes calls of tools, as hermes; auto goes by its chat template, none reads none."""
+    reasoning_parser: str = "auto"
+    """How the model marks reasoning, as think; auto goes by its chat template, none leaves it in the text."""
     trust_request_chat_template: bool = False
     """Whether a request may bring a chat template, a program that can run for long."""
     max_connections: int = 8192
@@ -175,6 +180,7 @@ class ServeConfig:
         for name in PATHS:
             self._settle(name, _path(name, getattr(self, name)))
         self._check_names()
+        self._check_parsers()
         self._check_address()
         self._check_cors()
         self._check_traces()
@@ -185,6 +191,10 @@ class ServeConfig:
     def _check_names(self) -> None:
         if not self.model_names:
             raise ConfigError("model_names is empty; wanted one name or more")
+
+    def _check_parsers(self) -> None:
+        for name in PARSERS:
+            check_type(name, getattr(self, name), (str,), "the name of a parser, auto or none")
 
     def _check_address(self) -> None:
         check_type("host", self.host, (str,), "a name or address")

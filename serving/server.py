@@ -28,6 +28,7 @@ from .metrics.request_log import RequestLog
 from .metrics.tracing import Tracing
 from .middleware.connection import Connection
 from .stored_responses import Responses
+from .tools.formats import reasoning_tags, tool_format
 
 if TYPE_CHECKING:
     from ..runtime.async_runtime import AsyncRuntime
@@ -61,6 +62,8 @@ class Server:
     def __init__(self, config: ServeConfig, open_runtime: OpenRuntime) -> None:
         self.config = config
         self.lifecycle = Lifecycle()
+        tool_format(config.tool_parser, None)  # unknown names are told before a model is loaded
+        reasoning_tags(config.reasoning_parser, None)
         metrics = Metrics(config.model_names[0])
         self.serving = Serving(
             config=config,

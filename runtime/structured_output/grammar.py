@@ -16,6 +16,27 @@ def grammar_of(form: StructuredOutputs) -> str:
 
     RequestError for GBNF and JSON that cannot be read. Whether it can be enforced is said by compiling it.
     """
+    grammar = _grammar(form)
+    return grammar if form.reasoning_end is None else _after_reasoning(grammar, form)
+
+
+def _after_reasoning(grammar: str, form: StructuredOutputs) -> str:
+    """Returns a grammar of reasoning and what follows it, which is the other grammar."""
+    held = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    reasoning = "reasoning BLANKS"
+    if form.reasoning_begin is not None:
+        reasoning = f"({_quoted(form.reasoning_begin)} {reasoning})?"
+    rules = (
+        f"start: {reasoning} @form",
+        f"reasoning[suffix={_quoted(form.reasoning_end or '')}]: /(.|\\n)*/",
+        "BLANKS: /[ \\n]{0,3}/",
+    )
+    first, *others = held
+    whole = [{"lark_grammar": "\n".join(rules)}, {**first, "name": "form"}, *others]
+    return json.dumps({"grammars": whole})
+
+
+def _grammar(form: StructuredOutputs) -> str:
     matcher = require(PACKAGE, extra="structured").LLMatcher
     if form.regex is not None:
         return str(matcher.grammar_from_regex(form.regex))

@@ -128,6 +128,12 @@ class Tokenizer:
         }
 
     @property
+    def chat_templates(self) -> str:
+        """The text of the model's chat template, of several all; empty without one."""
+        known = self._backend.chat_template or ""
+        return "\n".join(known.values()) if isinstance(known, Mapping) else str(known)
+
+    @property
     def loses_first_space(self) -> bool:
         """Whether a text begins without the space that its first token has."""
         return bool(self._before)

@@ -8,6 +8,7 @@ from .logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprob
 from .usage import Usage
 
 FinishReason = Literal["stop", "length", "abort"]
+ChatFinishReason = Literal["stop", "length", "abort", "tool_calls"]
 
 
 class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -30,12 +31,31 @@ class ErrorAnswer(Answer, kw_only=True):
     error: ErrorFields
 
 
+class CalledFunction(Answer, kw_only=True):
+    """A function that the model calls."""
+
+    name: str
+    arguments: str
+    """JSON, as far as the model wrote any."""
+
+
+class ToolCall(Answer, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(Answer, kw_only=True):
     """What the model wrote."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """null where there is nothing but calls or reasoning."""
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(Answer, kw_only=True):
@@ -44,7 +64,7 @@ class ChatChoice(Answer, kw_only=True):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: int | str | None = None
     """The token id or text of the request that ended it."""
     token_ids: list[int] | None = None
@@ -64,11 +84,29 @@ class ChatCompletion(Answer, kw_only=True):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
 
+class FunctionDelta(Answer, kw_only=True):
+    """What a chunk adds to a call: at first its name, then pieces of the arguments."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str
+
+
+class ToolCallDelta(Answer, kw_only=True):
+    """What a chunk adds to the call of that index; the first has an id and a name."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta
+
+
 class ChatDelta(Answer, kw_only=True):
     """What a chunk adds to an answer."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(Answer, kw_only=True):
@@ -77,7 +115,7 @@ class ChunkChoice(Answer, kw_only=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 

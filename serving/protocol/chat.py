@@ -11,6 +11,7 @@ from ...runtime.sampling_params import SamplingParams
 from ..config import ServeConfig
 from .decoding import Unserved, placed, wrong
 from .generation import GenerationRequest, NonNegative, Positive, at_most, fitting
+from .tool_fields import NamedTool, Tool, ToolChoice, check_tools
 from .unserved import CHAT, CHAT_ACCEPTED, MESSAGE
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
 
     unserved: ClassVar[Mapping[str, Unserved]] = CHAT
     accepted: ClassVar[frozenset[str]] = CHAT_ACCEPTED
+    large: ClassVar[frozenset[str]] = GenerationRequest.large | {"tools"}
 
     messages: list[Message]
     max_tokens: Positive | None = None
@@ -67,6 +69,14 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     """Goes before max_tokens where both are given; without either the rest of the context is free."""
     logprobs: bool = False
     top_logprobs: NonNegative | None = None
+    tools: list[Tool] | None = None
+    """Functions that the model may call."""
+    tool_choice: ToolChoice | None = None
+    """auto where there are tools: the model decides; required: it calls one or more; or the one to call."""
+    parallel_tool_calls: bool = True
+    """Whether a call that is required may be several."""
+    include_reasoning: bool = True
+    """Whether reasoning is told, in reasoning_content beside the content."""
     reasoning_effort: str | None = None
     """Handed to the chat template, and refused where that does not read it."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -80,8 +90,23 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
         """Tokens of an answer at most; None for the rest of the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """The tools that the model hears of; none where it is to call none."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def required_tools(self) -> list[Tool] | None:
+        """The tools of which one is to be called; None where the model decides."""
+        if isinstance(self.tool_choice, NamedTool):
+            return [
+                tool for tool in self.offered_tools if tool.function.name == self.tool_choice.function.name
+            ]
+        return self.offered_tools if self.tool_choice == "required" else None
+
     def sampling_params(self, config: ServeConfig) -> SamplingParams:
         """Returns how the answers are sampled; InputProcessor.chat_params fills what is left open."""
+        check_tools(self.tools, self.tool_choice)
         if self.top_logprobs and not self.logprobs:
             got = f"top_logprobs is {self.top_logprobs}, but logprobs is not true"
             raise wrong("top_logprobs", f"{got}; set logprobs to true, or leave it out")
@@ -116,13 +141,15 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
         adds = self.add_generation_prompt
         adds = not self.continue_final_message if adds is None else adds
         messages, variables = self.conversation(config), self._template_kwargs(processor)
+        tools = msgspec.to_builtins(self.offered_tools) or None
         try:
             token_ids = processor.chat_prompt(
-                messages, None, variables, self.continue_final_message, self.chat_template, adds
+                messages, tools, variables, self.continue_final_message, self.chat_template, adds
             )
         except RequestError as error:
-            is_variables = str(error).startswith("template_kwargs")
-            raise placed(error, "chat_template_kwargs" if is_variables else "messages") from None
+            found = placed(error, _field_of(str(error)))
+            found.code = "unsupported_field" if found.param == "tools" else found.code
+            raise found from None
         return fitting(processor, token_ids, "messages", keep=self.truncate_prompt_tokens)
 
     def _template_kwargs(self, processor: "InputProcessor") -> dict[str, Any]:
@@ -133,6 +160,13 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
                 raise wrong("reasoning_effort", f"{got}, which this model's chat template does not read")
             variables.setdefault("reasoning_effort", self.reasoning_effort)
         return variables
+
+
+def _field_of(message: str) -> str:
+    """Returns the field that an error of a chat template speaks of."""
+    if message.startswith("template_kwargs"):
+        return "chat_template_kwargs"
+    return "tools" if "does not read tools" in message else "messages"
 
 
 def _check_content(where: str, message: Message) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from .decoding import Unserved
 
 ONE_ENGINE = "forms of answers are enforced in one way; leave it out"
-NO_TOOLS = "tools are not offered to the model yet; leave it out, or set tool_choice to none without tools"
+OLDER_TOOLS = "name them with tools and tool_choice"
 TEXT_ALONE = "this server reads and writes text alone; leave it out"
 NO_BEAMS = "a beam search is not served over HTTP; leave it out"
 NO_CODE = "the server runs no code of a request; leave it out"
@@ -44,16 +44,13 @@ COMPLETIONS: Mapping[str, Unserved] = {
 
 CHAT: Mapping[str, Unserved] = {
     **GENERATION,
-    **_all(NO_TOOLS, "tools"),
-    **_all(NO_TOOLS, "tool_choice", neutral=("none",)),
-    **_all(NO_TOOLS, "functions"),
-    **_all(NO_TOOLS, "function_call", neutral=("none",)),
+    **_all(OLDER_TOOLS, "functions"),
+    **_all(OLDER_TOOLS, "function_call", neutral=("none",)),
     **_all(TEXT_ALONE, "modalities", neutral=(["text"],)),
     **_all(TEXT_ALONE, "audio"),
     **_all("no web is searched; leave it out", "web_search_options"),
     **_all("nothing is predicted; leave it out", "prediction"),
     **_all("ask for it in the prompt", "verbosity", neutral=("medium",)),
-    **_all("reasoning stays in the content; leave it out", "include_reasoning", neutral=(True,)),
     **_all("reasoning is not counted apart; leave it out", "thinking_token_budget"),
     **_all("give chat_template_kwargs", "documents", neutral=([],)),
     **_all("the prompt of a chat is not given back; use /v1/completions", "echo", neutral=(False,)),
@@ -101,4 +98,4 @@ ACCEPTED = frozenset(  # they change no answer
         *("prompt_cache_key", "prompt_cache_options"),
     )
 )
-CHAT_ACCEPTED = ACCEPTED | {"prompt_cache_retention", "parallel_tool_calls"}
+CHAT_ACCEPTED = ACCEPTED | {"prompt_cache_retention"}

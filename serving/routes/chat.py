@@ -14,6 +14,7 @@ from ..protocol.logprobs import chat_logprobs, token_names
 from ..streaming.answering import answer, asked_of, beside_loop, receive, start
 from ..streaming.asked import AnsweredPrompt, WriteLogprobs
 from ..streaming.styles import CHAT
+from ..tools.plan import chat_plan
 
 if TYPE_CHECKING:
     from ...runtime.engine.input_processor import InputProcessor
@@ -27,8 +28,11 @@ async def create_chat_completion(request: Request) -> Response:
     params = processor.chat_params(given.sampling_params(serving.config))
     prompt = await beside_loop(received.is_large, given.prompt, processor, serving.config)
     new_logprobs = partial(new_writer, processor, given) if given.logprobs else None
-    asked = asked_of(request, received, "chatcmpl", new_logprobs=new_logprobs)
-    running = await start(request, received, [prompt], params, asked.id)
+    plan = chat_plan(given, processor, serving.config, prompt)
+    params = plan.params(params)
+    new_reader = plan.new_reader if plan.reads else None
+    asked = asked_of(request, received, "chatcmpl", new_logprobs=new_logprobs, new_reader=new_reader)
+    running = await start(request, received, [prompt], params, asked.id, partial(plan.check, params))
     answered = [AnsweredPrompt(token_ids=prompt, num_answers=given.n)]
     return await answer(request, received, running, asked, CHAT, answered)
 

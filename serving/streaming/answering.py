@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -99,14 +100,17 @@ async def start(
     prompts: Sequence[Sequence[int]],
     params: "SamplingParams",
     response_id: str,
+    check: Callable[[], Sequence[str]] | None = None,
 ) -> Running:
     """Returns the answers to all prompts, admitted and queued; who calls it ends them by aclose().
 
-    response_id: by which an abort finds them. Raises ApiError for what is refused, and nothing runs then.
+    response_id: by which an abort finds them. check: compiles the form of answers in a thread and returns what
+    it leaves out; otherwise that of the request's own fields. Raises ApiError for what is refused, and nothing runs then.
     """
     given, model, serving = received.given, received.model, serving_of(request)
     if params.structured_outputs is not None:
-        left_out = await asyncio.to_thread(check_form, given, params, serving.runtime.input)
+        check = check or partial(check_form, given, params, serving.runtime.input)
+        left_out = await asyncio.to_thread(check)
         received.headers.update(_not_enforced(left_out))
     num_prompt_tokens = sum(map(len, prompts))
     check_prompt_logprobs(params, num_prompt_tokens, serving.config)
@@ -170,6 +174,8 @@ async def answer(
     def written() -> bytes:
         return msgspec.json.encode(whole_answer(asked, style, prompts, outputs, usage))
 
-    is_large = asked.new_logprobs is not None and running.num_prompt_tokens + num_tokens > LARGE_ANSWER
+    is_large = (
+        asked.new_logprobs or asked.new_reader
+    ) is not None and running.num_prompt_tokens + num_tokens > LARGE_ANSWER
     body = await beside_loop(is_large, written)
     return Response(body, media_type="application/json", headers=received.headers)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.engine.logprobs import Logprob
+from ..tools.reader import AnswerReader
 
 Found = Mapping[int, Logprob] | None  # of one token; None: of a prompt's first
 WriteLogprobs = Callable[[Sequence[int], Sequence[Found]], Any]  # of the next tokens of one answer
@@ -24,6 +25,7 @@ class Asked:
     stream_interval: int = 1  # tokens of a chunk at least, but for the first and the last
     return_token_ids: bool = False
     new_logprobs: Callable[[], WriteLogprobs] | None = None  # makes who writes those of one answer, if wanted
+    new_reader: Callable[[], AnswerReader] | None = None  # of one answer, where there is more in it than text
     tells_prompt_logprobs: bool = False  # in a field of their own; whole answers alone do
     echo: bool = False  # text and log-probabilities of a prompt come before those of its answers
     omits_answer: bool = False  # the prompt alone is wanted

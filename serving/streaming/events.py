@@ -11,6 +11,8 @@ import msgspec
 
 from ...runtime.engine.outputs import StreamDelta
 from ..errors import ApiError
+from ..tools.parts import Part, merged
+from ..tools.reader import AnswerReader
 from .asked import AnsweredPrompt, Asked, Found, WriteLogprobs
 from .merging import joined
 from .styles import Style
@@ -28,6 +30,7 @@ class _Choice:
     is_started: bool = False
     held: StreamDelta | None = None  # what waits for more
     write_logprobs: WriteLogprobs | None = None  # None: they are not wanted
+    reader: AnswerReader | None = None  # where there is more in it than text
 
 
 class ChunkEvents:
@@ -55,11 +58,16 @@ class ChunkEvents:
                 f'{self._head}{{"index":{index},{before}',
                 close,
                 write_logprobs=asked.new_logprobs and asked.new_logprobs(),
+                reader=asked.new_reader and asked.new_reader(),
             )
             for index, number in enumerate(numbers)
         ]
         self._is_plain = asked.stream_interval == 1 and not (
-            asked.new_logprobs or asked.return_token_ids or asked.continuous_usage or asked.omits_answer
+            asked.new_reader
+            or asked.new_logprobs
+            or asked.return_token_ids
+            or asked.continuous_usage
+            or asked.omits_answer
         )
         self._prompt_logprobs: dict[int, Sequence[Found]] = {}  # by the prompt's number
         self._num_tokens = 0  # told so far
@@ -101,10 +109,12 @@ class ChunkEvents:
             delta = without_answer(delta)
         self._num_tokens += len(delta.token_ids)
         shows_tokens = self._asked.return_token_ids or self._asked.new_logprobs
-        if not choice.is_started or delta.text or (shows_tokens and delta.token_ids):
+        if choice.reader is not None:
+            events += self._read_pieces(choice, choice.reader, delta, bool(shows_tokens and delta.token_ids))
+        elif not choice.is_started or delta.text or (shows_tokens and delta.token_ids):
             events.append(self._piece(choice, delta))
         if delta.finish_reason is not None:
-            events.append(self._last(delta))
+            events.append(self._last(choice, delta))
         if delta.prompt_logprobs is not None:
             self._add_held(events, choice.prompt)
 
@@ -122,12 +132,32 @@ class ChunkEvents:
             return needs_prompt and choice.prompt not in self._prompt_logprobs
         return delta.finish_reason is None and len(delta.token_ids) < asked.stream_interval
 
-    def _piece(self, choice: _Choice, delta: StreamDelta) -> str:
+    def _read_pieces(
+        self, choice: _Choice, reader: AnswerReader, delta: StreamDelta, shows_tokens: bool
+    ) -> list[str]:
+        """The chunks of what a piece of text is read as; the first has what is told of its tokens."""
+        parts = reader.feed(delta.text)
+        if delta.finish_reason is not None:
+            parts = merged([*parts, *reader.finish()])
+        fields = [_fields_of(part, reader) for part in parts]
+        if not choice.is_started:
+            fields.insert(0, '"role":"assistant","content":""')
+        elif not fields and shows_tokens:
+            fields = [""]
+        without_tokens = dataclasses.replace(delta, token_ids=(), logprobs=())
+        return [
+            self._piece(choice, delta if place == 0 else without_tokens, each)
+            for place, each in enumerate(fields)
+        ]
+
+    def _piece(self, choice: _Choice, delta: StreamDelta, fields: str | None = None) -> str:
+        """A chunk of text; fields: of its delta, where it has other ones."""
         asked, is_first = self._asked, not choice.is_started
         choice.is_started = True
         echoes = is_first and asked.echo
         text = self._prompts[choice.prompt].text + delta.text if echoes else delta.text
         before, after = self._style.around_first if is_first else self._style.around_next
+        content = f"{before}{quoted(text)}{after}" if fields is None else f'"delta":{{{fields}}}'
         logprobs = self._logprobs(choice, delta, echoes)
         chunk_fields = choice_fields = ""
         if asked.return_token_ids:
@@ -140,20 +170,22 @@ class ChunkEvents:
                 else:
                     chunk_fields = prompt_ids
         return (
-            f'{self._head}{{"index":{delta.index},{before}{quoted(text)}{after},"logprobs":{logprobs},'
+            f'{self._head}{{"index":{delta.index},{content},"logprobs":{logprobs},'
             f'"finish_reason":null{choice_fields}}}]{chunk_fields}{self._usage_so_far()}}}\n\n'
         )
 
-    def _last(self, delta: StreamDelta) -> str:
+    def _last(self, choice: _Choice, delta: StreamDelta) -> str:
         """The last chunk of a choice, whose text has been told by one before: clients drop either."""
+        has_calls = choice.reader is not None and choice.reader.has_calls
+        reason = "tool_calls" if has_calls and delta.finish_reason == "stop" else delta.finish_reason
         return (
             f'{self._head}{{"index":{delta.index},{self._style.without_text},"logprobs":null,'
-            f'"finish_reason":"{delta.finish_reason}","stop_reason":{json.dumps(delta.stop_reason)}}}]'
+            f'"finish_reason":"{reason}","stop_reason":{json.dumps(delta.stop_reason)}}}]'
             f"{self._usage_so_far()}}}\n\n"
         )
 
     def _logprobs(self, choice: _Choice, delta: StreamDelta, echoes: bool) -> str:
-        if choice.write_logprobs is None:
+        if choice.write_logprobs is None or (delta.logprobs == () and not echoes):
             return "null"
         token_ids: Sequence[int] = delta.token_ids
         found: Sequence[Found] = delta.logprobs or ()
@@ -167,6 +199,18 @@ class ChunkEvents:
 
     def _usage(self) -> str:
         return _ascii_json(self._usage_at(self._num_tokens))
+
+
+def _fields_of(part: Part, reader: AnswerReader) -> str:
+    """Returns the fields of a delta that tells of a part."""
+    if part.kind == "content":
+        return f'"content":{quoted(part.text)}'
+    if part.kind == "reasoning":
+        return f'"reasoning_content":{quoted(part.text)}'
+    if part.kind == "arguments":
+        return f'"tool_calls":[{{"index":{part.index},"function":{{"arguments":{quoted(part.text)}}}}}]'
+    call = f'"index":{part.index},"id":"{reader.new_id()}","type":"function"'
+    return f'"tool_calls":[{{{call},"function":{{"name":{quoted(part.text)},"arguments":""}}}}]'
 
 
 def _ascii_json(value: Any) -> str:

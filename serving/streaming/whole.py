@@ -6,6 +6,7 @@ from typing import Any
 from ...runtime.engine.outputs import CompletionOutput, RequestOutput
 from ..protocol.logprobs import prompt_logprobs
 from ..protocol.usage import Usage
+from ..tools.reader import message_of
 from .asked import AnsweredPrompt, Asked, Found
 from .styles import Style
 
@@ -42,12 +43,19 @@ def whole_answer(
 def _choice(
     asked: Asked, style: Style, prompt: AnsweredPrompt, output: RequestOutput, answer: CompletionOutput
 ) -> dict[str, Any]:
-    text, reason, stop = answer.text, answer.finish_reason, answer.stop_reason
+    text, stop = answer.text, answer.stop_reason
+    reason: str | None = answer.finish_reason
     token_ids, found = answer.token_ids, answer.logprobs or ()
     if asked.omits_answer:
         text, reason, stop, token_ids, found = "", "length", None, (), ()
+    if asked.new_reader is not None:
+        reader = asked.new_reader()
+        content: dict[str, Any] = {"message": message_of(reader, text)}
+        reason = "tool_calls" if reader.has_calls and reason == "stop" else reason
+    else:
+        content = style.content(prompt.text + text if asked.echo else text)
     return {
-        **style.content(prompt.text + text if asked.echo else text),
+        **content,
         "logprobs": _logprobs(asked, prompt, output, token_ids, found),
         "finish_reason": reason,
         "stop_reason": stop,

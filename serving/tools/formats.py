@@ -45,6 +45,12 @@ def _hermes_call() -> tuple[str, str]:
     return f"<tool_call>\n{before}", f"{after}\n</tool_call>"
 
 
+PLAIN = ToolFormat(  # for models of which no form is known
+    name="json",
+    signs=(),
+    parser=lambda names: JsonCalls((), bare=names, separators=";,"),
+    written=Written(around=_json_call(), begin="[", between=", ", end="]"),
+)
 FORMATS = (
     ToolFormat(
         name="mistral_args",
@@ -98,6 +104,7 @@ FORMATS = (
         written=Written(around=("{name}(", ")"), begin="[", between=", ", end="]", is_python=True),
         markers=("<|python_start|>", "<|python_end|>", "<|python_tag|>"),
     ),
+    PLAIN,
     ToolFormat(
         name="llama3_json",
         signs=('{"name": function name, "parameters": dictionary of argument name and its value}',),

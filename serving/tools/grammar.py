@@ -49,7 +49,7 @@ def calls_grammar(
     whole = f"{rules.text(written.begin)} call{more} {rules.text(written.end)}"
     start = whole
     if otherwise is not None:
-        rules.add("form", f"%json {json.dumps({**otherwise, 'x-guidance': {'coerce_one_of': True}})}")
+        rules.add("form", f"%json {json.dumps(otherwise)}")
         start = f"({whole}) | form"
     return "\n".join([f"start: {start}", f"call: {' | '.join(calls)}", *rules.lines])
 

@@ -114,3 +114,16 @@ def server(start_server: Callable[..., RunningServer]) -> RunningServer:
 def client(server: RunningServer) -> httpx.Client:
     """A client of the shared server."""
     return server.client
+
+
+@pytest.fixture(scope="session")
+def scripted_server(
+    start_server: Callable[..., RunningServer], scripted_folder: Callable[..., Path], bbpe_tokenizer: Any
+) -> Callable[..., RunningServer]:
+    """scripted_server(tokens or logits, settings={}, **config) -> server, to be asked [1]."""
+
+    def make(script: Any, *, settings: dict[str, Any] | None = None, **config: Any) -> RunningServer:
+        given = {"tokenizer": bbpe_tokenizer(), **(settings or {})}
+        return start_server(folder=scripted_folder(script), settings=given, **config)
+
+    return make

@@ -64,6 +64,14 @@ def test_values_come_in_the_form_that_they_are_kept_in() -> None:
 
 def test_every_field_is_checked_and_its_default_is_one_that_it_can_have() -> None:
     special = {"host", "root_path", "otlp_traces_endpoint"}
-    checked = {*config.LISTS, *config.FLAGS, *config.COUNTS, *config.SECONDS, *config.PATHS, *special}
+    checked = {
+        *config.LISTS,
+        *config.FLAGS,
+        *config.COUNTS,
+        *config.SECONDS,
+        *config.PATHS,
+        *special,
+        *config.PARSERS,
+    }
     names = {field.name for field in fields(ServeConfig)}
     assert names == checked

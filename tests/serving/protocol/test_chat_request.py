@@ -24,8 +24,6 @@ def text_of(processor, body, config=TRUSTING):
 
 
 UNSERVED = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "auto",
     "guided_decoding_backend": "outlines",
     "regex": "a+",
     "functions": [{"name": "f"}],
@@ -39,7 +37,6 @@ UNSERVED = {
     "length_penalty": 2.0,
     "logits_processors": ["f"],
     "echo": True,
-    "include_reasoning": False,
     "documents": [{"text": "x"}],
     "max_new_tokens": 5,
     "n_predict": 5,

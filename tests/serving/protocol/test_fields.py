@@ -188,6 +188,17 @@ CHAT = COMMON | {
     "add_generation_prompt": Field(flags, no_flag, "request"),
     "continue_final_message": Field(flags, no_flag, "request"),
     "chat_template": Field(st.nothing(), texts | no_text, "request"),
+    "tools": Field(
+        st.nothing(),
+        st.lists(st.fixed_dictionaries({"type": words, "function": st.fixed_dictionaries({"name": words})}))
+        | no_text,
+        "request",
+    ),
+    "tool_choice": Field(
+        st.just("none"), st.sampled_from(["auto", "required", {}]) | words | no_text, "request"
+    ),
+    "parallel_tool_calls": Field(flags, no_flag, "request"),
+    "include_reasoning": Field(flags, no_flag, "request"),
 }
 COMPLETION = COMMON | {
     "prompt": Field(
@@ -218,7 +229,7 @@ COMPLETION = COMMON | {
     "add_special_tokens": Field(flags, no_flag, "request"),
 }
 TABLES = {ChatRequest: CHAT, CompletionRequest: COMPLETION}
-BY_THE_MODEL = ("reasoning_effort", "chat_template")  # served where template or server allow it
+BY_THE_MODEL = ("reasoning_effort", "chat_template", "tools")  # served where template or server allow it
 EACH = [(kind, name) for kind, table in TABLES.items() for name in table]
 
 
@@ -237,9 +248,7 @@ def test_these_are_all_fields_that_there_are(kind):
     assert {field.encode_name for field in msgspec.structs.fields(kind)} == set(TABLES[kind])
 
 
-@pytest.mark.parametrize(
-    "kind, name", [(kind, name) for kind, name in EACH if name not in ("reasoning_effort", "chat_template")]
-)
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind, name in EACH if name not in BY_THE_MODEL])
 @given(data=st.data())
 def test_a_field_becomes_what_it_promises(read, kind, name, data):
     field = TABLES[kind][name]

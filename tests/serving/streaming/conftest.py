@@ -9,17 +9,6 @@ import pytest
 from ..reading import COMPLETIONS
 
 
-@pytest.fixture(scope="session")
-def scripted_server(start_server, scripted_folder, bbpe_tokenizer):
-    """scripted_server(tokens or logits, settings={}, **config) -> server, to be asked [1]."""
-
-    def make(script, *, settings=None, **config):
-        given = {"tokenizer": bbpe_tokenizer(), **(settings or {})}
-        return start_server(folder=scripted_folder(script), settings=given, **config)
-
-    return make
-
-
 class Raw:
     """A connection that has sent one request, read byte by byte or not at all."""
 
