@@ -26,7 +26,7 @@ class Function(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     parameters: dict[str, Any] | None = None
     """A JSON schema of an object, the arguments; without one there are none."""
     strict: bool | None = None
-    """Calls that are required or named keep to the schema in any case; those of auto are as the model writes."""
+    """Required calls keep to the schema in any case; those of auto are as the model writes them."""
 
 
 class Tool(msgspec.Struct, kw_only=True, frozen=True):
@@ -53,7 +53,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
-    """Raises ApiError for tools that cannot be offered and a choice that is none of them, naming the field."""
+    """Raises ApiError, naming the field, for tools that cannot be offered, or chosen."""
     if tools is None:
         if choice not in (None, "none"):
             what = "a tool" if isinstance(choice, NamedTool) else choice

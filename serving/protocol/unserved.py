@@ -6,6 +6,7 @@ from typing import Any
 from .decoding import Unserved
 
 ONE_ENGINE = "forms of answers are enforced in one way; leave it out"
+NO_TOOLS = "tools are offered in chats alone yet; leave it out"
 OLDER_TOOLS = "name them with tools and tool_choice"
 TEXT_ALONE = "this server reads and writes text alone; leave it out"
 NO_BEAMS = "a beam search is not served over HTTP; leave it out"
@@ -63,7 +64,7 @@ RESPONSES: Mapping[str, Unserved] = {
     **CHAT,
     **_all(NO_TOOLS, "tools", neutral=([],)),
     **_all(NO_TOOLS, "tool_choice", neutral=("none", "auto")),
-    **_all("tools are not offered to the model yet; leave it out", "max_tool_calls"),
+    **_all(NO_TOOLS, "max_tool_calls"),
     **_all("responses are written while their client waits; leave it out", "background", neutral=(False,)),
     **_all("responses are written while their client waits; leave it out", "background_options"),
     **_all("name a stored response with previous_response_id", "conversation"),

@@ -104,8 +104,9 @@ async def start(
 ) -> Running:
     """Returns the answers to all prompts, admitted and queued; who calls it ends them by aclose().
 
-    response_id: by which an abort finds them. check: compiles the form of answers in a thread and returns what
-    it leaves out; otherwise that of the request's own fields. Raises ApiError for what is refused, and nothing runs then.
+    response_id: by which an abort finds them. check: compiles the form of answers, in a thread, and returns
+    what it leaves out; otherwise that of the request's own fields. Raises ApiError for what is refused, and
+    nothing runs then.
     """
     given, model, serving = received.given, received.model, serving_of(request)
     if params.structured_outputs is not None:

@@ -88,7 +88,7 @@ class ChatPlan:
             raise placed(error, self._schema_of(tool)) from None
 
     def _structured(self, asked: StructuredOutputs | None) -> StructuredOutputs | None:
-        """Returns the form of the answers: calls, where they are required, else what is asked for, or either."""
+        """Returns the form of the answers: required calls, else what is asked for, or either."""
         tools = self.given.required_tools
         if tools is not None:
             return self._calls_of(tools)

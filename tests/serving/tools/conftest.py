@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 BODY = (
-    "{{ bos_token }}{% for tool in tools or [] %}{{ tool.function.name }} in <tool_call></tool_call>{% endfor %}"
+    "{{ bos_token }}"
+    "{% for tool in tools or [] %}{{ tool.function.name }} in <tool_call></tool_call>{% endfor %}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}"
     "</tool_call>{% endfor %}{{ eos_token }}{% endfor %}"

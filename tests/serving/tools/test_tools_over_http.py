@@ -5,22 +5,14 @@ import json
 import jsonschema
 import pytest
 
+from lamina.common.errors import ConfigError
+from lamina.serving.tools.formats import FORMATS
+
 from ..reading import streamed
-from .conftest import PARAMETERS, TOOLS
+from .conftest import BODY, PARAMETERS, TOOLS
 
 USER = {"role": "user", "content": "hello"}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
-FORMATS = (
-    "hermes",
-    "llama3_json",
-    "mistral",
-    "mistral_args",
-    "phi4_mini",
-    "granite",
-    "gemma",
-    "pythonic",
-    "json",
-)
 
 
 def ask(client, **fields):
@@ -136,10 +128,8 @@ def test_results_of_tools_in_the_history_are_read(tool_client):
     assert ask(tool_client, messages=messages, max_tokens=5)[0]["finish_reason"]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [form.name for form in FORMATS])
 def test_calls_are_held_to_each_form_and_read_back(start_server, make_chat_folder, name):
-    from .conftest import BODY
-
     server = start_server(folder=make_chat_folder(BODY), tool_parser=name)
     try:
         for seed in range(2):
@@ -226,8 +216,6 @@ def test_calls_of_an_unknown_form_are_refused_unless_they_are_required(start_ser
 
 
 def test_an_unknown_parser_is_told_before_the_model_is_loaded(start_server):
-    from lamina.common.errors import ConfigError
-
     for field in ("tool_parser", "reasoning_parser"):
         with pytest.raises(ConfigError, match=f"{field} is 'nope'; wanted one of auto, none, "):
             start_server(**{field: "nope"})
