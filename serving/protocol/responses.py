@@ -28,7 +28,8 @@ SAME = (  # fields that chats have under the same name
     *("priority", "cache_salt", "stream", "stream_options"),
 )
 OF_CHATS = Unserved(why="use /v1/chat/completions, which has it")
-UNSERVED = {name: OF_CHATS for name in ChatRequest.__struct_fields__ if name not in SAME} | dict(RESPONSES)
+TAKEN = (*SAME, "parallel_tool_calls")  # without tools it changes nothing
+UNSERVED = {name: OF_CHATS for name in ChatRequest.__struct_fields__ if name not in TAKEN} | dict(RESPONSES)
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
