@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TEXTS = ("stop", "bad_words")  # parameters that hold text
 PROBES = ("/health", "/health/live", "/health/ready", "/metrics")
-MOST_TEXT = 8192  # characters of a prompt that are logged
+MOST_TEXT = 8192  # characters of a prompt or answer that are logged, and tokens of a prompt that are decoded
 
 
 class RequestLog:
@@ -48,7 +48,8 @@ class RequestLog:
         if self._wants_params and record.params is not None:
             line["params"] = chosen(record.params, with_text=self._wants_text)
         if self._wants_text:
-            line["prompts"] = [self._decode(each.prompt_token_ids)[:MOST_TEXT] for each in record.generations]
+            prompts = [each.prompt_token_ids[:MOST_TEXT] for each in record.generations]
+            line["prompts"] = [self._decode(prompt)[:MOST_TEXT] for prompt in prompts]
             line["answers"] = [text[:MOST_TEXT] for each in record.generations for text in each.texts]
         self._logger.info(json.dumps(line, default=list))  # sets of token ids
 

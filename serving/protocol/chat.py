@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ...runtime.engine.input_processor import InputProcessor
 
 
-class TextPart(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """A part of a message; of text alone, others are refused."""
+class Part(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """A part of a message; text_of() refuses those that are no text."""
 
     type: str
     text: str | None = None
@@ -47,7 +47,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, gc=
     unserved: ClassVar[Mapping[str, Unserved]] = MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[Part] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -169,15 +169,19 @@ def _field_of(message: str) -> str:
     return "tools" if "does not read tools" in message else "messages"
 
 
+def text_of(where: str, part: Part, *types: str) -> str:
+    """Returns the text of a part of a message; ApiError for one of another type, or without text."""
+    if part.type not in types:
+        what = f"{where} is of type {shown(part.type)}, and is not served; wanted {' or '.join(types)}"
+        raise wrong(f"{where}.type", what, code="unsupported_field")
+    if part.text is None:
+        raise wrong(f"{where}.text", f"{where}.text is missing; it is required")
+    return part.text
+
+
 def _check_content(where: str, message: Message) -> None:
     if isinstance(message.content, list):
         for place, part in enumerate(message.content):
-            at = f"{where}[{place}]"
-            if part.type != "text":
-                raise wrong(
-                    f"{at}.type", f"{at} is of type {part.type!r}; wanted text, which alone is served"
-                )
-            if part.text is None:
-                raise wrong(f"{at}.text", f"{at}.text is missing; wanted a text")
+            text_of(f"{where}[{place}]", part, "text")
     elif message.content is None and not (message.tool_calls or message.reasoning_content):
         raise wrong(where, f"{where} is missing; wanted a text, or parts of type text")

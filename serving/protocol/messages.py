@@ -7,9 +7,8 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from ...common.errors import shown
 from .answers import Answer
-from .chat import ChatRequest, Message
+from .chat import ChatRequest, Message, Part, text_of
 from .decoding import Body, Unserved, wrong
 from .forms import JsonSchemaFormat, ResponseFormat
 from .generation import Positive
@@ -36,11 +35,9 @@ EventType = Literal[
 TEXT_ALONE = Unserved(why="this server reads and writes text alone; leave it out", neutral=([], {}))
 
 
-class ContentBlock(msgspec.Struct, kw_only=True, frozen=True):
+class ContentBlock(Part, kw_only=True, frozen=True):
     """A part of a turn; those of type text are served."""
 
-    type: str
-    text: str | None = None
     cache_control: Any = None  # prefixes are cached without being asked
     citations: Any = None
 
@@ -215,10 +212,4 @@ def _text(where: str, content: str | list[ContentBlock]) -> str:
     """Returns the text of all blocks; ApiError names the first that is none."""
     if isinstance(content, str):
         return content
-    for index, block in enumerate(content):
-        if block.type != "text":
-            what = f"{where}[{index}] is of type {shown(block.type)}, and is not served"
-            raise wrong(f"{where}[{index}].type", f"{what}; wanted text", code="unsupported_field")
-        if block.text is None:
-            raise wrong(f"{where}[{index}].text", f"{where}[{index}].text is missing; it is required")
-    return "".join(block.text or "" for block in content)
+    return "".join(text_of(f"{where}[{index}]", block, "text") for index, block in enumerate(content))

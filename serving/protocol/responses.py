@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from ...common.errors import shown
 from ..errors import ApiError
-from .chat import ChatRequest, Message
+from .chat import ChatRequest, Message, Part, text_of
 from .decoding import Body, Unserved, wrong
 from .forms import JsonSchemaFormat, ResponseFormat
 from .generation import NonNegative, Positive, StreamOptions
@@ -35,11 +35,9 @@ Metadata = Annotated[
 ]
 
 
-class InputPart(msgspec.Struct, kw_only=True, frozen=True):
+class InputPart(Part, kw_only=True, frozen=True):
     """A part of an item; those of type input_text and output_text are served."""
 
-    type: str
-    text: str | None = None
     annotations: Any = None
     logprobs: Any = None
 
@@ -171,25 +169,14 @@ def _chat_format(given: TextFormat) -> ResponseFormat:
 
 def _message(where: str, item: InputItem) -> Message:
     if item.type != "message":
-        raise _not_served(where, item.type, "message")
+        what = f"{where} is of type {shown(item.type)}, and is not served; wanted message"
+        raise wrong(f"{where}.type", what, code="unsupported_field")
     if item.role is None:
         raise wrong(f"{where}.role", f"{where}.role is missing; it is required")
     if item.content is None:
         raise wrong(f"{where}.content", f"{where}.content is missing; it is required")
     if isinstance(item.content, str):
         return Message(role=item.role, content=item.content)
-    parts = [_text(f"{where}.content[{index}]", part) for index, part in enumerate(item.content)]
+    types = "input_text", "output_text"
+    parts = [text_of(f"{where}.content[{at}]", part, *types) for at, part in enumerate(item.content)]
     return Message(role=item.role, content="".join(parts))
-
-
-def _text(where: str, part: InputPart) -> str:
-    if part.type not in ("input_text", "output_text"):
-        raise _not_served(where, part.type, "input_text or output_text")
-    if part.text is None:
-        raise wrong(f"{where}.text", f"{where}.text is missing; it is required")
-    return part.text
-
-
-def _not_served(where: str, got: str, wanted: str) -> ApiError:
-    what = f"{where} is of type {shown(got)}, and is not served; wanted {wanted}"
-    return wrong(f"{where}.type", what, code="unsupported_field")

@@ -31,7 +31,9 @@ async def create_completion(request: Request) -> Response:
     new_logprobs = None if given.logprobs is None else partial(new_writer, processor, given)
     own = {"new_logprobs": new_logprobs, "echo": given.echo, "omits_answer": given.writes_nothing}
     asked = asked_of(request, received, "cmpl", **own)
-    texts = echoed(processor, given, prompts) if given.echo else [""] * len(prompts)
+    texts = [""] * len(prompts)
+    if given.echo:
+        texts = await beside_loop(received.is_large, echoed, processor, given, prompts)
     running = await start(request, received, prompts, params, asked.id)
     answered = [
         AnsweredPrompt(token_ids=prompt, num_answers=given.n, text=text)

@@ -5,12 +5,13 @@ import logging
 import re
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from lamina.common.errors import ConfigError, UnsupportedError
 from lamina.serving.config import ServeConfig
-from lamina.serving.metrics.request_log import RequestLog
+from lamina.serving.metrics.request_log import MOST_TEXT, RequestLog
 from lamina.serving.metrics.tracing import Tracing
 
 URL = "http://localhost:4318/v1/traces"
@@ -186,6 +187,17 @@ def test_text_is_logged_where_that_is_wanted(start_watched):
     answer, line = watched.ask("/v1/chat/completions", body)
     assert line["prompts"] == [f"<s>[user]{SECRET}</s>[assistant]"]
     assert line["answers"] == [answer.json()["choices"][0]["message"]["content"]]
+
+
+def test_no_more_of_a_prompt_is_made_text_than_is_logged():
+    lengths = []
+    log = RequestLog(wants_params=False, wants_text=True, decode=lambda ids: lengths.append(len(ids)) or "a")
+    prompt = SimpleNamespace(prompt_token_ids=(5,) * 100_000, texts=["b"] * 2)
+    record = SimpleNamespace(status=200, params=None, generations=[prompt], timing=dict)
+    names = ("code", "model", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "ends")
+    record.__dict__.update(dict.fromkeys(names))
+    log.write({"method": "POST"}, "/v1/completions", record)
+    assert lengths == [MOST_TEXT]
 
 
 def test_lines_go_to_standard_output(capsys):

@@ -2,15 +2,19 @@
 
 import asyncio
 import gc
+import json
 import os
 import random
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from lamina.runtime.engine.generation import Generation
+from lamina.runtime.tokenization.tokenizer import Tokenizer
 from lamina.serving.config import ServeConfig
+from lamina.serving.streaming.answering import LARGE_BODY
 from lamina.serving.streaming.sse import EventStream
 
 from ..reading import CHAT, COMPLETIONS, choices_of, events_of, streamed, whole
@@ -286,6 +290,23 @@ def test_a_long_conversation_is_read_beside_the_loop_and_refused_by_name(client)
         assert response.json()["error"]["code"] == "context_length_exceeded"
     kept = whole(client, COMPLETIONS, prompt=messages[0]["content"], truncate_prompt_tokens=20, max_tokens=2)
     assert kept["usage"]["prompt_tokens"] == 20
+
+
+def test_many_prompts_of_ids_are_echoed_beside_the_loop(server, monkeypatch):
+    decode, threads = Tokenizer.decode, set()
+
+    def noted(self, token_ids, *args, **kwargs):
+        if len(token_ids) == 200:
+            threads.add(threading.current_thread())
+        return decode(self, token_ids, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "decode", noted)
+    body = {"prompt": [[100 + number % 50] * 200 for number in range(60)], "max_tokens": 0, "echo": True}
+    assert len(json.dumps(body)) > LARGE_BODY
+    answer = whole(server.client, COMPLETIONS, **body)
+    assert len(answer["choices"]) == 60
+    assert threads
+    assert server.thread not in threads
 
 
 def test_a_connection_at_rest_holds_no_answer(server, comes_to_rest):
