@@ -66,12 +66,12 @@ class AnswerReader:
                 self.has_calls = True
                 found.append(part)
                 continue
-            told = part.text.rstrip()
-            if told:
-                found.append(Part("content", "".join(self._blanks) + told))
+            kept = part.text.rstrip()
+            if kept:
+                found.append(Part("content", "".join(self._blanks) + kept))
                 self._blanks.clear()
-            if len(part.text) > len(told):
-                self._blanks.append(part.text[len(told) :])
+            if len(part.text) > len(kept):
+                self._blanks.append(part.text[len(kept) :])
         return found
 
 

@@ -69,12 +69,12 @@ class ReasoningParser(Machine):
     def _reason(self, end: int) -> None:
         """Tells the text up to there, but holds blanks at its end."""
         piece = self.text[self.at : end]
-        told = piece.rstrip()
-        if told:
-            self._parts.append(Part("reasoning", "".join(self.held) + told))
+        kept = piece.rstrip()
+        if kept:
+            self._parts.append(Part("reasoning", "".join(self.held) + kept))
             self.held.clear()
-        if len(piece) > len(told):
-            self.held.append(piece[len(told) :])
+        if len(piece) > len(kept):
+            self.held.append(piece[len(kept) :])
         self.at = end
 
     def _after(self, is_last: bool) -> bool:
