@@ -34,6 +34,13 @@ class ToolFormat:
     written: Written
     markers: tuple[str, ...] = ()  # texts that may be special tokens, which are then to be shown
     id_length: int = 32  # of ids that templates take
+    unless: tuple[str, ...] = ()  # texts with which a template asks for another form all the same
+
+    def is_asked_for(self, template: str) -> bool:
+        """Whether a chat template has a sign of this form, and none against it."""
+        return any(map(template.__contains__, self.signs)) and not any(
+            map(template.__contains__, self.unless)
+        )
 
 
 def _json_call(arguments: str = "arguments") -> tuple[str, str]:
@@ -88,6 +95,7 @@ FORMATS = (
         parser=lambda names: JsonCalls(["<tool_call>"], ["</tool_call>"]),
         written=Written(around=_hermes_call(), between="\n"),
         markers=("<tool_call>", "</tool_call>"),
+        unless=("<function=", "<arg_key>"),
     ),
     ToolFormat(
         name="gemma",
@@ -136,10 +144,7 @@ def tool_format(choice: str, template: str | None) -> ToolFormat | None:
     if choice == "none":
         return None
     if choice == "auto":
-        signed = (
-            each for each in _registered.values() if any(sign in (template or "") for sign in each.signs)
-        )
-        return next(signed, None)
+        return next((each for each in _registered.values() if each.is_asked_for(template or "")), None)
     if choice not in _registered:
         for entry in entry_points(group=GROUP, name=choice):
             _registered[choice] = entry.load()

@@ -21,6 +21,7 @@ class AnswerReader:
     shows_reasoning: bool = True
     id_length: int = 32  # letters and digits of a call's id
     has_calls: bool = False
+    has_reasoning: bool = False
     _blanks: list[str] = field(default_factory=list)  # that are content once more of it comes
 
     def feed(self, text: str) -> list[Part]:
@@ -50,6 +51,7 @@ class AnswerReader:
         found: list[Part] = []
         for part in parts:
             if part.kind == "reasoning":
+                self.has_reasoning = True
                 found += [part] if self.shows_reasoning else []
             elif self.tools is None:
                 found.append(part)
@@ -90,7 +92,8 @@ def message_of(reader: AnswerReader, text: str) -> dict[str, Any]:
             calls.append({"id": reader.new_id(), "type": "function", "function": function})
         else:
             calls[part.index]["function"]["arguments"] += part.text
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(contents) or None, "refusal": None}
+    nothing = None if reader.has_calls or reader.has_reasoning else ""
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(contents) or nothing, "refusal": None}
     if reasoning:
         message["reasoning_content"] = "".join(reasoning)
     return {**message, "tool_calls": calls} if calls else message

@@ -1,4 +1,4 @@
-"""Reasoning before an answer, told apart by its tags."""
+"""Reasoning before an answer, shown apart by its tags."""
 
 from dataclasses import dataclass
 

@@ -231,6 +231,14 @@ def test_forms_are_chosen_by_the_template():
     assert reasoning_tags("qwen3", None) is reasoning_tags("think", None)
 
 
+def test_a_form_that_only_resembles_another_is_not_chosen():
+    assert tool_format("auto", "<tool_call><function=name>") is None  # Qwen3-Coder's, which is no JSON
+
+
+def test_an_answer_of_nothing_has_an_empty_content():
+    assert message_of(reader_of("hermes"), "")["content"] == ""
+
+
 def test_an_unknown_form_is_refused_by_name_and_a_registered_one_is_known():
     with pytest.raises(ConfigError, match="tool_parser is 'nope'; wanted one of auto, none, "):
         tool_format("nope", None)

@@ -66,12 +66,12 @@ def joined(events):
 def test_a_call_that_is_required_parses_whatever_is_drawn(tool_client, choice):
     choices = [
         each
-        for seed in range(8)
+        for seed in range(5)
         for each in ask(tool_client, tool_choice=choice, temperature=1, seed=seed, n=8)
     ]
     reasons = [each["finish_reason"] for each in choices]
     assert set(reasons) <= {"tool_calls", "length"}
-    assert reasons.count("tool_calls") > 32
+    assert reasons.count("tool_calls") > 20
     for each in choices:
         if each["finish_reason"] == "tool_calls":
             assert each["message"]["content"] is None
