@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from .brackets import Brackets
-from .machine import Machine
-from .parts import held_back
+from .machine import CallMachine
 
 MAX_HEAD = 1024  # characters of a call before its arguments, as far as those are told piece by piece
 MAX_VALUES = 20_000  # of a call that is read as a whole, which takes milliseconds
@@ -19,7 +18,7 @@ NAMED = re.compile(r"([\w.:/-]{1,256})(?:\[CALL_ID\][\w-]{0,64})?(?:\[ARGS\])?\s
 NAMES = re.compile(r"[\w.:/\-\[\]\s]{0,1024}")
 
 
-class JsonCalls(Machine):
+class JsonCalls(CallMachine):
     """Reads calls that are JSON; their arguments are told as they are written, valid or not."""
 
     def __init__(
@@ -37,53 +36,35 @@ class JsonCalls(Machine):
         separators: characters that divide calls which follow each other. is_named: whether a name may
         stand before the arguments alone, as [TOOL_CALLS]name{…}.
         """
-        super().__init__()
-        self._openers, self._closers = tuple(openers), tuple(closers)
-        self._opener = re.compile("|".join(map(re.escape, openers)) or r"(?!)")
+        super().__init__(openers, closers)
         self._bare, self._separators, self._is_named = frozenset(bare), separators, is_named
         self._stops = "<" if any(marker[0] == "<" for marker in (*openers, *closers)) else ""
-        self._is_bare = self._in_list = False
         self._brackets = Brackets()
 
     def begin(self, is_last: bool) -> bool:
         """Before any text: a call may stand there without an opener."""
         if not self._bare:
-            return self.to(self._free)
+            return self.to(self.free)
         self.hold_blanks()
         if not self.next:
             return False
         if self.next not in "{[":
-            return self.give_up(self._free)
-        self._is_bare = True
-        return self.to(self._opened)
+            return self.give_up(self.free)
+        self.is_bare = True
+        return self.to(self.opened)
 
-    def _free(self, is_last: bool) -> bool:
-        """In content, up to the next opener."""
-        found = self._opener.search(self.text, self.at)
-        if found is None:
-            rest = self.text[self.at :]
-            num_held = 0 if is_last else held_back(rest, self._openers)
-            self.content(rest[: len(rest) - num_held])
-            self.at = len(self.text) - num_held
-            return False
-        self.content(self.text[self.at : found.start()])
-        self.at = found.start()
-        self.hold(found.end())
-        self._is_bare = self._in_list = False
-        return self.to(self._opened)
-
-    def _opened(self, is_last: bool) -> bool:
+    def opened(self, is_last: bool) -> bool:
         """Behind an opener: an object, a list of them, or a name."""
         self.hold_blanks()
         if not self.next:
             return False
         if self.next == "[":
             self.hold(self.at + 1)
-            self._in_list = True
+            self.in_list = True
             return self.to(self._listed)
         if self.next == "{":
             return self.to(self._object)
-        return self.to(self._name) if self._is_named else self.give_up(self._free)
+        return self.to(self._name) if self._is_named else self.give_up(self.free)
 
     def _listed(self, is_last: bool) -> bool:
         """In a list, before a call or the end."""
@@ -94,10 +75,10 @@ class JsonCalls(Machine):
         if self.next == "{":
             return self.to(self._object)
         if self.next != "]" or not self.num_calls:
-            return self.give_up(self._free)
+            return self.give_up(self.free)
         self.held.clear()
         self.at += 1
-        self._in_list = False
+        self.in_list = False
         return self.to(self._closing)
 
     def _object(self, is_last: bool) -> bool:
@@ -106,15 +87,15 @@ class JsonCalls(Machine):
         head = HEAD.match(window)
         if head is not None:
             name = _unescaped(head[1])
-            if name is None or (self._is_bare and name not in self._bare):
-                return self.give_up(self._free)
+            if name is None or (self.is_bare and name not in self._bare):
+                return self.give_up(self.free)
             self.call(name)
             self.at += head.end()
             self._brackets = Brackets(stops=self._stops)
             return self.to(self._arguments)
         first = FIRST_KEY.match(window)
-        if self._is_bare and first is not None and first[1] not in KEYS:
-            return self.give_up(self._free)
+        if self.is_bare and first is not None and first[1] not in KEYS:
+            return self.give_up(self.free)
         is_open = Brackets(stops=self._stops).scan(window, 0)[1] == "open"
         if is_open and len(window) < MAX_HEAD and not is_last:
             return False
@@ -137,7 +118,7 @@ class JsonCalls(Machine):
         self.hold(end)
         if how == "closed":
             self.held.clear()
-            return self.to(self._listed if self._in_list else self._closing)
+            return self.to(self._listed if self.in_list else self._closing)
         return how == "broken" and self.give_up(self._closing)
 
     def _whole(self, is_last: bool) -> bool:
@@ -149,11 +130,11 @@ class JsonCalls(Machine):
         if how == "open":
             return False
         found = _call_of("".join(self._object_text)) if how == "closed" else None
-        if found is None or (self._is_bare and found[0] not in self._bare):
-            return self.give_up(self._free)
+        if found is None or (self.is_bare and found[0] not in self._bare):
+            return self.give_up(self.free)
         self.call(found[0])
         self.arguments(found[1])
-        return self.to(self._listed if self._in_list else self._closing)
+        return self.to(self._listed if self.in_list else self._closing)
 
     def _name(self, is_last: bool) -> bool:
         """At a name that stands before its arguments."""
@@ -166,7 +147,7 @@ class JsonCalls(Machine):
         names = NAMES.match(self.text, self.at)
         end = names.end() if names else self.at
         if end < len(self.text) or is_last or end - self.at > MAX_HEAD:
-            return self.give_up(self._free)
+            return self.give_up(self.free)
         return False
 
     def _named_arguments(self, is_last: bool) -> bool:
@@ -178,13 +159,8 @@ class JsonCalls(Machine):
     def _closing(self, is_last: bool) -> bool:
         """Behind a call: what closes it, a further one, or content."""
         self.hold_blanks()
-        if self._closers and not is_last and held_back(self.text[self.at : self.at + 32], self._closers):
-            return False
-        for closer in self._closers:
-            if self.text.startswith(closer, self.at):
-                self.held.clear()
-                self.at += len(closer)
-                return self.to(self._free)
+        if (is_closed := self.close(is_last)) is not None:
+            return is_closed
         if not self.next:
             return False
         if self.next == "{":
@@ -192,14 +168,14 @@ class JsonCalls(Machine):
         if self.next in self._separators:
             self.hold(self.at + 1)
             return self.to(self._again)
-        return self.give_up(self._free)
+        return self.give_up(self.free)
 
     def _again(self, is_last: bool) -> bool:
         """Behind a separator."""
         self.hold_blanks()
         if not self.next:
             return False
-        return self.to(self._object) if self.next == "{" else self.give_up(self._free)
+        return self.to(self._object) if self.next == "{" else self.give_up(self.free)
 
 
 def _unescaped(text: str) -> str | None:

@@ -1,8 +1,9 @@
-"""What parsers of calls share: text comes in, states take from it what is certain, parts go out."""
+"""What parsers of calls and of reasoning share: states take from a text what is certain, parts go out."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
-from .parts import Part, merged
+from .parts import Part, held_back, merged
 
 State = Callable[[bool], bool]
 
@@ -87,3 +88,44 @@ class Machine:
             self.held.clear()
         parts, self._parts = self._parts, []
         return merged(parts)
+
+
+class CallMachine(Machine):
+    """A parser of calls between markers: content up to an opener, calls, and what closes them."""
+
+    def __init__(self, openers: Sequence[str], closers: Sequence[str]) -> None:
+        """openers: texts with which calls begin. closers: those that end them, if they are there."""
+        super().__init__()
+        self.openers, self.closers = tuple(openers), tuple(closers)
+        self.is_bare = self.in_list = False  # whether the call has no opener; whether it is one of a list
+        self._opener = re.compile("|".join(map(re.escape, openers)) or r"(?!)")
+
+    def opened(self, is_last: bool) -> bool:
+        """The state behind an opener."""
+        raise NotImplementedError
+
+    def free(self, is_last: bool) -> bool:
+        """In content, up to the next opener."""
+        found = self._opener.search(self.text, self.at)
+        if found is None:
+            rest = self.text[self.at :]
+            num_held = 0 if is_last else held_back(rest, self.openers)
+            self.content(rest[: len(rest) - num_held])
+            self.at = len(self.text) - num_held
+            return False
+        self.content(self.text[self.at : found.start()])
+        self.at = found.start()
+        self.hold(found.end())
+        self.is_bare = self.in_list = False
+        return self.to(self.opened)
+
+    def close(self, is_last: bool) -> bool | None:
+        """Takes what closes a call; returns whether it got on, None where nothing of the kind stands here."""
+        if not is_last and held_back(self.text[self.at : self.at + 32], self.closers):
+            return False
+        for closer in self.closers:
+            if self.text.startswith(closer, self.at):
+                self.held.clear()
+                self.at += len(closer)
+                return self.to(self.free)
+        return None

@@ -4,8 +4,7 @@ import re
 from collections.abc import Sequence
 
 from .brackets import Brackets
-from .machine import Machine
-from .parts import held_back
+from .machine import CallMachine
 from .python_values import python_call
 
 MAX_NAME = 256  # characters before the arguments
@@ -14,7 +13,7 @@ BEGINNING = re.compile(r"\s*(?:[A-Za-z_][\w.]*)?")
 PRINT = "print("
 
 
-class PythonCalls(Machine):
+class PythonCalls(CallMachine):
     """Reads lists of calls, at the beginning of an answer or behind an opener; a call is told as a whole."""
 
     def __init__(
@@ -24,48 +23,33 @@ class PythonCalls(Machine):
 
         is_bare: whether an answer may begin with a list without an opener.
         """
-        super().__init__()
-        self._openers, self._closers, self._is_bare = tuple(openers), tuple(closers), is_bare
-        self._opener = re.compile("|".join(map(re.escape, openers)) or r"(?!)")
-        self._in_list = self._in_print = False
+        super().__init__(openers, closers)
+        self._may_be_bare = is_bare
+        self._in_print = False
         self._pieces: list[str] = []
         self._brackets = Brackets()
 
     def begin(self, is_last: bool) -> bool:
         """Before any text: a list of calls may stand there without an opener."""
-        if not self._is_bare:
-            return self.to(self._free)
+        if not self._may_be_bare:
+            return self.to(self.free)
         self.hold_blanks()
         if not self.next:
             return False
         if self.next != "[":
-            return self.give_up(self._free)
+            return self.give_up(self.free)
         self.hold(self.at + 1)
-        self._in_list = True
+        self.in_list = True
         return self.to(self._before_call)
 
-    def _free(self, is_last: bool) -> bool:
-        found = self._opener.search(self.text, self.at)
-        if found is None:
-            rest = self.text[self.at :]
-            num_held = 0 if is_last else held_back(rest, self._openers)
-            self.content(rest[: len(rest) - num_held])
-            self.at = len(self.text) - num_held
-            return False
-        self.content(self.text[self.at : found.start()])
-        self.at = found.start()
-        self.hold(found.end())
-        self._in_list = False
-        return self.to(self._opened)
-
-    def _opened(self, is_last: bool) -> bool:
+    def opened(self, is_last: bool) -> bool:
         self.hold_blanks()
         if not self.next:
             return False
         if self.next == "[":
             self.hold(self.at + 1)
-            self._in_list = True
-        elif self._openers and not is_last and PRINT.startswith(self.text[self.at : self.at + len(PRINT)]):
+            self.in_list = True
+        elif self.openers and not is_last and PRINT.startswith(self.text[self.at : self.at + len(PRINT)]):
             if not self.text.startswith(PRINT, self.at):
                 return False
             self.hold(self.at + len(PRINT))
@@ -81,7 +65,7 @@ class PythonCalls(Machine):
             return self.to(self._call)
         beginning = BEGINNING.match(window)
         could_be = beginning is not None and beginning.end() == len(window) < MAX_NAME
-        return not (could_be and not is_last) and self.give_up(self._free)
+        return not (could_be and not is_last) and self.give_up(self.free)
 
     def _call(self, is_last: bool) -> bool:
         start = self.at
@@ -92,7 +76,7 @@ class PythonCalls(Machine):
             return False
         found = python_call("".join(self._pieces))
         if found is None:
-            return self.give_up(self._free)
+            return self.give_up(self.free)
         self.call(found[0])
         self.arguments(found[1])
         return self.to(self._behind_call)
@@ -106,18 +90,12 @@ class PythonCalls(Machine):
             self._in_print = False
             self.at += 1
             return True
-        if self._in_list and self.next in ",]":
+        if self.in_list and self.next in ",]":
             if self.next == ",":
                 self.hold(self.at + 1)
                 return self.to(self._before_call)
-            self._in_list = False
+            self.in_list = False
             self.at += 1
             return True
-        if not is_last and held_back(self.text[self.at : self.at + 32], self._closers):
-            return False
-        for closer in self._closers:
-            if self.text.startswith(closer, self.at):
-                self.held.clear()
-                self.at += len(closer)
-                return self.to(self._free)
-        return self.give_up(self._free)
+        is_closed = self.close(is_last)
+        return self.give_up(self.free) if is_closed is None else is_closed
