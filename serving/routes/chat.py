@@ -11,9 +11,8 @@ from ..context import serving_of
 from ..middleware.body import read_body
 from ..protocol.chat import ChatRequest
 from ..protocol.logprobs import chat_logprobs, token_names
-from ..streaming.answering import answer, asked_of, beside_loop, receive, start
-from ..streaming.asked import AnsweredPrompt, WriteLogprobs
-from ..streaming.styles import CHAT
+from ..streaming.answering import answer, beside_loop, receive, response_settings, start
+from ..streaming.response_settings import CHAT, AnsweredPrompt, WriteLogprobs
 from ..tools.plan import chat_plan
 
 if TYPE_CHECKING:
@@ -31,10 +30,12 @@ async def create_chat_completion(request: Request) -> Response:
     plan = chat_plan(given, processor, serving.config, prompt)
     params = plan.params(params)
     new_reader = plan.new_reader if plan.reads else None
-    asked = asked_of(request, received, "chatcmpl", new_logprobs=new_logprobs, new_reader=new_reader)
-    running = await start(request, received, [prompt], params, asked.id, partial(plan.check, params))
+    settings = response_settings(
+        request, received, "chatcmpl", new_logprobs=new_logprobs, new_reader=new_reader
+    )
+    running = await start(request, received, [prompt], params, settings.id, partial(plan.check, params))
     answered = [AnsweredPrompt(token_ids=prompt, num_answers=given.n)]
-    return await answer(request, received, running, asked, CHAT, answered)
+    return await answer(request, received, running, settings, CHAT, answered)
 
 
 def new_writer(processor: "InputProcessor", given: ChatRequest) -> WriteLogprobs:

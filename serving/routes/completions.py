@@ -13,9 +13,8 @@ from ..middleware.body import read_body
 from ..protocol.completions import CompletionRequest
 from ..protocol.decoding import wrong
 from ..protocol.logprobs import CompletionLogprobsWriter, token_names
-from ..streaming.answering import answer, asked_of, beside_loop, receive, start
-from ..streaming.asked import AnsweredPrompt, WriteLogprobs
-from ..streaming.styles import COMPLETION
+from ..streaming.answering import answer, beside_loop, receive, response_settings, start
+from ..streaming.response_settings import COMPLETION, AnsweredPrompt, WriteLogprobs
 
 if TYPE_CHECKING:
     from ...runtime.engine.input_processor import InputProcessor
@@ -30,16 +29,16 @@ async def create_completion(request: Request) -> Response:
     prompts = await beside_loop(received.is_large, given.prompts, processor, serving.config)
     new_logprobs = None if given.logprobs is None else partial(new_writer, processor, given)
     own = {"new_logprobs": new_logprobs, "echo": given.echo, "omits_answer": given.writes_nothing}
-    asked = asked_of(request, received, "cmpl", **own)
+    settings = response_settings(request, received, "cmpl", **own)
     texts = [""] * len(prompts)
     if given.echo:
         texts = await beside_loop(received.is_large, echoed, processor, given, prompts)
-    running = await start(request, received, prompts, params, asked.id)
+    running = await start(request, received, prompts, params, settings.id)
     answered = [
         AnsweredPrompt(token_ids=prompt, num_answers=given.n, text=text)
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    return await answer(request, received, running, asked, COMPLETION, answered)
+    return await answer(request, received, running, settings, COMPLETION, answered)
 
 
 def new_writer(processor: "InputProcessor", given: CompletionRequest) -> WriteLogprobs:

@@ -25,11 +25,10 @@ from ..protocol.generation import (
     check_prompt_logprobs,
     named_error,
 )
-from .asked import AnsweredPrompt, Asked
 from .events import ChunkEvents
+from .response_settings import AnsweredPrompt, ResponseSettings, Style
 from .running import Running
 from .sse import EventStream
-from .styles import Style
 from .whole import whole_answer
 
 if TYPE_CHECKING:
@@ -76,10 +75,12 @@ async def beside_loop(is_large: bool, function: Callable[P, T], *args: P.args, *
     return function(*args, **kwargs)
 
 
-def asked_of(request: "Request", received: Received[Kind], prefix: str, **own: Any) -> Asked:
-    """Returns how the answers are to be written, under an id that begins so; own: fields of Asked."""
+def response_settings(
+    request: "Request", received: Received[Kind], prefix: str, **own: Any
+) -> ResponseSettings:
+    """Returns how the answers are to be written, under an id that begins so; own: further fields."""
     given, serving = received.given, serving_of(request)
-    return Asked(
+    return ResponseSettings(
         id=f"{prefix}-{given.request_id or uuid.uuid4().hex}",
         created=int(time.time()),
         model=received.model,
@@ -160,23 +161,23 @@ async def answer(
     request: "Request",
     received: Received[Kind],
     running: Running,
-    asked: Asked,
+    settings: ResponseSettings,
     style: Style,
     prompts: Sequence[AnsweredPrompt],
 ) -> Response:
     """Returns the answers of a chat or completion, whole or as a stream."""
     if received.given.stream:
-        events = ChunkEvents(asked, style, prompts, running.usage)
+        events = ChunkEvents(settings, style, prompts, running.usage)
         return EventStream(running, events, serving_of(request).config, received.headers)
     outputs = await wait_for(request, running)
-    num_tokens = 0 if asked.omits_answer else sum(len(a.token_ids) for o in outputs for a in o.outputs)
+    num_tokens = 0 if settings.omits_answer else sum(len(a.token_ids) for o in outputs for a in o.outputs)
     usage = running.usage(num_tokens)
 
     def written() -> bytes:
-        return msgspec.json.encode(whole_answer(asked, style, prompts, outputs, usage))
+        return msgspec.json.encode(whole_answer(settings, style, prompts, outputs, usage))
 
     is_large = (
-        asked.new_logprobs or asked.new_reader
+        settings.new_logprobs or settings.new_reader
     ) is not None and running.num_prompt_tokens + num_tokens > LARGE_ANSWER
     body = await beside_loop(is_large, written)
     return Response(body, media_type="application/json", headers=received.headers)

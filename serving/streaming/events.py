@@ -13,9 +13,7 @@ from ...runtime.engine.outputs import StreamDelta
 from ..errors import ApiError
 from ..tools.parts import Part, merged
 from ..tools.reader import AnswerReader
-from .asked import AnsweredPrompt, Asked, Found, WriteLogprobs
-from .merging import joined
-from .styles import Style
+from .response_settings import AnsweredPrompt, Found, ResponseSettings, Style, WriteLogprobs
 
 DONE = "data: [DONE]\n\n"
 
@@ -38,16 +36,17 @@ class ChunkEvents:
 
     def __init__(
         self,
-        asked: Asked,
+        settings: ResponseSettings,
         style: Style,
         prompts: Sequence[AnsweredPrompt],
         usage: Callable[[int], Any],
     ) -> None:
         """usage: the usage once so many tokens have been told. Choices count on from prompt to prompt."""
-        self._asked, self._style, self._prompts, self._usage_at = asked, style, prompts, usage
+        self._settings, self._style, self._prompts, self._usage_at = settings, style, prompts, usage
         self._head = (
-            f'data: {{"id":{quoted(asked.id)},"object":"{style.chunk_object}","created":{asked.created},'
-            f'"model":{quoted(asked.model)},"system_fingerprint":{json.dumps(asked.fingerprint)},"choices":['
+            f'data: {{"id":{quoted(settings.id)},"object":"{style.chunk_object}",'
+            f'"created":{settings.created},"model":{quoted(settings.model)},'
+            f'"system_fingerprint":{json.dumps(settings.fingerprint)},"choices":['
         )
         before, after = style.around_next
         close = f'{after},"logprobs":null,"finish_reason":null}}]}}\n\n'
@@ -57,17 +56,17 @@ class ChunkEvents:
                 number,
                 f'{self._head}{{"index":{index},{before}',
                 close,
-                write_logprobs=asked.new_logprobs and asked.new_logprobs(),
-                reader=asked.new_reader and asked.new_reader(),
+                write_logprobs=settings.new_logprobs and settings.new_logprobs(),
+                reader=settings.new_reader and settings.new_reader(),
             )
             for index, number in enumerate(numbers)
         ]
-        self._is_plain = asked.stream_interval == 1 and not (
-            asked.new_reader
-            or asked.new_logprobs
-            or asked.return_token_ids
-            or asked.continuous_usage
-            or asked.omits_answer
+        self._is_plain = settings.stream_interval == 1 and not (
+            settings.new_reader
+            or settings.new_logprobs
+            or settings.return_token_ids
+            or settings.continuous_usage
+            or settings.omits_answer
         )
         self._prompt_logprobs: dict[int, Sequence[Found]] = {}  # by the prompt's number
         self._num_tokens = 0  # told so far
@@ -87,9 +86,9 @@ class ChunkEvents:
 
     def end(self) -> bytes:
         """Returns usage and timing, if they are wanted, and the mark of the end."""
-        fields = f',"usage":{self._usage()}' if self._asked.include_usage else ""
-        if self._asked.timing is not None:
-            fields += f',"timing":{json.dumps(self._asked.timing())}'
+        fields = f',"usage":{self._usage()}' if self._settings.include_usage else ""
+        if self._settings.timing is not None:
+            fields += f',"timing":{json.dumps(self._settings.timing())}'
         last = f"{self._head}]{fields}}}\n\n" if fields else ""
         return (last + DONE).encode()
 
@@ -105,10 +104,10 @@ class ChunkEvents:
         if self._waits(choice, delta):
             choice.held = delta
             return
-        if self._asked.omits_answer:
+        if self._settings.omits_answer:
             delta = without_answer(delta)
         self._num_tokens += len(delta.token_ids)
-        shows_tokens = self._asked.return_token_ids or self._asked.new_logprobs
+        shows_tokens = self._settings.return_token_ids or self._settings.new_logprobs
         if choice.reader is not None:
             events += self._read_pieces(choice, choice.reader, delta, bool(shows_tokens and delta.token_ids))
         elif not choice.is_started or delta.text or (shows_tokens and delta.token_ids):
@@ -126,11 +125,11 @@ class ChunkEvents:
                 self._add(events, choice, held)
 
     def _waits(self, choice: _Choice, delta: StreamDelta) -> bool:
-        asked = self._asked
+        settings = self._settings
         if not choice.is_started:
-            needs_prompt = asked.echo and asked.new_logprobs is not None
+            needs_prompt = settings.echo and settings.new_logprobs is not None
             return needs_prompt and choice.prompt not in self._prompt_logprobs
-        return delta.finish_reason is None and len(delta.token_ids) < asked.stream_interval
+        return delta.finish_reason is None and len(delta.token_ids) < settings.stream_interval
 
     def _read_pieces(
         self, choice: _Choice, reader: AnswerReader, delta: StreamDelta, shows_tokens: bool
@@ -152,15 +151,15 @@ class ChunkEvents:
 
     def _piece(self, choice: _Choice, delta: StreamDelta, fields: str | None = None) -> str:
         """A chunk of text; fields: of its delta, where it has other ones."""
-        asked, is_first = self._asked, not choice.is_started
+        settings, is_first = self._settings, not choice.is_started
         choice.is_started = True
-        echoes = is_first and asked.echo
+        echoes = is_first and settings.echo
         text = self._prompts[choice.prompt].text + delta.text if echoes else delta.text
         before, after = self._style.around_first if is_first else self._style.around_next
         content = f"{before}{quoted(text)}{after}" if fields is None else f'"delta":{{{fields}}}'
         logprobs = self._logprobs(choice, delta, echoes)
         chunk_fields = choice_fields = ""
-        if asked.return_token_ids:
+        if settings.return_token_ids:
             choice_fields = f',"token_ids":{json.dumps(delta.token_ids)}'
             if is_first:
                 token_ids = self._prompts[choice.prompt].token_ids
@@ -195,7 +194,7 @@ class ChunkEvents:
         return _ascii_json(choice.write_logprobs(token_ids, found))
 
     def _usage_so_far(self) -> str:
-        return f',"usage":{self._usage()}' if self._asked.continuous_usage else ""
+        return f',"usage":{self._usage()}' if self._settings.continuous_usage else ""
 
     def _usage(self) -> str:
         return _ascii_json(self._usage_at(self._num_tokens))
@@ -223,3 +222,20 @@ def without_answer(delta: StreamDelta) -> StreamDelta:
     """Returns a delta as if no token had been asked for."""
     nothing: dict[str, Any] = {"text": "", "token_ids": (), "logprobs": None, "stop_reason": None}
     return dataclasses.replace(delta, **nothing, finish_reason=delta.finish_reason and "length")
+
+
+def joined(first: StreamDelta, second: StreamDelta) -> StreamDelta:
+    """Returns two pieces of one answer, the second next to the first, as one."""
+    logprobs = None
+    if first.logprobs is not None or second.logprobs is not None:
+        logprobs = (*(first.logprobs or ()), *(second.logprobs or ()))
+    return StreamDelta(
+        request_id=first.request_id,
+        index=first.index,
+        text=first.text + second.text,
+        token_ids=first.token_ids + second.token_ids,
+        finish_reason=second.finish_reason,
+        stop_reason=second.stop_reason,
+        logprobs=logprobs,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+    )

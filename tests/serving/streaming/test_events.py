@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from lamina.runtime.engine.outputs import StreamDelta
 from lamina.serving.errors import ApiError
-from lamina.serving.streaming.asked import AnsweredPrompt, Asked
 from lamina.serving.streaming.events import ChunkEvents
-from lamina.serving.streaming.styles import CHAT, COMPLETION
+from lamina.serving.streaming.response_settings import CHAT, COMPLETION, AnsweredPrompt, ResponseSettings
 
 from ..reading import events_of
 
-ASKED = Asked(id="x-1", created=7, model="tiny", fingerprint="fp_1")
+ASKED = ResponseSettings(id="x-1", created=7, model="tiny", fingerprint="fp_1")
 ONE_PROMPT = (AnsweredPrompt(token_ids=(1,)),)
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 
