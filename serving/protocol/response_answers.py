@@ -5,9 +5,10 @@ from typing import Any, Literal
 import msgspec
 
 from .answers import Answer
-from .responses import TextFormat
+from .responses import FunctionTool, TextFormat, ToolChoice
 from .usage import Usage
 
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 EventType = Literal[
     "response.created",
@@ -16,6 +17,10 @@ EventType = Literal[
     "response.content_part.added",
     "response.output_text.delta",
     "response.output_text.done",
+    "response.reasoning_text.delta",
+    "response.reasoning_text.done",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
     "response.content_part.done",
     "response.output_item.done",
     "response.completed",
@@ -33,14 +38,43 @@ class OutputText(Answer, kw_only=True):
     logprobs: list[Any] = msgspec.field(default_factory=list)
 
 
-class OutputMessage(Answer, kw_only=True):
-    """The message that a response is."""
+class OutputMessage(Answer, kw_only=True, tag_field="type", tag="message"):
+    """A message of the assistant."""
 
     id: str
-    type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
     content: list[OutputText]
+
+
+class ReasoningText(Answer, kw_only=True):
+    """What the model wrote before its answer."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class ReasoningItem(Answer, kw_only=True, tag_field="type", tag="reasoning"):
+    """The reasoning before an answer."""
+
+    id: str
+    summary: list[Any] = msgspec.field(default_factory=list)
+    status: ItemStatus
+    content: list[ReasoningText]
+
+
+class FunctionCall(Answer, kw_only=True, tag_field="type", tag="function_call"):
+    """A call of one of the tools."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    """JSON."""
+    status: ItemStatus
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall
 
 
 class InputTokensDetails(Answer, kw_only=True):
@@ -51,7 +85,7 @@ class InputTokensDetails(Answer, kw_only=True):
 
 
 class OutputTokensDetails(Answer, kw_only=True):
-    """Of which kinds the tokens of the answer were; reasoning is not told apart."""
+    """Of which kinds the tokens of the answer were; reasoning is not counted apart."""
 
     reasoning_tokens: int = 0
 
@@ -118,15 +152,15 @@ class ResponseAnswer(Answer, kw_only=True):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage] = msgspec.field(default_factory=list)
-    parallel_tool_calls: bool = False
+    output: list[OutputItem] = msgspec.field(default_factory=list)
+    parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: ResponseReasoning
     store: bool
     temperature: float | None
     text: ResponseText
-    tool_choice: Literal["none"] = "none"
-    tools: list[Any] = msgspec.field(default_factory=list)
+    tool_choice: ToolChoice
+    tools: list[FunctionTool]
     top_p: float | None
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None

@@ -62,9 +62,8 @@ CHAT: Mapping[str, Unserved] = {
 
 RESPONSES: Mapping[str, Unserved] = {
     **CHAT,
-    **_all(NO_TOOLS, "tools", neutral=([],)),
-    **_all(NO_TOOLS, "tool_choice", neutral=("none", "auto")),
-    **_all(NO_TOOLS, "max_tool_calls"),
+    **_all("calls are not counted; leave it out", "max_tool_calls"),
+    **_all("reasoning is told as items; leave it out", "include_reasoning", neutral=(True,)),
     **_all("responses are written while their client waits; leave it out", "background", neutral=(False,)),
     **_all("responses are written while their client waits; leave it out", "background_options"),
     **_all("name a stored response with previous_response_id", "conversation"),

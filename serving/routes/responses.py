@@ -23,12 +23,13 @@ from ..protocol.response_answers import (
     ResponseReasoning,
     ResponseText,
 )
-from ..protocol.responses import ResponsesRequest, renamed
+from ..protocol.responses import InputItem, ResponsesRequest, renamed, turns_of
 from ..stored_responses import Stored
 from ..streaming.answering import LARGE_BODY, Received, beside_loop, receive, start, wait_for
 from ..streaming.response_events import ResponseEvents, Writing
 from ..streaming.running import Running
 from ..streaming.sse import EventStream
+from ..tools.plan import chat_plan
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -52,14 +53,16 @@ async def create_response(request: Request) -> Response:
         chat, processor = received.given, serving.runtime.input
         params = processor.chat_params(chat.sampling_params(serving.config))
         prompt = await beside_loop(is_large, chat.prompt, processor, serving.config)
+        plan = chat_plan(chat, processor, serving.config, prompt)
+        params = plan.params(params)
         begun = _begun(asked, params)
         kept = msgspec.json.encode(begun), msgspec.json.encode(turns if given.store else [])
         if given.store:
             serving.responses.check_room(sum(map(len, kept)))
-        running = await start(request, received, [prompt], params, begun.id)
+        running = await start(request, received, [prompt], params, begun.id, partial(plan.check, params))
     stored = Stored(key=key, id=begun.id, response=kept[0], turns=kept[1], is_kept=given.store)
     serving.responses.begin(stored)
-    writing = Writing(begun, _keeper(serving, stored, turns))
+    writing = Writing(begun, plan.new_reader(), _keeper(serving, stored, turns))
     if not given.stream:
         return await _whole(request, running, writing, stored, received.headers)
     events = ResponseEvents(writing, running.usage)
@@ -120,7 +123,7 @@ async def _whole(
         serving_of(request).responses.drop(stored)
         raise
     (answer,) = output.outputs
-    writing.ended(answer, answer.text, running.usage(len(answer.token_ids)))
+    writing.whole(answer, running.usage(len(answer.token_ids)))
     return _json(stored.response, headers)
 
 
@@ -140,14 +143,16 @@ def _begun(asked: Received[ResponsesRequest], params: "SamplingParams") -> Respo
         temperature=params.temperature,
         text=ResponseText(format=given.format),
         top_p=params.top_p,
+        tools=given.tools or [],
+        tool_choice=given.tool_choice or ("auto" if given.tools else "none"),
+        parallel_tool_calls=given.parallel_tool_calls,
     )
 
 
-def _keeper(
-    serving: Serving, stored: Stored, turns: Sequence[Message]
-) -> Callable[[ResponseAnswer, str], None]:
-    def keep(response: ResponseAnswer, text: str) -> None:
-        whole = [*turns, Message(role="assistant", content=text)] if stored.is_kept else []
+def _keeper(serving: Serving, stored: Stored, turns: Sequence[Message]) -> Callable[[ResponseAnswer], None]:
+    def keep(response: ResponseAnswer) -> None:
+        items = msgspec.convert(msgspec.to_builtins(response.output), list[InputItem])
+        whole = [*turns, *turns_of(items)] if stored.is_kept else []
         serving.responses.end(stored, answer=msgspec.json.encode(response), turns=msgspec.json.encode(whole))
 
     return keep

@@ -1,10 +1,8 @@
 """Responses as OpenAI's clients read them: whole, or as typed server-sent events."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from json.encoder import encode_basestring_ascii as quoted  # U+2028 too, at which some clients end a line
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,13 +11,16 @@ from ..errors import ApiError
 from ..protocol.response_answers import (
     FailedBy,
     IncompleteDetails,
-    OutputMessage,
-    OutputText,
     ResponseAnswer,
     ResponseUsage,
     Status,
 )
 from ..protocol.usage import Usage
+from ..tools.reader import AnswerReader
+from .response_items import EventLog, Items
+
+if TYPE_CHECKING:
+    from ..tools.parts import Part
 
 STATUS: dict[str | None, Status] = {"stop": "completed", "length": "incomplete", "abort": "cancelled"}
 LAST_EVENT: dict[Status, str] = {"completed": "response.completed", "failed": "response.failed"}
@@ -28,55 +29,54 @@ LAST_EVENT: dict[Status, str] = {"completed": "response.completed", "failed": "r
 class Writing:
     """A response that is being written."""
 
-    def __init__(self, response: ResponseAnswer, on_end: Callable[[ResponseAnswer, str], None]) -> None:
-        """response: as it begins. on_end: told of it once it has ended, with its text."""
-        self.begun = response
-        self.item_id = f"msg_{response.id.removeprefix('resp_')}"
+    def __init__(
+        self, response: ResponseAnswer, reader: AnswerReader, on_end: Callable[[ResponseAnswer], None]
+    ) -> None:
+        """response: as it begins. reader: of its text. on_end: told of it once it has ended."""
+        self.begun, self.reader, self.log = response, reader, EventLog()
+        self._items = Items(response.id.removeprefix("resp_"), reader.new_id, self.log)
         self._on_end = on_end
         self._is_over = False
 
-    def ended(self, last: CompletionOutput | StreamDelta, text: str, usage: Usage) -> ResponseAnswer:
-        """Returns the response that ended by that, with all its text."""
-        return self.end(STATUS[last.finish_reason], text, usage)
+    def whole(self, answer: CompletionOutput, usage: Usage) -> None:
+        """Ends the response with a whole answer."""
+        self.add(self.reader.whole(answer.text))
+        self.end(STATUS[answer.finish_reason], usage)
 
-    def end(
-        self, status: Status, text: str | None, usage: Usage | None, error: FailedBy | None = None
-    ) -> ResponseAnswer:
-        """Returns the response as it has ended, with its text where there is any."""
-        found = msgspec.structs.replace(
+    def add(self, parts: "Sequence[Part]") -> None:
+        """Takes what is new of the answer."""
+        for part in parts:
+            self._items.add(part)
+
+    def end(self, status: Status, usage: Usage, error: FailedBy | None = None) -> None:
+        """Ends the response, unless it has ended."""
+        if self._is_over:
+            return
+        self._is_over = True
+        is_whole = status == "completed"
+        response = msgspec.structs.replace(
             self.begun,
             status=status,
-            output=[] if text is None else [self.item(status, text)],
-            usage=None if usage is None else ResponseUsage.of(usage),
-            completed_at=int(time.time()) if status == "completed" else None,
+            output=self._items.close("completed" if is_whole else "incomplete"),
+            usage=ResponseUsage.of(usage),
+            completed_at=int(time.time()) if is_whole else None,
             incomplete_details=(
                 IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None
             ),
             error=error,
         )
-        if not self._is_over:
-            self._is_over = True
-            self._on_end(found, text or "")
-        return found
-
-    def item(self, status: Status, *texts: str) -> OutputMessage:
-        """Returns the message of the response."""
-        known = status if status in ("in_progress", "completed") else "incomplete"
-        return OutputMessage(id=self.item_id, status=known, content=[OutputText(text=text) for text in texts])
+        self.log.add(LAST_EVENT.get(status, "response.incomplete"), response=response)
+        self._on_end(response)
 
 
 class ResponseEvents:
-    """The events of a response: its beginning, its text piece by piece, and its end."""
+    """The events of a response: its beginning, its items piece by piece, and its end."""
 
     def __init__(self, writing: Writing, usage: Callable[[int], Usage]) -> None:
         """usage: what it says when so many tokens have been told."""
         self._writing, self._usage = writing, usage
-        self._num_events = self._num_tokens = 0
-        self._texts: list[str] = []
+        self._num_tokens = 0
         self._last: StreamDelta | None = None
-        place = f'"item_id":"{writing.item_id}","output_index":0,"content_index":0'
-        name = "response.output_text.delta"
-        self._open = f'event: {name}\ndata: {{"type":"{name}",{place},"logprobs":[],"sequence_number":'
 
     @property
     def is_begun(self) -> bool:
@@ -85,54 +85,31 @@ class ResponseEvents:
 
     def write(self, deltas: Sequence[StreamDelta]) -> bytes:
         """Returns the events of what is new, preceded by those that begin the response."""
-        events = [] if self._last else self._start()
+        writing = self._writing
+        if self._last is None:
+            for name in ("response.created", "response.in_progress"):
+                writing.log.add(name, response=writing.begun)
         for delta in deltas:
             self._last = delta
             self._num_tokens += len(delta.token_ids)
             if delta.text:
-                self._texts.append(delta.text)
-                events.append(f'{self._open}{self._num_events},"delta":{quoted(delta.text)}}}\n\n')
-                self._num_events += 1
-        return "".join(events).encode()
+                writing.add(writing.reader.feed(delta.text))
+        return writing.log.take()
 
     def end(self) -> bytes:
         """Returns the events that end the response."""
         assert self._last is not None, "a response has at least one delta"
-        text = "".join(self._texts)
-        response = self._writing.ended(self._last, text, self._usage(self._num_tokens))
-        place, (item,) = self._place(), response.output
-        events = [
-            self._event("response.output_text.done", **place, text=text, logprobs=[]),
-            self._event("response.content_part.done", **place, part=item.content[0]),
-            self._event("response.output_item.done", output_index=0, item=item),
-            self._event(LAST_EVENT.get(response.status, "response.incomplete"), response=response),
-        ]
-        return "".join(events).encode()
+        return self._end(STATUS[self._last.finish_reason])
 
     def fail(self, error: ApiError) -> bytes:
-        """Returns the event of a response that failed, with what had been written."""
-        why = FailedBy(code=error.code or "server_error", message=error.message)
-        usage = self._usage(self._num_tokens)
-        response = self._writing.end("failed", "".join(self._texts), usage, why)
-        return self._event("response.failed", response=response).encode()
+        """Returns the events of a response that failed, with what had been written."""
+        return self._end("failed", FailedBy(code=error.code or "server_error", message=error.message))
 
     def leave(self) -> None:
         """Notes that nobody reads the response, which is cancelled unless it has ended."""
-        self._writing.end("cancelled", "".join(self._texts), self._usage(self._num_tokens))
+        self._end("cancelled")
 
-    def _start(self) -> list[str]:
-        begun, item, part = self._writing.begun, self._writing.item("in_progress"), OutputText(text="")
-        return [
-            self._event("response.created", response=begun),
-            self._event("response.in_progress", response=begun),
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", **self._place(), part=part),
-        ]
-
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._writing.item_id, "output_index": 0, "content_index": 0}
-
-    def _event(self, name: str, **fields: Any) -> str:
-        data = {"type": name, "sequence_number": self._num_events, **msgspec.to_builtins(fields)}
-        self._num_events += 1
-        return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
+    def _end(self, status: Status, error: FailedBy | None = None) -> bytes:
+        self._writing.add(self._writing.reader.finish())
+        self._writing.end(status, self._usage(self._num_tokens), error)
+        return self._writing.log.take()

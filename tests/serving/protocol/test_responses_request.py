@@ -18,6 +18,7 @@ AS_IN_CHATS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "chat_template_kwargs"),
     *("priority", "cache_salt", "stream", "stream_options"),
 )
+FUNCTION = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
 USER = {"role": "user", "content": "hello"}
 SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}
 PARTS = st.lists(
@@ -48,9 +49,14 @@ BAD_ITEMS = [
     [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}],
     [{"role": "user", "content": [{"type": "input_file", "file_id": "a"}]}],
     [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}],
-    [USER, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}],
-    [{"type": "function_call_output", "call_id": "a", "output": "5"}],
-    [{"type": "reasoning", "summary": []}],
+    [{"type": "function_call_output", "call_id": "a"}],
+    [{"type": "function_call_output", "output": "5"}],
+    [{"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image"}]}],
+    [{"type": "reasoning", "content": [{"type": "reasoning_text"}]}],
+    [{"type": "function_call", "call_id": "a", "arguments": "{}"}],
+    [{"type": "function_call", "call_id": "a", "name": "f"}],
+    [USER, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}],
+    [USER, {"type": "custom_tool_call", "call_id": "a", "name": "f", "input": "{}"}],
     [{"type": "item_reference", "id": "a"}],
     "x" * 300,
     [{**USER, "content": "x" * 300}],
@@ -79,6 +85,21 @@ TABLE = {name: CHAT[name] for name in AS_IN_CHATS} | {
         st.sampled_from([5, "low", [], {"effort": 5}, {"effort": "low"}, {"summary": "auto"}]),
         "request",
     ),
+    "tools": Field(
+        st.sampled_from([[], [FUNCTION], [{"type": "function", "name": "f", "strict": True}]]),
+        st.sampled_from([5, {}, ["x"], [{}], [{"type": "web_search"}], [{"type": "function"}]])
+        | st.sampled_from([[FUNCTION, FUNCTION], [{**FUNCTION, "name": "a b"}]])
+        | st.just([{**FUNCTION, "parameters": {"type": "array"}}]),
+        "request",
+        beside=(("tool_choice", "none"),),  # the template here reads none
+    ),
+    "tool_choice": Field(
+        st.sampled_from(["none", "auto"]),
+        st.sampled_from([5, "f", [], {}, "required", {"type": "function", "name": "f"}, {"type": "function"}])
+        | st.sampled_from([{"type": "allowed_tools", "tools": []}, {"type": "file_search"}]),
+        "request",
+    ),
+    "parallel_tool_calls": Field(st.booleans(), st.sampled_from([0, "x", []]), "request"),
     "max_output_tokens": Field(st.integers(1, 10**6), outside(1, 2**31 - 1), name="max_tokens"),
 }
 
@@ -128,7 +149,7 @@ def test_a_field_becomes_what_it_promises(read_response, name, data):
     field, body = TABLE[name], body_of(name, data.draw(TABLE[name].good))
     found = dict(zip(("request", "params", "options"), read_response(body), strict=True))
     got, value = getattr(found[field.where], field.name or name), body[name]
-    if name in ("text", "reasoning", "input", "stream_options"):
+    if name in ("text", "reasoning", "input", "stream_options", "tools"):
         assert _holds(msgspec.to_builtins(got), value)
     elif name == "stop":
         assert set(got) == ({value} if isinstance(value, str) else set(value))
@@ -198,3 +219,24 @@ def _error_of(read_response, body):
     except ApiError as error:
         return error
     return None
+
+
+def test_items_of_one_answer_are_one_message():
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "5"}]}
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]}
+    said = {"role": "assistant", "content": "x"}
+    items = [USER, thought, said, call, call, output, call, output, said, said, USER]
+    body = json.dumps({"input": items}).encode()
+    turns = decode(ResponsesRequest, body, strict=True).request.turns()
+    assert [(turn.role, turn.content, len(turn.tool_calls or ())) for turn in turns] == [
+        ("user", "hello", 0),
+        ("assistant", "x", 2),
+        ("tool", "5", 0),
+        ("assistant", None, 1),
+        ("tool", "5", 0),
+        ("assistant", "x", 0),
+        ("assistant", "x", 0),
+        ("user", "hello", 0),
+    ]
+    assert [turn.reasoning_content for turn in turns] == [None, "t", *[None] * 6]
