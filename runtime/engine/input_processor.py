@@ -150,7 +150,7 @@ class InputProcessor:
         if params.ignore_eos:
             raise RequestError("ignore_eos is True; wanted False with structured_outputs, which say the end")
         grammar = grammar_of(form)
-        self.grammars.matcher(grammar)
+        self.grammars.compiled(grammar)  # so that what cannot be enforced raises now
         return grammar
 
     def warnings_of(self, params: SamplingParams) -> list[str]:

@@ -32,6 +32,10 @@ class GrammarCompiler:
 
     def matcher(self, grammar: str) -> Any:
         """Returns a new matcher, at the beginning of an answer; RequestError for what cannot be enforced."""
+        return self.compiled(grammar).deep_copy()
+
+    def compiled(self, grammar: str) -> Any:
+        """Returns the matcher that others are copies of, which nobody moves; errors as matcher()."""
         with self._lock:
             compiled = self._compiled.pop(grammar, None)
         if compiled is None:  # by several threads at once, rather than that one waits for others' grammars
@@ -40,7 +44,7 @@ class GrammarCompiler:
             self._compiled[grammar] = compiled
             while len(self._compiled) > MAX_KEPT:
                 del self._compiled[next(iter(self._compiled))]
-        return compiled.deep_copy()
+        return compiled
 
     def warnings(self, grammar: str) -> list[str]:
         """Returns what a grammar leaves out of what was asked for, in words."""

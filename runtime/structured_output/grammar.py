@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import lru_cache
 
 from ...common.errors import RequestError
 from ...common.extras import require
@@ -11,8 +12,9 @@ PACKAGE = "llguidance"
 GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
+@lru_cache(maxsize=32)
 def grammar_of(form: StructuredOutputs) -> str:
-    """Returns the grammar of a form; the same form has the same text.
+    """Returns the grammar of a form; the same form has the same text, written once for many prompts.
 
     RequestError for GBNF and JSON that cannot be read. Whether it can be enforced is said by compiling it.
     """

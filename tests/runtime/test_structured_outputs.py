@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lamina import AsyncRuntime, Runtime, SamplingParams, StructuredOutputs
 from lamina.common.errors import RequestError
+from lamina.runtime.structured_output.grammar import grammar_of
 
 pytest.importorskip("llguidance")
 PERSON = {
@@ -202,3 +203,11 @@ def test_a_long_schema_is_a_form_too(runtime):
     assert len(form.json) > 2**16
     (output,) = runtime.generate("x", SamplingParams(structured_outputs=form, max_tokens=40, temperature=0.0))
     assert json.loads(output.text) in schema["enum"]
+
+
+def test_many_prompts_of_one_form_write_its_grammar_once(runtime):
+    forms = [StructuredOutputs(choice=[f"once for {number}" for number in range(9)]) for _ in range(5)]
+    before = grammar_of.cache_info().misses
+    for form in forms:
+        runtime.generate(["a"] * 4, SamplingParams(max_tokens=2, structured_outputs=form))
+    assert grammar_of.cache_info().misses == before + 1
