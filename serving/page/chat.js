@@ -57,6 +57,7 @@ async function read(response, answer, asked) {
   const came = { asked, end: "?" };
   for await (const event of events(response)) {
     const choice = event.choices[0];
+    if (choice?.delta?.reasoning_content) answer.foot.textContent = "reasoning…";
     if (choice?.delta?.content) {
       came.first ??= performance.now();
       append(answer, choice.delta.content);

@@ -24,11 +24,11 @@ async def create_chat_completion(request: Request) -> Response:
     received = await receive(request, ChatRequest, await read_body(request))
     given, serving = received.given, serving_of(request)
     processor = serving.runtime.input
-    params = processor.chat_params(given.sampling_params(serving.config))
+    sampled = await beside_loop(received.is_large, given.sampling_params, serving.config)
     prompt = await beside_loop(received.is_large, given.prompt, processor, serving.config)
     new_logprobs = partial(new_writer, processor, given) if given.logprobs else None
     plan = chat_plan(given, processor, serving.config, prompt)
-    params = plan.params(params)
+    params = await beside_loop(received.is_large, plan.params, processor.chat_params(sampled))
     new_reader = plan.new_reader if plan.reads else None
     settings = response_settings(
         request, received, "chatcmpl", new_logprobs=new_logprobs, new_reader=new_reader

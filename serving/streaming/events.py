@@ -143,7 +143,7 @@ class ChunkEvents:
             fields.insert(0, '"role":"assistant","content":""')
         elif not fields and shows_tokens:
             fields = [""]
-        without_tokens = dataclasses.replace(delta, token_ids=(), logprobs=())
+        without_tokens = dataclasses.replace(delta, token_ids=(), logprobs=None)
         return [
             self._piece(choice, delta if place == 0 else without_tokens, each)
             for place, each in enumerate(fields)
@@ -184,7 +184,7 @@ class ChunkEvents:
         )
 
     def _logprobs(self, choice: _Choice, delta: StreamDelta, echoes: bool) -> str:
-        if choice.write_logprobs is None or (delta.logprobs == () and not echoes):
+        if choice.write_logprobs is None or (delta.logprobs is None and choice.reader is not None):
             return "null"
         token_ids: Sequence[int] = delta.token_ids
         found: Sequence[Found] = delta.logprobs or ()

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from .brackets import Brackets
 from .machine import CallMachine
+from .parts import as_json, has_bytes
 
 MAX_HEAD = 1024  # characters of a call before its arguments, as far as those are told piece by piece
 MAX_VALUES = 20_000  # of a call that is read as a whole, which takes milliseconds
@@ -180,9 +181,10 @@ class JsonCalls(CallMachine):
 
 def _unescaped(text: str) -> str | None:
     try:
-        return str(json.loads(f'"{text}"', strict=False))
+        name = str(json.loads(f'"{text}"', strict=False))
     except ValueError:
         return None
+    return name if name and has_bytes(name) else None
 
 
 def _call_of(text: str) -> tuple[str, str] | None:
@@ -197,7 +199,7 @@ def _call_of(text: str) -> tuple[str, str] | None:
         found = found["function"]
     name = found.get("name")
     given = found.get("arguments", found.get("parameters"))
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or not has_bytes(name):
         return None
     arguments = _arguments(given)
     return None if arguments is None else (name, arguments)
@@ -211,7 +213,7 @@ def _arguments(given: Any) -> str | None:
             return None
     if given is None:
         return "{}"
-    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else None
+    return as_json(given) if isinstance(given, dict) else None
 
 
 def _no_constant(name: str) -> NoReturn:

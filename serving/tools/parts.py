@@ -1,8 +1,9 @@
 """What a text of a model is read as: pieces of content, of reasoning, and of calls."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,21 @@ class TextParser(Protocol):
 
     def finish(self) -> list[Part]:
         """Returns the rest, when no more text comes."""
+
+
+def as_json(value: Any) -> str:
+    """Returns a value as JSON; half characters, which have no bytes, by their escapes."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if has_bytes(text) else json.dumps(value)
+
+
+def has_bytes(text: str) -> bool:
+    """Whether a text has no half characters, which answers cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:

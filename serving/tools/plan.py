@@ -59,8 +59,8 @@ class ChatPlan:
             begin = self.tags.begin if self.reasoning == "possible" else None
             form = dataclasses.replace(form, reasoning_end=self.tags.end, reasoning_begin=begin)
         markers = {*(self.form.markers if self.form else ()), *self._tag_texts}
-        is_shown = markers.isdisjoint(self._special_tokens.values())
-        skips = params.skip_special_tokens and is_shown
+        is_text = markers.isdisjoint(self._special_tokens.values())
+        skips = params.skip_special_tokens and is_text
         return dataclasses.replace(params, structured_outputs=form, skip_special_tokens=skips)
 
     def check(self, params: "SamplingParams") -> list[str]:

@@ -8,8 +8,8 @@ from .machine import CallMachine
 from .python_values import python_call
 
 MAX_NAME = 256  # characters before the arguments
-NAME = re.compile(r"\s*([A-Za-z_][\w.]*)\(")
-BEGINNING = re.compile(r"\s*(?:[A-Za-z_][\w.]*)?")
+NAME = re.compile(r"\s*[\w.-]+\(")
+BEGINNING = re.compile(r"\s*[\w.-]*")
 PRINT = "print("
 
 

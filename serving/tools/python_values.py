@@ -3,9 +3,11 @@
 import json
 import re
 
+from .parts import as_json
+
 TOKEN = re.compile(
     r"""\s*(?:(?P<string>"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*')"""
-    r"""|(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<word>[A-Za-z_][\w.]*)|(?P<mark>[\[\](){},:=]))""",
+    r"""|(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<word>[^\W\d][\w.]*)|(?P<mark>[\[\](){},:=]))""",
     re.DOTALL,
 )
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -34,13 +36,12 @@ class _Reader:
     """Reads one call, token by token."""
 
     def __init__(self, text: str) -> None:
-        self._text, self._at = text, 0
+        self._name, _, self._text = text.partition("(")
+        self._at = 0
         self._kind, self._token = "", ""
         self._advance()
 
     def call(self) -> tuple[str, str]:
-        name = self._taken("word")
-        self._expect("(")
         pairs: list[str] = []
         while self._token != ")":
             key = self._taken("word")
@@ -51,7 +52,7 @@ class _Reader:
         self._advance()
         if self._kind != "end":
             raise _Wrong
-        return name, "{" + ", ".join(pairs) + "}"
+        return self._name.strip(), "{" + ", ".join(pairs) + "}"
 
     def _value(self, depth: int) -> str:
         kind, token = self._kind, self._token
@@ -111,11 +112,11 @@ def _string(token: str) -> str:
     """Returns a string, quoted either way, as JSON."""
     if token[0] == '"':
         try:
-            return json.dumps(json.loads(token), ensure_ascii=False)
+            return as_json(json.loads(token))
         except ValueError:
             pass  # escapes of Python's, or line ends
     text = ESCAPE.sub(_unescaped, token[1:-1])
-    return json.dumps(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), ensure_ascii=False)
+    return as_json(text)
 
 
 def _unescaped(found: re.Match[str]) -> str:

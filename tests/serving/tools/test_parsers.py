@@ -88,6 +88,8 @@ WRITTEN = [
     ("pythonic", '<|python_start|>[f(a="\\u00e9\\n")]<|python_end|>', {"a": "é\n"}),
     ("gemma", "```tool_code\nprint(f(a=1))\n```", {"a": 1}),
     ("gemma", "[f(a=1)]", {"a": 1}),
+    ("pythonic", '[f(é="\\ud83d\\ude00", b="\\ud800")]', {"é": "😀", "b": "\ud800"}),
+    ("hermes", '<tool_call>{"arguments": {"a": "\\ud800"}, "name": "f"}</tool_call>', {"a": "\ud800"}),
 ]
 
 
@@ -233,6 +235,25 @@ def test_forms_are_chosen_by_the_template():
 
 def test_a_form_that_only_resembles_another_is_not_chosen():
     assert tool_format("auto", "<tool_call><function=name>") is None  # Qwen3-Coder's, which is no JSON
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("tool", ["get-weather", "a.b", "2fa", "_", "-", "print"])
+def test_whatever_a_tool_is_called_its_call_is_read(name, tool):
+    written = BY_NAME[name].written
+    arguments = "a=1" if written.is_python else '{"a": 1}'
+    given = json.dumps(tool) if '"name"' in written.around[0] else tool
+    call = written.around[0].replace("{name}", given) + arguments + written.around[1]
+    reader = AnswerReader(tools=BY_NAME[name].parser([tool]))
+    message = message_of(reader, written.begin + call + written.end)
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": tool, "arguments": '{"a": 1}'}]
+
+
+def test_half_characters_stay_escapes():
+    for form, text, _ in WRITTEN[-2:]:
+        json.dumps(message_of(reader_of(form), text), ensure_ascii=False).encode()
+    text = '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'
+    assert message_of(reader_of("hermes"), text)["content"] == text
 
 
 def test_an_answer_of_nothing_has_an_empty_content():
