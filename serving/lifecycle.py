@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from .errors import ApiError
+
+if TYPE_CHECKING:
+    from ..runtime.protocol.core_messages import CoreStatus
 
 State = Literal["starting", "ready", "draining", "failed"]
 RETRY_AFTER = {"starting": "2", "draining": "10", "failed": "10"}  # seconds
@@ -66,3 +69,8 @@ class Lifecycle:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
         return not self.num_running
+
+
+def loss(status: "CoreStatus") -> str:
+    """Returns why an engine that is no more alive is lost, in the words of those who run a server."""
+    return f"the engine is lost: {status.reason}"

@@ -20,7 +20,7 @@ from .app import create_app
 from .auth.keys import Keys
 from .config import ServeConfig
 from .context import Loaded, Serving
-from .lifecycle import Lifecycle
+from .lifecycle import Lifecycle, loss
 from .listening import BACKLOG, address_of, allow_files, listen, stop_listening, tls_context
 from .metrics.collector import MetricsPage
 from .metrics.metrics import Metrics
@@ -160,7 +160,7 @@ class Server:
                 logger.warning("the engine %s", "steps again" if health.ok else f"stalls: {health.reason}")
                 was_ok = health.ok
             await asyncio.sleep(WATCH_INTERVAL)
-        reason = f"the engine is lost: {health.reason}"
+        reason = loss(health.status)
         self.lifecycle.fail(reason)
         self.serving.admission.refuse_waiting(reason)
         logger.error("%s", reason)

@@ -21,6 +21,7 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 MISTRALS = ("mistral", "mistral3", "ministral", "ministral3", "pixtral", "voxtral")
 LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+LONG = 4096  # characters of a text that takes milliseconds
 # What else a tokenizer_config.json may ask for that changes ids: rare, and left to transformers.
 LEFT_TO_TRANSFORMERS = ("fast_tokenizer_files",)
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -69,8 +70,12 @@ class TokenizerFile:
         return self._backend.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool, verbose: bool = False) -> list[int]:
-        """Token ids of a text."""
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Token ids of a text; while a long one is read, other threads go on."""
+        if len(text) < LONG:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Of the two only this gives the GIL away, at the price of starting threads of its own.
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(found.ids)
 
     def decode(
         self, token_ids: Sequence[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool = False

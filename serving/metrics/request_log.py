@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...common.logging import get_logger
 from ...runtime.sampling_params import SamplingParams
 from ..config import ServeConfig
 from .record import RequestRecord
@@ -15,6 +16,7 @@ from .record import RequestRecord
 if TYPE_CHECKING:
     from starlette.types import Scope
 
+logger = get_logger("serving")
 TEXTS = ("stop", "bad_words")  # parameters that hold text
 PROBES = ("/health", "/health/live", "/health/ready", "/metrics")
 MOST_TEXT = 8192  # characters of a prompt or answer that are logged, and tokens of a prompt that are decoded
@@ -87,13 +89,25 @@ def chosen(params: SamplingParams, *, with_text: bool) -> dict[str, Any]:
     return line
 
 
+class _Lines(logging.StreamHandler[Any]):
+    """Writes lines; where that fails, as on a full disk, it says so once rather than all of each line."""
+
+    has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say why a line could not be written."""
+        if not self.has_failed:
+            self.has_failed = True
+            logger.warning("lines of the request log are lost: %s", sys.exc_info()[1])
+
+
 def _lines() -> logging.Logger:
     """Returns the logger lamina.requests, whose lines go to standard output unless it has a handler."""
-    logger = logging.getLogger("lamina.requests")
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stdout)
+    lines = logging.getLogger("lamina.requests")
+    if not lines.handlers:
+        handler = _Lines(sys.stdout)
         handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
-    return logger
+        lines.addHandler(handler)
+        lines.setLevel(logging.INFO)
+        lines.propagate = False
+    return lines

@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from ..context import Serving, serving_of
 from ..errors import ApiError
+from ..lifecycle import loss
 
 RETRY_AFTER = "2"  # seconds
 
@@ -39,7 +40,10 @@ def health_of(serving: Serving) -> dict[str, Any]:
         return report
     health = serving.loaded.runtime.health()
     if not health.ok and lifecycle.state == "ready":
-        report = {"status": "stalled" if health.status.is_alive else "failed", "reason": health.reason}
+        if health.status.is_alive:
+            report = {"status": "stalled", "reason": health.reason}
+        else:
+            report = {"status": "failed", "reason": loss(health.status)}
     status = health.status
     return report | {
         "num_steps": status.num_steps,

@@ -1,10 +1,13 @@
 """What is told of a single request: Server-Timing, timing of a stream, a line of log, and spans."""
 
+import contextlib
+import io
 import json
 import logging
 import re
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -209,6 +212,22 @@ def test_lines_go_to_standard_output(capsys):
         assert capsys.readouterr().out == "a line\n"
     finally:
         logger.handlers = before
+
+
+def test_lines_that_cannot_be_written_are_told_of_once_and_not_repeated(monkeypatch, caplog):
+    lines = logging.getLogger("lamina.requests")
+    monkeypatch.setattr(lines, "handlers", [])
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        log = RequestLog.of(ServeConfig(model_names=("m",), log_text=True), lambda ids: "")
+        for _ in range(3):
+            log._logger.info("a secret")
+        lines.handlers[0].stream = io.StringIO()  # what it holds cannot be written at its end, either
+        with contextlib.suppress(OSError):
+            full.close()
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "lamina.serving"]
+    assert "request log are lost" in said
+    assert "No space left" in said
 
 
 def test_there_is_no_log_unless_it_is_wanted():

@@ -1,6 +1,7 @@
 """A server's life as a process: how it starts, drains, is told to end, and loses its engine."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -130,7 +131,8 @@ def test_a_server_that_is_to_outlive_its_engine_says_why_it_is_not_ready(tiny_te
         os.kill(child, signal.SIGKILL)
         report = first_refusal(client)
         assert report.json()["status"] == "failed"
-        assert "engine" in report.json()["reason"]
+        wanted = r"the engine is lost: its process \d+ was ended by SIGKILL.*"
+        assert re.fullmatch(wanted, report.json()["reason"])
         assert client.get("/health/live").status_code == 200
         assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
         assert client.get("/metrics").status_code == 200

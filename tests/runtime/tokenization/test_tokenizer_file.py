@@ -4,6 +4,8 @@ import copy
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from lamina.runtime.tokenization.detokenizer import IncrementalDetokenizer
 from lamina.runtime.tokenization.tokenizer import Tokenizer, load_tokenizer
-from lamina.runtime.tokenization.tokenizer_file import TokenizerFile
+from lamina.runtime.tokenization.tokenizer_file import LONG, TokenizerFile
 
 TEXTS = (
     *("hello world", "<s>hello</s>", " 12  3,4\n", "héllo 😀", "", " ", "\x00\u200b"),
@@ -232,3 +234,26 @@ def test_a_mistral_tokenizer_with_the_expression_of_llama_3_is_said(
     cut = mended._backend._backend.pre_tokenizer.pre_tokenize_str("camelCase 123")
     words = ["camel", "Case", "Ġ", "1", "2", "3"] if expected else ["camelCase", "Ġ", "123"]
     assert [word for word, _ in cut] == words
+
+
+@pytest.mark.parametrize("length", [LONG - 1, LONG, 10 * LONG])
+@pytest.mark.parametrize("is_special", [False, True])
+def test_a_long_text_has_the_ids_that_transformers_gives_it(
+    tiny_text_folder: Path, length: int, is_special: bool
+) -> None:
+    text = ("héllo <s> 😀 " * length)[:length]
+    from transformers import AutoTokenizer
+
+    ours, theirs = TokenizerFile(tiny_text_folder), AutoTokenizer.from_pretrained(tiny_text_folder)
+    assert ours.encode(text, is_special) == theirs.encode(text, add_special_tokens=is_special)
+
+
+def test_others_go_on_while_a_long_text_is_read(tiny_text_folder: Path) -> None:
+    tokenizer = TokenizerFile(tiny_text_folder)
+    reading = threading.Thread(target=tokenizer.encode, args=("ab " * 400_000, False))
+    reading.start()
+    num_turns = 0
+    while reading.is_alive():
+        time.sleep(0.001)
+        num_turns += 1
+    assert num_turns > 10  # a thread that keeps the GIL leaves one or two
