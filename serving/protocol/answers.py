@@ -47,6 +47,25 @@ class ToolCall(Answer, kw_only=True):
     function: CalledFunction
 
 
+class Choice(Answer, kw_only=True):
+    """What is said of one answer, or of a piece of it, in whatever shape it has."""
+
+    index: int
+    stop_reason: int | str | None = None
+    """The token id or text of the request that ended it."""
+    token_ids: list[int] | None = None
+
+
+class Generated(Answer, kw_only=True):
+    """What is said beside the answers that a model wrote."""
+
+    id: str
+    created: int
+    """Seconds since 1970."""
+    model: str
+    system_fingerprint: str | None = None
+
+
 class AssistantMessage(Answer, kw_only=True):
     """What the model wrote."""
 
@@ -58,26 +77,19 @@ class AssistantMessage(Answer, kw_only=True):
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatChoice(Answer, kw_only=True):
+class ChatChoice(Choice, kw_only=True):
     """One answer to a conversation."""
 
-    index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
-    stop_reason: int | str | None = None
-    """The token id or text of the request that ended it."""
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(Answer, kw_only=True):
+class ChatCompletion(Generated, kw_only=True):
     """The answers to a conversation."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str | None = None
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | None = None
@@ -109,51 +121,38 @@ class ChatDelta(Answer, kw_only=True):
     tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChunkChoice(Answer, kw_only=True):
+class ChunkChoice(Choice, kw_only=True):
     """What a chunk tells of one answer to a conversation."""
 
-    index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
-    stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
 
-class ChatChunk(Answer, kw_only=True):
+class ChatChunk(Generated, kw_only=True):
     """An event of a streamed chat; the last of a stream is the text [DONE]."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    system_fingerprint: str | None = None
     choices: list[ChunkChoice]
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
 
 
-class CompletionChoice(Answer, kw_only=True):
+class CompletionChoice(Choice, kw_only=True):
     """One continuation of a prompt, or what a chunk adds to it."""
 
-    index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
 
-class Completion(Answer, kw_only=True):
+class Completion(Generated, kw_only=True):
     """The continuations of all prompts, or an event of a stream of them."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     usage: Usage | None = None
 

@@ -98,7 +98,7 @@ async def cancel_response(request: Request) -> Response:
 
 
 class _Left(Response):
-    """A stream of a response that is cancelled where its client leaves, and dropped if nothing was told."""
+    """A stream of a response that is cancelled where its client leaves, and dropped if nothing was sent."""
 
     def __init__(self, inner: Response, events: ResponseEvents, drop: Callable[[], None]) -> None:
         self._inner, self._events, self._drop = inner, events, drop

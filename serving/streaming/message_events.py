@@ -54,7 +54,7 @@ class MessageEvents:
     """The events of a message: its start, its text piece by piece, why it ended and what it took."""
 
     def __init__(self, writing: Writing, usage: Callable[[int], Usage]) -> None:
-        """usage: what it says when so many tokens have been told."""
+        """usage: what it says when so many tokens have been sent."""
         self._writing, self._usage = writing, usage
         self._num_tokens = 0
         self._last: StreamDelta | None = None

@@ -73,14 +73,14 @@ class ResponseEvents:
     """The events of a response: its beginning, its items piece by piece, and its end."""
 
     def __init__(self, writing: Writing, usage: Callable[[int], Usage]) -> None:
-        """usage: what it says when so many tokens have been told."""
+        """usage: what it says when so many tokens have been sent."""
         self._writing, self._usage = writing, usage
         self._num_tokens = 0
         self._last: StreamDelta | None = None
 
     @property
     def is_begun(self) -> bool:
-        """Whether its client has been told of it."""
+        """Whether anything of it has been sent."""
         return self._last is not None
 
     def write(self, deltas: Sequence[StreamDelta]) -> bytes:

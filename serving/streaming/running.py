@@ -38,7 +38,7 @@ class Running:
         return sum(len(generation.prompt_token_ids) for generation in self.generations)
 
     def usage(self, num_written: int) -> Usage:
-        """Returns the usage once so many tokens of answers have been told."""
+        """Returns the usage once so many tokens of answers have been sent."""
         cached = sum(generation.num_cached_tokens or 0 for generation in self.generations)
         return usage(self.num_prompt_tokens, num_written, cached)
 
