@@ -65,7 +65,8 @@ class Tiny:
     def eager(self, num_tokens: int) -> Tensor:
         with torch.no_grad():
             ids, positions = self.tokens(num_tokens)
-            return _forward(self.config, self.ops, self.weights, ids, positions, self.attend)
+            forward = find_model(self.config.architecture).forward
+            return _forward(forward, self.config, self.ops, self.weights, ids, positions, self.attend)
 
 
 def make_tiny(*, dtype: torch.dtype = torch.float32, exact: bool = False, **sizes: Any) -> Tiny:
@@ -75,7 +76,7 @@ def make_tiny(*, dtype: torch.dtype = torch.float32, exact: bool = False, **size
     weights = dummy_weights(find_model(config.architecture), config, dtype=dtype, device=CPU, seed=0).by_name
     weights |= rotation_tables(config, max_model_len=256, dtype=dtype, device=CPU)
     program = Program(
-        forward=partial(_forward, config, ops),
+        forward=partial(_forward, find_model(config.architecture).forward, config, ops),
         parameters={name: (tuple(weight.shape), weight.dtype) for name, weight in weights.items()},
         key={name: value for name, value in asdict(config).items() if name not in ("dtype", "rope")},
         sources=(Path(llama.__file__),),
@@ -85,7 +86,7 @@ def make_tiny(*, dtype: torch.dtype = torch.float32, exact: bool = False, **size
 
 
 def _forward(
-    config: ModelConfig, ops: Ops, weights: Any, ids: Tensor, positions: Tensor, attend: Any
+    forward: Any, config: ModelConfig, ops: Ops, weights: Any, ids: Tensor, positions: Tensor, attend: Any
 ) -> Tensor:
-    definition = find_model(config.architecture)
-    return definition.forward(config, weights, ids, positions, attend, ops)
+    hidden: Tensor = forward(config, weights, ids, positions, attend, ops)
+    return hidden
