@@ -76,7 +76,39 @@ def test_what_is_left_out_on_demand_is_told(client):
     assert "uniqueItems" in answer.headers["X-Lamina-Not-Enforced"]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_pattern_and_a_length_hold_together(client, seed):
+    schema = {"type": "string", "pattern": "^a{1,9}$", "maxLength": 4}
+    choice = text_of(client, guided_json=schema, temperature=1, seed=seed)
+    assert choice["finish_reason"] == "stop"
+    assert re.fullmatch("a{1,4}", json.loads(choice["message"]["content"]))
+
+
+def test_an_answer_given_up_in_the_middle_leaves_the_next_as_it_is_alone(client):
+    schema = {"type": "array", "minItems": 30, "maxItems": 30, "items": {"enum": [12345, 67]}}
+    form = {"json": schema, "disable_any_whitespace": True}
+    body = {"prompt": "x", "structured_outputs": form, "max_tokens": 200, "temperature": 1, "seed": 5}
+    alone = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    assert len(json.loads(alone)) == 30
+    for count in (1, 7, 40):
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            lines = response.iter_lines()
+            given_up = [next(lines) for _ in range(2 * count)]
+        events = [json.loads(line.removeprefix("data: ")) for line in given_up if line]
+        assert alone.startswith("".join(event["choices"][0]["text"] for event in events))
+        assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == alone
+
+
+def alternatives(depth):
+    """A schema of alternatives, each of alternatives."""
+    return {"oneOf": [alternatives(depth - 1)] * 3} if depth else {"type": "string"}
+
+
 HOSTILE = {
+    "alternatives of alternatives": {"json": alternatives(7)},
+    "an ambiguous grammar": {"grammar": 'start: a\na: a a | "x"'},
+    "a bound of a hundred digits": {"json": {"type": "integer", "minimum": -(10**100)}},
+    "a reference elsewhere": {"json": {"$ref": "file:///etc/passwd"}},
     "a power of repetitions": {"regex": "((a{1,100}){1,100}){1,100}"},
     "backtracking": {"regex": "(a+)+b"},
     "a wide choice": {"json": {"enum": [f"value {number}" for number in range(5000)]}},
