@@ -32,6 +32,7 @@ async def while_connected(receive: "Receive", work: Coroutine[Any, Any, T]) -> T
         for task in (working, watching):
             if not task.cancelled():
                 task.exception()  # seen: nobody else asks for it
+        del task, working, watching  # or an error and the frame that it came through would hold each other
 
 
 async def _gone(receive: "Receive") -> None:

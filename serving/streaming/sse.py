@@ -110,10 +110,9 @@ def _interruptible() -> Iterator[Interrupt]:
     task = asyncio.current_task()
     assert task is not None, "outside of a task"
     reasons: list[Exception] = []
-    is_inside = True
 
     def interrupt(reason: Exception) -> None:
-        if is_inside and not reasons:
+        if task is not None and not reasons:
             reasons.append(reason)
             task.cancel()
 
@@ -121,10 +120,10 @@ def _interruptible() -> Iterator[Interrupt]:
         yield interrupt
     except asyncio.CancelledError:
         if reasons and task.uncancel() == 0:
-            raise reasons[0] from None
+            raise reasons.pop() from None
         raise
     finally:
-        is_inside = False
+        task = None  # it keeps its error, whose traceback would keep it, and all that the stream held
 
 
 class _Writer:

@@ -1,7 +1,9 @@
 """Work ends with the client that asked for it, and nothing of it goes on unseen."""
 
 import asyncio
+import contextlib
 import gc
+import weakref
 
 import pytest
 
@@ -105,3 +107,28 @@ def test_an_error_of_the_connection_or_of_ended_work_is_nobodys_loose_end():
         return loose
 
     assert asyncio.run(scenario()) == []
+
+
+def test_an_error_of_the_work_holds_nothing_once_it_was_dealt_with() -> None:
+    class Held:
+        pass
+
+    async def run() -> None:
+        held = Held()
+        reference = weakref.ref(held)
+
+        async def fails(held: Held) -> None:
+            raise ValueError(held)
+
+        work = fails(held)
+        del held
+        with contextlib.suppress(ValueError):
+            await while_connected(Line().receive, work)
+        del work
+        assert reference() is None
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
