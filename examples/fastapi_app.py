@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from lamina import AsyncRuntime, RequestError, SamplingParams
-from lamina.runtime.engine.async_client import Generation
+from lamina.runtime.engine.generation import Generation
 
 
 class Question(BaseModel):
@@ -57,3 +57,7 @@ async def texts(generation: Generation) -> AsyncIterator[str]:
     """Yield pieces of text; several that piled up for a slow client come as one."""
     while deltas := await generation.read():
         yield "".join(delta.text for delta in deltas)
+
+
+if __name__ == "__main__":
+    raise SystemExit("usage: MODEL=folder uvicorn --app-dir examples fastapi_app:app")
