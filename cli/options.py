@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import typer
 
@@ -215,6 +215,8 @@ def _type(field: Field) -> Any:
 
 
 def _typed(kind: Any, text: str, default: Any = None) -> Any:
+    if get_origin(kind) is list and "repeated" not in text:
+        text += " May be repeated."
     full = text if default is None else f"{text}  [default: {default}]"
     return Annotated[kind | None, typer.Option(help=full, show_default=False)]
 

@@ -8,13 +8,17 @@ import pytest
 import torch
 
 from lamina.common.errors import ConfigError, UnsupportedError
-from lamina.models import ParameterSpec, find_model, register_model
+from lamina.models import ParameterSpec, find_model, register_model, registry
 from lamina.models.families.llama import LLAMA
 
 
 def test_a_registered_architecture_is_loaded_like_a_built_in_one(
-    tiny_folder: Path, changed: Callable[..., Path], logits_of: Callable[..., torch.Tensor]
+    tiny_folder: Path,
+    changed: Callable[..., Path],
+    logits_of: Callable[..., torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(registry, "_definitions", {**registry._definitions})
     register_model("OutsideForCausalLM", LLAMA)
     outside = changed(tiny_folder, config={"architectures": ["OutsideForCausalLM"]})
     assert torch.equal(logits_of(outside, [1, 2, 3]), logits_of(tiny_folder, [1, 2, 3]))
