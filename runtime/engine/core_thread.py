@@ -108,6 +108,8 @@ class _Worker(threading.Thread):
         service, tokenizer = open_core(self._report)
         del open_core
         self._loop = CoreLoop(service, self._take, self._pass_on)
+        atexit.unregister(_end_all)
+        atexit.register(_end_all)  # to run before what was registered meanwhile, as by torch
         self.opened.set_result(OpenedCore(description=service.description, tokenizer=tokenizer))
         del service, tokenizer
         self._loop.run()

@@ -47,7 +47,8 @@ def test_an_interrupt_while_everything_is_imported_ends_with_130(tiny_text_folde
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, errors
+    # Just before the end it is the signal that ends the process, which a shell reports as 130 as well.
+    assert process.returncode in (130, -signal.SIGINT), errors
     assert b"Traceback" not in errors
 
 

@@ -82,6 +82,7 @@ BAD_SAMPLING = [
     ("allowed_token_ids", []),
     ("bad_words", [""]),
     ("logits_processors", [5]),
+    ("structured_outputs", 5),
     ("seed", 2**63),
     ("seed", "x"),
     ("stop", 3),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from lamina import CompileConfig, RequestError, Runtime, SamplingParams
+from lamina import CompileConfig, RequestError, Runtime, SamplingParams, StructuredOutputs
 from lamina.runtime.startup import builder
 
 PROMPT = "the end of the beginning"
@@ -48,6 +48,7 @@ CASES = {
     "logit_bias": lambda plain: ({}, {9: 100.0}),
     "allowed_token_ids": lambda plain: ({}, range(40, 60)),
     "bad_words": lambda plain: ({}, [plain.token_ids[2:4], plain.token_ids[:1]]),
+    "structured_outputs": lambda plain: ({"ignore_eos": False}, StructuredOutputs(regex="[a-z]{1,9}![0-9]+")),
     "logits_processors": lambda plain: ({}, [turn]),
     "seed": lambda plain: ({}, 12),
     "stop": lambda plain: ({}, plain.text[4:6]),

@@ -14,7 +14,15 @@ import pytest
 import torch
 from hypothesis import settings
 
-from lamina import BeamSearchParams, LogitsError, ProcessorError, RequestError, Runtime, SamplingParams
+from lamina import (
+    BeamSearchParams,
+    LogitsError,
+    ProcessorError,
+    RequestError,
+    Runtime,
+    SamplingParams,
+    StructuredOutputs,
+)
 from lamina.runtime.request_options import RequestOptions
 
 PER_EXAMPLE = 20  # combinations for each example of the profile: 20,000 with `prove`
@@ -88,6 +96,7 @@ FITTING = {
     "allowed_token_ids": [[5], range(320), np.arange(9), [3, 3, 4]],
     "bad_words": [["a"], [[5]], [[5, 6, 7], "the", [8]], [[1] * 64]],
     "logits_processors": [[lambda p, a, x: x * 2], [lambda p, a, x: x.sum()], [Odd], [lambda p, a, x: 1 / 0]],
+    "structured_outputs": [StructuredOutputs(choice=["a", "b"]), {"regex": "[ab]+"}],
     "seed": [-(2**63), 0, 2**63 - 1],
     "stop": ["a", ["the", "zz"], "a" * 60_000, ["\0", "é"], [chr(97 + i) * 9 for i in range(26)]],
     "stop_token_ids": [[5], range(320), list(range(200)) * 20],

@@ -48,7 +48,7 @@ def test_an_unknown_setting_is_told_by_what_it_is_here(name, said):
         ("max_new_tokens", "max_tokens"),
         ("do_sample", "temperature=0"),
         ("num_beams", "BeamSearchParams"),
-        ("guided_decoding", "grammar"),
+        ("guided_decoding", "StructuredOutputs"),
         ("temprature", "did you mean 'temperature'"),
         ("topp", "did you mean 'top_p'"),
         ("use_tqdm", "wanted one of"),

@@ -42,7 +42,7 @@ def canary_beside(runtime):
     assert "".join(delta.text for delta in received) == alone.text
 
 
-@pytest.mark.parametrize("name", ["append", "finish"])
+@pytest.mark.parametrize("name", ["append_token", "finish"])
 @pytest.mark.parametrize("error", [ValueError, Panic, SystemExit])
 def test_an_error_in_the_text_of_one_answer_ends_that_one(runtime, is_idle, monkeypatch, name, error):
     original = getattr(IncrementalDetokenizer, name)
