@@ -46,7 +46,7 @@ def test_it_listens_before_it_has_a_model_and_drains_when_told_to_end(
         assert server.client.get("/health/ready").json()["status"] == "starting"
         client = server.wait_ready()
         assert client.get("/health/ready").status_code == 200
-        streams = [server.stream(400) for _ in range(20)]
+        streams = [server.stream(1500) for _ in range(20)]
         server.wait_streaming(20)
         server.signal(signal.SIGTERM)
         server.wait_for(server.errors, "draining")

@@ -117,7 +117,8 @@ def test_a_progress_that_raises_ends_the_loading(tiny_text_folder, own_temp):
 
 
 SERVING = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell starts in the background
 from lamina import AsyncRuntime, SamplingParams
 
 async def main():
