@@ -33,10 +33,9 @@ class GrammarMasks:
     where its request stands by counts alone: back where steps were undone, forward by the newest tokens.
     """
 
-    def __init__(self, new_matcher: NewMatcher | None, num_valid_ids: int) -> None:
+    def __init__(self, new_matcher: NewMatcher | None) -> None:
         """new_matcher: None where there is no tokenizer, and so no grammar."""
         self._new_matcher = new_matcher
-        self._num_valid_ids = num_valid_ids
         self._pool: ThreadPoolExecutor | None = None
         self._executor: Any = None  # llguidance's own threads
         self._matchers: dict[str, Future[Any]] = {}

@@ -49,6 +49,7 @@ class _Tables(NamedTuple):
     top_p: Tensor
     min_p: Tensor
     seeds: Tensor
+    allowed_bits: NDArray[np.int32] | None = None  # as `allowed`, on the host; None: no grammar asked for it
 
     def are_of(self, adjusted: Adjusted) -> bool:
         """Whether they hold for a step as well."""
@@ -98,7 +99,7 @@ class Adjuster:
         self._history = torch.empty(0, 0, dtype=torch.int32, device=device)
         self._tables: _Tables | None = None
         self.processors: dict[str, Sequence[LogitsProcessor]] = {}  # by the id of a request that brings any
-        self.grammars = GrammarMasks(new_matcher, num_valid_ids)
+        self.grammars = GrammarMasks(new_matcher)
 
     def forget(self) -> None:
         """Take nothing for granted of what the device was sent; its tokens are sent again."""
@@ -139,8 +140,13 @@ class Adjuster:
         self, adjusted: Adjusted, tables: _Tables, newest: NewestTokens, banned: Banned
     ) -> tuple[_Tables, dict[str, LaminaError]]:
         """The tables of this step alone, with the tokens that grammars leave; by request what failed."""
-        bits = _allowed(adjusted.params, self._num_valid_ids, always=True)
-        places = {int(sample): which for which, sample in enumerate(adjusted.samples)}
+        if tables.allowed_bits is None:
+            bits = _allowed(tables.adjusted.params, self._num_valid_ids, always=True)
+            tables = self._tables = tables._replace(allowed_bits=bits)
+        assert tables.allowed_bits is not None
+        bits, places = tables.allowed_bits.copy(), {}
+        if banned:
+            places = {int(sample): which for which, sample in enumerate(adjusted.samples)}
         excluded = {places[sample]: ids for sample, ids in banned if sample in places}
         failures = self.grammars.restrict(bits, adjusted.constrained, newest, excluded)
         return tables._replace(allowed=self._sent(bits)), failures

@@ -14,7 +14,7 @@ from ...common.errors import LaminaError
 from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ..protocol.runner_output import RunnerOutput
-from ..protocol.scheduler_output import ON_HOST, Constrained, SchedulerOutput, no_requests
+from ..protocol.scheduler_output import ON_HOST, Constrained, Ints, SchedulerOutput, no_requests
 from ..sampling_params import LogitsProcessor
 from .attention import PagedAttention
 from .broken_logits import failed_prompts, failed_samples
@@ -185,15 +185,17 @@ class ModelRunner:
         batch, logits = self._computed(plan)
         if plan.adjusted is not None:
             assert logits is not None, "samples of a step without any"
-            newest = partial(self._newest_tokens, plan)
+            newest = partial(self._newest_tokens, plan, np.cumsum(plan.num_scheduled_tokens))
             self._failures = self._adjuster.choose(plan.adjusted, batch, logits, newest, plan.banned)
         if batch.logprobs is not None and self._logprobs is not None and logits is not None:
             samples = sample_logprobs(batch.logprobs, logits, batch.sampled, self._num_valid_ids)
             self._logprobs = self._logprobs._replace(samples=samples)
 
-    def _newest_tokens(self, plan: SchedulerOutput, one: Constrained, count: int) -> Sequence[int]:
+    def _newest_tokens(
+        self, plan: SchedulerOutput, ends: Ints, one: Constrained, count: int
+    ) -> Sequence[int]:
         """The last tokens of a row, so many; waits for the step before where one is its sample."""
-        end = int(plan.num_scheduled_tokens[: one.row + 1].sum())
+        end = int(ends[one.row])
         assert count <= plan.num_scheduled_tokens[one.row], "a grammar has missed tokens"
         tokens: list[int] = plan.token_ids[end - count : end].tolist()
         if plan.sources[one.row] != ON_HOST:
