@@ -37,22 +37,10 @@ class JsonCalls(CallMachine):
         separators: characters that divide calls which follow each other. is_named: whether a name may
         stand before the arguments alone, as [TOOL_CALLS]name{…}.
         """
-        super().__init__(openers, closers)
+        super().__init__(openers, closers, "{[" if bare else "")
         self._bare, self._separators, self._is_named = frozenset(bare), separators, is_named
         self._stops = "<" if any(marker[0] == "<" for marker in (*openers, *closers)) else ""
         self._brackets = Brackets()
-
-    def begin(self, is_last: bool) -> bool:
-        """Before any text: a call may stand there without an opener."""
-        if not self._bare:
-            return self.to(self.free)
-        self.hold_blanks()
-        if not self.next:
-            return False
-        if self.next not in "{[":
-            return self.give_up(self.free)
-        self.is_bare = True
-        return self.to(self.opened)
 
     def opened(self, is_last: bool) -> bool:
         """Behind an opener: an object, a list of them, or a name."""

@@ -93,12 +93,27 @@ class Machine:
 class CallMachine(Machine):
     """A parser of calls between markers: content up to an opener, calls, and what closes them."""
 
-    def __init__(self, openers: Sequence[str], closers: Sequence[str]) -> None:
-        """openers: texts with which calls begin. closers: those that end them, if they are there."""
+    def __init__(self, openers: Sequence[str], closers: Sequence[str], starts: str = "") -> None:
+        """openers: texts with which calls begin. closers: those that end them, if they are there.
+
+        starts: characters with which an answer may begin that is a call without an opener.
+        """
         super().__init__()
-        self.openers, self.closers = tuple(openers), tuple(closers)
+        self.openers, self.closers, self.starts = tuple(openers), tuple(closers), starts
         self.is_bare = self.in_list = False  # whether the call has no opener; whether it is one of a list
         self._opener = re.compile("|".join(map(re.escape, openers)) or r"(?!)")
+
+    def begin(self, is_last: bool) -> bool:
+        """Before any text: a call may stand there without an opener."""
+        if not self.starts:
+            return self.to(self.free)
+        self.hold_blanks()
+        if not self.next:
+            return False
+        if self.next not in self.starts:
+            return self.give_up(self.free)
+        self.is_bare = True
+        return self.to(self.opened)
 
     def opened(self, is_last: bool) -> bool:
         """The state behind an opener."""

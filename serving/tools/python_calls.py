@@ -23,24 +23,10 @@ class PythonCalls(CallMachine):
 
         is_bare: whether an answer may begin with a list without an opener.
         """
-        super().__init__(openers, closers)
-        self._may_be_bare = is_bare
+        super().__init__(openers, closers, "[" if is_bare else "")
         self._in_print = False
         self._pieces: list[str] = []
         self._brackets = Brackets()
-
-    def begin(self, is_last: bool) -> bool:
-        """Before any text: a list of calls may stand there without an opener."""
-        if not self._may_be_bare:
-            return self.to(self.free)
-        self.hold_blanks()
-        if not self.next:
-            return False
-        if self.next != "[":
-            return self.give_up(self.free)
-        self.hold(self.at + 1)
-        self.in_list = True
-        return self.to(self._before_call)
 
     def opened(self, is_last: bool) -> bool:
         self.hold_blanks()
