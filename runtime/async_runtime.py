@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .keywords import RequestSettings, RuntimeSettings
     from .prompts import Prompt
     from .tokenization.chat_messages import Messages
-    from .tokenization.tokenizer import Tokenizer
 
 EngineKind = Literal["thread", "process"]
 STEP_TIMEOUTS = {"cpu": 30.0, "cuda": 4.0}  # seconds, by device: a step on a CPU may take in a long prompt
@@ -42,7 +41,7 @@ class AsyncRuntime:
     def __init__(self, handle: CoreHandle, opened: OpenedCore, step_timeout: float | None = None) -> None:
         """handle: of a core that is open; most callers want from_pretrained()."""
         self.description: CoreDescription = opened.description
-        self.input: InputProcessor = input_processor(opened.description, opened.tokenizer)
+        self.input: InputProcessor = input_processor(opened.description, opened.tokenizer, opened.grammars)
         if step_timeout is None:
             step_timeout = STEP_TIMEOUTS.get(opened.description.device.partition(":")[0], 30.0)
         self._client = AsyncClient(handle, step_timeout)
@@ -215,7 +214,7 @@ def _core_handle(
 
 def _open_core(
     model: str | Path, settings: Mapping[str, Any], progress: Progress
-) -> "tuple[CoreService, Tokenizer | None]":
+) -> "tuple[CoreService, OpenedCore]":
     from .core_service import open_core  # in the core's thread, as this imports torch for seconds
 
     return open_core(model, settings, progress)

@@ -10,28 +10,29 @@ import torch
 from ..common.errors import KernelLaunchError
 from ..common.progress import Progress
 from .config import RuntimeConfig
+from .engine.core_handle import OpenedCore
 from .engine.core_loop import CoreService
 from .startup.description import describe
 from .startup.identity import system_fingerprint
 from .startup.loaded import LoadedRuntime
 from .startup.loader import OnFolder, load
 from .stats import collect_stats, explanation_of, page_of
-from .tokenization.tokenizer import Tokenizer
 
 
 def open_core(
     model: str | Path, settings: Mapping[str, Any], progress: Progress, on_folder: OnFolder | None = None
-) -> tuple[CoreService, Tokenizer | None]:
-    """Returns a model ready to be stepped by the thread that calls, with its tokenizer.
+) -> tuple[CoreService, OpenedCore]:
+    """Returns a model ready to be stepped by the thread that calls, and what others know of it.
 
     settings: the fields of RuntimeConfig. on_folder and errors: those of load().
     """
     loaded = load(RuntimeConfig(model=model, **settings), progress, on_folder)
     held = [loaded]  # let go of by give_back alone
+    opened = OpenedCore(description=describe(loaded), tokenizer=loaded.tokenizer, grammars=loaded.grammars)
     return (
         CoreService(
             core=loaded.core,
-            description=describe(loaded),
+            description=opened.description,
             methods={
                 "stats": lambda: collect_stats(held[0]),
                 "fingerprint": lambda: system_fingerprint(held[0]),
@@ -42,7 +43,7 @@ def open_core(
             check_device=partial(check_device, loaded.resolved.device),
             give_back=partial(_give_back, held),
         ),
-        loaded.tokenizer,
+        opened,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ..protocol.core_description import CoreDescription
 from ..protocol.core_messages import Command, CoreStatus, Message
+from ..structured_output.compiler import GrammarCompiler
 from ..tokenization.tokenizer import Tokenizer
 
 Receiver = Callable[[Message | None], None]  # None: the core is gone, and no message follows
@@ -18,6 +19,7 @@ class OpenedCore:
 
     description: CoreDescription
     tokenizer: Tokenizer | None
+    grammars: GrammarCompiler | None = None  # the core's own, where no process lies between
 
 
 class CoreHandle(Protocol):

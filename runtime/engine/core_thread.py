@@ -12,14 +12,13 @@ from ...common.errors import ClosedError, shown
 from ...common.logging import get_logger
 from ...common.progress import Progress
 from ..protocol.core_messages import Command, CoreStatus, Message, Shutdown
-from ..tokenization.tokenizer import Tokenizer
 from .core_handle import OpenedCore, Receiver
 
 if TYPE_CHECKING:
     from .core_loop import CoreLoop, CoreService
 
 logger = get_logger("runtime")
-OpenCore: TypeAlias = "Callable[[Progress], tuple[CoreService, Tokenizer | None]]"
+OpenCore: TypeAlias = "Callable[[Progress], tuple[CoreService, OpenedCore]]"
 SECONDS_AT_EXIT = 10.0
 _running: "set[_Worker]" = set()  # to be ended before the interpreter is
 
@@ -30,7 +29,7 @@ class ThreadCore:
     takes_objects = True
 
     def __init__(self, open_core: "OpenCore", progress: Progress) -> None:
-        """open_core(progress): loads a core with its tokenizer, in the new thread, which calls progress."""
+        """open_core(progress): loads a core, in the new thread, which calls progress."""
         self._worker = _Worker(open_core, progress)
         weakref.finalize(self, self._worker.commands.put, Shutdown()).atexit = False
         self._worker.start()
@@ -105,13 +104,13 @@ class _Worker(threading.Thread):
         from .core_loop import CoreLoop  # in this thread, as it imports torch for seconds
 
         open_core, self._open_core = self._open_core, _open_nothing
-        service, tokenizer = open_core(self._report)
+        service, opened = open_core(self._report)
         del open_core
         self._loop = CoreLoop(service, self._take, self._pass_on)
         atexit.unregister(_end_all)
         atexit.register(_end_all)  # to run before what was registered meanwhile, as by torch
-        self.opened.set_result(OpenedCore(description=service.description, tokenizer=tokenizer))
-        del service, tokenizer
+        self.opened.set_result(opened)
+        del service, opened
         self._loop.run()
 
     def _lose(self, error: BaseException) -> None:
@@ -141,7 +140,7 @@ def _receive_nothing(message: Message | None) -> None:
     """Before anybody has asked for anything."""
 
 
-def _open_nothing(progress: Progress) -> "tuple[CoreService, Tokenizer | None]":
+def _open_nothing(progress: Progress) -> "tuple[CoreService, OpenedCore]":
     raise AssertionError("a thread runs once")
 
 
