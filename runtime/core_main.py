@@ -36,7 +36,7 @@ LOADING = CoreStatus(is_alive=False, reason="it is being loaded")
 
 
 def main() -> None:
-    """Runs until it is told to end, or the process that started it is gone; exits with 1 where it failed."""
+    """Runs until it is asked to end, or the process that started it is gone; exits with 1 where it failed."""
     folder, parent = sys.argv[1], int(sys.argv[2])
     faulthandler.enable()
     for interrupt in (signal.SIGINT, signal.SIGTERM):

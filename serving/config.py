@@ -109,7 +109,7 @@ class ServeConfig:
     max_prompts: int = 1024
     """Prompts of one request at most."""
     max_logprobs: int = 20
-    """So many of the likeliest tokens are told beside a token at most, of answers and of prompts."""
+    """So many of the likeliest tokens are reported beside a token at most, of answers and of prompts."""
     max_prompt_logprobs: int = 262144
     """Log-probabilities of the tokens of one request's prompts at most, with those of the likeliest."""
     max_stop: int = 128

@@ -147,7 +147,7 @@ class AsyncClient:
             self._calls.pop(number, None)
 
     def listen(self, listener: EngineListener) -> None:
-        """Has a listener told of what becomes of requests from now on."""
+        """Sends a listener what becomes of requests from now on."""
         self._listeners.append(listener)
 
     def health(self) -> Health:
@@ -272,7 +272,7 @@ class AsyncClient:
                 call(listener)
             except Exception:
                 self._listeners.remove(listener)
-                logger.exception("a listener of the engine failed, and is told no more: %r", type(listener))
+                logger.exception("a listener of the engine failed, and hears no more: %r", type(listener))
 
     def _take_reply(self, reply: Reply) -> None:
         waiting = self._calls.get(reply.number)

@@ -1,4 +1,4 @@
-"""What a core in a thread or process of its own is told, and what it answers: plain data."""
+"""What a core in a thread or process of its own is sent, and what it answers: plain data."""
 
 from dataclasses import dataclass
 from typing import Any

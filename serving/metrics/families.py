@@ -188,7 +188,7 @@ SERVER_FAMILIES = (
     ),
     _counter(
         "requests_refused",
-        "Requests that were not let in, by why.",
+        "Requests that were not admitted, by why.",
         lambda m: _by(m.refused_by_reason),
         "reason",
     ),
