@@ -1,6 +1,8 @@
 """The ops: one folder each, with its schema, its formula and its kernels."""
 
+from .act_and_mul_fp8.op import act_and_mul_fp8
 from .add_rms_norm.op import add_rms_norm
+from .add_rms_norm_fp8.op import add_rms_norm_fp8
 from .add_rms_norm_linear.op import add_rms_norm_linear
 from .add_zero_centred_rms_norm.op import add_zero_centred_rms_norm
 from .adjust_logits.op import adjust_logits
@@ -10,36 +12,46 @@ from .gelu_and_mul.op import gelu_and_mul
 from .keep_typical.op import keep_typical
 from .layer_norm.op import layer_norm
 from .linear.op import linear
+from .linear_fp8.op import linear_fp8
 from .linear_int8.op import linear_int8
 from .paged_attention.op import paged_attention
 from .qk_norm.op import qk_norm
+from .quantize_fp8.op import quantize_fp8
 from .rms_norm.op import rms_norm
+from .rms_norm_fp8.op import rms_norm_fp8
 from .rotary_and_write_kv_cache.op import rotary_and_write_kv_cache
 from .rotary_embedding.op import rotary_embedding
 from .sample.op import sample
+from .scaled_linear_fp8.op import scaled_linear_fp8
 from .silu_and_mul.op import silu_and_mul
 from .top_logprobs.op import top_logprobs
 from .write_kv_cache.op import write_kv_cache
 from .zero_centred_rms_norm.op import zero_centred_rms_norm
 
 __all__ = [
+    "act_and_mul_fp8",
     "add_rms_norm",
+    "add_rms_norm_fp8",
     "add_rms_norm_linear",
-    "adjust_logits",
     "add_zero_centred_rms_norm",
+    "adjust_logits",
     "attention_site",
     "copy_blocks",
     "gelu_and_mul",
     "keep_typical",
     "layer_norm",
     "linear",
+    "linear_fp8",
     "linear_int8",
     "paged_attention",
     "qk_norm",
+    "quantize_fp8",
     "rms_norm",
+    "rms_norm_fp8",
     "rotary_and_write_kv_cache",
     "rotary_embedding",
     "sample",
+    "scaled_linear_fp8",
     "silu_and_mul",
     "top_logprobs",
     "write_kv_cache",

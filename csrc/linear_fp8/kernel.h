@@ -1,0 +1,42 @@
+// out = (x @ weight.T) * x_scale * scale + bias with e4m3 weights and a scale a row of each, on raw pointers.
+#pragma once
+
+#include "fp8.h"
+#include "gemm.h"
+
+namespace lamina {
+
+template <typename T>
+struct LinearFp8 {
+  const float* x;  // [tokens, depth], the values of activations in e4m3
+  const float* x_scale;
+  int64_t tokens;
+  Matrix<Float8> weight;
+  const float* scale;  // of each row
+  const T* bias;       // or null
+  T* out;              // contiguous
+
+  void write(int64_t token, int64_t row, Vec first, Vec second) const {
+    store_rows(token, row, first);
+    if (row + kLanes < weight.rows) store_rows(token, row + kLanes, second);
+  }
+
+  void store_rows(int64_t token, int64_t row, Vec sums) const {
+    const int64_t count = weight.rows - row;
+    sums *= broadcast(x_scale[token]);
+    sums *= load_some(scale + row, count);
+    if (bias != nullptr) sums += load_some(bias + row, count);
+    store_some(out + token * weight.rows + row, sums, count);
+  }
+
+  void run(int threads) const {
+    multiply(
+        DotKernel<float, Float8>(weight.depth), weight, false, tokens, threads,
+        [this](int64_t first, int count, const float** to) {
+          for (int t = 0; t < count; t++) to[t] = x + (first + t) * weight.depth;
+        },
+        [this](int64_t token, int64_t row, Vec first, Vec second) { write(token, row, first, second); });
+  }
+};
+
+}  // namespace lamina

@@ -1,0 +1,79 @@
+"""lamina::linear_fp8 on a CPU: C++ for few rows, the library's GEMM on widened blocks of weights for more."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
+from .._shared.fp8 import GROUP, group_of
+from .._shared.registry import Provider
+from ..quantize_fp8.reference import quantize_fp8
+
+FEW = 8  # rows up to which widening each weight in registers is faster than a GEMM of widened blocks
+BLOCK_WEIGHTS = 1 << 20  # that are widened at once: 4 MiB
+
+
+@functools.cache
+def find_kernel() -> CpuKernel:
+    """Build or load the kernel, once."""
+    return CpuKernel("linear_fp8", "10q")  # struct LinearFp8Arguments
+
+
+def load() -> Callable[..., Tensor]:
+    """Build or load the kernel; the op's function on it."""
+    find_kernel()
+    return linear_fp8
+
+
+def linear_fp8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The op, as op.py states it."""
+    values, x_scale = quantize_fp8(x, group_of(scale))
+    multiply = multiply_few if scale.dim() == 1 and x.shape[0] <= FEW else multiply_blocks
+    return multiply(values, x_scale, weight, scale, bias, x.dtype)
+
+
+def multiply_few(
+    x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """scaled_linear_fp8 by the C++ kernel, for weights with a scale a row."""
+    num_tokens, (rows, columns) = x.shape[0], weight.shape
+    out, wide = x.new_empty((num_tokens, rows), dtype=dtype), x.float()
+    bias = None if bias is None else bias.contiguous()
+    find_kernel()(
+        dtype,
+        *(wide.data_ptr(), x_scale.data_ptr(), weight.data_ptr(), scale.data_ptr()),
+        *(0 if bias is None else bias.data_ptr(), out.data_ptr()),
+        *(num_tokens, rows, columns, torch.get_num_threads()),
+    )
+    return out
+
+
+def multiply_blocks(
+    x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """scaled_linear_fp8 by the library's GEMM in float32, some rows of weights at a time."""
+    rows, columns = weight.shape
+    out, wide = x.new_empty((x.shape[0], rows), dtype=dtype), x.float()
+    wide *= by_column(x_scale, columns)
+    step = max(1, BLOCK_WEIGHTS // columns)
+    for first in range(0, rows, step):
+        block = slice(first, first + step)
+        widened = weight[block].float()
+        if scale.dim() == 2:
+            widened *= by_column(scale[block], columns)
+        sums = F.linear(wide, widened)
+        if scale.dim() == 1:
+            sums *= scale[block]
+        out[:, block] = sums if bias is None else sums.add_(bias[block])
+    return out
+
+
+def by_column(scale: Tensor, columns: int) -> Tensor:
+    """A scale for each column of a row, from those of its groups; or of all columns, [rows, 1]."""
+    return scale[:, None] if scale.dim() == 1 else scale.repeat_interleave(GROUP, dim=1)[:, :columns]
+
+
+PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))

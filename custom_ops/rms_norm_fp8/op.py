@@ -1,0 +1,43 @@
+"""lamina::rms_norm_fp8, a norm whose result is quantized to FP8 in the same step."""
+
+import torch
+from torch import Tensor
+
+from .._shared.fp8 import check_group, check_rows, new_quantized
+from .._shared.library import define_op
+from .._shared.registry import Provider
+from ..rms_norm.op import check_norm
+from . import _composed, reference
+
+
+def rms_norm_fp8(
+    x: Tensor,  # [num_tokens, hidden]
+    weight: Tensor,  # [hidden]
+    eps: float,
+    group: int,  # columns that share a scale: 128; 0: all of a row
+    zero_centred: bool = False,  # by a weight stored as w - 1
+) -> tuple[Tensor, Tensor]:
+    """quantize_fp8(n, group) with n = rms_norm(x, weight, eps), rounded to x's dtype before that."""
+    result: tuple[Tensor, Tensor] = torch.ops.lamina.rms_norm_fp8.default(x, weight, eps, group, zero_centred)
+    return result
+
+
+def _fake(
+    x: Tensor, weight: Tensor, eps: float, group: int, zero_centred: bool = False
+) -> tuple[Tensor, Tensor]:
+    return new_quantized(x, x.shape[1], group)
+
+
+def _check(x: Tensor, weight: Tensor, eps: float, group: int, zero_centred: bool = False) -> None:
+    check_rows("rms_norm_fp8", "x", x)
+    check_norm("rms_norm_fp8", x, weight)
+    check_group("rms_norm_fp8", group)
+
+
+define_op(
+    "rms_norm_fp8(Tensor x, Tensor weight, float eps, int group, bool zero_centred=False)"
+    " -> (Tensor, Tensor)",
+    fake=_fake,
+    check=_check,
+    providers=(_composed.PROVIDER, Provider(name="reference", load=lambda: reference.rms_norm_fp8)),
+)
