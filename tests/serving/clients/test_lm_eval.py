@@ -40,6 +40,7 @@ def evaluated(start_server, tiny_text_folder, tmp_path_factory):
     )
     with Runtime.from_pretrained(folder, dtype="float32", compile=False) as runtime:
         found = ask(model, *given), ask(AsOverHttp(runtime), *given)
+    model.tokenizer.session.close()  # which it never does, and which would be told of whatever test runs then
     server.close()
     return found
 
