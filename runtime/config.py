@@ -65,7 +65,7 @@ class RuntimeConfig:
     device: str | torch.device = "auto"
     """Where to run; auto is the first GPU if there is one."""
     quantization: str | None = None
-    """A scheme for projections by its name: int8 keeps them in one byte a weight, on a CPU."""
+    """A scheme for projections by its name: int8 (on a CPU), fp8, fp8_block or w4a16 (four bits a weight)."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together at most; otherwise what the checkpoint allows."""
     allow_long_context: bool = False

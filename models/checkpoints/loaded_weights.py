@@ -1,7 +1,7 @@
 """Every weight of a model in memory, filled as rows come in, and what keeping projections so costs."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...common.errors import LoadError
+from ..quantization.model_schemes import ModelSchemes
 from ..quantization.scheme import QuantScheme
-from ..registry import ParameterSpec
 
 CHUNK_ELEMENTS = 1 << 22  # of a projection that are worked on at once, in float32
 
@@ -35,33 +35,24 @@ class _Sums:
 
 
 class LoadedWeights:
-    """Memory for every parameter, which takes rows in any order: projections become what the scheme keeps.
+    """Memory for every parameter, which takes rows in any order: projections become what their schemes keep.
 
     What is kept of a row depends on that row alone, and no more than a chunk of rows is ever held in a wider
     type. A tied parameter is the same tensor as the other, unless it is a projection that is kept otherwise.
     """
 
-    def __init__(
-        self,
-        scheme: QuantScheme,
-        specs: Mapping[str, ParameterSpec],
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str,
-    ) -> None:
-        tables, names = scheme.tables(specs, dtype), scheme.quantized(specs)
+    def __init__(self, schemes: ModelSchemes, *, dtype: torch.dtype, device: torch.device | str) -> None:
+        specs, names = schemes.specs, schemes.schemes
         self.specs, self.dtype, self.device = specs, dtype, torch.device(device)
-        self._scheme = scheme
-        self._parts = {name: tuple(tables[name]) for name in names}
+        self._schemes = schemes
+        self._parts = {name: tuple(parts) for name, parts in schemes.tables(dtype).items()}
         self._sums = {name: _Sums() for name in names}
         self._tied = {specs[name].tied_to: name for name in names if specs[name].tied_to}
-        shared = {name: spec.tied_to for name, spec in specs.items() if spec.tied_to and name not in names}
         own = {
             name: torch.empty(shape, dtype=kind, device=device)
-            for name, (shape, kind) in scheme.parameter_table(specs, dtype).items()
-            if name not in shared
+            for name, (shape, kind) in schemes.own_tensors(dtype).items()
         }
-        ordered = {name: own[shared.get(name) or name] for name in specs}
+        ordered = {name: own[schemes.tied().get(name, name)] for name in specs}
         self.by_name: dict[str, Tensor] = {**ordered, **own}
 
     def room(self, parameter: str) -> Tensor:
@@ -91,12 +82,12 @@ class LoadedWeights:
 
     def _store(self, name: str, start: int, rows: Tensor) -> None:
         parts = [self.by_name[part].narrow(0, start, rows.shape[0]) for part in self._parts[name]]
-        wide = rows.to(self.device, torch.float32)
+        wide, scheme = rows.to(self.device, torch.float32), self._schemes.schemes[name]
         try:
-            self._scheme.store(wide, parts)
+            scheme.store(wide, parts)
         except LoadError as error:
             raise LoadError(f"{name} {error}") from error
-        off = self._scheme.restore(parts).sub_(wide)
+        off = scheme.restore(parts).sub_(wide)
         sums = self._sums[name]
         sums.max_error = max(sums.max_error, float(off.abs().max()))
         sums.error += float(off.square_().sum(dtype=torch.float64))
@@ -108,23 +99,19 @@ class LoadedWeights:
 
     def total_error(self) -> QuantizationError:
         """The error of all of them together."""
-        total = _Sums()
-        for sums in self._sums.values():
-            total.error += sums.error
-            total.weight += sums.weight
-            total.max_error = max(total.max_error, sums.max_error)
-        return total.summary()
+        return _total(self._sums.values())
 
     def sentences(self) -> tuple[str, ...]:
-        """What keeping projections so costs, all together and the worst; empty where that is nothing."""
-        errors = self.errors()
-        if not errors:
-            return ()
+        """What keeping projections so costs, a sentence a scheme: all together and the worst."""
+        return tuple(self._sentence(scheme, names) for scheme, names in self._schemes.by_scheme())
+
+    def _sentence(self, scheme: QuantScheme, names: Sequence[str]) -> str:
+        errors = {name: self._sums[name].summary() for name in names}
         worst = max(errors, key=lambda name: errors[name].relative_rms)
         return (
-            f"quantization {self._scheme.name}: {len(errors)} projections {self._scheme.kept}, off by "
-            f"{self.total_error().relative_rms:.2%} rms; the worst is {worst} with "
-            f"{errors[worst].relative_rms:.2%}",
+            f"quantization {scheme.name}: {len(names)} projections {scheme.kept}, off by "
+            f"{_total(self._sums[name] for name in names).relative_rms:.2%} rms; the worst is {worst} with "
+            f"{errors[worst].relative_rms:.2%}"
         )
 
     def stats(self) -> dict[str, Any] | None:
@@ -133,8 +120,18 @@ class LoadedWeights:
             return None
         parts = [self.by_name[part] for names in self._parts.values() for part in names]
         return {
-            "name": self._scheme.name,
+            "name": self._schemes.name,
+            "schemes": self._schemes.facts()["schemes"],
             "bytes": sum(part.nbytes for part in parts),
             "total": asdict(self.total_error()),
             "tensors": {name: asdict(error) for name, error in self.errors().items()},
         }
+
+
+def _total(all_sums: Iterable[_Sums]) -> QuantizationError:
+    total = _Sums()
+    for sums in all_sums:
+        total.error += sums.error
+        total.weight += sums.weight
+        total.max_error = max(total.max_error, sums.max_error)
+    return total.summary()

@@ -15,8 +15,7 @@ from ...common.errors import LoadError
 from ...common.logging import get_logger
 from ...common.progress import Progress, say_nothing
 from ..config import ModelConfig
-from ..quantization.scheme import QuantScheme
-from ..quantization.unquantized import UNQUANTIZED
+from ..quantization.model_schemes import ModelSchemes
 from ..registry import ModelDefinition, ParameterSpec
 from .loaded_weights import LoadedWeights
 from .shards import Shapes, listed, opened, tensor_shapes
@@ -64,14 +63,15 @@ def load_weights(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    scheme: QuantScheme = UNQUANTIZED,
+    schemes: ModelSchemes | None = None,
     progress: Progress = say_nothing,
 ) -> LoadedWeights:
-    """Every weight of a checkpoint, projections as the scheme keeps them.
+    """Every weight of a checkpoint, projections as their schemes keep them; None: as the checkpoint does.
 
     Raises LoadError for a file that is damaged, or holds something else than its header said.
     """
-    weights = LoadedWeights(scheme, checkpoint.specs, dtype=dtype, device=device)
+    schemes = schemes or ModelSchemes(specs=checkpoint.specs)
+    weights = LoadedWeights(schemes, dtype=dtype, device=device)
     files, slots = checkpoint.files, checkpoint.slots
     done, total = 0, sum(len(names) for names in files.values())
     for path, names in files.items():
@@ -95,13 +95,14 @@ def dummy_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     seed: int,
-    scheme: QuantScheme = UNQUANTIZED,
+    schemes: ModelSchemes | None = None,
 ) -> LoadedWeights:
     """Weights as a new model would have them: norms of one, all else normal with deviation 0.02.
 
-    The scheme makes of them what it would make of a checkpoint's.
+    Schemes make of them what they would make of a checkpoint's.
     """
-    weights = LoadedWeights(scheme, definition.parameters(config), dtype=dtype, device=device)
+    schemes = schemes or ModelSchemes(specs=definition.parameters(config))
+    weights = LoadedWeights(schemes, dtype=dtype, device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
     for name, spec in weights.specs.items():
         if not spec.tied_to:

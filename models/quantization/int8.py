@@ -17,11 +17,6 @@ def tensors(shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch
     return {"": (shape, torch.int8), "scale": (shape[:1], torch.float32)}
 
 
-def weight_bytes(num_weights: int, dtype: torch.dtype) -> int:
-    """A byte each; the scales, four bytes a row, are not counted."""
-    return num_weights
-
-
 def store(rows: Tensor, parts: Parts) -> None:
     """Each row by the scale that its largest weight gives. LoadError where that is not finite."""
     values, scale = parts
@@ -49,7 +44,6 @@ INT8 = QuantScheme(
     name="int8",
     kept="in one byte a weight",
     devices=frozenset({"cpu"}),
-    weight_bytes=weight_bytes,
     tensors=tensors,
     store=store,
     restore=restore,

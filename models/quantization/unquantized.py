@@ -12,16 +12,10 @@ def tensors(shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch
     return {"": (shape, dtype)}
 
 
-def weight_bytes(num_weights: int, dtype: torch.dtype) -> int:
-    """As the dtype has it."""
-    return num_weights * dtype.itemsize
-
-
 UNQUANTIZED = QuantScheme(
     name=None,
     kept="in the runtime's dtype",
     devices=frozenset({"cpu", "cuda"}),
     tensors=tensors,
-    weight_bytes=weight_bytes,
 )
 register_scheme(UNQUANTIZED)

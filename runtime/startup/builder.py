@@ -16,6 +16,7 @@ from ...compiler.passes.gemms import Gemm
 from ...custom_ops import linear
 from ...custom_ops._shared import registry
 from ...models.checkpoints.loaded_weights import LoadedWeights
+from ...models.quantization.model_schemes import with_stored_weights
 from ..config import TOKENS_BESIDE_DECODE
 from ..engine.engine_core import EngineCore
 from ..engine.input_processor import grammar_compiler
@@ -278,7 +279,7 @@ def _forward(resolved: ResolvedRuntime, compiled: Compiled | None, tensors: Mapp
 def _logits(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Logits:
     """The model's, but the GEMM of the LM head is never left to torch: kernels for few rows are ours."""
     model, weights, logits_of = resolved.model, resolved.joined(tensors), resolved.definition.logits
-    ops = resolved.scheme.ops(resolved.ops()._replace(linear=linear))
+    ops = with_stored_weights(resolved.ops()._replace(linear=linear))
 
     def logits(hidden: Tensor) -> Tensor:
         return logits_of(model, weights, hidden, ops)

@@ -25,6 +25,7 @@ from ...models.checkpoints.loaded_weights import LoadedWeights
 from ...models.checkpoints.source import resolve_source
 from ...models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
 from ...models.config import GenerationDefaults, ModelConfig, read_generation_config, read_model_config
+from ...models.quantization.model_schemes import uniform
 from ...models.quantization.scheme import find_scheme
 from ...models.registry import find_model
 from .. import IMPORT_STARTED
@@ -114,7 +115,8 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     definition = find_model(model.architecture)
     is_dummy = config.load_format == "dummy"
     checkpoint = None if is_dummy else read_checkpoint(definition, model, folder)
-    find_scheme(config.quantization).check(definition.parameters(model), device)
+    schemes = uniform(find_scheme(config.quantization), definition.parameters(model))
+    schemes.check(device)
     return resolve(
         config,
         store=store,
@@ -122,6 +124,7 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
         checkpoint=checkpoint,
         model=model,
         defaults=defaults,
+        schemes=schemes,
         dtype=resolve_dtype(config.dtype, model.dtype, device),
         device=device,
     )
@@ -129,7 +132,7 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
 
 def read_weights(resolved: ResolvedRuntime, progress: Progress) -> LoadedWeights:
     """The weights, projections as their scheme keeps them. LoadError where they cannot be read or held."""
-    into: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device, "scheme": resolved.scheme}
+    into: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device, "schemes": resolved.schemes}
     try:
         if resolved.checkpoint is None:
             return dummy_weights(resolved.definition, resolved.model, seed=resolved.config.seed, **into)

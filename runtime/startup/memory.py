@@ -13,8 +13,6 @@ import torch
 from ...common.errors import ConfigError
 from ...compiler.torch_internals.torch_compat import cpu_has_bfloat16_units
 from ...models.config import ModelConfig
-from ...models.quantization.scheme import QuantScheme
-from ...models.quantization.unquantized import UNQUANTIZED
 from ...models.registry import find_model
 from ...models.rope import rotation_shapes
 from ..worker.slabs import slots_within
@@ -111,7 +109,7 @@ def num_kv_blocks(resolved: "ResolvedRuntime") -> int:
     per_request = -(-resolved.max_model_len // resolved.block_size)
     wanted = resolved.max_num_seqs * per_request + 1
     available = available_bytes(resolved.device)
-    weights = weight_bytes(resolved.model, resolved.dtype, resolved.scheme)
+    weights = resolved.schemes.num_bytes(resolved.dtype)
     budget = int(available * resolved.config.memory_fraction) - weights - adjusting_bytes(resolved)
     if resolved.device.type == "cpu":
         budget = min(budget, CPU_CACHE_BYTES)
@@ -128,7 +126,7 @@ def num_kv_blocks(resolved: "ResolvedRuntime") -> int:
 def check_weights_and_rope(resolved: "ResolvedRuntime") -> None:
     """ConfigError, naming the field, where a size that config.json gives is beyond what is available."""
     model, available = resolved.model, available_bytes(resolved.device)
-    weights = weight_bytes(model, resolved.dtype, resolved.scheme)
+    weights = resolved.schemes.num_bytes(resolved.dtype)
     shapes = rotation_shapes(model, resolved.max_model_len).values()
     angles = sum(4 * rows * columns for rows, columns in shapes)
     if weights > available:
@@ -179,14 +177,6 @@ def blocks_left(resolved: "ResolvedRuntime", activation_bytes: int) -> int:
             f"raise memory_fraction, or lower max_num_batched_tokens or max_num_seqs"
         )
     return blocks
-
-
-def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: QuantScheme = UNQUANTIZED) -> int:
-    """Bytes of the weights, to the accuracy that sizing needs."""
-    embedding = model.vocab_size * model.hidden_size
-    is_shared = model.tie_word_embeddings and scheme.is_dense  # by the LM head
-    projections = model.num_layers * weights_of_layer(model) + (0 if is_shared else embedding)
-    return scheme.weight_bytes(projections, dtype) + embedding * dtype.itemsize
 
 
 def weights_of_layer(model: ModelConfig) -> int:

@@ -72,12 +72,12 @@ class Sizing:
 
 def size(resolved: ResolvedRuntime) -> Sizing:
     """What is known of a model's memory before its weights are read; on a GPU a little less is left."""
-    model, dtype, scheme = resolved.model, resolved.dtype, resolved.scheme
+    model, dtype = resolved.model, resolved.dtype
     return Sizing(
         device=resolved.device,
         dtype=dtype,
-        weight_bytes=memory.weight_bytes(model, dtype, scheme),
-        narrow_weight_bytes=memory.weight_bytes(model, torch.bfloat16, scheme),
+        weight_bytes=resolved.schemes.num_bytes(dtype),
+        narrow_weight_bytes=resolved.schemes.num_bytes(torch.bfloat16),
         available_bytes=memory.available_bytes(resolved.device),
         adjusting_bytes=memory.adjusting_bytes(resolved),
         token_bytes=memory.block_bytes(model, 1, dtype),

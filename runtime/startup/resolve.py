@@ -12,7 +12,7 @@ from ...common.store import Store
 from ...compiler.numerics import MAX_NUM_TOKENS
 from ...models.checkpoints.weights import Checkpoint
 from ...models.config import GenerationDefaults, ModelConfig
-from ...models.quantization.scheme import find_scheme
+from ...models.quantization.model_schemes import ModelSchemes
 from ...models.registry import find_model
 from ..config import DTYPES, RuntimeConfig
 from ..worker.slabs import taken_bytes
@@ -77,6 +77,7 @@ def resolve(
     checkpoint: Checkpoint | None,
     model: ModelConfig,
     defaults: GenerationDefaults,
+    schemes: ModelSchemes,
     dtype: torch.dtype,
     device: torch.device,
 ) -> ResolvedRuntime:
@@ -98,7 +99,7 @@ def resolve(
         defaults=defaults,
         dtype=dtype,
         device=device,
-        scheme=find_scheme(config.quantization),
+        schemes=schemes,
         max_model_len=max_model_len,
         max_num_seqs=min(config.max_num_seqs, max_num_batched_tokens),  # each takes a token of a step
         max_num_batched_tokens=max_num_batched_tokens,

@@ -15,7 +15,8 @@ from ...models import rope
 from ...models.checkpoints.weights import Checkpoint
 from ...models.config import GenerationDefaults, ModelConfig
 from ...models.layers import EXACT_OPS, FAST_OPS, Ops
-from ...models.quantization.scheme import QuantScheme, TensorTable
+from ...models.quantization.model_schemes import ModelSchemes, with_stored_weights
+from ...models.quantization.scheme import TensorTable
 from ...models.registry import ModelDefinition
 from ..config import RuntimeConfig
 
@@ -33,7 +34,7 @@ class ResolvedRuntime:
     defaults: GenerationDefaults
     dtype: torch.dtype  # of weights and KV cache
     device: torch.device
-    scheme: QuantScheme  # of projections
+    schemes: ModelSchemes  # of projections
     max_model_len: int  # tokens of prompt and answer
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -46,7 +47,7 @@ class ResolvedRuntime:
     def program(self) -> Program:
         """What the compiler is handed."""
         model, forward_of, ops = self.model, self.definition.forward, self.ops()
-        join = self.scheme.joiner(self.definition.parameters(model))
+        join = self.schemes.join
 
         def forward(
             weights: Mapping[str, Tensor], token_ids: Tensor, positions: Tensor, attend: Any
@@ -61,16 +62,16 @@ class ResolvedRuntime:
         )
 
     def ops(self) -> Ops:
-        """The operations that the model is written in, by its numerics and its scheme."""
-        return self.scheme.ops(EXACT_OPS if self.config.numerics == "exact" else FAST_OPS)
+        """The operations that the model is written in, by its numerics and its schemes."""
+        return with_stored_weights(EXACT_OPS if self.config.numerics == "exact" else FAST_OPS)
 
     def joined(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The tensors as the model's functions take them: parts of a projection as one."""
-        return self.scheme.joiner(self.definition.parameters(self.model))(tensors)
+        return self.schemes.join(tensors)
 
     def parameter_table(self) -> TensorTable:
         """Shape and dtype of every tensor that the forward may read."""
-        table = self.scheme.parameter_table(self.definition.parameters(self.model), self.dtype)
+        table = self.schemes.parameter_table(self.dtype)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         rotation = rope.rotation_shapes(self.model, self.max_model_len)
         return table | {name: (shape, wide) for name, shape in rotation.items()}

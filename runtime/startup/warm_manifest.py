@@ -75,7 +75,7 @@ def serving_factors(resolved: ResolvedRuntime, plan: Mapping[str, Any] | None) -
     return {
         **(plan or {"plan": "eager"}),
         "dtype": str(resolved.dtype),
-        "quantization": resolved.scheme.name,
+        "quantization": resolved.schemes.facts(),
         "attention": config.attention,
         "sizes": [resolved.max_num_seqs, resolved.max_num_batched_tokens, resolved.max_model_len],
         "block_size": resolved.block_size,

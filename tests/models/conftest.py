@@ -16,6 +16,7 @@ from lamina.custom_ops.paged_attention.reference import dense_attention
 from lamina.models.checkpoints.weights import load_weights, read_checkpoint
 from lamina.models.config import read_model_config
 from lamina.models.layers import FAST_OPS, Ops
+from lamina.models.quantization.model_schemes import uniform, with_stored_weights
 from lamina.models.quantization.scheme import find_scheme
 from lamina.models.registry import find_model
 from lamina.models.rope import rotation_tables
@@ -39,8 +40,9 @@ def _logits(
 ) -> Tensor:
     config = read_model_config(folder)
     model = find_model(config.architecture)
-    checkpoint, scheme = read_checkpoint(model, config, folder), find_scheme("int8" if quantized else None)
-    weights = load_weights(checkpoint, dtype=dtype, device="cpu", scheme=scheme).by_name
+    checkpoint = read_checkpoint(model, config, folder)
+    schemes = uniform(find_scheme("int8" if quantized else None), checkpoint.specs)
+    weights = load_weights(checkpoint, dtype=dtype, device="cpu", schemes=schemes).by_name
     config = dataclasses.replace(config, **config_changes or {})
     length = max_model_len or len(token_ids)
     weights |= rotation_tables(config, max_model_len=length, dtype=dtype, device="cpu")
@@ -57,7 +59,7 @@ def _logits(
         torch.tensor(token_ids, dtype=torch.int32),
         torch.arange(len(token_ids), dtype=torch.int32),
     )
-    joined, ops = scheme.joiner(checkpoint.specs)(weights), scheme.ops(ops)
+    joined, ops = schemes.join(weights), with_stored_weights(ops)
     with torch.inference_mode():
         return model.logits(config, joined, model.forward(config, joined, ids, positions, attend, ops), ops)
 

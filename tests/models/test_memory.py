@@ -32,6 +32,7 @@ import gguf, torch
 from lamina.common.store import Store
 from lamina.models import ParameterSpec, find_model
 from lamina.models.checkpoints import gguf_file, loaded_weights, weights
+from lamina.models.quantization.model_schemes import uniform
 from lamina.models.quantization.scheme import find_scheme
 from lamina.models.config import read_model_config
 from lamina.models.checkpoints.source import resolve_source
@@ -46,13 +47,14 @@ small = ParameterSpec(shape=(64, 64), sources=("w",), projection=True)
 into = {"dtype": torch.bfloat16, "device": "cpu"}
 scheme = find_scheme("int8" if sys.argv[3:] else None)
 ones = torch.ones(64, 64, dtype=torch.bfloat16)
-loaded_weights.LoadedWeights(find_scheme("int8"), {"w": small}, **into).take("w", 0, ones)
+loaded_weights.LoadedWeights(uniform(find_scheme("int8"), {"w": small}), **into).take("w", 0, ones)
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
 folder = resolve_source(sys.argv[1], store=Store(Path(sys.argv[2])))
 config = read_model_config(folder)
 model = find_model(config.architecture)
-held = weights.load_weights(weights.read_checkpoint(model, config, folder), scheme=scheme, **into).by_name
+checkpoint = weights.read_checkpoint(model, config, folder)
+held = weights.load_weights(checkpoint, schemes=uniform(scheme, checkpoint.specs), **into).by_name
 print(memory("VmHWM") - before, sum(weight.nbytes for weight in held.values()))
 """
 

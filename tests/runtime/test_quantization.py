@@ -10,7 +10,6 @@ from lamina import SamplingParams
 from lamina.models.config import read_model_config
 from lamina.models.registry import find_model
 from lamina.runtime.config import RuntimeConfig
-from lamina.runtime.startup import memory
 from lamina.runtime.startup.memory_report import size
 from lamina.runtime.worker import model_runner
 
@@ -116,8 +115,8 @@ def test_its_error_is_told_in_words_and_in_figures(open_runtime, said):
 def test_sizing_counts_a_byte_a_weight(tiny_folder):
     model = read_model_config(tiny_folder)
     specs = find_model(model.architecture).parameters(model)
-    projections = sum(spec.shape[0] * spec.shape[1] for spec in specs.values() if spec.projection)
-    embedding = 2 * model.vocab_size * model.hidden_size
+    projections = [spec.shape for spec in specs.values() if spec.projection]
+    dense = sum(2 * torch.Size(spec.shape).numel() for spec in specs.values() if not spec.projection)
     config = RuntimeConfig(model="tiny", quantization="int8")
     fit = size(resolve_alone(config, model, torch.bfloat16, torch.device("cpu")))
-    assert fit.weight_bytes == projections + embedding < memory.weight_bytes(model, torch.bfloat16)
+    assert fit.weight_bytes == dense + sum(rows * columns + 4 * rows for rows, columns in projections)

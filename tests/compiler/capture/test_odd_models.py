@@ -21,7 +21,7 @@ from lamina.compiler.torch_internals import torch_compat
 from lamina.custom_ops.paged_attention.reference import dense_attention
 from lamina.models import ParameterSpec
 from lamina.models.layers import EXACT_OPS
-from lamina.models.quantization.int8 import INT8
+from lamina.models.quantization.model_schemes import ModelSchemes
 
 from ..tiny import CPU
 
@@ -345,7 +345,7 @@ def names_of_inputs(weights, ids, positions, attend):
 def test_weights_may_be_named_as_inputs_and_scales_are(store):
     weights = weights_of(token_ids=(WIDTH,), positions=(WIDTH,), num_tokens=(WIDTH,), norm_scale=(WIDTH,))
     specs = {name: ParameterSpec(shape=(WIDTH,), sources=(name,)) for name in weights}
-    assert INT8.joiner(specs)(weights) == weights
+    assert ModelSchemes(specs=specs).join(weights) == weights
     plan = compiled(names_of_inputs, weights, store)
     torch.testing.assert_close(plan(*tokens(5), attend), eagerly(names_of_inputs, weights, 5))
     with pytest.raises(CompileError, match="a weight is named '%add'; wanted a name that does not begin"):

@@ -19,6 +19,7 @@ from lamina.models.checkpoints.loaded_weights import LoadedWeights
 from lamina.models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
 from lamina.models.config import read_model_config
 from lamina.models.quantization.int8 import INT8
+from lamina.models.quantization.model_schemes import uniform
 from lamina.models.quantization.unquantized import UNQUANTIZED
 from lamina.models.registry import ParameterSpec, find_model
 
@@ -36,13 +37,14 @@ SCALE = "%scale"  # behind a projection's name
 def load(folder: Path) -> tuple[dict[str, Tensor], LoadedWeights]:
     config = read_model_config(folder)
     checkpoint = read_checkpoint(find_model(config.architecture), config, folder)
-    loaded = load_weights(checkpoint, dtype=torch.float32, device=CPU, scheme=INT8)
+    schemes = uniform(INT8, checkpoint.specs)
+    loaded = load_weights(checkpoint, dtype=torch.float32, device=CPU, schemes=schemes)
     return loaded.by_name, loaded
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor, LoadedWeights]:
     specs = {"w": ParameterSpec(shape=tuple(rows.shape), sources=("w",), projection=True)}
-    loaded = LoadedWeights(INT8, specs, dtype=rows.dtype, device=CPU)
+    loaded = LoadedWeights(uniform(INT8, specs), dtype=rows.dtype, device=CPU)
     loaded.take("w", 0, rows)
     return loaded.by_name["w"], loaded.by_name["w" + SCALE], loaded
 
@@ -117,7 +119,8 @@ def test_invented_weights_are_quantized_like_a_checkpoints(tiny_folder: Path) ->
     model = find_model(config.architecture)
     into: dict[str, Any] = {"dtype": torch.bfloat16, "device": CPU, "seed": 3}
     dense, bytes_ = (
-        dummy_weights(model, config, scheme=scheme, **into).by_name for scheme in (UNQUANTIZED, INT8)
+        dummy_weights(model, config, schemes=uniform(scheme, model.parameters(config)), **into).by_name
+        for scheme in (UNQUANTIZED, INT8)
     )
     assert torch.equal(bytes_["layers.1.down"], quantize(dense["layers.1.down"])[0])
     assert torch.equal(bytes_["embedding"], dense["embedding"])
@@ -134,18 +137,18 @@ def test_weights_that_are_not_finite_are_refused_by_name(tiny_folder: Path, chan
 def test_a_gpu_is_refused_by_name(tiny_folder: Path) -> None:
     config = read_model_config(tiny_folder)
     specs = find_model(config.architecture).parameters(config)
-    INT8.check(specs, CPU)
-    UNQUANTIZED.check(specs, torch.device("cuda"))
+    uniform(INT8, specs).check(CPU)
+    uniform(UNQUANTIZED, specs).check(torch.device("cuda"))
     with pytest.raises(
-        UnsupportedError, match=r"quantization is 'int8'.*device is 'cuda'.*quantization=None"
+        UnsupportedError, match=r"quantization of .* is 'int8'.*device is 'cuda'.*quantization=None"
     ):
-        INT8.check(specs, torch.device("cuda"))
+        uniform(INT8, specs).check(torch.device("cuda"))
 
 
 def test_a_model_that_declares_no_projection_is_refused() -> None:
     specs = {"script": ParameterSpec(shape=(4, 4), sources=("script",))}
     with pytest.raises(UnsupportedError, match="declares no projection"):
-        INT8.check(specs, CPU)
+        uniform(INT8, specs)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -157,7 +160,9 @@ def test_every_family_declares_its_projections_and_computes_with_their_bytes(
     model = oracle(folder, family.architecture)
     config = read_model_config(folder)
     specs = find_model(family.architecture).parameters(config)
-    assert set(INT8.quantized(specs)) == {n for n, s in specs.items() if len(s.shape) == 2} - {"embedding"}
+    assert set(uniform(INT8, specs).schemes) == {n for n, s in specs.items() if len(s.shape) == 2} - {
+        "embedding"
+    }
     dequantize(model)
     torch.testing.assert_close(
         logits_of(folder, PROMPT, quantized=True), oracle_logits(model, PROMPT), rtol=1e-4, atol=1e-4

@@ -6,6 +6,9 @@ import torch
 
 from lamina.common.store import Store
 from lamina.models.config import GenerationDefaults, ModelConfig
+from lamina.models.quantization.model_schemes import uniform
+from lamina.models.quantization.scheme import find_scheme
+from lamina.models.registry import find_model
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.startup.resolve import resolve
 from lamina.runtime.startup.resolved import ResolvedRuntime
@@ -22,6 +25,7 @@ def resolve_alone(
         checkpoint=None,
         model=model,
         defaults=GenerationDefaults(),
+        schemes=uniform(find_scheme(config.quantization), find_model(model.architecture).parameters(model)),
         dtype=dtype,
         device=device,
     )

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from lamina import ConfigError, Runtime, UnsupportedError
 from lamina.cli import app
 from lamina.cli.info import describe_fit
+from lamina.models.quantization.model_schemes import ModelSchemes
+from lamina.models.registry import find_model
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.startup import memory
 from lamina.runtime.startup.memory_report import size
@@ -29,7 +31,9 @@ def fit(make_tiny_folder, monkeypatch):
         config = RuntimeConfig(model="tiny", max_num_seqs=1, **settings)
         return size(resolve_alone(config, model, dtype, torch.device(device)))
 
-    make.weights = memory.weight_bytes(model, torch.float32)
+    make.weights = ModelSchemes(specs=find_model(model.architecture).parameters(model)).num_bytes(
+        torch.float32
+    )
     return make
 
 

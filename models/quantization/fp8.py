@@ -1,0 +1,111 @@
+"""Projections in float8: a number of e4m3 for each weight, a scale for each row or 128 columns of it."""
+
+from collections.abc import Mapping
+from functools import cache, partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...common.errors import LoadError
+from .scheme import Parts, QuantScheme, Shape, register_scheme
+
+LARGEST = 448.0  # of e4m3, which has no infinity
+BLOCK = 128  # rows, and columns, of a block with one scale
+HEAD = frozenset({"lm_head"})  # stays dense where the setting asks: few bytes of all, in every token's way
+
+
+def by_rows(shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch.dtype]]:
+    """The numbers [out, in], and the scales [out]."""
+    return {"": (shape, torch.float8_e4m3fn), "scale": (shape[:1], torch.float32)}
+
+
+def by_blocks(shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch.dtype]]:
+    """The numbers [out, in], and a scale for each 128 columns of a row; the last block may be short."""
+    blocks = -(-shape[1] // BLOCK)
+    return {"": (shape, torch.float8_e4m3fn), "scale": ((shape[0], blocks), torch.float32)}
+
+
+def store_rows(rows: Tensor, parts: Parts) -> None:
+    """Each row by the scale that its largest weight gives. LoadError where that is not finite."""
+    values, scale = parts
+    scale.copy_(_peak(rows) / LARGEST)
+    values.copy_(_rounded(rows, scale[:, None]))
+
+
+def store_blocks(rows: Tensor, parts: Parts) -> None:
+    """Each 128 columns of a row by the scale that their largest weight gives. LoadError as for rows."""
+    values, scale = parts
+    blocks = range(0, rows.shape[1], BLOCK)
+    scale.copy_(torch.stack([_peak(rows[:, first : first + BLOCK]) for first in blocks], dim=1) / LARGEST)
+    values.copy_(_rounded(rows, expanded(scale, rows.shape[1])))
+
+
+def restore(parts: Parts) -> Tensor:
+    """Each number by the scale of its row, or of its block."""
+    values, scale = parts
+    return values.to(torch.float32) * (
+        scale[:, None] if scale.dim() == 1 else expanded(scale, values.shape[1])
+    )
+
+
+def multiply(x: Tensor, parts: Parts, bias: Tensor | None, *, bound: float | None = None) -> Tensor:
+    """By the numbers in x's dtype; what is beyond +-bound of x counts as the bound."""
+    x = x if bound is None else x.clamp(-bound, bound)
+    return F.linear(x, restore(parts).to(x.dtype), bias)
+
+
+def expanded(scale: Tensor, columns: int) -> Tensor:
+    """The scale of each weight [n, columns], of one [n, blocks] for each 128 columns."""
+    return scale.repeat_interleave(BLOCK, dim=1)[:, :columns]
+
+
+def _peak(rows: Tensor) -> Tensor:
+    peak = rows.abs().amax(dim=1)
+    if not bool(peak.isfinite().all()):
+        raise LoadError("holds weights that are not finite; quantization needs a largest one")
+    return peak
+
+
+def _rounded(rows: Tensor, scale: Tensor) -> Tensor:
+    steps = rows / torch.where(scale > 0, scale, 1.0)
+    return steps.clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+
+
+FP8 = QuantScheme(
+    name="fp8",
+    kept="in float8 (e4m3), a scale a row",
+    devices=frozenset({"cpu", "cuda"}),
+    tensors=by_rows,
+    store=store_rows,
+    restore=restore,
+    multiply=multiply,
+    exempt=HEAD,
+)
+FP8_BLOCK = QuantScheme(
+    name="fp8_block",
+    kept="in float8 (e4m3), a scale for 128 columns",
+    devices=frozenset({"cpu", "cuda"}),
+    tensors=by_blocks,
+    store=store_blocks,
+    restore=restore,
+    multiply=multiply,
+    exempt=HEAD,
+)
+register_scheme(FP8)
+register_scheme(FP8_BLOCK)
+
+
+@cache
+def bounded(bound: float) -> QuantScheme:
+    """The scheme fp8 for activations that count as +-bound where they are beyond it."""
+    return QuantScheme(
+        name="fp8",
+        kept=f"in float8 (e4m3), a scale a row, activations within {bound:g}",
+        devices=FP8.devices,
+        tensors=by_rows,
+        store=store_rows,
+        restore=restore,
+        multiply=partial(multiply, bound=bound),
+        exempt=HEAD,
+    )

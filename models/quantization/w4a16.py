@@ -1,0 +1,134 @@
+"""Projections in four bits a weight: numbers from 0 to 15 less 8, by the scale of their group of columns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...common.errors import LoadError, UnsupportedError
+from .fp8 import HEAD
+from .scheme import Parts, QuantScheme, Shape, register_scheme
+
+GROUPS = (
+    128,
+    64,
+    32,
+)  # columns with one scale, where the setting asks: the first that divides a projection's
+STEPS = 7.5  # of the largest weight of a group: half a step is then the largest error on either side
+OFFSET = 8  # what is stored of zero
+
+
+class Named(NamedTuple):
+    """The parts by name."""
+
+    packed: Tensor  # uint8 [n, in / 2], the even column in the low four bits
+    scale: Tensor  # [n, groups]
+    zero: Tensor | None  # [n, groups], added
+    order: Tensor | None  # int32 [in]: which column of x each column of the weight is for
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which parts there are: w = (number - 8) * scale + zero."""
+
+    group: int | None = None  # columns; -1: all; None: the largest of GROUPS that divides them
+    zero: bool = False
+    order: bool = False
+
+    def tensors(self, shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch.dtype]]:
+        """The parts. UnsupportedError for columns that are no whole groups of an even number."""
+        rows, columns = shape
+        group = self._group_of(columns)
+        if group is None or columns % group or group % 2:
+            wanted = ", ".join(map(str, GROUPS)) if self.group is None else str(self.group)
+            raise UnsupportedError(
+                f"quantization is 'w4a16', which cannot keep {shape}; wanted columns by groups of {wanted}"
+            )
+        parts: dict[str, tuple[Shape, torch.dtype]] = {"": ((rows, columns // 2), torch.uint8)}
+        parts["scale"] = ((rows, columns // group), dtype)
+        if self.zero:
+            parts["zero"] = parts["scale"]
+        if self.order:
+            parts["order"] = ((columns,), torch.int32)
+        return parts
+
+    def _group_of(self, columns: int) -> int | None:
+        if self.group is None:
+            return next((group for group in GROUPS if columns % group == 0), None)
+        return columns if self.group == -1 else self.group
+
+    def named(self, parts: Parts) -> Named:
+        """The parts by name."""
+        packed, scale, *rest = parts
+        order = rest.pop() if self.order else None
+        return Named(packed, scale, rest.pop() if self.zero else None, order)
+
+    def store(self, rows: Tensor, parts: Parts) -> None:
+        """Each group by the scale that its largest weight gives, as the part rounds it, with nothing added.
+
+        LoadError where that is not finite, or beyond the dtype of scales.
+        """
+        packed, scale, zero, order = self.named(parts)
+        groups = torch.unflatten(rows, 1, (scale.shape[1], -1))
+        scale.copy_(groups.abs().amax(dim=2) / STEPS)
+        if not bool(scale.isfinite().all()):
+            raise LoadError(f"holds weights that are not finite, or too large for scales in {scale.dtype}")
+        step = scale.to(torch.float32)[:, :, None]
+        numbers = (groups / torch.where(step > 0, step, 1.0)).round_().clamp_(-OFFSET, OFFSET - 1) + OFFSET
+        packed.copy_(packed_pairs(numbers.flatten(1).to(torch.uint8)))
+        if zero is not None:
+            zero.zero_()
+        if order is not None:
+            order.copy_(torch.arange(rows.shape[1]))
+
+    def restore(self, parts: Parts) -> Tensor:
+        """(number - 8) * scale + zero, each column where it is in x."""
+        packed, scale, zero, order = self.named(parts)
+        numbers = unpacked_pairs(packed).to(torch.float32).sub_(OFFSET)
+        rows = torch.unflatten(numbers, 1, (scale.shape[1], -1)) * scale.to(torch.float32)[:, :, None]
+        if zero is not None:
+            rows += zero.to(torch.float32)[:, :, None]
+        rows = rows.flatten(1)
+        return rows if order is None else torch.empty_like(rows).index_copy_(1, order.long(), rows)
+
+    def multiply(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
+        """By the numbers in x's dtype."""
+        order = self.named(parts).order
+        x = x if order is None else x.index_select(1, order)
+        return F.linear(x, Layout(zero=self.zero).restore(parts[: 3 if self.zero else 2]).to(x.dtype), bias)
+
+
+def packed_pairs(numbers: Tensor) -> Tensor:
+    """uint8 [n, in / 2] of numbers [n, in] from 0 to 15: the even column in the low four bits."""
+    return numbers[:, ::2] | numbers[:, 1::2] << 4
+
+
+def unpacked_pairs(packed: Tensor) -> Tensor:
+    """uint8 [n, in], packed_pairs undone."""
+    return torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)
+
+
+@cache
+def w4a16(group: int | None = None, *, zero: bool = False, order: bool = False) -> QuantScheme:
+    """The scheme for groups of so many columns; -1: all; None: the largest of 128, 64 and 32 that divides."""
+    layout = Layout(group, zero, order)
+    size = {None: "128, 64 or 32", -1: "all"}.get(group, group)
+    scales, sorting = "a scale and a zero" if zero else "a scale", " in an order of their own" * order
+    return QuantScheme(
+        name="w4a16",
+        kept=f"in four bits a weight, {scales} for {size} columns{sorting}",
+        devices=frozenset({"cpu", "cuda"}),
+        tensors=layout.tensors,
+        store=layout.store,
+        restore=layout.restore,
+        multiply=layout.multiply,
+        shared=frozenset({"order"}),
+        exempt=HEAD,
+    )
+
+
+register_scheme(w4a16())
