@@ -3,10 +3,12 @@
 import json
 import re
 from functools import lru_cache
+from typing import Any
 
 from ...common.errors import RequestError
 from ...common.extras import require
 from ..structured_outputs import StructuredOutputs
+from .json_schema import enforceable
 
 PACKAGE = "llguidance"
 GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -46,16 +48,23 @@ def _grammar(form: StructuredOutputs) -> str:
         return str(matcher.grammar_from_lark(f"start: {' | '.join(map(_quoted, form.choice))}"))
     if form.grammar is not None:
         return str(matcher.grammar_from_lark(_lark(form.grammar)))
-    schema = '{"type": "object"}' if form.json_object else form.json
+    schema = {"type": "object"} if form.json_object else _schema_of(form)
     settings = {
         "coerce_one_of": True,  # unions of Pydantic's are oneOf with a field that tells them apart
         "lenient": form.lenient,
         "whitespace_flexible": not form.compact,
     }
     try:
-        return str(matcher.grammar_from_json_schema(schema, overrides=settings))
+        return str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=settings))
     except ValueError as error:  # as of one that is nested too deeply
         raise RequestError(f"structured_outputs.json cannot be read: {error}") from error
+
+
+def _schema_of(form: StructuredOutputs) -> dict[str, Any]:
+    try:
+        return enforceable(json.loads(str(form.json)))
+    except RecursionError as error:
+        raise RequestError("structured_outputs.json is nested too deeply") from error
 
 
 def _quoted(text: str) -> str:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...common.errors import RequestError
+from ...runtime.structured_output.json_schema import enforceable
 from .formats import Written
 
 GUIDANCE = {  # JSON as templates write it
@@ -106,7 +108,12 @@ def object_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': GUIDANCE})}"
+    """Returns a schema as a rule has it; UnwritableError for what is refused before a grammar is made."""
+    try:
+        held = enforceable(schema)
+    except RequestError as error:
+        raise UnwritableError(str(error)) from None
+    return f"%json {json.dumps({**held, 'x-guidance': GUIDANCE})}"
 
 
 def _keywords(rules: _Rules, number: int, schema: Mapping[str, Any]) -> str:

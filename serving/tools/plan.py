@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...common.errors import RequestError
+from ...runtime.structured_output.json_schema import enforceable
 from ...runtime.structured_outputs import StructuredOutputs
 from ..protocol.chat import ChatRequest
 from ..protocol.decoding import placed, wrong
@@ -101,7 +102,11 @@ class ChatPlan:
                 f"{field} asks for a text, which no call has; wanted JSON, or tool_choice none beside it",
             )
         schema = json.loads(asked.json) if isinstance(asked.json, str) else {"type": "object"}
-        return self._calls_of(self.given.offered_tools, otherwise=_guided(schema, asked))
+        try:
+            otherwise = _guided(schema, asked)
+        except RequestError as error:
+            raise placed(error, field) from None
+        return self._calls_of(self.given.offered_tools, otherwise=otherwise)
 
     def _calls_of(
         self, tools: Sequence[Tool], *, otherwise: Mapping[str, Any] | None = None
@@ -189,10 +194,10 @@ def _reasoning_in(
     return "none" if tags.is_over(end) else "possible"
 
 
-def _guided(schema: Any, asked: StructuredOutputs) -> dict[str, Any]:
+def _guided(schema: Mapping[str, Any], asked: StructuredOutputs) -> dict[str, Any]:
     guidance = {
         "coerce_one_of": True,
         "lenient": asked.lenient,
         "whitespace_flexible": not asked.compact,
     }
-    return {**(schema if isinstance(schema, dict) else {}), "x-guidance": guidance}
+    return {**enforceable(schema), "x-guidance": guidance}

@@ -1,0 +1,87 @@
+"""A JSON schema in keywords that llguidance enforces as they are meant, with the same instances or fewer."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...common.errors import RequestError, shown
+from .open_names import closed
+from .patterns import quotable
+from .string_formats import with_known_format
+
+DEEPEST = 128  # of a schema, as llguidance has it too
+DRAFT = re.compile(r"^https?://json-schema.org/(?:(draft-0[4-7])/)?schema#?$")
+ONE = (  # keywords with a schema
+    *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames"),
+    *("then", "unevaluatedItems", "unevaluatedProperties"),
+)
+LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")  # with a list of them
+NAMED = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+
+
+def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a schema whose every instance is one of the given schema's, without what says nothing.
+
+    What no other keyword says is left as it is, and refused where the grammar is made. Raises RequestError
+    for a least number of properties that one name, written twice, would come up to.
+    """
+    found: dict[str, Any] = _enforceable(schema, 0)
+    return found
+
+
+def _enforceable(schema: Any, depth: int) -> Any:
+    if not isinstance(schema, Mapping) or depth > DEEPEST:
+        return schema
+    found = {key: _inside(key, value, depth + 1) for key, value in schema.items()}
+    _name_draft(found)
+    _drop_unique_items(found)
+    _check_num_properties(found)
+    return _with_quotable_patterns(closed(with_known_format(found)))
+
+
+def _inside(key: str, value: Any, depth: int) -> Any:
+    if key in ONE and isinstance(value, Mapping):
+        return _enforceable(value, depth)
+    if key in LISTS and isinstance(value, list):
+        return [_enforceable(each, depth) for each in value]
+    if key in NAMED and isinstance(value, Mapping):
+        return {name: _enforceable(each, depth) for name, each in value.items()}
+    return value
+
+
+def _with_quotable_patterns(schema: dict[str, Any]) -> dict[str, Any]:
+    pattern, named = schema.get("pattern"), schema.get("patternProperties")
+    if isinstance(pattern, str):
+        schema = {**schema, "pattern": quotable(pattern)}
+    if isinstance(named, Mapping):
+        schema = {**schema, "patternProperties": {quotable(key): value for key, value in named.items()}}
+    return schema
+
+
+def _name_draft(schema: dict[str, Any]) -> None:
+    """Names the draft as those who read it know it; without a number it is the latest."""
+    named = schema.get("$schema")
+    if isinstance(named, str) and (draft := DRAFT.match(named)):
+        del schema["$schema"]
+        if draft[1]:
+            schema["$schema"] = f"http://json-schema.org/{draft[1]}/schema#"
+
+
+def _drop_unique_items(schema: dict[str, Any]) -> None:
+    """Drops the keyword where it says nothing: false, or of one item at most."""
+    most = schema.get("maxItems")
+    if schema.get("uniqueItems") is False or (
+        schema.get("uniqueItems") is True and isinstance(most, int) and most <= 1
+    ):
+        del schema["uniqueItems"]
+
+
+def _check_num_properties(schema: Mapping[str, Any]) -> None:
+    """Raises RequestError for a least number of properties to which one name, written twice, would count."""
+    least, required = schema.get("minProperties"), schema.get("required")
+    num_required = len(set(required)) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > num_required + 1:
+        raise RequestError(
+            f"structured_outputs cannot be enforced: minProperties is {shown(least)}, and {num_required} are "
+            f"required; wanted at most one more than required"
+        )

@@ -1,0 +1,174 @@
+"""JSON schemas as grammars: which texts they accept, against what jsonschema says of the values."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina import StructuredOutputs
+from lamina.common.errors import RequestError
+from lamina.runtime.engine.input_processor import grammar_compiler
+from lamina.runtime.structured_output.grammar import grammar_of
+from lamina.runtime.structured_output.open_names import without
+from lamina.runtime.tokenization.tokenizer import load_tokenizer
+
+pytest.importorskip("llguidance")
+INTEGER, STRING = {"type": "integer"}, {"type": "string"}
+ONE = {"type": "object", "properties": {"a": INTEGER}}
+
+
+@pytest.fixture(scope="module")
+def accepts(tiny_text_folder):
+    """accepts(schema, text): whether the grammar of the schema accepts the text as a whole."""
+    tokenizer = load_tokenizer(tiny_text_folder)
+    compiler = grammar_compiler(tokenizer, 512, [1])
+
+    def accept(schema, text):
+        matcher = compiler.matcher(grammar_of(StructuredOutputs(json=schema)))
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+    return accept
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        ONE,
+        {"properties": {"a": INTEGER}},
+        {"allOf": [ONE, {"properties": {"b": INTEGER}}]},
+        {**ONE, "additionalProperties": STRING},
+        {**ONE, "required": ["a"]},
+        {**ONE, "patternProperties": {"^x-": INTEGER}, "additionalProperties": STRING},
+        {"type": "object", "patternProperties": {"^a": INTEGER}},
+        {"type": "object", "patternProperties": {"^[a-c]+$": INTEGER}},
+        {"type": "object", "patternProperties": {"(a|b)$": INTEGER}},
+        {"type": "object", "properties": {"o": ONE}, "additionalProperties": ONE},
+    ],
+)
+def test_no_name_passes_for_another_by_escapes(accepts, schema):
+    for name in ("a", "\\u0061", "\\u0078-a", "x\\u002d", "z"):
+        for value in ('"s"', "1", '{"\\u0061": "s"}'):
+            text = f'{{"{name}": {value}}}'
+            if accepts(schema, text):
+                jsonschema.validate(json.loads(text), schema)
+
+
+def test_names_beside_the_listed_ones_are_written(accepts):
+    assert accepts(ONE, '{"a": 1, "b": "s", "é": null}')
+    assert accepts({**ONE, "additionalProperties": STRING}, '{"aa": "s", "": "t"}')
+    assert accepts({**ONE, "patternProperties": {"^x-": STRING}}, '{"x-y": "s", "x": 1}')
+    assert accepts({"patternProperties": {"^[a-z]+$": STRING}}, '{"ab": "s", "A": 1}')
+    required = {"patternProperties": {"[ab]": STRING}, "required": ["a", "q"]}
+    assert accepts(required, '{"q": 1, "a": "s"}')
+    assert not accepts(required, '{"q": 1, "a": 2}')
+
+
+@given(
+    names=st.lists(st.text(max_size=4), max_size=5),
+    beginnings=st.lists(st.text(min_size=1, max_size=3), max_size=3),
+    text=st.text(max_size=6),
+    chosen=st.integers(0, 20),
+)
+def test_a_pattern_of_all_other_names_matches_none_of_these(names, beginnings, text, chosen):
+    held = [*names, *beginnings, text]
+    text = held[chosen % len(held)] + text[: chosen // 7]
+    is_other = text not in names and not text.startswith(tuple(beginnings))
+    pattern = without(names, beginnings)
+    assert bool(re.fullmatch(pattern.removeprefix("^").removesuffix("$"), text)) == is_other
+
+
+PRINTED = st.text(st.characters(min_codepoint=32, codec="utf-8"), max_size=5)
+
+
+@given(
+    names=st.lists(PRINTED, min_size=1, max_size=4),
+    text=PRINTED,
+    chosen=st.integers(0, 8),
+)
+def test_whatever_names_are_listed_others_are_told_apart(accepts, names, text, chosen):
+    name = [*names, text][chosen % (len(names) + 1)]
+    schema = {"type": "object", "properties": dict.fromkeys(names, INTEGER), "additionalProperties": STRING}
+    written = json.dumps(name, ensure_ascii=False)
+    if "\x7f" not in name:
+        assert accepts(schema, f'{{{written}: "s"}}') == (name not in names)
+        assert accepts(schema, f"{{{written}: 1}}") == (name in names)
+
+
+@pytest.mark.parametrize(
+    "schema,right,wrong",
+    [
+        ({"items": INTEGER, "uniqueItems": False}, "[1, 1]", '["a"]'),
+        ({"type": "array", "uniqueItems": True, "maxItems": 1}, "[1]", "[1, 1]"),
+        ({"$schema": "https://json-schema.org/draft-07/schema", "type": "integer"}, "1", "1.5"),
+        ({"$schema": "http://json-schema.org/schema#", "type": "integer"}, "1", "1.5"),
+        ({"$schema": "http://json-schema.org/draft-04/schema", **STRING}, '"a"', "1"),
+        ({"type": "integer", "format": "int32"}, "1", "1.5"),
+        ({"format": "int64", "type": ["integer", "string"]}, '"a"', "1.5"),
+        ({**STRING, "format": "password"}, '"a"', "1"),
+        ({**STRING, "format": "byte"}, '"YWJj"', '"YWJ"'),
+        ({**STRING, "format": "byte", "pattern": "^Y"}, '"YWJj"', '"ZWJj"'),
+        ({**STRING, "format": "uri-reference"}, '"../a#b"', '"a b"'),
+        ({**STRING, "format": "json-pointer"}, '"/a/~0"', '"a"'),
+        ({**STRING, "format": "iri"}, '"http://é"', '"é"'),
+    ],
+)
+def test_what_says_nothing_or_is_a_pattern_is_taken(accepts, schema, right, wrong):
+    assert accepts(schema, right)
+    assert not accepts(schema, wrong)
+
+
+def test_words_of_schemas_may_be_names_of_properties(accepts):
+    names = {"uniqueItems": STRING, "format": INTEGER, "$schema": STRING, "properties": INTEGER}
+    schema = {"type": "object", "properties": names, "additionalProperties": False}
+    assert accepts(schema, '{"uniqueItems": "a", "format": 1, "$schema": "x", "properties": 2}')
+
+
+def test_a_name_written_twice_counts_once(accepts):
+    with pytest.raises(RequestError, match="minProperties is 2"):
+        grammar_of(StructuredOutputs(json={"type": "object", "minProperties": 2}))
+    schema = {**ONE, "required": ["a"], "minProperties": 2}
+    assert accepts(schema, '{"a": 1, "b": 1}')
+    assert not accepts(schema, '{"a": 1}')
+
+
+@pytest.mark.parametrize("key", ["allOf", "items", "not", "additionalProperties"])
+def test_deep_schemas_are_refused_by_name(key):
+    schema = {"type": "object"}
+    for _ in range(5000):
+        schema = {key: [schema] if key == "allOf" else schema}
+    with pytest.raises(RequestError, match="json"):
+        grammar_of(StructuredOutputs(json=schema))
+
+
+@pytest.mark.parametrize(
+    "pattern,matched",
+    [
+        (r'[^"]', r"ab\/[]^&~1" + "\n\r\x01"),
+        (r"[^\\]", 'ab"/[]^&~1\n\r\x01'),
+        (r'[^"\\]', "ab/[]^&~1\n\r\x01"),
+        (r"[^a]", 'b"\\/[]^&~1\n\r\x01'),
+        (r'(?:[^"\n]|\n)', r"ab\/[]^&~1" + "\n\r\x01"),
+        (r"[\u0000-\u0021\u0023-\uffff]", r"ab\/[]^&~1" + "\n\r\x01"),
+        (r"(?:[\x00-!]|[#-\uffff])", r"ab\/[]^&~1" + "\n\r\x01"),
+        (r"\P{P}", "ab^~1\n\r\x01"),
+        (r"[\P{P}]", "ab^~1\n\r\x01"),
+        (r"[^\p{P}]", "ab^~1\n\r\x01"),
+        (r"[[a]", "[a"),
+        (r"[a&&b~~]", "ab&~"),
+        (r"[\]\[^]", "[]^"),
+        (r'["]', '"'),
+        (r"[\s\S]", 'ab"\\/[]^&~1\n\r\x01'),
+        (r"\D", 'ab"\\/[]^&~\n\r\x01'),
+        (r".", 'ab"\\/[]^&~1\r\x01'),
+    ],
+)
+def test_patterns_match_the_same_in_quotes(accepts, pattern, matched):
+    value = {"type": "string", "pattern": f"^{pattern}$"}
+    name = {"patternProperties": {f"^{pattern}$": INTEGER}, "additionalProperties": False}
+    for char in 'ab"\\\n\r\x01/[]^&~1':
+        assert accepts(value, json.dumps(char)) == (char in matched), char
+        assert accepts(name, json.dumps({char: 1})) == (char in matched), char
