@@ -14,6 +14,7 @@ from .layer_norm.op import layer_norm
 from .linear.op import linear
 from .linear_fp8.op import linear_fp8
 from .linear_int8.op import linear_int8
+from .linear_w4a16.op import linear_w4a16
 from .paged_attention.op import paged_attention
 from .qk_norm.op import qk_norm
 from .quantize_fp8.op import quantize_fp8
@@ -43,6 +44,7 @@ __all__ = [
     "linear",
     "linear_fp8",
     "linear_int8",
+    "linear_w4a16",
     "paged_attention",
     "qk_norm",
     "quantize_fp8",

@@ -12,10 +12,6 @@
 #include "int8.h"
 #include "vector.h"
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 namespace lamina {
 
 constexpr int kBlockTokens = 64;               // of which a unit's sums are kept before they are written
@@ -329,20 +325,20 @@ class Units {
 constexpr int64_t kChunkTokens = 512;  // packed at once: they stay in a core's own cache while the weights go by
 
 // Calls write(token, row, sums of the first strip, sums of the second) for every token and unit. rows(first, count,
-// pointers) leaves pointers to `count` contiguous rows of x, at most 16, that live until the thread's next call.
-template <typename W, typename Kernel, typename Rows, typename Write>
-void multiply(const Kernel& kernel, const Matrix<W>& weight, bool gated, int64_t tokens, int threads, const Rows& rows,
+// pointers) leaves pointers to `count` contiguous rows of x, at most 16, that live until the thread's next call, as does
+// a unit of `units`. `work`: multiply-adds a token.
+template <typename Kernel, typename Units, typename Rows, typename Write>
+void multiply(const Kernel& kernel, const Units& units, int64_t work, int64_t tokens, int threads, const Rows& rows,
               const Write& write) {
   using T = typename Kernel::Element;
   thread_local Buffer buffer;
   const size_t elements = kernel.packed_elements(std::min(tokens, kChunkTokens));
   using Packed = typename Kernel::Packed;
   auto* packed = reinterpret_cast<Packed*>(buffer.reserve(elements * sizeof(Packed) / sizeof(float) + 1));
-  const Units<W> units(weight, gated);
   const int64_t num_units = units.count();
   constexpr int kPack = Kernel::kPackTokens;
   // One thread or all: a team of another size would end and start threads.
-  [[maybe_unused]] const bool parallel = threads > 1 && tokens * weight.rows * weight.depth > kMinParallelWork;
+  [[maybe_unused]] const bool parallel = threads > 1 && tokens * work > kMinParallelWork;
 #pragma omp parallel num_threads(threads) if (parallel)
   {
     [[maybe_unused]] typename Kernel::Scope scope;
@@ -357,7 +353,7 @@ void multiply(const Kernel& kernel, const Matrix<W>& weight, bool gated, int64_t
       }
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < num_units; i++) {
-        const Unit<W> unit = units[i];
+        const auto unit = units[i];
         Vec sums[2][kBlockTokens];
         for (int64_t block = 0; block < count; block += kBlockTokens) {
           const int some = static_cast<int>(std::min<int64_t>(kBlockTokens, count - block));
@@ -375,21 +371,23 @@ enum class Method : int64_t { kDot = 0, kAmx = 1 };
 template <typename T, typename W, typename Rows, typename Write>
 bool gemm_by(Method method, const Matrix<W>& weight, bool gated, int64_t tokens, int threads, const Rows& rows,
              const Write& write) {
+  const Units<W> units(weight, gated);
+  const int64_t work = weight.rows * weight.depth;
   if (method == Method::kDot) {
-    multiply(DotKernel<T, W>(weight.depth), weight, gated, tokens, threads, rows, write);
+    multiply(DotKernel<T, W>(weight.depth), units, work, tokens, threads, rows, write);
     return true;
   }
 #if defined(LAMINA_AMX)
   if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<W, BFloat16>) {
     if (!has_amx()) return false;
-    multiply(AmxKernel(weight.depth), weight, gated, tokens, threads, rows, write);
+    multiply(AmxKernel(weight.depth), units, work, tokens, threads, rows, write);
     return true;
   }
 #endif
 #if defined(LAMINA_AMX) && defined(LAMINA_INT8_AS_BF16)
   if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<W, int8_t>) {
     if (!has_amx()) return false;
-    multiply(AmxInt8Kernel(weight.depth), weight, gated, tokens, threads, rows, write);
+    multiply(AmxInt8Kernel(weight.depth), units, work, tokens, threads, rows, write);
     return true;
   }
 #endif

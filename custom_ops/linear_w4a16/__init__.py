@@ -1,0 +1,1 @@
+"""lamina::linear_w4a16."""

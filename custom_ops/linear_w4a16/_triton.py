@@ -1,0 +1,138 @@
+"""The Triton kernels of lamina::linear_w4a16: one row of x by weights as they lie; more by a library's GEMM.
+
+For more rows the weights are written out in x's dtype first, once a call. Shuffled ones are only ever met
+where this provider is forced on a GPU that the CUDA kernel serves.
+"""
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .layout import unshuffle, unshuffle_groups
+
+LONGEST_STEP = 2048  # columns
+WRITTEN_AT_ONCE = 1024  # bytes of weights
+
+
+@triton.jit
+def values_of(bits, row, column, scale, zero, groups, group, inside, ZERO: tl.constexpr):
+    """(bits - 8 - zero) * scale, rounded to scale's dtype."""
+    at = row * groups + column // group
+    whole = bits.to(tl.float32) - 8.0
+    if ZERO:
+        whole -= tl.load(zero + at, mask=inside, other=0.0).to(tl.float32)
+    scales = tl.load(scale + at, mask=inside, other=0.0)
+    return (whole * scales.to(tl.float32)).to(scales.dtype)
+
+
+@triton.jit
+def linear_w4a16_kernel(
+    x,  # [k]
+    weight,  # [n, k / 2]
+    scale,  # [n, groups]
+    zero,  # the same; only where ZERO
+    bias,  # [n]; only where BIAS
+    out,  # [n]
+    k,
+    groups,
+    group,
+    ZERO: tl.constexpr,
+    BIAS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    half = k // 2
+    sums = tl.zeros([STEP // 2], tl.float32)
+    for start in range(0, half, STEP // 2):
+        at = start + tl.arange(0, STEP // 2)
+        inside = at < half
+        bits = tl.load(weight + row * half + at, mask=inside, other=0, eviction_policy="evict_first")
+        even = values_of(bits & 15, row, 2 * at, scale, zero, groups, group, inside, ZERO)
+        odd = values_of(bits >> 4, row, 2 * at + 1, scale, zero, groups, group, inside, ZERO)
+        sums += even.to(tl.float32) * tl.load(x + 2 * at, mask=inside, other=0.0).to(tl.float32)
+        sums += odd.to(tl.float32) * tl.load(x + 2 * at + 1, mask=inside, other=0.0).to(tl.float32)
+    total = tl.sum(sums, axis=0)
+    if BIAS:
+        total += tl.load(bias + row).to(tl.float32)
+    tl.store(out + row, total.to(out.dtype.element_ty))
+
+
+@triton.jit
+def dequantize_kernel(
+    weight,  # [n, k / 2]
+    scale,  # [n, groups]
+    zero,  # the same; only where ZERO
+    out,  # [n, k]
+    num_bytes,
+    k,
+    groups,
+    group,
+    ZERO: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT)
+    inside = at < num_bytes
+    bits = tl.load(weight + at, mask=inside, other=0)
+    row, column = at // (k // 2), at % (k // 2) * 2
+    even = values_of(bits & 15, row, column, scale, zero, groups, group, inside, ZERO)
+    odd = values_of(bits >> 4, row, column + 1, scale, zero, groups, group, inside, ZERO)
+    tl.store(out + row * k + column, even, mask=inside)
+    tl.store(out + row * k + column + 1, odd, mask=inside)
+
+
+def linear_w4a16(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    group: int,
+    shuffled: bool = False,
+    silu_and_mul: bool = False,
+) -> Tensor:
+    """The op, as op.py states it."""
+    if shuffled:
+        weight, scale = unshuffle(weight), unshuffle_groups(scale)
+        zero = None if zero is None else unshuffle_groups(zero)
+    multiply = _one_row if x.shape[0] == 1 and weight.numel() > 0 else _many_rows
+    out = multiply(x, weight, scale, zero, bias, x.shape[1] if group < 0 else group)
+    return torch.ops.lamina.silu_and_mul.default(out) if silu_and_mul else out
+
+
+def _one_row(
+    x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, group: int
+) -> Tensor:
+    (n, groups), k = scale.shape, x.shape[1]
+    x, out = x.contiguous(), x.new_empty((1, n))
+    step = min(LONGEST_STEP, triton.next_power_of_2(k))
+    flags = {"ZERO": zero is not None, "BIAS": bias is not None, "STEP": step}
+    with torch.cuda.device_of(out):
+        linear_w4a16_kernel[(n,)](
+            *(x, weight, scale, zero, bias, out, k, groups, group),
+            **flags,
+            num_warps=max(1, step // 512),
+        )
+    return out
+
+
+def _many_rows(
+    x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, group: int
+) -> Tensor:
+    return F.linear(x, dequantize(weight, scale, zero, group), bias)
+
+
+def dequantize(weight: Tensor, scale: Tensor, zero: Tensor | None, group: int) -> Tensor:
+    """The weights [out, in], of scale's dtype, of bytes by rows."""
+    (n, groups), k = scale.shape, weight.shape[1] * 2
+    out = scale.new_empty((n, k))
+    if out.numel() > 0:
+        grid = (triton.cdiv(weight.numel(), WRITTEN_AT_ONCE),)
+        with torch.cuda.device_of(out):
+            dequantize_kernel[grid](
+                *(weight, scale, zero, out, weight.numel(), k, groups, group),
+                ZERO=zero is not None,
+                COUNT=WRITTEN_AT_ONCE,
+            )
+    return out

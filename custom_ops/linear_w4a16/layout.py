@@ -1,0 +1,54 @@
+"""How four-bit weights lie: by rows, or shuffled into the registers that the tensor cores take them from.
+
+Shuffled, a tile of 64 rows by 64 columns is 2 KiB in one piece, the tiles of 64 rows one after another. Of
+a tile each lane of a warpgroup has 16 bytes: a word of eight weights for each 16 columns, which is what it
+gives to WGMMA as its part of the left operand. Its two rows are r and r + 8 of its warp's 16, its columns 2p,
+2p + 1, 2p + 8 and 2p + 9, with r = lane / 4 and p = lane % 4. A word's lower half has even columns, its upper
+half the odd ones, each as (r, 2p), (r + 8, 2p), (r, 2p + 8), (r + 8, 2p + 8) from the lowest bits on: so a
+shift and a mask leave two neighbours where a register of two 16-bit elements has them.
+
+Scales and zero points are shuffled to the same tiles: of each group 64 in one piece, in which those of a
+lane's two rows are neighbours. csrc/linear_w4a16 reads both; all shapes stay what they were.
+"""
+
+import torch
+from torch import Tensor
+
+TILE = 64  # rows, and columns
+
+
+def unpack(weight: Tensor) -> Tensor:
+    """The four bits of each weight, [rows, columns] uint8, of bytes [rows, columns / 2]."""
+    return torch.stack((weight & 15, weight >> 4), dim=-1).flatten(-2)
+
+
+def pack(values: Tensor) -> Tensor:
+    """Bytes [rows, columns / 2] of whole numbers from 0 to 15, [rows, columns] uint8."""
+    return values[..., 0::2] | (values[..., 1::2] << 4)
+
+
+def shuffle(weight: Tensor) -> Tensor:
+    """Bytes [rows, columns / 2] as the CUDA kernel reads them, for multiples of 64 rows and columns."""
+    rows, columns = weight.shape[0], weight.shape[1] * 2
+    # row tile, warp, row or row + 8, row; column tile, step, 2p or 2p + 8, p, even or odd
+    parts = unpack(weight).view(rows // TILE, 4, 2, 8, columns // TILE, 4, 2, 4, 2)
+    return pack(parts.permute(0, 4, 1, 3, 7, 5, 8, 6, 2).reshape(rows, columns))
+
+
+def unshuffle(weight: Tensor) -> Tensor:
+    """What `shuffle` was given."""
+    rows, columns = weight.shape[0], weight.shape[1] * 2
+    parts = unpack(weight).view(rows // TILE, columns // TILE, 4, 8, 4, 4, 2, 2, 2)
+    return pack(parts.permute(0, 2, 8, 3, 1, 5, 7, 4, 6).reshape(rows, columns))
+
+
+def shuffle_groups(scale: Tensor) -> Tensor:
+    """Scales or zero points [rows, groups] as the CUDA kernel reads them, for a multiple of 64 rows."""
+    rows, groups = scale.shape
+    return scale.view(rows // TILE, 4, 2, 8, groups).permute(0, 4, 1, 3, 2).reshape(rows, groups)
+
+
+def unshuffle_groups(scale: Tensor) -> Tensor:
+    """What `shuffle_groups` was given."""
+    rows, groups = scale.shape
+    return scale.view(rows // TILE, groups, 4, 8, 2).permute(0, 2, 4, 3, 1).reshape(rows, groups)

@@ -1,0 +1,44 @@
+"""The formula of lamina::linear_w4a16."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._shared.precision import accumulation_dtype
+from ..silu_and_mul import reference as gate
+from .layout import unpack, unshuffle, unshuffle_groups
+
+OFFSET = 8  # of the four bits: 0 to 15 stand for -8 to 7
+
+
+def linear_w4a16(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    group: int,
+    shuffled: bool = False,
+    silu_and_mul: bool = False,
+) -> Tensor:
+    """x @ dequantize(weight, scale, zero, group).T + bias, then silu_and_mul where it is asked for"""
+    wide = accumulation_dtype(x.dtype)
+    rows = dequantize(weight, scale, zero, group, shuffled=shuffled).to(wide)
+    out = F.linear(x.to(wide), rows, None if bias is None else bias.to(wide)).to(x.dtype)
+    return gate.silu_and_mul(out) if silu_and_mul else out
+
+
+def dequantize(
+    weight: Tensor, scale: Tensor, zero: Tensor | None, group: int, *, shuffled: bool = False
+) -> Tensor:
+    """The weights [out, in], of scale's dtype: (q - 8 - zero) * scale, rounded once."""
+    if shuffled:
+        weight, scale = unshuffle(weight), unshuffle_groups(scale)
+        zero = None if zero is None else unshuffle_groups(zero)
+    wide = accumulation_dtype(scale.dtype)
+    whole = unpack(weight).to(wide) - OFFSET
+    of_column = torch.arange(whole.shape[1], device=weight.device)
+    of_column = of_column // (group if group > 0 else max(1, whole.shape[1]))
+    if zero is not None:
+        whole = whole - zero.to(wide)[:, of_column]
+    return (whole * scale.to(wide)[:, of_column]).to(scale.dtype)
