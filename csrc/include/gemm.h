@@ -325,8 +325,8 @@ class Units {
 constexpr int64_t kChunkTokens = 512;  // packed at once: they stay in a core's own cache while the weights go by
 
 // Calls write(token, row, sums of the first strip, sums of the second) for every token and unit. rows(first, count,
-// pointers) leaves pointers to `count` contiguous rows of x, at most 16, that live until the thread's next call, as does
-// a unit of `units`. `work`: multiply-adds a token.
+// pointers) leaves pointers to `count` contiguous rows of x, at most 16, that live until the thread's next call, as
+// does a unit of `units`. `work`: multiply-adds a token.
 template <typename Kernel, typename Units, typename Rows, typename Write>
 void multiply(const Kernel& kernel, const Units& units, int64_t work, int64_t tokens, int threads, const Rows& rows,
               const Write& write) {

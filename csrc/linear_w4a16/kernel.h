@@ -1,4 +1,4 @@
-// out = x @ w.T + bias with weights of four bits, w = (q - 8 - zero) * scale rounded to x's type, on raw pointers.
+// out = x @ w.T + bias with weights of four bits, w = (q - 8) * scale + zero rounded to x's type, on raw pointers.
 //
 // Of each row and group the sixteen values that its weights can have are made once; weights then look theirs up. For
 // few rows of x that is done in registers, for many a unit of weights is written out and multiplied as a dense one.
@@ -32,7 +32,7 @@ struct LinearW4A16 {
     alignas(64) float values[16];
     for (int i = 0; i < 16; i += kLanes) {
       const Vec whole = __builtin_convertvector(lane_ids() + (i - kOffset), Vec);
-      lamina::store(values + i, rounded<T>((whole - zero_of) * scale_of));
+      lamina::store(values + i, rounded<T>(whole * scale_of + zero_of));
     }
     return Table(values);
   }

@@ -18,13 +18,13 @@ WRITTEN_AT_ONCE = 1024  # bytes of weights
 
 @triton.jit
 def values_of(bits, row, column, scale, zero, groups, group, inside, ZERO: tl.constexpr):
-    """(bits - 8 - zero) * scale, rounded to scale's dtype."""
+    """(bits - 8) * scale + zero, rounded to scale's dtype."""
     at = row * groups + column // group
-    whole = bits.to(tl.float32) - 8.0
-    if ZERO:
-        whole -= tl.load(zero + at, mask=inside, other=0.0).to(tl.float32)
     scales = tl.load(scale + at, mask=inside, other=0.0)
-    return (whole * scales.to(tl.float32)).to(scales.dtype)
+    values = (bits.to(tl.float32) - 8.0) * scales.to(tl.float32)
+    if ZERO:
+        values += tl.load(zero + at, mask=inside, other=0.0).to(tl.float32)
+    return values.to(scales.dtype)
 
 
 @triton.jit

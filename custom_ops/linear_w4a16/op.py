@@ -17,7 +17,7 @@ def linear_w4a16(
     x: Tensor,  # [num_tokens, in_features]
     weight: Tensor,  # [out_features, in_features / 2] uint8, the even column in the lower four bits
     scale: Tensor,  # [out_features, ceil(in_features / group)] of x's dtype
-    zero: Tensor | None,  # like scale: whole numbers from -8 to 8
+    zero: Tensor | None,  # like scale: what the four bits 8 stand for, 0 where it is absent
     bias: Tensor | None,  # [out_features] of x's dtype
     group: int,  # columns that share a scale, an even number; -1: all
     shuffled: bool = False,
@@ -25,10 +25,10 @@ def linear_w4a16(
 ) -> Tensor:
     """x @ w.T + bias, [num_tokens, out_features], of x's dtype; with silu_and_mul that of it.
 
-    w[n, k] = (q[n, k] - 8 - zero[n, g]) * scale[n, g], rounded once to x's dtype, where q is the four bits of
-    a weight and g = k // group; no zero counts as zeros. Multiply-adds are in float32 (float64 for float64),
-    and the sum with its bias is rounded once. With silu_and_mul the rows are those of a gate, then as many of
-    what it gates, and the result is silu_and_mul of the rounded sums, [num_tokens, out_features / 2].
+    w[n, k] = (q[n, k] - 8) * scale[n, g] + zero[n, g], rounded once to x's dtype, where q is the four bits of
+    a weight and g = k // group. Multiply-adds are in float32 (float64 for float64), and the sum with its bias
+    is rounded once. With silu_and_mul the rows are those of a gate, then as many of what it gates, and the
+    result is silu_and_mul of the rounded sums, [num_tokens, out_features / 2].
 
     `shuffled` tells how weight, scale and zero lie: by rows, or as shuffle and shuffle_groups of layout.py
     have them for the CUDA kernel.

@@ -31,7 +31,7 @@ def linear_w4a16(
 def dequantize(
     weight: Tensor, scale: Tensor, zero: Tensor | None, group: int, *, shuffled: bool = False
 ) -> Tensor:
-    """The weights [out, in], of scale's dtype: (q - 8 - zero) * scale, rounded once."""
+    """The weights [out, in], of scale's dtype: (q - 8) * scale + zero, rounded once."""
     if shuffled:
         weight, scale = unshuffle(weight), unshuffle_groups(scale)
         zero = None if zero is None else unshuffle_groups(zero)
@@ -39,6 +39,7 @@ def dequantize(
     whole = unpack(weight).to(wide) - OFFSET
     of_column = torch.arange(whole.shape[1], device=weight.device)
     of_column = of_column // (group if group > 0 else max(1, whole.shape[1]))
+    rows = whole * scale.to(wide)[:, of_column]
     if zero is not None:
-        whole = whole - zero.to(wide)[:, of_column]
-    return (whole * scale.to(wide)[:, of_column]).to(scale.dtype)
+        rows += zero.to(wide)[:, of_column]
+    return rows.to(scale.dtype)

@@ -1,5 +1,7 @@
 """lamina::linear_w4a16."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given
@@ -45,7 +47,7 @@ def operands(
     shape = rows, num_groups(columns, group)
     weight = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, generator=generator)
     scale = (torch.rand(shape, generator=generator) * 0.1 + 1e-3).to(dtype)
-    zeros = torch.randint(-8, 9, shape, generator=generator).to(dtype)
+    zeros = (torch.randn(shape, generator=generator) * 0.3).to(dtype)
     biases = torch.randn(rows, generator=generator).to(dtype)
     return x, weight, scale, zeros if zero else None, biases if bias else None, group
 
@@ -99,19 +101,24 @@ def test_it_is_the_product_of_the_dequantized_weights_rounded_once(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_are_those_of_four_bits_less_eight_and_zero_times_scale_rounded(dtype: torch.dtype) -> None:
-    """Every value of four bits with every zero point, as Python's whole numbers say."""
-    weight = layout.pack(torch.arange(16, dtype=torch.uint8).repeat(17, 1))
-    zero = torch.arange(-8, 9, dtype=dtype)[:, None]
-    scale = torch.rand(17, 1, generator=torch.Generator().manual_seed(3)).to(dtype)
-    whole = torch.tensor([[q - 8 - z for q in range(16)] for z in range(-8, 9)], dtype=torch.float64)
-    right = (whole * scale.double()).to(dtype)
+def test_weights_are_four_bits_less_eight_times_scale_with_zero_added_rounded_once(
+    dtype: torch.dtype,
+) -> None:
+    """Every value of four bits, as exact fractions say."""
+    generator = torch.Generator().manual_seed(3)
+    weight = layout.pack(torch.arange(16, dtype=torch.uint8).repeat(30, 1))
+    scale, zero = (torch.randn(30, 1, generator=generator).to(dtype) for _ in range(2))
+    exact = [
+        [(q - 8) * Fraction(s) + Fraction(z) for q in range(16)]
+        for s, z in zip(scale[:, 0].tolist(), zero[:, 0].tolist(), strict=True)
+    ]
+    right = torch.tensor([[float(value) for value in row] for row in exact], dtype=torch.float64).to(dtype)
     assert torch.equal(dequantize(weight, scale, zero, -1), right)
     for num_tokens in (1, 3, 20):  # looked up in registers, and written out
         one = torch.zeros(num_tokens, 16, dtype=dtype)
         one[:, 5] = 1.0
         assert torch.equal(
-            linear_w4a16(one, weight, scale, zero, None, -1), right[:, 5].expand(num_tokens, 17)
+            linear_w4a16(one, weight, scale, zero, None, -1), right[:, 5].expand(num_tokens, 30)
         )
 
 
