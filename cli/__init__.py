@@ -10,7 +10,7 @@ import typer
 from .. import __version__
 from ..common.errors import LaminaError
 from ..common.interrupts import exit_on_interrupt
-from . import cache, chat, evaluate, explain, generate, info, replay, serve, verify, warmup
+from . import cache, chat, evaluate, explain, generate, info, quantize, replay, serve, verify, warmup
 from .standard_streams import OutputError, checked_output
 
 # Heavy imports (torch, the runtime) happen inside the commands, so that --help answers at once.
@@ -31,6 +31,7 @@ app.add_typer(cache.app, name="cache")
 app.command()(explain.explain)
 app.command()(verify.verify)
 app.command("eval")(evaluate.evaluate)
+app.command()(quantize.quantize)
 app.command()(info.info)
 app.command()(replay.replay)
 

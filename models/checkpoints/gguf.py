@@ -1,13 +1,10 @@
 """Turns a GGUF file into a checkpoint folder, once, in the store."""
 
 import json
-import math
 import os
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import xxhash
@@ -20,6 +17,7 @@ from ..registry import find_model
 from .gguf_config import ROPE_TENSORS, checkpoint_config, family_of, row_order
 from .gguf_file import GGUFContent, GGUFFile, chunks, read_header
 from .gguf_tokenizer import TOKENIZER_ERROR, write_tokenizer
+from .safetensors_header import header
 from .shards import SINGLE_NAME
 from .weights import check_tensors
 
@@ -27,12 +25,6 @@ CONVERTER_VERSION = 4
 FOLDER_KIND = "checkpoints"
 CONFIG_KIND = "configs"
 MEMO = "gguf"  # the kind of the store's names for hashes of files
-SAFETENSORS_DTYPES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float64: "F64",
-}
 
 
 def convert_gguf(
@@ -149,20 +141,9 @@ def _check_tensors(file: GGUFFile, config: ModelConfig) -> None:
 def _write_weights(file: GGUFFile, target: Path, dtype: torch.dtype, progress: Progress | None) -> None:
     """A safetensors file, written as it is dequantized, so that no more than a chunk is ever in memory."""
     family, names = family_of(file), _checkpoint_names(file)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, target_name in names.items():
-        shape = file.tensors[name].shape
-        start, end = end, end + math.prod(shape) * dtype.itemsize
-        header[target_name] = {
-            "dtype": SAFETENSORS_DTYPES[dtype],
-            "shape": shape,
-            "data_offsets": (start, end),
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    layout = {target_name: (dtype, file.tensors[name].shape) for name, target_name in names.items()}
     with open(target, "wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text)
+        out.write(header(layout))
         for done, name in enumerate(names, start=1):
             offset = family.norm_offset if name.endswith("norm.weight") else 0.0
             for chunk in chunks(file.tensors[name], row_order(file, family, name)):

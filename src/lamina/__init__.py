@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .runtime.engine.beam_search import BeamSearchParams
     from .runtime.engine.logprobs import Logprob
     from .runtime.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+    from .runtime.quantize import QuantizedModel, quantize
     from .runtime.runtime import Runtime
     from .runtime.sampling_params import SamplingParams
     from .runtime.structured_outputs import StructuredOutputs
@@ -45,6 +46,8 @@ __all__ = [
     "Pass",
     "PassReport",
     "register_model",
+    "quantize",
+    "QuantizedModel",
     "RequestOutput",
     "CompletionOutput",
     "StreamDelta",
@@ -77,6 +80,8 @@ _HOMES = {
     "CompileConfig": ".compiler.config",
     "Pass": ".compiler.passes",
     "PassReport": ".compiler.passes",
+    "quantize": ".runtime.quantize",
+    "QuantizedModel": ".runtime.quantize",
     "register_model": ".models",
     "RequestOutput": ".runtime.engine.outputs",
     "CompletionOutput": ".runtime.engine.outputs",

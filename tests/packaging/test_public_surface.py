@@ -10,9 +10,9 @@ PUBLIC = {
     "lamina": """
         AsyncRuntime BeamSearchParams ClosedError CompileConfig CompileError CompletionOutput
         ConfigError EngineDeadError EngineError KernelBuildError LaminaError LoadError LogitsError
-        Logprob NotWarmError OutOfBlocksError Pass PassReport ProcessorError RequestError RequestOutput
-        Runtime SamplingParams ShapeError StoreError StreamDelta StructuredOutputs
-        UnsupportedError register_model
+        Logprob NotWarmError OutOfBlocksError Pass PassReport ProcessorError QuantizedModel RequestError
+        RequestOutput Runtime SamplingParams ShapeError StoreError StreamDelta StructuredOutputs
+        UnsupportedError quantize register_model
     """,
     "lamina.compiler.passes": """
         Any_ CANONICALISE Call Match PASS_NAMES Pass PassReport all_but copy_graph dtype_of emit erase_dead

@@ -1,0 +1,1 @@
+"""Checkpoints written with their projections quantized, as compressed-tensors describes them."""
