@@ -5,7 +5,7 @@ import itertools
 import math
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,6 +73,7 @@ class AsyncClient:
         self._live: dict[str, tuple[Asked, Submission]] = {}  # by the core's request id, until it has ended
         self._asked: dict[weakref.ref[Generation], Asked] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._notified: dict[Callable[[], None], None] = {}  # who is to be called as there is something new
         self._numbers = itertools.count()
         self._listeners: list[EngineListener] = []
         self._end: LaminaError | None = None  # why no more can be asked
@@ -191,6 +192,10 @@ class AsyncClient:
             messages.popleft()
             if time.monotonic() >= until:
                 break
+        while self._notified:
+            notified, self._notified = self._notified, {}
+            for on_news in notified:
+                on_news()
         return bool(messages)
 
     def _require_usable(self) -> None:
@@ -211,6 +216,7 @@ class AsyncClient:
         self._inbox.move_to(loop)
         for asked in [*self._asked.values()]:
             asked.waiters.clear()  # futures of the closed loop, which would refuse to be woken
+            asked.on_news = None
             self.end(asked)
         self.deliver()
 
@@ -231,15 +237,18 @@ class AsyncClient:
         if self._listeners:
             now = time.monotonic()
             self._tell(lambda listener: listener.outputs(outputs, now))
-        live = self._live
+        live, notified = self._live, self._notified
         for output in outputs:
             found = live.get(output.request_id)
             if found is None:
                 continue
             if output.finish is not None:
                 self._finish(output)
-            if found[0].waiters:
-                found[0].wake()
+            asked = found[0]
+            if asked.on_news is not None:
+                notified[asked.on_news] = None
+            if asked.waiters:
+                asked.wake()
 
     def _finish(self, output: EngineOutput) -> None:
         asked, (request, answer) = self._live.pop(output.request_id)

@@ -16,13 +16,14 @@ from .parallel_sampling import Answers
 class Asked:
     """The answers to one prompt: who waits for them, and how many have not ended."""
 
-    __slots__ = ("answers", "num_left", "queued", "reference", "waiters")
+    __slots__ = ("answers", "num_left", "on_news", "queued", "reference", "waiters")
 
     def __init__(self, answers: Answers, now: float) -> None:
         self.answers = answers
         self.num_left = len(answers.submissions)
         self.queued = now
         self.waiters: list[asyncio.Future[None]] = []
+        self.on_news: Callable[[], None] | None = None
         self.reference: weakref.ref[Generation] | None = None
 
     def news(self) -> asyncio.Future[None]:
@@ -123,24 +124,41 @@ class Generation:
 
         RequestError with best_of above n, whose answers are known at the end: await output().
         """
-        if self._is_chosen:
-            self._answers.require_streamable()
-        if self._ready:
-            deltas, self._ready = [*self._ready], deque()
-            return deltas
-        while not self._is_closed:
-            if deltas := self._new_deltas():
-                return deltas
-            if self._has_failed:
-                self._raise_error()
-            if not self._readers:
-                break
+        while not (deltas := self.read_nowait()) and not self.is_read:
             try:
                 await self._asked.news()
             except BaseException:  # cancelled, or the coroutine was dropped
                 self._close()
                 raise
-        return []
+        return deltas
+
+    def read_nowait(self) -> list[StreamDelta]:
+        """Returns all that is new, one delta an answer; [] where nothing is. Otherwise as read()."""
+        if self._is_chosen:
+            self._answers.require_streamable()
+        if self._ready:
+            deltas, self._ready = [*self._ready], deque()
+            return deltas
+        if self._is_closed:
+            return []
+        deltas = self._new_deltas()
+        if self._has_failed and not deltas:
+            self._raise_error()
+        return deltas
+
+    @property
+    def is_read(self) -> bool:
+        """Whether there is nothing more to wait for: read_nowait() returns [], or raises what ended it."""
+        return not (self._readers or self._ready) or self._has_failed or self._is_closed
+
+    def notify(self, on_news: Callable[[], None] | None) -> None:
+        """Has on_news() called, in the loop's thread, when there is something new; None: no more.
+
+        For programs that read very many: it costs a call where a task that waits would be woken. One that
+        several have in common is called once for all that came together. It must not raise, and whatever
+        it holds is held until the end.
+        """
+        self._asked.on_news = on_news
 
     async def output(self) -> RequestOutput:
         """Returns the prompt with its whole answers, once all have ended, whatever was read before."""
@@ -184,5 +202,6 @@ class Generation:
     def _close(self) -> None:
         self._is_closed = True
         self._ready.clear()
+        self._asked.on_news = None
         self._end(self._asked)
         self._asked.wake()

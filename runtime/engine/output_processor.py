@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 from ...common.errors import EngineError, LaminaError, shown
@@ -144,15 +143,15 @@ class Answer:
         if detokenizer is None:
             detokenizer = self._replayed(new_detokenizer)
         token_ids, pieces = self.token_ids, self._pieces
-        last = -1 if finish is None else len(token_ids) - 1
-        for place in range(len(pieces), len(token_ids)):
-            end = finish if place == last else None
-            text = detokenizer.append_token if end is None else partial(self._text_of, end, detokenizer)
-            pieces.append(text(token_ids[place]))
+        num_before_last = len(token_ids) - (finish is not None)
+        for token_id in token_ids[len(pieces) : num_before_last]:
+            pieces.append(detokenizer.append_token(token_id))
             if detokenizer.stop_reason is not None:
-                del token_ids[place + 1 :], self.logprobs[place + 1 :]
+                del token_ids[len(pieces) :], self.logprobs[len(pieces) :]
                 break
         if finish is not None:
+            if len(pieces) < len(token_ids):
+                pieces.append(self._text_of(finish, detokenizer, token_ids[-1]))
             self._rest = detokenizer.finish()
         self._detokenizer = detokenizer
         self.stop_string = detokenizer.stop_reason
@@ -233,7 +232,7 @@ class Reader:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._num_tokens = 0
-        self._num_deltas = 0
+        self._is_first = True  # what is read next
         self.is_done = False
 
     @property
@@ -243,37 +242,34 @@ class Reader:
 
     def next(self) -> StreamDelta | None:
         """Returns the next piece, None while there is none, or no more; an error is no piece."""
-        return self._read(1)
+        published, end = self._answer.published, self._num_tokens + 1
+        return self._read(Published(end) if end < published.num_tokens else published)
 
     def read(self) -> StreamDelta | None:
         """Returns all new pieces as one, None where next() has none."""
-        return self._read(None)
+        return self._read(self._answer.published)
 
-    def _read(self, most: int | None) -> StreamDelta | None:
-        """Returns the next so many tokens, or all, as one piece."""
+    def _read(self, published: Published) -> StreamDelta | None:
+        """Returns what is new of so much as one piece."""
         if self.is_done:
             return None
         answer, start = self._answer, self._num_tokens
-        published, error = answer.published, answer.error
-        end = published.num_tokens if most is None else min(start + most, published.num_tokens)
-        if start == end and (error is not None or not published.is_over):
-            self.is_done = error is not None
+        self._num_tokens, self.is_done = end, is_over = published
+        has_end = is_over and answer.error is None
+        if start == end and not has_end:
             return None
-        self.is_done = published.is_over and error is None and end == published.num_tokens
-        self._num_tokens = end
-        return self._delta(start, end)
-
-    def _delta(self, start: int, end: int) -> StreamDelta:
-        answer, formatter, is_done = self._answer, self._answer.formatter, self.is_done
-        is_first, self._num_deltas = not self._num_deltas, self._num_deltas + 1
         text = "".join(answer._pieces[start:end])
-        return StreamDelta(
+        delta = StreamDelta(
             request_id=answer.asked_id,
             index=answer.index,
-            text=text + answer._rest if is_done else text,
+            text=text + answer._rest if has_end else text,
             token_ids=tuple(answer.token_ids[start:end]),
-            finish_reason=answer.finish_reason if is_done else None,
-            stop_reason=answer.stop_reason if is_done else None,
-            logprobs=None if formatter.num_top is None else formatter.of_answer(answer.logprobs[start:end]),
-            prompt_logprobs=formatter.of_prompt(answer.prompt_logprobs) if is_first else None,
         )
+        if has_end:
+            delta.finish_reason, delta.stop_reason = answer.finish_reason, answer.stop_reason
+        if answer.formatter.num_top is not None:
+            delta.logprobs = answer.formatter.of_answer(answer.logprobs[start:end])
+        if self._is_first:
+            self._is_first = False
+            delta.prompt_logprobs = answer.formatter.of_prompt(answer.prompt_logprobs)
+        return delta

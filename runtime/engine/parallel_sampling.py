@@ -73,6 +73,8 @@ def params_of_each(params: SamplingParams) -> list[SamplingParams]:
     """
     assert params.seed is not None, "unresolved parameters"
     count = params.best_of or params.n
+    if count == 1:
+        return [params]
     logprobs = 0 if count > params.n and params.logprobs is None else params.logprobs
     first = dataclasses.replace(params, logprobs=logprobs)
     others = dataclasses.replace(first, prompt_logprobs=None)

@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from ..config import ServeConfig
 from ..errors import ApiError
+from ..response_body import ResponseBody
 
 MAX_HEADERS = 256
 FRAMING = (b"content-length", b"transfer-encoding")
@@ -35,6 +36,7 @@ class Connection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
+        self._body: ResponseBody | None = None  # of what is running
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, or refuse one connection too many."""
@@ -64,6 +66,8 @@ class Connection(HttpToolsProtocol):
         """Go on with a client that has taken what it was sent."""
         super().resume_writing()
         self._stop_watching()
+        if self._body is not None and self._body.on_writable is not None:
+            self._body.on_writable()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless the client was refused: then it is passed over."""
@@ -83,11 +87,10 @@ class Connection(HttpToolsProtocol):
             self._expect_headers()
 
     def on_message_begin(self) -> None:
-        """A request begins; scope["lamina.abort"] drops its connection with what is unsent."""
+        """A request begins."""
         if self._is_resuming:
             return
         super().on_message_begin()
-        self.scope["lamina.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self._in_headers = True
 
     def on_url(self, url: bytes) -> None:
@@ -115,7 +118,6 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False  # who is refused before sends no body, and nothing says so
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
-        self.scope["lamina.send"] = self.cycle.send  # type: ignore[typeddict-unknown-key]
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
@@ -158,7 +160,9 @@ class Connection(HttpToolsProtocol):
         return most if self._in_headers else most + self.limits.max_body_bytes
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
+        """Begin a request, whose response finds its ResponseBody in scope["lamina.body"]."""
+        self._running, self._body = cycle, ResponseBody(cycle)
+        cycle.scope["lamina.body"] = self._body  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
     def _watch_reading(self, num_before: int | None = None) -> None:

@@ -19,7 +19,7 @@ class ErrorHandling:
     """Answers what the layers inside raise, and adds scope["lamina.headers"] to the start of each response.
 
     Layers and handlers append (name, value) pairs of bytes to that list rather than wrap send: one wrapper
-    in all. scope["lamina.send"] is the connection's own send, for what follows the start.
+    in all.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -30,7 +30,6 @@ class ErrorHandling:
             return
         headers: list[tuple[bytes, bytes]] = []
         scope["lamina.headers"] = headers
-        scope.setdefault("lamina.send", send)
         record: RequestRecord = scope["lamina.record"]
         is_started = False
 

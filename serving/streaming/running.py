@@ -1,9 +1,7 @@
 """Generations that answer one HTTP request: read as one, ended together."""
 
-import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...runtime.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
@@ -13,8 +11,6 @@ if TYPE_CHECKING:
     from ...runtime.engine.generation import Generation
     from ..admission.lease import Lease
 
-Read = Callable[[], Awaitable[list[StreamDelta]]]
-
 
 class Running:
     """One generation a prompt; answer a of prompt p, of n answers each, has the index p * n + a."""
@@ -22,9 +18,8 @@ class Running:
     def __init__(self, generations: Sequence["Generation"], lease: "Lease") -> None:
         """lease: what admission gave for them, which ends them and is released with them."""
         self.generations = tuple(generations)
-        self._lease = lease
-        self._reads: dict[asyncio.Future[list[StreamDelta]], int] = {}  # by the generation that is being read
-        self._unread = set(range(len(self.generations)))
+        self._only = self.generations[0] if len(self.generations) == 1 else None
+        self._lease, self._has_timeout = lease, lease.has_timeout
         self._is_late = False
 
     @property
@@ -42,39 +37,37 @@ class Running:
         cached = sum(generation.num_cached_tokens or 0 for generation in self.generations)
         return usage(self.num_prompt_tokens, num_written, cached)
 
-    @property
-    def read(self) -> Read:
-        """Returns what is new of any answer, one delta each, waiting for it; [] when all have ended.
+    def notify(self, on_news: Callable[[], None] | None) -> None:
+        """Has on_news() called when there is something new of any answer; None: no more."""
+        for generation in self.generations:
+            generation.notify(on_news)
 
-        Raises ApiError 408 once what came in its client's time has been read. It is asked for each token, so
-        nothing lies between a caller and a single generation.
+    def read_nowait(self) -> list[StreamDelta]:
+        """Returns what is new of any answer, one delta each; [] where nothing is.
+
+        Raises the error of an answer, and ApiError 408 once what came in its client's time has been read.
         """
-        read = self.generations[0].read if len(self.generations) == 1 else self._read_any
-        return partial(self._read_in_time, read) if self._lease.has_timeout else read
-
-    async def _read_in_time(self, read: Read) -> list[StreamDelta]:
         if self._is_late:
             raise self._lease.late()
-        deltas = await read()
-        self._is_late = any(map(_is_late, deltas))
-        return [_unfinished(delta) if _is_late(delta) else delta for delta in deltas]
+        deltas = self._read_all() if self._only is None else self._only.read_nowait()
+        if self._has_timeout and any(map(_is_late, deltas)):
+            self._is_late = True
+            return [_unfinished(delta) if _is_late(delta) else delta for delta in deltas]
+        return deltas
 
-    async def _read_any(self) -> list[StreamDelta]:
-        while self._unread:
-            for number in self._unread.difference(self._reads.values()):
-                self._reads[asyncio.ensure_future(self.generations[number].read())] = number
-            done, _ = await asyncio.wait(self._reads, return_when=asyncio.FIRST_COMPLETED)
-            if found := [delta for read in done for delta in self._taken(read)]:
-                return found
-        return []
+    @property
+    def is_read(self) -> bool:
+        """Whether there is nothing more to wait for: read_nowait() returns [], or raises what ended it."""
+        if self._only is not None and not self._is_late:
+            return self._only.is_read
+        return self._is_late or all(generation.is_read for generation in self.generations)
 
-    def _taken(self, read: asyncio.Future[list[StreamDelta]]) -> list[StreamDelta]:
-        number = self._reads.pop(read)
-        deltas = read.result()
-        if not deltas:
-            self._unread.discard(number)
-        first = number * self.generations[number].num_answers
-        return [dataclasses.replace(delta, index=first + delta.index) for delta in deltas]
+    def _read_all(self) -> list[StreamDelta]:
+        return [
+            dataclasses.replace(delta, index=number * generation.num_answers + delta.index)
+            for number, generation in enumerate(self.generations)
+            for delta in generation.read_nowait()
+        ]
 
     async def outputs(self) -> list[RequestOutput]:
         """Returns the whole of each prompt, in order; raises the error of the first that has one.
@@ -88,9 +81,6 @@ class Running:
 
     async def aclose(self) -> None:
         """Ends what still runs and gives back what was leased; a second call does nothing."""
-        for read in self._reads:
-            if not read.cancel() and not read.cancelled():
-                read.exception()  # seen: nobody else asks for it
         await self._lease.aclose()
 
 

@@ -1,9 +1,8 @@
 """Answers as server-sent events: merged for who reads slowly, ended for who has gone."""
 
 import asyncio
-import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from starlette.responses import Response
@@ -14,10 +13,10 @@ from ...runtime.engine.outputs import StreamDelta
 from ..admission.connection import while_connected
 from ..config import ServeConfig
 from ..errors import ApiError, api_error
+from ..response_body import ResponseBody
 from .running import Running
 
 logger = get_logger("serving")
-Interrupt = Callable[[Exception], None]
 
 COMMENT = b": keep-alive\n\n"
 HEADERS = {
@@ -25,6 +24,7 @@ HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # nginx would collect them
 }
+LOOKS = 4  # at whether a stream is idle, in the time after which it is
 
 
 class Events(Protocol):
@@ -59,132 +59,123 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Writes the stream; returns when it is written, or its client has gone or does not read."""
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        writer = _Writer(functools.partial(send, start), scope.get("lamina.send", send), self._running)
+        body: ResponseBody = scope["lamina.body"]
+        stream = _Stream(self._running, self._events, self._config, body)
         try:
-            await while_connected(receive, self._stream(writer))
+            await while_connected(receive, stream.run(functools.partial(send, start)))
         except ApiError as error:
-            if error.status != 499 or not writer.is_started:
+            if error.status != 499 or not stream.is_started:
                 raise
             logger.debug("a stream ended early: %s", error.message)
-            await _hang_up(scope)
+            body.abort()  # to close it would wait for who does not read
+            await asyncio.sleep(0)  # until the protocol has learnt of it
         finally:
             await self._running.aclose()
 
-    async def _stream(self, writer: "_Writer") -> None:
-        try:
-            with _interruptible() as interrupt:
-                writer.watch(self._config, interrupt)
-                await self._write(writer)
-        finally:
-            writer.close()
 
-    async def _write(self, writer: "_Writer") -> None:
-        read, events = self._running.read, self._events
-        try:
-            while deltas := await read():
-                if data := events.write(deltas):
-                    await writer.send(data)
-            await writer.send(events.end(), more=False)
-        except Exception as error:
-            if not writer.is_started:
-                raise
-            answer = api_error(error)
-            if answer.status == 500:
-                logger.warning("a stream ended by an error", exc_info=error)
-            await writer.send(events.fail(answer), more=False)
+class _Stream:
+    """One stream while it is written. Its task sends the head and the end.
 
-
-async def _hang_up(scope: Scope) -> None:
-    """Drops the connection with what is unsent: to close it would wait for who does not read."""
-    if abort := scope.get("lamina.abort"):
-        abort()
-        await asyncio.sleep(0)  # until the protocol has learnt of it
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Interrupt]:
-    """Yields a function by which anything in this loop ends the block: it raises the error given there.
-
-    A cancellation of the task from elsewhere stays one.
-    """
-    task = asyncio.current_task()
-    assert task is not None, "outside of a task"
-    reasons: list[Exception] = []
-
-    def interrupt(reason: Exception) -> None:
-        if task is not None and not reasons:
-            reasons.append(reason)
-            task.cancel()
-
-    try:
-        yield interrupt
-    except asyncio.CancelledError:
-        if reasons and task.uncancel() == 0:
-            raise reasons.pop() from None
-        raise
-    finally:
-        task = None  # it keeps its error, whose traceback would keep it, and all that the stream held
-
-
-class _Writer:
-    """Sends events, keeps an idle connection alive, and interrupts the stream of a client that does not read.
-
-    uvicorn's send() waits while its buffer is full, so a timer looks at how long that takes, and nothing is
-    done for each event.
+    What lies between is written by whoever brings news, in one call a step: no task is woken for a token.
     """
 
-    def __init__(self, start: Callable[[], Awaitable[None]], send: Send, running: Running) -> None:
-        """start: sends the head of the response. send: for its body, by the shortest way."""
+    def __init__(self, running: Running, events: Events, config: ServeConfig, body: ResponseBody) -> None:
         self.is_started = False
-        self._start, self._send, self._running = start, send, running
-        self._time = asyncio.get_running_loop().time
-        self._sending_since: float | None = None
-        self._last_sent = self._time()
-        self._num_bytes = 0  # sent so far
-        self._stuck = (0.0, 0)  # since when what is being sent waits, and the tokens that there were then
-        self._comment: asyncio.Task[None] | None = None
+        self._running, self._events, self._config, self._body = running, events, config, body
+        self._loop = asyncio.get_running_loop()
+        self._begun: asyncio.Future[None] = self._loop.create_future()  # once there is something to send
+        self._over: asyncio.Future[None] = self._loop.create_future()  # once all is written, or by an error
+        self._first = b""  # what comes before the head is sent
+        self._num_bytes = 0  # of events so far
+        self._num_tokens_when_full: int | None = None
+        self._num_bytes_seen, self._num_idle = 0, 0  # by the timer, and how often it has seen as many
         self._timer: asyncio.TimerHandle | None = None
 
-    async def send(self, data: bytes, more: bool = True) -> None:
-        """Sends events, preceded by the response's head where they are the first."""
-        comment = self._comment
-        if comment is not None and comment is not asyncio.current_task():
-            await comment
-            self._comment = None
-        now = self._sending_since = self._time()
-        if not self.is_started:
-            self.is_started = True
-            await self._start()
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        self._sending_since, self._last_sent = None, now
+    async def run(self, send_head: Callable[[], Awaitable[None]]) -> None:
+        """Returns when all is sent; raises what ends it before that, or if its client does not read."""
+        self._running.notify(self._write_news)
+        self._body.on_writable = self._go_on
+        try:
+            await self._start(send_head)
+            await self._body.end(await self._last())
+        finally:
+            self._running.notify(None)
+            self._body.on_writable = None
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._over.done() and not self._over.cancelled():
+                self._over.exception()  # seen: it may have come as nobody waited any more
+
+    async def _start(self, send_head: Callable[[], Awaitable[None]]) -> None:
+        self._write_news()
+        ready = (self._begun, self._over)
+        await asyncio.wait(ready, timeout=self._config.comment_interval, return_when=asyncio.FIRST_COMPLETED)
+        if self._over.done() and not self._first:
+            self._over.result()
+        await send_head()
+        self.is_started = True
+        self._body.write(self._first or COMMENT)
+        self._watch()
+
+    async def _last(self) -> bytes:
+        try:
+            await self._over
+            return self._events.end()
+        except Exception as error:
+            answer = api_error(error)
+            if answer.status == 499:
+                raise
+            if answer.status == 500:
+                logger.warning("a stream ended by an error", exc_info=error)
+            return self._events.fail(answer)
+
+    def _write_news(self) -> None:
+        """Writes what is new, unless the client is to read first: then it waits, and is merged."""
+        if self._over.done():
+            return
+        try:
+            if self._body.is_full:
+                self._check_unsent()
+                return
+            deltas = self._running.read_nowait()
+            if deltas and (data := self._events.write(deltas)):
+                self._write(data)
+            if self._running.is_read:
+                self._running.read_nowait()  # raises what ended it
+                self._over.set_result(None)
+        except Exception as error:
+            self._over.set_exception(error)
+
+    def _write(self, data: bytes) -> None:
         self._num_bytes += len(data)
+        if self.is_started:
+            self._body.write(data)
+            return
+        self._first += data
+        if not self._begun.done():
+            self._begun.set_result(None)
 
-    def watch(self, config: ServeConfig, interrupt: Interrupt) -> None:
-        """Looks after the stream, now and four times in the shorter of its two times, until close()."""
-        now, since = self._time(), self._sending_since
-        if since is None:
-            is_idle = self._comment is None or self._comment.done()
-            if is_idle and now - self._last_sent >= config.comment_interval:
-                self._comment = asyncio.create_task(self.send(COMMENT))
-        elif now - since >= config.send_timeout:
-            interrupt(ApiError(status=499, message=f"the client read nothing for {config.send_timeout:g} s"))
-        elif self._num_unsent(since) > config.max_unsent_bytes:
-            message = f"the client left {config.max_unsent_bytes} bytes unread"
-            interrupt(ApiError(status=499, message=message))
-        again = min(config.comment_interval, config.send_timeout) / 4
-        self._timer = asyncio.get_running_loop().call_later(again, self.watch, config, interrupt)
+    def _go_on(self) -> None:
+        """The client takes more."""
+        self._num_tokens_when_full = None
+        self._write_news()
 
-    def close(self) -> None:
-        """Stops looking after it."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._comment is not None:
-            self._comment.cancel()
+    def _check_unsent(self) -> None:
+        """ApiError where too much waits for the client, by the mean of what a token took before."""
+        num_tokens, most = self._running.num_output_tokens, self._config.max_unsent_bytes
+        if self._num_tokens_when_full is None:
+            self._num_tokens_when_full = num_tokens
+        num_before = self._num_tokens_when_full
+        if (num_tokens - num_before) * self._num_bytes > most * max(num_before, 1):
+            raise ApiError(status=499, message=f"the client left {most} bytes unread")
 
-    def _num_unsent(self, since: float) -> float:
-        """Returns about how many bytes have piled up since, by the mean of what a token took before."""
-        num_tokens = self._running.num_output_tokens
-        if self._stuck[0] != since:
-            self._stuck = since, num_tokens
-        before = self._stuck[1]
-        return (num_tokens - before) * self._num_bytes / max(before, 1)
+    def _watch(self) -> None:
+        """Sends a comment where nothing was sent for long, and looks again."""
+        if self._num_bytes != self._num_bytes_seen or self._body.is_full:
+            self._num_bytes_seen, self._num_idle = self._num_bytes, 0
+        else:
+            self._num_idle += 1
+            if self._num_idle >= LOOKS:
+                self._num_idle = 0
+                self._body.write(COMMENT)
+        self._timer = self._loop.call_later(self._config.comment_interval / LOOKS, self._watch)

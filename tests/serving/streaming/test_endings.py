@@ -191,13 +191,14 @@ def test_an_idle_stream_is_kept_alive_by_comments(start_server):
 
 
 def test_a_stream_without_news_sends_one_comment_after_another() -> None:
-    comments = asyncio.Queue()
-
     class Running:
-        num_output_tokens = 0
+        is_read = False
 
-        async def read(self):
-            return [await comments.get() for _ in range(3)] and []
+        def notify(self, on_news):
+            self.on_news = on_news
+
+        def read_nowait(self):
+            return []
 
         async def aclose(self):
             pass
@@ -206,15 +207,29 @@ def test_a_stream_without_news_sends_one_comment_after_another() -> None:
         def end(self):
             return b"the end"
 
+    class Body:
+        is_full = False
+
+        def write(self, data):
+            sent.append(data)
+            if len(sent) == 3:
+                running.is_read = True
+                running.on_news()
+
+        async def end(self, data):
+            sent.append(data)
+
     async def send(message):
-        if message.get("body") == b": keep-alive\n\n":
-            comments.put_nowait(message)
+        assert message["type"] == "http.response.start"
 
     async def run():
         config = ServeConfig(model_names=("tiny",), comment_interval=0.01)
-        await EventStream(Running(), Events(), config, {})({}, asyncio.Event().wait, send)
+        scope = {"lamina.body": Body()}
+        await EventStream(running, Events(), config, {})(scope, asyncio.Event().wait, send)
 
+    running, sent = Running(), []
     asyncio.run(asyncio.wait_for(run(), 60))
+    assert sent == [b": keep-alive\n\n"] * 3 + [b"the end"]
 
 
 def test_a_stop_string_may_be_called_as_the_end_of_a_time_is(scripted_server, bbpe_tokenizer):
