@@ -1,6 +1,7 @@
 """python -m lamina.custom_ops [OP …]: compile the CUDA kernels ahead of use; no GPU is needed."""
 
 import argparse
+import itertools
 import time
 
 from ..common.store import Store
@@ -17,11 +18,11 @@ def main() -> None:
     parser.add_argument("ops", nargs="*", metavar="OP", help=f"one of {', '.join(known)}; default: all")
     parser.add_argument("--arch", nargs="+", default=ARCHITECTURES, help="default: %(default)s")
     options = parser.parse_args()
-    for op in options.ops or known:
-        for architecture in options.arch:
+    for op, architecture in itertools.product(options.ops or known, options.arch):
+        for path in sorted((CSRC / op).glob("*.cu")):
             start = time.monotonic()
-            build_cuda(op, architecture, CSRC, Store())
-            print(f"{op} {architecture}: {time.monotonic() - start:.1f} s", flush=True)
+            build_cuda(op, architecture, CSRC, Store(), path.stem)
+            print(f"{op}/{path.name} {architecture}: {time.monotonic() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

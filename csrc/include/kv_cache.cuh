@@ -5,7 +5,50 @@
 
 #include <cstdint>
 
+#include "fp8.cuh"
+#include "vec.cuh"
+
 namespace lamina {
+
+// What stored keys and values are to be multiplied by: 1 but where they are stored in FP8.
+template <typename Cached>
+struct CacheScales {
+  static constexpr float key_scale = 1.0f, value_scale = 1.0f;
+};
+template <>
+struct CacheScales<Float8> {
+  float key_scale, value_scale;
+};
+
+inline CacheScales<Float8> cache_scales(double key_scale, double value_scale) {
+  return {static_cast<float>(key_scale), static_cast<float>(value_scale)};
+}
+
+// Neighbours as the cache stores them: as they are, or divided by the scale and rounded to FP8.
+template <typename T, int kWidth>
+__device__ __forceinline__ void store_cached(T* to, const Vec<T, kWidth>& vec, float) {
+  store(to, vec);
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ void store_cached(Float8* to, const Vec<T, kWidth>& vec, float scale) {
+  float values[kWidth];
+  to_floats(values, vec);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) values[i] = __fdiv_rn(values[i], scale);
+  if constexpr (kWidth == 1) {
+    to->bits = static_cast<uint8_t>(floats_to_fp8(values[0], 0.0f));
+  } else {
+    uint32_t words[kWidth / 4];
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 4)
+      words[i / 4] = floats_to_fp8(values[i], values[i + 1]) | floats_to_fp8(values[i + 2], values[i + 3]) << 16;
+    if constexpr (kWidth == 4)
+      *reinterpret_cast<uint32_t*>(to) = words[0];
+    else
+      *reinterpret_cast<uint2*>(to) = uint2{words[0], words[1]};
+  }
+}
 
 // [num_tokens, count, head_dim] by strides in elements; the elements of a head are neighbours.
 template <typename T>

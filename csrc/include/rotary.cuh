@@ -26,13 +26,13 @@ __device__ __forceinline__ void rotate(Vec<T, kWidth>& first, Vec<T, kWidth>& se
 }
 
 // Both halves of a head at one column, moved and, where kRotate, rotated on the way.
-template <bool kRotate, typename T, int kWidth>
-__device__ __forceinline__ void move_pair(const T* from, T* to, int half, const float (&cos)[kWidth],
-                                          const float (&sin)[kWidth]) {
+template <bool kRotate, typename T, typename To, int kWidth>
+__device__ __forceinline__ void move_pair(const T* from, To* to, int half, const float (&cos)[kWidth],
+                                          const float (&sin)[kWidth], float scale = 1.0f) {
   Vec<T, kWidth> first = load<kWidth>(from), second = load<kWidth>(from + half);
   if (kRotate) rotate(first, second, cos, sin);
-  store(to, first);
-  store(to + half, second);
+  store_cached(to, first, scale);
+  store_cached(to + half, second, scale);
 }
 
 template <int kWidth>

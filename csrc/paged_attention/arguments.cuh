@@ -14,22 +14,23 @@ struct PagedAttentionArguments {
   int64_t partials, arrivals;
   int64_t device_blocks;  // that the device holds at once
   int64_t num_tiles, num_splits, fill_splits, min_split_keys, max_split_keys, min_rows, max_rows;
-  double scale, soft_cap;
+  double scale, soft_cap, value_scale;
   int64_t dtype, kind, stream;
 };
 
 namespace lamina {
 
-template <typename T>
-PagedAttention<T> unpack(const PagedAttentionArguments& p) {
-  constexpr int64_t kUnit = 16 / static_cast<int64_t>(sizeof(T));
+template <typename T, typename Cached>
+PagedAttention<T, Cached> unpack(const PagedAttentionArguments& p) {
+  constexpr int64_t kUnit = 16 / static_cast<int64_t>(sizeof(Cached));
   constexpr double kLog2E = 1.4426950408889634;
   const auto strides = [](int64_t block, int64_t token, int64_t head) {
     return Strides{static_cast<uint32_t>(block / kUnit), static_cast<uint32_t>(token / kUnit),
                    static_cast<uint32_t>(head / kUnit)};
   };
   const bool capped = p.soft_cap > 0;
-  PagedAttention<T> a;
+  PagedAttention<T, Cached> a;
+  if constexpr (sizeof(Cached) == 1) a.value_scale = static_cast<float>(p.value_scale);
   a.out = reinterpret_cast<T*>(p.out);
   a.query = reinterpret_cast<const T*>(p.query);
   a.key_cache = reinterpret_cast<const uint4*>(p.key_cache);

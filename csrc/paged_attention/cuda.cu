@@ -5,18 +5,28 @@
 namespace lamina {
 namespace {
 
+// What keys and values of queries of type T are stored in.
+#if defined(LAMINA_FP8_CACHE)
+template <typename T>
+using Cached = Float8;
+#else
+template <typename T>
+using Cached = T;
+#endif
+
 template <typename T, int kind, typename Function>
 int with_dim(int64_t head_dim, const Function& function) {
-  if (head_dim <= 64) return function(Shape<T, 64, kind>{});
-  if (sizeof(T) == 2 && head_dim <= 96) return function(Shape<T, sizeof(T) == 2 ? 96 : 128, kind>{});
-  if (head_dim <= 128) return function(Shape<T, 128, kind>{});
-  if (head_dim <= 256) return function(Shape<T, 256, kind>{});
+  using C = Cached<T>;
+  if (head_dim <= 64) return function(Shape<T, C, 64, kind>{});
+  if (sizeof(T) == 2 && head_dim <= 96) return function(Shape<T, C, sizeof(T) == 2 ? 96 : 128, kind>{});
+  if (head_dim <= 128) return function(Shape<T, C, 128, kind>{});
+  if (head_dim <= 256) return function(Shape<T, C, 256, kind>{});
   return cudaErrorInvalidValue;
 }
 
 template <typename T, typename Function>
 int with_hopper_dim(int64_t head_dim, const Function& function) {
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (sizeof(Cached<T>) == 2) {
     if (head_dim == 64) return function(HopperShape<T, 64>{});
     if (head_dim == 128) return function(HopperShape<T, 128>{});
   }
@@ -28,17 +38,21 @@ template <typename Function>
 int with_shape(int dtype, int kind, int64_t head_dim, const Function& function) {
   return with_dtype(dtype, [&](auto zero) -> int {
     using T = decltype(zero);
-    switch (kind) {
-      case 0:
-        return with_dim<T, 0>(head_dim, function);
-      case 1:
-        return with_dim<T, 1>(head_dim, function);
-      case 2:
-        return with_dim<T, 2>(head_dim, function);
-      case 3:
-        return with_hopper_dim<T>(head_dim, function);
-      default:
-        return cudaErrorInvalidValue;
+    if constexpr (sizeof(T) > 2 && sizeof(Cached<T>) == 1) {
+      return cudaErrorInvalidValue;
+    } else {
+      switch (kind) {
+        case 0:
+          return with_dim<T, 0>(head_dim, function);
+        case 1:
+          return with_dim<T, 1>(head_dim, function);
+        case 2:
+          return with_dim<T, 2>(head_dim, function);
+        case 3:
+          return with_hopper_dim<T>(head_dim, function);
+        default:
+          return cudaErrorInvalidValue;
+      }
     }
   });
 }
@@ -61,9 +75,9 @@ int query_launch(void (*kernel)(typename S::Parameters), int64_t* rows, int64_t*
   return error;
 }
 
-template <typename T, int dim, int kind>
-auto kernel_of(Shape<T, dim, kind>) {
-  return paged_attention_kernel<Shape<T, dim, kind>>;
+template <typename T, typename C, int dim, int kind>
+auto kernel_of(Shape<T, C, dim, kind>) {
+  return paged_attention_kernel<Shape<T, C, dim, kind>>;
 }
 
 template <typename T, int dim>
@@ -71,10 +85,10 @@ auto kernel_of(HopperShape<T, dim>) {
   return hopper_attention_kernel<HopperShape<T, dim>>;
 }
 
-template <typename T, int dim, int kind>
-int launch(Shape<T, dim, kind> shape, const PagedAttentionArguments& p) {
+template <typename T, typename C, int dim, int kind>
+int launch(Shape<T, C, dim, kind> shape, const PagedAttentionArguments& p) {
   using S = decltype(shape);
-  const auto a = unpack<T>(p);
+  const auto a = unpack<T, C>(p);
   const dim3 grid(static_cast<unsigned>(a.num_tiles * a.num_kv_heads), static_cast<unsigned>(a.num_splits));
   return launch_clusters_pdl(1, paged_attention_kernel<S>, grid, S::kThreads, S::kSharedBytes,
                              reinterpret_cast<cudaStream_t>(p.stream), a);

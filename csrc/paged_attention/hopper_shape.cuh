@@ -21,6 +21,8 @@ struct HopperAttention {
 template <typename Element, int dim>
 struct HopperShape {
   using T = Element;
+  using Cached = T;
+  using Call = PagedAttention<T>;
   using Parameters = HopperAttention<T>;
   static constexpr bool kMany = true, kWholeTokens = true, kAlignedTiles = true;
   static constexpr int kDim = dim, kPanels = dim / kPanelColumns;

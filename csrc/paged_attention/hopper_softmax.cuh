@@ -121,7 +121,7 @@ struct HopperSoftmax {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = row(half), index = work.start + work.first - work.past + token[half];
-      const float factor = 1.0f / sum[half];
+      const float factor = a.value_scale / sum[half];
       T* to = a.out + index * a.out_token + (work.kv_head * a.group + r - token[half] * a.group) * a.out_head +
               lane_id() % 4 * 8;
 #pragma unroll

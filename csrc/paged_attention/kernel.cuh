@@ -41,12 +41,12 @@ __device__ __forceinline__ void store_four(T* to, float4 x) {
   *reinterpret_cast<uint2*>(to) = uint2{pack(x.x, x.y, T{}), pack(x.z, x.w, T{})};
 }
 
-template <typename T>
-__device__ __forceinline__ void write_out(const PagedAttention<T>& a, const WorkTile& work, int r, int d,
+template <typename T, typename Cached>
+__device__ __forceinline__ void write_out(const PagedAttention<T, Cached>& a, const WorkTile& work, int r, int d,
                                           const Merged& merged) {
   const int row = work.first_row + r;
   T* to = a.out + (work.start + row / a.group) * a.out_token + (work.kv_head * a.group + row % a.group) * a.out_head;
-  const float factor = 1.0f / merged.sum;
+  const float factor = a.value_scale / merged.sum;
   const float4 x = merged.out;
   store_four(to + d, float4{x.x * factor, x.y * factor, x.z * factor, x.w * factor});
 }
@@ -65,7 +65,7 @@ __device__ __forceinline__ void each_four(int rows, int head_dim, const Visit& v
 template <typename S>
 struct Partial {
   float* sums;
-  __device__ __forceinline__ Partial(const PagedAttention<typename S::T>& a, const WorkTile& work, int split)
+  __device__ __forceinline__ Partial(const typename S::Call& a, const WorkTile& work, int split)
       : sums(a.partials + (static_cast<int64_t>(work.unit) * a.num_splits + split) * S::kPartialFloats) {}
   __device__ __forceinline__ float4& sum(int r, int d) const {
     return *reinterpret_cast<float4*>(sums + r * S::kDim + d);
@@ -77,8 +77,8 @@ struct Partial {
 
 // Merges what the teams of this block stored in shared memory; to `out`, or to the workspace if other blocks have more.
 template <typename S>
-__device__ __forceinline__ void merge_teams(const PagedAttention<typename S::T>& a, const WorkTile& work,
-                                            const float* results, const float2* stats) {
+__device__ __forceinline__ void merge_teams(const typename S::Call& a, const WorkTile& work, const float* results,
+                                            const float2* stats) {
   each_four<S>(work.rows, a.head_dim, [&](int r, int d) {
     Merged merged;
 #pragma unroll
@@ -109,7 +109,7 @@ __device__ __forceinline__ bool arrive_last(int32_t* arrivals, const WorkTile& w
 }
 
 template <typename S>
-__device__ __forceinline__ void merge_splits(const PagedAttention<typename S::T>& a, const WorkTile& work) {
+__device__ __forceinline__ void merge_splits(const typename S::Call& a, const WorkTile& work) {
   each_four<S>(work.rows, a.head_dim, [&](int r, int d) {
     Merged merged;
 #pragma unroll 8
@@ -131,10 +131,9 @@ __device__ __forceinline__ void team_barrier() {
 
 // Mainloop: streams this block's keys past its rows, then stores the rows in shared memory.
 template <typename S>
-__device__ __forceinline__ void attend_keys(const PagedAttention<typename S::T>& a, const WorkTile& work, uint4* memory,
+__device__ __forceinline__ void attend_keys(const typename S::Call& a, const WorkTile& work, uint4* memory,
                                             float* results, float2* stats) {
-  using T = typename S::T;
-  KVPipeline<S> pipeline(a, work, reinterpret_cast<T*>(memory));
+  KVPipeline<S> pipeline(a, work, reinterpret_cast<typename S::Cached*>(memory));
   const int num_tiles = pipeline.num_tiles();
   pipeline.look_up(0);
 #pragma unroll
@@ -146,7 +145,7 @@ __device__ __forceinline__ void attend_keys(const PagedAttention<typename S::T>&
   }
   wait_for_predecessor();
   WarpSoftmax<S> rows(a, work);
-  rows.load_queries(reinterpret_cast<T*>(reinterpret_cast<char*>(memory) + S::kStages * S::kStageBytes));
+  rows.load_queries(reinterpret_cast<typename S::T*>(reinterpret_cast<char*>(memory) + S::kStages * S::kStageBytes));
   for (int tile = 0, stage = 0; tile < num_tiles; ++tile, stage = stage + 1 == S::kStages ? 0 : stage + 1) {
     wait_for_copies<S::kStages - 1>();
     team_barrier<S>();
@@ -163,7 +162,7 @@ __device__ __forceinline__ void attend_keys(const PagedAttention<typename S::T>&
 
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks)
-    paged_attention_kernel(const __grid_constant__ PagedAttention<typename S::T> a) {
+    paged_attention_kernel(const __grid_constant__ typename S::Call a) {
   extern __shared__ uint4 memory[];
   start_successor();
   WorkTile work;

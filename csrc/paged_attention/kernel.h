@@ -12,85 +12,11 @@
 
 #include "amx_attention.h"
 #include "buffer.h"
+#include "call.h"
 #include "gemm_microkernel.h"
 #include "vector.h"
 
 namespace lamina {
-
-constexpr int kMaxRows = 64;
-constexpr int kTileKeys = 64;
-constexpr int kMaxRowsInParts = 16;  // a tile of few rows may be attended split by split
-constexpr int kSplitKeys = 256;
-
-struct Strides {
-  int64_t outer, token, head;  // outer: of a block; 0 where there are none
-};
-
-template <typename T>
-struct Attention {
-  T* out;
-  const T *query, *key_cache, *value_cache;
-  const int32_t *block_tables, *seq_lens, *query_start_loc;
-  Strides out_strides, query_strides, key_strides, value_strides;
-  int64_t block_tables_stride;
-  int64_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
-  float scale;
-  int64_t window;  // < 0: none
-  int64_t chunk;   // < 0: none
-  float soft_cap;  // 0: none
-
-  int group() const { return static_cast<int>(num_heads / num_kv_heads); }
-  int padded_dim() const { return static_cast<int>((head_dim + kLanes - 1) / kLanes * kLanes); }
-  int query_len(int seq) const { return query_start_loc[seq + 1] - query_start_loc[seq]; }
-  // The first key that a query sees.
-  int64_t oldest(int64_t position) const {
-    return std::max(window < 0 ? 0 : std::max<int64_t>(0, position - window + 1),
-                    chunk < 0 ? 0 : position - position % chunk);
-  }
-};
-
-// Some rows of one sequence: row r is query head r % group of token r / group.
-struct Tile {
-  int seq, first_row, rows;
-};
-
-// The unnormalised result of some keys for some rows.
-struct Partial {
-  float *out, *max, *sum;  // [rows][padded_dim], [rows], [rows]
-
-  static size_t size(int rows, int padded_dim) { return (static_cast<size_t>(rows) * (padded_dim + 2) + 15) / 16 * 16; }
-  Partial(float* memory, int rows, int padded_dim)
-      : out(memory), max(memory + static_cast<size_t>(rows) * padded_dim), sum(max + rows) {}
-
-  void copy(const Partial& from, int rows, int padded_dim) {
-    std::copy(from.out, from.out + static_cast<size_t>(rows) * padded_dim, out);
-    std::copy(from.max, from.max + rows, max);
-    std::copy(from.sum, from.sum + rows, sum);
-  }
-
-  void clear(int rows, int padded_dim) {
-    std::fill(out, out + static_cast<size_t>(rows) * padded_dim, 0.0f);
-    std::fill(max, max + rows, -kInfinity);
-    std::fill(sum, sum + rows, 0.0f);
-  }
-};
-
-// What to subtract from scores in the exponent: their maximum, or 0 where no key has been seen.
-inline float exponent_base(float max) { return max == -kInfinity ? 0.0f : max; }
-
-inline float exp2_scalar(float x) { return exp2(broadcast(x))[0]; }
-
-inline void merge(Partial& total, const Partial& part, int rows, int padded_dim) {
-  for (int r = 0; r < rows; r++) {
-    float max = std::max(total.max[r], part.max[r]);
-    float keep = exp2_scalar(total.max[r] - exponent_base(max));
-    float add = exp2_scalar(part.max[r] - exponent_base(max));
-    float *to = total.out + r * padded_dim, *from = part.out + r * padded_dim;
-    for (int d = 0; d < padded_dim; d += kLanes) store(to + d, load(to + d) * keep + load(from + d) * add);
-    total.sum[r] = total.sum[r] * keep + part.sum[r] * add;
-    total.max[r] = max;
-  }
-}
 
 template <typename T>
 class Worker {
@@ -105,13 +31,14 @@ class Worker {
         rows_(static_cast<size_t>(kMaxRows) * padded_dim_),
         partial_(Partial::size(kMaxRows, padded_dim_)),
         keys_(buffer.reserve(2 * panel_ + rows_ + kMaxRows * kTileKeys + 2 * partial_ +
-                             AmxAttention::num_floats(padded_dim_))),
+                             AmxAttention::num_floats(padded_dim_) + (attention.is_fp8 ? 2 * panel_ : 0))),
         values_(keys_ + panel_),
         query_(values_ + panel_),
         scores_(query_ + rows_),
         total_(scores_ + kMaxRows * kTileKeys),
         part_(total_ + partial_),
-        amx_(part_ + partial_, dim_) {}
+        amx_(part_ + partial_, dim_),
+        wide_(reinterpret_cast<T*>(part_ + partial_ + AmxAttention::num_floats(padded_dim_))) {}
 
   // Prefetches the keys and values of some heads of a split into the cache, in memory order. By loads: a prefetch
   // instruction for a page that is not in the TLB may be dropped.
@@ -157,15 +84,16 @@ class Worker {
   }
 
  private:
-  void prefetch(const T* cache, const Strides& strides, int seq, int first_head, int last_head, int64_t first,
+  void prefetch(const void* cache, const Strides& strides, int seq, int first_head, int last_head, int64_t first,
                 int64_t last) const {
     constexpr int64_t kLine = 64;
     const int32_t* table = attention_.block_tables + seq * attention_.block_tables_stride;
     const int64_t block_size = attention_.block_size;
-    const int64_t bytes = ((last_head - first_head - 1) * strides.head + dim_) * sizeof(T);
+    const int64_t size = attention_.cached_size();
+    const int64_t bytes = ((last_head - first_head - 1) * strides.head + dim_) * size;
     for (int64_t key = first; key < last; key++) {
-      const T* row = cache + table[key / block_size] * strides.outer + key % block_size * strides.token;
-      const char* from = reinterpret_cast<const char*>(row + first_head * strides.head);
+      const int64_t row = table[key / block_size] * strides.outer + key % block_size * strides.token;
+      const char* from = static_cast<const char*>(cache) + (row + first_head * strides.head) * size;
       for (int64_t i = 0; i < bytes; i += kLine)
         asm volatile("" ::"r"(*reinterpret_cast<const volatile char*>(from + i)));
     }
@@ -253,21 +181,35 @@ class Worker {
   // Where the rows of keys base + from .. base + to lie. Lanes around them get a row that may be read: their scores
   // are masked.
   void locate(int seq, int kv_head, int64_t base, int from, int to) {
+    attention_.is_fp8 ? locate_as<Float8>(seq, kv_head, base, from, to) : locate_as<T>(seq, kv_head, base, from, to);
+  }
+
+  template <typename Cached>
+  void locate_as(int seq, int kv_head, int64_t base, int from, int to) {
     const int32_t* table = attention_.block_tables + seq * attention_.block_tables_stride;
     const Strides key = attention_.key_strides, value = attention_.value_strides;
     const int64_t block_size = attention_.block_size;
     int64_t slot = (base + from) / block_size, offset = (base + from) % block_size;
     for (int j = from; j < to; slot++, offset = 0) {
-      const T* keys = attention_.key_cache + table[slot] * key.outer + offset * key.token + kv_head * key.head;
-      const T* values =
-          attention_.value_cache + table[slot] * value.outer + offset * value.token + kv_head * value.head;
+      const Cached* keys = static_cast<const Cached*>(attention_.key_cache) + table[slot] * key.outer +
+                           offset * key.token + kv_head * key.head;
+      const Cached* values = static_cast<const Cached*>(attention_.value_cache) + table[slot] * value.outer +
+                             offset * value.token + kv_head * value.head;
       for (int end = static_cast<int>(std::min<int64_t>(to, j + block_size - offset)); j < end; j++) {
-        key_rows_[j] = keys, value_rows_[j] = values;
+        key_rows_[j] = as_numbers(keys, j), value_rows_[j] = as_numbers(values, kTileKeys + j);
         keys += key.token, values += value.token;
       }
     }
     std::fill(key_rows_ + from / kLanes * kLanes, key_rows_ + from, key_rows_[from]);
     std::fill(key_rows_ + to, key_rows_ + (to + kLanes - 1) / kLanes * kLanes, key_rows_[from]);
+  }
+
+  // A row as numbers of T: where it lies, or in a copy.
+  const T* as_numbers(const T* row, int) { return row; }
+  const T* as_numbers(const Float8* row, int copy) {
+    T* to = wide_ + static_cast<size_t>(copy) * padded_dim_;
+    widen_row(to, row, dim_);
+    return to;
   }
 
   // keys_[d][j]
@@ -381,7 +323,7 @@ class Worker {
   void write(const Tile& tile, int kv_head, const Partial& total) {
     for (int r = 0; r < tile.rows; r++) {
       T* to = row_of(attention_.out, attention_.out_strides, tile, kv_head, r);
-      float factor = 1.0f / total.sum[r];
+      float factor = attention_.value_scale / total.sum[r];
       for (int d = 0; d < dim_; d += kLanes)
         store_some(to + d, load(total.out + r * padded_dim_ + d) * factor, dim_ - d);
     }
@@ -395,6 +337,7 @@ class Worker {
   int64_t positions_[kMaxRows];
   float *const keys_, *const values_, *const query_, *const scores_, *const total_, *const part_;
   AmxAttention amx_;
+  T* const wide_;  // [2][kTileKeys][padded_dim]: keys and values that were stored in FP8
 };
 
 }  // namespace lamina

@@ -9,13 +9,13 @@ namespace lamina {
 // A team's tiles of keys and values; each warp copies sixteen keys of a tile.
 template <typename S>
 class KVPipeline {
-  using T = typename S::T;
+  using T = typename S::Cached;
   static constexpr uint32_t kNoRow = 0xffffffffu;
   static constexpr int kChunks = S::kDim * static_cast<int>(sizeof(T)) / 16;  // of a row; 16 bytes each
   static constexpr int kPartElements = S::kTileKeys * S::kPitch;              // keys of a tile, then values
 
  public:
-  __device__ __forceinline__ KVPipeline(const PagedAttention<T>& a, const WorkTile& work, T* memory)
+  __device__ __forceinline__ KVPipeline(const typename S::Call& a, const WorkTile& work, T* memory)
       : keys_(a.key_cache + static_cast<int64_t>(work.kv_head) * a.key_strides.head),
         values_(a.value_cache + static_cast<int64_t>(work.kv_head) * a.value_strides.head),
         table_(a.block_tables + work.seq * a.block_tables_stride),

@@ -7,14 +7,25 @@
 namespace lamina {
 
 constexpr int kPipelineBytes = 72 * 1024;  // three blocks on an H100, one on the smallest GPU
-constexpr int kMaxStages = 3;
+constexpr int kMaxStages = 3;              // of a cache in 16 bits; of one in 8 twice as many
 
 struct Strides {
   uint32_t block, token, head;  // in units of 16 bytes
 };
 
-template <typename T>
-struct PagedAttention {
+// What values of the cache are to be multiplied by: 1 but where they are stored in FP8.
+template <typename Cached>
+struct ValueScale {
+  static constexpr float value_scale = 1.0f;
+};
+template <>
+struct ValueScale<Float8> {
+  float value_scale;
+};
+
+// Of queries and outputs of type T, and keys and values of type Cached.
+template <typename T, typename Cached = T>
+struct PagedAttention : ValueScale<Cached> {
   T* out;
   const T* query;
   const uint4 *key_cache, *value_cache;
@@ -39,19 +50,26 @@ struct PagedAttention {
 };
 
 // The constants of one kernel. Kind 0: 8 rows, 1: 16 rows, 2: many rows.
-template <typename Element, int dim, int kind>
+template <typename Element, typename CacheElement, int dim, int kind>
 struct Shape {
   using T = Element;
-  using Parameters = PagedAttention<T>;
+  using Cached = CacheElement;
+  using Call = PagedAttention<T, Cached>;
+  using Parameters = Call;
   static constexpr bool kMany = kind == 2;
   static constexpr int kDim = dim;
-  static constexpr int kTiles = !kMany ? kind + 1 : sizeof(T) == 4 ? 2 : dim <= 64 ? 4 : dim <= 128 ? 3 : 1;
+  static constexpr int kFew = sizeof(Cached) == 1 ? 1 : 0;  // conversions take registers
+  static constexpr int kTiles = !kMany           ? kind + 1
+                                : sizeof(T) == 4 ? 2
+                                : dim <= 64      ? 4 - kFew
+                                : dim <= 128     ? 3 - kFew
+                                                 : 1;
   static constexpr bool kWholeTokens = false;   // whether all rows of a token lie in one tile
   static constexpr bool kAlignedTiles = false;  // whether tiles of keys begin at multiples of their size
-  using Mma = WarpMma<T, kDim, kTiles>;
+  using Mma = WarpMma<T, Cached, kDim, kTiles>;
   static constexpr int kPitch = Mma::kPitch;
-  static constexpr int kRowBytes = kPitch * static_cast<int>(sizeof(T));
-  static constexpr int kWarps = kRowBytes <= 272 || (kMany && sizeof(T) == 2) ? 4 : 2;
+  static constexpr int kRowBytes = kPitch * static_cast<int>(sizeof(Cached));
+  static constexpr int kWarps = kDim * sizeof(T) <= 256 || (kMany && sizeof(T) == 2) ? 4 : 2;
   static constexpr int kThreads = 32 * kWarps, kRowThreads = kThreads;
   static constexpr int kTeamWarps = kMany ? kWarps : 1;  // that share a pipeline of keys
   static constexpr int kTeams = kWarps / kTeamWarps;
@@ -59,7 +77,9 @@ struct Shape {
   static constexpr int kWarpRows = 8 * kTiles;
   static constexpr int kRows = kWarpRows * kTeamWarps;
   static constexpr int kStageBytes = 2 * 16 * kWarps * kRowBytes;
-  static constexpr int kStages = kPipelineBytes / kStageBytes < kMaxStages ? kPipelineBytes / kStageBytes : kMaxStages;
+  static constexpr int kMostStages = sizeof(Cached) == 1 ? 2 * kMaxStages : kMaxStages;
+  static constexpr int kStages =
+      kPipelineBytes / kStageBytes < kMostStages ? kPipelineBytes / kStageBytes : kMostStages;
   static constexpr int kQueryBytes = Mma::kQueryElements * static_cast<int>(sizeof(T));
   static constexpr int kResultPitch = kDim + 4;
   static constexpr int kResultBytes = kWarps * kWarpRows * (kResultPitch + 2) * 4;
@@ -105,7 +125,7 @@ __device__ __forceinline__ int div_up(int count, int size) { return (count + siz
 
 // Split-KV: this block's part of the keys [begin, end) of a unit; false where it has none.
 template <typename S>
-__device__ __forceinline__ bool take_split(const PagedAttention<typename S::T>& a, WorkTile& work) {
+__device__ __forceinline__ bool take_split(const typename S::Call& a, WorkTile& work) {
   constexpr int kSpan = S::kTileKeys * S::kTeams;
   work.num_splits = 1;
   if (a.num_splits == 1) return true;
@@ -121,7 +141,7 @@ __device__ __forceinline__ bool take_split(const PagedAttention<typename S::T>& 
 
 // The work of a split of a unit; false where there is none.
 template <typename S>
-__device__ __forceinline__ bool find_work(const PagedAttention<typename S::T>& a, int unit, int split, WorkTile& work) {
+__device__ __forceinline__ bool find_work(const typename S::Call& a, int unit, int split, WorkTile& work) {
   const int tile_rows = S::kWholeTokens ? S::kRows / a.group * a.group : S::kRows;
   const int position = unit / a.num_kv_heads;
   const int tile = S::kMany ? a.num_tiles - 1 - position : position;  // a prompt's last tiles see the most keys

@@ -9,11 +9,12 @@ namespace lamina {
 template <typename S>
 class WarpSoftmax {
   using T = typename S::T;
+  using Cached = typename S::Cached;
   static constexpr int kTiles = S::kTiles;
   using Scores = float[S::kTeamWarps][kTiles][4];
 
  public:
-  __device__ __forceinline__ WarpSoftmax(const PagedAttention<T>& a, const WorkTile& work)
+  __device__ __forceinline__ WarpSoftmax(const typename S::Call& a, const WorkTile& work)
       : a_(a), work_(work), warp_(static_cast<int>(threadIdx.x) / 32), row_(warp_ % S::kTeamWarps * S::kWarpRows) {
     const bool empty = row_ >= work.rows;
     first_position_ = position(row_);
@@ -38,7 +39,7 @@ class WarpSoftmax {
     });
   }
 
-  __device__ __forceinline__ void attend(const T* keys, const T* values, int first_key) {
+  __device__ __forceinline__ void attend(const Cached* keys, const Cached* values, int first_key) {
     const int last_key = first_key + S::kTileKeys - 1;
     if (first_key > last_position_ || last_key < a_.oldest(first_position_)) return;
     Scores scores;
@@ -64,9 +65,9 @@ class WarpSoftmax {
         if (lane_id() < 4) stats[row] = float2{max_[n][i], sum};
 #pragma unroll
         for (int t = 0; t < S::kDim / 16; ++t) {
-          float* to = results + row * S::kResultPitch + 16 * t + lane_id() / 4;
+          float* to = results + row * S::kResultPitch + 16 * t + lane_id() / 4 * S::Mma::kStep;
           to[0] = out_[t][n][i];
-          to[8] = out_[t][n][i + 2];
+          to[S::Mma::kNext] = out_[t][n][i + 2];
         }
       }
   }
@@ -97,9 +98,9 @@ class WarpSoftmax {
   __device__ __forceinline__ void scale(Scores& scores) const {
     const float scale = a_.scale, cap = a_.cap;
     if (cap > 0.0f)
-      each(scores, [=](float& x, int, int, int) { x = cap * tanhf(scale * x); });
+      each(scores, [=](float& x, int, int n, int i) { x = cap * tanhf(scale * mma_.unit(n, i % 2) * x); });
     else
-      each(scores, [=](float& x, int, int, int) { x *= scale; });
+      each(scores, [=](float& x, int, int n, int i) { x *= scale * mma_.unit(n, i % 2); });
   }
 
   __device__ __forceinline__ void mask(Scores& scores, int first_key) const {
@@ -141,7 +142,7 @@ class WarpSoftmax {
 #pragma unroll
           for (int half = 0; half < 4; half += 2) {
             float& score = scores[m][n][i + half];
-            score = exp2_fast(score - base);
+            score = exp2_fast(score - (base - S::Mma::kWeightShift));
             sum_[n][i] += score;
           }
       }
@@ -154,7 +155,7 @@ class WarpSoftmax {
         for (int i = 0; i < 4; ++i) out_[t][n][i] *= keep[n][i % 2];
   }
 
-  const PagedAttention<T>& a_;
+  const typename S::Call& a_;
   const WorkTile& work_;
   int warp_, row_, first_position_, last_position_;
   typename S::Mma mma_;

@@ -23,6 +23,8 @@ struct RotaryAndWriteKvCacheArguments {
   int64_t value_cache_block, value_cache_token, value_cache_head;
   const int32_t* slot_mapping;
   int64_t num_tokens, num_heads, num_kv_heads, head_dim, num_blocks, block_size, threads;
+  int64_t is_fp8;  // the caches
+  double key_scale, value_scale;
 };
 
 namespace {
@@ -30,28 +32,35 @@ namespace {
 constexpr int64_t kMinParallelElements = 1 << 16;
 
 // -1 when done, or the index of a token whose slot is beyond the cache; then nothing is written.
-template <typename T>
-int64_t rotary_and_write(const RotaryAndWriteKvCacheArguments& p) {
+template <typename T, typename Cached>
+int64_t rotary_and_write_as(const RotaryAndWriteKvCacheArguments& p) {
   const int64_t num_slots = p.num_blocks * p.block_size;
   for (int64_t token = 0; token < p.num_tokens; token++)
     if (p.slot_mapping[token] >= num_slots) return token;
-  const lamina::RotaryAndWrite<T> step{
+  const lamina::RotaryAndWrite<T, Cached> step{
       {static_cast<const T*>(p.query), p.query_token, p.query_head, p.num_heads},
       {static_cast<const T*>(p.key), p.key_token, p.key_head, p.num_kv_heads},
       {static_cast<const T*>(p.value), p.value_token, p.value_head, p.num_kv_heads},
       {static_cast<T*>(p.query_out), p.num_heads * p.head_dim, p.head_dim, p.num_heads},
-      {static_cast<T*>(p.key_cache), p.key_cache_block, p.key_cache_token, p.key_cache_head, p.block_size},
-      {static_cast<T*>(p.value_cache), p.value_cache_block, p.value_cache_token, p.value_cache_head, p.block_size},
+      {static_cast<Cached*>(p.key_cache), p.key_cache_block, p.key_cache_token, p.key_cache_head, p.block_size},
+      {static_cast<Cached*>(p.value_cache), p.value_cache_block, p.value_cache_token, p.value_cache_head, p.block_size},
       p.cos,
       p.sin,
       p.slot_mapping,
-      p.head_dim / 2};
+      p.head_dim / 2,
+      static_cast<float>(p.key_scale),
+      static_cast<float>(p.value_scale)};
   [[maybe_unused]] const int threads = static_cast<int>(p.threads);
   [[maybe_unused]] const bool parallel =
       p.num_tokens * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim > kMinParallelElements;
 #pragma omp parallel for num_threads(threads) if (parallel)
   for (int64_t token = 0; token < p.num_tokens; token++) step.run(token);
   return -1;
+}
+
+template <typename T>
+int64_t rotary_and_write(const RotaryAndWriteKvCacheArguments& p) {
+  return p.is_fp8 ? rotary_and_write_as<T, lamina::Float8>(p) : rotary_and_write_as<T, T>(p);
 }
 
 }  // namespace

@@ -6,19 +6,19 @@
 
 namespace lamina {
 
-template <typename T>
-struct RotaryAndWrite {
+template <typename T, typename Cached>
+struct RotaryAndWrite : CacheScales<Cached> {
   Heads<const T> query, key, value;
   Heads<T> query_out;
-  PagedCache<T> key_cache, value_cache;
+  PagedCache<Cached> key_cache, value_cache;
   const float *cos, *sin;  // [num_tokens, half]
   const int32_t* slots;    // [num_tokens]; below 0: a padding row, of which only the query is written
   int num_tokens, half, block_size;
 };
 
 // One block a token; its heads in a row are those of the query, of the key, of the value.
-template <typename T, int kWidth>
-__global__ void __launch_bounds__(kRotaryThreads) rotary_and_write_kernel(RotaryAndWrite<T> args) {
+template <typename T, typename Cached, int kWidth>
+__global__ void __launch_bounds__(kRotaryThreads) rotary_and_write_kernel(RotaryAndWrite<T, Cached> args) {
   const int token = blockIdx.x, num_heads = args.query.count, num_kv_heads = args.key.count;
   follow_predecessor();
   const int slot = args.slots[token];
@@ -35,21 +35,21 @@ __global__ void __launch_bounds__(kRotaryThreads) rotary_and_write_kernel(Rotary
       }
       const bool is_key = head < num_heads + num_kv_heads;
       const int own = head - num_heads - (is_key ? 0 : num_kv_heads);
-      T* to = (is_key ? args.key_cache : args.value_cache).at(slot, args.block_size, own) + column;
+      Cached* to = (is_key ? args.key_cache : args.value_cache).at(slot, args.block_size, own) + column;
       if (is_key) {
-        move_pair<true>(args.key.at(token, own) + column, to, args.half, cos, sin);
+        move_pair<true>(args.key.at(token, own) + column, to, args.half, cos, sin, args.key_scale);
       } else {
-        move_pair<false>(args.value.at(token, own) + column, to, args.half, cos, sin);
+        move_pair<false>(args.value.at(token, own) + column, to, args.half, cos, sin, args.value_scale);
       }
     }
   }
 }
 
-template <typename T, int kWidth>
-int launch_rotary_and_write(const RotaryAndWrite<T>& args, cudaStream_t stream) {
+template <int kWidth, typename T, typename Cached>
+int launch_rotary_and_write(const RotaryAndWrite<T, Cached>& args, cudaStream_t stream) {
   const dim3 block = heads_block(args.half / kWidth, args.query.count + 2 * args.key.count, kRotaryThreads);
-  return launch_pdl(rotary_and_write_kernel<T, kWidth>, dim3(static_cast<unsigned>(args.num_tokens)), block, stream,
-                    args);
+  return launch_pdl(rotary_and_write_kernel<T, Cached, kWidth>, dim3(static_cast<unsigned>(args.num_tokens)), block,
+                    stream, args);
 }
 
 template <typename T>
@@ -57,18 +57,18 @@ bool even_strides(const Heads<const T>& heads) {
   return aligned(heads.data) && whole_vecs<T>(heads.token_stride, heads.head_stride);
 }
 
-template <typename T>
-bool even_strides(const PagedCache<T>& cache) {
+template <typename T, typename Cached>
+bool even_strides(const PagedCache<Cached>& cache) {
   return aligned(cache.data) && whole_vecs<T>(cache.block_stride, cache.token_stride, cache.head_stride);
 }
 
-template <typename T>
-int rotary_and_write_kv_cache(const RotaryAndWrite<T>& args, cudaStream_t stream) {
+template <typename T, typename Cached>
+int rotary_and_write_kv_cache(const RotaryAndWrite<T, Cached>& args, cudaStream_t stream) {
   if (args.num_tokens == 0 || args.half == 0 || args.query.count + args.key.count == 0) return cudaSuccess;
   const bool even = even_strides(args.query) && even_strides(args.key) && even_strides(args.value) &&
-                    even_strides(args.key_cache) && even_strides(args.value_cache) && whole_vecs<T>(args.half) &&
+                    even_strides<T>(args.key_cache) && even_strides<T>(args.value_cache) && whole_vecs<T>(args.half) &&
                     aligned(args.query_out.data, args.cos, args.sin);
-  return even ? launch_rotary_and_write<T, kVecWidth<T>>(args, stream) : launch_rotary_and_write<T, 1>(args, stream);
+  return even ? launch_rotary_and_write<kVecWidth<T>>(args, stream) : launch_rotary_and_write<1>(args, stream);
 }
 
 }  // namespace lamina

@@ -15,6 +15,8 @@ struct WriteKvCacheArguments {
   int64_t value_cache_block, value_cache_token, value_cache_head, value_cache_dim;
   const int32_t* slot_mapping;
   int64_t num_tokens, num_blocks, block_size, num_kv_heads, head_dim, element_size, threads;
+  int64_t dtype;  // of the rows, where the caches are FP8: float32, bfloat16, float16; else -1
+  double key_scale, value_scale;
 };
 
 namespace {
@@ -22,29 +24,38 @@ namespace {
 constexpr int64_t kMinParallelBytes = 1 << 20;
 
 void write(const WriteKvCacheArguments& p) {
-  const int64_t size = p.element_size, bytes = p.head_dim * size;
+  constexpr lamina::Narrow kNarrow[] = {nullptr, lamina::narrow_head<float>, lamina::narrow_head<lamina::BFloat16>,
+                                        lamina::narrow_head<lamina::Float16>};
+  const lamina::Narrow narrow = kNarrow[p.dtype + 1];
+  const int64_t size = p.element_size, cached = narrow ? 1 : size, bytes = p.head_dim * size;
   const lamina::CacheWrite key{p.key,
                                p.key_cache,
                                p.slot_mapping,
                                p.key_token * size,
                                p.key_head * size,
-                               p.key_cache_block * size,
-                               p.key_cache_token * size,
-                               p.key_cache_head * size,
+                               p.key_cache_block * cached,
+                               p.key_cache_token * cached,
+                               p.key_cache_head * cached,
                                p.block_size,
                                p.num_kv_heads,
-                               bytes};
+                               bytes,
+                               narrow,
+                               p.head_dim,
+                               static_cast<float>(p.key_scale)};
   const lamina::CacheWrite value{p.value,
                                  p.value_cache,
                                  p.slot_mapping,
                                  p.value_token * size,
                                  p.value_head * size,
-                                 p.value_cache_block * size,
-                                 p.value_cache_token * size,
-                                 p.value_cache_head * size,
+                                 p.value_cache_block * cached,
+                                 p.value_cache_token * cached,
+                                 p.value_cache_head * cached,
                                  p.block_size,
                                  p.num_kv_heads,
-                                 bytes};
+                                 bytes,
+                                 narrow,
+                                 p.head_dim,
+                                 static_cast<float>(p.value_scale)};
   [[maybe_unused]] const int threads = static_cast<int>(p.threads);
   [[maybe_unused]] const bool parallel = 2 * p.num_tokens * p.num_kv_heads * bytes > kMinParallelBytes;
 #pragma omp parallel for num_threads(threads) if (parallel)

@@ -13,6 +13,8 @@ struct WriteKvCacheArguments {
   int64_t value_cache_block, value_cache_token, value_cache_head;
   const int32_t* slot_mapping;
   int64_t num_tokens, num_kv_heads, head_dim, block_size, element_size;
+  int64_t dtype;  // of the rows, where the caches are FP8; else -1
+  double key_scale, value_scale;
   cudaStream_t stream;
 };
 
@@ -36,12 +38,28 @@ int write(const WriteKvCacheArguments& p) {
   return lamina::write_kv_cache(args, p.stream);
 }
 
+template <typename T>
+int write_fp8(const WriteKvCacheArguments& p) {
+  const lamina::WriteFp8KvCache<T> args{
+      lamina::heads<const T>(p.key, p.num_kv_heads, p.key_token, p.key_head),
+      lamina::heads<const T>(p.value, p.num_kv_heads, p.value_token, p.value_head),
+      lamina::paged_cache<lamina::Float8>(p.key_cache, p.key_cache_block, p.key_cache_token, p.key_cache_head),
+      lamina::paged_cache<lamina::Float8>(p.value_cache, p.value_cache_block, p.value_cache_token, p.value_cache_head),
+      lamina::cache_scales(p.key_scale, p.value_scale),
+      p.slot_mapping,
+      lamina::narrow(p.num_tokens),
+      lamina::narrow(p.head_dim),
+      lamina::narrow(p.block_size)};
+  return lamina::write_kv_cache(args, p.stream);
+}
+
 }  // namespace
 
 extern "C" {
 int64_t write_kv_cache_arguments_size() { return sizeof(WriteKvCacheArguments); }
 
 int write_kv_cache(const WriteKvCacheArguments* p) {
+  if (p->dtype >= 0) return lamina::with_dtype(p->dtype, [&](auto zero) { return write_fp8<decltype(zero)>(*p); });
   const int64_t sizes = p->key_token | p->key_head | p->value_token | p->value_head | p->key_cache_block |
                         p->key_cache_token | p->key_cache_head | p->value_cache_block | p->value_cache_token |
                         p->value_cache_head | p->head_dim;

@@ -1,4 +1,4 @@
-"""CUDA kernels: csrc/<op>/cuda.cu compiled once by nvcc alone for the GPU at hand, kept in the store."""
+"""CUDA kernels: csrc/<op>/<source>.cu compiled once by nvcc alone for the GPU at hand, kept in the store."""
 
 import ctypes
 import functools
@@ -27,15 +27,15 @@ FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-Xcompiler=-fPIC", "-shared", "--spl
 TOOLKIT = Path("/usr/local/cuda")
 
 
-def load_cuda_kernel(op: str) -> ctypes.CDLL:
-    """The shared library of csrc/<op>/cuda.cu for the current device, built on first use."""
-    return _load(op, device_architecture())
+def load_cuda_kernel(op: str, source: str = "cuda") -> ctypes.CDLL:
+    """The shared library of csrc/<op>/<source>.cu for the current device, built on first use."""
+    return _load(op, source, device_architecture())
 
 
 @functools.cache
-def _load(op: str, architecture: str) -> ctypes.CDLL:
+def _load(op: str, source: str, architecture: str) -> ctypes.CDLL:
     store = LEDGER.store
-    return load_library(op, store, lambda: build_cuda(op, architecture, CSRC, store))
+    return load_library(op, store, lambda: build_cuda(op, architecture, CSRC, store, source))
 
 
 def device_architecture() -> str:
@@ -44,11 +44,11 @@ def device_architecture() -> str:
     return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
 
 
-def build_cuda(op: str, architecture: str, csrc: Path, store: Store) -> Path:
+def build_cuda(op: str, architecture: str, csrc: Path, store: Store, source: str = "cuda") -> Path:
     """Where the built library lies; many processes at once compile it only once."""
     texts = read_sources(op, csrc, (".cu", ".cuh"))
-    key = hash_factors(op, texts, FLAGS, architecture)  # as for a CPU, not the compiler
-    return find_or_build(op, key, store, lambda key: _build(op, architecture, csrc, store, key))
+    key = hash_factors(op, source, texts, FLAGS, architecture)  # as for a CPU, not the compiler
+    return find_or_build(op, key, store, lambda key: _build(op, source, architecture, csrc, store, key))
 
 
 def find_nvcc() -> str:
@@ -62,14 +62,14 @@ def find_nvcc() -> str:
     return nvcc
 
 
-def _build(op: str, architecture: str, csrc: Path, store: Store, key: str) -> Path:
+def _build(op: str, source: str, architecture: str, csrc: Path, store: Store, key: str) -> Path:
     nvcc = find_nvcc()
-    logger.info("compiling the CUDA kernel of %s for %s, once on this machine", op, architecture)
+    logger.info("compiling %s.cu of %s for %s, once on this machine", source, op, architecture)
     with store.temporary_folder(for_compiler=True) as folder:
         target = folder / f"{op}.so"
-        source, include = csrc / op / "cuda.cu", csrc / "include"
+        path, include = csrc / op / f"{source}.cu", csrc / "include"
         generate = f"-gencode=arch={architecture.replace('sm', 'compute')},code={architecture}"
-        command = [nvcc, *FLAGS, generate, f"-I{include}", str(source), "-o", str(target)]
+        command = [nvcc, *FLAGS, generate, f"-I{include}", str(path), "-o", str(target)]
         result = run_tool(command)
         if result.returncode:
             output = result.stderr + result.stdout

@@ -15,14 +15,14 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # csrc/include
 
 
 class CudaKernel:
-    """The entry point of csrc/<op>/cuda.cu, called with a device and the fields of its arguments struct.
+    """The entry point of csrc/<op>/<source>.cu, called with a device and the fields of its arguments struct.
 
     The stream, which is the last field, is the device's current one; nothing waits and nothing is allocated,
     so a call can be captured in a CUDA graph.
     """
 
-    def __init__(self, op: str, layout: str) -> None:
-        self._op = op
+    def __init__(self, op: str, layout: str, source: str = "cuda") -> None:
+        self._op, self._source = op, source
         self._arguments = struct.Struct(f"{layout}q")
         self._entries: dict[int, Entry] = {}  # by device: two of them may differ in what they execute
         self._entry_of(torch.cuda.current_device())
@@ -41,7 +41,7 @@ class CudaKernel:
 
     def _entry_of(self, device: int) -> "Entry":
         with torch.cuda.device(device):
-            library = load_cuda_kernel(self._op)
+            library = load_cuda_kernel(self._op, self._source)
         size = getattr(library, f"{self._op}_arguments_size")
         size.restype = ctypes.c_int64
         assert size() == self._arguments.size

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...common.errors import ShapeError
 from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
+from .._shared.fp8 import FP8
 from .._shared.registry import Provider
 
 _NOT_CONTIGUOUS = -2
@@ -14,7 +15,7 @@ _NOT_CONTIGUOUS = -2
 
 def load() -> Callable[..., None]:
     """Build or load the kernel; the op's function on it."""
-    kernel = CpuKernel("paged_attention", "35q2d")  # struct PagedAttentionArguments
+    kernel = CpuKernel("paged_attention", "36q3d")  # struct PagedAttentionArguments
 
     def paged_attention(
         out: Tensor,
@@ -29,6 +30,8 @@ def load() -> Callable[..., None]:
         window: int,
         chunk: int,
         soft_cap: float,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ) -> None:
         result = kernel(
             query.dtype,
@@ -41,8 +44,8 @@ def load() -> Callable[..., None]:
             *query.shape,
             *key_cache.shape,
             *block_tables.shape,
-            *(window, chunk, torch.get_num_threads()),
-            *(scale, soft_cap),
+            *(window, chunk, torch.get_num_threads(), key_cache.dtype == FP8),
+            *(scale * key_scale, soft_cap, value_scale),
         )
         if result == _NOT_CONTIGUOUS:
             raise ShapeError("paged_attention: wanted tensors whose last dimension is contiguous")

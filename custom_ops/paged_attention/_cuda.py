@@ -10,6 +10,7 @@ from torch import Tensor
 from ...common.errors import KernelLaunchError, ShapeError, UnsupportedError
 from .._shared.build_cuda import load_cuda_kernel
 from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.fp8 import FP8
 from .._shared.registry import Provider
 from ._plan import HOPPER, MANY, KernelShape, plan
 
@@ -17,12 +18,17 @@ MAX_HEAD_DIM = 256
 HOPPER_HEAD_DIMS = (64, 128)
 HOPPER_GROUP = 128  # heads a key-value head at most
 LEAST_BLOCK = 64  # smaller blocks take TMA longer than the GEMMs take
+FP8_SOURCE = "fp8"  # csrc/paged_attention/fp8.cu: a library of its own, built where it is used
+FP8_QUERIES = frozenset({torch.bfloat16, torch.float16})
+FP8_OBSTACLE = "is not taken with a cache in FP8; wanted bfloat16 or float16"
 MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
 
 
 def load() -> Callable[..., None]:
     """Build or load the kernel; the op's function on it."""
-    kernel = CudaKernel("paged_attention", "37q2d2q")  # struct PagedAttentionArguments
+    layout = "37q3d2q"  # struct PagedAttentionArguments
+    kernel = CudaKernel("paged_attention", layout)
+    fp8_kernel = functools.cache(lambda: CudaKernel("paged_attention", layout, FP8_SOURCE))
 
     def paged_attention(
         out: Tensor,
@@ -37,13 +43,15 @@ def load() -> Callable[..., None]:
         window: int,
         chunk: int,
         soft_cap: float,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ) -> None:
         num_tokens, num_heads, head_dim = query.shape
         block_size, num_kv_heads = key_cache.shape[1:3]
-        device, dtype = query.device, query.dtype
+        device, dtype, is_fp8 = query.device, query.dtype, key_cache.dtype == FP8
         _check(out, query, key_cache, value_cache, block_tables)
         launches = plan(
-            _shapes(device, dtype, head_dim),
+            _shapes(device, dtype, head_dim, is_fp8),
             group=num_heads // num_kv_heads,
             num_tokens=num_tokens,
             num_seqs=seq_lens.shape[0],
@@ -71,16 +79,19 @@ def load() -> Callable[..., None]:
                 chunk,
             ),
         )
+        run = fp8_kernel() if is_fp8 else kernel
         for launch in launches:
             workspace = _workspace(device, launch.workspace_floats, launch.num_counters)
-            constants = scale, soft_cap, DTYPES[dtype], launch.kernel
-            kernel(device, *tensors, *workspace, *launch.limits, *constants)
+            constants = scale * key_scale, soft_cap, value_scale, DTYPES[dtype], launch.kernel
+            run(device, *tensors, *workspace, *launch.limits, *constants)
 
     return paged_attention
 
 
 @functools.cache
-def _shapes(device: torch.device, dtype: torch.dtype, head_dim: int) -> Callable[[int], KernelShape]:
+def _shapes(
+    device: torch.device, dtype: torch.dtype, head_dim: int, is_fp8: bool
+) -> Callable[[int], KernelShape]:
     """shape_of(kernel) on a device; one function for equal arguments, so that plans can be remembered."""
 
     @functools.cache
@@ -88,7 +99,8 @@ def _shapes(device: torch.device, dtype: torch.dtype, head_dim: int) -> Callable
         figures = [ctypes.c_int64() for _ in KernelShape._fields]
         references = [ctypes.byref(figure) for figure in figures]
         with torch.cuda.device(device):
-            ask = load_cuda_kernel("paged_attention").paged_attention_shape
+            library = load_cuda_kernel("paged_attention", FP8_SOURCE if is_fp8 else "cuda")
+            ask = library.paged_attention_shape
             error = ask(DTYPES[dtype], kernel, ctypes.c_int64(head_dim), *references)
         if error:
             raise KernelLaunchError(
@@ -103,18 +115,22 @@ def _kernel_of_many_rows(query: Tensor, key_cache: Tensor, scale: float, soft_ca
     block_size, num_kv_heads, head_dim = key_cache.shape[1:]
     if soft_cap > 0 or scale <= 0 or query.shape[1] > HOPPER_GROUP * num_kv_heads:
         return MANY
-    obstacle = hopper_obstacle(query.device, query.dtype, head_dim, block_size)
+    obstacle = hopper_obstacle(query.device, query.dtype, head_dim, block_size, key_cache.dtype == FP8)
     return HOPPER if obstacle is None else MANY
 
 
 @functools.cache
-def hopper_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+def hopper_obstacle(
+    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int, is_fp8: bool = False
+) -> str | None:
     """Why the kernel of Hopper does not serve prefill on a GPU with these sizes; None: it does."""
     capability = torch.cuda.get_device_capability(device)
     if capability != (9, 0):
         return f"compute capability is {capability[0]}.{capability[1]}, not 9.0"
     if dtype == torch.float32:
         return "it does not take float32"
+    if is_fp8:
+        return "it does not take a cache in FP8"
     if head_dim not in HOPPER_HEAD_DIMS:
         return f"head_dim is {head_dim}, not one of {HOPPER_HEAD_DIMS}"
     if block_size < LEAST_BLOCK or block_size & (block_size - 1):
@@ -123,10 +139,13 @@ def hopper_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int, blo
 
 
 def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, tables: Tensor) -> None:
-    head_dim, size = query.shape[2], query.element_size()
-    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
-        wanted = f"a multiple of 8 up to {MAX_HEAD_DIM}"
+    head_dim, size, is_fp8 = query.shape[2], key_cache.element_size(), key_cache.dtype == FP8
+    multiple = 16 if is_fp8 else 8
+    if head_dim % multiple or head_dim > MAX_HEAD_DIM:
+        wanted = f"a multiple of {multiple} up to {MAX_HEAD_DIM}"
         raise UnsupportedError(f"paged_attention on cuda: head_dim is {head_dim}; wanted {wanted}")
+    if is_fp8 and query.dtype not in FP8_QUERIES:
+        raise UnsupportedError(f"paged_attention on cuda: {query.dtype} {FP8_OBSTACLE}")
     check_rows(out, query, key_cache, value_cache)
     if tables.stride(1) != 1:
         raise ShapeError(
@@ -138,14 +157,13 @@ def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, t
 
 def check_rows(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
     """Refuse rows that no kernel can load in units of 16 bytes."""
-    size = query.element_size()
     for name, tensor in (
         ("out", out),
         ("query", query),
         ("key_cache", key_cache),
         ("value_cache", value_cache),
     ):
-        strides = tensor.stride()
+        strides, size = tensor.stride(), tensor.element_size()
         # or'ed together, the lowest bits show whether each is a multiple
         bits = tensor.data_ptr() | functools.reduce(int.__or__, strides[:-1]) * size
         if bits % 16 or strides[-1] != 1:

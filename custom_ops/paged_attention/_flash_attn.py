@@ -18,11 +18,13 @@ from torch import Tensor
 
 from ...common import env
 from ...common.errors import UnsupportedError
+from .._shared.fp8 import FP8
 from .._shared.ledger import LEDGER
 from .._shared.registry import Call, Provider
 from ._cuda import check_rows
 
 DTYPES = frozenset({torch.bfloat16, torch.float16})
+FP8_OBSTACLE = "flash_attn does not take a cache in FP8 beside queries that are not"
 MISSING = "flash_attn is not installed; pip install 'flash-attn-4[cu13]' (on Hopper, Blackwell) or flash-attn"
 BATCH_OF_OTHER_KERNELS = 256  # with more sequences, flash-attn-4 runs others
 
@@ -50,6 +52,8 @@ class Arguments(NamedTuple):
     window: int
     chunk: int
     soft_cap: float
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
 
 Attend = Callable[[Arguments], None]
@@ -80,6 +84,8 @@ def load() -> Call:
 
     def paged_attention(*args: Any) -> None:
         a = Arguments(*args)
+        if a.key_cache.dtype == FP8:
+            raise UnsupportedError(f"paged_attention: {FP8_OBSTACLE}")
         check_rows(a.out, a.query, a.key_cache, a.value_cache)  # else whole caches would be copied
         choice = choose(a.query.device, a.query.shape[2], a.key_cache.shape[1])
         if choice.attend is None:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._shared.fp8_triton import as_bytes, widen
 from .._shared.layout import check_dense_heads
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -92,7 +93,7 @@ def attend(
     values_from,
     value_strides,
     table,  # the sequence's row
-    constants,  # scale, window, chunk, soft_cap
+    constants,  # scale, window, chunk, soft_cap, value_scale
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -119,6 +120,7 @@ def attend(
         is_value_element = is_key[:, None] & is_dim[None, :]
         keys = tl.load(keys_from + key_at[None, :] + dims[:, None], mask=is_key_element, other=0.0)
         values = tl.load(values_from + value_at[:, None] + dims[None, :], mask=is_value_element, other=0.0)
+        keys, values = widen(keys, queries.dtype), widen(values, queries.dtype)
         scores = tl.dot(queries, keys, input_precision="ieee") * constants[0]
         if HAS_CAP:
             scores = constants[3] * tanh(scores / constants[3])
@@ -199,7 +201,7 @@ def attention_kernel(
         tl.store(partials[1] + rows, total)
         tl.store(partials[2] + rows[:, None] * DIM + dims[None, :], sums)
     else:
-        store_rows(out, out_strides, token, head, sums / total[:, None], inside)
+        store_rows(out, out_strides, token, head, sums / total[:, None] * constants[4], inside)
 
 
 @triton.jit
@@ -225,6 +227,7 @@ def merge_kernel(
     num_seqs,
     partials,
     num_splits,
+    value_scale,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     GROUP: tl.constexpr,
@@ -250,7 +253,7 @@ def merge_kernel(
         sums = sums * kept[:, None] + split_sums * added[:, None]
         largest = new_largest
     inside = exists[:, None] & (dims < HEAD_DIM)[None, :]
-    store_rows(out, out_strides, token, head, sums / total[:, None], inside)
+    store_rows(out, out_strides, token, head, sums / total[:, None] * value_scale, inside)
 
 
 def paged_attention(
@@ -266,6 +269,8 @@ def paged_attention(
     window: int,
     chunk: int,
     soft_cap: float,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> None:
     """The op, as op.py states it."""
     check_dense_heads("paged_attention", out, query, key_cache, value_cache, block_tables)
@@ -282,12 +287,13 @@ def paged_attention(
     splits = _num_splits(query.device, tiles * num_kv_heads, block_tables.shape[1] * block_size)
     partials = _partials(query.device, (tiles, num_kv_heads, splits, rows), dim) if splits > 1 else (out,) * 3
     shape = {"HEAD_DIM": head_dim, "DIM": dim, "GROUP": group, "ROWS": rows, "ONE_EACH": one_each}
+    constants = scale * key_scale, window, chunk, soft_cap, value_scale
     metadata = seq_lens, query_start_loc, num_seqs, partials
     with torch.cuda.device_of(query):
         attention_kernel[(tiles, num_kv_heads, splits)](
             *(out, out.stride()[:2], query, query.stride()[:2]),
-            *(key_cache, key_cache.stride()[:3], value_cache, value_cache.stride()[:3]),
-            *(block_tables, block_tables.stride(0), *metadata, (scale, window, chunk, soft_cap)),
+            *(as_bytes(key_cache), key_cache.stride()[:3], as_bytes(value_cache), value_cache.stride()[:3]),
+            *(block_tables, block_tables.stride(0), *metadata, constants),
             **shape,
             BLOCK_SIZE=block_size,
             KEYS=32 if wide or dim > 128 else 64,
@@ -298,7 +304,9 @@ def paged_attention(
             num_stages=1 if wide else 2,
         )
         if splits > 1:
-            merge_kernel[(tiles, num_kv_heads)](out, out.stride()[:2], *metadata, splits, **shape)
+            merge_kernel[(tiles, num_kv_heads)](
+                out, out.stride()[:2], *metadata, splits, value_scale, **shape
+            )
 
 
 def _num_splits(device: torch.device, programs: int, capacity: int) -> int:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
+from .._shared.fp8_cache import check_cache_dtypes, check_cache_scales
 from .._shared.library import define_op, no_result
 from .._shared.registry import Provider
 from .._shared.triton_provider import triton_provider
@@ -23,11 +24,14 @@ def paged_attention(
     window: int,  # each query sees its last `window` positions, itself included; -1: all
     chunk: int,  # each query sees the positions of its own `chunk` of the sequence alone; -1: all
     soft_cap: float,  # scores become soft_cap * tanh(scores / soft_cap); 0: they stay
+    key_scale: float = 1.0,  # what keys of a cache in float8_e4m3fn are multiplied by
+    value_scale: float = 1.0,
 ) -> None:
     """out = causal softmax(scale * query @ keys.T) @ values over each sequence's own blocks.
 
     Query j of a sequence sits at position seq_len - query_len + j, so decode, chunked prefill and full
     prefill are one case. Rows of padding, and rows beyond query_start_loc[-1], keep what was in `out`.
+    Keys and values may be float8_e4m3fn: queries keep their dtype, and sums are as exact as without.
     """
     torch.ops.lamina.paged_attention.default(
         out,
@@ -42,6 +46,8 @@ def paged_attention(
         window,
         chunk,
         soft_cap,
+        key_scale,
+        value_scale,
     )
 
 
@@ -58,6 +64,8 @@ def _check(
     window: int,
     chunk: int,
     soft_cap: float,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> None:
     shape, cache_shape = query.shape, key_cache.shape
     if out.shape != shape or len(shape) != 3 or len(cache_shape) != 4 or cache_shape[3] != shape[2]:
@@ -67,9 +75,8 @@ def _check(
     if value_cache.shape != cache_shape or shape[1] % cache_shape[2]:
         got = f"value_cache is {list(value_cache.shape)}, key_cache {list(cache_shape)}, heads {shape[1]}"
         raise ShapeError(f"paged_attention: {got}; wanted equal caches and heads a multiple of kv_heads")
-    if not out.dtype == query.dtype == key_cache.dtype == value_cache.dtype:
-        got = f"out is {out.dtype}, query {query.dtype}, caches {key_cache.dtype}, {value_cache.dtype}"
-        raise ShapeError(f"paged_attention: {got}; wanted one dtype")
+    check_cache_dtypes("paged_attention", out.dtype, query.dtype, key_cache.dtype, value_cache.dtype)
+    check_cache_scales("paged_attention", key_cache.dtype, key_scale, value_scale)
     if any(limit == 0 or limit < -1 for limit in (window, chunk)) or soft_cap < 0:
         got = f"window is {window}, chunk {chunk}, soft_cap {soft_cap}"
         raise ShapeError(f"paged_attention: {got}; wanted window and chunk -1 or >= 1, a soft_cap >= 0")
@@ -91,7 +98,7 @@ def _check_metadata(block_tables: Tensor, seq_lens: Tensor, query_start_loc: Ten
 define_op(
     "paged_attention(Tensor(a!) out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables,"
     " Tensor seq_lens, Tensor query_start_loc, int max_query_len, float scale, int window, int chunk,"
-    " float soft_cap) -> ()",
+    " float soft_cap, float key_scale=1.0, float value_scale=1.0) -> ()",
     fake=no_result,
     check=_check,
     providers=(

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .._shared.fp8 import FP8
 from .._shared.precision import accumulation_dtype
 
 
@@ -19,6 +20,8 @@ def paged_attention(
     window: int,
     chunk: int,
     soft_cap: float,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> None:
     """out = causal softmax(scale * query @ keys.T) @ values over each sequence's own blocks."""
     starts = query_start_loc.tolist()
@@ -29,7 +32,8 @@ def paged_attention(
             continue
         oldest = oldest_visible(seq_len - query_len, window, chunk)
         keys, values = (
-            _gather(cache, block_tables[sequence], oldest, seq_len) for cache in (key_cache, value_cache)
+            _gather(cache, block_tables[sequence], oldest, seq_len, query.dtype, stored_scale)
+            for cache, stored_scale in ((key_cache, key_scale), (value_cache, value_scale))
         )
         out[rows] = dense_attention(
             query[rows], keys, values, scale, window=window, chunk=chunk, soft_cap=soft_cap, first=oldest
@@ -65,11 +69,15 @@ def dense_attention(
     return (weights @ values).transpose(0, 1).to(query.dtype)
 
 
-def _gather(cache: Tensor, block_table: Tensor, start: int, stop: int) -> Tensor:
+def _gather(
+    cache: Tensor, block_table: Tensor, start: int, stop: int, dtype: torch.dtype, stored_scale: float
+) -> Tensor:
+    """Rows of a sequence as numbers: of a cache in FP8 in the dtype that sums are taken in."""
     block_size = cache.shape[1]
     first, last = start // block_size, -(-stop // block_size)
     blocks = cache[block_table[first:last].long()].flatten(0, 1)
-    return blocks[start - first * block_size : stop - first * block_size]
+    rows = blocks[start - first * block_size : stop - first * block_size]
+    return rows.to(accumulation_dtype(dtype)) * stored_scale if cache.dtype == FP8 else rows
 
 
 def _visible(key: Tensor, position: Tensor, window: int, chunk: int) -> Tensor:

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from ...common.errors import ShapeError
 from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
+from .._shared.fp8 import FP8
 from .._shared.layout import check_dense_heads, with_dense_heads
 from .._shared.registry import Provider
 
 
 def load() -> Callable[..., Tensor]:
     """Build or load the kernel; the op's function on it."""
-    kernel = CpuKernel("rotary_and_write_kv_cache", "28q")  # struct RotaryAndWriteKvCacheArguments
+    kernel = CpuKernel("rotary_and_write_kv_cache", "29q2d")  # struct RotaryAndWriteKvCacheArguments
 
     def rotary_and_write_kv_cache(
         query: Tensor,
@@ -24,6 +25,8 @@ def load() -> Callable[..., Tensor]:
         key_cache: Tensor,
         value_cache: Tensor,
         slot_mapping: Tensor,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ) -> Tensor:
         out = query.new_empty(query.shape)
         query, key, value = with_dense_heads(query), with_dense_heads(key), with_dense_heads(value)
@@ -41,6 +44,7 @@ def load() -> Callable[..., Tensor]:
             *(value_cache.data_ptr(), *value_cache.stride()[:3]),
             *(slot_mapping.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim),
             *(num_blocks, block_size, torch.get_num_threads()),
+            *(key_cache.dtype == FP8, key_scale, value_scale),
         )
         if result >= 0:
             got = f"slot_mapping[{result}] is {slot_mapping[result].item()}"

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from torch import Tensor
 
 from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.fp8 import FP8
 from .._shared.layout import check_dense_heads, with_dense_heads
 from .._shared.registry import Provider
 
 
 def load() -> Callable[..., Tensor]:
     """Build or load the kernel; the op's function on it."""
-    kernel = CudaKernel("rotary_and_write_kv_cache", "27q")  # struct RotaryAndWriteKvCacheArguments
+    kernel = CudaKernel("rotary_and_write_kv_cache", "28q2d")  # struct RotaryAndWriteKvCacheArguments
 
     def rotary_and_write_kv_cache(
         query: Tensor,
@@ -22,6 +23,8 @@ def load() -> Callable[..., Tensor]:
         key_cache: Tensor,
         value_cache: Tensor,
         slot_mapping: Tensor,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ) -> Tensor:
         out = query.new_empty(query.shape)
         query, key, value = with_dense_heads(query), with_dense_heads(key), with_dense_heads(value)
@@ -37,7 +40,7 @@ def load() -> Callable[..., Tensor]:
             *(key_cache.data_ptr(), *key_cache.stride()[:3]),
             *(value_cache.data_ptr(), *value_cache.stride()[:3]),
             *(slot_mapping.data_ptr(), num_tokens, num_heads, key.shape[1], head_dim),
-            *(key_cache.shape[1], DTYPES[query.dtype]),
+            *(key_cache.shape[1], DTYPES[query.dtype], key_cache.dtype == FP8, key_scale, value_scale),
         )
         return out
 

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._shared.fp8_triton import as_bytes
 from .._shared.layout import check_dense_heads, with_dense_heads
 from ..rotary_embedding._triton import HEADS, rotate_heads
 from ..write_kv_cache._triton import copy_heads, in_cache
@@ -37,6 +38,8 @@ def rotary_and_write_kv_cache_kernel(
     num_kv_heads,
     half,
     block_size,
+    key_scale,
+    value_scale,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
@@ -50,19 +53,29 @@ def rotary_and_write_kv_cache_kernel(
         source = query + token * query_token
         target = query_out + token * num_heads * half * 2
         first = part * HEADS
-        rotate_heads(source, query_head, target, half * 2, cos, sin, first, num_heads, half, HEADS, HALF)
+        # fmt: off
+        rotate_heads(
+            source, query_head, target, half * 2, cos, sin, first, num_heads, half, 1.0, HEADS, HALF)
+        # fmt: on
     elif slot >= 0:
         first = (part - query_parts) % key_parts * HEADS
         if part < query_parts + key_parts:
             source = key + token * key_token
             target = in_cache(key_cache, slot, block_size, key_cache_block, key_cache_token)
             stride = key_cache_head
-            rotate_heads(source, key_head, target, stride, cos, sin, first, num_kv_heads, half, HEADS, HALF)
+            # fmt: off
+            rotate_heads(
+                source, key_head, target, stride, cos, sin, first, num_kv_heads, half, key_scale, HEADS, HALF)
+            # fmt: on
         else:
             source = value + token * value_token
             target = in_cache(value_cache, slot, block_size, value_cache_block, value_cache_token)
             stride = value_cache_head
-            copy_heads(source, value_head, target, stride, first, num_kv_heads, half * 2, HEADS, 2 * HALF)
+            # fmt: off
+            copy_heads(
+                source, value_head, target, stride, first, num_kv_heads, half * 2, value_scale,
+                HEADS, 2 * HALF)
+            # fmt: on
 
 
 def rotary_and_write_kv_cache(
@@ -74,6 +87,8 @@ def rotary_and_write_kv_cache(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """The op, as op.py states it."""
     out = query.new_empty(query.shape)
@@ -88,8 +103,9 @@ def rotary_and_write_kv_cache(
         rotary_and_write_kv_cache_kernel[grid](
             *(query, *query.stride()[:2], key, *key.stride()[:2], value, *value.stride()[:2]),
             *(cos.contiguous(), sin.contiguous(), out),
-            *(key_cache, *key_cache.stride()[:3], value_cache, *value_cache.stride()[:3]),
-            *(slot_mapping, num_heads, num_kv_heads, half, key_cache.shape[1]),
+            *(as_bytes(key_cache), *key_cache.stride()[:3]),
+            *(as_bytes(value_cache), *value_cache.stride()[:3]),
+            *(slot_mapping, num_heads, num_kv_heads, half, key_cache.shape[1], key_scale, value_scale),
             HEADS=HEADS,
             HALF=triton.next_power_of_2(half),
             num_warps=2,

@@ -20,10 +20,15 @@ def rotary_and_write_kv_cache(
     key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
     value_cache: Tensor,  # like key_cache
     slot_mapping: Tensor,  # [num_tokens] int32: block * block_size + offset, or -1 for a padding row
+    key_scale: float = 1.0,  # what keys are divided by where the cache is float8_e4m3fn
+    value_scale: float = 1.0,
 ) -> Tensor:
-    """The rotated query; the rotated key and the value go to their slots of the cache, -1 is skipped."""
+    """The rotated query; the rotated key and the value go to their slots of the cache, -1 is skipped.
+
+    A key is rounded to its own dtype before it is stored as write_kv_cache does it.
+    """
     result: Tensor = torch.ops.lamina.rotary_and_write_kv_cache.default(
-        query, key, value, cos, sin, key_cache, value_cache, slot_mapping
+        query, key, value, cos, sin, key_cache, value_cache, slot_mapping, key_scale, value_scale
     )
     return result
 
@@ -37,6 +42,8 @@ def _fake(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     return query.new_empty(query.shape)
 
@@ -50,14 +57,18 @@ def _check(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> None:
-    check_rotary("rotary_and_write_kv_cache", query, key, cos, sin)
-    check_write("rotary_and_write_kv_cache", key, value, key_cache, value_cache, slot_mapping)
+    op, caches = "rotary_and_write_kv_cache", (key_cache, value_cache)
+    check_rotary(op, query, key, cos, sin)
+    check_write(op, key, value, *caches, slot_mapping, key_scale, value_scale)
 
 
 define_op(
     "rotary_and_write_kv_cache(Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin,"
-    " Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping) -> Tensor",
+    " Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, float key_scale=1.0,"
+    " float value_scale=1.0) -> Tensor",
     fake=_fake,
     check=_check,
     providers=(

@@ -15,8 +15,10 @@ def rotary_and_write_kv_cache(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """rotary_embedding, then write_kv_cache of the rotated key and the value."""
     query, key = rotary_embedding(query, key, cos, sin)
-    write_kv_cache(key, value, key_cache, value_cache, slot_mapping)
+    write_kv_cache(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
     return query

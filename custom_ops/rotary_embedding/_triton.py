@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._shared.fp8_triton import narrow
 from .._shared.layout import with_dense_heads
 
 HEADS = 8  # a program
@@ -21,21 +22,22 @@ def rotate_heads(
     first_head,
     num_heads,
     half,
+    scale,  # of a target in FP8
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
     heads = first_head + tl.arange(0, HEADS)[:, None]
     columns = tl.arange(0, HALF)[None, :]
     inside = (heads < num_heads) & (columns < half)
-    dtype = target.dtype.element_ty
+    dtype = source.dtype.element_ty
     from_ = source + heads * source_stride + columns
     x1 = tl.load(from_, mask=inside, other=0.0).to(tl.float32)
     x2 = tl.load(from_ + half, mask=inside, other=0.0).to(tl.float32)
     cosines = tl.load(cos + columns, mask=columns < half, other=0.0)
     sines = tl.load(sin + columns, mask=columns < half, other=0.0)
     to = target + heads * target_stride + columns
-    tl.store(to, (x1 * cosines - x2 * sines).to(dtype), mask=inside)
-    tl.store(to + half, (x2 * cosines + x1 * sines).to(dtype), mask=inside)
+    tl.store(to, narrow((x1 * cosines - x2 * sines).to(dtype), scale, target), mask=inside)
+    tl.store(to + half, narrow((x2 * cosines + x1 * sines).to(dtype), scale, target), mask=inside)
 
 
 @triton.jit
@@ -65,12 +67,14 @@ def rotary_embedding_kernel(
         source = query + token * query_token
         target = query_out + token * num_heads * half * 2
         first = part * HEADS
-        rotate_heads(source, query_head, target, half * 2, cos, sin, first, num_heads, half, HEADS, HALF)
+        rotate_heads(source, query_head, target, half * 2, cos, sin, first, num_heads, half, 1.0, HEADS, HALF)
     else:
         source = key + token * key_token
         target = key_out + token * num_kv_heads * half * 2
         first = (part - query_parts) * HEADS
-        rotate_heads(source, key_head, target, half * 2, cos, sin, first, num_kv_heads, half, HEADS, HALF)
+        rotate_heads(
+            source, key_head, target, half * 2, cos, sin, first, num_kv_heads, half, 1.0, HEADS, HALF
+        )
 
 
 def rotary_embedding(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,17 +7,26 @@ from torch import Tensor
 
 from ...common.errors import ShapeError
 from .._shared.cpu_kernel import DEVICES, CpuKernel
+from .._shared.fp8 import FP8
 from .._shared.registry import Provider
 
 _NOT_CONTIGUOUS = -2
+CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # csrc/write_kv_cache/cpu.cpp has the same
+MOVED = -1  # rows are as the cache stores them
 
 
 def load() -> Callable[..., None]:
     """Build or load the kernel; the op's function on it."""
-    kernel = CpuKernel("write_kv_cache", "26q", moves_bytes=True)  # struct WriteKvCacheArguments
+    kernel = CpuKernel("write_kv_cache", "27q2d", moves_bytes=True)  # struct WriteKvCacheArguments
 
     def write_kv_cache(
-        key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slot_mapping: Tensor,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ) -> None:
         result = kernel(
             None,
@@ -28,6 +37,7 @@ def load() -> Callable[..., None]:
             *(slot_mapping.data_ptr(), *slot_mapping.shape),
             *key_cache.shape,
             *(key.element_size(), torch.get_num_threads()),
+            *(CODES[key.dtype] if key_cache.dtype == FP8 else MOVED, key_scale, value_scale),
         )
         if result == _NOT_CONTIGUOUS:
             raise ShapeError("write_kv_cache: wanted tensors whose last dimension is contiguous")

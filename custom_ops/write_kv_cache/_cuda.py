@@ -4,17 +4,26 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from .._shared.cuda_kernel import DEVICES, CudaKernel
+from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.fp8 import FP8
 from .._shared.layout import check_dense_heads, with_dense_heads
 from .._shared.registry import Provider
+
+MOVED = -1  # rows are as the cache stores them
 
 
 def load() -> Callable[..., None]:
     """Build or load the kernel; the op's function on it."""
-    kernel = CudaKernel("write_kv_cache", "20q")  # struct WriteKvCacheArguments
+    kernel = CudaKernel("write_kv_cache", "21q2d")  # struct WriteKvCacheArguments
 
     def write_kv_cache(
-        key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slot_mapping: Tensor,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ) -> None:
         key, value = with_dense_heads(key), with_dense_heads(value)
         check_dense_heads("write_kv_cache", key_cache, value_cache)
@@ -27,6 +36,7 @@ def load() -> Callable[..., None]:
             *(value_cache.data_ptr(), *value_cache.stride()[:3]),
             *(slot_mapping.data_ptr(), num_tokens, num_kv_heads, head_dim),
             *(key_cache.shape[1], key.element_size()),
+            *(DTYPES[key.dtype] if key_cache.dtype == FP8 else MOVED, key_scale, value_scale),
         )
 
     return write_kv_cache

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
+from .._shared.fp8_cache import check_cache_dtypes, check_cache_scales
 from .._shared.library import define_op, no_result
 from .._shared.registry import Provider
 from .._shared.triton_provider import triton_provider
@@ -16,15 +17,29 @@ def write_kv_cache(
     key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
     value_cache: Tensor,  # like key_cache
     slot_mapping: Tensor,  # [num_tokens] int32: block * block_size + offset, or -1 for a padding row
+    key_scale: float = 1.0,  # what keys are divided by where the cache is float8_e4m3fn
+    value_scale: float = 1.0,
 ) -> None:
-    """cache[slot // block_size, slot % block_size] = row for keys and values; slot -1 is skipped."""
-    torch.ops.lamina.write_kv_cache.default(key, value, key_cache, value_cache, slot_mapping)
+    """cache[slot // block_size, slot % block_size] = row for keys and values; slot -1 is skipped.
+
+    A cache in float8_e4m3fn takes row / scale, clamped to +-448 and rounded to the nearest, ties to even.
+    """
+    torch.ops.lamina.write_kv_cache.default(
+        key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale
+    )
 
 
 def check_write(
-    op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    op: str,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    key_scale: float,
+    value_scale: float,
 ) -> None:
-    """Refuse rows, caches and slots that do not fit each other."""
+    """Refuse rows, caches, slots and scales that do not fit each other."""
     equal = key.shape == value.shape and key_cache.shape == value_cache.shape
     if not equal or key_cache.dim() != 4 or key.shape[1:] != key_cache.shape[2:]:
         got = f"key is {list(key.shape)}, value {list(value.shape)}"
@@ -35,20 +50,28 @@ def check_write(
     if slot_mapping.dtype != torch.int32 or slot_mapping.shape != key.shape[:1]:
         got = f"slot_mapping is {list(slot_mapping.shape)} {slot_mapping.dtype}"
         raise ShapeError(f"{op}: {got}; wanted [{key.shape[0]}] int32")
-    if not key.dtype == value.dtype == key_cache.dtype == value_cache.dtype:
-        got = f"key is {key.dtype}, value {value.dtype}, caches {key_cache.dtype}, {value_cache.dtype}"
-        raise ShapeError(f"{op}: {got}; wanted one dtype")
+    check_cache_dtypes(op, key.dtype, value.dtype, key_cache.dtype, value_cache.dtype)
+    check_cache_scales(op, key_cache.dtype, key_scale, value_scale)
     if not slot_mapping.is_contiguous():
         raise ShapeError(f"{op}: wanted slot_mapping contiguous")
 
 
-def _check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    check_write("write_kv_cache", key, value, key_cache, value_cache, slot_mapping)
+def _check(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> None:
+    caches = key_cache, value_cache
+    check_write("write_kv_cache", key, value, *caches, slot_mapping, key_scale, value_scale)
 
 
 define_op(
     "write_kv_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache,"
-    " Tensor slot_mapping) -> ()",
+    " Tensor slot_mapping, float key_scale=1.0, float value_scale=1.0) -> ()",
     fake=no_result,
     check=_check,
     providers=(

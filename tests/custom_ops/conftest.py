@@ -34,11 +34,19 @@ class PagedCase(NamedTuple):
     window: int
     chunk: int
     soft_cap: float
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
     def to(self, dtype: torch.dtype) -> "PagedCase":
-        """The same values in another dtype, with an output of their own."""
-        floats = {name: getattr(self, name).to(dtype) for name in ("query", "key_cache", "value_cache")}
-        return self._replace(out=torch.full(self.out.shape, torch.nan, dtype=dtype), **floats)
+        """The same values in another dtype, caches too, with an output of their own."""
+        return self._replace(
+            out=torch.full(self.out.shape, torch.nan, dtype=dtype),
+            query=self.query.to(dtype),
+            key_cache=self.key_cache.to(dtype) * self.key_scale,
+            value_cache=self.value_cache.to(dtype) * self.value_scale,
+            key_scale=1.0,
+            value_scale=1.0,
+        )
 
     def alone(self, sequence: int) -> "PagedCase":
         """One sequence of the batch, on the same caches."""
@@ -70,6 +78,9 @@ def _make_case(
     window: int = -1,
     chunk: int = -1,
     soft_cap: float = 0.0,
+    cache_dtype: torch.dtype | None = None,  # None: of the queries
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     seed: int = 0,
 ) -> PagedCase:
     generator = torch.Generator().manual_seed(seed)
@@ -93,6 +104,8 @@ def _make_case(
             for cache in (key_cache, value_cache):
                 rows = cache[block, filled]
                 rows.copy_(torch.randn(rows.shape, generator=generator))
+    if cache_dtype is not None:
+        key_cache, value_cache = key_cache.to(cache_dtype), _in_place_of(value_cache, cache_dtype)
     out = torch.full((starts[-1], num_heads * 2, head_dim), torch.nan, dtype=dtype)[:, ::2]
     return PagedCase(
         out=out,
@@ -107,7 +120,17 @@ def _make_case(
         window=window,
         chunk=chunk,
         soft_cap=soft_cap,
+        key_scale=key_scale,
+        value_scale=value_scale,
     )
+
+
+def _in_place_of(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows in another dtype, in rows as wide as theirs."""
+    wide = torch.full((*rows.shape[:2], rows.shape[2] + 1, rows.shape[3] + 3), torch.nan).to(dtype)
+    narrow = wide[:, :, : rows.shape[2], : rows.shape[3]]
+    narrow.copy_(rows)
+    return narrow
 
 
 @pytest.fixture(scope="module", autouse=True)

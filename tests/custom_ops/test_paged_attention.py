@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import paged_attention
+from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.paged_attention import reference
 
@@ -19,6 +20,14 @@ from .guarded import at_the_end
 MakeCase = Callable[..., Any]
 
 CPU = torch.device("cpu")
+CACHES = [
+    {},
+    {},
+    {"cache_dtype": FP8},
+    {"cache_dtype": FP8, "key_scale": 0.03, "value_scale": 2.5},
+]  # {}: like queries
+
+every_cache = pytest.mark.parametrize("cache", CACHES[1:], ids=str)
 
 
 def kernel(case: Any) -> torch.Tensor:
@@ -54,6 +63,7 @@ def batches(draw: st.DrawFn, *, max_len: int = 90) -> dict[str, Any]:
         "chunk": draw(st.sampled_from([-1, -1, 1, 7, 64, 1000])),
         "soft_cap": draw(st.sampled_from([0.0, 0.0, 2.0, 30.0])),
         "seed": draw(st.integers(0, 1000)),
+        **draw(st.sampled_from(CACHES)),
     }
 
 
@@ -125,21 +135,27 @@ def rounded_once(case: Any) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("lens", [([1, 17, 150], [1, 1, 8]), ([33, 97], [33, 70])], ids=str)
+@every_cache
 def test_results_are_rounded_once(
-    make_paged_case: MakeCase, lens: tuple[list[int], list[int]], shape: dict[str, int], dtype: torch.dtype
+    make_paged_case: MakeCase,
+    cache: dict[str, Any],
+    lens: tuple[list[int], list[int]],
+    shape: dict[str, int],
+    dtype: torch.dtype,
 ) -> None:
     """Of a few rows of a sequence and of many."""
-    rounded_once(make_paged_case(*lens, **shape, dtype=dtype))
+    rounded_once(make_paged_case(*lens, **shape, **cache, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 80])
+@every_cache
 def test_several_long_contexts_keep_their_splits_apart(
-    make_paged_case: MakeCase, head_dim: int, dtype: torch.dtype
+    make_paged_case: MakeCase, cache: dict[str, Any], head_dim: int, dtype: torch.dtype
 ) -> None:
     """Of few rows each, so that threads share the splits of every one."""
     lens = [600, 300, 700, 513, 260], [1, 1, 2, 4, 1]
-    case = make_paged_case(*lens, num_heads=8, head_dim=head_dim, block_size=16, dtype=dtype)
+    case = make_paged_case(*lens, num_heads=8, head_dim=head_dim, block_size=16, dtype=dtype, **cache)
     rounded_once(case)
     together = case.out.clone()
     for sequence in range(len(lens[0])):
@@ -150,10 +166,11 @@ def test_several_long_contexts_keep_their_splits_apart(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [20, 64])
 @pytest.mark.parametrize("query_len", [1, 8])
+@every_cache
 def test_nothing_is_read_or_written_beyond_its_end(
-    make_paged_case: MakeCase, query_len: int, head_dim: int, dtype: torch.dtype
+    make_paged_case: MakeCase, cache: dict[str, Any], query_len: int, head_dim: int, dtype: torch.dtype
 ) -> None:
-    case = make_paged_case([8, 300], [1, query_len], num_heads=4, head_dim=head_dim, dtype=dtype)
+    case = make_paged_case([8, 300], [1, query_len], num_heads=4, head_dim=head_dim, dtype=dtype, **cache)
     expected = kernel(case)
     last = int(case.block_tables[case.block_tables < case.key_cache.shape[0]].max())
     case = case._replace(key_cache=case.key_cache[: last + 1], value_cache=case.value_cache[: last + 1])
@@ -198,7 +215,8 @@ def test_every_block_that_a_window_shows_is_looked_at_first(make_paged_case: Mak
 
 @given(batches())
 def test_formula_is_what_torch_calls_attention(make_paged_case: MakeCase, batch: Any) -> None:
-    case = make_paged_case(**batch | {"soft_cap": 0.0}, dtype=torch.float64)
+    case = make_paged_case(**batch | {"soft_cap": 0.0, "cache_dtype": None}, dtype=torch.float64)
+    case = case._replace(key_scale=1.0, value_scale=1.0)
     ours = formula(case, torch.float64)
     for sequence, length in enumerate(case.seq_lens.tolist()):
         first, last = case.query_start_loc[sequence : sequence + 2].tolist()
@@ -237,9 +255,9 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(make_paged_case: MakeCase,
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 64, 256, 299])
-@pytest.mark.parametrize("limits", [{}, {"window": 70}, {"chunk": 70}], ids=str)
+@pytest.mark.parametrize("limits", [{}, {"window": 70}, {"chunk": 70}, {"cache_dtype": FP8}], ids=str)
 def test_a_row_has_the_same_bits_however_its_prompt_is_chunked(
-    make_paged_case: MakeCase, chunk: int, limits: dict[str, int]
+    make_paged_case: MakeCase, chunk: int, limits: dict[str, Any]
 ) -> None:
     whole = make_paged_case([300], [300], num_heads=6, block_size=16, **limits)
     expected = kernel(whole)
@@ -254,8 +272,11 @@ def test_a_row_has_the_same_bits_however_its_prompt_is_chunked(
         assert torch.equal(kernel(part), expected[start:end])
 
 
-def test_bits_do_not_depend_on_the_number_of_threads(make_paged_case: MakeCase) -> None:
-    case = make_paged_case([2000, 1, 700], [1, 1, 300], num_heads=8, head_dim=64, block_size=16)
+@every_cache
+def test_bits_do_not_depend_on_the_number_of_threads(
+    make_paged_case: MakeCase, cache: dict[str, Any]
+) -> None:
+    case = make_paged_case([2000, 1, 700], [1, 1, 300], num_heads=8, head_dim=64, block_size=16, **cache)
     threads, results = torch.get_num_threads(), []
     try:
         for count in (1, 2, 5):
@@ -334,11 +355,38 @@ def test_lengths_and_blocks_that_do_not_fit_are_refused_and_nothing_is_written(
         ({"query": torch.zeros(2, 3, 16)}, "query \\[2, 3, 16\\]"),
         ({"key_cache": torch.zeros(4, 4, 3, 16)}, "value_cache is"),
         ({"key_cache": torch.zeros(4, 4, 2, 16, dtype=torch.float16)}, "wanted one dtype|value_cache is"),
+        ({"key_scale": 0.5}, r"key_scale is 0\.5.*wanted scales of 1"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(make_paged_case: MakeCase, change: Any, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         paged_attention(*make_paged_case([5, 5], [1, 1])._replace(**change))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
+def test_scales_that_are_none_are_refused(make_paged_case: MakeCase, scale: float) -> None:
+    for name in ("key_scale", "value_scale"):
+        with pytest.raises(ShapeError, match="wanted finite numbers above 0"):
+            paged_attention(*make_paged_case([5], [1], cache_dtype=FP8, **{name: scale}))
+
+
+def test_one_cache_in_fp8_and_one_that_is_not_are_refused(make_paged_case: MakeCase) -> None:
+    case = make_paged_case([5], [1], cache_dtype=FP8)
+    with pytest.raises(ShapeError, match=r"caches torch\.float8_e4m3fn, torch\.float32"):
+        paged_attention(*case._replace(value_cache=case.value_cache.float()))
+
+
+def test_every_number_of_fp8_is_read_as_it_is(make_paged_case: MakeCase) -> None:
+    """As values of one visible key each, whose weight is 1."""
+    case = make_paged_case([1] * 16, [1] * 16, num_heads=2, num_kv_heads=1, head_dim=16, cache_dtype=FP8)
+    numbers = torch.arange(256, dtype=torch.uint8).view(FP8).view(16, 16)
+    case.value_cache[case.block_tables[:, 0].long(), 0, 0] = numbers
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        same = case._replace(query=case.query.to(dtype), out=case.out.to(dtype))
+        for head in range(2):
+            torch.testing.assert_close(
+                kernel(same)[:, head], numbers.to(dtype), rtol=0, atol=0, equal_nan=True
+            )
 
 
 @pytest.mark.parametrize("name", ["out", "query", "key_cache", "value_cache", "block_tables"])
@@ -361,3 +409,10 @@ def test_float64_is_served_by_the_formula_and_the_reason_is_said(make_paged_case
 def test_opcheck(make_paged_case: MakeCase, dtype: torch.dtype) -> None:
     case = make_paged_case([5, 9, 0], [1, 4, 1], dtype=dtype)
     torch.library.opcheck(torch.ops.lamina.paged_attention.default, tuple(case.to(dtype)))
+
+
+def test_opcheck_of_a_cache_in_fp8(make_paged_case: MakeCase) -> None:
+    """As far as torch can compare tensors in FP8."""
+    case = make_paged_case([5, 9, 0], [1, 4, 1], cache_dtype=FP8, key_scale=0.5)
+    utilities = ("test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.lamina.paged_attention.default, tuple(case), test_utils=utilities)

@@ -5,6 +5,7 @@ import torch
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import rotary_and_write_kv_cache, rotary_embedding, write_kv_cache
+from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.rotary_and_write_kv_cache import reference
 
@@ -58,6 +59,27 @@ def test_the_kernel_rounds_as_the_formula_does(dtype: torch.dtype, num_tokens: i
         query = call(*heads, angles.cos(), angles.sin(), *(cache[:, :, :2] for cache in caches), slots)
         results.append((query, *caches))
     assert all(torch.equal(ours, formula) for ours, formula in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [2, 20, 64, 96])
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.37, 1.7)])
+def test_a_cache_in_fp8_takes_keys_that_are_rounded_to_their_own_dtype_first(
+    dtype: torch.dtype, head_dim: int, scales: tuple[float, float]
+) -> None:
+    qkv, angles = torch.randn(40, 9, head_dim).to(dtype), torch.rand(40, head_dim // 2) * 100
+    query, key, value = qkv[:, :5], qkv[:, 5:7], qkv[:, 7:]
+    slots = torch.randperm(64)[:40].int()
+    slots[1::3] = -1
+    fused, plain = (
+        [torch.full((4, 16, 2, head_dim + 3), 7.0).to(FP8)[..., :head_dim] for _ in range(2)]
+        for _ in range(2)
+    )
+    out = rotary_and_write_kv_cache(query, key, value, angles.cos(), angles.sin(), *fused, slots, *scales)
+    rotated, rotated_key = rotary_embedding(query, key, angles.cos(), angles.sin())
+    write_kv_cache(rotated_key, value, *plain, slots, *scales)
+    assert torch.equal(out, rotated)
+    assert all(torch.equal(x.float(), y.float()) for x, y in zip(fused, plain, strict=True))
 
 
 @pytest.mark.parametrize("token", [0, 2, 4])

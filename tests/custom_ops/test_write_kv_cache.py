@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import write_kv_cache
+from lamina.custom_ops._shared.fp8 import FP8
+from lamina.custom_ops._shared.fp8_cache import to_fp8
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.write_kv_cache import reference
 
@@ -94,6 +96,64 @@ def test_a_slot_beyond_the_cache_is_refused_and_nothing_is_written() -> None:
 def test_arguments_that_do_not_fit_are_named(arguments: tuple[torch.Tensor, ...], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         write_kv_cache(*arguments)
+
+
+def numbers(dtype: torch.dtype) -> torch.Tensor:
+    """Every number of two bytes; of four those between any two of FP8, their middles and what is special."""
+    if dtype.itemsize == 2:
+        return torch.arange(-(2**15), 2**15).short().view(dtype)
+    known = torch.arange(127, dtype=torch.uint8).view(FP8).float()
+    middles = (known[1:] + known[:-1]) / 2
+    near = torch.cat([middles, middles.nextafter(torch.zeros(())), middles.nextafter(torch.full((), 1e9))])
+    special = torch.tensor([0.0, 448.0, 464.0, 480.0, 1e30, torch.inf, torch.nan, 1e-30, 1e-45])
+    numbers = torch.cat([known, near, special, torch.randn(997) * 2.0 ** torch.randint(-14, 12, (997,))])
+    return torch.cat([numbers, -numbers])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [1.0, 0.37, 2.0**-6])
+@pytest.mark.parametrize("dim", [8, 20])
+def test_a_cache_in_fp8_takes_every_number_divided_and_rounded_to_the_nearest(
+    dtype: torch.dtype, scale: float, dim: int
+) -> None:
+    values = numbers(dtype)
+    key = values[: len(values) // (2 * dim) * 2 * dim].view(-1, 2, dim)
+    num_blocks = -(-len(key) // 4)
+    key_cache, value_cache = (cache.to(FP8) for cache in caches(num_blocks=num_blocks, dim=dim))
+    mapping = torch.randperm(4 * num_blocks)[: len(key)].int()
+    write_kv_cache(key, key.flip(0), key_cache, value_cache, mapping, scale, 2 * scale)
+    for cache, rows_of, own in ((key_cache, key, scale), (value_cache, key.flip(0), 2 * scale)):
+        stored = cache.flatten(0, 1)[mapping.long()].float()
+        assert torch.equal(stored.isnan(), rows_of.isnan())
+        exact = rows_of.double() / own
+        clamped = (rows_of.float() / own).clamp(-448, 448).to(FP8).float()
+        assert torch.equal(stored.nan_to_num(), clamped.nan_to_num())
+        within = exact.abs() <= 448
+        steps = (exact.abs() / 16).clamp(2.0**-10)  # half of one, at most
+        assert ((stored - exact).abs() <= steps)[within].all()
+
+
+def test_a_cache_in_fp8_says_scales_and_dtypes_that_do_not_fit() -> None:
+    narrow = [cache.to(FP8) for cache in caches()]
+    with pytest.raises(ShapeError, match="wanted finite numbers above 0"):
+        write_kv_cache(rows(2), rows(2), *narrow, slots(0, 1), 0.0, 1.0)
+    with pytest.raises(ShapeError, match="wanted scales of 1, or a cache in"):
+        write_kv_cache(rows(2), rows(2), *caches(), slots(0, 1), 1.0, 0.5)
+    with pytest.raises(ShapeError, match="wanted one dtype, or caches in"):
+        write_kv_cache(rows(2), rows(2), narrow[0], caches()[0], slots(0, 1))
+    with pytest.raises(ShapeError, match="beside torch"):
+        write_kv_cache(rows(2).double(), rows(2).double(), *narrow, slots(0, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_cache_in_fp8_is_written_where_the_formula_writes(dtype: torch.dtype) -> None:
+    key, value = (rows(4, heads=4).to(dtype)[:, ::2] for _ in range(2))
+    key_cache, value_cache = (cache.to(FP8)[:, :, ::2] for cache in caches(heads=4))
+    write_kv_cache(key, value, key_cache, value_cache, slots(3, -1, 11, 0), 0.5, 0.25)
+    for cache, rows_of, scale in ((key_cache, key, 0.5), (value_cache, value, 0.25)):
+        flat = cache.flatten(0, 1).float()
+        assert torch.equal(flat[[3, 11, 0]], to_fp8(rows_of[[0, 2, 3]], scale).float())
+        assert (flat[[1, 2, 4, 10]] == 7.0).all()
 
 
 def test_opcheck() -> None:

@@ -17,4 +17,5 @@ def native_kernels() -> None:
     """
     if torch.cuda.is_available():
         with ThreadPoolExecutor(max_workers=8) as pool:  # those that are missing are compiled at once
-            list(pool.map(load_cuda_kernel, sorted(path.parent.name for path in CSRC.glob("*/cuda.cu"))))
+            paths = sorted(CSRC.glob("*/*.cu"))
+            list(pool.map(lambda path: load_cuda_kernel(path.parent.name, path.stem), paths))
