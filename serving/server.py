@@ -101,8 +101,9 @@ class Server:
             await listening
             watching.cancel()
             stop_listening(listener, self.config)
-            if self.serving.tracing is not None:
-                await asyncio.to_thread(self.serving.tracing.close)
+            for books in (self.serving.tracing, self.serving.request_log):
+                if books is not None:
+                    await asyncio.to_thread(books.close)
 
     def stop(self) -> None:
         """Begins the end, as SIGTERM does: no new requests, and running ones have drain_timeout."""

@@ -1,9 +1,12 @@
 """The log of requests: a line of JSON for each once it is over, without text unless that is wanted."""
 
+import contextlib
 import dataclasses
 import json
 import logging
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,10 +23,18 @@ logger = get_logger("serving")
 TEXTS = ("stop", "bad_words")  # parameters that hold text
 PROBES = ("/health", "/health/live", "/health/ready", "/metrics")
 MOST_TEXT = 8192  # characters of a prompt or answer that are logged, and tokens of a prompt that are decoded
+MOST_WAITING = 1000  # lines that wait to be written; further ones are dropped
+SECONDS_TO_END = 2.0  # for lines that wait at the end
+
+Line = dict[str, Any]
 
 
 class RequestLog:
-    """Writes the lines that the options --access-log, --log-requests and --log-text ask for."""
+    """Writes the lines that the options --access-log, --log-requests and --log-text ask for.
+
+    A thread writes them: a terminal or pipe that nobody reads holds it up, and never the event loop. Lines
+    that come while too many wait are dropped, which is told with the next that is written, or at the end.
+    """
 
     def __init__(
         self, *, wants_params: bool, wants_text: bool, decode: Callable[[Sequence[int]], str]
@@ -33,6 +44,9 @@ class RequestLog:
         self._wants_text = wants_text
         self._decode = decode
         self._logger = _lines()
+        self._waiting: queue.Queue[Line | None] = queue.Queue(MOST_WAITING)
+        self._num_dropped = 0
+        self._thread: threading.Thread | None = None  # once there is a line
 
     @classmethod
     def of(cls, config: ServeConfig, decode: Callable[[Sequence[int]], str]) -> "RequestLog | None":
@@ -43,17 +57,53 @@ class RequestLog:
         return cls(wants_params=wants_params, wants_text=config.log_text, decode=decode)
 
     def write(self, scope: "Scope", route: str, record: RequestRecord) -> None:
-        """Writes the line of a request that is over; probes that succeed have none."""
+        """Has the line of a request that is over written, soon; probes that succeed have none."""
         if route in PROBES and (record.status or 499) < 400:
             return
         line = access(scope, route, record)
         if self._wants_params and record.params is not None:
             line["params"] = chosen(record.params, with_text=self._wants_text)
         if self._wants_text:
-            prompts = [each.prompt_token_ids[:MOST_TEXT] for each in record.generations]
-            line["prompts"] = [self._decode(prompt)[:MOST_TEXT] for prompt in prompts]
+            line["prompts"] = [each.prompt_token_ids[:MOST_TEXT] for each in record.generations]
             line["answers"] = [text[:MOST_TEXT] for each in record.generations for text in each.texts]
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, name="lamina-request-log", daemon=True)
+            self._thread.start()
+        try:
+            self._waiting.put_nowait(line)
+        except queue.Full:
+            self._num_dropped += 1
+
+    def close(self) -> None:
+        """Waits a little for what is still to be written; says what was dropped, or is left."""
+        if self._thread is None:
+            return
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=SECONDS_TO_END)
+        self._thread.join(SECONDS_TO_END)
+        if self._thread.is_alive():
+            self._num_dropped += self._waiting.qsize()
+        self._tell_dropped()
+
+    def _write_all(self) -> None:
+        """Writes line after line, until there is a None."""
+        while (line := self._waiting.get()) is not None:
+            try:
+                self._write(line)
+            except Exception:  # a tokenizer, a handler: the next line may do
+                logger.exception("a request could not be logged")
+            self._tell_dropped()
+
+    def _write(self, line: Line) -> None:
+        if "prompts" in line:
+            line["prompts"] = [self._decode(token_ids)[:MOST_TEXT] for token_ids in line["prompts"]]
         self._logger.info(json.dumps(line, default=list))  # sets of token ids
+
+    def _tell_dropped(self) -> None:
+        num_dropped, self._num_dropped = self._num_dropped, 0
+        if num_dropped:
+            reason = "they are read more slowly than they come"
+            logger.warning("%d lines of the request log were dropped: %s", num_dropped, reason)
 
 
 def access(scope: "Scope", route: str, record: RequestRecord) -> dict[str, Any]:

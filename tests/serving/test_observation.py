@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 from lamina.common.errors import ConfigError, UnsupportedError
 from lamina.serving.config import ServeConfig
+from lamina.serving.metrics import request_log
 from lamina.serving.metrics.request_log import MOST_TEXT, RequestLog
 from lamina.serving.metrics.tracing import Tracing
 
@@ -200,7 +202,77 @@ def test_no_more_of_a_prompt_is_made_text_than_is_logged():
     names = ("code", "model", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "ends")
     record.__dict__.update(dict.fromkeys(names))
     log.write({"method": "POST"}, "/v1/completions", record)
+    log.close()
     assert lengths == [MOST_TEXT]
+
+
+class Stuck(logging.Handler):
+    """Takes no line until it is let go, as a pipe that nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_inside, self.let_go, self.messages = threading.Event(), threading.Event(), []
+
+    def emit(self, record):
+        self.is_inside.set()
+        assert self.let_go.wait(60)
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    """The only handler of the lines of the log of requests."""
+    handler = Stuck()
+    monkeypatch.setattr(logging.getLogger("lamina.requests"), "handlers", [handler])
+    yield handler
+    handler.let_go.set()
+
+
+def test_a_log_that_nobody_reads_holds_no_answer_up_and_tells_what_it_drops(
+    start_server, stuck, monkeypatch, caplog
+):
+    monkeypatch.setattr(request_log, "MOST_WAITING", 3)
+    server = start_server(access_log=True)
+    server.client.get("/version").raise_for_status()
+    assert stuck.is_inside.wait(60)
+    for _ in range(10):
+        server.client.get("/version").raise_for_status()
+    stuck.let_go.set()
+    server.close()
+    assert len(stuck.messages) == 1 + 3
+    told = [each.getMessage() for each in caplog.records if "were dropped" in each.getMessage()]
+    assert [message.split()[0] for message in told] == ["7"]
+
+
+def test_a_log_that_is_never_read_again_does_not_keep_the_server_from_ending(
+    start_server, stuck, monkeypatch, caplog
+):
+    monkeypatch.setattr(request_log, "SECONDS_TO_END", 0.05)
+    server = start_server(access_log=True)
+    for _ in range(4):
+        server.client.get("/version").raise_for_status()
+    assert stuck.is_inside.wait(60)
+    assert server.close() == 0
+    told = [each.getMessage() for each in caplog.records if "were dropped" in each.getMessage()]
+    assert len(told) == 1
+
+
+def test_a_line_that_cannot_be_made_is_told_of_and_the_next_one_comes(start_server, monkeypatch, caplog):
+    handler, write, faults = Lines(), RequestLog._write, [ValueError("no line")]
+    monkeypatch.setattr(logging.getLogger("lamina.requests"), "handlers", [handler])
+
+    def failing_once(log, line):
+        if faults:
+            raise faults.pop()
+        write(log, line)
+
+    monkeypatch.setattr(RequestLog, "_write", failing_once)
+    server = start_server(access_log=True)
+    for path in ("/version", "/v1/models"):
+        server.client.get(path).raise_for_status()
+    server.close()
+    assert [line["route"] for line in handler.lines] == ["/v1/models"]
+    assert any("could not be logged" in each.getMessage() for each in caplog.records)
 
 
 def test_lines_go_to_standard_output(capsys):
