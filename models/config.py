@@ -34,7 +34,6 @@ ARCHITECTURE_OF_MODEL_TYPE = {
 # Fields that change the arithmetic in a way Lamina does not do, with the values that change nothing; a model
 # that does what one of them says reads it.
 REFUSED_FIELDS: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (),
     "sliding_window": (),
     "use_sliding_window": (False,),
     "partial_rotary_factor": (1, 1.0),
@@ -67,6 +66,7 @@ IGNORED_FIELDS = frozenset(
         *("label2id", "length_penalty", "max_length", "max_new_tokens", "max_window_layers", "min_length"),
         *("model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences"),
         *("original_max_position_embeddings", "output_attentions", "output_hidden_states", "output_past"),
+        *("quantization_config", "compression_config"),  # read beside the weights
         *("output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "pruned_heads"),
         *("repetition_penalty", "resid_pdrop", "return_dict", "return_dict_in_generate", "sep_token_id"),
         *("task_specific_params", "temperature", "tie_encoder_decoder", "tokenizer_class", "top_k"),

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...common.errors import LoadError
-from ..quantization.model_schemes import ModelSchemes
+from ...common.errors import LoadError, UnsupportedError
+from ..quantization.model_schemes import SEPARATOR, ModelSchemes
 from ..quantization.scheme import QuantScheme
 
 CHUNK_ELEMENTS = 1 << 22  # of a projection that are worked on at once, in float32
@@ -44,7 +44,7 @@ class LoadedWeights:
     def __init__(self, schemes: ModelSchemes, *, dtype: torch.dtype, device: torch.device | str) -> None:
         specs, names = schemes.specs, schemes.schemes
         self.specs, self.dtype, self.device = specs, dtype, torch.device(device)
-        self._schemes = schemes
+        self.schemes = schemes
         self._parts = {name: tuple(parts) for name, parts in schemes.tables(dtype).items()}
         self._sums = {name: _Sums() for name in names}
         self._tied = {specs[name].tied_to: name for name in names if specs[name].tied_to}
@@ -54,6 +54,10 @@ class LoadedWeights:
         }
         ordered = {name: own[schemes.tied().get(name, name)] for name in specs}
         self.by_name: dict[str, Tensor] = {**ordered, **own}
+        self.kv_scales: dict[
+            str, Tensor
+        ] = {}  # "layers.0.k_scale": float32 [1] or [kv_heads], as checkpoints have
+        self._placed: set[str] = set()
 
     def room(self, parameter: str) -> Tensor:
         """Memory for a whole parameter, to be filled and taken: its own, where it is kept as it is."""
@@ -80,18 +84,47 @@ class LoadedWeights:
                 for first in range(0, rows.shape[0], step):
                     self._store(name, start + first, rows[first : first + step])
 
+    def place(self, parameter: str, start: int, count: int, given: Sequence[Tensor]) -> None:
+        """Fill the parts of `count` rows from `start` onward with those that a checkpoint has.
+
+        Numbers stay as they are; scales are rounded to the dtype of their part. Raises UnsupportedError where
+        a part that is the same for all rows of a parameter differs from what was placed before.
+        """
+        scheme, names = self.schemes.schemes[parameter], self._parts[parameter]
+        shared = {f"{parameter}{SEPARATOR}{name}" for name in scheme.shared}
+        parts = []
+        for name, values in zip(names, given, strict=True):
+            part = self.by_name[name]
+            if name not in shared:
+                part = part.narrow(0, start, count)
+            elif name in self._placed and not torch.equal(part, values.to(part)):
+                raise UnsupportedError(
+                    f"the columns of {parameter} are in one order for some of its rows and in another for "
+                    "others (g_idx of the modules that are fused); wanted one order for all"
+                )
+            part.copy_(values)
+            parts.append(part)
+        self._placed |= shared.intersection(names)
+        if not all(
+            torch.equal(part.to(values.dtype), values) for part, values in zip(parts, given, strict=True)
+        ):
+            self._measure(parameter, scheme.restore(parts), scheme.restore(given))
+
+    def _measure(self, name: str, kept: Tensor, wanted: Tensor) -> None:
+        """Count how far rows as they are kept are from what they should be; changes `kept`."""
+        off, sums = kept.sub_(wanted), self._sums[name]
+        sums.max_error = max(sums.max_error, float(off.abs().max()))
+        sums.error += float(off.square_().sum(dtype=torch.float64))
+        sums.weight += float(wanted.square().sum(dtype=torch.float64))
+
     def _store(self, name: str, start: int, rows: Tensor) -> None:
         parts = [self.by_name[part].narrow(0, start, rows.shape[0]) for part in self._parts[name]]
-        wide, scheme = rows.to(self.device, torch.float32), self._schemes.schemes[name]
+        wide, scheme = rows.to(self.device, torch.float32), self.schemes.schemes[name]
         try:
             scheme.store(wide, parts)
         except LoadError as error:
             raise LoadError(f"{name} {error}") from error
-        off = scheme.restore(parts).sub_(wide)
-        sums = self._sums[name]
-        sums.max_error = max(sums.max_error, float(off.abs().max()))
-        sums.error += float(off.square_().sum(dtype=torch.float64))
-        sums.weight += float(wide.square().sum(dtype=torch.float64))
+        self._measure(name, scheme.restore(parts), wide)
 
     def errors(self) -> dict[str, QuantizationError]:
         """The error of every projection that is kept otherwise than the dtype has it."""
@@ -103,13 +136,17 @@ class LoadedWeights:
 
     def sentences(self) -> tuple[str, ...]:
         """What keeping projections so costs, a sentence a scheme: all together and the worst."""
-        return tuple(self._sentence(scheme, names) for scheme, names in self._schemes.by_scheme())
+        own = tuple(self._sentence(scheme, names) for scheme, names in self.schemes.by_scheme())
+        return own + tuple(f"quantization {self.schemes.name}: {note}" for note in self.schemes.notes)
 
     def _sentence(self, scheme: QuantScheme, names: Sequence[str]) -> str:
         errors = {name: self._sums[name].summary() for name in names}
         worst = max(errors, key=lambda name: errors[name].relative_rms)
+        subject = f"quantization {scheme.name}: {len(names)} projections {scheme.kept}"
+        if not errors[worst].max_error:
+            return f"{subject}, as the checkpoint has them"
         return (
-            f"quantization {scheme.name}: {len(names)} projections {scheme.kept}, off by "
+            f"{subject}, off by "
             f"{_total(self._sums[name] for name in names).relative_rms:.2%} rms; the worst is {worst} with "
             f"{errors[worst].relative_rms:.2%}"
         )
@@ -120,8 +157,8 @@ class LoadedWeights:
             return None
         parts = [self.by_name[part] for names in self._parts.values() for part in names]
         return {
-            "name": self._schemes.name,
-            "schemes": self._schemes.facts()["schemes"],
+            "name": self.schemes.name,
+            "schemes": self.schemes.facts()["schemes"],
             "bytes": sum(part.nbytes for part in parts),
             "total": asdict(self.total_error()),
             "tensors": {name: asdict(error) for name, error in self.errors().items()},

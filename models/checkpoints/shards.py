@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -17,11 +17,19 @@ logger = get_logger("models.weights")
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
-Shapes = Mapping[str, tuple[int, ...]]
+
+class Header(NamedTuple):
+    """What a file says of a tensor before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors calls it, such as F8_E4M3
 
 
-def tensor_shapes(folder: Path) -> dict[Path, Shapes]:
-    """The checkpoint's files with the shapes of the tensors that count: where there is an index, it decides.
+Headers = Mapping[str, Header]
+
+
+def tensor_headers(folder: Path) -> dict[Path, Headers]:
+    """The checkpoint's files with the headers of the tensors that count: where there is an index, it decides.
 
     Raises LoadError for what is missing, is no whole file, or does not hold what the index says.
     """
@@ -30,7 +38,7 @@ def tensor_shapes(folder: Path) -> dict[Path, Shapes]:
         return _indexed(index)
     if not os.path.lexists(folder / SINGLE_NAME):
         raise LoadError(f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; {other_weights(folder)}")
-    return {folder / SINGLE_NAME: _shapes(folder / SINGLE_NAME)}
+    return {folder / SINGLE_NAME: _headers(folder / SINGLE_NAME)}
 
 
 def other_weights(folder: Path) -> str:
@@ -56,7 +64,7 @@ def opened(path: Path) -> Iterator[Any]:
         raise LoadError(f"{path} is damaged or cut short: {error}; download it again") from error
 
 
-def _indexed(index: Path) -> dict[Path, Shapes]:
+def _indexed(index: Path) -> dict[Path, Headers]:
     placed = _weight_map(index)
     folder = index.parent
     missing = sorted({shard for shard in placed.values() if not os.path.lexists(folder / shard)})
@@ -64,7 +72,7 @@ def _indexed(index: Path) -> dict[Path, Shapes]:
         raise LoadError(
             f"incomplete download: {', '.join(missing)} named by {index} not found; download the model again"
         )
-    held = {shard: _shapes(folder / shard) for shard in sorted(set(placed.values()))}
+    held = {shard: _headers(folder / shard) for shard in sorted(set(placed.values()))}
     misplaced = sorted(f"{name} in {shard}" for name, shard in placed.items() if name not in held[shard])
     if misplaced:
         raise LoadError(f"{index} and its files differ: not found {listed(misplaced)}; download them again")
@@ -72,8 +80,8 @@ def _indexed(index: Path) -> dict[Path, Shapes]:
     if stale:
         logger.warning("%s decides; passed over are %s, which it places elsewhere", index, listed(stale))
     return {
-        folder / shard: {name: shape for name, shape in shapes.items() if placed.get(name) == shard}
-        for shard, shapes in held.items()
+        folder / shard: {name: header for name, header in headers.items() if placed.get(name) == shard}
+        for shard, headers in held.items()
     }
 
 
@@ -88,6 +96,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     return placed
 
 
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+def _headers(path: Path) -> dict[str, Header]:
     with opened(path) as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()}
+        slices = {name: file.get_slice(name) for name in file.offset_keys()}
+        return {name: Header(tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}

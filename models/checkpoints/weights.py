@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,14 @@ from torch import Tensor
 from ...common.errors import LoadError
 from ...common.logging import get_logger
 from ...common.progress import Progress, say_nothing
-from ..config import ModelConfig
+from ..config import DTYPES, ModelConfig
 from ..quantization.model_schemes import ModelSchemes
 from ..registry import ModelDefinition, ParameterSpec
 from .loaded_weights import LoadedWeights
-from .shards import Shapes, listed, opened, tensor_shapes
+from .quantized.configs import read_dialect
+from .quantized.kv_scales import is_kv_scale, kv_scales
+from .quantized.modules import QuantizedModule, claimed_by, own_schemes, quantized_modules
+from .shards import Headers, listed, opened, tensor_headers
 
 logger = get_logger("models.weights")
 
@@ -41,21 +44,43 @@ class Slot(NamedTuple):
 class Checkpoint:
     """A folder whose tensors are those that its config calls for: where each lies, and where it belongs."""
 
-    specs: Mapping[str, ParameterSpec]
-    files: Mapping[Path, Shapes]
+    schemes: ModelSchemes  # that keep what it holds as it is
+    files: Mapping[Path, Headers]
     slots: Mapping[str, Slot]
+    modules: Mapping[str, QuantizedModule]  # by name
+    owners: Mapping[str, tuple[str, str]]  # the module of a tensor, and what its format calls the tensor
+    num_kv_heads: int
+
+    @property
+    def specs(self) -> Mapping[str, ParameterSpec]:
+        """Every parameter of the model."""
+        return self.schemes.specs
 
 
 def read_checkpoint(definition: ModelDefinition, config: ModelConfig, folder: Path) -> Checkpoint:
     """What the headers of a folder's files say; no weight is read.
 
-    Raises LoadError for a tensor without a place, a place without a tensor, or a shape that the config does
-    not call for.
+    Raises LoadError for a tensor without a place, a place without a tensor, or a shape or dtype that the
+    config does not call for; UnsupportedError for a quantization that is not served.
     """
-    files = tensor_shapes(folder)
-    shapes = {name: shape for held in files.values() for name, shape in held.items()}
-    slots = check_tensors(definition, config, shapes, folder)
-    return Checkpoint(specs=definition.parameters(config), files=files, slots=slots)
+    files, specs = tensor_headers(folder), definition.parameters(config)
+    headers = {name: header for held in files.values() for name, header in held.items()}
+    dialect = read_dialect(folder)
+    modules = quantized_modules(dialect, specs)
+    schemes = own_schemes(dialect, modules, specs)
+    schemes.tables(torch.float32)
+    owners = {
+        name: (module.name, key) for module in modules for key, name in module.held(headers, folder).items()
+    }
+    shapes = {name: header.shape for name, header in headers.items()}
+    return Checkpoint(
+        schemes=schemes,
+        files=files,
+        slots=check_tensors(definition, config, shapes, folder, modules),
+        modules={module.name: module for module in modules},
+        owners=owners,
+        num_kv_heads=config.num_kv_heads,
+    )
 
 
 def load_weights(
@@ -70,22 +95,53 @@ def load_weights(
 
     Raises LoadError for a file that is damaged, or holds something else than its header said.
     """
-    schemes = schemes or ModelSchemes(specs=checkpoint.specs)
-    weights = LoadedWeights(schemes, dtype=dtype, device=device)
+    weights = LoadedWeights(schemes or checkpoint.schemes, dtype=dtype, device=device)
     files, slots = checkpoint.files, checkpoint.slots
+    quantized, scales = _ModuleReader(checkpoint, weights), []
     done, total = 0, sum(len(names) for names in files.values())
     for path, names in files.items():
-        own = [name for name in names if name in slots and not slots[name].is_copy]
-        for name, tensor in _tensors(path, own):
-            slot = slots[name]
-            weights.take(slot.parameter, slot.start, _floating(name, tensor, path))
+        own = [name for name in names if not (name in slots and slots[name].is_copy)]
+        for name, tensor in _tensors(path, [name for name in own if not DERIVED_TENSORS.fullmatch(name)]):
+            if name in checkpoint.owners:
+                quantized.take(name, tensor)
+            elif name in slots:
+                weights.take(slots[name].parameter, slots[name].start, _floating(name, tensor, path))
+            elif is_kv_scale(name):
+                scales.append((name, tensor))
+            else:
+                _check_zero(name, tensor, path)
             done += 1
             progress("weights", done / total, path.name)
     for path, names in files.items():
         copies = {name: slots[name] for name in names if name in slots and slots[name].is_copy}
         _warn_of_ignored_copies(path, copies, weights)
+    weights.kv_scales |= kv_scales(scales, checkpoint.num_kv_heads)
     progress("weights", 1.0, "")
     return weights
+
+
+class _ModuleReader:
+    """Takes the tensors of quantized modules in any order, and fills a parameter once a module is whole."""
+
+    def __init__(self, checkpoint: Checkpoint, weights: LoadedWeights) -> None:
+        self._checkpoint, self._weights = checkpoint, weights
+        self._held: dict[str, dict[str, Tensor]] = {}
+        self._counts = Counter(module for module, _ in checkpoint.owners.values())
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        """Fill the rows of the tensor's module if it is the last of them."""
+        module, key = self._checkpoint.owners[name]
+        held = self._held.setdefault(module, {})
+        held[key] = tensor.to(self._weights.device)
+        if len(held) == self._counts[module]:
+            self._fill(self._checkpoint.modules[module], self._held.pop(module))
+
+    def _fill(self, module: QuantizedModule, tensors: Mapping[str, Tensor]) -> None:
+        parts = module.unpack(tensors)
+        if module.format.is_dequantized:
+            self._weights.take(module.parameter, module.start, parts[0])
+        else:
+            self._weights.place(module.parameter, module.start, module.shape[0], parts)
 
 
 def dummy_weights(
@@ -126,16 +182,26 @@ def _slots(specs: Mapping[str, ParameterSpec]) -> dict[str, Slot]:
 
 
 def check_tensors(
-    definition: ModelDefinition, config: ModelConfig, shapes: Shapes, origin: Path
+    definition: ModelDefinition,
+    config: ModelConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    origin: Path,
+    modules: Sequence[QuantizedModule] = (),
 ) -> dict[str, Slot]:
-    """Where each tensor of a checkpoint belongs, by name; LoadError for one without a place, a place without
-    one, or a shape that the config does not call for.
+    """Where each tensor of a checkpoint belongs, by name, but for those of quantized modules.
 
-    A checkpoint may hold the tied name of a parameter alone.
+    LoadError for one without a place, a place without one, or a shape that the config does not call for. A
+    checkpoint may hold the tied name of a parameter alone.
     """
-    specs = definition.parameters(config)
-    slots = _held_ties(specs, _slots(specs), shapes)
-    unknown = sorted(name for name in shapes.keys() - slots.keys() if not DERIVED_TENSORS.fullmatch(name))
+    specs, claimed = definition.parameters(config), claimed_by(modules)
+    slots = {name: slot for name, slot in _slots(specs).items() if name not in claimed}
+    slots = _held_ties(specs, slots, shapes)
+    zeros = {f"{module.name}.bias" for module in modules}  # which some tools write where there is none
+    unknown = sorted(
+        name
+        for name in shapes.keys() - slots.keys() - claimed - zeros
+        if not DERIVED_TENSORS.fullmatch(name) and not is_kv_scale(name)
+    )
     if unknown:
         raise LoadError(f"{origin} holds tensors that its config gives no place: {listed(unknown)}")
     missing = [name for name, slot in slots.items() if name not in shapes and not slot.is_copy]
@@ -185,11 +251,15 @@ def _tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _floating(name: str, tensor: Tensor, path: Path) -> Tensor:
-    if not tensor.is_floating_point():
-        raise LoadError(
-            f"{name} in {path} has dtype {tensor.dtype}; wanted floating point, quantized files are not read"
-        )
+    if tensor.dtype not in DTYPES.values():
+        wanted = f"one of {', '.join(DTYPES)}, since no config says that it is quantized"
+        raise LoadError(f"{name} in {path} has dtype {tensor.dtype}; wanted {wanted}")
     return tensor
+
+
+def _check_zero(name: str, tensor: Tensor, path: Path) -> None:
+    if bool(tensor.any()):
+        raise LoadError(f"{name} in {path} is not all zero, and the model's config gives it no place")
 
 
 def _warn_of_ignored_copies(path: Path, slots: Mapping[str, Slot], weights: LoadedWeights) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from functools import cache, partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from ... import custom_ops
 from ...common.errors import LoadError
 from .scheme import Parts, QuantScheme, Shape, register_scheme
 
@@ -50,9 +50,9 @@ def restore(parts: Parts) -> Tensor:
 
 
 def multiply(x: Tensor, parts: Parts, bias: Tensor | None, *, bound: float | None = None) -> Tensor:
-    """By the numbers in x's dtype; what is beyond +-bound of x counts as the bound."""
-    x = x if bound is None else x.clamp(-bound, bound)
-    return F.linear(x, restore(parts).to(x.dtype), bias)
+    """lamina::linear_fp8; what is beyond +-bound of x counts as the bound."""
+    values, scale = parts
+    return custom_ops.linear_fp8(x if bound is None else x.clamp(-bound, bound), values, scale, bias)
 
 
 def expanded(scale: Tensor, columns: int) -> Tensor:

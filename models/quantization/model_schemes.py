@@ -22,6 +22,7 @@ class ModelSchemes:
     specs: Mapping[str, ParameterSpec]
     schemes: Mapping[str, QuantScheme] = field(default_factory=dict)  # by parameter, none of them dense
     name: str | None = None  # how the setting or the checkpoint calls it all
+    notes: tuple[str, ...] = ()  # what a checkpoint asks for and is done otherwise, in sentences
 
     def tables(self, dtype: torch.dtype) -> dict[str, TensorTable]:
         """Of each projection with a scheme its parts, by their names among the weights."""

@@ -27,13 +27,13 @@ class Named(NamedTuple):
 
     packed: Tensor  # uint8 [n, in / 2], the even column in the low four bits
     scale: Tensor  # [n, groups]
-    zero: Tensor | None  # [n, groups], added
+    zero: Tensor | None  # [n, groups], whole numbers from -8 to 8
     order: Tensor | None  # int32 [in]: which column of x each column of the weight is for
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which parts there are: w = (number - 8) * scale + zero."""
+    """Which parts there are: w = (number - 8 - zero) * scale."""
 
     group: int | None = None  # columns; -1: all; None: the largest of GROUPS that divides them
     zero: bool = False
@@ -68,7 +68,7 @@ class Layout:
         return Named(packed, scale, rest.pop() if self.zero else None, order)
 
     def store(self, rows: Tensor, parts: Parts) -> None:
-        """Each group by the scale that its largest weight gives, as the part rounds it, with nothing added.
+        """Each group by the scale that its largest weight gives, as the part rounds it, and zeros of zero.
 
         LoadError where that is not finite, or beyond the dtype of scales.
         """
@@ -86,13 +86,13 @@ class Layout:
             order.copy_(torch.arange(rows.shape[1]))
 
     def restore(self, parts: Parts) -> Tensor:
-        """(number - 8) * scale + zero, each column where it is in x."""
+        """(number - 8 - zero) * scale, each column where it is in x."""
         packed, scale, zero, order = self.named(parts)
         numbers = unpacked_pairs(packed).to(torch.float32).sub_(OFFSET)
-        rows = torch.unflatten(numbers, 1, (scale.shape[1], -1)) * scale.to(torch.float32)[:, :, None]
+        groups = torch.unflatten(numbers, 1, (scale.shape[1], -1))
         if zero is not None:
-            rows += zero.to(torch.float32)[:, :, None]
-        rows = rows.flatten(1)
+            groups = groups - zero.to(torch.float32)[:, :, None]
+        rows = (groups * scale.to(torch.float32)[:, :, None]).flatten(1)
         return rows if order is None else torch.empty_like(rows).index_copy_(1, order.long(), rows)
 
     def multiply(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...common.errors import ConfigError, LoadError
+from ...common.errors import ConfigError, LoadError, UnsupportedError
 from ...common.logging import get_logger
 from ...common.progress import Progress
 from ...common.store import Store
@@ -22,12 +22,14 @@ from ...custom_ops._shared.ledger import LEDGER, watched
 from ...custom_ops._shared.triton_cache import keep_triton_kernels
 from ...models.checkpoints.gguf import config_of_gguf
 from ...models.checkpoints.loaded_weights import LoadedWeights
+from ...models.checkpoints.quantized.configs import read_dialect
+from ...models.checkpoints.quantized.modules import own_schemes, quantized_modules
 from ...models.checkpoints.source import resolve_source
 from ...models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
 from ...models.config import GenerationDefaults, ModelConfig, read_generation_config, read_model_config
-from ...models.quantization.model_schemes import uniform
+from ...models.quantization.model_schemes import ModelSchemes, uniform
 from ...models.quantization.scheme import find_scheme
-from ...models.registry import find_model
+from ...models.registry import ParameterSpec, find_model
 from .. import IMPORT_STARTED
 from ..config import RuntimeConfig
 from ..sampling_params import describe_defaults
@@ -115,7 +117,7 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     definition = find_model(model.architecture)
     is_dummy = config.load_format == "dummy"
     checkpoint = None if is_dummy else read_checkpoint(definition, model, folder)
-    schemes = uniform(find_scheme(config.quantization), definition.parameters(model))
+    schemes = _schemes(config, folder, definition.parameters(model))
     schemes.check(device)
     return resolve(
         config,
@@ -128,6 +130,23 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
         dtype=resolve_dtype(config.dtype, model.dtype, device),
         device=device,
     )
+
+
+def _schemes(config: RuntimeConfig, folder: Path, specs: Mapping[str, ParameterSpec]) -> ModelSchemes:
+    """What the checkpoint's own config says, else what the setting asks for.
+
+    Raises UnsupportedError where both say something, and not the same.
+    """
+    dialect = read_dialect(folder)
+    if dialect is None:
+        return uniform(find_scheme(config.quantization), specs)
+    own = own_schemes(dialect, quantized_modules(dialect, specs), specs)
+    if config.quantization not in (None, own.name, *{scheme.name for scheme in own.schemes.values()}):
+        raise UnsupportedError(
+            f"quantization is {config.quantization!r}, and the checkpoint {folder} is quantized already "
+            f"({dialect.name}); use quantization=None, or the checkpoint that it was made of"
+        )
+    return own
 
 
 def read_weights(resolved: ResolvedRuntime, progress: Progress) -> LoadedWeights:

@@ -41,7 +41,7 @@ def _logits(
     config = read_model_config(folder)
     model = find_model(config.architecture)
     checkpoint = read_checkpoint(model, config, folder)
-    schemes = uniform(find_scheme("int8" if quantized else None), checkpoint.specs)
+    schemes = uniform(find_scheme("int8"), checkpoint.specs) if quantized else checkpoint.schemes
     weights = load_weights(checkpoint, dtype=dtype, device="cpu", schemes=schemes).by_name
     config = dataclasses.replace(config, **config_changes or {})
     length = max_model_len or len(token_ids)

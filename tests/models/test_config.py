@@ -97,7 +97,6 @@ def test_a_bad_field_is_named_with_its_value_and_what_was_wanted(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
         {"sliding_window": 4096},
         {"hidden_act": "gelu"},
         {"num_local_experts": 8},

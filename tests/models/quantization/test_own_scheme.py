@@ -211,7 +211,8 @@ def test_what_is_not_as_ops_linear_takes_it_needs_a_multiply() -> None:
 @pytest.mark.parametrize("name", [None, "int8", "fp8", "fp8_block", "w4a16", "nibbles"])
 def test_every_scheme_multiplies_by_what_it_restores(name: str | None) -> None:
     scheme = find_scheme(name)
-    rows, x = torch.randn(12, 64), torch.randn(5, 64)
+    rows, x = torch.randn(12, 64), 448.0 * 0.5 ** torch.randint(0, 6, (5, 64))  # exact in float8 too
+    x[:, 0] = 448.0
     parts = new_parts(scheme, (12, 64))
     for first in (6, 0):
         scheme.store(rows[first : first + 6], [part.narrow(0, first, 6) for part in parts])
@@ -220,7 +221,7 @@ def test_every_scheme_multiplies_by_what_it_restores(name: str | None) -> None:
     assert (restored - rows).square().mean().sqrt() < 0.15
     multiply = scheme.multiply or (lambda x, parts, bias: F.linear(x, parts[0], bias))
     bias = torch.randn(12)
-    torch.testing.assert_close(multiply(x, parts, bias), x @ restored.T + bias, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(multiply(x, parts, bias), x @ restored.T + bias, rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.parametrize("own", [{"store": store}, {"restore": restore}])
