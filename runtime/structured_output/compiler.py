@@ -10,6 +10,8 @@ from .grammar import PACKAGE
 
 MAX_KEPT = 256  # grammars, the last used
 MAX_SHOWN = 500  # characters of what llguidance says
+ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+OURS = "a value may be an instance of two ways of a oneOf; wanted anyOf in its place, or lenient"
 
 
 class GrammarCompiler:
@@ -70,4 +72,5 @@ class GrammarCompiler:
 
 def error_of(matcher: Any) -> str:
     """Returns what a matcher says is wrong, without the state of its parser that follows."""
-    return clipped(str(matcher.get_error()).partition("\n<state>")[0].strip(), MAX_SHOWN)
+    said = str(matcher.get_error()).partition("\n<state>")[0].strip()
+    return clipped(said.replace(ONE_OF, OURS), MAX_SHOWN)

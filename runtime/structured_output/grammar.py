@@ -50,7 +50,7 @@ def _grammar(form: StructuredOutputs) -> str:
         return str(matcher.grammar_from_lark(_lark(form.grammar)))
     schema = {"type": "object"} if form.json_object else _schema_of(form)
     settings = {
-        "coerce_one_of": True,  # unions of Pydantic's are oneOf with a field that tells them apart
+        "coerce_one_of": form.lenient,
         "lenient": form.lenient,
         "whitespace_flexible": not form.compact,
     }

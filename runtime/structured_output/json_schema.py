@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...common.errors import RequestError, shown
+from .one_of import exclusive
 from .open_names import closed
 from .patterns import quotable
 from .string_formats import with_known_format
@@ -25,27 +26,28 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     What no other keyword says is left as it is, and refused where the grammar is made. Raises RequestError
     for a least number of properties that one name, written twice, would come up to.
     """
-    found: dict[str, Any] = _enforceable(schema, 0)
+    found: dict[str, Any] = _enforceable(schema, schema, 0)
     return found
 
 
-def _enforceable(schema: Any, depth: int) -> Any:
+def _enforceable(schema: Any, root: Any, depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return schema
-    found = {key: _inside(key, value, depth + 1) for key, value in schema.items()}
+    apart = exclusive(dict(schema), root)
+    found = {key: _inside(key, value, root, depth + 1) for key, value in apart.items()}
     _name_draft(found)
     _drop_unique_items(found)
     _check_num_properties(found)
     return _with_quotable_patterns(closed(with_known_format(found)))
 
 
-def _inside(key: str, value: Any, depth: int) -> Any:
+def _inside(key: str, value: Any, root: Any, depth: int) -> Any:
     if key in ONE and isinstance(value, Mapping):
-        return _enforceable(value, depth)
+        return _enforceable(value, root, depth)
     if key in LISTS and isinstance(value, list):
-        return [_enforceable(each, depth) for each in value]
+        return [_enforceable(each, root, depth) for each in value]
     if key in NAMED and isinstance(value, Mapping):
-        return {name: _enforceable(each, depth) for name, each in value.items()}
+        return {name: _enforceable(each, root, depth) for name, each in value.items()}
     return value
 
 

@@ -196,7 +196,7 @@ def _reasoning_in(
 
 def _guided(schema: Mapping[str, Any], asked: StructuredOutputs) -> dict[str, Any]:
     guidance = {
-        "coerce_one_of": True,
+        "coerce_one_of": asked.lenient,
         "lenient": asked.lenient,
         "whitespace_flexible": not asked.compact,
     }
