@@ -32,6 +32,7 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "dtype": ((str, torch.dtype), f"auto or one of {', '.join(DTYPES)}"),
     "device": ((str, torch.device), "auto, cpu or cuda"),
     "prefix_cache": ((bool,), "True or False"),
+    "jump_forward": ((bool,), "True or False"),
     "record": ((str, Path, NoneType), "a file to write or None"),
     "compile": ((bool, CompileConfig), "True, False or a CompileConfig"),
     "attention": ((str,), "auto or the name of a provider"),
@@ -84,6 +85,8 @@ class RuntimeConfig:
     """Part of the memory that weights and KV cache may take together."""
     prefix_cache: bool = True
     """Whether requests that begin alike share blocks of the KV cache."""
+    jump_forward: bool = True
+    """Whether tokens that a form leaves no choice of come several at once, without a step for each."""
     swap_bytes: int | None = None
     """Host memory for blocks of preempted requests; otherwise what a GPU's host has to spare, none on a
     CPU."""

@@ -116,6 +116,7 @@ class EngineCore:
                 "finished": scheduler.num_finished,
             },
             "preemptions": scheduler.num_preemptions,
+            "forced_tokens": scheduler.num_forced_tokens,
             "prefix_cache": {
                 "queried_tokens": scheduler.num_queried_tokens,
                 "hit_tokens": scheduler.num_hit_tokens,

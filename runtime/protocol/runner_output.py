@@ -20,6 +20,8 @@ class RunnerOutput:
     token_ids: NDArray[np.int32]  # [n] sampled ids, row after row in the plan's order
     num_sampled: Ints | None = None  # [num_rows] ids each row yielded; None: as many as the plan says
     logprobs: StepLogprobs | None = None  # as the plan wants them
+    # By request id the tokens that come after its sample for certain, as its grammar leaves no other.
+    forced: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     failures: Mapping[str, LaminaError] = field(default_factory=dict)  # by request id: failed alone
     error: Exception | None = None
 

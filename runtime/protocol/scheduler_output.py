@@ -86,6 +86,9 @@ class Constrained(NamedTuple):
     row: int
     request_id: str
     num_output: int  # tokens of the output before this sample, on the device or the host
+    may_jump: bool = False  # whether tokens that the grammar alone decides may come without a sample
+    # That follow the newest token in the row, and may not hold: the samples after this one are of them.
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

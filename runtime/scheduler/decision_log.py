@@ -1,7 +1,7 @@
 """The decision log: every decision of a scheduler in a file, without a word of text, to be replayed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -69,10 +69,14 @@ class DecisionLog:
         """See Listener."""
         self._write(self._encoder.encode(plan))
 
-    def on_update(self, plan: SchedulerOutput, received: Sequence[Request]) -> None:
+    def on_update(
+        self, plan: SchedulerOutput, received: Sequence[Request], num_forced: Mapping[Request, int]
+    ) -> None:
         """See Listener."""
         ended = [request for request in received if request.finish_reason is not None]
         said: dict[str, Any] = {"update": plan.step}
+        if num_forced:
+            said["forced"] = {r.request_id: count for r, count in num_forced.items()}
         if ended:
             said["ended"] = {r.request_id: r.finish_reason for r in ended}
             said["blocks"] = {r.request_id: self._blocks(r, r.num_tokens) for r in ended}

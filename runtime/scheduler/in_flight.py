@@ -1,7 +1,7 @@
 """The steps that were launched and whose tokens the host has not read."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 
 import numpy as np
@@ -17,6 +17,7 @@ class Launched:
     plan: SchedulerOutput
     requests: list[Request]
     serials: Ints  # of the scheduler's rows, as they were
+    foretold: set[Request] = field(default_factory=set)  # whose samples of it the host knows already
 
     def samplers(self) -> list[Request]:
         """The requests that it samples of, in order."""
@@ -84,5 +85,17 @@ class InFlight:
         return max(steps, default=0)
 
     def num_tokens(self, request: Request) -> int:
-        """Tokens of a request that are in flight for certain: one of each step that samples it."""
-        return sum(request in launched.samplers() for launched in self._steps)
+        """Tokens of a request that are in flight for certain: one of each step that samples it.
+
+        But for those that the host knows already.
+        """
+        return sum(self._is_awaited(request, launched) for launched in self._steps)
+
+    def foretell(self, request: Request, count: int) -> None:
+        """The host knows the next so many tokens of a request, whatever step in flight samples them."""
+        awaited = [launched for launched in self._steps if self._is_awaited(request, launched)]
+        for launched in awaited[:count]:
+            launched.foretold.add(request)
+
+    def _is_awaited(self, request: Request, launched: Launched) -> bool:
+        return request in launched.samplers() and request not in launched.foretold

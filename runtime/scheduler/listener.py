@@ -1,6 +1,6 @@
 """What whoever listens to a scheduler hears: every event, and every decision, after it was made."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ..kv_cache.manager import KVCacheManager
@@ -24,8 +24,13 @@ class Listener(Protocol):
     def on_schedule(self, plan: SchedulerOutput | None) -> None:
         """A step was planned, or none could be."""
 
-    def on_update(self, plan: SchedulerOutput, received: Sequence[Request]) -> None:
-        """A step's tokens were taken in by these requests, some of which may have ended by that."""
+    def on_update(
+        self, plan: SchedulerOutput, received: Sequence[Request], num_forced: Mapping[Request, int]
+    ) -> None:
+        """A step's tokens were taken in by these requests, some of which may have ended by that.
+
+        num_forced: of those that took in tokens that were forced to follow, how many.
+        """
 
     def on_commit(self, request: Request) -> None:
         """Of a live request blocks were given back, which others may find from now on."""

@@ -20,6 +20,7 @@ from .request import Request
 from .scheduler import Scheduler
 
 Said = dict[str, Any]
+STOP = 2**31 - 1  # a token that nothing else stands for
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,11 +42,14 @@ class _Logged:
     blocks: list[int]
     block_size: int
     request: Request = field(init=False)
+    last: int = -1  # position of a token that stops it
 
     def token(self, position: int) -> int:
-        """Equal in equal blocks; elsewhere the request's own."""
-        index = position // self.block_size
-        return self.blocks[index] if index < len(self.blocks) else -1 - self.number
+        """Equal in equal blocks; elsewhere the request's own. No two of a request are equal but such ones."""
+        index, offset = divmod(position, self.block_size)
+        if index < len(self.blocks):
+            return self.blocks[index] * self.block_size + offset
+        return STOP if position == self.last else -1 - self.number
 
 
 def replay(path: str | Path) -> Replay:
@@ -160,15 +164,18 @@ class _Player:
 
     def _update(self, said: Said) -> str | None:
         plan = self._plans.pop(said["update"])
-        ended = said.get("ended", {})
-        sampled = []
+        ended, num_forced = said.get("ended", {}), said.get("forced", {})
+        sampled, forced = [], {}
         ends = plan.num_computed_tokens + plan.num_scheduled_tokens
         for row in plan.sample_rows.tolist():
-            logged = self._requests[plan.request_ids[row]]
-            sampled.append(logged.token(int(ends[row])))
-            if ended.get(logged.request.request_id) == "stop":
-                logged.request.stop_token_ids = frozenset(sampled[-1:])
-        output = RunnerOutput(token_ids=np.array(sampled, np.int32))
+            name, end = plan.request_ids[row], int(ends[row])
+            logged, last = self._requests[name], end + num_forced.get(name, 0)
+            if ended.get(name) == "stop":
+                logged.last = last
+                logged.request.stop_token_ids = frozenset({logged.token(last)})
+            sampled.append(logged.token(end))
+            forced[name] = tuple(map(logged.token, range(end + 1, last + 1)))
+        output = RunnerOutput(token_ids=np.array(sampled, np.int32), forced=forced)
         received = self.scheduler.update(plan, output)
         found = {r.request_id: r.finish_reason for r in received if r.finish_reason is not None}
         return _difference({"ended": ended}, {"ended": found})

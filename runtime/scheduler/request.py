@@ -71,6 +71,13 @@ class Request:
         return self.grammar is not None or self.params.adjusts
 
     @property
+    def may_jump(self) -> bool:
+        """Whether its grammar alone decides where it leaves one token, and nothing is to be told of that."""
+        params = self.params
+        others = params.allowed_token_ids, params.bad_words, params.logits_processors
+        return self.grammar is not None and params.logprobs is None and not any(others)
+
+    @property
     def num_reusable(self) -> int:
         """How many first tokens may come from the prefix cache, as only their keys and values are wanted.
 
@@ -175,6 +182,19 @@ class Request:
                 break
         del self.logprobs[len(self.output_token_ids) :]
         return self.end_by_token() is not None
+
+    def force(self, token_ids: Iterable[int]) -> int:
+        """Take in tokens that follow for certain, as far as it may have them; returns how many it took.
+
+        One that would end it before min_tokens is not among them.
+        """
+        before = len(self.output_token_ids)
+        for token in token_ids:
+            is_early = len(self.output_token_ids) < self.params.min_tokens
+            if self.end_by_token() is not None or (is_early and token in self.stop_token_ids):
+                break
+            self.output_token_ids.append(token)
+        return len(self.output_token_ids) - before
 
     def end_by_token(self) -> tuple[FinishReason, int | str | None] | None:
         """How its newest token ends it, as finish reason and stop reason; None where it does not."""

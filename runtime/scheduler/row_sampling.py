@@ -169,7 +169,7 @@ class RowSampling:
 
     def _constrained(self, which: int, request: Request) -> Constrained:
         num_output = int(self._total[request.row] - self._num_prompt[request.row])
-        return Constrained(which, request.row, request.request_id, num_output)
+        return Constrained(which, request.row, request.request_id, num_output, request.may_jump)
 
     def _send(self, rows: Ints) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
         """What the device lacks of these rows' tokens but for the newest: slots, first positions, tokens."""

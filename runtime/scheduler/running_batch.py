@@ -87,10 +87,6 @@ class RunningBatch:
         """Requests with a row, and those that are draining."""
         return len(self.requests) + len(self._draining)
 
-    def is_draining(self, request: Request) -> bool:
-        """Whether a request has all tokens in flight."""
-        return request.request_id in self._draining
-
     @property
     def draining(self) -> list[Request]:
         """Who has all tokens in flight."""
@@ -170,15 +166,17 @@ class RunningBatch:
         return first
 
     def grow(self, rows: Ints, block_ids: Sequence[int], *, rows_stay: bool) -> None:
-        """A further column in the block tables of these rows, of these blocks, one group's after another.
+        """A column for each of these rows in its block table, one group's blocks after another's.
 
-        rows_stay: whether none moves before the step is launched, so that the new blocks alone are sent.
+        rows: in order, each as often as it gets a column. rows_stay: whether none moves before the launch, so
+        that the new blocks alone are sent.
         """
         if rows_stay:
-            self._tables.grow(rows.tolist(), self._blocks[rows].tolist(), block_ids)
+            columns = self._blocks[rows] + np.arange(len(rows)) - np.searchsorted(rows, rows)
+            self._tables.grow(rows.tolist(), columns.tolist(), block_ids)
         else:
             self._tables.resend(*(self.requests[row] for row in rows.tolist()))
-        self._blocks[rows] += 1
+        np.add.at(self._blocks, rows, 1)
 
     def resize_table(self, request: Request, num_blocks: int) -> None:
         """The block table of a request with a row has so many columns now."""
@@ -222,6 +220,9 @@ class RunningBatch:
         requests, num = launched.requests, len(launched.requests)
         same = self._serial[:num] == launched.serials
         away: list[int] = (~same).nonzero()[0].tolist()
+        if launched.foretold:
+            same &= np.array([request not in launched.foretold for request in requests])
+            away = [place for place in away if requests[place] not in launched.foretold]
         num_yielding = np.count_nonzero(num_yielded)
         has_drafts = num_yielding < len(tokens)
         if num_yielding < num or has_drafts:
@@ -242,6 +243,13 @@ class RunningBatch:
                 self._known[row] += 1
                 self._newest[row] = tokens[place]
         return [requests[place] for place in away]
+
+    def force(self, request: Request, count: int) -> None:
+        """A request has so many tokens more that the host knows, some of which may be in flight."""
+        if (row := request.row) >= 0:
+            self._known[row] += count
+            self._total[row] = max(self._total[row], self._known[row])
+            self._newest[row] = request.output_token_ids[-1]
 
     def fills(self, counts: Ints) -> list[tuple[Request, int]]:
         """Who catches up in a step of so many tokens of each row, and how many tokens it has in blocks then.
@@ -264,9 +272,8 @@ class RunningBatch:
         for row, request in enumerate(self.requests):
             known, flying = request.num_tokens, in_flight[request]
             assert (self._known[row], self._total[row]) == (known, known + flying), request
-            assert self._computed[row] < known + flying < self._limit[row] == request.max_total_tokens, (
-                request
-            )
+            assert self._computed[row] < known + flying < request.max_total_tokens, request
+            assert self._limit[row] == request.max_total_tokens, request
             assert self._newest[row] == request.token_ids(known - 1, known)[0], request
             assert self._blocks[row] <= self._most_blocks[row], request
             assert request in self._filling or self._computed[row] >= self._num_prompt[row], request
@@ -314,10 +321,10 @@ class RunningBatch:
         return self._serial[:num].copy()
 
     def short_of_blocks(self, block_size: int) -> Ints:
-        """The rows whose block tables have no room for all their tokens."""
+        """The rows whose block tables have no room for all their tokens, once for each block they lack."""
         num = len(self.requests)
         short: Ints = (self._total[:num] > self._blocks[:num] * block_size).nonzero()[0]
-        return short
+        return np.repeat(short, -(-self._total[short] // block_size) - self._blocks[short])
 
     def blocks_to_grow(self, most: int) -> int:
         """Blocks that the rows may come to need in all, of each at most so many."""

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from typing import TypeVar
 
 import numpy as np
@@ -61,6 +61,7 @@ class Scheduler:
         self._queue = RequestQueue()
         self._batch = RunningBatch(config.max_num_seqs)
         self._in_flight = InFlight()
+        self.num_forced_tokens = 0  # that came without a sample, as a grammar left no other
         self._beginnings = Beginnings(clock)
         self._live = LiveRequests(
             queue=self._queue,
@@ -191,7 +192,8 @@ class Scheduler:
     def update(self, plan: SchedulerOutput, output: RunnerOutput) -> list[Request]:
         """Take in the tokens of the oldest step in flight; returns the live requests that got any, by row.
 
-        Tokens after one that ends its request are dropped. `output` says ids, counts and log-probabilities.
+        Tokens after one that ends its request are dropped. `output` says ids, counts and log-probabilities,
+        and which tokens are forced to follow: those are known from now on, and computed as a prompt's are.
         """
         num_yielded = _checked_counts(plan, output)
         self._admission.commit()
@@ -201,11 +203,14 @@ class Scheduler:
             rows = [self._live.get(request_id) for request_id in plan.request_ids]
             take_in_logprobs(plan.wanted_logprobs, output.logprobs, launched.owners(num_yielded), rows)
         self._live.free_pending()
-        received = self._take_in(launched, num_yielded, np.asarray(output.token_ids, np.int64))
+        received, notable = self._take_in(launched, num_yielded, np.asarray(output.token_ids, np.int64))
+        num_forced = self._force(received, output.forced) if output.forced else {}
+        self._beginnings.note_first_tokens()
+        self._live.end_by_tokens(notable | dict.fromkeys(num_forced))
         if self._kv_cache.has_windows:
             self._release_unseen(launched, num_yielded)
         if self._listener is not None:
-            self._listener.on_update(plan, received)
+            self._listener.on_update(plan, received, num_forced)
         return received
 
     def discard(self, plan: SchedulerOutput) -> None:
@@ -229,7 +234,7 @@ class Scheduler:
         live.free_pending()
         lost = [place for place, request in enumerate(running) if request in astray or not fits[place]]
         for request in reversed(running[lost[0] :] if lost else ()):
-            if not batch.is_draining(request):
+            if request not in batch.draining:
                 live.preempt(request)
         if self._listener is not None:
             self._listener.on_discard(plan)
@@ -281,10 +286,12 @@ class Scheduler:
         self._batch.launch(plan)
         return plan
 
-    def _take_in(self, launched: Launched, num_yielded: Ints, tokens: Ints) -> list[Request]:
-        """Give each request that is live its tokens, and end it where one of them or the length says so."""
-        gone: set[Request] = set()  # they have ended since
-        notable: dict[Request, None] = {}  # their newest token may be the last
+    def _take_in(
+        self, launched: Launched, num_yielded: Ints, tokens: Ints
+    ) -> tuple[list[Request], dict[Request, None]]:
+        """Give each live request its tokens; returns who got any, and whose newest token may be the last."""
+        gone = {*launched.foretold}  # they have these tokens, or have ended since
+        notable: dict[Request, None] = {}
         for request in self._batch.take_in(launched, num_yielded, tokens):
             if request.finish_reason is not None:
                 gone.add(request)
@@ -298,9 +305,18 @@ class Scheduler:
             received, parts = _without(gone, received, _split(tokens, num_yielded))
             ended = [r for r, part in zip(received, parts, strict=True) if r.append(part)]
             notable |= dict.fromkeys(ended)
-        self._beginnings.note_first_tokens()
-        self._live.end_by_tokens(notable)
-        return received
+        return received, notable
+
+    def _force(self, received: list[Request], forced: Mapping[str, tuple[int, ...]]) -> dict[Request, int]:
+        """Give each of these the tokens that are forced to follow its newest; returns how many it took."""
+        counts: dict[Request, int] = {}
+        for request in received:
+            if count := request.force(forced.get(request.request_id, ())):
+                self._in_flight.foretell(request, count)
+                self._batch.force(request, count)
+                counts[request] = count
+        self.num_forced_tokens += sum(counts.values())
+        return counts
 
     def _release_unseen(self, launched: Launched, num_yielded: Ints) -> None:
         """Give back the blocks that left every window with a step that is over; none that it could undo."""

@@ -218,6 +218,7 @@ def _new_runner(
         cpu_call_graphs=_new_cpu_call_graphs(resolved, backend, forward),
         host_blocks=HostBlocks(caches, slots) if slots else None,
         new_matcher=new_matcher,
+        jump_forward=resolved.config.jump_forward,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,15 @@ from numpy.typing import NDArray
 from ...common.errors import LaminaError, RequestError
 from ..protocol.scheduler_output import Constrained
 from ..structured_output.compiler import error_of
+from .grammar_walk import GrammarWalk
 
 Bits = NDArray[np.int32]  # [samples, words], a bit an id: bit i % 32 of word i // 32
 NewMatcher = Callable[[str], Any]  # a grammar's llguidance matcher, at the beginning of an answer
 # (a constrained sample, so many of its newest tokens) -> them, which may have to arrive from the device
 NewestTokens = Callable[[Constrained, int], Sequence[int]]
+
+FEW = 4  # matchers for which threads are not worth it
+BITS = 1 << np.arange(32, dtype=np.uint32)
 
 
 def no_newest_tokens(one: Constrained, count: int) -> Sequence[int]:
@@ -22,24 +27,25 @@ def no_newest_tokens(one: Constrained, count: int) -> Sequence[int]:
     raise AssertionError(f"{one.request_id} is constrained, and nobody knows its last {count} tokens")
 
 
-FEW = 4  # matchers for which threads are not worth it
-BITS = 1 << np.arange(32, dtype=np.uint32)
-
-
 class GrammarMasks:
     """The matchers of requests, each as far as the tokens that it was given.
 
     A matcher is compiled beside the steps, and waited for by the first sample of its request. It is moved to
-    where its request stands by counts alone: back where steps were undone, forward by the newest tokens.
+    where its request stands by counts alone: back where steps were undone or drafts did not hold, forward by
+    the newest tokens.
     """
 
-    def __init__(self, new_matcher: NewMatcher | None) -> None:
-        """new_matcher: None where there is no tokenizer, and so no grammar."""
+    def __init__(self, new_matcher: NewMatcher | None, *, jump_forward: bool = True) -> None:
+        """new_matcher: None where there is no tokenizer, and so no grammar.
+
+        jump_forward: whether forced() says what comes without a sample.
+        """
         self._new_matcher = new_matcher
+        self._jump_forward = jump_forward
         self._pool: ThreadPoolExecutor | None = None
         self._executor: Any = None  # llguidance's own threads
         self._matchers: dict[str, Future[Any]] = {}
-        self._num_consumed: dict[str, int] = {}
+        self._walks: dict[str, GrammarWalk] = {}
 
     def add(self, request_id: str, grammar: str) -> None:
         """Know a request's grammar, until remove()."""
@@ -47,17 +53,17 @@ class GrammarMasks:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(2, thread_name_prefix="lamina-grammars")
         self._matchers[request_id] = self._pool.submit(self._new_matcher, grammar)
-        self._num_consumed[request_id] = 0
 
     def remove(self, request_id: str) -> None:
         """Let go of it, if there is any."""
         if (matcher := self._matchers.pop(request_id, None)) is not None:
             matcher.cancel()
-        self._num_consumed.pop(request_id, None)
+        self._walks.pop(request_id, None)
 
     def close(self) -> None:
         """Let go of all of them, and of the threads."""
         self._matchers.clear()
+        self._walks.clear()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -71,55 +77,68 @@ class GrammarMasks:
         """Clear the bits of tokens that the grammars leave out; returns by request what fails there.
 
         bits: with a bit for what else is allowed. banned: by place among these samples, ids that are
-        excluded beside them. A sample that fails keeps a bit, and its token means nothing.
+        excluded beside them. A sample that fails keeps a bit, and its token means nothing; so does one after
+        a draft that its grammar leaves out. One after drafts that may hold has no bit where nothing is left.
         """
         failures: dict[str, LaminaError] = {}
-        matchers: list[tuple[Any, int]] = []
-        for place, one in enumerate(constrained):
+        masks: Bits = np.full(bits.shape, -1, np.int32)
+        standing: list[Constrained] = []
+        for one in constrained:
             try:
-                matcher = self._advanced(one, newest)
+                if self._walk(one.request_id).move(one.num_output, partial(newest, one)):
+                    standing.append(one)
             except LaminaError as failure:
                 failures[one.request_id] = failure
-                continue
-            if matcher is not None:
-                matchers.append((matcher, place))
-        masks: Bits = np.full((len(constrained), bits.shape[1]), -1, np.int32)
-        self._fill(matchers, masks)
-        for matcher, place in matchers:
-            one = constrained[place]
-            _clear(masks[place], banned.get(one.which, ()))
-            left = bits[one.which] & masks[place]
-            wrong = _wrong(matcher, left)
+        self._fill(standing, masks)
+        for one in standing:
+            own = slice(one.which, one.which + 1 + len(one.drafts))
+            for which in range(own.start, own.stop):
+                _clear(masks[which], banned.get(which, ()))
+            left = bits[own] & masks[own]
+            wrong = _wrong(self._walks[one.request_id].matcher, left[0])
             if wrong is None:
-                bits[one.which] = left
+                bits[own] = left
             else:
                 failures[one.request_id] = wrong
         return failures
 
-    def _advanced(self, one: Constrained, newest: NewestTokens) -> Any:
-        """The matcher of a sample's request at that sample, None where the sample before is broken."""
-        matcher, num_consumed = self._matchers[one.request_id].result(), self._num_consumed[one.request_id]
-        if num_consumed > one.num_output:
-            matcher.rollback(num_consumed - one.num_output)
-        elif num_consumed < one.num_output:
-            tokens = [int(token) for token in newest(one, one.num_output - num_consumed)]
-            if min(tokens) < 0:
-                return None  # its request ends by what was wrong there
-            matcher.consume_tokens(tokens)
-        self._num_consumed[one.request_id] = one.num_output
-        return matcher
+    def forced(
+        self, constrained: Sequence[Constrained], sampled: Sequence[int]
+    ) -> dict[str, tuple[int, ...]]:
+        """The tokens that follow for certain what was sampled, by request; of those that may jump alone.
 
-    def _fill(self, matchers: list[tuple[Any, int]], masks: Bits) -> None:
-        address, width = masks.ctypes.data, masks.shape[1] * masks.itemsize
-        if len(matchers) <= FEW:
-            for matcher, place in matchers:
-                matcher.unsafe_compute_mask_ptr(address + place * width, width)
-            return
-        if self._executor is None:
-            from llguidance import LLExecutor
+        sampled: the token of each of these samples.
+        """
+        found: dict[str, tuple[int, ...]] = {}
+        for one, token in zip(constrained, sampled, strict=True):
+            walk = self._walks.get(one.request_id)
+            if walk is not None and one.may_jump and self._jump_forward:
+                found[one.request_id] = walk.forced_after(one.num_output, token)
+        return {request_id: tokens for request_id, tokens in found.items() if tokens}
 
-            self._executor = LLExecutor()
-        self._executor.unsafe_compute_mask_ptr(matchers, address, width, len(masks))
+    def _walk(self, request_id: str) -> GrammarWalk:
+        """Where a request stands in its grammar, once that is compiled; raises what was wrong with it."""
+        walk = self._walks.get(request_id)
+        if walk is None:
+            walk = self._walks[request_id] = GrammarWalk(self._matchers[request_id].result())
+        return walk
+
+    def _fill(self, standing: Sequence[Constrained], masks: Bits) -> None:
+        """Write the mask of each sample, several at once where their matchers stay where they are."""
+        together: list[tuple[Any, int]] = []
+        for one in standing:
+            walk = self._walks[one.request_id]
+            if one.drafts or len(standing) <= FEW or walk.token_at(one.num_output) is not None:
+                walk.look_at(one.num_output, one.drafts, masks[one.which :])
+            else:
+                together.append((walk.matcher, one.which))
+        if together:
+            if self._executor is None:
+                from llguidance import LLExecutor
+
+                self._executor = LLExecutor()
+            width = masks.shape[1] * masks.itemsize
+            self._executor.unsafe_compute_mask_ptr(together, masks.ctypes.data, width, len(masks))
 
 
 def _wrong(matcher: Any, left: NDArray[np.int32]) -> RequestError | None:

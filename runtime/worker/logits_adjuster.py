@@ -15,7 +15,7 @@ from ...custom_ops.adjust_logits.reference import WORD_BITS
 from ...custom_ops.sample.reference import are_broken, num_chunks_of
 from ..protocol.scheduler_output import SAMPLING, Adjusted, Banned, sampling_row
 from ..sampling_params import LogitsProcessor, SamplingParams
-from .grammar_masks import GrammarMasks, NewestTokens, NewMatcher, no_newest_tokens
+from .grammar_masks import GrammarMasks, NewestTokens, no_newest_tokens
 from .input_batch import NO_ID, BatchView, send
 from .logits_processors import apply_processors
 from .sampler import SamplingRows, sample
@@ -91,7 +91,7 @@ class Adjuster:
         device: torch.device,
         max_slots: int,
         max_tokens: int,
-        new_matcher: NewMatcher | None = None,
+        grammars: GrammarMasks | None = None,
     ) -> None:
         self._num_valid_ids = num_valid_ids
         self._device = device
@@ -99,7 +99,7 @@ class Adjuster:
         self._history = torch.empty(0, 0, dtype=torch.int32, device=device)
         self._tables: _Tables | None = None
         self.processors: dict[str, Sequence[LogitsProcessor]] = {}  # by the id of a request that brings any
-        self.grammars = GrammarMasks(new_matcher)
+        self.grammars = GrammarMasks(None) if grammars is None else grammars
 
     def forget(self) -> None:
         """Take nothing for granted of what the device was sent; its tokens are sent again."""

@@ -18,7 +18,7 @@ from ..protocol.scheduler_output import ON_HOST, Constrained, Ints, SchedulerOut
 from ..sampling_params import LogitsProcessor
 from .attention import PagedAttention
 from .broken_logits import failed_prompts, failed_samples
-from .grammar_masks import NewMatcher
+from .grammar_masks import GrammarMasks, NewMatcher
 from .graph_runner import Decode, Forward, GraphRunner, Mixed
 from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch
@@ -39,8 +39,10 @@ class LaunchedStep:
         logprobs: LogprobsTensors | None,
         arrived: torch.cuda.Event | None,
         failures: Mapping[str, LaminaError],
+        grammars: GrammarMasks,
     ) -> None:
         self._plan = plan
+        self._grammars = grammars
         self._sampled = sampled
         self._logprobs = logprobs
         self._arrived = arrived
@@ -63,7 +65,15 @@ class LaunchedStep:
             token_ids=token_ids,
             logprobs=None if self._logprobs is None else self._logprobs.read(),
             failures=self._all_failures(token_ids),
+            forced=self._forced(token_ids),
         )
+
+    def _forced(self, token_ids: NDArray[np.int32]) -> Mapping[str, tuple[int, ...]]:
+        adjusted = self._plan.adjusted
+        if adjusted is None or not adjusted.constrained:
+            return {}
+        which = adjusted.samples[[one.which for one in adjusted.constrained]]
+        return self._grammars.forced(adjusted.constrained, token_ids[which].tolist())
 
     def _all_failures(self, token_ids: NDArray[np.int32]) -> Mapping[str, LaminaError]:
         failures: dict[str, LaminaError] = {**failed_samples(self._plan, token_ids), **self._failures}
@@ -87,8 +97,12 @@ class ModelRunner:
         cpu_call_graphs: CpuCallGraphs | None = None,
         host_blocks: HostBlocks | None = None,
         new_matcher: NewMatcher | None = None,
+        jump_forward: bool = True,
     ) -> None:
-        """new_matcher: what makes matchers of grammars, None where there is no tokenizer."""
+        """new_matcher: what makes matchers of grammars, None where there is no tokenizer.
+
+        jump_forward: whether a step says what grammars force to follow its samples.
+        """
         self._logits = logits
         self._attention = attention
         self._input_batch = input_batch
@@ -98,7 +112,7 @@ class ModelRunner:
             device=input_batch.device,
             max_slots=input_batch.max_num_seqs,
             max_tokens=input_batch.max_seq_len,
-            new_matcher=new_matcher,
+            grammars=GrammarMasks(new_matcher, jump_forward=jump_forward),
         )
         self._graphs = GraphRunner(
             forward, attention, input_batch, cuda_graphs=cuda_graphs, cpu_call_graphs=cpu_call_graphs
@@ -240,13 +254,14 @@ class ModelRunner:
     def _launched(self, plan: SchedulerOutput) -> LaunchedStep:
         """Start the tokens in flight to the host: the next step overwrites where they are."""
         sampled, logprobs = self._input_batch.sampled(plan.num_samples), self._logprobs
+        grammars = self._adjuster.grammars
         if sampled.device.type != "cuda":
-            return LaunchedStep(plan, sampled.clone(), logprobs, None, self._failures)
+            return LaunchedStep(plan, sampled.clone(), logprobs, None, self._failures, grammars)
         staged = _copy_to_host(sampled)
         logprobs = logprobs and logprobs.each(_copy_to_host)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return LaunchedStep(plan, staged, logprobs, arrived, self._failures)
+        return LaunchedStep(plan, staged, logprobs, arrived, self._failures, grammars)
 
 
 def _copy_to_host(values: Tensor) -> Tensor:

@@ -74,6 +74,11 @@ ENGINE_FAMILIES = (
         lambda s: s["preemptions"],
     ),
     _counter(
+        "num_forced_tokens",
+        "Tokens of answers that came without a sample, as their form left no other.",
+        lambda s: s["forced_tokens"],
+    ),
+    _counter(
         "prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache.",
         lambda s: s["prefix_cache"]["queried_tokens"],

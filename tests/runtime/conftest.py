@@ -82,8 +82,11 @@ class Server:
         window=None,
         further_windows=(),  # of further KV-cache groups
         swap=0,
+        forced=0,  # the most tokens that are said to follow a sample for certain
         clock=time.monotonic,
     ):
+        self.forced, self.lots = forced, random.Random(forced)
+        self.wholes = {}  # all tokens that a request gets, once something is forced of it
         self.depth = depth  # steps launched before the oldest is read
         self.pending = deque()
         self.written = deque()  # the blocks that each pending step writes
@@ -146,9 +149,23 @@ class Server:
             sampled = self.model.run(view, plan.adjusted)
             self.input_batch.sampled(len(sampled)).copy_(torch.tensor(sampled, dtype=torch.int32))
             slots = view.slot_mappings[0][: plan.num_tokens]
-            self.pending.append((plan, RunnerOutput(token_ids=np.array(sampled, np.int32))))
+            output = RunnerOutput(token_ids=np.array(sampled, np.int32), forced=self.followers(plan))
+            self.pending.append((plan, output))
             self.written.append(set((slots // self.kv_cache.block_size).tolist()))
         return plan
+
+    def followers(self, plan):
+        """Of some that are sampled the tokens that come next, right ones and, after the end, any."""
+        found = {}
+        for part in self.parts(plan) if self.forced else ():
+            request = self.requests[part.request_id]
+            if part.samples and request.params.logprobs is None and self.lots.random() < 0.5:
+                if part.request_id not in self.wholes:
+                    self.wholes[part.request_id] = [*request.prompt_token_ids, *self.alone(request)[0]]
+                tokens = [*self.wholes[part.request_id], *range(self.forced)]
+                first = part.num_computed + len(part.token_ids) + 1
+                found[part.request_id] = tuple(tokens[first : first + self.lots.randint(1, self.forced)])
+        return found
 
     def land(self):
         """Read the oldest step's tokens; who got one."""

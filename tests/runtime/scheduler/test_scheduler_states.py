@@ -71,6 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         window=st.none() | st.integers(1, 10),
         swap=st.sampled_from([8, 3, 1, 0]),
+        forced=st.sampled_from([0, 2, 9]),
         first=st.lists(ARRIVALS, min_size=2, max_size=5),
     )
     def start(self, eos, first, **limits):
@@ -84,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "with windows": limits["window"],
             "with a prefix cache": limits["prefix_cache"],
             "with slots to swap to": limits["swap"],
+            "with forced tokens": limits["forced"],
         }
         SCHEDULER.update(programs=1, **{f"programs {name}": 1 for name, is_on in names.items() if is_on})
         self.first = first
@@ -171,10 +173,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def receive(self):
         if self.server.pending:
             plan = self.server.pending[0][0]
-            names = [part.request_id for part in self.server.parts(plan) if part.samples]
-            live = {r.request_id for r in self.live()}
+            parts = [part for part in self.server.parts(plan) if part.samples]
+            known = {r.request_id: r.num_tokens for r in self.live()}
+            news = [
+                p.request_id for p in parts if p.num_computed + len(p.token_ids) == known.get(p.request_id)
+            ]
             received = self.server.land()
-            assert [r.request_id for r in received] == [name for name in names if name in live]
+            assert [r.request_id for r in received] == news, "not those who had not been told of their token"
 
     @rule(which=st.integers(0, 7), steps=STEPS)
     def abort(self, which, steps):
@@ -279,6 +284,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             {
                 "requests": len(self.server.requests),
                 "requests served to their end": len(self.server.requests.keys() - self.ended_early),
+                "tokens forced": self.scheduler.num_forced_tokens,
                 "preemptions": self.scheduler.num_preemptions,
                 "prefix-cache hits": self.scheduler.num_hit_tokens,
                 "blocks swapped out": swap.num_out if swap else 0,
@@ -298,6 +304,7 @@ class SwapMachine(SchedulerMachine):
         chunk=st.none() | st.integers(2, 5),
         depth=st.integers(1, 3),
         swap=st.sampled_from([16, 8, 3, 1]),
+        forced=st.sampled_from([0, 5]),
         lengths=st.lists(st.integers(1, 6), min_size=4, max_size=7),
     )
     def start(self, lengths, **limits):

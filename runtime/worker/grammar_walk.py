@@ -1,0 +1,112 @@
+"""A request's matcher, moved along its output: which token comes next, or for certain, by its grammar."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Newest = Callable[[int], Sequence[int]]  # so many of the newest tokens -> them
+
+
+class GrammarWalk:
+    """Where a request stands in its grammar, by the position of the next token in the output.
+
+    A run of tokens that the grammar forces is settled where it begins, as the tokenizer writes it: every
+    position in it has that one token, be it sampled or taken without a sample. So both come to the same, and
+    a constant however long is looked at once.
+    """
+
+    def __init__(self, matcher: Any) -> None:
+        """matcher: of llguidance, at the beginning of an answer."""
+        self.matcher = matcher
+        self._num_consumed = 0  # tokens of the output that the matcher has seen, those of the run included
+        self._start = 0  # where the run begins
+        self._run: tuple[int, ...] = ()
+        self._drafts: tuple[int, ...] = ()  # that were looked at from where it stood, and may hold
+        self._find_run(0)
+
+    def move(self, position: int, newest: Newest) -> bool:
+        """Stand before the token of that position; False where a token before it is broken.
+
+        newest: asked for those of the last tokens before it that are not known.
+        """
+        drafts, self._drafts = self._drafts, ()
+        if position == self._start or self.token_at(position) is not None:
+            return True
+        if position < self._num_consumed:
+            self.matcher.rollback(self._num_consumed - position)
+            self._num_consumed = position
+        elif position > self._num_consumed and not self.matcher.is_stopped():
+            held = drafts[: position - 1 - self._num_consumed]
+            tokens = [*held, *newest(position - self._num_consumed - len(held))]
+            if min(tokens) < 0:
+                return False  # its request ends by what was wrong there
+            self._consume(tokens)
+        self._find_run(position)
+        return True
+
+    def token_at(self, position: int) -> int | None:
+        """The only token that the grammar leaves there, None where it leaves several or is not there."""
+        place = position - self._start
+        return self._run[place] if 0 <= place < len(self._run) else None
+
+    def forced_after(self, position: int, token: int) -> tuple[int, ...]:
+        """The tokens that follow for certain the one that was sampled for a position."""
+        if position == self._num_consumed and token >= 0:
+            self.move(position + 1, partial(_these, (token,)))
+        place = position + 1 - self._start
+        return self._run[place:] if place >= 0 else ()
+
+    def look_at(self, position: int, drafts: Sequence[int], masks: NDArray[np.int32]) -> None:
+        """Write the masks [1 + drafts, words] of that position and those after each of the drafts.
+
+        Masks that come after a draft that the grammar leaves out stay as they are. It stands where it stood.
+        """
+        for place, draft in enumerate(drafts):
+            self.write_mask(position + place, masks[place])
+            if not _allows(masks[place], draft):
+                break
+            self.move(position + place + 1, partial(_these, (draft,)))
+        else:
+            self.write_mask(position + len(drafts), masks[len(drafts)])
+        self.move(position, partial(_these, ()))
+        self._drafts = tuple(drafts[max(0, self._num_consumed - position) :])
+
+    def write_mask(self, position: int, mask: NDArray[np.int32]) -> None:
+        """Write the mask [words] of the position where it stands, a bit an id."""
+        token = self.token_at(position)
+        if token is None:
+            self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        else:
+            mask[:] = 0
+            mask.view(np.uint32)[token // 32] = 1 << token % 32
+
+    def _find_run(self, position: int) -> None:
+        """Settle what comes from here for certain, and the end after it where nothing else can."""
+        tokens = self.matcher.compute_ff_tokens()
+        self._consume(tokens)
+        if self.matcher.is_stopped() and not self.matcher.is_error():
+            ends = np.unpackbits(np.frombuffer(self.matcher.compute_bitmask(), np.uint8), bitorder="little")
+            ids = ends.nonzero()[0].tolist()
+            tokens += ids if len(ids) == 1 else []
+        self._start, self._run = position, tuple(tokens)
+
+    def _consume(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if self.matcher.is_stopped():  # which takes an end as well, and does not count it
+                break
+            self.matcher.consume_token(token)
+            self._num_consumed += 1
+
+
+def _these(tokens: Sequence[int], count: int) -> Sequence[int]:
+    assert count == len(tokens), f"{count} tokens are missed where {len(tokens)} are known"
+    return tokens
+
+
+def _allows(mask: NDArray[np.int32], token: int) -> bool:
+    """Whether a mask [words] has the bit of an id, which may be none of the vocabulary."""
+    word, bit = divmod(token, 32)
+    return 0 <= word < len(mask) and bool(int(mask[word]) >> bit & 1)

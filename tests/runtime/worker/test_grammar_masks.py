@@ -1,0 +1,302 @@
+"""Masks of grammars: of several positions as one by one, the same wherever a request stood in between."""
+
+import random
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.common.errors import RequestError
+from lamina.runtime.protocol.scheduler_output import Constrained
+from lamina.runtime.structured_output.compiler import GrammarCompiler
+from lamina.runtime.structured_output.grammar import grammar_of
+from lamina.runtime.structured_outputs import StructuredOutputs
+from lamina.runtime.worker.grammar_masks import GrammarMasks
+from lamina.runtime.worker.grammar_walk import GrammarWalk
+
+pytest.importorskip("llguidance")
+PARTS = st.sampled_from(
+    ["once upon", "[ab]", "a{1,3}", "(x|xyz)", "é", "(once|only)", "1+", "the end", "😀'the"]
+)
+REGEXES = st.lists(PARTS, min_size=1, max_size=5).map("".join)
+SCHEMA = {
+    "type": "object",
+    "properties": {"long name": {"const": "once upon a time"}, "b": {"enum": ["one", "only", 12]}},
+    "required": ["long name", "b"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module", params=["bytes", "words"])
+def compiler(request, bbpe_tokenizer):
+    """For a tokenizer of bytes, and for one of words beside them: texts have several tokenizations."""
+    tokenizer = bbpe_tokenizer()
+    if request.param == "words":
+        words = [
+            "on",
+            "ce",
+            " up",
+            "on",
+            "the",
+            "end",
+            "xy",
+            "xyz",
+            '"b',
+            '":',
+            '{"',
+            "na",
+            "me",
+            "a a",
+            "aa",
+        ]
+        tokenizer = trained(words)
+    text = tokenizer.backend_tokenizer.to_str()
+    eos = tokenizer.eos_token_id
+    return GrammarCompiler(lambda: text, num_valid_ids=len(tokenizer), eos_token_ids=[eos])
+
+
+def trained(words):
+    """A byte-level BPE tokenizer with merges."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(
+        [" ".join(words) * 3, '{"long name":"once upon a time","b":"only"}'], trainer
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+def ids_of(mask):
+    return np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0].tolist()
+
+
+def width(compiler):
+    return -(-compiler._num_valid_ids // 32)
+
+
+def one_by_one(compiler, grammar, choose, most=60):
+    """An answer that is drawn a token at a time, and the ids that each position may have."""
+    walk, tokens, allowed = GrammarWalk(compiler.matcher(grammar)), [], []
+    while len(tokens) < most:
+        assert walk.move(len(tokens), lambda count: tokens[-count:])
+        mask = np.zeros(width(compiler), np.int32)
+        walk.write_mask(len(tokens), mask)
+        allowed.append(ids_of(mask))
+        tokens.append(choose(allowed[-1]))
+        if tokens[-1] in compiler._eos_token_ids:
+            break
+    return tokens, allowed
+
+
+def form(regex):
+    return grammar_of(
+        StructuredOutputs(regex=regex) if regex else StructuredOutputs(json=SCHEMA, compact=True)
+    )
+
+
+@given(regex=st.one_of(st.just(""), REGEXES), seed=st.integers(0, 99))
+def test_masks_are_those_of_the_grammar_and_a_forced_token_is_the_only_one(compiler, regex, seed):
+    grammar = form(regex)
+    tokens, allowed = one_by_one(compiler, grammar, random.Random(seed).choice)
+    plain = compiler.matcher(grammar)
+    for token, own in zip(tokens, allowed, strict=True):
+        mask = np.frombuffer(plain.compute_bitmask(), np.int32)
+        assert set(own) <= set(ids_of(mask)) or len(own) == 1
+        assert plain.validate_tokens([token]) == 1 or token in compiler._eos_token_ids
+        plain.consume_token(token)
+
+
+@given(
+    regex=st.one_of(st.just(""), REGEXES),
+    seed=st.integers(0, 99),
+    moves=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 6), st.integers(0, 9)), max_size=8),
+)
+def test_masks_of_drafts_are_those_one_by_one_wherever_the_request_stood_before(compiler, regex, seed, moves):
+    """Drafts are the answer's own tokens, of which one may be any other; then all of them are taken back."""
+    grammar, lots = form(regex), random.Random(seed)
+    tokens, allowed = one_by_one(compiler, grammar, lots.choice)
+    walk = GrammarWalk(compiler.matcher(grammar))
+    for position, num_drafts, wrong in moves:
+        position %= len(tokens)
+        assert walk.move(position, lambda count, end=position: tokens[end - count : end])
+        drafts = tokens[position : position + num_drafts]
+        if wrong < len(drafts):
+            drafts[wrong] = lots.choice([-1, 10**6, *range(compiler._num_valid_ids)])
+        masks = np.full((1 + len(drafts), width(compiler)), -1, np.int32)
+        walk.look_at(position, drafts, masks)
+        for place, mask in enumerate(masks):
+            if drafts[:place] == tokens[position : position + place]:
+                after_end = position + place == len(tokens)
+                assert ids_of(mask) == (tokens[-1:] if after_end else allowed[position + place])
+            if any(token < 0 or token >= compiler._num_valid_ids for token in drafts[:place]):
+                assert (mask == -1).all(), "what comes after a draft that cannot be is left alone"
+
+
+@given(regex=REGEXES, seed=st.integers(0, 99), steps=st.lists(st.tuples(st.integers(0, 5), st.booleans())))
+def test_drafts_that_held_need_not_be_said_again(compiler, regex, seed, steps):
+    """As the step after them computes the newest token alone."""
+    grammar = form(regex)
+    tokens, allowed = one_by_one(compiler, grammar, random.Random(seed).choice)
+    walk, position, lots = GrammarWalk(compiler.matcher(grammar)), 0, random.Random(seed)
+    for num_drafts, _ in steps:
+        drafts = tokens[position : position + num_drafts]
+        masks = np.full((1 + len(drafts), width(compiler)), -1, np.int32)
+        walk.look_at(position, drafts, masks)
+        assert ids_of(masks[0]) == allowed[position]
+        position += 1 + lots.randint(0, len(drafts))
+        if position >= len(tokens):
+            break
+
+        def newest(count, end=position):
+            assert count <= 1, "a token that was a draft is asked for"
+            return tokens[end - count : end]
+
+        assert walk.move(position, newest)
+
+
+class Rows:
+    """Constrained samples of one step, each at its own place of its own answer."""
+
+    def __init__(self, compiler, grammars, jump_forward=True):
+        self.masks = GrammarMasks(compiler.matcher, jump_forward=jump_forward)
+        self.words = width(compiler)
+        for number, grammar in enumerate(grammars):
+            self.masks.add(str(number), grammar)
+
+    def restrict(self, tokens, drafts=None, banned=None, allowed=-1):
+        """The bits left of each sample, the samples of a row one after another, and what failed."""
+        drafts = drafts or [()] * len(tokens)
+        firsts = np.cumsum([0] + [1 + len(own) for own in drafts]).tolist()
+        constrained = [
+            Constrained(first, number, str(number), len(own), True, tuple(draft))
+            for number, (first, own, draft) in enumerate(zip(firsts, tokens, drafts, strict=False))
+        ]
+        bits = np.full((firsts[-1], self.words), allowed, np.int32)
+        newest = lambda one, count: tokens[one.row][-count:]  # noqa: E731
+        failures = self.masks.restrict(bits, constrained, newest, banned or {})
+        return [ids_of(row) for row in bits], failures
+
+
+@pytest.fixture
+def rows(compiler):
+    made = []
+
+    def make(grammars, **settings):
+        made.append(Rows(compiler, grammars, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.masks.close()
+
+
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_rows_with_drafts_and_without_have_their_own_masks_in_one_step(compiler, rows, count):
+    grammars = [form(regex) for regex in ("[ab]{2,9}", "x+y", "once upon[ab]", "")] * 3
+    answers = [one_by_one(compiler, grammar, random.Random(7).choice) for grammar in grammars[:count]]
+    step = rows(grammars[:count])
+    drafts = [tokens[:-1][: number % 3] for number, (tokens, _) in enumerate(answers)]
+    found, failures = step.restrict([[]] * count, drafts)
+    wanted = [
+        allowed[place]
+        for (_, allowed), own in zip(answers, drafts, strict=True)
+        for place in range(1 + len(own))
+    ]
+    assert (found, failures) == (wanted, {})
+
+
+def test_a_row_with_nothing_left_fails_at_its_own_sample_and_later_ones_have_no_bit(compiler, rows):
+    step = rows([form("aab")])
+    (first,), _ = step.restrict([[]])
+    found, failures = step.restrict([[]], [first], banned={1: range(compiler._num_valid_ids)})
+    assert (found[0], found[1], failures) == (first, [], {}), "a draft before it may not hold"
+    found, failures = step.restrict([[]], banned={0: range(compiler._num_valid_ids)})
+    assert found[0], "a sample that fails keeps a bit"
+    assert isinstance(failures["0"], RequestError)
+
+
+def test_what_follows_is_said_once_and_only_of_those_that_may_jump(compiler, rows):
+    grammar = form("[ab]once upon a[cd]")
+    tokens, allowed = one_by_one(compiler, grammar, min)
+    step, still = rows([grammar]), rows([grammar], jump_forward=False)
+    for own in (step, still):
+        own.restrict([[]])
+    one = Constrained(0, 0, "0", 0, True)
+    (run,) = step.masks.forced([one], [tokens[0]]).values()
+    count = next(place for place, ids in enumerate(allowed[1:]) if len(ids) > 1)
+    assert list(run) == tokens[1 : 1 + count]
+    assert step.masks.forced([one._replace(may_jump=False)], [tokens[0]]) == {}
+    assert still.masks.forced([one], [tokens[0]]) == {}
+    assert step.masks.forced([one], [-1]) == {"0": run}, "as it stands there already"
+    assert step.restrict([tokens[: 1 + count]])[0] == [allowed[1 + count]]
+    assert step.masks.forced([one._replace(request_id="gone")], [tokens[0]]) == {}
+
+
+def test_the_end_is_forced_where_nothing_else_can_come_and_there_is_one_end(compiler, rows):
+    step = rows([form("[ab]")])
+    (first,), _ = step.restrict([[]])
+    assert step.masks.forced([Constrained(0, 0, "0", 0, True)], [first[0]]) == {
+        "0": tuple(compiler._eos_token_ids)
+    }
+
+
+def test_with_several_ends_the_model_has_the_choice(bbpe_tokenizer):
+    tokenizer = bbpe_tokenizer()
+    text, ends = tokenizer.backend_tokenizer.to_str(), [tokenizer.eos_token_id, 5]
+    compiler = GrammarCompiler(lambda: text, num_valid_ids=len(tokenizer), eos_token_ids=ends)
+    walk = GrammarWalk(compiler.matcher(form("ab")))
+    assert walk.token_at(1) is not None
+    assert walk.token_at(2) is None
+    mask = np.zeros(width(compiler), np.int32)
+    walk.move(2, lambda _: pytest.fail("it is known"))
+    walk.write_mask(2, mask)
+    assert ids_of(mask) == sorted(ends)
+
+
+def test_a_step_after_the_end_that_was_undone_leaves_the_request_where_it_stood(compiler):
+    """The end of a matcher that has stopped is one that it does not count."""
+    tokens, allowed = one_by_one(compiler, form("[ab]once"), min)
+    walk = GrammarWalk(compiler.matcher(form("[ab]once")))
+    for position in (*range(len(tokens) + 2), 1, 0, len(tokens) - 1):
+        known = [*tokens, tokens[-1], tokens[-1]]
+        assert walk.move(position, lambda count, end=position, all_=known: all_[end - count : end])
+        mask = np.zeros(width(compiler), np.int32)
+        walk.write_mask(position, mask)
+        assert ids_of(mask) == allowed[min(position, len(tokens) - 1)]
+
+
+def test_a_broken_token_is_no_place_to_stand(compiler):
+    walk = GrammarWalk(compiler.matcher(form("[ab]{3}")))
+    assert not walk.move(1, lambda _: (-1,))
+    assert walk.move(0, partial(pytest.fail, "nothing is missing"))
+
+
+def test_a_constant_is_looked_at_once_however_long_it_is(compiler):
+    """Counted by what the matcher is asked: each question would tokenize all that is left."""
+    plain = compiler.matcher(grammar_of(StructuredOutputs(choice=["once upon a time " * 500])))
+    asked = []
+    matcher = SimpleNamespace(
+        **{
+            name: getattr(plain, name)
+            for name in ("is_stopped", "is_error", "compute_bitmask", "consume_token")
+        },
+        compute_ff_tokens=lambda: asked.append(1) or plain.compute_ff_tokens(),
+    )
+    walk, position = GrammarWalk(matcher), 0
+    while walk.token_at(position) is not None:
+        assert walk.move(position, lambda _: pytest.fail("it is known"))
+        position += 1
+    assert position > 1000
+    assert len(asked) <= 2
