@@ -73,6 +73,27 @@ __device__ __forceinline__ float4 load_four(uint32_t offset) {
   return four;
 }
 
+// Four words of it, or one.
+__device__ __forceinline__ uint4 load_words(uint32_t offset) {
+  uint4 words;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(offset)
+               : "memory");
+  return words;
+}
+
+__device__ __forceinline__ uint32_t load_word(uint32_t offset) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(offset) : "memory");
+  return word;
+}
+
+// The pointer to this block's shared memory at an offset.
+__device__ __forceinline__ float* shared_floats(uint32_t offset) {
+  return static_cast<float*>(__cvta_shared_to_generic(offset));
+}
+
 // ---- TMA: bulk tensor copies
 
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
@@ -107,6 +128,16 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMa
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
       "[%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(to),
       "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(blocks), "l"(policy)
+      : "memory");
+}
+
+// cp.async.bulk: copies bytes in one piece, a multiple of 16 from and to multiples of 16, to shared memory.
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier,
+                                          uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
 

@@ -94,7 +94,32 @@ __device__ __forceinline__ void wgmma_registers(float (&sum)[32], const uint32_t
   else
     LAMINA_FROM_REGISTERS(64, "bf16", LAMINA_IN32, 32, 33, 34, 35, 36, 37, 38, LAMINA_OUT16(0), LAMINA_OUT16(16));
 }
+
+// The same for any number of columns, added, of right panels that are not transposed.
+#define LAMINA_FROM_REGISTERS_OF(type)                                                                           \
+  if constexpr (columns == 8)                                                                                    \
+    LAMINA_FROM_REGISTERS(8, type, LAMINA_IN4, 4, 5, 6, 7, 8, 9, 10, LAMINA_OUT4(0));                            \
+  else if constexpr (columns == 16)                                                                              \
+    LAMINA_FROM_REGISTERS(16, type, LAMINA_IN8, 8, 9, 10, 11, 12, 13, 14, LAMINA_OUT4(0), LAMINA_OUT4(4));       \
+  else if constexpr (columns == 32)                                                                              \
+    LAMINA_FROM_REGISTERS(32, type, LAMINA_IN16, 16, 17, 18, 19, 20, 21, 22, LAMINA_OUT16(0));                   \
+  else if constexpr (columns == 64)                                                                              \
+    LAMINA_FROM_REGISTERS(64, type, LAMINA_IN32, 32, 33, 34, 35, 36, 37, 38, LAMINA_OUT16(0), LAMINA_OUT16(16)); \
+  else                                                                                                           \
+    LAMINA_FROM_REGISTERS(128, type, LAMINA_IN64, 64, 65, 66, 67, 68, 69, 70, LAMINA_OUT64(0))
+template <int columns, typename T>
+__device__ __forceinline__ void wgmma_from_registers(float (&sum)[columns / 2], const uint32_t* left, uint64_t right,
+                                                     T) {
+  static_assert(columns == 8 || columns == 16 || columns == 32 || columns == 64 || columns == 128);
+  constexpr int adds = 1, transposed = 0;
+  if constexpr (std::is_same_v<T, __half>) {
+    LAMINA_FROM_REGISTERS_OF("f16");
+  } else {
+    LAMINA_FROM_REGISTERS_OF("bf16");
+  }
+}
 #undef LAMINA_FROM_SHARED
+#undef LAMINA_FROM_REGISTERS_OF
 #undef LAMINA_FROM_REGISTERS
 
 }  // namespace lamina

@@ -7,7 +7,7 @@ from ...common.errors import ShapeError
 from .._shared.library import define_op
 from .._shared.registry import Provider
 from .._shared.triton_provider import triton_provider
-from . import _cpu, reference
+from . import _cpu, _cuda, reference
 from .layout import TILE
 
 WHOLE_ROW = -1  # a group that is all columns
@@ -104,6 +104,7 @@ define_op(
     fake=_fake,
     check=_check,
     providers=(
+        _cuda.PROVIDER,
         triton_provider("linear_w4a16", dtypes=frozenset({torch.bfloat16, torch.float16, torch.float32})),
         _cpu.PROVIDER,
         Provider(name="reference", load=lambda: reference.linear_w4a16),

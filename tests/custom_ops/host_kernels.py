@@ -10,18 +10,22 @@ SOURCES = Path(__file__).resolve().parent / "host_cuda"
 COMPILER = shutil.which("c++") or shutil.which("g++")
 PERSISTENT = "persistent_gemm", "persistent_shape", "persistent_epilogue"
 WITH_PERSISTENT = "pipeline", "split_k_shape", "split_k_epilogue", "quad_transpose"
-OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec")  # in cluster.cuh, as far as need be
+SPLIT_K = "split_k_gemm", "split_k_shape", "split_k_epilogue"
+NIBBLES = "linear_w4a16/gemm", "linear_w4a16/shape", "linear_w4a16/dequantize"
+# in cluster.cuh, as far as need be
+OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec", "pair_ops")
+IN_CLUSTERS = {"persistent_gemm": (*PERSISTENT, *WITH_PERSISTENT), "linear_w4a16": (*NIBBLES, *SPLIT_K)}
 
 
 def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
     """What compiles host_cuda/<name>.cpp, but for where to; puts into an empty folder what that includes."""
     alone: tuple[str, ...] = ("chunk", "reduce")  # without their neighbours, which are the GPU's
-    if name == "persistent_gemm":
-        alone = *PERSISTENT, *WITH_PERSISTENT
+    if name in IN_CLUSTERS:
+        alone = IN_CLUSTERS[name]
         for header in OF_THE_GPU:
             (folder / f"{header}.cuh").write_text('#include "cluster.cuh"\n')
     for header in alone:
-        shutil.copy(csrc / "include" / f"{header}.cuh", folder)
+        shutil.copy(csrc / ("" if "/" in header else "include") / f"{header}.cuh", folder)
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
     flags.append("-fno-gnu-unique")  # each of these libraries has globals of its own
     flags.append("-U_FORTIFY_SOURCE")  # a fiber's jump to another stack is none that it knows

@@ -1,4 +1,4 @@
-// In place of hopper.cuh, warpgroup.cuh, cuda_mma.cuh, pdl.cuh and vec.cuh: what a cluster of blocks needs to run on a
+// In place of hopper.cuh, warpgroup.cuh, cuda_mma.cuh, pdl.cuh, vec.cuh and pair_ops.cuh: what a cluster of blocks needs to run on a
 // host as plain C++.
 //
 // Threads are fibers, of which a seeded generator lets some go on and others wait. Copies, and sums that are sent,
@@ -24,6 +24,7 @@
 
 #define __global__
 #define __device__
+#define __host__
 #define __shared__
 #define __forceinline__ inline
 #define __grid_constant__
@@ -105,6 +106,7 @@ inline std::map<const void*, int64_t> waits_at_cluster;  // of a fiber
 inline int64_t num_at_cluster;
 inline unsigned num_threads;  // of a block
 inline uint32_t num_bytes;    // of its dynamic memory
+inline unsigned block_row;    // blockIdx.y of them all
 
 inline Block& block() { return blocks[current->block]; }
 inline Warp& warp() { return block().warps[current->thread / 32]; }
@@ -197,7 +199,7 @@ inline void run_cluster(unsigned first, int num_blocks, unsigned threads, uint32
     check(rounds < kPatience, "all wait");
     for (size_t i = 0; i < alive.size(); ++i) {
       if (generator() % pause[(alive[i] - fibers.data()) / 32] != 0) continue;
-      current = alive[i], threadIdx = {current->thread, 0, 0}, blockIdx = {first + current->block, 0, 0};
+      current = alive[i], threadIdx = {current->thread, 0, 0}, blockIdx = {first + current->block, block_row, 0};
       current->turns.go_on();
       arrive_some(false);
       if (!current->is_done) continue;
@@ -239,7 +241,14 @@ namespace lamina {
 
 // ---- hopper.cuh, pdl.cuh, warpgroup.cuh
 
-inline uint32_t shared_address(const void*) { return host::kBegin; }
+// Of what lies in a block's memory its place there; of an array of dynamic memory where that begins.
+inline uint32_t shared_address(const void* pointer) {
+  const auto& memory = host::block().memory;
+  const auto offset = static_cast<const char*>(pointer) - memory.data();
+  return offset >= 0 && offset < static_cast<std::ptrdiff_t>(memory.size()) ? static_cast<uint32_t>(offset)
+                                                                            : uint32_t{host::kBegin};
+}
+inline float* shared_floats(uint32_t offset) { return reinterpret_cast<float*>(&host::block().memory[offset]); }
 inline void init_barrier(uint32_t barrier, uint32_t arrivals) {
   const int count = static_cast<int>(arrivals);
   host::check(count > 0 && barrier % 8 == 0, "no count or place of a barrier");
@@ -291,6 +300,16 @@ inline void tma_load_multicast(uint32_t to, const CUtensorMap* from, int x, int 
     if (blocks >> rank & 1) tma_load_to(rank, to, from, x, y, 0, 0, barrier);
 }
 
+inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint64_t) {
+  const auto start = reinterpret_cast<uintptr_t>(from);
+  host::check(to % 16 == 0 && start % 16 == 0 && bytes % 16 == 0 && bytes > 0, "a bulk copy is of no multiples of 16");
+  host::arriving.emplace_back([=, rank = host::current->block] {
+    host::check_place(host::blocks[rank], to, bytes);
+    std::memcpy(&host::blocks[rank].memory[to], from, bytes);
+    host::change(rank, barrier, 0, -static_cast<int64_t>(bytes));
+  });
+}
+
 inline void send_to_peer(uint32_t to, const float4& four, uint32_t barrier, uint32_t rank) {
   host::arriving.emplace_back([=] {
     host::check_place(host::blocks[rank], to, sizeof(four));
@@ -298,12 +317,31 @@ inline void send_to_peer(uint32_t to, const float4& four, uint32_t barrier, uint
     host::change(static_cast<int>(rank), barrier, 0, -static_cast<int64_t>(sizeof(four)));
   });
 }
+inline void send_to_peer(uint32_t to, float x, float y, uint32_t barrier, uint32_t rank) {
+  host::arriving.emplace_back([=, both = std::array{x, y}] {
+    host::check_place(host::blocks[rank], to, sizeof(both));
+    std::memcpy(&host::blocks[rank].memory[to], &both, sizeof(both));
+    host::change(static_cast<int>(rank), barrier, 0, -static_cast<int64_t>(sizeof(both)));
+  });
+}
+template <typename Value>
+Value load_shared(uint32_t offset, int rank = host::current->block) {
+  host::check(offset % sizeof(Value) == 0, "what is loaded begins at no multiple of its size");
+  Value value;
+  std::memcpy(&value, &host::blocks[rank].memory[offset], sizeof(value));
+  return value;
+}
+inline uint32_t load_word(uint32_t offset) { return load_shared<uint32_t>(offset); }
+inline uint4 load_words(uint32_t offset) { return load_shared<uint4>(offset); }
 inline float4 load_four(uint32_t offset) {
   float4 four;
   std::memcpy(&four, &host::block().memory[offset], sizeof(four));
   return four;
 }
-float4 load_from_peer(uint32_t offset, uint32_t rank);
+inline float4 load_from_peer(uint32_t offset, uint32_t rank) {
+  host::check(host::blocks[rank].num_alive > 0, "a block has ended that others still read");
+  return load_shared<float4>(offset, static_cast<int>(rank));
+}
 
 inline uint64_t tile_descriptor(uint32_t offset) { return offset / 16; }
 inline void wgmma_fence() {}
@@ -344,10 +382,32 @@ void wgmma(float (&sums)[columns / 2], uint64_t left, uint64_t right, T) {
   const auto read_later = [sum = &sums[0], left, right] { wgmma_now<columns, T>(sum, left, right); };
   host::current->wgmmas.emplace_back(read_later);
 }
+// Of four lanes each has a quarter of two rows of the left operand, in registers that are read as late as they may.
+template <int columns, typename T>
+void wgmma_from_registers(float (&sums)[columns / 2], const uint32_t* left, uint64_t right, T) {
+  host::current->wgmmas.emplace_back([sum = &sums[0], left, right] {
+    std::array<uint64_t, 32> halves[2];
+    for (int i = 0; i < 2; ++i) halves[i] = host::multicast(uint64_t{left[2 * i + 1]} << 32 | left[2 * i]);
+    const unsigned first = threadIdx.x % 32 / 4 * 4;
+    for (int i = 0; i < columns / 2; ++i) {
+      const int column = i / 4 * 8 + static_cast<int>(threadIdx.x % 4) * 2 + i % 2, lower = i % 4 / 2;
+      for (int k = 0; k < 16; ++k) {
+        const uint64_t registers = halves[k / 8][first + k % 8 / 2];
+        T value;
+        value.bits = static_cast<uint16_t>(registers >> (32 * lower + 16 * (k % 2)));
+        sum[i] += static_cast<float>(value) * element<T>(right, column, k);
+      }
+    }
+  });
+}
 inline void arrive_at_cluster() { ++host::num_at_cluster, ++host::news; }
 inline void wait_for_cluster() {
   const int64_t wanted = ++host::waits_at_cluster[host::current] * static_cast<int64_t>(host::fibers.size());
   while (host::num_at_cluster < wanted) host::yield();
+}
+inline void sync_cluster() {
+  arrive_at_cluster();
+  wait_for_cluster();
 }
 inline void wait_for_predecessor() {}
 inline void start_successor() {}
@@ -372,10 +432,40 @@ void round_to(float (&values)[count]) {
   for (float& value : values) value = static_cast<float>(T(value));
 }
 template <typename T, int count>
-T from_floats(const float (&values)[count]);
+struct Rounded {
+  T values[count];
+};
+template <typename T, int count>
+Rounded<T, count> from_floats(const float (&values)[count]) {
+  Rounded<T, count> rounded;
+  for (int i = 0; i < count; ++i) rounded.values[i] = T(values[i]);
+  return rounded;
+}
+template <typename T, int count>
+void store(T* to, const Rounded<T, count>& rounded) {
+  host::check(reinterpret_cast<uintptr_t>(to) % 16 == 0, "16 bytes are stored at no multiple of 16");
+  std::memcpy(to, &rounded, sizeof(rounded));
+}
 inline void store_raw(void* to, const uint4& raw) {
   host::check(reinterpret_cast<uintptr_t>(to) % 16 == 0, "16 bytes are stored at no multiple of 16");
   std::memcpy(to, &raw, 16);
+}
+
+// ---- pair_ops.cuh
+
+inline uint32_t masked_or(uint32_t bits, uint32_t mask, uint32_t base) { return (bits & mask) | base; }
+inline uint32_t both_low(uint32_t pair) { return (pair & 0xffff) * 0x10001; }
+inline uint32_t both_high(uint32_t pair) { return (pair >> 16) * 0x10001; }
+inline float half_of(uint32_t pair, int half) {
+  Bf16 value;
+  value.bits = static_cast<uint16_t>(pair >> 16 * half);
+  return static_cast<float>(value);
+}
+inline uint32_t subtract_pairs(uint32_t x, uint32_t y, Bf16) {
+  return pack(half_of(x, 0) - half_of(y, 0), half_of(x, 1) - half_of(y, 1), Bf16{});
+}
+inline uint32_t multiply_add_pairs(uint32_t x, uint32_t y, uint32_t z, Bf16) {
+  return pack(half_of(x, 0) * half_of(y, 0) + half_of(z, 0), half_of(x, 1) * half_of(y, 1) + half_of(z, 1), Bf16{});
 }
 
 }  // namespace lamina

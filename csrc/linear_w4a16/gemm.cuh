@@ -1,0 +1,218 @@
+// Split-K GEMM of four-bit weights for few rows of x, out = x * wᵀ: weights stream through shared memory at the rate of
+// device memory and are dequantized in registers, from which WGMMA takes them.
+//
+// Blocks, clusters, PDL and epilogue are those of split_k_gemm.cuh. What differs: a stage has the same columns of
+// kWarpgroups tiles as linear pieces of shuffled memory, and of their scales; each lane reads its own 16 bytes of a
+// tile, makes 16 registers of them and begins four WGMMAs, while those of the tile before may still run.
+#pragma once
+
+#include "dequantize.cuh"
+#include "shape.cuh"
+#include "split_k_gemm.cuh"
+#include "warpgroup.cuh"
+
+namespace lamina {
+
+// Shared memory: stages of tiles and x, the scales of each stage, sums that peers send, barriers.
+struct NibbleLayout {
+  uint32_t tiles, scales, received, full, empty, sent;
+  int stages, scale_bytes;  // of one stage and warpgroup, without zero points
+};
+
+template <typename S, typename T>
+__device__ __forceinline__ NibbleLayout find_layout(uint32_t begin, const LinearW4A16<T>& p) {
+  const uint32_t sent_end = begin + S::bytes(p.stages, p.scale_bytes, p.zero != nullptr) - 1024 - S::kBarrierBytes;
+  NibbleLayout at{};
+  at.tiles = begin, at.scales = begin + p.stages * S::kStageBytes, at.received = sent_end - S::kSentBytes;
+  at.full = sent_end, at.empty = sent_end + 8 * kMaxStages, at.sent = sent_end + 16 * kMaxStages;
+  at.stages = p.stages, at.scale_bytes = p.scale_bytes;
+  return at;
+}
+
+// The group of a column.
+template <typename T>
+__device__ __forceinline__ int find_group(int column, const LinearW4A16<T>& p) {
+  return static_cast<int>(static_cast<uint32_t>(column) / kLeastGroup >> p.group_shift);
+}
+
+// The producer warp.
+template <typename S, bool kGated, typename T>
+__device__ __forceinline__ void produce_nibbles(const CUtensorMap* x, const SplitKTile& work, const NibbleLayout& at,
+                                                const LinearW4A16<T>& p, bool sends) {
+  constexpr int kWarpgroups = S::kBlockRows / kRows;
+  const bool is_elected = threadIdx.x % kWarp == 0;
+  const uint64_t once = evict_first(), often = evict_last();
+  const int k_tiles = p.k / kNibbleColumns, parts = p.zero == nullptr ? 1 : 2;
+  const auto load_weight = [&](int step, int stage) {
+    const int tile = step * S::kTiles, tiles = min(S::kTiles, k_tiles - tile);
+    const int group = find_group(tile * kNibbleColumns, p), last = find_group((tile + tiles) * kNibbleColumns - 1, p);
+    const int scale_bytes = (last - group + 1) * kGroupElements * 2;
+    const uint32_t barrier = at.full + stage * 8;
+    arrive_expecting(barrier, kWarpgroups * (tiles * kNibbleBytes + parts * scale_bytes) +
+                                  S::kTiles * p.box_rows * work.multicast * kNibbleColumns * 2);
+    uint32_t to = at.tiles + stage * S::kStageBytes,
+             scales_to = at.scales + stage * kWarpgroups * parts * at.scale_bytes;
+#pragma unroll
+    for (int i = 0; i < kWarpgroups; ++i, to += S::kTiles * kNibbleBytes) {
+      // beyond the last tile the last one again, of which nothing is stored
+      const int64_t row = min(first_row<kWarpgroups, kGated>(work, i, p.n), p.n - kRows) / kRows;
+      bulk_load(to, p.weight + (row * k_tiles + tile) * kNibbleBytes, tiles * kNibbleBytes, barrier, once);
+      const int64_t scales = (row * p.groups + group) * kGroupElements;
+      bulk_load(scales_to, p.scale + scales, scale_bytes, barrier, once);
+      scales_to += at.scale_bytes;
+      if (p.zero == nullptr) continue;
+      bulk_load(scales_to, p.zero + scales, scale_bytes, barrier, once);
+      scales_to += at.scale_bytes;
+    }
+  };
+  const auto load_x = [&](int step, int stage) {  // beyond the last column zeros
+    const uint32_t barrier = at.full + stage * 8;
+    uint32_t to = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kNibbleBytes;
+#pragma unroll
+    for (int i = 0; i < S::kTiles; ++i, to += S::kXBytes) {
+      const int column = step * S::kStep + i * kNibbleColumns;
+      if (work.multicast == 1) {
+        tma_load(to, x, column, work.token, barrier, often);
+        continue;
+      }
+      const int row = work.multicast_rank * p.box_rows;
+      const auto peers = static_cast<uint16_t>(((1 << work.multicast) - 1) << (work.rank * work.multicast));
+      tma_load_multicast(to + row * kNibbleColumns * 2, x, column, work.token + row, barrier, peers, often);
+    }
+  };
+  const int first = min(at.stages, work.end - work.begin);
+  for (int i = 0; is_elected && i < first; ++i) load_weight(work.begin + i, i);
+  __syncwarp();
+  if (work.multicast > 1 || sends) wait_for_cluster();  // every block has its barriers
+  if (!is_elected) return;
+  wait_for_predecessor();
+  for (int i = 0; i < first; ++i) load_x(work.begin + i, i);
+  int stage = 0, parity = 0;
+  for (int step = work.begin + first; step < work.end; ++step) {
+    wait_barrier(at.empty + stage * 8, parity);
+    load_weight(step, stage);
+    load_x(step, stage);
+    if (++stage == at.stages) stage = 0, parity ^= 1;
+  }
+}
+
+// Scales and zero points of a lane's rows, which lie at an offset.
+__device__ __forceinline__ RowScales load_scales(uint32_t from, int scale_bytes, bool has_zero) {
+  const uint32_t scales = load_word(from), zeros = has_zero ? load_word(from + scale_bytes) : 0;
+  return {{both_low(scales), both_high(scales)}, {both_low(zeros), both_high(zeros)}};
+}
+
+template <typename S, typename T>
+__device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const SplitKTile& work, const NibbleLayout& at,
+                                                 const LinearW4A16<T>& p) {
+  constexpr int kWarpgroups = S::kBlockRows / kRows;
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
+  const int lane = threadIdx.x % kWarp, in_group = threadIdx.x % 128;
+  const bool has_zero = p.zero != nullptr;
+  const int parts = has_zero ? 2 : 1, last_group = find_group(p.k - 1, p);
+  uint32_t fragments[2][16];
+  int stage = 0, parity = 0, before = 0;
+  for (int step = work.begin; step < work.end; ++step) {
+    wait_barrier(at.full + stage * 8, parity);
+    const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * S::kTiles * kNibbleBytes + in_group * 16;
+    const uint64_t right = tile_descriptor(at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kNibbleBytes);
+    const uint32_t scales = at.scales + (stage * kWarpgroups + group) * parts * at.scale_bytes + in_group / 4 * 4;
+    const int last = last_group - find_group(step * S::kStep, p);  // of the row's groups, as the stage counts them
+    const auto scales_at = [&](int half_tile) {
+      return load_scales(scales + min(half_tile >> p.group_shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
+    };
+    uint4 words[S::kTiles];
+#pragma unroll
+    for (int i = 0; i < S::kTiles; ++i) words[i] = load_words(tiles + i * kNibbleBytes);
+#pragma unroll
+    for (int i = 0; i < S::kTiles; ++i) {
+      uint32_t (&left)[16] = fragments[i % 2];
+      RowScales rows = scales_at(2 * i);
+      dequantize<T>(left, words[i].x, rows);
+      dequantize<T>(left + 4, words[i].y, rows);
+      if (p.group_shift == 0) rows = scales_at(2 * i + 1);
+      dequantize<T>(left + 8, words[i].z, rows);
+      dequantize<T>(left + 12, words[i].w, rows);
+      pin(left);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        wgmma_from_registers<S::kTokenRows>(sums, left + 4 * k, right + (i * S::kXBytes / 16 + 2 * k), T{});
+      wgmma_commit();
+      wgmma_wait<1>();
+      pin(fragments[(i + 1) % 2]);                                 // which may be written again from here on
+      if (i == 0 && step > work.begin && lane < work.multicast) {  // the stage before has been read
+        const uint32_t empty = at.empty + before * 8;
+        work.multicast == 1 ? arrive(empty) : arrive_at_peer(empty, work.rank * work.multicast + lane);
+      }
+    }
+    before = stage;
+    if (++stage == at.stages) stage = 0, parity ^= 1;
+  }
+  wgmma_wait<0>();
+}
+
+// A cluster's sums added up, and the results stored.
+template <typename S, bool kGated, typename T>
+__device__ __forceinline__ void finish_nibbles(typename S::Sums& sums, const SplitKTile& work, const NibbleLayout& at,
+                                               const LinearW4A16<T>& p, bool sends) {
+  const bool is_consumer = threadIdx.x < S::kThreads;
+  if constexpr (S::kSends) {
+    if (sends) {
+      if (is_consumer) {
+        send_sums<S, kGated>(sums, at.received, at.sent, work);
+        wait_barrier(at.sent, 0);
+        finish_sent<T, S, kGated>(p, shared_floats(at.received), work);
+      }
+      if (work.multicast > 1) {
+        arrive_at_cluster();
+        wait_for_cluster();
+      }
+      return;
+    }
+  }
+  __syncthreads();  // every WGMMA has read its tiles, whose memory the sums take
+  float* const kept = shared_floats(at.tiles);
+  if (is_consumer) keep_sums<S>(kept, sums);
+  work.split_k > 1 ? sync_cluster() : __syncthreads();
+  if (is_consumer) finish_kept<T, S, kGated>(p, kept, work);
+  if (work.multicast > 1 || work.split_k > 1) {  // others read this block's sums, or arrive at its barriers
+    arrive_at_cluster();
+    wait_for_cluster();
+  }
+}
+
+template <typename S, bool kGated, typename T>
+__global__ void __launch_bounds__(S::kThreads + kWarp)
+    nibble_gemm_kernel(const __grid_constant__ CUtensorMap x, LinearW4A16<T> p) {
+  extern __shared__ uint8_t shared[];
+  const SplitKTile work = find_work<S::kTokenRows, S::kStep>(p.k, p.multicast, p.split_k);
+  const uint32_t begin = shared_address(shared);
+  const NibbleLayout at = find_layout<S>(begin + (-begin & 1023), p);
+  const bool sends = S::kSends && work.split_k > 1;
+
+  start_successor();
+  if (threadIdx.x == S::kThreads) {
+    prefetch_tensor_map(&x);
+    for (int i = 0; i < p.stages; ++i) {
+      init_barrier(at.full + i * 8, 1);
+      init_barrier(at.empty + i * 8, S::kThreads / kWarp * p.multicast);
+    }
+    init_barrier(at.sent, 1);
+    publish_barriers();
+    if (sends) arrive_expecting(at.sent, S::kSentBytes);
+  }
+  __syncthreads();
+  if (work.multicast > 1 || sends) arrive_at_cluster();
+  typename S::Sums sums = {};
+  if (threadIdx.x >= S::kThreads) {
+    produce_nibbles<S, kGated>(&x, work, at, p, sends);
+    __syncwarp();
+  } else {
+    if (work.multicast > 1 || sends) wait_for_cluster();
+    multiply_nibbles<S>(sums, work, at, p);
+  }
+  finish_nibbles<S, kGated>(sums, work, at, p, sends);
+}
+
+}  // namespace lamina

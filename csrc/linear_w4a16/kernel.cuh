@@ -1,0 +1,44 @@
+// out = x * wᵀ + bias with four-bit weights, or with gate and up among them silu(gate) * up; and the weights written
+// out, for a GEMM of many rows.
+#pragma once
+
+#include "gemm.cuh"
+#include "split_k_launch.cuh"
+#include "write_out.cuh"
+
+namespace lamina {
+
+template <typename S, bool kGated, typename T>
+int launch_nibble_gemm(LinearW4A16<T> p, const void* x_data, int64_t x_stride, cudaStream_t stream) {
+  CUtensorMap x;
+  const auto kernel = nibble_gemm_kernel<S, kGated, T>;
+  p.scale_bytes = S::scale_bytes(p.group_shift);
+  p.box_rows = 8 * narrow(ceil_div(smaller(p.tokens, S::kTokenRows), 8 * p.multicast));
+  cudaError_t error = make_matrix_map<T>(&x, x_data, p.tokens, p.k, x_stride, p.box_rows);
+  if (error == cudaSuccess) error = allow_all_shared(reinterpret_cast<const void*>(kernel));
+  if (error != cudaSuccess) return error;
+  const int64_t tile_width = kGated ? S::kBlockRows / 2 : S::kBlockRows, width = kGated ? p.n / 2 : p.n;
+  const auto cluster = static_cast<unsigned>(p.multicast * p.split_k);
+  const dim3 grid(static_cast<unsigned>(ceil_div(width, tile_width * p.multicast)) * cluster,
+                  static_cast<unsigned>(ceil_div(p.tokens, S::kTokenRows)));
+  const int bytes = S::bytes(p.stages, p.scale_bytes, p.zero != nullptr);
+  return launch_clusters_pdl(cluster, kernel, grid, dim3(S::kThreads + kWarp), bytes, stream, x, p);
+}
+
+// Four warpgroups are of use where the tiles of x weigh as much as theirs.
+template <bool kGated, typename T>
+int linear_w4a16(const LinearW4A16<T>& p, const void* x, int64_t x_stride, const GemmConfig& config,
+                 cudaStream_t stream) {
+  if (!is_even(config) || config.clusters != 0) return cudaErrorInvalidValue;
+  return with_constant<1, 2, 4>(config.warpgroups, [&](auto warpgroups) {
+    return with_constant<8, 16, 32, 64, 128>(config.tile_tokens, [&](auto tokens) {
+      constexpr bool kPaired = !kGated || warpgroups.value % 2 == 0;
+      constexpr bool kUseful = warpgroups.value < 4 || tokens.value == 32 || tokens.value == 64;
+      if constexpr (kPaired && kUseful)
+        return launch_nibble_gemm<NibbleShape<warpgroups.value, tokens.value>, kGated>(p, x, x_stride, stream);
+      return static_cast<int>(cudaErrorInvalidValue);
+    });
+  });
+}
+
+}  // namespace lamina

@@ -1,0 +1,151 @@
+"""The CUDA kernels of lamina::linear_w4a16, for shuffled weights.
+
+Up to 256 rows they are dequantized in registers on their way to the tensor cores. For more they are written
+out in x's dtype, once a call, for the library's GEMM. Weights by rows, which are those that cannot be
+shuffled, are the Triton provider's.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...common.errors import KernelBuildError
+from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.registry import Provider
+from .._shared.triton_provider import triton_provider
+from ..linear._cuda import check_capability, fits
+from ..linear.choices import MAX_SHARED, GemmConfig
+from . import reference
+from .configs import config_of, group_shift, most_stages
+from .layout import TILE, unshuffle, unshuffle_groups
+
+NARROW = frozenset({torch.bfloat16, torch.float16})
+NO_CONFIG = GemmConfig(0, 0, 0, 0, 0)
+BULK = 16  # bytes: of whose multiples bulk copies begin
+
+
+@functools.cache
+def find_kernel() -> CudaKernel:
+    """Build or load the kernel, once."""
+    return CudaKernel("linear_w4a16", "20q")  # struct LinearW4A16Arguments
+
+
+@functools.cache
+def find_triton() -> Callable[..., Tensor]:
+    """The Triton provider's function; the formula where Triton is not installed."""
+    try:
+        return triton_provider("linear_w4a16").load()
+    except KernelBuildError:
+        return reference.linear_w4a16
+
+
+def load() -> Callable[..., Tensor]:
+    """Build or load the kernel; the op's function on it."""
+    check_capability("linear_w4a16")
+    find_kernel()
+    return linear_w4a16
+
+
+def linear_w4a16(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    group: int,
+    shuffled: bool = False,
+    silu_and_mul: bool = False,
+) -> Tensor:
+    """The op, as op.py states it."""
+    if not shuffled:
+        return find_triton()(x, weight, scale, zero, bias, group, False, silu_and_mul)
+    if group_shift(group, x.shape[1]) is None or x.numel() == 0:
+        weight, scale = unshuffle(weight), unshuffle_groups(scale)
+        zero = None if zero is None else unshuffle_groups(zero)
+        return find_triton()(x, weight, scale, zero, bias, group, False, silu_and_mul)
+    parts = _aligned(weight), _aligned(scale), None if zero is None else _aligned(zero)
+    is_gated = silu_and_mul and weight.shape[0] % (2 * TILE) == 0
+    out = _multiply(x, *parts, bias, group, is_gated)
+    return torch.ops.lamina.silu_and_mul.default(out) if silu_and_mul and not is_gated else out
+
+
+def _aligned(part: Tensor) -> Tensor:
+    return part if part.data_ptr() % BULK == 0 else part.clone()
+
+
+def _multiply(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    group: int,
+    gated: bool,
+) -> Tensor:
+    n, k = weight.shape[0], x.shape[1]
+    config = config_of("gated" if gated else "linear", x.shape[0], n, k, x.dtype, group, x.device)
+    if config is not None:
+        return launch(x, weight, scale, zero, bias, group, config, gated=gated)
+    out = F.linear(x, write_out(weight, scale, zero, group), bias)
+    return torch.ops.lamina.silu_and_mul.default(out) if gated else out
+
+
+def launch(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    group: int,
+    config: GemmConfig,
+    *,
+    gated: bool = False,
+) -> Tensor:
+    """The product by the kernel of this configuration, with as many of its stages as fit."""
+    x = x if fits(x) else x.contiguous().clone()
+    bias = None if bias is None else bias.contiguous()
+    n, k = weight.shape[0], x.shape[1]
+    out = x.new_empty((x.shape[0], n // 2 if gated else n))
+    warpgroups, tokens, _, split_k, *_ = config
+    most = most_stages(warpgroups, tokens, k, group, split_k, MAX_SHARED, zero=zero is not None)
+    config = config._replace(stages=min(config.stages, most or 2))
+    _call(x, weight, scale, zero, bias, out, group, config, gated=gated)
+    return out
+
+
+def write_out(weight: Tensor, scale: Tensor, zero: Tensor | None, group: int) -> Tensor:
+    """The weights [out, in], of scale's dtype, of shuffled ones."""
+    out = scale.new_empty((weight.shape[0], weight.shape[1] * 2))
+    _call(None, weight, scale, zero, None, out, group, NO_CONFIG, gated=False)
+    return out
+
+
+def _call(
+    x: Tensor | None,
+    weight: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+    group: int,
+    config: GemmConfig,
+    *,
+    gated: bool,
+) -> None:
+    k, (num_tokens, stride) = weight.shape[1] * 2, (0, 0) if x is None else (x.shape[0], x.stride(0))
+    shift = group_shift(group, k)
+    assert shift is not None, f"groups of {group}"
+    pointers = (0 if part is None else part.data_ptr() for part in (x, weight, scale, zero, bias, out))
+    find_kernel()(
+        out.device,
+        *pointers,
+        *(num_tokens, weight.shape[0], k, stride),
+        *(scale.shape[1], shift, gated),
+        *(*config, DTYPES[out.dtype]),
+    )
+
+
+PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=NARROW)

@@ -1,0 +1,132 @@
+"""Which configuration of the CUDA kernel of lamina::linear_w4a16 serves how many rows.
+
+Measured ones come from the same table as those of lamina::linear, under a name of their own for the weights.
+A site that nobody measured gets a rule, since writing the weights out for a library's GEMM moves nine times
+their bytes: two warpgroups, the most blocks that a GPU holds at once, and stages that leave room for the next
+kernel.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+from ..linear.choices import (
+    MAX_CLUSTER,
+    MAX_SHARED,
+    MAX_STAGES,
+    GemmConfig,
+    Kind,
+    Method,
+    Site,
+    bucket_of,
+    cached_until_adopted,
+    ceil_div,
+    choose,
+    device_name_of,
+    name_of,
+    processors_of,
+)
+from .layout import TILE
+
+MOST_TOKENS = 128  # rows of x a block
+LEAST_GROUP, WHOLE_ROW_SHIFT = 32, 30
+RESIDENT, MOST_BLOCKS = 3, 6  # blocks of two warpgroups a processor that run at once; that are worth a try
+BARRIER_BYTES, ALIGN_BYTES, SYSTEM_BYTES = 448, 1024, 1024
+WARPGROUPS = {1: (8, 16, 32, 64, 128), 2: (8, 16, 32, 64, 128), 4: (32, 64)}  # tile_tokens compiled for each
+
+
+def site_of(kind: Kind, num_tokens: int, n: int, k: int, dtype: torch.dtype, group: int) -> Site:
+    """The site of a GEMM whose weights have a scale for so many columns; num_tokens is one of BUCKETS."""
+    size = "all" if group < 0 else str(group)
+    return Site(kind=kind, num_tokens=num_tokens, n=n, k=k, dtype=name_of(dtype), weights=f"w4a16/{size}")
+
+
+def group_shift(group: int, k: int) -> int | None:
+    """How the kernel counts columns with one scale, 32 << shift; None where it cannot."""
+    if group < 0 or group >= k:
+        return WHOLE_ROW_SHIFT
+    shift = (group // LEAST_GROUP).bit_length() - 1
+    return shift if shift >= 0 and group == LEAST_GROUP << shift else None
+
+
+@cached_until_adopted
+def config_of(
+    kind: Kind, num_tokens: int, n: int, k: int, dtype: torch.dtype, group: int, device: torch.device
+) -> GemmConfig | None:
+    """The configuration for so many rows; None where weights are written out for the library's GEMM."""
+    bucket = bucket_of(num_tokens)
+    if bucket is None:
+        return None
+    choice = choose(site_of(kind, bucket, n, k, dtype, group), device_name_of(device, dtype))
+    if choice.is_measured:
+        assert not isinstance(choice.kernel, Method), "a method of CPUs"
+        return choice.kernel
+    return default_config(kind, bucket, n, k, group, processors_of(device))
+
+
+def default_config(kind: Kind, bucket: int, n: int, k: int, group: int, num_processors: int) -> GemmConfig:
+    """Two warpgroups, columns divided as long as all blocks run at once, and memory for a next kernel's."""
+    tokens = min(max(8, bucket), MOST_TOKENS)
+    blocks = ceil_div(n, 2 * TILE) * ceil_div(bucket, tokens)
+    fitting = [split for split in (1, 2, 4, 8) if blocks * split <= RESIDENT * num_processors]
+    split_k = max((split for split in fitting if num_steps(tokens, k, split) >= 2), default=1)
+    in_one = ceil_div(blocks * split_k, num_processors)
+    for room in (in_one + 1, in_one, 1):
+        stages = most_stages(2, tokens, k, group, split_k, MAX_SHARED // room)
+        if stages is not None:
+            return GemmConfig(2, tokens, 1, split_k, stages)
+    raise AssertionError("two stages of the smallest tile fit into no memory")
+
+
+def tiles_of(tokens: int) -> int:
+    """Tiles of 64 columns a stage."""
+    return 4 if tokens <= 16 else 2
+
+
+def num_steps(tokens: int, k: int, split_k: int) -> int:
+    """Stages that a block goes through."""
+    return ceil_div(ceil_div(k, TILE * tiles_of(tokens)), split_k)
+
+
+def shared_bytes(warpgroups: int, tokens: int, group: int, stages: int, *, zero: bool = True) -> int:
+    """What a block takes of shared memory; csrc/linear_w4a16/shape.cuh counts the same."""
+    tiles = tiles_of(tokens)
+    groups = 1 if group < 0 else max(1, TILE * tiles // group)
+    scales = warpgroups * groups * TILE * 2 * (2 if zero else 1)
+    stage = tiles * (warpgroups * TILE * TILE // 2 + tokens * TILE * 2) + scales
+    sums = (warpgroups * TILE + 4) * tokens * 4
+    sent = warpgroups * TILE * tokens * 4 if tokens <= 32 else 0
+    return max(stages * stage, sums) + sent + BARRIER_BYTES + ALIGN_BYTES
+
+
+def most_stages(
+    warpgroups: int, tokens: int, k: int, group: int, split_k: int, limit: int, *, zero: bool = True
+) -> int | None:
+    """Stages that are of use and fit into so many bytes of shared memory; None where two do not."""
+    useful = range(min(MAX_STAGES, max(2, num_steps(tokens, k, split_k))), 1, -1)
+    free = limit - SYSTEM_BYTES
+    fitting = (count for count in useful if shared_bytes(warpgroups, tokens, group, count, zero=zero) <= free)
+    return next(fitting, None)
+
+
+def candidates(site: Site, group: int, num_processors: int) -> tuple[GemmConfig, ...]:
+    """The configurations worth measuring on so many multiprocessors."""
+    return tuple(dict.fromkeys(_candidates(site, group, num_processors)))
+
+
+def _candidates(site: Site, group: int, num_processors: int) -> Iterator[GemmConfig]:
+    wanted = min(max(8, site.num_tokens), MOST_TOKENS)
+    for warpgroups, split_k in itertools.product((1, 2, 4), (1, 2, 4, 8)):
+        width = site.n // 2 if site.kind == "gated" else site.n
+        rows = warpgroups * TILE // 2 if site.kind == "gated" else warpgroups * TILE
+        blocks = ceil_div(width, rows) * ceil_div(site.num_tokens, wanted) * split_k
+        if wanted not in WARPGROUPS[warpgroups] or (site.kind == "gated" and warpgroups == 1):
+            continue
+        many = split_k > 1 and blocks > MOST_BLOCKS * num_processors
+        if many or (split_k < MAX_CLUSTER and 2 * blocks < num_processors):
+            continue
+        for share, multicast in itertools.product((1, 2, 3, 4), (1, 2) if wanted >= 32 else (1,)):
+            stages = most_stages(warpgroups, wanted, site.k, group, split_k, MAX_SHARED // share)
+            if stages is not None and multicast * split_k <= MAX_CLUSTER:
+                yield GemmConfig(warpgroups, wanted, multicast, split_k, stages)

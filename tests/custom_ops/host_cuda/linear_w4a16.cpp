@@ -1,0 +1,55 @@
+// csrc/linear_w4a16/gemm.cuh on a host.
+#include "cluster.cuh"
+
+struct __half;
+namespace lamina {
+uint8_t shared[1];  // of which the place alone is asked for
+}
+#include "gemm.cuh"
+
+struct Arguments {
+  const uint16_t* x;
+  const uint8_t* weight;
+  const Bf16 *scale, *zero, *bias;
+  Bf16* out;
+  int64_t tokens, n, k, x_stride, groups, group_shift, warpgroups, tile_tokens, multicast, split_k, stages, is_gated,
+      seed;
+};
+
+template <int kWarpgroups, int kTokens, bool kGated>
+void run_all(const Arguments& a) {
+  using S = lamina::NibbleShape<kWarpgroups, kTokens>;
+  lamina::LinearW4A16<Bf16> p{};
+  p.bias = a.bias, p.out = a.out, p.weight = a.weight, p.scale = a.scale, p.zero = a.zero;
+  p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
+  p.multicast = static_cast<int>(a.multicast), p.split_k = static_cast<int>(a.split_k);
+  p.stages = static_cast<int>(a.stages), p.groups = static_cast<int>(a.groups);
+  p.group_shift = static_cast<int>(a.group_shift), p.scale_bytes = S::scale_bytes(p.group_shift);
+  const int sections = (min(p.tokens, kTokens) + 8 * p.multicast - 1) / (8 * p.multicast);
+  p.box_rows = 8 * sections;
+  const CUtensorMap x{a.x, {a.k, a.tokens, 1, 1}, {1, a.x_stride, 0, 0}, {64, p.box_rows, 1, 1}};
+  const int width = kGated ? p.n / 2 : p.n, tile = (kGated ? S::kBlockRows / 2 : S::kBlockRows) * p.multicast;
+  const unsigned cluster = static_cast<unsigned>(p.multicast * p.split_k);
+  gridDim.x = static_cast<unsigned>((width + tile - 1) / tile) * cluster;
+  const auto bytes = static_cast<uint32_t>(S::bytes(p.stages, p.scale_bytes, p.zero != nullptr));
+  for (host::block_row = 0; host::block_row * kTokens < static_cast<unsigned>(p.tokens); ++host::block_row)
+    for (unsigned block = 0; block < gridDim.x && host::failure.empty(); block += cluster)
+      host::run_cluster(block, static_cast<int>(cluster), S::kThreads + lamina::kWarp, bytes,
+                        [&] { lamina::nibble_gemm_kernel<S, kGated>(x, p); });
+}
+
+// What went wrong; empty where nothing did.
+extern "C" const char* run(const Arguments* a) {
+  host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
+  const int64_t shape = (a->warpgroups * 1000 + a->tile_tokens) * 10 + a->is_gated;
+  if (shape == 10080) run_all<1, 8, false>(*a);
+  if (shape == 20080) run_all<2, 8, false>(*a);
+  if (shape == 20081) run_all<2, 8, true>(*a);
+  if (shape == 10160) run_all<1, 16, false>(*a);
+  if (shape == 20321) run_all<2, 32, true>(*a);
+  if (shape == 10320) run_all<1, 32, false>(*a);
+  if (shape == 10640) run_all<1, 64, false>(*a);
+  if (shape == 20641) run_all<2, 64, true>(*a);
+  if (shape == 40320) run_all<4, 32, false>(*a);
+  return host::failure.c_str();
+}

@@ -1,0 +1,115 @@
+"""The CUDA kernel of four-bit weights, run as C++ in clusters of fibers: barriers, copies, registers."""
+
+import ctypes
+import struct
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from lamina.custom_ops.linear_w4a16 import layout
+from lamina.custom_ops.linear_w4a16.configs import group_shift
+from lamina.custom_ops.linear_w4a16.op import num_groups
+from lamina.custom_ops.linear_w4a16.reference import dequantize
+from lamina.custom_ops.silu_and_mul import reference as gate
+
+from . import host_kernels
+
+pytestmark = pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C++ compiler")
+SUM_ERROR = 4e-6  # of a sum in float32, by the sum of its terms' sizes
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    found = ctypes.CDLL(str(host_kernels.build("linear_w4a16", tmp_path_factory.mktemp("nibbles"))))
+    found.run.restype = ctypes.c_char_p
+    return found
+
+
+class Case(NamedTuple):
+    """A launch: how many rows of x, weight rows and columns, and by which blocks."""
+
+    num_rows: int
+    n: int
+    k: int
+    group: int
+    warpgroups: int
+    tokens: int
+    multicast: int = 1
+    split_k: int = 1
+    stages: int = 2
+    zero: bool = True
+    gated: bool = False
+
+
+CASES = [
+    # every group; one tile; columns that are no whole stage; more steps than stages; rows that are no block's
+    Case(1, 64, 64, 32, 1, 8),
+    Case(7, 128, 320, 32, 2, 8, zero=False),
+    Case(8, 192, 832, 64, 2, 8, stages=3),
+    Case(5, 128, 1344, 128, 1, 8, split_k=2),
+    Case(9, 64, 576, 256, 1, 8, split_k=2, zero=False),
+    Case(3, 128, 1088, -1, 2, 8, split_k=4),
+    Case(2, 64, 192, 32, 1, 8, split_k=8),  # blocks without a column
+    # sums that are sent, and that are kept; x by multicast, for blocks of which one has no rows of weights
+    Case(16, 128, 704, 64, 1, 16, multicast=2, split_k=2),
+    Case(20, 192, 448, 32, 1, 32, multicast=2, zero=False),
+    Case(40, 192, 320, 128, 1, 32, split_k=2),
+    Case(33, 256, 320, 64, 4, 32, stages=3),
+    Case(60, 128, 320, 128, 1, 64, split_k=2),
+    Case(64, 192, 192, 32, 1, 64, multicast=2, split_k=2, zero=False),
+    # gate and up
+    Case(8, 256, 448, 64, 2, 8, split_k=2, gated=True),
+    Case(30, 384, 320, 32, 2, 32, multicast=2, split_k=2, gated=True),
+    Case(50, 384, 256, -1, 2, 64, gated=True, zero=False),
+]
+
+
+def launched(kernel: ctypes.CDLL, case: Case, parts: list[Tensor | None], x: Tensor, seed: int) -> Tensor:
+    """What the kernel writes, its threads in an order of a seed."""
+    out = torch.full((case.num_rows, case.n // 2 if case.gated else case.n), torch.nan).bfloat16()
+    pointers = [0 if part is None else part.data_ptr() for part in (x, *parts, out)]
+    shift = group_shift(case.group, case.k)
+    assert shift is not None
+    shape = case.num_rows, case.n, case.k, x.stride(0), num_groups(case.k, case.group), shift
+    config = case.warpgroups, case.tokens, case.multicast, case.split_k, case.stages
+    assert kernel.run(struct.pack("19q", *pointers, *shape, *config, case.gated, seed)) == b""
+    return out
+
+
+def operands(case: Case, seed: int) -> tuple[Tensor, list[Tensor | None], Tensor, Tensor]:
+    """x between NaN, the parts shuffled, the dense weights and the bias."""
+    torch.manual_seed(seed)
+    x = torch.full((case.num_rows, case.k + 8), torch.nan).bfloat16()[:, : case.k].normal_()
+    weight = torch.randint(0, 256, (case.n, case.k // 2), dtype=torch.uint8)
+    scale, zero = (torch.randn(2, case.n, num_groups(case.k, case.group)) / case.k**0.5).bfloat16()
+    bias = torch.randn(case.n).bfloat16()
+    dense = dequantize(weight, scale, zero if case.zero else None, case.group)
+    shuffled = layout.shuffle_groups(zero) if case.zero else None
+    return x, [layout.shuffle(weight), layout.shuffle_groups(scale), shuffled, bias], dense, bias
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_kernel_gives_the_product_in_whatever_order_threads_run(kernel: ctypes.CDLL, case: Case) -> None:
+    for seed in range(2):
+        x, parts, dense, bias = operands(case, seed)
+        out = launched(kernel, case, parts, x, seed).double()
+        exact = x.double() @ dense.double().T + bias.double()
+        sizes = x.double().abs() @ dense.double().abs().T
+        if case.gated:
+            right = gate.silu_and_mul(exact.bfloat16()).double()
+            assert ((out - right).abs() <= 2**-6 * right.abs() + 1e-5 * sizes.sum(1, keepdim=True)).all()
+            assert ((out - right).abs() <= 2**-7 * right.abs()).double().mean() > 0.98
+        else:
+            assert ((out - exact).abs() <= exact.abs() * 2**-8 + sizes * SUM_ERROR).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_registers_are_not_written_while_a_product_reads_them(kernel: ctypes.CDLL, seed: int) -> None:
+    """Through many steps of few stages, of which a block may be far ahead of another."""
+    case = Case(8, 128, 2432, 64, 1, 8, multicast=1, split_k=2)
+    x, parts, dense, bias = operands(case, seed)
+    out = launched(kernel, case, parts, x, seed).double()
+    exact = x.double() @ dense.double().T + bias.double()
+    assert ((out - exact).abs() <= exact.abs() * 2**-8 + 1e-4).all()
