@@ -1,4 +1,7 @@
-"""lamina::paged_attention on one GPU, in CUDA graphs, beside FlashAttention, SDPA and the naive way."""
+"""lamina::paged_attention on one GPU, in CUDA graphs, beside FlashAttention, SDPA and the naive way.
+
+With --kv-cache-dtype fp8 keys and values lie in FP8, and bytes are counted so.
+"""
 
 import argparse
 import json
@@ -13,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops._shared.registry import select
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_attention.json"
@@ -73,16 +77,16 @@ class Inputs:
     arguments: tuple[Any, ...]
 
 
-def make_inputs(shape: Shape, dtype: torch.dtype) -> list[Inputs]:
+def make_inputs(shape: Shape, dtype: torch.dtype, cached: torch.dtype) -> list[Inputs]:
     """Input sets that share one cache, each in blocks of its own that lie anywhere."""
     low, high = shape.context[0], shape.context[-1]
     lens = torch.randint(low, high + 1, (shape.batch,)).tolist()
     per_seq = -(-high // shape.block_size)
     per_set = per_seq * shape.batch
-    block_bytes = 2 * shape.block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+    block_bytes = 2 * shape.block_size * shape.num_kv_heads * shape.head_dim * cached.itemsize
     num_sets = max(1, min(64, ROTATED_BYTES // (per_set * block_bytes)))
     cache_shape = (num_sets * per_set, shape.block_size, shape.num_kv_heads, shape.head_dim)
-    caches = [torch.randn(cache_shape, device=DEVICE, dtype=dtype) for _ in range(2)]
+    caches = [torch.randn(cache_shape, device=DEVICE, dtype=dtype).to(cached) for _ in range(2)]
     order = torch.randperm(num_sets * per_set, device=DEVICE).int().view(num_sets, shape.batch, per_seq)
     width = max(per_seq, CAPACITY // shape.block_size)
     sets = []
@@ -177,23 +181,27 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() / seconds([lambda: target.copy_(source)], 20)
 
 
-def cost(inputs: Inputs, dtype: torch.dtype) -> tuple[int, float]:
+def cost(inputs: Inputs, dtype: torch.dtype, cached: torch.dtype) -> tuple[int, float]:
     """Least bytes: keys, values, queries and outputs once; operations: two GEMMs of what is visible."""
     shape = inputs.shape
-    rows = 2 * sum(inputs.lens) * shape.num_kv_heads + 2 * shape.batch * shape.query_len * shape.num_heads
+    cache_bytes = 2 * sum(inputs.lens) * shape.num_kv_heads * cached.itemsize
+    row_bytes = 2 * shape.batch * shape.query_len * shape.num_heads * dtype.itemsize
     past = [length - shape.query_len for length in inputs.lens]
     visible = sum(shape.query_len * before + shape.query_len * (shape.query_len + 1) / 2 for before in past)
-    return rows * shape.head_dim * dtype.itemsize, 4.0 * visible * shape.num_heads * shape.head_dim
+    return (cache_bytes + row_bytes) * shape.head_dim, 4.0 * visible * shape.num_heads * shape.head_dim
 
 
-def measure(shape: Shape, dtype: torch.dtype, contenders: list[str], repeats: int) -> dict[str, Any]:
+def measure(
+    shape: Shape, dtype: torch.dtype, cached: torch.dtype, contenders: list[str], repeats: int
+) -> dict[str, Any]:
     """Figures of every contender for one shape, or why one has none."""
-    sets = make_inputs(shape, dtype)
-    num_bytes, operations = cost(sets[0], dtype)
+    sets = make_inputs(shape, dtype, cached)
+    num_bytes, operations = cost(sets[0], dtype, cached)
     row: dict[str, Any] = {
         "shape": asdict(shape),
         "name": shape.name,
         "dtype": str(dtype),
+        "kv_cache_dtype": str(cached),
         "bytes": num_bytes,
     }
     row |= {"operations": operations, "sets": len(sets), "seconds": {}, "refused": {}}
@@ -211,7 +219,7 @@ def line(row: dict[str, Any], bandwidth: float) -> str:
     cells = []
     for name, taken in row["seconds"].items():
         if row["shape"]["query_len"] == 1:
-            figure = f"{row['bytes'] / taken / bandwidth:4.0%}"
+            figure = f"{row['bytes'] / taken / 1e9:5.0f} GB/s {row['bytes'] / taken / bandwidth:4.0%}"
         else:
             figure = f"{row['operations'] / taken / 1e12:4.0f} TFLOP/s"
         cells.append(f"{name} {taken * 1e6:8.1f} us {figure}")
@@ -224,8 +232,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
     parser.add_argument("--only", default="", help="shapes whose name has this text")
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"])
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
+    cached = FP8 if options.kv_cache_dtype == "fp8" else torch.bfloat16
     bandwidth = copy_bandwidth()
     print(
         f"{torch.cuda.get_device_name()}, copy {bandwidth / 1e12:.2f} TB/s; decode in shares of it",
@@ -234,7 +244,7 @@ def main() -> None:
     rows = []
     for shape in (*DECODE, *PREFILL):
         if options.only in shape.name:
-            rows.append(measure(shape, torch.bfloat16, options.contenders, options.repeats))
+            rows.append(measure(shape, torch.bfloat16, cached, options.contenders, options.repeats))
             print(line(rows[-1], bandwidth), flush=True)
     refusals = {f"{name}: {why}" for row in rows for name, why in row["refused"].items()}
     print("\n".join(sorted(refusals)[:12]))

@@ -38,6 +38,17 @@ class Case(NamedTuple):
     window: int
     chunk: int
     soft_cap: float
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+    def widened(self, dtype: torch.dtype) -> "Case":
+        """The same with caches of numbers in this dtype."""
+        return self._replace(
+            key_cache=self.key_cache.to(dtype) * self.key_scale,
+            value_cache=self.value_cache.to(dtype) * self.value_scale,
+            key_scale=1.0,
+            value_scale=1.0,
+        )
 
 
 def make_case(
@@ -52,6 +63,9 @@ def make_case(
     window: int = -1,
     chunk: int = -1,
     soft_cap: float = 0.0,
+    cache_dtype: torch.dtype | None = None,  # None: of the queries
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     capacity: int = 0,
     extra_tokens: int = 0,
     seed: int = 0,
@@ -63,11 +77,13 @@ def make_case(
     width = max(-(-capacity // block_size), max(used, default=0) + 2)
     order = torch.randperm(sum(used) + 1, generator=generator, device=DEVICE).int()[: sum(used)] + 1
     tables = torch.full((len(seq_lens), width), POISON_BLOCK, dtype=torch.int32, device=DEVICE)
-    keys, values = (
-        torch.full((sum(used) + 2, block_size, num_kv_heads + extra, head_dim + 8), torch.nan, device=DEVICE)
+    width_of_row = head_dim + (8 if cache_dtype is None else 16)  # whole units of 16 bytes
+    wide = [
+        torch.full((sum(used) + 2, block_size, num_kv_heads + extra, width_of_row), torch.nan, device=DEVICE)
         for extra in (0, 1)
-    )
-    keys, values = keys.to(dtype)[..., :head_dim], values.to(dtype)[:, :, :num_kv_heads, :head_dim]
+    ]
+    wide = [cache.to(dtype) for cache in wide]
+    keys, values = (cache[:, :, :num_kv_heads, :head_dim] for cache in wide)
     for row, blocks in enumerate(order.split(used)):
         length = seq_lens[row]
         oldest = reference.oldest_visible(max(0, length - query_lens[row]), window, chunk)
@@ -77,6 +93,8 @@ def make_case(
         for cache in (keys, values):
             fresh = torch.randn(used[row], *cache.shape[1:], generator=generator, device=DEVICE).to(dtype)
             cache[blocks.long()] = torch.where(readable, fresh, torch.nan)
+    if cache_dtype is not None:
+        keys, values = (cache.to(cache_dtype)[:, :, :num_kv_heads, :head_dim] for cache in wide)
     num_tokens = starts[-1] + extra_tokens
     query = torch.full((num_tokens, num_heads + 1, head_dim), torch.nan, dtype=dtype, device=DEVICE)
     query = query[:, 1:]
@@ -94,6 +112,8 @@ def make_case(
         window=window,
         chunk=chunk,
         soft_cap=soft_cap,
+        key_scale=key_scale,
+        value_scale=value_scale,
     )
 
 
@@ -106,14 +126,14 @@ def run(case: Case) -> Tensor:
 
 def exact(case: Case) -> Tensor:
     """The formula in float64."""
-    wide = {name: getattr(case, name).double() for name in ("query", "key_cache", "value_cache")}
     out = torch.full(case.out.shape, torch.nan, dtype=torch.float64, device=DEVICE)
-    reference.paged_attention(*case._replace(out=out, **wide))
+    reference.paged_attention(*case.widened(torch.float64)._replace(out=out, query=case.query.double()))
     return out
 
 
 def naive(case: Case) -> Tensor:
     """GEMM, softmax, GEMM, each rounded to the inputs' dtype."""
+    case = case.widened(case.query.dtype)
     out = torch.full_like(case.out, torch.nan)
     group, starts = case.query.shape[1] // case.key_cache.shape[2], case.query_start_loc.tolist()
     for row, length in enumerate(case.seq_lens.tolist()):
