@@ -20,7 +20,13 @@ from ..registry import ModelDefinition, ParameterSpec
 from .loaded_weights import LoadedWeights
 from .quantized.configs import read_dialect
 from .quantized.kv_scales import is_kv_scale, kv_scales
-from .quantized.modules import QuantizedModule, claimed_by, own_schemes, quantized_modules
+from .quantized.modules import (
+    QuantizedModule,
+    names_of_tensors,
+    names_replaced,
+    own_schemes,
+    quantized_modules,
+)
 from .shards import Headers, listed, opened, tensor_headers
 
 logger = get_logger("models.weights")
@@ -193,13 +199,13 @@ def check_tensors(
     LoadError for one without a place, a place without one, or a shape that the config does not call for. A
     checkpoint may hold the tied name of a parameter alone.
     """
-    specs, claimed = definition.parameters(config), claimed_by(modules)
-    slots = {name: slot for name, slot in _slots(specs).items() if name not in claimed}
+    specs, replaced = definition.parameters(config), names_replaced(modules)
+    slots = {name: slot for name, slot in _slots(specs).items() if name not in replaced}
     slots = _held_ties(specs, slots, shapes)
     zeros = {f"{module.name}.bias" for module in modules}  # which some tools write where there is none
     unknown = sorted(
         name
-        for name in shapes.keys() - slots.keys() - claimed - zeros
+        for name in shapes.keys() - slots.keys() - names_of_tensors(modules) - zeros
         if not DERIVED_TENSORS.fullmatch(name) and not is_kv_scale(name)
     )
     if unknown:

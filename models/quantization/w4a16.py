@@ -6,10 +6,11 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from ... import custom_ops
 from ...common.errors import LoadError, UnsupportedError
+from ...custom_ops.linear_w4a16.layout import pack, unpack
 from .fp8 import HEAD
 from .scheme import Parts, QuantScheme, Shape, register_scheme
 
@@ -27,13 +28,13 @@ class Named(NamedTuple):
 
     packed: Tensor  # uint8 [n, in / 2], the even column in the low four bits
     scale: Tensor  # [n, groups]
-    zero: Tensor | None  # [n, groups], whole numbers from -8 to 8
+    zero: Tensor | None  # [n, groups]: what the number 8 stands for
     order: Tensor | None  # int32 [in]: which column of x each column of the weight is for
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which parts there are: w = (number - 8 - zero) * scale."""
+    """Which parts there are: w = (number - 8) * scale + zero."""
 
     group: int | None = None  # columns; -1: all; None: the largest of GROUPS that divides them
     zero: bool = False
@@ -79,37 +80,27 @@ class Layout:
             raise LoadError(f"holds weights that are not finite, or too large for scales in {scale.dtype}")
         step = scale.to(torch.float32)[:, :, None]
         numbers = (groups / torch.where(step > 0, step, 1.0)).round_().clamp_(-OFFSET, OFFSET - 1) + OFFSET
-        packed.copy_(packed_pairs(numbers.flatten(1).to(torch.uint8)))
+        packed.copy_(pack(numbers.flatten(1).to(torch.uint8)))
         if zero is not None:
             zero.zero_()
         if order is not None:
             order.copy_(torch.arange(rows.shape[1]))
 
     def restore(self, parts: Parts) -> Tensor:
-        """(number - 8 - zero) * scale, each column where it is in x."""
+        """(number - 8) * scale + zero, each column where it is in x."""
         packed, scale, zero, order = self.named(parts)
-        numbers = unpacked_pairs(packed).to(torch.float32).sub_(OFFSET)
-        groups = torch.unflatten(numbers, 1, (scale.shape[1], -1))
+        numbers = unpack(packed).to(torch.float32).sub_(OFFSET)
+        groups = torch.unflatten(numbers, 1, (scale.shape[1], -1)) * scale.to(torch.float32)[:, :, None]
         if zero is not None:
-            groups = groups - zero.to(torch.float32)[:, :, None]
-        rows = (groups * scale.to(torch.float32)[:, :, None]).flatten(1)
+            groups += zero.to(torch.float32)[:, :, None]
+        rows = groups.flatten(1)
         return rows if order is None else torch.empty_like(rows).index_copy_(1, order.long(), rows)
 
     def multiply(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
-        """By the numbers in x's dtype."""
-        order = self.named(parts).order
+        """lamina::linear_w4a16, of x's columns in order."""
+        packed, scale, zero, order = self.named(parts)
         x = x if order is None else x.index_select(1, order)
-        return F.linear(x, Layout(zero=self.zero).restore(parts[: 3 if self.zero else 2]).to(x.dtype), bias)
-
-
-def packed_pairs(numbers: Tensor) -> Tensor:
-    """uint8 [n, in / 2] of numbers [n, in] from 0 to 15: the even column in the low four bits."""
-    return numbers[:, ::2] | numbers[:, 1::2] << 4
-
-
-def unpacked_pairs(packed: Tensor) -> Tensor:
-    """uint8 [n, in], packed_pairs undone."""
-    return torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)
+        return custom_ops.linear_w4a16(x, packed, scale, zero, bias, 2 * packed.shape[1] // scale.shape[1])
 
 
 @cache

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from ....common.errors import LoadError, UnsupportedError
+from ....custom_ops.linear_w4a16.layout import pack
 from ...quantization.fp8 import BLOCK, FP8, FP8_BLOCK, bounded
 from ...quantization.int8 import INT8
 from ...quantization.packing import unpack_int4
 from ...quantization.scheme import QuantScheme, Shape
 from ...quantization.unquantized import UNQUANTIZED
-from ...quantization.w4a16 import OFFSET, packed_pairs, w4a16
+from ...quantization.w4a16 import OFFSET, w4a16
 
 FLOATS = frozenset({"F32", "BF16", "F16"})  # as safetensors calls dtypes
 E4M3, INT32 = frozenset({"F8_E4M3"}), frozenset({"I32"})
@@ -161,10 +162,11 @@ def four_bit_parts(
             raise LoadError(f"has a g_idx that does not put {columns} columns into {groups} equal groups")
         order = torch.argsort(group_of, stable=True)
         numbers = numbers.index_select(1, order)
-    zeros = [] if zero is None else [zero.to(torch.float32) - OFFSET]
+    scale = scale.to(torch.float32)
+    zeros = [] if zero is None else [(OFFSET - zero.to(torch.float32)) * scale]
     return [
-        packed_pairs(numbers),
-        scale.to(torch.float32),
+        pack(numbers),
+        scale,
         *zeros,
         *([] if order is None else [order.to(torch.int32)]),
     ]

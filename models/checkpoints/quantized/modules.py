@@ -145,7 +145,11 @@ def _dequantized_notes(modules: Sequence[QuantizedModule]) -> tuple[str, ...]:
     )
 
 
-def claimed_by(modules: Sequence[QuantizedModule]) -> set[str]:
-    """Every name that a tensor of theirs may have, and the weight in whose place they are."""
-    names = {name for one in modules for names in one.tensor_names().values() for name in names}
-    return names | {f"{one.name}{WEIGHT}" for one in modules}
+def names_of_tensors(modules: Sequence[QuantizedModule]) -> set[str]:
+    """Every name that a tensor of theirs may have."""
+    return {name for one in modules for names in one.tensor_names().values() for name in names}
+
+
+def names_replaced(modules: Sequence[QuantizedModule]) -> set[str]:
+    """The weights in whose place they are."""
+    return {f"{one.name}{WEIGHT}" for one in modules}

@@ -90,9 +90,7 @@ def awq(weight: Array, *, group: int) -> Module:
 def ct_packed(
     weight: Array, *, group: int, sym: bool, group_of: Array | None = None, packed_zeros: bool = True
 ) -> Module:
-    numbers, scales, zeros, meant = numbers_of(
-        weight, group, zero=not sym, group_of=group_of, dtype=np.float32
-    )
+    numbers, scales, zeros, meant = numbers_of(weight, group, zero=not sym, group_of=group_of)
     out = {
         "weight_packed": tensor(words(numbers)),
         "weight_scale": tensor(scales),
@@ -206,7 +204,7 @@ def nf4(weight: Array, *, nested: bool) -> Module:
             [np.abs(absmax[256 * b : 256 * (b + 1)] - offset).max() for b in range(-(-len(absmax) // 256))]
         ).astype(np.float32)
         inner = np.array(
-            [np.abs(table - (x - offset) / outer[i // 256]).argmin() for i, x in enumerate(absmax)]
+            [np.abs(table - (x - offset) / (outer[i // 256] or 1)).argmin() for i, x in enumerate(absmax)]
         )
         absmax = table[inner] * outer[np.arange(len(absmax)) // 256] + np.float32(offset)
         out["weight.absmax"] = tensor(inner.astype(np.uint8))
