@@ -8,19 +8,27 @@ from torch import Tensor, fx
 from ..compiler.capture.fingerprint import canonical_text
 from ..compiler.passes import lower
 from ..compiler.passes.graph import Pass, PassReport, is_mutating
+from ..custom_ops.act_and_mul_fp8.reference import act_and_mul_fp8
+from ..custom_ops.add_rms_norm_fp8.reference import add_rms_norm_fp8
 from ..custom_ops.add_rms_norm_linear.reference import add_rms_norm_linear
 from ..custom_ops.linear.reference import linear
 from ..custom_ops.qk_norm.reference import qk_norm
+from ..custom_ops.rms_norm_fp8.reference import rms_norm_fp8
 from .random_programs import Formulas, Traced, results_of, run
 
 OPS = torch.ops.lamina
 # Their kernels have exponentials, or an order of sums, of their own.
 OWN_DIGITS = {
     *(OPS.silu_and_mul.default, OPS.gelu_and_mul.default),
-    *(OPS.linear.default, OPS.add_rms_norm_linear.default),
+    *(OPS.linear.default, OPS.add_rms_norm_linear.default, OPS.act_and_mul_fp8.default),
 }
 GEMMS: Formulas = {OPS.linear.default: linear, OPS.add_rms_norm_linear.default: add_rms_norm_linear}
-FORMULAS: Formulas = {**lower.FORMULAS, **GEMMS, OPS.qk_norm.default: qk_norm}
+FP8: Formulas = {
+    OPS.add_rms_norm_fp8.default: add_rms_norm_fp8,
+    OPS.rms_norm_fp8.default: rms_norm_fp8,
+    OPS.act_and_mul_fp8.default: act_and_mul_fp8,
+}
+FORMULAS: Formulas = {**lower.FORMULAS, **GEMMS, **FP8, OPS.qk_norm.default: qk_norm}
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -47,6 +47,8 @@ class State:
     gelus: int = 0
     linears: int = 0
     fused: int = 0  # linears that alone read the norm of a sum
+    norms_fp8: int = 0  # norms that projections in FP8 alone read
+    gates_fp8: int = 0
 
     @property
     def is_narrow(self) -> bool:

@@ -11,7 +11,7 @@ from ..capture.functionalize import is_attention
 from ..torch_internals import torch_compat
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
-INT8_LINEAR = "lamina::linear_int8"  # takes its scales, the third argument, in float32 alone
+SCALED_LINEARS = ("lamina::linear_int8", "lamina::linear_fp8")  # whose third argument, scales, is float32
 LOOKUPS = ("embedding", "index_select", "getitem")  # exact in any dtype: a large table need not be widened
 
 
@@ -39,7 +39,7 @@ class Wide(OpByOp):
     def run_node(self, node: fx.Node) -> Any:
         """One node in float64; indices and tables of a lookup are widened after it."""
         self._kept = range(len(node.args)) if _short_name(node) in LOOKUPS else range(0)
-        if torch_compat.op_name(node.target) == INT8_LINEAR:
+        if torch_compat.op_name(node.target) in SCALED_LINEARS:
             self._kept = range(2, 3)
         return super().run_node(node)
 

@@ -9,6 +9,10 @@ from torch import fx
 from .graph import dtype_of, shape_of
 
 OPS = torch.ops.lamina
+FP8_ARGUMENTS: dict[Any, tuple[int, int]] = {  # which are weights and their scales
+    OPS.linear_fp8.default: (1, 2),
+    OPS.scaled_linear_fp8.default: (2, 3),
+}
 Kind = Literal["linear", "norm", "norm_gated"]
 
 
@@ -20,6 +24,7 @@ class Gemm:
     rows: int
     columns: int
     dtype: str
+    weights: str = "dense"  # how they are kept, as custom_ops/linear/choices.py names it
 
 
 def gemms(graph: fx.Graph) -> tuple[Gemm, ...]:
@@ -28,9 +33,19 @@ def gemms(graph: fx.Graph) -> tuple[Gemm, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _fp8_gemm(node: fx.Node) -> Gemm:
+    weight, scale = (node.args[at] for at in FP8_ARGUMENTS[node.target])
+    rows, columns = shape_of(weight)  # type: ignore[arg-type]
+    kept = "fp8" if len(shape_of(scale)) == 1 else "fp8_block"  # type: ignore[arg-type]
+    dtype = str(dtype_of(node)).removeprefix("torch.")
+    return Gemm(kind="linear", rows=rows, columns=columns, dtype=dtype, weights=kept)
+
+
 def _gemm(node: fx.Node) -> Gemm | None:
     args: Any = node.args
     kind: Kind = "linear"
+    if node.target in FP8_ARGUMENTS:
+        return _fp8_gemm(node)
     if node.target is OPS.linear.default:
         weight = args[1]
     elif node.target is OPS.add_rms_norm_linear.default:

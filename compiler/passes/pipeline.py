@@ -14,6 +14,7 @@ from ..numerics import Numerics
 from .add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from .add_rms_norm_linear import ADD_RMS_NORM_LINEAR
 from .canonicalise import CANONICALISE
+from .fp8 import GATE_FP8, NORM_FP8
 from .graph import Pass, PassReport, is_mutating
 from .linear import LINEAR
 from .lower import LOWER
@@ -33,6 +34,8 @@ PIPELINE: tuple[Pass, ...] = (
     GELU_AND_MUL,  # likewise, in other models
     LINEAR,  # after the barrier, which looks for GEMMs
     ADD_RMS_NORM_LINEAR,  # joins what the three before it have named
+    NORM_FP8,  # behind the names of norms that it looks for
+    GATE_FP8,  # likewise of gates
     LOWER,  # last: turns what was named into what its provider runs
 )
 PASS_NAMES: tuple[str, ...] = tuple(step.name for step in PIPELINE)

@@ -12,6 +12,8 @@ TAKEN: Mapping[str, Mapping[str, tuple[torch.dtype, ...]]] = {
         "linear": NARROW,  # wider GEMMs stay torch's, whose sums tests compare with
         "add_rms_norm_linear": NARROW,
         "qk_norm": NARROW,
+        "rms_norm_fp8": NARROW,
+        "act_and_mul_fp8": NARROW,
         "rotary_and_write_kv_cache": FLOATS,
     },
     "cpu": {"linear": NARROW, "add_rms_norm_linear": NARROW, "rotary_and_write_kv_cache": NARROW},

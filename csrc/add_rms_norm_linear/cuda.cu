@@ -17,7 +17,7 @@ int64_t add_rms_norm_linear_arguments_size() { return sizeof(AddRmsNormLinearArg
 
 int add_rms_norm_linear(const AddRmsNormLinearArguments* a) {
 #if LAMINA_HOPPER
-  return lamina::with_dtype16(a->dtype, [&](auto zero) {
+  return lamina::with_narrow_dtype(a->dtype, [&](auto zero) {
     using T = decltype(zero);
     lamina::Linear<T> p{};
     p.bias = static_cast<const T*>(a->bias), p.out = static_cast<T*>(a->out);

@@ -4,5 +4,5 @@
 extern "C" {
 int64_t gelu_and_mul_arguments_size() { return sizeof(lamina::GateArguments); }
 
-int gelu_and_mul(const lamina::GateArguments* p) { return lamina::act_and_mul<lamina::Gelu>(*p); }
+int gelu_and_mul(const lamina::GateArguments* p) { return lamina::gelu_and_mul(*p); }
 }

@@ -1,16 +1,10 @@
-// gelu(x) = x / 2 * (1 + tanh(u)) = x / (1 + exp(-2u)) with u = sqrt(2 / pi) * (x + 0.044715 x³)
+// out = gelu(gate), rounded, times up.
 #pragma once
 
-#include "gate.cuh"
+#include "activations.cuh"
 
 namespace lamina {
 
-struct Gelu {
-  template <typename T>
-  __device__ __forceinline__ static float apply(float x) {
-    constexpr float kTwice = 2.0f * 0.7978845608028654f;
-    return divide<T>(x, 1.0f + expf(-kTwice * (x + 0.044715f * x * x * x)));
-  }
-};
+inline int gelu_and_mul(const GateArguments& p) { return act_and_mul<Gelu>(p); }
 
 }  // namespace lamina

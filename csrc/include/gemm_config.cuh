@@ -36,14 +36,15 @@ inline bool is_even(const GemmConfig& config) {
 }
 
 // Calls function with warpgroups and tile_tokens as constants; cudaErrorInvalidValue for a pair that is not compiled.
-// Four warpgroups are of use where the tiles of x weigh as much as theirs, and need registers for their sums.
-template <bool kGated, int... tokens, typename Function>
+// Four warpgroups are of use where the tiles of x weigh as much as theirs, and need registers for their sums: up to
+// kFourTokens rows of x.
+template <bool kGated, int kFourTokens, int... tokens, typename Function>
 inline int with_gemm_config(const GemmConfig& config, const Function& function) {
   if (!is_even(config)) return cudaErrorInvalidValue;
   return with_constant<1, 2, 4>(config.warpgroups, [&](auto warpgroups) {
     return with_constant<tokens...>(config.tile_tokens, [&](auto columns) {
       constexpr bool kPaired = !kGated || warpgroups.value % 2 == 0;
-      constexpr bool kUseful = warpgroups.value < 4 || columns.value == 64 || columns.value == 128;
+      constexpr bool kUseful = warpgroups.value < 4 || (columns.value >= 64 && columns.value <= kFourTokens);
       if constexpr (kPaired && kUseful) return function(warpgroups, columns);
       return static_cast<int>(cudaErrorInvalidValue);
     });

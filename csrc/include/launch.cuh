@@ -25,6 +25,14 @@ inline int with_dtype(int64_t code, const Function& function) {
   }
 }
 
+// The same for types of 16 bits alone.
+template <typename Function>
+inline int with_narrow_dtype(int64_t code, const Function& function) {
+  if (code == 1) return function(__nv_bfloat16{});
+  if (code == 2) return function(__half{});
+  return cudaErrorInvalidValue;
+}
+
 // Calls function with a value of the widest type in which the data can be moved: 16 bytes where every pointer and
 // every one of the sizes or'ed together allows it, else one element.
 template <typename Function, typename... Pointers>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda_mma.cuh"
+#include "fp8_gemm.cuh"
 #include "hopper.cuh"
 #include "persistent_shape.cuh"
 #include "quad_transpose.cuh"
@@ -102,10 +103,10 @@ class ClusterReduction {
 // Adds the bias, applies the gate, rounds and stores. `sums` is in the accumulator layout of WGMMA: a lane has of each
 // 8 rows of x two neighbours, for weight rows lane / 4 and lane / 4 + 8 of its warp's sixteen; where kGated the latter
 // two are gate and up.
-template <typename T, bool kGated>
+template <typename In, typename Out, bool kGated>
 class PersistentEpilogue {
  public:
-  __device__ __forceinline__ PersistentEpilogue(const Linear<T>& p, int strip)
+  __device__ __forceinline__ PersistentEpilogue(const Linear<In, Out>& p, int strip)
       : p_(p),
         lane_(threadIdx.x % kWarp),
         width_(kGated ? p.n / 2 : p.n),
@@ -114,6 +115,11 @@ class PersistentEpilogue {
     const int low = first_ + lane_ / 4, high = kGated ? low : low + 8;
     if (low < width_) bias_[0] = static_cast<float>(p.bias[low]);
     if (high < width_) bias_[1] = static_cast<float>(p.bias[kGated ? high + width_ : high]);
+  }
+
+  // Those of the operands.
+  __device__ __forceinline__ LaneScales scales() const {
+    return LaneScales(p_, first_ - threadIdx.x % 128 / kWarp * 16);
   }
 
   // Stores the rows of x from `token` on and before `end`.
@@ -130,7 +136,7 @@ class PersistentEpilogue {
         for (int i = 0; i < 4; ++i) {
           const int at = (block + i / 2) * 4 + i % 2 * 2;
           const bool is_there = block + i / 2 < kBlocks;
-          words[i] = is_there ? pack(sums[at] + bias_[i % 2], sums[at + 1] + bias_[i % 2], T{}) : 0;
+          words[i] = is_there ? pack(sums[at] + bias_[i % 2], sums[at + 1] + bias_[i % 2], Out{}) : 0;
         }
       }
 #pragma unroll
@@ -154,12 +160,12 @@ class PersistentEpilogue {
       gate[i] = is_there ? sums[at] + bias_[0] : 0.0f;
       up[i] = is_there ? sums[at + 2] + bias_[1] : 0.0f;
     }
-    gate_values<T>(gate, up);
+    gate_values<Out>(gate, up);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = pack(gate[2 * i], gate[2 * i + 1], T{});
+    for (int i = 0; i < 4; ++i) words[i] = pack(gate[2 * i], gate[2 * i + 1], Out{});
   }
 
-  const Linear<T>& p_;
+  const Linear<In, Out>& p_;
   const int lane_, width_, first_;
   float bias_[2] = {};
 };

@@ -11,6 +11,7 @@
 // the gate of the second: 8 rows of the one come before 8 of the other.
 #pragma once
 
+#include "fp8_gemm.cuh"
 #include "hopper.cuh"
 #include "pdl.cuh"
 #include "persistent_epilogue.cuh"
@@ -63,8 +64,8 @@ class PersistentProducer {
 
   __device__ __forceinline__ void load_weight(const PersistentTile& work, int step, int to) const {
     const uint32_t barrier = at_.full + to * 8;
-    arrive_expecting(barrier, S::kWeightBytes + box_rows_ * S::kMulticast * kColumns * 2);
-    const int column = (work.begin + step) * kColumns;
+    arrive_expecting(barrier, S::kWeightBytes + box_rows_ * S::kMulticast * kRowBytes);
+    const int column = (work.begin + step) * kTileColumns<typename S::In>;
 #pragma unroll
     for (int group = 0; group < S::kWarpgroups; ++group) {
       const int strip = group == 0 ? work.first : work.second + group - 1;
@@ -76,12 +77,12 @@ class PersistentProducer {
   // Each block of a multicast group loads some rows of x, for all blocks of the group.
   __device__ __forceinline__ void load_x(const PersistentTile& work, int step) const {
     const uint32_t to = stage(state_.stage) + S::kWeightBytes, barrier = at_.full + state_.stage * 8;
-    const int column = (work.begin + step) * kColumns;
+    const int column = (work.begin + step) * kTileColumns<typename S::In>;
     if constexpr (S::kMulticast == 1) {
       tma_load(to, x_, column, work.token, barrier, often_);
     } else {
       const int row = block_ % S::kMulticast * box_rows_, first = block_ - block_ % S::kMulticast;
-      tma_load_multicast(to + row * kColumns * 2, x_, column, work.token + row, barrier,
+      tma_load_multicast(to + row * kRowBytes, x_, column, work.token + row, barrier,
                          static_cast<uint16_t>(((1 << S::kMulticast) - 1) << first), often_);
     }
   }
@@ -109,7 +110,7 @@ class PersistentProducer {
 };
 
 // Accumulates a tile: 2 * kCount rows of x that begin at `row` of those in a stage.
-template <typename T, typename S, int kCount>
+template <typename S, int kCount>
 __device__ __forceinline__ void mainloop(float (&sums)[kCount], int row, int count, const PersistentLayout& at,
                                          PipelineState<S::kStages>& state) {
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
@@ -120,10 +121,10 @@ __device__ __forceinline__ void mainloop(float (&sums)[kCount], int row, int cou
     wait_barrier(at.full + state.stage * 8, state.parity);
     const uint32_t tiles = at.tiles + state.stage * S::kStageBytes;
     const uint64_t left = tile_descriptor(tiles + group * kTileBytes);
-    const uint64_t right = tile_descriptor(tiles + S::kWeightBytes + row * kColumns * 2);
+    const uint64_t right = tile_descriptor(tiles + S::kWeightBytes + row * kRowBytes);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kColumns / 16; ++k) wgmma<2 * kCount>(sums, left + 2 * k, right + 2 * k, T{});
+    for (int k = 0; k < kRowBytes / 32; ++k) wgmma<2 * kCount>(sums, left + 2 * k, right + 2 * k, typename S::In{});
     wgmma_commit();
     wgmma_wait<1>();
     if (step > 0) release_stage<S>(at, before);
@@ -134,13 +135,38 @@ __device__ __forceinline__ void mainloop(float (&sums)[kCount], int row, int cou
   release_stage<S>(at, before);
 }
 
+// The same in FP8, with the scales of the tile.
+template <typename S, int kCount>
+__device__ __forceinline__ void mainloop_fp8(float (&sums)[kCount], int row, const PersistentTile& work,
+                                             const LaneScales& scales, const PersistentLayout& at,
+                                             PipelineState<S::kStages>& state) {
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
+  for (int step = 0; step < work.count; ++step, state.advance()) {
+    wait_barrier(at.full + state.stage * 8, state.parity);
+    const uint32_t tiles = at.tiles + state.stage * S::kStageBytes;
+    float part[kCount];
+    wgmma_fence();
+    begin_tile<2 * kCount>(part, tiles + group * kTileBytes, tiles + S::kWeightBytes + row * kRowBytes);
+    wgmma_wait<0>();
+    release_stage<S>(at, state.stage);
+    pin(part);
+    scales.add(sums, part, work.token + row, work.begin + step);
+  }
+  scales.finish(sums, work.token + row);
+}
+
 // Mainloop, reduction over the cluster and epilogue of a tile: 2 * kCount rows of x that begin at `row` of its own.
-template <typename T, typename S, bool kGated, int kCount>
-__device__ __forceinline__ void consume_tile(const PersistentEpilogue<T, kGated>& rows, const PersistentTile& work,
-                                             int row, int section, const PersistentLayout& at,
-                                             PipelineState<S::kStages>& state, ClusterReduction<S>& exchange) {
+template <typename S, int kCount, typename Epilogue>
+__device__ __forceinline__ void consume_tile(const Epilogue& rows, const PersistentTile& work, int row, int section,
+                                             const PersistentLayout& at, PipelineState<S::kStages>& state,
+                                             ClusterReduction<S>& exchange) {
   float sums[kCount];
-  mainloop<T, S>(sums, row, work.count, at, state);
+  if constexpr (kIsScaled<typename S::In>)
+    mainloop_fp8<S>(sums, row, work, rows.scales(), at, state);
+  else
+    mainloop<S>(sums, row, work.count, at, state);
   if constexpr (S::kSplitK > 1) {
     if (work.is_shared) {
       exchange.run(sums, state);
@@ -152,22 +178,22 @@ __device__ __forceinline__ void consume_tile(const PersistentEpilogue<T, kGated>
 }
 
 // The consumer warpgroups.
-template <typename T, typename S, bool kGated>
-__device__ __forceinline__ void consume_tiles(const Linear<T>& p, const PersistentTileScheduler<S>& scheduler,
+template <typename S, bool kGated, typename In, typename Out>
+__device__ __forceinline__ void consume_tiles(const Linear<In, Out>& p, const PersistentTileScheduler<S>& scheduler,
                                               const PersistentLayout& at, int block) {
   const int group = threadIdx.x / 128, section = p.box_rows * S::kMulticast;
   PipelineState<S::kStages> state;
   ClusterReduction<S> exchange(at, block);
   PersistentTile work;
   for (int index = 0; scheduler.find(index, work); ++index) {
-    const PersistentEpilogue<T, kGated> rows(p, group == 0 ? work.first : work.second + group - 1);
+    const PersistentEpilogue<In, Out, kGated> rows(p, group == 0 ? work.first : work.second + group - 1);
     if constexpr (S::kNarrows) {
       if (work.is_narrow && group > 0) {
-        consume_tile<T, S, kGated, S::kSums / 2>(rows, work, work.half * S::kSums, section, at, state, exchange);
+        consume_tile<S, S::kSums / 2>(rows, work, work.half * S::kSums, section, at, state, exchange);
         continue;
       }
     }
-    consume_tile<T, S, kGated, S::kSums>(rows, work, 0, section, at, state, exchange);
+    consume_tile<S, S::kSums>(rows, work, 0, section, at, state, exchange);
   }
 }
 
@@ -182,10 +208,10 @@ __device__ __forceinline__ void init_pipeline(const PersistentLayout& at) {
   publish_barriers();
 }
 
-template <typename T, typename S, bool kGated>
+template <typename S, bool kGated, typename In, typename Out>
 __global__ void __launch_bounds__(S::kAllThreads, 1)
     persistent_gemm_kernel(const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x,
-                           Linear<T> p) {
+                           Linear<In, Out> p) {
   extern __shared__ uint8_t shared[];
   const uint32_t tiles = (shared_address(shared) + 1023) & ~1023u;
   const uint32_t full = tiles + S::kStages * S::kStageBytes, empty = full + S::kStages * 8;
@@ -210,7 +236,8 @@ __global__ void __launch_bounds__(S::kAllThreads, 1)
   } else {
     if constexpr (S::kMovesRegisters) allocate_registers<S::kRowRegisters>();
     wait_for_cluster();
-    consume_tiles<T, S, kGated>(p, scheduler, at, block);
+    if constexpr (kIsScaled<In>) wait_for_predecessor();  // the scales of x are read by these threads
+    consume_tiles<S, kGated>(p, scheduler, at, block);
   }
   if constexpr (S::kMulticast > 1) {  // others still arrive at this block's barriers
     arrive_at_cluster();

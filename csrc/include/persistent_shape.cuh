@@ -10,8 +10,9 @@ namespace lamina {
 
 constexpr int kSharedBytes = 225 << 10;  // for pipeline stages, of 227 KB
 
-template <int kNumWarpgroups, int kTokens, int kMulticastBlocks, int kSplits>
+template <typename Element, int kNumWarpgroups, int kTokens, int kMulticastBlocks, int kSplits>
 struct PersistentShape {
+  using In = Element;
   static constexpr int kWarpgroups = kNumWarpgroups, kTokenRows = kTokens, kMulticast = kMulticastBlocks,
                        kSplitK = kSplits;
   static constexpr int kCluster = kMulticastBlocks * kSplits;  // blocks
@@ -22,7 +23,7 @@ struct PersistentShape {
   static constexpr int kAllThreads = kThreads + 128;  // setmaxnreg is of whole warpgroups
   static constexpr bool kMovesRegisters = kWarpgroups > 1;
   static constexpr int kProducerRegisters = 40, kRowRegisters = 232;
-  static constexpr int kWeightBytes = kWarpgroups * kTileBytes, kXBytes = kTokens * kColumns * 2;
+  static constexpr int kWeightBytes = kWarpgroups * kTileBytes, kXBytes = kTokens * kRowBytes;
   static constexpr int kStageBytes = kWeightBytes + kXBytes, kStages = kSharedBytes / kStageBytes;
   static constexpr int kBarriers = 2 * kStages + 2;
   static constexpr int kBytes = kStages * kStageBytes + kBarriers * 8 + 1024;  // 1024: to align the tiles
@@ -49,7 +50,7 @@ int rows_to_copy(int tokens) {
 }
 
 // A tile of work: strips of 64 weight rows, one for each consumer warpgroup, by a section of x, over a range of K in
-// steps of 64 columns.
+// steps of a tile's columns.
 struct PersistentTile {
   int first, second;  // strips; further warpgroups take those that follow the second
   int token;          // the first row of x
@@ -68,7 +69,7 @@ class PersistentTileScheduler {
  public:
   __device__ __forceinline__ PersistentTileScheduler(int n, int k, int tokens, int section)
       : strips_(ceil_of(n, kRows)),
-        steps_(ceil_of(k, kColumns)),
+        steps_(ceil_of(k, kTileColumns<typename S::In>)),
         section_(section),
         sections_(ceil_of(tokens, section)),
         clusters_(static_cast<int>(gridDim.x) / S::kCluster),

@@ -97,9 +97,10 @@ __device__ __forceinline__ Vec<T, kWidth> add(const Vec<T, kWidth>& row, const V
   return from_floats<T>(values);
 }
 
-// One block a row, which is read once and stays in registers: kVecs vectors a thread, blockDim.x apart.
-template <typename T, int kVecs, Sum kSum, Weight kWeight>
-__global__ void __launch_bounds__(kMaxThreads) norm_rows_in_registers(RowNorm<T> norm) {
+// One block a row, which is read once and stays in registers: kVecs vectors a thread, blockDim.x apart. The results are
+// handed on as take(i, vec, result), i of kVecs.
+template <int kVecs, Sum kSum, Weight kWeight, typename T, typename Take>
+__device__ __forceinline__ void norm_row(const RowNorm<T>& norm, const Take& take) {
   constexpr int kWidth = kVecWidth<T>;
   constexpr bool kAdd = kSum != Sum::kNone;
   const int64_t row = blockIdx.x;
@@ -142,8 +143,15 @@ __global__ void __launch_bounds__(kMaxThreads) norm_rows_in_registers(RowNorm<T>
     if (kSum == Sum::kUnrounded) keep_packed(residual[i]);
     float floats[kWidth];
     normed_floats<kSum>(floats, values[i], residual[i]);
-    store(norm.out + row * norm.hidden + vec * kWidth, scale<kWeight>(floats, weight[i], factor));
+    take(i, vec, scale<kWeight>(floats, weight[i], factor));
   }
+}
+
+template <typename T, int kVecs, Sum kSum, Weight kWeight>
+__global__ void __launch_bounds__(kMaxThreads) norm_rows_in_registers(RowNorm<T> norm) {
+  T* out = norm.out + blockIdx.x * norm.hidden;
+  norm_row<kVecs, kSum, kWeight>(
+      norm, [&](int, int vec, const Vec<T, kVecWidth<T>>& result) { store(out + vec * kVecWidth<T>, result); });
 }
 
 // Any size and any alignment: one element at a time, read twice; each thread reads back only what it wrote.

@@ -35,8 +35,8 @@ __device__ __forceinline__ void gate_values(float (&gate)[kRun], float (&up)[kRu
 
 // The results of `runs` times eight neighbouring rows of each token, beginning at first_row. fetch(values, column, run,
 // is_up) gives the sums of a token and eight rows; threads take every `stride`th of them, beginning at `index`.
-template <typename T, bool kGated, typename Fetch>
-__device__ __forceinline__ void finish_runs(const Linear<T>& p, const SplitKTile& work, int tokens, int first_row,
+template <bool kGated, typename In, typename Out, typename Fetch>
+__device__ __forceinline__ void finish_runs(const Linear<In, Out>& p, const SplitKTile& work, int tokens, int first_row,
                                             int runs, int index, int stride, const Fetch& fetch) {
   const int width = kGated ? p.n / 2 : p.n;
   const auto fetch_biased = [&](float (&values)[kRun], int column, int run, bool is_up) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ void finish_runs(const Linear<T>& p, const SplitKTile
     if constexpr (kGated) {
       float up[kRun];
       fetch_biased(up, column, run, true);
-      gate_values<T>(values, up);
+      gate_values<Out>(values, up);
     }
     store_run(p.out + static_cast<int64_t>(work.token + column) * width, values, row, width);
   }
@@ -77,8 +77,8 @@ __device__ __forceinline__ void keep_sums(float* kept, const typename S::Sums& s
 }
 
 // The results of a block without split-K, or of every split_k-th run of a cluster's, whose blocks have kept their sums.
-template <typename T, typename S, bool kGated>
-__device__ __forceinline__ void finish_kept(const Linear<T>& p, const float* kept, const SplitKTile& work) {
+template <typename S, bool kGated, typename In, typename Out>
+__device__ __forceinline__ void finish_kept(const Linear<In, Out>& p, const float* kept, const SplitKTile& work) {
   constexpr int kWidth = kGated ? S::kBlockRows / 2 : S::kBlockRows;
   const auto fetch = [&](float (&values)[kRun], int column, int run, bool is_up) {
     const float* from = kept + column * S::kPitch + run + (is_up ? kWidth : 0);
@@ -92,8 +92,8 @@ __device__ __forceinline__ void finish_kept(const Linear<T>& p, const float* kep
       }
     }
   };
-  finish_runs<T, kGated>(p, work, S::kTokenRows, work.tile * kWidth, kWidth / kRun,
-                         work.rank * S::kThreads + threadIdx.x, work.split_k * S::kThreads, fetch);
+  finish_runs<kGated>(p, work, S::kTokenRows, work.tile * kWidth, kWidth / kRun, work.rank * S::kThreads + threadIdx.x,
+                      work.split_k * S::kThreads, fetch);
 }
 
 // Every rank adds up the sums of some rows: its share of the gate's and the same of up's.
@@ -116,8 +116,8 @@ __device__ __forceinline__ void send_sums(const typename S::Sums& sums, uint32_t
 }
 
 // The results of the rows whose sums were sent to this block.
-template <typename T, typename S, bool kGated>
-__device__ __forceinline__ void finish_sent(const Linear<T>& p, const float* received, const SplitKTile& work) {
+template <typename S, bool kGated, typename In, typename Out>
+__device__ __forceinline__ void finish_sent(const Linear<In, Out>& p, const float* received, const SplitKTile& work) {
   constexpr int kWidth = kGated ? S::kBlockRows / 2 : S::kBlockRows;
   const int owned = kWidth / work.split_k, of_rank = S::kBlockRows / work.split_k * S::kTokenRows;
   const auto fetch = [&](float (&values)[kRun], int column, int run, bool is_up) {
@@ -128,8 +128,8 @@ __device__ __forceinline__ void finish_sent(const Linear<T>& p, const float* rec
       for (int rank = 0; rank < work.split_k; ++rank) values[i] += from[rank * of_rank + i * S::kTokenRows];
     }
   };
-  finish_runs<T, kGated>(p, work, S::kTokenRows, work.tile * kWidth + work.rank * owned, owned / kRun, threadIdx.x,
-                         S::kThreads, fetch);
+  finish_runs<kGated>(p, work, S::kTokenRows, work.tile * kWidth + work.rank * owned, owned / kRun, threadIdx.x,
+                      S::kThreads, fetch);
 }
 
 }  // namespace lamina

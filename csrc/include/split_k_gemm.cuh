@@ -9,6 +9,7 @@
 // second.
 #pragma once
 
+#include "fp8_gemm.cuh"
 #include "hopper.cuh"
 #include "pdl.cuh"
 #include "split_k_epilogue.cuh"
@@ -26,19 +27,18 @@ __device__ __forceinline__ int first_row(const SplitKTile& work, int group, int 
 }
 
 // The producer warp.
-template <typename T, int kWarpgroups, int kTokens, bool kGated>
+template <typename S, int kWarpgroups, bool kGated, typename In, typename Out>
 __device__ __forceinline__ void produce_tiles(const CUtensorMap* weight, const CUtensorMap* x, const SplitKTile& work,
-                                              const SharedLayout& at, const Linear<T>& p, bool sends) {
-  using S = SplitKShape<kWarpgroups, kTokens>;
+                                              const SharedLayout& at, const Linear<In, Out>& p, bool sends) {
   const bool is_elected = threadIdx.x % kWarp == 0;
   const uint64_t once = evict_first(), often = evict_last();
-  const int stage_bytes = S::kTiles * (kWarpgroups * kTileBytes + p.box_rows * work.multicast * kColumns * 2);
+  const int stage_bytes = S::kTiles * (kWarpgroups * kTileBytes + p.box_rows * work.multicast * kRowBytes);
   const auto load_weight = [&](int step, int stage) {
     const uint32_t to = at.tiles + stage * S::kStageBytes, barrier = at.full + stage * 8;
     arrive_expecting(barrier, stage_bytes);
 #pragma unroll
     for (int i = 0; i < S::kTiles * kWarpgroups; ++i) {
-      const int column = step * S::kStep + i / kWarpgroups * kColumns,
+      const int column = step * S::kStep + i / kWarpgroups * kTileColumns<In>,
                 row = first_row<kWarpgroups, kGated>(work, i % kWarpgroups, p.n);
       tma_load(to + i * kTileBytes, weight, column, row, barrier, once);
     }
@@ -48,14 +48,14 @@ __device__ __forceinline__ void produce_tiles(const CUtensorMap* weight, const C
     uint32_t to = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kTileBytes;
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i, to += S::kXBytes) {
-      const int column = step * S::kStep + i * kColumns;
+      const int column = step * S::kStep + i * kTileColumns<In>;
       if (work.multicast == 1) {
         tma_load(to, x, column, work.token, barrier, often);
         continue;
       }
       const int row = work.multicast_rank * p.box_rows;
       const auto peers = static_cast<uint16_t>(((1 << work.multicast) - 1) << (work.rank * work.multicast));
-      tma_load_multicast(to + row * kColumns * 2, x, column, work.token + row, barrier, peers, often);
+      tma_load_multicast(to + row * kRowBytes, x, column, work.token + row, barrier, peers, often);
     }
   };
   const int first = min(at.stages, work.end - work.begin);
@@ -74,10 +74,15 @@ __device__ __forceinline__ void produce_tiles(const CUtensorMap* weight, const C
   }
 }
 
-template <typename T, int kWarpgroups, int kTokens>
-__device__ __forceinline__ void mainloop(typename SplitKShape<kWarpgroups, kTokens>::Sums& sums, const SplitKTile& work,
-                                         const SharedLayout& at) {
-  using S = SplitKShape<kWarpgroups, kTokens>;
+// Whoever writes into a stage must know that this warp has read it.
+__device__ __forceinline__ void release_stage(const SplitKTile& work, const SharedLayout& at, int lane, int stage) {
+  if (lane >= work.multicast) return;
+  const uint32_t empty = at.empty + stage * 8;
+  work.multicast == 1 ? arrive(empty) : arrive_at_peer(empty, work.rank * work.multicast + lane);
+}
+
+template <typename S, int kWarpgroups>
+__device__ __forceinline__ void mainloop(typename S::Sums& sums, const SplitKTile& work, const SharedLayout& at) {
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
   const int lane = threadIdx.x % kWarp, steps = work.end - work.begin;
   int stage = 0, parity = 0, before = 0;
@@ -91,18 +96,47 @@ __device__ __forceinline__ void mainloop(typename SplitKShape<kWarpgroups, kToke
       const uint64_t left = tile_descriptor(tiles + i * kWarpgroups * kTileBytes);
       const uint64_t right = tile_descriptor(x + i * S::kXBytes);
 #pragma unroll
-      for (int k = 0; k < kColumns / 16; ++k) wgmma<kTokens>(sums, left + 2 * k, right + 2 * k, T{});
+      for (int k = 0; k < kRowBytes / 32; ++k)
+        wgmma<S::kTokenRows>(sums, left + 2 * k, right + 2 * k, typename S::In{});
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (step > 0 && lane < work.multicast) {  // whoever writes into the tiles must know that they have been read
-      const uint32_t empty = at.empty + before * 8;
-      work.multicast == 1 ? arrive(empty) : arrive_at_peer(empty, work.rank * work.multicast + lane);
-    }
+    if (step > 0) release_stage(work, at, lane, before);
     before = stage;
     if (++stage == at.stages) stage = 0, parity ^= 1;
   }
   wgmma_wait<0>();
+}
+
+// The same in FP8.
+template <typename S, int kWarpgroups, typename Out>
+__device__ __forceinline__ void mainloop_fp8(typename S::Sums& sums, const SplitKTile& work, const SharedLayout& at,
+                                             const Linear<Float8, Out>& p) {
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), lane = threadIdx.x % kWarp;
+  const LaneScales scales(p, first_row<kWarpgroups, false>(work, group, p.n));
+  wait_for_predecessor();  // the scales of x are read by these threads
+  int stage = 0, parity = 0;
+  for (int step = work.begin; step < work.end; ++step) {
+    wait_barrier(at.full + stage * 8, parity);
+    const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * kTileBytes;
+    const uint32_t x = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kTileBytes;
+    float parts[S::kTiles][S::kTokenRows / 2];
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < S::kTiles; ++i)
+      begin_tile<S::kTokenRows>(parts[i], tiles + i * kWarpgroups * kTileBytes, x + i * S::kXBytes);
+    if constexpr (S::kTiles == 2) {
+      wgmma_wait<1>();
+      pin(parts[0]);
+      scales.add(sums, parts[0], work.token, step * 2);
+    }
+    wgmma_wait<0>();
+    release_stage(work, at, lane, stage);
+    pin(parts[S::kTiles - 1]);
+    scales.add(sums, parts[S::kTiles - 1], work.token, step * S::kTiles + S::kTiles - 1);
+    if (++stage == at.stages) stage = 0, parity ^= 1;
+  }
+  scales.finish(sums, work.token);
 }
 
 template <int kTokens, int kStep>
@@ -119,11 +153,11 @@ __device__ __forceinline__ SplitKTile find_work(int k, int multicast, int split_
           split_k};
 }
 
-template <typename T, int kWarpgroups, int kTokens, bool kGated>
+template <typename In, typename Out, int kWarpgroups, int kTokens, bool kGated>
 __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
     split_k_gemm_kernel(const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x,
-                        Linear<T> p) {
-  using S = SplitKShape<kWarpgroups, kTokens>;
+                        Linear<In, Out> p) {
+  using S = SplitKShape<In, kWarpgroups, kTokens>;
   extern __shared__ uint8_t shared[];
   __shared__ uint64_t barriers[2 * kMaxStages + 1];
   const SplitKTile work = find_work<kTokens, S::kStep>(p.k, p.multicast, p.split_k);
@@ -148,11 +182,14 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
   if (work.multicast > 1 || sends) arrive_at_cluster();
   typename S::Sums sums = {};
   if (threadIdx.x >= S::kThreads) {
-    produce_tiles<T, kWarpgroups, kTokens, kGated>(&weight, &x, work, at, p, sends);
+    produce_tiles<S, kWarpgroups, kGated>(&weight, &x, work, at, p, sends);
     __syncwarp();
   } else {
     if (work.multicast > 1 || sends) wait_for_cluster();
-    mainloop<T, kWarpgroups, kTokens>(sums, work, at);
+    if constexpr (kIsScaled<In>)
+      mainloop_fp8<S, kWarpgroups>(sums, work, at, p);
+    else
+      mainloop<S, kWarpgroups>(sums, work, at);
   }
   if constexpr (S::kSends) {
     if (sends) {
@@ -160,7 +197,7 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
       if (threadIdx.x < S::kThreads) {
         send_sums<S, kGated>(sums, received, at.sent, work);
         wait_barrier(at.sent, 0);
-        finish_sent<T, S, kGated>(p, reinterpret_cast<float*>(aligned + (received - at.tiles)), work);
+        finish_sent<S, kGated>(p, reinterpret_cast<float*>(aligned + (received - at.tiles)), work);
       }
       if (work.multicast > 1) {
         arrive_at_cluster();
@@ -173,7 +210,7 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
   float* const kept = reinterpret_cast<float*>(aligned);
   if (threadIdx.x < S::kThreads) keep_sums<S>(kept, sums);
   work.split_k > 1 ? sync_cluster() : __syncthreads();
-  if (threadIdx.x < S::kThreads) finish_kept<T, S, kGated>(p, kept, work);
+  if (threadIdx.x < S::kThreads) finish_kept<S, kGated>(p, kept, work);
   if (work.multicast > 1 || work.split_k > 1) {  // others read this block's sums, or arrive at its barriers
     arrive_at_cluster();
     wait_for_cluster();

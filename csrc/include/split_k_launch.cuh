@@ -9,30 +9,22 @@
 
 namespace lamina {
 
-// The tensor map of a row-major matrix: boxes of 64 columns by box_rows rows.
+// The tensor map of a row-major matrix: boxes of 128 bytes by box_rows rows.
 template <typename T>
 inline cudaError_t make_matrix_map(CUtensorMap* map, const void* data, int64_t rows, int64_t columns, int64_t stride,
                                    int box_rows) {
-  return encode_tensor_map<T, 2>(map, data, {{columns, rows}, {stride}, {kColumns, box_rows}});
+  return encode_tensor_map<T, 2>(map, data, {{columns, rows}, {stride}, {kTileColumns<T>, box_rows}});
 }
 
-// Calls function with a value of the type that the code stands for, of those that the tensor cores take here.
-template <typename Function>
-inline int with_dtype16(int64_t code, const Function& function) {
-  if (code == 1) return function(__nv_bfloat16{});
-  if (code == 2) return function(__half{});
-  return cudaErrorInvalidValue;
-}
-
-template <typename T, int kWarpgroups, int kTokens, bool kGated>
-int launch_split_k_gemm(Linear<T> p, const void* weight_data, const void* x_data, int64_t x_stride,
+template <int kWarpgroups, int kTokens, bool kGated, typename In, typename Out>
+int launch_split_k_gemm(Linear<In, Out> p, const void* weight_data, const void* x_data, int64_t x_stride,
                         cudaStream_t stream) {
-  using S = SplitKShape<kWarpgroups, kTokens>;
+  using S = SplitKShape<In, kWarpgroups, kTokens>;
   CUtensorMap weight, x;
-  const auto kernel = split_k_gemm_kernel<T, kWarpgroups, kTokens, kGated>;
+  const auto kernel = split_k_gemm_kernel<In, Out, kWarpgroups, kTokens, kGated>;
   p.box_rows = 8 * narrow(ceil_div(smaller(p.tokens, kTokens), 8 * p.multicast));
-  cudaError_t error = make_matrix_map<T>(&weight, weight_data, p.n, p.k, p.k, kRows);
-  if (error == cudaSuccess) error = make_matrix_map<T>(&x, x_data, p.tokens, p.k, x_stride, p.box_rows);
+  cudaError_t error = make_matrix_map<In>(&weight, weight_data, p.n, p.k, p.k, kRows);
+  if (error == cudaSuccess) error = make_matrix_map<In>(&x, x_data, p.tokens, p.k, x_stride, p.box_rows);
   if (error == cudaSuccess) error = allow_all_shared(reinterpret_cast<const void*>(kernel));
   if (error != cudaSuccess) return error;
   const int64_t tile_width = kGated ? S::kBlockRows / 2 : S::kBlockRows, width = kGated ? p.n / 2 : p.n;

@@ -5,25 +5,37 @@
 
 namespace lamina {
 
-constexpr int kRows = 64, kColumns = 64;  // of a tile of the weights: 128 bytes a row
+constexpr int kRows = 64, kRowBytes = 128;  // of a tile of the weights
 constexpr int kMaxStages = 24;
-constexpr int kTileBytes = kRows * kColumns * 2;
+constexpr int kTileBytes = kRows * kRowBytes;
 constexpr int kWarp = 32, kRun = 8;  // threads; neighbouring results that a thread stores at once: 16 bytes
 
-template <typename T>
-struct Linear {
-  const T* bias;  // [n] or null
-  T* out;         // [tokens, width]: width n, or n / 2 where kGated
+// Columns of a tile.
+template <typename In>
+constexpr int kTileColumns = kRowBytes / static_cast<int>(sizeof(In));
+
+// Scales of the operands, where those have any: fp8_gemm.cuh has those of FP8.
+template <typename In>
+struct Scales {};
+template <typename In>
+constexpr bool kIsScaled = sizeof(In) == 1;
+
+// What is multiplied, of type In, comes as tensor maps.
+template <typename In, typename Out = In>
+struct Linear : Scales<In> {
+  const Out* bias;  // [n] or null
+  Out* out;         // [tokens, width]: width n, or n / 2 where kGated
   int tokens, n, k, multicast, split_k, stages;
   int box_rows;  // rows of x in a TMA box: no more than there are, since rows out of bounds are slower than any
 };
 
-template <int kWarpgroups, int kTokens>
+template <typename Element, int kWarpgroups, int kTokens>
 struct SplitKShape {
+  using In = Element;
   static constexpr int kTokenRows = kTokens;
-  static constexpr int kBlockRows = kWarpgroups * kRows, kThreads = kWarpgroups * 128;  // consumer threads
-  static constexpr int kTiles = kTokens <= 32 ? 2 : 1, kStep = kTiles * kColumns;       // columns of K a stage
-  static constexpr int kXBytes = kTokens * kColumns * 2;                                // of 64 columns
+  static constexpr int kBlockRows = kWarpgroups * kRows, kThreads = kWarpgroups * 128;     // consumer threads
+  static constexpr int kTiles = kTokens <= 32 ? 2 : 1, kStep = kTiles * kTileColumns<In>;  // columns of K a stage
+  static constexpr int kXBytes = kTokens * kRowBytes;                                      // of a tile
   static constexpr int kStageBytes = kTiles * (kWarpgroups * kTileBytes + kXBytes);
   static constexpr int kPitch = kBlockRows + 4;  // floats; padded, so that a warp's sums fall into different banks
   static constexpr int kSumBytes = kPitch * kTokens * 4;

@@ -16,7 +16,7 @@ int64_t linear_arguments_size() { return sizeof(LinearArguments); }
 
 int linear(const LinearArguments* a) {
 #if LAMINA_HOPPER
-  return lamina::with_dtype16(a->dtype, [&](auto zero) {
+  return lamina::with_narrow_dtype(a->dtype, [&](auto zero) {
     using T = decltype(zero);
     lamina::Linear<T> p{};
     p.bias = static_cast<const T*>(a->bias), p.out = static_cast<T*>(a->out);

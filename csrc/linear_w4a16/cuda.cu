@@ -17,7 +17,7 @@ int64_t linear_w4a16_arguments_size() { return sizeof(LinearW4A16Arguments); }
 
 int linear_w4a16(const LinearW4A16Arguments* a) {
 #if LAMINA_HOPPER
-  return lamina::with_dtype16(a->dtype, [&](auto zero) {
+  return lamina::with_narrow_dtype(a->dtype, [&](auto zero) {
     using T = decltype(zero);
     lamina::LinearW4A16<T> p{};
     p.bias = static_cast<const T*>(a->bias), p.out = static_cast<T*>(a->out);

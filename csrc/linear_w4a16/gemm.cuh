@@ -162,7 +162,7 @@ __device__ __forceinline__ void finish_nibbles(typename S::Sums& sums, const Spl
       if (is_consumer) {
         send_sums<S, kGated>(sums, at.received, at.sent, work);
         wait_barrier(at.sent, 0);
-        finish_sent<T, S, kGated>(p, shared_floats(at.received), work);
+        finish_sent<S, kGated>(p, shared_floats(at.received), work);
       }
       if (work.multicast > 1) {
         arrive_at_cluster();
@@ -175,7 +175,7 @@ __device__ __forceinline__ void finish_nibbles(typename S::Sums& sums, const Spl
   float* const kept = shared_floats(at.tiles);
   if (is_consumer) keep_sums<S>(kept, sums);
   work.split_k > 1 ? sync_cluster() : __syncthreads();
-  if (is_consumer) finish_kept<T, S, kGated>(p, kept, work);
+  if (is_consumer) finish_kept<S, kGated>(p, kept, work);
   if (work.multicast > 1 || work.split_k > 1) {  // others read this block's sums, or arrive at its barriers
     arrive_at_cluster();
     wait_for_cluster();

@@ -4,5 +4,5 @@
 extern "C" {
 int64_t silu_and_mul_arguments_size() { return sizeof(lamina::GateArguments); }
 
-int silu_and_mul(const lamina::GateArguments* p) { return lamina::act_and_mul<lamina::Silu>(*p); }
+int silu_and_mul(const lamina::GateArguments* p) { return lamina::silu_and_mul(*p); }
 }

@@ -1,15 +1,10 @@
-// silu(x) = x / (1 + exp(-x))
+// out = silu(gate), rounded, times up.
 #pragma once
 
-#include "gate.cuh"
+#include "activations.cuh"
 
 namespace lamina {
 
-struct Silu {
-  template <typename T>
-  __device__ __forceinline__ static float apply(float x) {
-    return divide<T>(x, 1.0f + expf(-x));
-  }
-};
+inline int silu_and_mul(const GateArguments& p) { return act_and_mul<Silu>(p); }
 
 }  // namespace lamina

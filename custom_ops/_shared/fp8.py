@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
+from .layout import moves_in_vectors
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # of the type's finite values
+NARROW = frozenset({torch.bfloat16, torch.float16})  # what CUDA kernels quantize
 GROUP = 128  # neighbouring columns that share a scale, where a row has several
 
 
@@ -37,6 +39,11 @@ def new_quantized(x: Tensor, columns: int, group: int) -> tuple[Tensor, Tensor]:
     if not group:
         return values, x.new_empty((x.shape[0],), dtype=torch.float32)
     return values, x.new_empty((num_groups(columns), x.shape[0]), dtype=torch.float32).t()
+
+
+def fits_vectors(most_columns: int, *rows: Tensor) -> bool:
+    """Whether rows of 16 bits, no longer than that, can be read 8 at a time."""
+    return all(part.shape[1] <= most_columns and moves_in_vectors(part, 8) for part in rows)
 
 
 def check_group(op: str, group: int) -> None:

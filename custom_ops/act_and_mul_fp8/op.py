@@ -7,7 +7,7 @@ from ...common.errors import ShapeError
 from .._shared.fp8 import check_group, check_rows, new_quantized
 from .._shared.library import define_op
 from .._shared.registry import Provider
-from . import _composed, reference
+from . import _composed, _cuda, reference
 
 
 def act_and_mul_fp8(
@@ -35,5 +35,9 @@ define_op(
     "act_and_mul_fp8(Tensor gate_up, bool gelu, int group) -> (Tensor, Tensor)",
     fake=_fake,
     check=_check,
-    providers=(_composed.PROVIDER, Provider(name="reference", load=lambda: reference.act_and_mul_fp8)),
+    providers=(
+        _cuda.PROVIDER,
+        _composed.PROVIDER,
+        Provider(name="reference", load=lambda: reference.act_and_mul_fp8),
+    ),
 )

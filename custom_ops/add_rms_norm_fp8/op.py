@@ -7,7 +7,7 @@ from .._shared.fp8 import check_group, check_rows, new_quantized
 from .._shared.library import define_op
 from .._shared.registry import Provider
 from ..add_rms_norm.op import check_sum_and_norm
-from . import _composed, reference
+from . import _composed, _cuda, reference
 
 
 def add_rms_norm_fp8(
@@ -60,5 +60,9 @@ define_op(
     " bool zero_centred=False, bool unrounded=False) -> (Tensor, Tensor, Tensor)",
     fake=_fake,
     check=_check,
-    providers=(_composed.PROVIDER, Provider(name="reference", load=lambda: reference.add_rms_norm_fp8)),
+    providers=(
+        _cuda.PROVIDER,
+        _composed.PROVIDER,
+        Provider(name="reference", load=lambda: reference.add_rms_norm_fp8),
+    ),
 )

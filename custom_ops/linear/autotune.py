@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,11 @@ from torch import Tensor
 
 from ...common.errors import KernelLaunchError
 from ...common.logging import get_logger
+from .._shared.fp8 import FP8, GROUP, num_groups
 from ..add_rms_norm_linear import _composed
 from ..add_rms_norm_linear import _cpu as fused_cpu
 from ..add_rms_norm_linear import _cuda as fused
+from ..scaled_linear_fp8 import _cuda as scaled
 from . import _cpu as plain_cpu
 from . import _cuda as plain
 from .choices import (
@@ -28,6 +30,7 @@ from .choices import (
     candidates,
     ceil_div,
     device_name_of,
+    guess,
     processors_of,
 )
 
@@ -55,21 +58,71 @@ def autotune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) ->
     return tuple(entries)
 
 
-def _measure(site: Site, device: torch.device, dtype: torch.dtype) -> Entry:
+class Ways(NamedTuple):
+    """What multiplies a site's x by a weight of the list: the kernel of a configuration, and the library."""
+
+    weights: list[Any]
+    ours: Callable[[GemmConfig, Any], Tensor]
+    library: Callable[[Any], Tensor]
+
+
+class Fp8Weight(NamedTuple):
+    """Weights in FP8, and their scales."""
+
+    values: Tensor
+    scale: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+
+def ways_of(site: Site, device: torch.device, dtype: torch.dtype) -> Ways:
+    """Both ways of a site, with random operands."""
+
     def random(*shape: int) -> Tensor:
         values: Tensor = torch.randn(shape, device=device, dtype=dtype) / site.k**0.25
         return values
 
     x = random(site.num_tokens, site.k)
-    count = ceil_div(ROTATED_BYTES, site.n * site.k * dtype.itemsize)
-    weights = [random(site.n, site.k) for _ in range(count)]
+    size = site.n * site.k * (1 if site.is_fp8 else dtype.itemsize)
+    weights = [random(site.n, site.k) for _ in range(ceil_div(ROTATED_BYTES, size))]
+    if site.is_fp8:
+        return _fp8_ways(site, x, weights)
     otherwise = F.linear if site.kind == "linear" else _gemm_then_gate
     launch = plain.launch if site.kind == "linear" else fused.launch
-    library = _microseconds(lambda weight: otherwise(x, weight), weights)
+    return Ways(
+        weights,
+        lambda config, weight: launch(x, weight, None, config),
+        lambda weight: otherwise(x, weight),
+    )
+
+
+def _fp8_ways(site: Site, x: Tensor, weights: list[Tensor]) -> Ways:
+    """The same in FP8; where no library takes the operands, the guess of a configuration stands for it."""
+    grouped = site.weights == "fp8_block"
+    values, x_scale = OPS.quantize_fp8.default(x, GROUP if grouped else 0)
+    scale = x.new_ones((site.n, num_groups(site.k)) if grouped else (site.n,), dtype=torch.float32)
+    given = [Fp8Weight(weight.to(FP8), scale) for weight in weights]
+
+    def ours(config: GemmConfig, weight: Fp8Weight) -> Tensor:
+        return scaled.launch(values, x_scale, *weight, None, x.dtype, config)
+
+    def library(weight: Fp8Weight) -> Tensor:
+        return scaled.library(values, x_scale, *weight, None, x.dtype)
+
+    guessed = guess(site, processors_of(x.device))
+    has_library = scaled.has_library(values, given[0].values, scale, x.dtype)
+    return Ways(given, ours, library if has_library or guessed is None else partial(ours, guessed))
+
+
+def _measure(site: Site, device: torch.device, dtype: torch.dtype) -> Entry:
+    ways = ways_of(site, device, dtype)
+    library = _microseconds(ways.library, ways.weights)
     taken: dict[GemmConfig, float] = {}
     for config in candidates(site, processors_of(device)):
         try:
-            taken[config] = _microseconds(partial(_call, launch, x, config), weights)
+            taken[config] = _microseconds(partial(ways.ours, config), ways.weights)
         except KernelLaunchError as error:  # a part of a GPU has no room for some clusters
             logger.warning("%s is not tried for %s: %s", config, site, error)
     if not taken:
@@ -78,16 +131,12 @@ def _measure(site: Site, device: torch.device, dtype: torch.dtype) -> Entry:
     return Entry(site=site, kernel=best, microseconds=taken[best], otherwise=library)
 
 
-def _call(launch: Callable[..., Tensor], x: Tensor, config: GemmConfig, weight: Tensor) -> Tensor:
-    return launch(x, weight, None, config)
-
-
 def _gemm_then_gate(x: Tensor, weight: Tensor) -> Tensor:
     result: Tensor = OPS.silu_and_mul.default(OPS.linear.default(x, weight, None))
     return result
 
 
-def _microseconds(call: Callable[[Tensor], object], weights: list[Tensor]) -> float:
+def _microseconds(call: Callable[[Any], object], weights: list[Any]) -> float:
     """Median time of a call, in a CUDA graph that goes through all weights."""
     stream = Stream(weights[0].device)
     sequence = [weights[i % len(weights)] for i in range(max(MIN_CALLS, len(weights)))]

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 
 Kind = Literal["linear", "gated"]
+FP8 = ("fp8", "fp8_block")  # weights in e4m3: with a scale a row, or a row and 128 columns
 
 BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the tensor cores
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
@@ -46,7 +47,17 @@ class Site:
     n: int  # rows of the weights
     k: int
     dtype: str = "bfloat16"  # of x
-    weights: str = "dense"  # how they are kept: dense, of x's dtype
+    weights: str = "dense"  # how they are kept: dense, of x's dtype, or as FP8 names them
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether both operands are in FP8, with scales."""
+        return self.weights in FP8
+
+    @property
+    def tile_columns(self) -> int:
+        """Columns of K in a tile: 128 bytes."""
+        return 128 if self.is_fp8 else 64
 
     def __str__(self) -> str:
         kept = "" if self.weights == "dense" else f" {self.weights}"
@@ -60,7 +71,7 @@ class GemmConfig(NamedTuple):
     tile_tokens: int  # rows of x, a block
     multicast: int  # blocks of a cluster that share the tiles of x by TMA multicast
     split_k: int  # blocks of a cluster that divide the columns of the same weight rows
-    stages: int  # of the pipeline through shared memory, 64 columns each
+    stages: int  # of the pipeline through shared memory, 128 bytes of a row each
     clusters: int = 0  # of the persistent kernel; 0: the split-K kernel, a cluster for each tile
 
 
@@ -144,9 +155,10 @@ def adopt(device_name: str, entries: Iterable[Entry]) -> None:
         lookup.cache_clear()
 
 
-def sites_of(op: str, n: int, k: int, dtype: str = "bfloat16") -> tuple[Site, ...]:
+def sites_of(op: str, n: int, k: int, dtype: str = "bfloat16", weights: str = "dense") -> tuple[Site, ...]:
     """The sites of a GEMM, one for each bucket of rows; op is linear, norm or norm_gated."""
-    alone = tuple(Site(kind="linear", num_tokens=bucket, n=n, k=k, dtype=dtype) for bucket in BUCKETS)
+    one = Site(kind="linear", num_tokens=1, n=n, k=k, dtype=dtype, weights=weights)
+    alone = tuple(replace(one, num_tokens=bucket) for bucket in BUCKETS)
     gated = tuple(replace(site, kind="gated") for site in alone)
     return (*alone, *gated) if op == "norm_gated" else alone
 
@@ -181,7 +193,9 @@ def persistent_candidates(site: Site, num_processors: int) -> tuple[GemmConfig, 
         return ()
     return tuple(
         GemmConfig(warpgroups, tokens, *cluster, persistent_stages(warpgroups, tokens), clusters)
-        for warpgroups, tokens, cluster in itertools.product((1, 2), PERSISTENT_TOKENS, PERSISTENT_CLUSTERS)
+        for warpgroups, tokens, cluster in itertools.product(
+            (1, 2), _persistent_tokens(site), PERSISTENT_CLUSTERS
+        )
         for clusters in dict.fromkeys((pairs // 8 * 8 or pairs, pairs))
         if (warpgroups == 2 or cluster == (1, 2)) and tokens <= site.num_tokens
     )
@@ -192,13 +206,31 @@ def persistent_stages(warpgroups: int, tokens: int) -> int:
     return (MAX_SHARED - 2048) // (warpgroups * 8192 + tokens * 128)
 
 
+def guess(site: Site, num_processors: int) -> GemmConfig | None:
+    """A configuration that is never far off, for what has no library; None where none serves."""
+    persistent = persistent_candidates(site, num_processors)
+    if persistent:
+        return max(persistent, key=lambda config: (config.warpgroups, config.multicast, config.clusters))
+    alone = [config for config in candidates(site, num_processors) if config.multicast == 1]
+    rows = [ceil_div(site.n, 64 * config.warpgroups) * config.split_k for config in alone]
+    waves = [abs(blocks / num_processors - 1.5) for blocks in rows]  # two blocks a processor, or nearly
+    return alone[waves.index(min(waves))] if alone else None
+
+
 def _is_compiled(site: Site, warpgroups: int, tokens: int) -> bool:
     paired = site.kind != "gated" or warpgroups > 1
-    return paired and (warpgroups < 4 or tokens in (64, 128))
+    return paired and (warpgroups < 4 or tokens in ((64,) if site.is_fp8 else (64, 128)))
+
+
+def _persistent_tokens(site: Site) -> tuple[int, ...]:
+    """Rows of x of a persistent kernel's tile; in FP8 sums are kept twice."""
+    return PERSISTENT_TOKENS[:1] if site.is_fp8 else PERSISTENT_TOKENS
 
 
 def _tile_tokens(site: Site) -> tuple[int, ...]:
-    return {1: (8,), 256: (128, 256)}.get(site.num_tokens, (site.num_tokens,))
+    if site.num_tokens == BUCKETS[-1]:
+        return _persistent_tokens(site)
+    return (max(8, site.num_tokens),)
 
 
 def _multicasts(tokens: int) -> tuple[int, ...]:
@@ -213,7 +245,7 @@ def most_stages(site: Site, warpgroups: int, tokens: int, split_k: int, limit: i
     csrc/include/split_k_shape.cuh counts the same bytes.
     """
     tiles = 2 if tokens <= 32 else 1
-    steps = ceil_div(ceil_div(site.k, 64 * tiles), split_k)
+    steps = ceil_div(ceil_div(site.k, site.tile_columns * tiles), split_k)
     stage = tiles * (warpgroups * 8192 + tokens * 128)
     sums = (warpgroups * 64 + 4) * tokens * 4
     sent = warpgroups * 64 * tokens * 4 if tokens <= 32 else 0

@@ -16,4 +16,4 @@ def linear_fp8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
     return out
 
 
-PROVIDER = Provider(name="composed", load=lambda: linear_fp8, devices=frozenset({"cuda"}))
+PROVIDER = Provider(name="composed", load=lambda: linear_fp8)

@@ -7,7 +7,7 @@ from ...common.errors import ShapeError
 from .._shared.fp8 import check_rows, check_weight
 from .._shared.library import define_op
 from .._shared.registry import Provider
-from . import _composed, _cpu, reference
+from . import _composed, reference
 
 
 def linear_fp8(
@@ -43,7 +43,6 @@ define_op(
     check=_check,
     providers=(
         _composed.PROVIDER,
-        _cpu.PROVIDER,
         Provider(name="reference", load=lambda: reference.linear_fp8),
     ),
 )

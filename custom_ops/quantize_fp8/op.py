@@ -8,7 +8,7 @@ from .._shared.fp8 import check_group, check_rows, new_quantized
 from .._shared.library import define_op
 from .._shared.registry import Provider
 from .._shared.triton_provider import triton_provider
-from . import reference
+from . import _cuda, reference
 
 
 def quantize_fp8(
@@ -38,6 +38,7 @@ define_op(
     fake=_fake,
     check=_check,
     providers=(
+        _cuda.PROVIDER,
         triton_provider("quantize_fp8", dtypes=frozenset(DTYPES)),
         Provider(name="reference", load=lambda: reference.quantize_fp8),
     ),

@@ -7,7 +7,7 @@ from .._shared.fp8 import check_group, check_rows, new_quantized
 from .._shared.library import define_op
 from .._shared.registry import Provider
 from ..rms_norm.op import check_norm
-from . import _composed, reference
+from . import _composed, _cuda, reference
 
 
 def rms_norm_fp8(
@@ -39,5 +39,9 @@ define_op(
     " -> (Tensor, Tensor)",
     fake=_fake,
     check=_check,
-    providers=(_composed.PROVIDER, Provider(name="reference", load=lambda: reference.rms_norm_fp8)),
+    providers=(
+        _cuda.PROVIDER,
+        _composed.PROVIDER,
+        Provider(name="reference", load=lambda: reference.rms_norm_fp8),
+    ),
 )

@@ -8,7 +8,7 @@ from .._shared.fp8 import FP8, check_rows, check_weight, num_groups
 from .._shared.library import define_op
 from .._shared.registry import Provider
 from .._shared.triton_provider import triton_provider
-from . import reference
+from . import _cpu, _cuda, reference
 
 
 def scaled_linear_fp8(
@@ -56,7 +56,9 @@ define_op(
     fake=_fake,
     check=_check,
     providers=(
+        _cuda.PROVIDER,
         triton_provider("scaled_linear_fp8", dtypes=frozenset({FP8})),
+        _cpu.PROVIDER,
         Provider(name="reference", load=lambda: reference.scaled_linear_fp8),
     ),
 )

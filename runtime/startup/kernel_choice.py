@@ -11,13 +11,16 @@ from ...common.store import Store
 from ...compiler.passes.gemms import Gemm
 from ...custom_ops._shared import registry
 from ...custom_ops._shared.build import CSRC, hash_factors, is_built, read_sources
+from ...custom_ops._shared.fp8 import FP8
 from ...custom_ops.linear import _cpu, autotune, choices
 from ...custom_ops.linear._cuda import EVEN
 from ...custom_ops.linear.choices import Choice, Entry, Method, Site
+from ...custom_ops.scaled_linear_fp8._cuda import EVEN as EVEN_FP8
 
 SMALLEST = 1 << 20  # weights, below which a GEMM takes no longer than its launch
 MEASUREMENTS = "measurements"  # the kind of the store's names for them
 OPS = {"linear": "linear", "norm": "add_rms_norm_linear", "norm_gated": "add_rms_norm_linear"}
+MEASURED_OPS = "linear", "add_rms_norm_linear", "scaled_linear_fp8"
 SOURCES = {"cuda": (".cu", ".cuh"), "cpu": (".cpp", ".h")}  # suffixes of what the kernels are made of
 BY_METHOD = {Method.DOT: "dot products", Method.AMX: "AMX tiles"}
 logger = get_logger("runtime")
@@ -38,8 +41,11 @@ def choose_gemm_kernels(
     Raises NotWarmError where require_warm and something would have to be measured.
     """
     gemms = tuple(gemms)
-    for op in {OPS[gemm.kind] for gemm in gemms}:
+    for op in {OPS[gemm.kind] for gemm in gemms if gemm.weights == "dense"}:
         registry.select(op, device=device, dtype=dtype)  # built now, not amid a request
+    if any(gemm.weights in choices.FP8 for gemm in gemms):
+        registry.select("linear_fp8", device=device, dtype=dtype)
+        registry.select("scaled_linear_fp8", device=device, dtype=FP8)
     lacks = missing_measurements(gemms, device, dtype, store)
     if lacks and require_warm:
         raise NotWarmError(f"the cache {store.root} lacks measurements of {lacks[0]}")
@@ -106,7 +112,7 @@ def sites_of(gemms: Iterable[Gemm], device: torch.device, dtype: torch.dtype) ->
     found = [
         site
         for gemm in worth
-        for site in choices.sites_of(gemm.kind, gemm.rows, gemm.columns, choices.name_of(dtype))
+        for site in choices.sites_of(gemm.kind, gemm.rows, gemm.columns, choices.name_of(dtype), gemm.weights)
     ]
     return tuple(site for site in dict.fromkeys(found) if _may_serve(site, device, dtype))
 
@@ -114,14 +120,15 @@ def sites_of(gemms: Iterable[Gemm], device: torch.device, dtype: torch.dtype) ->
 def _may_serve(site: Site, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a kernel of ours is a candidate for a site."""
     if device.type == "cpu":
-        return bool(_cpu.methods(dtype, site.num_tokens))
-    return site.k % EVEN == 0 and bool(choices.candidates(site, choices.processors_of(device)))
+        return site.weights == "dense" and bool(_cpu.methods(dtype, site.num_tokens))
+    even = EVEN_FP8 if site.is_fp8 else EVEN
+    return site.k % even == 0 and bool(choices.candidates(site, choices.processors_of(device)))
 
 
 def measurements_key(device: torch.device, device_name: str, dtype: torch.dtype) -> str:
     """The name of what was measured on a device with the kernels as they are now."""
     suffixes = SOURCES[device.type]
-    sources = [read_sources(op, CSRC, suffixes) for op in ("linear", "add_rms_norm_linear")]
+    sources = [read_sources(op, CSRC, suffixes) for op in MEASURED_OPS]
     return hash_factors(MEASUREMENTS, device_name, str(dtype), torch.__version__, sources)
 
 

@@ -9,8 +9,8 @@ from lamina.custom_ops._shared.build import CSRC
 SOURCES = Path(__file__).resolve().parent / "host_cuda"
 COMPILER = shutil.which("c++") or shutil.which("g++")
 PERSISTENT = "persistent_gemm", "persistent_shape", "persistent_epilogue"
-WITH_PERSISTENT = "pipeline", "split_k_shape", "split_k_epilogue", "quad_transpose"
-SPLIT_K = "split_k_gemm", "split_k_shape", "split_k_epilogue"
+WITH_PERSISTENT = "pipeline", "split_k_shape", "split_k_epilogue", "quad_transpose", "fp8_gemm"
+SPLIT_K = "split_k_gemm", "split_k_shape", "split_k_epilogue", "fp8_gemm"
 NIBBLES = "linear_w4a16/gemm", "linear_w4a16/shape", "linear_w4a16/dequantize"
 # in cluster.cuh, as far as need be
 OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec", "pair_ops")
@@ -24,6 +24,7 @@ def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
         alone = IN_CLUSTERS[name]
         for header in OF_THE_GPU:
             (folder / f"{header}.cuh").write_text('#include "cluster.cuh"\n')
+        (folder / "cuda_fp8.h").touch()
     for header in alone:
         shutil.copy(csrc / ("" if "/" in header else "include") / f"{header}.cuh", folder)
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]

@@ -16,9 +16,12 @@ KERNELS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/_cpu
 CUDA_KERNELS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/_cuda.py"))
 MARKERS = {"attention_site"}  # nothing to compute
 TWINS = {  # what serves GPUs that the CUDA kernel does not; else Triton
+    "act_and_mul_fp8": "composed",
+    "add_rms_norm_fp8": "composed",
     "add_rms_norm_linear": "composed",
     "adjust_logits": "reference",
     "keep_typical": "reference",
+    "rms_norm_fp8": "composed",
     "top_logprobs": "reference",
 }
 

@@ -75,6 +75,9 @@ def test_the_kernel_takes_the_cuts_that_are_measured_and_no_uneven_one(launches:
     for site in sites_of("norm_gated", 4096, 4096):
         for config in candidates(site, 132):
             assert takes(config, site.kind == "gated") or config.clusters
+    for site in sites_of("linear", 4096, 4096, weights="fp8"):
+        for config in candidates(site, 132):
+            assert launches.takes_fp8(struct.pack("6q", *config)) or config.clusters
     for share, split, stages in itertools.product(range(-1, 20), range(-1, 20), (0, 1, 2, MAX_STAGES, 99)):
         is_even = {share, split} <= {1, 2, 4, 8} and share * split <= MAX_CLUSTER
         right = is_even and share * 8 <= 32 and 2 <= stages <= MAX_STAGES

@@ -11,9 +11,9 @@ from torch import Tensor
 from lamina.common.errors import ShapeError
 from lamina.custom_ops import linear_fp8
 from lamina.custom_ops._shared.fp8 import FP8
-from lamina.custom_ops.linear_fp8 import _cpu
 from lamina.custom_ops.linear_fp8.reference import linear_fp8 as formula
 from lamina.custom_ops.quantize_fp8.reference import quantize_fp8
+from lamina.custom_ops.scaled_linear_fp8 import _cpu
 from lamina.custom_ops.scaled_linear_fp8.reference import scaled_linear_fp8
 
 from .fp8 import CHECKS, apart, check, weights

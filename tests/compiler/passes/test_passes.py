@@ -19,11 +19,11 @@ from lamina.compiler.passes.silu_and_mul import GELU_AND_MUL, SILU_AND_MUL
 from lamina.testing import checks
 from lamina.testing.random_programs import BODIES, Program, Step, programs, trace
 
-from ..pipelines import ADD_RMS_NORM_LINEAR, LINEAR, PIPELINE, QK_NORM
+from ..pipelines import ADD_RMS_NORM_LINEAR, GATE_FP8, LINEAR, NORM_FP8, PIPELINE, QK_NORM
 from ..tally import PROVED
 
 NAMING = (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, QK_NORM, SILU_AND_MUL, GELU_AND_MUL, LINEAR)
-JOINING = (ADD_RMS_NORM_LINEAR,)
+JOINING = (ADD_RMS_NORM_LINEAR, NORM_FP8, GATE_FP8)
 GATES, FREE = (SILU_AND_MUL, GELU_AND_MUL), (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, LINEAR)
 
 
@@ -43,7 +43,7 @@ def alone(program):
     normed, _ = RMS_NORM.run(canonical)
     named = pipeline.rewrite(canonical, NAMING).graph
     joined = pipeline.rewrite(named, JOINING).graph
-    met = {CANONICALISE: graph, QK_NORM: normed, ADD_RMS_NORM_LINEAR: named, LOWER: joined}
+    met = {CANONICALISE: graph, QK_NORM: normed, LOWER: joined} | dict.fromkeys(JOINING, named)
     return [(step, met.get(step, canonical)) for step in PIPELINE]
 
 

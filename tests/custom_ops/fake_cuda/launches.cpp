@@ -23,7 +23,11 @@ int launch(int which, int64_t shared, int cluster) {
 }
 int takes(const lamina::GemmConfig* config, int is_gated) {
   const auto function = [](auto, auto) -> int { return cudaSuccess; };
-  return (is_gated ? lamina::with_gemm_config<true, 8, 16, 32, 64, 128, 256>(*config, function)
-                   : lamina::with_gemm_config<false, 8, 16, 32, 64, 128, 256>(*config, function)) == cudaSuccess;
+  return (is_gated ? lamina::with_gemm_config<true, 128, 8, 16, 32, 64, 128, 256>(*config, function)
+                   : lamina::with_gemm_config<false, 128, 8, 16, 32, 64, 128, 256>(*config, function)) == cudaSuccess;
+}
+int takes_fp8(const lamina::GemmConfig* config) {
+  const auto function = [](auto, auto) -> int { return cudaSuccess; };
+  return lamina::with_gemm_config<false, 64, 8, 16, 32, 64, 128>(*config, function) == cudaSuccess;
 }
 }

@@ -40,10 +40,11 @@ struct float4 {
 struct uint4 {
   uint32_t x, y, z, w;
 };
-struct CUtensorMap {  // strides and data in elements of two bytes
-  const uint16_t* data;
+struct CUtensorMap {  // sizes, strides and boxes in elements of so many bytes
+  const void* data;
   std::array<int64_t, 4> sizes, strides;
   std::array<int, 4> box;
+  int bytes = 2;
 };
 using std::max;
 using std::min;
@@ -65,10 +66,20 @@ struct Bf16 {
   }
 };
 
+// e4m3: a sign, four bits of exponent, three of mantissa.
+struct __nv_fp8_e4m3 {
+  uint8_t bits = 0;
+  explicit operator float() const {
+    const int size = bits & 127, exponent = size >> 3;
+    const double value = exponent == 0 ? std::ldexp(size, -9) : std::ldexp(8 + (size & 7), exponent - 10);
+    return static_cast<float>(bits & 128 ? -value : value);
+  }
+};
+
 namespace host {
 
 constexpr size_t kMemory = 228 << 10, kBegin = 16;  // where dynamic memory begins
-constexpr int kPatience = 1000;                                        // rounds without news
+constexpr int kPatience = 1000;                     // rounds without news
 
 struct Barrier {
   int count = 0, pending = 0, phase = 0;
@@ -267,7 +278,7 @@ inline void wait_barrier(uint32_t barrier, uint32_t parity) {
 inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_last() { return 0; }
 inline void prefetch_tensor_map(const CUtensorMap*) {}
-inline int swizzled(int row, int column) { return row * 128 + ((column * 2) ^ (row % 8 * 16)); }
+inline int swizzled(int row, int byte) { return row * 128 + (byte ^ (row % 8 * 16)); }
 
 inline void tma_load_to(int rank, uint32_t to, const CUtensorMap* from, int x, int y, int z, int w, uint32_t barrier) {
   host::check(to % 1024 == 0, "a tile begins at no multiple of 1024");
@@ -281,8 +292,9 @@ inline void tma_load_to(int rank, uint32_t to, const CUtensorMap* from, int x, i
       bool is_inside = true;
       int64_t place = 0;
       for (int d = 0; d < 4; ++d) is_inside &= at[d] < map.sizes[d], place += at[d] * map.strides[d];
-      const uint16_t element = is_inside ? map.data[place] : 0;
-      std::memcpy(&host::blocks[rank].memory[to + swizzled(row, i % map.box[0])], &element, 2);
+      const char none[2] = {}, *element = static_cast<const char*>(map.data) + place * map.bytes;
+      std::memcpy(&host::blocks[rank].memory[to + swizzled(row, i % map.box[0] * map.bytes)],
+                  is_inside ? element : none, map.bytes);
     }
     host::change(rank, barrier, 0, -rows * 128);
   };
@@ -366,7 +378,8 @@ float element(uint64_t tile, int row, int column) {
   const auto at = static_cast<uint32_t>(tile * 16);
   T value;
   const uint32_t begin = at & ~127u;
-  std::memcpy(&value, &host::block().memory[begin + swizzled(row, static_cast<int>(at & 127) / 2 + column)], 2);
+  const int byte = static_cast<int>(at & 127) + column * static_cast<int>(sizeof(T));
+  std::memcpy(&value, &host::block().memory[begin + swizzled(row, byte)], sizeof(T));
   return static_cast<float>(value);
 }
 template <int columns, typename T>
@@ -374,7 +387,8 @@ void wgmma_now(float* sum, uint64_t left, uint64_t right) {
   const int thread = static_cast<int>(threadIdx.x % 128), row = thread / 32 * 16 + thread % 32 / 4;
   for (int i = 0; i < columns / 2; ++i) {
     const int column = i / 4 * 8 + thread % 4 * 2 + i % 2, of_left = row + i % 4 / 2 * 8;
-    for (int k = 0; k < 16; ++k) sum[i] += element<T>(left, of_left, k) * element<T>(right, column, k);
+    for (int k = 0; k < 32 / static_cast<int>(sizeof(T)); ++k)
+      sum[i] += element<T>(left, of_left, k) * element<T>(right, column, k);
   }
 }
 template <int columns, typename T>
@@ -399,6 +413,14 @@ void wgmma_from_registers(float (&sums)[columns / 2], const uint32_t* left, uint
       }
     }
   });
+}
+template <int columns, int adds>
+void wgmma_fp8(float (&sums)[columns / 2], uint64_t left, uint64_t right) {
+  const auto read_later = [sum = &sums[0], left, right] {
+    if (adds == 0) std::fill_n(sum, columns / 2, 0.0f);
+    wgmma_now<columns, __nv_fp8_e4m3>(sum, left, right);
+  };
+  host::current->wgmmas.emplace_back(read_later);
 }
 inline void arrive_at_cluster() { ++host::num_at_cluster, ++host::news; }
 inline void wait_for_cluster() {

@@ -7,7 +7,7 @@
 namespace lamina {
 
 template <typename T>
-struct LinearFp8 {
+struct ScaledLinearFp8 {
   const float* x;  // [tokens, depth], the values of activations in e4m3
   const float* x_scale;
   int64_t tokens;

@@ -1,4 +1,4 @@
-"""lamina::linear_fp8 on a CPU: C++ for few rows, the library's GEMM on widened blocks of weights for more."""
+"""lamina::scaled_linear_fp8 on a CPU: C++ for few rows, the library's GEMM on widened weights for more."""
 
 import functools
 from collections.abc import Callable
@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
-from .._shared.fp8 import GROUP, group_of
+from .._shared.fp8 import FP8, GROUP
 from .._shared.registry import Provider
-from ..quantize_fp8.reference import quantize_fp8
+from .reference import scaled_linear_fp8 as formula
 
 FEW = 8  # rows up to which widening each weight in registers is faster than a GEMM of widened blocks
 BLOCK_WEIGHTS = 1 << 20  # that are widened at once: 4 MiB
@@ -19,29 +19,32 @@ BLOCK_WEIGHTS = 1 << 20  # that are widened at once: 4 MiB
 @functools.cache
 def find_kernel() -> CpuKernel:
     """Build or load the kernel, once."""
-    return CpuKernel("linear_fp8", "10q")  # struct LinearFp8Arguments
+    return CpuKernel("scaled_linear_fp8", "10q")  # struct ScaledLinearFp8Arguments
 
 
 def load() -> Callable[..., Tensor]:
     """Build or load the kernel; the op's function on it."""
     find_kernel()
-    return linear_fp8
+    return scaled_linear_fp8
 
 
-def linear_fp8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+def scaled_linear_fp8(
+    x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     """The op, as op.py states it."""
-    values, x_scale = quantize_fp8(x, group_of(scale))
+    if dtype not in DTYPES:
+        return formula(x, x_scale, weight, scale, bias, dtype)
     multiply = multiply_few if scale.dim() == 1 and x.shape[0] <= FEW else multiply_blocks
-    return multiply(values, x_scale, weight, scale, bias, x.dtype)
+    return multiply(x, x_scale, weight, scale, bias, dtype)
 
 
 def multiply_few(
     x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """scaled_linear_fp8 by the C++ kernel, for weights with a scale a row."""
+    """The op by the C++ kernel, for weights with a scale a row."""
     num_tokens, (rows, columns) = x.shape[0], weight.shape
-    out, wide = x.new_empty((num_tokens, rows), dtype=dtype), x.float()
-    bias = None if bias is None else bias.contiguous()
+    out, wide = x.new_empty((num_tokens, rows), dtype=dtype), x.float().contiguous()
+    bias, x_scale = None if bias is None else bias.contiguous(), x_scale.contiguous()
     find_kernel()(
         dtype,
         *(wide.data_ptr(), x_scale.data_ptr(), weight.data_ptr(), scale.data_ptr()),
@@ -54,7 +57,7 @@ def multiply_few(
 def multiply_blocks(
     x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """scaled_linear_fp8 by the library's GEMM in float32, some rows of weights at a time."""
+    """The op by the library's GEMM in float32, some rows of weights at a time."""
     rows, columns = weight.shape
     out, wide = x.new_empty((x.shape[0], rows), dtype=dtype), x.float()
     wide *= by_column(x_scale, columns)
@@ -76,4 +79,4 @@ def by_column(scale: Tensor, columns: int) -> Tensor:
     return scale[:, None] if scale.dim() == 1 else scale.repeat_interleave(GROUP, dim=1)[:, :columns]
 
 
-PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset(DTYPES))
+PROVIDER = Provider(name="cpu", load=load, devices=DEVICES, dtypes=frozenset({FP8}))

@@ -1,4 +1,4 @@
-"""lamina::linear_fp8 on a CPU beside torch's GEMM in bfloat16, layer after layer of a small model."""
+"""lamina::linear_fp8, quantization included, on a CPU beside torch's GEMM in bfloat16, layer after layer."""
 
 import measure
 import torch
@@ -30,9 +30,9 @@ def run_case(num_tokens: int, rounds: int) -> dict:
 
 
 def main() -> None:
-    options = measure.arguments("linear_fp8")
+    options = measure.arguments("scaled_linear_fp8")
     cases = [run_case(count, options.rounds) for count in (1, 2, 8, 16, 32, 128)]
-    measure.report("linear_fp8", options, cases)
+    measure.report("scaled_linear_fp8", options, cases)
 
 
 if __name__ == "__main__":

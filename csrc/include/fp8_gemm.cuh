@@ -1,0 +1,93 @@
+// What operands in FP8 (e4m3) add to the GEMM kernels: scales, and sums that leave the tensor cores early.
+//
+// The tensor cores add products of FP8 with fewer bits than float has. So each tile's columns, 128, are summed up there
+// from zero, and those sums added up in float; scales of groups of 128 columns are multiplied at that moment.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "hopper.cuh"
+#include "split_k_shape.cuh"
+#include "warpgroup.cuh"
+
+namespace lamina {
+
+using Float8 = __nv_fp8_e4m3;
+constexpr int kGroup = kTileColumns<Float8>;  // columns that share a scale, where a row has several
+
+template <>
+struct Scales<Float8> {
+  const float* x_scale;                    // [tokens], or [tokens, groups] with these strides
+  const float* weight_scale;               // [n] or [n, groups]
+  int token_stride, group_stride, groups;  // groups 0: a scale a row
+};
+
+// The scales of a lane's sums, in the accumulator layout of WGMMA: of each 8 rows of x two neighbours, for weight rows
+// lane / 4 and lane / 4 + 8 of its warp's sixteen.
+class LaneScales {
+ public:
+  // Of the 64 weight rows from `row` on; what is read here no kernel of a step writes.
+  template <typename Out>
+  __device__ __forceinline__ LaneScales(const Linear<Float8, Out>& p, int row)
+      : p_(p), last_(p.tokens - 1), low_(row + threadIdx.x % 128 / kWarp * 16 + threadIdx.x % kWarp / 4) {
+    high_ = min(low_ + 8, p.n - 1), low_ = min(low_, p.n - 1);  // rows behind the end are not stored
+    if (p.groups != 0) return;
+    of_low_ = p.weight_scale[low_], of_high_ = p.weight_scale[high_];
+  }
+
+  // The lane's first row of x.
+  __device__ __forceinline__ static int lane_token(int token) { return token + threadIdx.x % 4 * 2; }
+
+  // Adds up what the tensor cores have summed of a tile, 2 * kCount rows of x from `token` on.
+  template <int kCount>
+  __device__ __forceinline__ void add(float (&sums)[kCount], const float (&part)[kCount], int token, int group) const {
+    if (p_.groups == 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sums[i] += part[i];
+      return;
+    }
+    const int at = min(group, p_.groups - 1);  // of columns behind the end all products are 0
+    const float low = p_.weight_scale[static_cast<int64_t>(low_) * p_.groups + at];
+    const float high = p_.weight_scale[static_cast<int64_t>(high_) * p_.groups + at];
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const float left = of_token(lane_token(token) + 2 * i, at), right = of_token(lane_token(token) + 2 * i + 1, at);
+      sums[i] += part[i] * left * low, sums[i + 1] += part[i + 1] * right * low;
+      sums[i + 2] += part[i + 2] * left * high, sums[i + 3] += part[i + 3] * right * high;
+    }
+  }
+
+  // Multiplies by the scales of whole rows, where those are not of groups.
+  template <int kCount>
+  __device__ __forceinline__ void finish(float (&sums)[kCount], int token) const {
+    if (p_.groups != 0) return;
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const float left = of_token(lane_token(token) + 2 * i, 0), right = of_token(lane_token(token) + 2 * i + 1, 0);
+      sums[i] *= left * of_low_, sums[i + 1] *= right * of_low_;
+      sums[i + 2] *= left * of_high_, sums[i + 3] *= right * of_high_;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ float of_token(int token, int group) const {
+    return p_.x_scale[min(token, last_) * p_.token_stride + group * p_.group_stride];
+  }
+
+  const Scales<Float8>& p_;
+  const int last_;
+  int low_, high_;
+  float of_low_ = 1.0f, of_high_ = 1.0f;
+};
+
+// The sums of a tile's columns from zero, begun: 64 rows of weights by `columns` rows of x.
+template <int columns>
+__device__ __forceinline__ void begin_tile(float (&part)[columns / 2], uint32_t weights, uint32_t x) {
+  const uint64_t left = tile_descriptor(weights), right = tile_descriptor(x);
+  wgmma_fp8<columns, 0>(part, left, right);
+#pragma unroll
+  for (int k = 1; k < kRowBytes / 32; ++k) wgmma_fp8<columns, 1>(part, left + 2 * k, right + 2 * k);
+  wgmma_commit();
+}
+
+}  // namespace lamina

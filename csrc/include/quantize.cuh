@@ -1,0 +1,174 @@
+// Rows quantized to FP8 (e4m3): scale = max(|x|) / 448 of a row or of 128 of its columns, values x / scale.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "float_ops.cuh"
+#include "pdl.cuh"
+#include "reduce.cuh"
+#include "vec.cuh"
+
+namespace lamina {
+
+constexpr float kLargestFp8 = 448.0f, kSmallestPeak = 1.17549435e-38f;  // float's smallest normal number
+constexpr int kScaledColumns = 128;                                     // of a group
+constexpr int kQuantizeThreads = 256;
+
+// Where rows in FP8 go. Scales: [rows], or [groups, rows] where rows have groups.
+struct QuantizedRows {
+  uint8_t* out;
+  float* scale;
+  int64_t rows, columns;
+  bool is_grouped;
+};
+
+__device__ __forceinline__ float scale_of(float peak) {
+  return __fdiv_rn(max_or_nan(peak, kSmallestPeak), kLargestFp8);
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ float peak_of(const Vec<T, kWidth>& vec) {
+  float values[kWidth], peak = 0.0f;
+  to_floats(values, vec);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) peak = max_or_nan(peak, fabsf(values[i]));
+  return peak;
+}
+
+// Every one of kLanes neighbouring lanes gets the largest.
+template <int kLanes>
+__device__ __forceinline__ float lanes_peak(float peak) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2)
+    peak = max_or_nan(peak, __shfl_xor_sync(kAllLanes, peak, offset));
+  return peak;
+}
+
+// Every thread of a block of whole warps gets the largest.
+__device__ __forceinline__ float block_peak(float peak) {
+  __shared__ float partial[kWarp];
+  return combine_warps(peak, partial, static_cast<int>(blockDim.x / kWarp), 0.0f, max_or_nan);
+}
+
+// Eight values of 16 bits.
+template <typename T>
+__device__ __forceinline__ void store_fp8(uint8_t* to, const Vec<T, 8>& vec, float scale) {
+  float values[8];
+  to_floats(values, vec);
+  uint32_t words[2] = {};
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    const float2 steps = {__fdiv_rn(values[i], scale), __fdiv_rn(values[i + 1], scale)};
+    words[i / 4] |= static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2(steps, __NV_SATFINITE, __NV_E4M3)) << i % 4 * 8;
+  }
+  *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+}
+
+// A thread's vector of a row, in its group; all lanes of a warp call it.
+template <typename T>
+__device__ __forceinline__ void store_grouped(const QuantizedRows& to, int64_t row, int vec, const Vec<T, 8>& values) {
+  const bool is_there = vec < to.columns / 8;
+  const float scale = scale_of(lanes_peak<kScaledColumns / 8>(is_there ? peak_of(values) : 0.0f));
+  if (!is_there) return;
+  if (vec % (kScaledColumns / 8) == 0) to.scale[vec / (kScaledColumns / 8) * to.rows + row] = scale;
+  store_fp8(to.out + row * to.columns + vec * 8, values, scale);
+}
+
+// A block's row, of which a thread has kVecs vectors, blockDim.x apart.
+template <typename T, int kVecs>
+__device__ __forceinline__ void store_row(const QuantizedRows& to, int64_t row, const Vec<T, 8> (&values)[kVecs]) {
+  if (to.is_grouped) {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) store_grouped(to, row, threadIdx.x + i * blockDim.x, values[i]);
+    return;
+  }
+  const int vecs = static_cast<int>(to.columns / 8);
+  float peak = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i)
+    if (threadIdx.x + i * blockDim.x < vecs) peak = max_or_nan(peak, peak_of(values[i]));
+  const float scale = scale_of(block_peak(peak));
+  if (threadIdx.x == 0) to.scale[row] = scale;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = threadIdx.x + i * blockDim.x;
+    if (vec < vecs) store_fp8(to.out + row * to.columns + vec * 8, values[i], scale);
+  }
+}
+
+// Every thread of the cluster's blocks gets the largest: thread-block clusters, sm_90 and later.
+__device__ __forceinline__ float cluster_peak(float peak, int blocks) {
+  __shared__ float own;
+  peak = block_peak(peak);
+  if (blocks == 1) return peak;
+  if (threadIdx.x == 0) own = peak;
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  const uint32_t offset = static_cast<uint32_t>(__cvta_generic_to_shared(&own));
+  for (int rank = 0; rank < blocks; ++rank) {
+    float other;
+    asm volatile(
+        "{\n"
+        ".reg .b32 address;\n"
+        "mapa.shared::cluster.u32 address, %1, %2;\n"
+        "ld.shared::cluster.f32 %0, [address];\n"
+        "}"
+        : "=f"(other)
+        : "r"(offset), "r"(rank)
+        : "memory");
+    peak = max_or_nan(peak, other);
+  }
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");  // others still read `own`
+  return peak;
+}
+
+// Rows made of what Source::load(row, vec) gives: a cluster of `blocks` blocks a row, kVecs vectors a thread.
+template <typename T, typename Source, int kVecs>
+__global__ void __launch_bounds__(kQuantizeThreads) quantize_kernel(Source source, QuantizedRows to, int blocks) {
+  const int64_t row = blockIdx.x / blocks;
+  const int first = static_cast<int>(blockIdx.x % blocks) * kQuantizeThreads + threadIdx.x;
+  const int vecs = static_cast<int>(to.columns / 8);
+  Vec<T, 8> values[kVecs];
+  follow_predecessor();
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = first + i * blocks * kQuantizeThreads;
+    if (vec < vecs) values[i] = source.load(row, vec);
+  }
+  if (to.is_grouped) {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) store_grouped(to, row, first + i * blocks * kQuantizeThreads, values[i]);
+    return;
+  }
+  float peak = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i)
+    if (first + i * blocks * kQuantizeThreads < vecs) peak = max_or_nan(peak, peak_of(values[i]));
+  const float scale = scale_of(cluster_peak(peak, blocks));
+  if (first == 0) to.scale[row] = scale;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = first + i * blocks * kQuantizeThreads;
+    if (vec < vecs) store_fp8(to.out + row * to.columns + vec * 8, values[i], scale);
+  }
+}
+
+// cudaErrorInvalidValue for rows that are longer than eight blocks hold. By the row's size alone: a row's bits must not
+// depend on how many others there are.
+template <typename T, typename Source>
+int quantize_rows(const Source& source, const QuantizedRows& to, cudaStream_t stream) {
+  if (to.rows == 0) return cudaSuccess;
+  const int64_t needed = ceil_div(to.columns / 8, kQuantizeThreads);
+  unsigned blocks = 1;
+  while (blocks < needed && blocks < 8) blocks *= 2;
+  const auto launch = [&](auto kernel) {
+    const dim3 grid(static_cast<unsigned>(to.rows) * blocks), block(kQuantizeThreads);
+    return static_cast<int>(
+        launch_clusters_pdl(blocks, kernel, grid, block, 0, stream, source, to, static_cast<int>(blocks)));
+  };
+  if (needed <= 8) return launch(quantize_kernel<T, Source, 1>);
+  if (needed <= 16) return launch(quantize_kernel<T, Source, 2>);
+  if (needed <= 32) return launch(quantize_kernel<T, Source, 4>);
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace lamina

@@ -1,0 +1,115 @@
+"""Fragments of projections in FP8: behind norms and gates that may quantize what they make, and others."""
+
+import torch
+from torch import Tensor
+
+from ..custom_ops._shared.fp8 import FP8
+from ..models.layers import FAST_OPS
+from .fragments import State, Step, add_norm
+from .zero_centred import add_norm_unrounded
+
+
+def _multiply(state: State, x: Tensor, rows: int, *, grouped: bool = False, biased: bool = False) -> Tensor:
+    """A projection in FP8; of groups there is one, since rows here are short."""
+    weight = state.weight(rows, x.shape[-1], dtype=FP8)
+    scale = state.weight(*((rows, 1) if grouped else (rows,)), dtype=torch.float32)
+    bias = state.weight(rows) if biased else None
+    result: Tensor = torch.ops.lamina.linear_fp8.default(x, weight, scale, bias)
+    return result
+
+
+def _down(state: State, x: Tensor, **options: bool) -> None:
+    state.set(_multiply(state, x, state.hidden, **options))
+
+
+# Projections behind a norm.
+
+
+def norm_linear_fp8(state: State, step: Step) -> None:
+    state.plant_norm()
+    state.norms_fp8 += 1
+    normed = FAST_OPS.rms_norm(state.x, state.weight(state.hidden), step.eps)
+    _down(state, normed, biased=step.swapped)
+
+
+def zero_norm_linear_fp8(state: State, step: Step) -> None:
+    state.plant_norm()
+    state.norms_fp8 += 1
+    _down(state, FAST_OPS.zero_centred_rms_norm(state.x, state.weight(state.hidden), step.eps), grouped=True)
+
+
+def add_norm_linear_fp8(state: State, step: Step) -> None:
+    add_norm(state, step)
+    state.norms_fp8 += 1
+    _down(state, state.x, grouped=step.swapped)
+
+
+def unrounded_norm_linear_fp8(state: State, step: Step) -> None:
+    add_norm_unrounded(state, step)
+    state.norms_fp8 += 1
+    _down(state, state.x)
+
+
+def norm_read_by_two_linears_fp8(state: State, step: Step) -> None:
+    """One quantization for both."""
+    add_norm(state, step)
+    state.norms_fp8 += 1
+    left, right = (_multiply(state, state.x, state.hidden) for _ in range(2))
+    state.set(right * left if step.swapped else left * right)
+
+
+def norm_linear_fp8_with_norm_kept(state: State, step: Step) -> None:
+    add_norm(state, step)
+    state.share()
+    state.extras.append(state.x * 2)
+    _down(state, state.x)
+
+
+def norm_read_by_rows_and_by_groups(state: State, step: Step) -> None:
+    """No one quantization serves both."""
+    add_norm(state, step)
+    left, right = (_multiply(state, state.x, state.hidden, grouped=grouped) for grouped in (False, True))
+    state.set(left * right)
+
+
+def linear_fp8_of_the_sum(state: State, step: Step) -> None:
+    """It takes the sum and not its norm, which goes on by itself."""
+    add_norm(state, step)
+    state.extras.append(_multiply(state, state.residual, state.hidden))
+
+
+# Projections behind a gate, and behind neither.
+
+
+def mlp_fp8(state: State, step: Step) -> None:
+    state.gates += 1
+    state.gates_fp8 += 1
+    gate_up = _multiply(state, state.x * 2, 2 * state.intermediate)
+    _down(state, FAST_OPS.silu_and_mul(gate_up), grouped=step.swapped)
+
+
+def gelu_mlp_fp8(state: State, step: Step) -> None:
+    state.gelus += 1
+    state.gates_fp8 += 1
+    gate_up = _multiply(state, state.x * 2, 2 * state.intermediate, grouped=True)
+    _down(state, FAST_OPS.gelu_and_mul(gate_up), biased=True)
+
+
+def mlp_fp8_with_gate_kept(state: State, step: Step) -> None:
+    state.gates += 1
+    gated = FAST_OPS.silu_and_mul(_multiply(state, state.x * 2, 2 * state.intermediate))
+    state.extras.append(gated * 2)
+    _down(state, gated)
+
+
+def linear_fp8(state: State, step: Step) -> None:
+    """Of what neither a norm nor a gate has made."""
+    _down(state, state.x * 2)
+
+
+PLAIN = (norm_linear_fp8, add_norm_linear_fp8, mlp_fp8)
+ODD = (
+    *(zero_norm_linear_fp8, unrounded_norm_linear_fp8, norm_read_by_two_linears_fp8),
+    *(norm_linear_fp8_with_norm_kept, norm_read_by_rows_and_by_groups, linear_fp8_of_the_sum),
+    *(gelu_mlp_fp8, mlp_fp8_with_gate_kept, linear_fp8),
+)
