@@ -30,8 +30,8 @@ struct ScaledLinearFp8 {
   }
 
   void run(int threads) const {
-    multiply(
-        DotKernel<float, Float8>(weight.depth), weight, false, tokens, threads,
+    gemm_by<float>(
+        Method::kDot, weight, false, tokens, threads,
         [this](int64_t first, int count, const float** to) {
           for (int t = 0; t < count; t++) to[t] = x + (first + t) * weight.depth;
         },
