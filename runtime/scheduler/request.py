@@ -183,18 +183,23 @@ class Request:
         del self.logprobs[len(self.output_token_ids) :]
         return self.end_by_token() is not None
 
-    def force(self, token_ids: Iterable[int]) -> int:
-        """Take in tokens that follow for certain, as far as it may have them; returns how many it took.
+    def takes(self, token_ids: Sequence[int]) -> tuple[int, bool]:
+        """How many of the tokens that follow for certain it may have, and whether the last of them ends it.
 
         One that would end it before min_tokens is not among them.
         """
-        before = len(self.output_token_ids)
-        for token in token_ids:
-            is_early = len(self.output_token_ids) < self.params.min_tokens
-            if self.end_by_token() is not None or (is_early and token in self.stop_token_ids):
-                break
-            self.output_token_ids.append(token)
-        return len(self.output_token_ids) - before
+        if self.end_by_token() is not None:
+            return 0, False
+        room = self.max_total_tokens - self.num_tokens
+        num_early = self.params.min_tokens - len(self.output_token_ids)
+        for place, token in enumerate(token_ids[:room]):
+            if token in self.stop_token_ids:
+                return (place, False) if place < num_early else (place + 1, True)
+        return min(len(token_ids), room), len(token_ids) >= room
+
+    def force(self, token_ids: Sequence[int]) -> None:
+        """Take in tokens that follow for certain, all of which it may have."""
+        self.output_token_ids += token_ids
 
     def end_by_token(self) -> tuple[FinishReason, int | str | None] | None:
         """How its newest token ends it, as finish reason and stop reason; None where it does not."""

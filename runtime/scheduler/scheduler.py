@@ -26,6 +26,7 @@ from .request_queue import RequestQueue
 from .running_batch import RunningBatch
 
 News = TypeVar("News")  # a token, or several
+MIXED_STEP_COST = 0.25  # of a decode step, that it takes longer where a row has several tokens
 
 
 class Scheduler:
@@ -308,13 +309,20 @@ class Scheduler:
         return received, notable
 
     def _force(self, received: list[Request], forced: Mapping[str, tuple[int, ...]]) -> dict[Request, int]:
-        """Give each of these the tokens that are forced to follow its newest; returns how many it took."""
-        counts: dict[Request, int] = {}
-        for request in received:
-            if count := request.force(forced.get(request.request_id, ())):
-                self._in_flight.foretell(request, count)
-                self._batch.force(request, count)
-                counts[request] = count
+        """Give each of these the tokens that are forced to follow, where that pays; returns how many each.
+
+        A step that computes several tokens of a row is not one of the fast ones that decode, so the tokens
+        that need no step of their own have to be worth it. Those up to the end of an answer need none at all.
+        """
+        takes = {r: r.takes(forced[r.request_id]) for r in received if r.request_id in forced}
+        without = [(request, count) for request, (count, is_end) in takes.items() if not is_end]
+        saved = sum(max(0, count - self._in_flight.num_tokens(request)) for request, count in without)
+        pays = saved > 0 and saved >= MIXED_STEP_COST * len(self._batch)
+        counts = {request: count for request, (count, is_end) in takes.items() if count and (pays or is_end)}
+        for request, count in counts.items():
+            request.force(forced[request.request_id][:count])
+            self._in_flight.foretell(request, count)
+            self._batch.force(request, count)
         self.num_forced_tokens += sum(counts.values())
         return counts
 

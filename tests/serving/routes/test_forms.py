@@ -2,10 +2,12 @@
 
 import json
 import re
+import time
+from itertools import islice
 
 import pytest
 
-from ..reading import choices_of, streamed
+from ..reading import CHAT, COMPLETIONS, choices_of, streamed, whole
 
 USER = {"role": "user", "content": "hello"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
@@ -90,10 +92,10 @@ def test_an_answer_given_up_in_the_middle_leaves_the_next_as_it_is_alone(client)
     body = {"prompt": "x", "structured_outputs": form, "max_tokens": 200, "temperature": 1, "seed": 5}
     alone = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
     assert len(json.loads(alone)) == 30
-    for count in (1, 7, 40):
+    for count in (1, 7, 20):
         with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
             lines = response.iter_lines()
-            given_up = [next(lines) for _ in range(2 * count)]
+            given_up = list(islice(lines, 2 * count))
         events = [json.loads(line.removeprefix("data: ")) for line in given_up if line]
         assert alone.startswith("".join(event["choices"][0]["text"] for event in events))
         assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == alone
@@ -124,3 +126,57 @@ def test_hostile_forms_are_served_or_refused(client, case):
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code in (200, 400), answer.text
     assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+
+
+FORCED = {"structured_outputs": {"regex": "[ab]once upon a time[cd]"}, "max_tokens": 60, "temperature": 1}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_log_probabilities_beside_a_form_are_numbers_one_a_token_whole_and_streamed(client, path):
+    """A mask leaves out nearly all tokens: JSON has no word for what is left of them."""
+    own = {"messages": [USER], "logprobs": True, "top_logprobs": 5}
+    own = own if path == CHAT else {"prompt": "hello", "logprobs": 5}
+    body = {**FORCED, **own, "n": 2, "seed": 4, "return_token_ids": True}
+    streams = choices_of(streamed(client, path, **body))
+    for choice in whole(client, path, **body)["choices"]:
+        found = choice["logprobs"]
+        flat = [each["logprob"] for each in found["content"]] if path == CHAT else found["token_logprobs"]
+        assert len(flat) == len(choice["token_ids"]) > 17
+        assert all(isinstance(value, float) and -10_000 <= value <= 0 for value in flat)
+        other = streams[choice["index"]]
+        assert other.text == choice.get("text", choice.get("message", {}).get("content"))
+        assert other.token_ids == choice["token_ids"]
+        assert len(other.logprobs["content" if path == CHAT else "token_logprobs"]) == len(flat)
+
+
+def test_forced_tokens_are_in_usage_and_in_metrics(client):
+    def counted():
+        lines = client.get("/metrics").text.splitlines()
+        (value,) = (line.split()[-1] for line in lines if line.startswith("lamina:num_forced_tokens_total{"))
+        return float(value)
+
+    time.sleep(1.1)  # or older requests would be counted below
+    before = counted()
+    answer = whole(client, COMPLETIONS, prompt="hello", **FORCED)
+    assert re.fullmatch("[ab]once upon a time[cd]", answer["choices"][0]["text"])
+    num_tokens = answer["usage"]["completion_tokens"]
+    assert 15 < num_tokens <= 19
+    while (after := counted()) == before:  # the figures may be a second old
+        time.sleep(0.1)
+    assert num_tokens - 4 <= after - before < num_tokens
+
+
+@pytest.mark.parametrize(
+    "field, value", [("ignore_eos", True), ("use_beam_search", True), ("allowed_token_ids", [100])]
+)
+def test_what_cannot_be_beside_a_form_is_a_400_that_says_so(client, field, value):
+    answer = client.post(COMPLETIONS, json={"prompt": "hello", **FORCED, field: value})
+    assert answer.status_code == 400, answer.text
+    assert field in answer.text
+
+
+def test_a_stop_string_within_what_is_forced_ends_a_stream_there(client):
+    events = streamed(client, COMPLETIONS, prompt="hello", **FORCED, stop=["upon"])
+    choice = choices_of(events)[0]
+    assert re.fullmatch("[ab]once ", choice.text)
+    assert (choice.reasons, choice.stop_reason) == (["stop"], "upon")
