@@ -196,38 +196,31 @@ class SamplingParams:
             own, model = getattr(self, name), getattr(defaults, name, None)
             return next(value for value in (own, model, neutral) if value is not None)
 
-        return dataclasses.replace(
-            self,
-            seed=seed if self.seed is None else self.seed,
-            **{name: choose(name, neutral) for name, neutral in MODEL_DEFAULTS.items()},
-        )
+        chosen = {name: choose(name, neutral) for name, neutral in MODEL_DEFAULTS.items()}
+        return self._with(seed=seed if self.seed is None else self.seed, **chosen)
 
     def with_seed(self, seed: int) -> "SamplingParams":
         """Returns the same with another seed, a signed 64-bit one."""
-        other = copy.copy(self)  # what was checked once needs no second time
-        other._settle("seed", seed)
-        return other
+        return self._with(seed=seed)
 
     def without_form(self) -> "SamplingParams":
         """Returns the same without structured_outputs, as what they come to goes beside these."""
-        if self.structured_outputs is None:
-            return self
-        other = copy.copy(self)
-        other._settle("structured_outputs", None)
-        return other
+        return self if self.structured_outputs is None else self._with(structured_outputs=None)
 
     def without_processors(self) -> "SamplingParams":
         """The same without code of the caller's, so as plain data."""
-        if not self.logits_processors:
-            return self
-        other = copy.copy(self)
-        other._settle("logits_processors", None)
-        return other
+        return self._with(logits_processors=None) if self.logits_processors else self
 
     @property
     def wants_logprobs(self) -> bool:
         """Whether log-probabilities of any token are wanted."""
         return self.logprobs is not None or self.prompt_logprobs is not None
+
+    def _with(self, **checked: object) -> "SamplingParams":
+        other = copy.copy(self)  # what was checked once needs no second time
+        for name, value in checked.items():
+            other._settle(name, value)
+        return other
 
     def _settle(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # only while being built: a checked value in its stored form
@@ -278,7 +271,7 @@ def resolve_bad_words(params: SamplingParams, encode: Callable[[str], Sequence[i
             wanted = f"wanted words that the tokenizer has tokens for, at most {MAX_WORD_TOKENS}"
             raise RequestError(f"{got}; {wanted}")
         words |= {tuple(ids): None for ids in found}
-    return dataclasses.replace(params, bad_words=tuple(words))
+    return params._with(bad_words=_bad_words(tuple(words)))
 
 
 def check_ids(params: SamplingParams, stop_token_ids: Iterable[int], num_ids: int) -> None:

@@ -21,6 +21,7 @@ from .parallel_sampling import Answers
 
 __all__ = ["AsyncClient", "EngineListener", "FinishedRequest", "Generation", "Health"]
 logger = get_logger("runtime")
+NUM_AT_ONCE = 64  # outputs that are made text before the time is looked at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +75,7 @@ class AsyncClient:
         self._asked: dict[weakref.ref[Generation], Asked] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._notified: dict[Callable[[], None], None] = {}  # who is to be called as there is something new
+        self._num_taken = 0  # of the outputs of the first message
         self._numbers = itertools.count()
         self._listeners: list[EngineListener] = []
         self._end: LaminaError | None = None  # why no more can be asked
@@ -174,7 +176,7 @@ class AsyncClient:
         self._handle.send(AbortRequests(request_ids=tuple(request_ids)))
 
     def deliver(self, seconds: float = math.inf) -> bool:
-        """Takes in what has come, for so long and one message more; in the loop's thread.
+        """Takes in what has come, for so long and a few outputs more; in the loop's thread.
 
         Returns whether any is left. A core that is faster than its outputs are made text would keep the loop
         from ever doing anything else.
@@ -186,7 +188,12 @@ class AsyncClient:
             if message is None:
                 self._lose()
             elif isinstance(message, StepOutputs):
-                self._take_in(message.outputs)
+                self._take_part(message.outputs)
+                if self._num_taken < len(message.outputs):
+                    if time.monotonic() >= until:
+                        break
+                    continue
+                self._num_taken = 0
             else:
                 self._take_reply(message)
             messages.popleft()
@@ -227,6 +234,18 @@ class AsyncClient:
             if asked is not None:
                 self.end(asked)
 
+    def _take_part(self, outputs: Sequence[EngineOutput]) -> None:
+        """Takes in the next few outputs of the first message: stop strings may cost much of each."""
+        if not self._num_taken:
+            self._tell_outputs(outputs)
+        self._take_in(outputs[self._num_taken : self._num_taken + NUM_AT_ONCE])
+        self._num_taken += NUM_AT_ONCE
+
+    def _tell_outputs(self, outputs: Sequence[EngineOutput]) -> None:
+        if self._listeners:
+            now = time.monotonic()
+            self._tell(lambda listener: listener.outputs(outputs, now))
+
     def _take_in(self, outputs: Sequence[EngineOutput]) -> None:
         for stop in self._processor.process(outputs):
             reason: FinishReason = "abort" if stop.stop_string is None else "stop"
@@ -234,9 +253,6 @@ class AsyncClient:
                 request_ids=(stop.request_id,), reason=reason, stop_reason=stop.stop_string
             )
             self._handle.send(command)
-        if self._listeners:
-            now = time.monotonic()
-            self._tell(lambda listener: listener.outputs(outputs, now))
         live, notified = self._live, self._notified
         for output in outputs:
             found = live.get(output.request_id)
@@ -304,7 +320,9 @@ class AsyncClient:
 
     def _end_all(self, error: LaminaError) -> None:
         now = time.monotonic()
-        self._take_in([_ended(asked, submission, error, now) for asked, submission in self._live.values()])
+        ended = [_ended(asked, submission, error, now) for asked, submission in self._live.values()]
+        self._tell_outputs(ended)
+        self._take_in(ended)
 
 
 def _ended(asked: Asked, submission: Submission, error: LaminaError, now: float) -> EngineOutput:

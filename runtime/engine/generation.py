@@ -1,6 +1,7 @@
 """The answers to one prompt as a task of asyncio reads them, piece by piece or whole."""
 
 import asyncio
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -8,9 +9,11 @@ from typing import Self
 
 from ...common.errors import ClosedError
 from ..protocol.engine_output import Timeline
-from .output_processor import Reader
+from .output_processor import Answer, Reader
 from .outputs import RequestOutput, StreamDelta
 from .parallel_sampling import Answers
+
+MOST_LOGPROBS = 1024  # tokens whose log-probabilities are made a caller's in the loop's thread
 
 
 class Asked:
@@ -51,7 +54,7 @@ class Generation:
         """end(asked): has what is left of it ended; it holds the client, which lives as long as this."""
         self._asked, self._end = asked, end
         self._answers = asked.answers
-        self._readers = [Reader(answer) for answer in self._answers.answers]  # that have not read all
+        self._readers = deque(map(Reader, self._answers.answers))  # that have not read all, in turns
         self._has_failed = False  # an answer that has been read to its end
         self._ready: deque[StreamDelta] = deque()  # read, and not yet given out by iteration
         self._is_closed = False
@@ -132,8 +135,11 @@ class Generation:
                 raise
         return deltas
 
-    def read_nowait(self) -> list[StreamDelta]:
-        """Returns all that is new, one delta an answer; [] where nothing is. Otherwise as read()."""
+    def read_nowait(self, most: int = sys.maxsize) -> list[StreamDelta]:
+        """Returns all that is new, one delta an answer; [] where nothing is. Otherwise as read().
+
+        most: so many tokens at most; the rest is there for the next call.
+        """
         if self._is_chosen:
             self._answers.require_streamable()
         if self._ready:
@@ -141,7 +147,7 @@ class Generation:
             return deltas
         if self._is_closed:
             return []
-        deltas = self._new_deltas()
+        deltas = self._new_deltas(most)
         if self._has_failed and not deltas:
             self._raise_error()
         return deltas
@@ -172,24 +178,30 @@ class Generation:
                 self._close()
                 raise
         self._raise_error()
+        if sum(map(_num_logprobs, self._answers.answers)) > MOST_LOGPROBS:
+            return await asyncio.to_thread(self._answers.output)
         return self._answers.output()
 
     async def aclose(self) -> None:
         """Ends what is left of it: nothing more can be read, and output() raises ClosedError."""
         self._close()
 
-    def _new_deltas(self) -> list[StreamDelta]:
+    def _new_deltas(self, most: int) -> list[StreamDelta]:
         """Returns what is new of each answer, and is done with those that have been read to their ends."""
-        deltas, any_done = [], False
-        for reader in self._readers:
-            delta = reader.read()
+        deltas, readers = [], self._readers
+        for _ in range(len(readers)):
+            reader = readers[0]
+            delta = reader.read(most)
             if delta is not None:
                 deltas.append(delta)
+                most -= len(delta.token_ids)
             if reader.is_done:
-                any_done = True
-        if any_done:
-            self._has_failed |= any(reader.error is not None for reader in self._readers)
-            self._readers = [reader for reader in self._readers if not reader.is_done]
+                self._has_failed |= reader.error is not None
+                readers.popleft()
+            else:
+                readers.rotate(-1)
+            if most <= 0:
+                break
         return deltas
 
     def _raise_error(self) -> None:
@@ -205,3 +217,7 @@ class Generation:
         self._asked.on_news = None
         self._end(self._asked)
         self._asked.wake()
+
+
+def _num_logprobs(answer: Answer) -> int:
+    return len(answer.logprobs) + len(answer.prompt_logprobs)

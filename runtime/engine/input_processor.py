@@ -53,6 +53,7 @@ class InputProcessor:
     seed: int  # of requests that bring none, with the number of each
     grammars: GrammarCompiler | None = None  # without a tokenizer there is none
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _last_resolved: list[tuple[SamplingParams, SamplingParams]] = field(default_factory=list)  # one for many
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -198,10 +199,14 @@ class InputProcessor:
     def _resolved(self, params: SamplingParams, number: int) -> SamplingParams:
         """Returns parameters with nothing left open, of which the model can honour all."""
         seed = (self.seed + (number + 1) * SEED_STEP) % 2**63
-        resolved = resolve_bad_words(params.resolve(self.defaults, seed=seed), self._encode_word)
-        check_ids(resolved, stopping_token_ids(resolved, self.eos_token_ids), self.num_valid_ids)
-        check_logprobs(resolved, self.num_valid_ids)
-        return resolved
+        resolved = next((own for given, own in self._last_resolved if given is params), None)
+        if resolved is None:
+            resolved = resolve_bad_words(params.resolve(self.defaults, seed=seed), self._encode_word)
+            check_ids(resolved, stopping_token_ids(resolved, self.eos_token_ids), self.num_valid_ids)
+            check_logprobs(resolved, self.num_valid_ids)
+            if not params.logits_processors:  # which would be held here
+                self._last_resolved[:] = [(params, resolved)]
+        return resolved.with_seed(seed) if params.seed is None else resolved
 
     def _request(
         self,

@@ -1,5 +1,6 @@
 """Outputs of the core as callers read them: text, stop strings and log-probabilities, by request id."""
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -242,19 +243,17 @@ class Reader:
 
     def next(self) -> StreamDelta | None:
         """Returns the next piece, None while there is none, or no more; an error is no piece."""
-        published, end = self._answer.published, self._num_tokens + 1
-        return self._read(Published(end) if end < published.num_tokens else published)
+        return self.read(1)
 
-    def read(self) -> StreamDelta | None:
-        """Returns all new pieces as one, None where next() has none."""
-        return self._read(self._answer.published)
-
-    def _read(self, published: Published) -> StreamDelta | None:
-        """Returns what is new of so much as one piece."""
+    def read(self, most: int = sys.maxsize) -> StreamDelta | None:
+        """Returns all new pieces as one, of at most so many tokens; None where next() has none."""
         if self.is_done:
             return None
         answer, start = self._answer, self._num_tokens
-        self._num_tokens, self.is_done = end, is_over = published
+        end, is_over = answer.published
+        if end - start > most:
+            end, is_over = start + most, False
+        self._num_tokens, self.is_done = end, is_over
         has_end = is_over and answer.error is None
         if start == end and not has_end:
             return None

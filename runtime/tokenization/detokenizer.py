@@ -165,7 +165,10 @@ def _masked(uncertain: str) -> str:
 
 def _hidden_stops(tokenizer: Decoder, stop: Sequence[str]) -> dict[int, str]:
     """Returns, by id, the stop strings that are special tokens, which are not seen in the text."""
-    return {token_id: text for token_id, text in tokenizer.special_tokens.items() if text in stop}
+    if not stop:
+        return {}
+    wanted = frozenset(stop)
+    return {token_id: text for token_id, text in tokenizer.special_tokens.items() if text in wanted}
 
 
 def _first_stop(stop: Sequence[str], text: str, seen: int) -> tuple[int, str] | None:

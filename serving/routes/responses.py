@@ -25,8 +25,16 @@ from ..protocol.response_answers import (
 )
 from ..protocol.responses import InputItem, ResponsesRequest, renamed, turns_of
 from ..stored_responses import Stored
-from ..streaming.answering import LARGE_BODY, Received, beside_loop, receive, start, wait_for
-from ..streaming.response_events import ResponseEvents, Writing
+from ..streaming.answering import (
+    LARGE_ANSWER,
+    LARGE_BODY,
+    Received,
+    beside_loop,
+    receive,
+    start,
+    wait_for,
+)
+from ..streaming.response_events import STATUS, ResponseEvents, Writing
 from ..streaming.running import Running
 from ..streaming.sse import EventStream
 from ..tools.plan import chat_plan
@@ -123,7 +131,9 @@ async def _whole(
         serving_of(request).responses.drop(stored)
         raise
     (answer,) = output.outputs
-    writing.whole(answer, running.usage(len(answer.token_ids)))
+    num_tokens = len(answer.token_ids)
+    writing.add(await beside_loop(num_tokens > LARGE_ANSWER, writing.reader.whole, answer.text))
+    writing.end(STATUS[answer.finish_reason], running.usage(num_tokens))
     return _json(stored.response, headers)
 
 

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from ...runtime.sampling_params import SamplingParams
 
 LARGE_BODY = 32 * 1024  # bytes from which a prompt is made of it beside the event loop
-LARGE_ANSWER = 1024  # tokens from which an answer with log-probabilities is written beside it
+NUM_AT_ONCE = 16  # prompts of a request that are queued before the loop comes round
+LARGE_ANSWER = 1024  # tokens from which an answer with log-probabilities or calls is written beside it
 
 Kind = TypeVar("Kind", bound=GenerationRequest)
 AnyKind = TypeVar("AnyKind", bound=Body)
@@ -125,7 +126,9 @@ async def start(
     )
     options = given.options(floor=lease.priority, timeout=lease.timeout)
     generations = []
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts, start=1):
+        if number % NUM_AT_ONCE == 0:
+            await asyncio.sleep(0)
         try:
             generation = serving.runtime.generate(
                 prompt,

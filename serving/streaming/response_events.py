@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...runtime.engine.outputs import CompletionOutput, StreamDelta
+from ...runtime.engine.outputs import StreamDelta
 from ..errors import ApiError
 from ..protocol.response_answers import (
     FailedBy,
@@ -37,11 +37,6 @@ class Writing:
         self._items = Items(response.id.removeprefix("resp_"), reader.new_id, self.log)
         self._on_end = on_end
         self._is_over = False
-
-    def whole(self, answer: CompletionOutput, usage: Usage) -> None:
-        """Ends the response with a whole answer."""
-        self.add(self.reader.whole(answer.text))
-        self.end(STATUS[answer.finish_reason], usage)
 
     def add(self, parts: "Sequence[Part]") -> None:
         """Takes what is new of the answer."""

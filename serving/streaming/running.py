@@ -1,6 +1,8 @@
 """Generations that answer one HTTP request: read as one, ended together."""
 
+import asyncio
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,12 +14,16 @@ if TYPE_CHECKING:
     from ..admission.lease import Lease
 
 
+NUM_AT_ONCE = 16  # whole outputs that are made before the loop comes round
+
+
 class Running:
     """One generation a prompt; answer a of prompt p, of n answers each, has the index p * n + a."""
 
     def __init__(self, generations: Sequence["Generation"], lease: "Lease") -> None:
         """lease: what admission gave for them, which ends them and is released with them."""
         self.generations = tuple(generations)
+        self._turns = deque(enumerate(self.generations))  # in which they are read
         self._only = self.generations[0] if len(self.generations) == 1 else None
         self._lease, self._has_timeout = lease, lease.has_timeout
         self._is_late = False
@@ -42,14 +48,14 @@ class Running:
         for generation in self.generations:
             generation.notify(on_news)
 
-    def read_nowait(self) -> list[StreamDelta]:
-        """Returns what is new of any answer, one delta each; [] where nothing is.
+    def read_nowait(self, most: int) -> list[StreamDelta]:
+        """Returns what is new of any answer, one delta each and so many tokens at most; [] where nothing is.
 
         Raises the error of an answer, and ApiError 408 once what came in its client's time has been read.
         """
         if self._is_late:
             raise self._lease.late()
-        deltas = self._read_all() if self._only is None else self._only.read_nowait()
+        deltas = self._read_any(most) if self._only is None else self._only.read_nowait(most)
         if self._has_timeout and any(map(_is_late, deltas)):
             self._is_late = True
             return [_unfinished(delta) if _is_late(delta) else delta for delta in deltas]
@@ -62,19 +68,29 @@ class Running:
             return self._only.is_read
         return self._is_late or all(generation.is_read for generation in self.generations)
 
-    def _read_all(self) -> list[StreamDelta]:
-        return [
-            dataclasses.replace(delta, index=number * generation.num_answers + delta.index)
-            for number, generation in enumerate(self.generations)
-            for delta in generation.read_nowait()
-        ]
+    def _read_any(self, most: int) -> list[StreamDelta]:
+        deltas: list[StreamDelta] = []
+        for _ in self.generations:
+            number, generation = self._turns[0]
+            for delta in generation.read_nowait(most):
+                delta.index += number * generation.num_answers
+                deltas.append(delta)
+                most -= len(delta.token_ids)
+            self._turns.rotate(-1)
+            if most <= 0:
+                break
+        return deltas
 
     async def outputs(self) -> list[RequestOutput]:
         """Returns the whole of each prompt, in order; raises the error of the first that has one.
 
         Raises ApiError 408 where they did not end in their client's time.
         """
-        outputs = [await generation.output() for generation in self.generations]
+        outputs = []
+        for generation in self.generations:
+            outputs.append(await generation.output())
+            if len(outputs) % NUM_AT_ONCE == 0:
+                await asyncio.sleep(0)
         if any(_is_late(answer) for output in outputs for answer in output.outputs):
             raise self._lease.late()
         return outputs

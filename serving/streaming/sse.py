@@ -24,6 +24,7 @@ HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # nginx would collect them
 }
+MOST_TOKENS = 256  # of a stream that are written before others have their turn
 LOOKS = 4  # at whether a stream is idle, in the time after which it is
 
 
@@ -90,6 +91,7 @@ class _Stream:
         self._num_tokens_when_full: int | None = None
         self._num_bytes_seen, self._num_idle = 0, 0  # by the timer, and how often it has seen as many
         self._timer: asyncio.TimerHandle | None = None
+        self._rest: asyncio.Handle | None = None  # the turn in which more is written
 
     async def run(self, send_head: Callable[[], Awaitable[None]]) -> None:
         """Returns when all is sent; raises what ends it before that, or if its client does not read."""
@@ -101,8 +103,9 @@ class _Stream:
         finally:
             self._running.notify(None)
             self._body.on_writable = None
-            if self._timer is not None:
-                self._timer.cancel()
+            for handle in (self._timer, self._rest):
+                if handle is not None:
+                    handle.cancel()
             if self._over.done() and not self._over.cancelled():
                 self._over.exception()  # seen: it may have come as nobody waited any more
 
@@ -131,20 +134,26 @@ class _Stream:
 
     def _write_news(self) -> None:
         """Writes what is new, unless the client is to read first: then it waits, and is merged."""
-        if self._over.done():
+        if self._rest is not None or self._over.done():
             return
         try:
             if self._body.is_full:
                 self._check_unsent()
                 return
-            deltas = self._running.read_nowait()
+            deltas = self._running.read_nowait(MOST_TOKENS)
             if deltas and (data := self._events.write(deltas)):
                 self._write(data)
             if self._running.is_read:
-                self._running.read_nowait()  # raises what ended it
+                self._running.read_nowait(MOST_TOKENS)  # raises what ended it
                 self._over.set_result(None)
+            elif sum([len(delta.token_ids) for delta in deltas]) >= MOST_TOKENS:
+                self._rest = self._loop.call_soon(self._write_rest)
         except Exception as error:
             self._over.set_exception(error)
+
+    def _write_rest(self) -> None:
+        self._rest = None
+        self._write_news()
 
     def _write(self, data: bytes) -> None:
         self._num_bytes += len(data)

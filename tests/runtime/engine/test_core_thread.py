@@ -228,6 +228,7 @@ def test_a_step_that_hangs_is_no_health_unless_something_is_built_in_it(serve, b
 
 
 def test_to_close_a_runtime_whose_step_hangs_leaves_the_thread_behind_and_raises(tiny_text_folder):
+    before = set(threading.enumerate())
     inside, go_on = threading.Event(), threading.Event()
 
     async def main():
@@ -241,7 +242,7 @@ def test_to_close_a_runtime_whose_step_hangs_leaves_the_thread_behind_and_raises
         assert not runtime.health().ok
 
     asyncio.run(main())
-    left = [each for each in threading.enumerate() if each.name == "lamina-core"]
+    left = [each for each in {*threading.enumerate()} - before if each.name == "lamina-core"]
     go_on.set()
     for each in left:
         each.join(60)

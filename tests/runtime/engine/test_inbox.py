@@ -1,11 +1,15 @@
 """A core that is faster than its outputs are taken in leaves the event loop to others, too."""
 
 import asyncio
+import dataclasses
 import itertools
 import time
 
 from lamina import AsyncRuntime, SamplingParams
+from lamina.runtime.engine import inbox
+from lamina.runtime.engine.async_client import NUM_AT_ONCE
 from lamina.runtime.engine.inbox import TURN
+from lamina.runtime.engine.output_processor import OutputProcessor
 
 
 class Slow:
@@ -40,4 +44,32 @@ def test_others_run_between_any_two_steps_outputs(tiny_folder):
     assert all(before < after for before, after in itertools.pairwise(seen))
 
 
+def test_others_run_within_a_step_of_many_outputs(tiny_text_folder, monkeypatch):
+    monkeypatch.setattr(inbox, "TURN", 0.0)
+    num_turns, taken, process = 0, [], OutputProcessor.process
+
+    def noted(self, outputs):
+        taken.append((num_turns, len(outputs)))
+        return process(self, outputs)
+
+    async def run():
+        nonlocal num_turns
+        async with await AsyncRuntime.from_pretrained(tiny_text_folder, **MANY) as runtime:
+            params = dataclasses.replace(PARAMS, n=150, max_tokens=4)
+            alone = await runtime.generate("hello", params).output()
+            monkeypatch.setattr(OutputProcessor, "process", noted)
+            done = asyncio.ensure_future(runtime.generate("hello", params).output())
+            while not done.done():
+                await asyncio.sleep(0)
+                num_turns += 1
+            assert done.result().outputs == alone.outputs
+
+    asyncio.run(run())
+    turns, lengths = zip(*taken, strict=True)
+    assert max(lengths) == NUM_AT_ONCE
+    assert sum(lengths) >= 150 * 4
+    assert all(before < after for before, after in itertools.pairwise(turns))
+
+
+MANY = {"compile": False, "device": "cpu", "num_kv_blocks": 400, "max_num_seqs": 150}
 PARAMS = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.0)

@@ -197,7 +197,7 @@ def test_a_stream_without_news_sends_one_comment_after_another() -> None:
         def notify(self, on_news):
             self.on_news = on_news
 
-        def read_nowait(self):
+        def read_nowait(self, most):
             return []
 
         async def aclose(self):
