@@ -21,6 +21,7 @@ from workloads import SHAPES
 from lamina.custom_ops._shared.fp8 import FP8, num_groups
 from lamina.custom_ops.linear import autotune
 from lamina.custom_ops.linear.choices import device_name_of, sites_of
+from lamina.custom_ops.linear_fp8._composed import linear_fp8 as composed
 from lamina.custom_ops.scaled_linear_fp8 import _cuda as scaled
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_linear_fp8.json"
@@ -105,6 +106,9 @@ def measure(layers: list[dict[str, Weight]], batch: int, bandwidth: float, repea
     for name, multiply in ways.items():
         taken[f"step, {name}"] = seconds([partial(step, layers, x, norm, multiply, group)], repeats)
         taken[f"GEMMs, {name}"] = seconds([partial(products, layers, given, multiply)], repeats)
+    for name, linear in (("o of 16 bits", OPS.linear_fp8.default), ("o in two launches", composed)):
+        calls = [partial(linear, x, layer["o"].values, layer["o"].scale) for layer in layers]
+        taken[name] = seconds(calls, repeats) * len(layers)
     for name in NAMES:
         calls = [partial(ours, *given[name], layer[name]) for layer in layers]
         taken[name] = seconds(calls, repeats)

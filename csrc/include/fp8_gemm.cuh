@@ -29,10 +29,21 @@ class LaneScales {
   // Of the 64 weight rows from `row` on; what is read here no kernel of a step writes.
   template <typename Out>
   __device__ __forceinline__ LaneScales(const Linear<Float8, Out>& p, int row)
-      : p_(p), last_(p.tokens - 1), low_(row + threadIdx.x % 128 / kWarp * 16 + threadIdx.x % kWarp / 4) {
+      : p_(p),
+        x_scale_(p.x_scale),
+        token_stride_(p.token_stride),
+        group_stride_(p.group_stride),
+        last_(p.tokens - 1),
+        low_(row + threadIdx.x % 128 / kWarp * 16 + threadIdx.x % kWarp / 4) {
     high_ = min(low_ + 8, p.n - 1), low_ = min(low_, p.n - 1);  // rows behind the end are not stored
     if (p.groups != 0) return;
     of_low_ = p.weight_scale[low_], of_high_ = p.weight_scale[high_];
+  }
+
+  // The scales of x lie in shared memory: of `rows` rows from `token` on, of groups from `group` on.
+  __device__ __forceinline__ void take_shared(const float* x_scale, int token, int rows, int group) {
+    x_scale_ = x_scale, first_token_ = token, token_stride_ = 1;
+    if (p_.groups != 0) first_group_ = group, group_stride_ = rows;
   }
 
   // The lane's first row of x.
@@ -71,10 +82,12 @@ class LaneScales {
 
  private:
   __device__ __forceinline__ float of_token(int token, int group) const {
-    return p_.x_scale[min(token, last_) * p_.token_stride + group * p_.group_stride];
+    return x_scale_[(min(token, last_) - first_token_) * token_stride_ + (group - first_group_) * group_stride_];
   }
 
   const Scales<Float8>& p_;
+  const float* x_scale_;
+  int token_stride_, group_stride_, first_token_ = 0, first_group_ = 0;
   const int last_;
   int low_, high_;
   float of_low_ = 1.0f, of_high_ = 1.0f;

@@ -112,7 +112,7 @@ def _fp8_ways(site: Site, x: Tensor, weights: list[Tensor]) -> Ways:
         return scaled.library(values, x_scale, *weight, None, x.dtype)
 
     guessed = guess(site, processors_of(x.device))
-    has_library = scaled.has_library(values, given[0].values, scale, x.dtype)
+    has_library = scaled.has_library(site.num_tokens, given[0].values, scale, x.dtype)
     return Ways(given, ours, library if has_library or guessed is None else partial(ours, guessed))
 
 

@@ -7,7 +7,7 @@ from ...common.errors import ShapeError
 from .._shared.fp8 import check_rows, check_weight
 from .._shared.library import define_op
 from .._shared.registry import Provider
-from . import _composed, reference
+from . import _composed, _cuda, reference
 
 
 def linear_fp8(
@@ -42,6 +42,7 @@ define_op(
     fake=_fake,
     check=_check,
     providers=(
+        _cuda.PROVIDER,
         _composed.PROVIDER,
         Provider(name="reference", load=lambda: reference.linear_fp8),
     ),

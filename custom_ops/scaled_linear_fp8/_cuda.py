@@ -49,7 +49,7 @@ def scaled_linear_fp8(
 ) -> Tensor:
     """The op, as op.py states it."""
     x = x.contiguous()
-    config = config_of(x, weight, scale, dtype)
+    config = config_of(x.shape[0], weight, scale, dtype) if x.data_ptr() % EVEN == 0 else None
     multiply = library if config is None else functools.partial(launch, config=config)
     return multiply(x, x_scale, weight, scale, bias, dtype)
 
@@ -80,7 +80,7 @@ def library(
     x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """The op by torch's GEMM in FP8 where that takes the tensors, else by the formula in float32."""
-    if not has_library(x, weight, scale, dtype):
+    if not has_library(x.shape[0], weight, scale, dtype):
         why = f"weights {list(weight.shape)} with scales {list(scale.shape)} in {dtype}"
         log_once(logger, 30, f"scaled_linear_fp8 of {why} is multiplied in float32: no kernel takes it")
         return formula(x, x_scale, weight, scale, bias, dtype)
@@ -88,26 +88,31 @@ def library(
     return out
 
 
-def has_library(x: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> bool:
+def has_library(num_tokens: int, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> bool:
     """Whether torch's GEMM in FP8 takes such tensors: bfloat16 by a scale a row, of whole 16 bytes."""
-    is_even = x.shape[0] > 0 and weight.shape[0] % EVEN == 0 and weight.shape[1] % EVEN == 0
+    is_even = num_tokens > 0 and weight.shape[0] % EVEN == 0 and weight.shape[1] % EVEN == 0
     return is_even and scale.dim() == 1 and dtype == torch.bfloat16
 
 
-def config_of(x: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> GemmConfig | None:
-    """The configuration that serves these tensors; None where the library, or the formula, does."""
-    fits = x.data_ptr() % EVEN == 0 and weight.data_ptr() % EVEN == 0 and weight.shape[1] % EVEN == 0
-    if not fits or x.numel() == 0 or dtype not in NARROW:
+def config_of(
+    num_tokens: int, weight: Tensor, scale: Tensor, dtype: torch.dtype, *, needs_ours: bool = False
+) -> GemmConfig | None:
+    """The configuration that serves so many rows; None where the library, or the formula, does.
+
+    needs_ours: the library would not do, so that a configuration is found wherever the kernel takes these.
+    """
+    fits = weight.data_ptr() % EVEN == 0 and weight.shape[1] % EVEN == 0 and weight.numel() > 0
+    if not fits or num_tokens == 0 or dtype not in NARROW:
         return None
-    weights = "fp8" if scale.dim() == 1 else "fp8_block"
-    bucket = bucket_of(x.shape[0])
-    if bucket is None and has_library(x, weight, scale, dtype):
+    bucket = bucket_of(num_tokens)
+    is_served = has_library(num_tokens, weight, scale, dtype) and not needs_ours
+    if bucket is None and is_served:
         return None
-    n, k = weight.shape
+    (n, k), weights = weight.shape, "fp8" if scale.dim() == 1 else "fp8_block"
     site = Site(
         kind="linear", num_tokens=bucket or BUCKETS[-1], n=n, k=k, dtype=name_of(dtype), weights=weights
     )
-    return _config_of(site, x.device, has_library(x, weight, scale, dtype))
+    return _config_of(site, weight.device, is_served)
 
 
 @cached_until_adopted

@@ -14,7 +14,11 @@ SPLIT_K = "split_k_gemm", "split_k_shape", "split_k_epilogue", "fp8_gemm"
 NIBBLES = "linear_w4a16/gemm", "linear_w4a16/shape", "linear_w4a16/dequantize"
 # in cluster.cuh, as far as need be
 OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec", "pair_ops")
-IN_CLUSTERS = {"persistent_gemm": (*PERSISTENT, *WITH_PERSISTENT), "linear_w4a16": (*NIBBLES, *SPLIT_K)}
+IN_CLUSTERS = {
+    "persistent_gemm": (*PERSISTENT, *WITH_PERSISTENT),
+    "linear_w4a16": (*NIBBLES, *SPLIT_K),
+    "linear_fp8": ("linear_fp8/gemm", "fp8_values", *SPLIT_K),
+}
 
 
 def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:

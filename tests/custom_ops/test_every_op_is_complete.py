@@ -21,6 +21,7 @@ TWINS = {  # what serves GPUs that the CUDA kernel does not; else Triton
     "add_rms_norm_linear": "composed",
     "adjust_logits": "reference",
     "keep_typical": "reference",
+    "linear_fp8": "composed",
     "rms_norm_fp8": "composed",
     "top_logprobs": "reference",
 }

@@ -17,6 +17,7 @@ from lamina.custom_ops.linear.choices import (
     most_stages,
     persistent_stages,
 )
+from lamina.custom_ops.linear_fp8 import _cuda as few
 from lamina.custom_ops.quantize_fp8.reference import quantize_fp8
 from lamina.custom_ops.scaled_linear_fp8 import _cuda as kernel
 from lamina.custom_ops.scaled_linear_fp8.reference import scaled_linear_fp8 as formula
@@ -142,6 +143,28 @@ def test_linear_fp8_quantizes_and_multiplies(num_tokens: int, grouped: bool) -> 
         x = torch.randn(num_tokens, k, device=DEVICE, dtype=torch.bfloat16)
         values, x_scale = quantize_fp8(x, 128 if grouped else 0)
         result = OPS.linear_fp8.default(x, weight, scale, bias)
+        check(result, (values, x_scale, weight, scale, bias), torch.bfloat16)
+
+
+FEW_CONFIGS = [config_of(warpgroups, 8, 1, split) for warpgroups in (1, 2) for split in (1, 2, 4, 8)]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("config", FEW_CONFIGS, ids=str)
+def test_few_rows_are_quantized_while_weights_stream_in(config: GemmConfig, grouped: bool) -> None:
+    for (n, k), num_tokens in itertools.product(
+        [(4096, 4096), (1000, 14336), (136, 80), (72, 272)], (1, 2, 5, 8)
+    ):
+        *_, weight, scale, bias = operands(1, n, k, torch.bfloat16, grouped=grouped)
+        wide = torch.full((num_tokens, k + 8), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+        x = wide[:, :k]
+        x.copy_(torch.randn(num_tokens, k, device=DEVICE))
+        values, x_scale = quantize_fp8(x, 128 if grouped else 0)
+        result = poisoned(
+            lambda x=x, weight=weight, scale=scale, bias=bias: few.launch(x, weight, scale, bias, config),
+            (num_tokens, n),
+            torch.bfloat16,
+        )
         check(result, (values, x_scale, weight, scale, bias), torch.bfloat16)
 
 

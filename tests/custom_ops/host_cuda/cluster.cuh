@@ -1,5 +1,5 @@
-// In place of hopper.cuh, warpgroup.cuh, cuda_mma.cuh, pdl.cuh, vec.cuh and pair_ops.cuh: what a cluster of blocks needs to run on a
-// host as plain C++.
+// In place of hopper.cuh, warpgroup.cuh, cuda_mma.cuh, pdl.cuh, vec.cuh and pair_ops.cuh: what a cluster of blocks
+// needs to run on a host as plain C++.
 //
 // Threads are fibers, of which a seeded generator lets some go on and others wait. Copies, and sums that are sent,
 // arrive later, in any order. Barriers, swizzled tiles and the registers of WGMMA are those of the GPU.
@@ -17,6 +17,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fiber.cuh"
@@ -94,7 +95,7 @@ struct Block {
   std::vector<char> memory = std::vector<char>(kMemory, 0x7f);
   std::map<uint32_t, Barrier> barriers;
   std::vector<Warp> warps;
-  int num_alive = 0, num_synced = 0, sync_round = 0;
+  int num_alive = 0, num_synced = 0, sync_round = 0, num_at_named = 0, named_round = 0;
 };
 struct Fiber {
   Turns turns;
@@ -246,6 +247,37 @@ inline void __syncthreads() {
   else
     while (own.sync_round == round) host::yield();
 }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __int_as_float(int bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+inline int atomicMax(int* at, int value) { return std::exchange(*at, std::max(*at, value)); }
+struct float2 {
+  float x, y;
+};
+struct uint2 {
+  uint32_t x, y;
+};
+enum { __NV_SATFINITE, __NV_E4M3 };
+// To the nearest of the finite values, ties to that of an even mantissa.
+inline uint8_t to_e4m3(float value) {
+  if (value != value) return 0x7f;
+  const double size = std::min(std::fabs(double{value}), 448.0);
+  const int exponent = size == 0 ? -6 : std::max(std::ilogb(size), -6);
+  const auto steps = static_cast<int>(std::nearbyint(std::ldexp(size, 3 - exponent)));  // 16 is the next exponent's 8
+  const int bits = exponent == -6 && steps < 8 ? steps : (exponent + 7) * 8 + steps - 8;
+  return static_cast<uint8_t>(bits | (std::signbit(value) ? 128 : 0));
+}
+inline uint16_t __nv_cvt_float2_to_fp8x2(float2 two, int, int) {
+  return static_cast<uint16_t>(to_e4m3(two.x) | to_e4m3(two.y) << 8);
+}
 inline float __fdividef(float x, float y) { return x / y; }
 
 namespace lamina {
@@ -275,6 +307,16 @@ inline void arrive_expecting(uint32_t barrier, uint32_t bytes) {
 inline void wait_barrier(uint32_t barrier, uint32_t parity) {
   while (static_cast<uint32_t>(host::block().barriers[barrier].phase & 1) == parity) host::yield();
 }
+// Of a single barrier's threads.
+inline void sync_threads(int, int threads) {
+  host::Block& own = host::block();
+  const int round = own.named_round;
+  if (++own.num_at_named == threads)
+    own.num_at_named = 0, ++own.named_round, ++host::news;
+  else
+    while (own.named_round == round) host::yield();
+}
+inline void fence_shared_for_async() {}
 inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_last() { return 0; }
 inline void prefetch_tensor_map(const CUtensorMap*) {}
@@ -467,6 +509,21 @@ template <typename T, int count>
 void store(T* to, const Rounded<T, count>& rounded) {
   host::check(reinterpret_cast<uintptr_t>(to) % 16 == 0, "16 bytes are stored at no multiple of 16");
   std::memcpy(to, &rounded, sizeof(rounded));
+}
+template <typename T, int kWidth>
+struct Vec {
+  T raw[kWidth];
+};
+template <int kWidth, typename T>
+Vec<T, kWidth> load(const T* from) {
+  host::check(reinterpret_cast<uintptr_t>(from) % 16 == 0, "16 bytes are read at no multiple of 16");
+  Vec<T, kWidth> vec;
+  std::memcpy(&vec, from, sizeof(vec));
+  return vec;
+}
+template <typename T, int kWidth>
+void to_floats(float (&to)[kWidth], const Vec<T, kWidth>& vec) {
+  for (int i = 0; i < kWidth; ++i) to[i] = static_cast<float>(vec.raw[i]);
 }
 inline void store_raw(void* to, const uint4& raw) {
   host::check(reinterpret_cast<uintptr_t>(to) % 16 == 0, "16 bytes are stored at no multiple of 16");
