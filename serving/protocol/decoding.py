@@ -4,7 +4,8 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, TypeVar
@@ -101,6 +102,17 @@ def placed(error: RequestError, where: str) -> ApiError:
     found = api_error(error)
     found.param = where
     return found
+
+
+@contextmanager
+def renamed_by(rename: Callable[[str], str], in_message: Callable[[str], str]) -> Iterator[None]:
+    """Has errors of the chat that a request is made into name the fields of the request."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = error.param and rename(error.param)
+        error.message = in_message(error.message)
+        raise
 
 
 def clean_name(name: str) -> str:

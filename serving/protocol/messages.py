@@ -1,27 +1,27 @@
 """Bodies of Anthropic's Messages API, as requests for chats."""
 
+import re
 from collections.abc import Mapping
-from itertools import groupby
-from operator import itemgetter
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from .answers import Answer
-from .chat import ChatRequest, Message, Part, text_of
-from .decoding import Body, Unserved, wrong
+from .chat import ChatRequest, Message
+from .decoding import Body, Unserved, renamed_by, wrong
 from .forms import JsonSchemaFormat, ResponseFormat
-from .generation import Positive
+from .generation import NonNegative, Positive
+from .message_turns import ContentBlock, Turn, chat_messages
+from .tool_fields import Function, NamedFunction, NamedTool, Tool
+from .tool_fields import ToolChoice as ChatChoice
 
-NO_TOOLS = Unserved(why="tools are not offered to the model yet; leave it out", neutral=([],))
-NO_CHOICE = Unserved(why=NO_TOOLS.why, neutral=({"type": "none"},))
-NO_THINKING = Unserved(
-    why="thinking is not told apart from text; leave it out", neutral=({"type": "disabled"},)
-)
 RENAMED = Unserved(why="name it output_config.format")
 NO_EFFORT = Unserved(why="the model takes no effort; leave it out")
-Role = Literal["system", "user", "assistant"]
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+NO_EXAMPLES = Unserved(why="show calls in messages", neutral=([],))
+NO_SEARCH = Unserved(why="the model hears of every tool", neutral=(False,))
+NO_PROGRAMS = Unserved(why="the model's text calls tools, and nothing else does", neutral=(["direct"],))
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 EventType = Literal[
     "message_start",
     "content_block_start",
@@ -33,20 +33,59 @@ EventType = Literal[
     "error",
 ]
 TEXT_ALONE = Unserved(why="this server reads and writes text alone; leave it out", neutral=([], {}))
+OWN_NAMES = (  # of chats' fields, wherever they stand
+    (re.compile(r"\btools\[(\d+)\]\.function\.parameters\b"), r"tools[\1].input_schema"),
+    (re.compile(r"\btools\[(\d+)\]\.function\."), r"tools[\1]."),
+    (re.compile(r"\btool_choice\.function\."), "tool_choice."),
+    (re.compile(r"\bresponse_format(?:\.json_schema(?:\.schema)?)?\b"), "output_config.format.schema"),
+    (re.compile(r"\btool_choice is required\b"), "tool_choice is any"),
+)
 
 
-class ContentBlock(Part, kw_only=True, frozen=True):
-    """A part of a turn; those of type text are served."""
+class CustomTool(msgspec.Struct, kw_only=True, frozen=True):
+    """A function that the model may call; other tools are not served."""
 
-    cache_control: Any = None  # prefixes are cached without being asked
-    citations: Any = None
+    unserved: ClassVar[Mapping[str, Unserved]] = {
+        "input_examples": NO_EXAMPLES,
+        "defer_loading": NO_SEARCH,
+        "allowed_callers": NO_PROGRAMS,
+    }
+
+    name: str
+    input_schema: dict[str, Any]
+    """A JSON schema of an object, the input."""
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+    eager_input_streaming: bool | None = None
+    """Taken: input is always sent as it is written."""
+
+    def of_chats(self) -> Tool:
+        """Returns the same as chats have it."""
+        function = Function(
+            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
+        )
+        return Tool(type="function", function=function)
 
 
-class Turn(msgspec.Struct, kw_only=True, frozen=True):
-    """What one side says."""
+class ToolChoice(msgspec.Struct, kw_only=True, frozen=True):
+    """auto: the model decides; any: it calls one or more; tool: the one to call; none: there are none."""
 
-    role: Literal["user", "assistant"]
-    content: str | list[ContentBlock]
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+    """Whether a call that is required is one alone."""
+
+
+class Thinking(msgspec.Struct, kw_only=True, frozen=True):
+    """Whether the model is to reason before it answers, as far as its chat template asks."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: NonNegative | None = None
+    """Taken and not enforced, as a header says: max_tokens bounds both."""
+    display: Literal["summarized", "omitted"] | None = None
+    """omitted leaves it out of the answer; otherwise it is told as it is written."""
 
 
 class OutputFormat(msgspec.Struct, kw_only=True, frozen=True):
@@ -68,9 +107,6 @@ class Conversation(Body, kw_only=True, frozen=True):
     """What a message answers, and what /v1/messages/count_tokens counts."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = {
-        "tools": NO_TOOLS,
-        "tool_choice": NO_CHOICE,
-        "thinking": NO_THINKING,
         "output_format": RENAMED,
         "mcp_servers": TEXT_ALONE,
         "container": TEXT_ALONE,
@@ -79,12 +115,18 @@ class Conversation(Body, kw_only=True, frozen=True):
     accepted: ClassVar[frozenset[str]] = frozenset(
         ("metadata", "service_tier", "cache_control", "inference_geo", "diagnostics", "speed")
     ) | {"user_profile_id", "workspace_id"}
-    large: ClassVar[frozenset[str]] = frozenset({"messages", "system"})
+    large: ClassVar[frozenset[str]] = frozenset({"messages", "system", "tools"})
 
     messages: list[Turn]
     """Turns of user and assistant; where the last is the assistant's, the answer goes on from it."""
     system: str | list[ContentBlock] | None = None
     """What the model is to be told before all turns."""
+    tools: list[CustomTool] | None = None
+    """Functions that the model may call."""
+    tool_choice: ToolChoice | None = None
+    """Whether it has to call one; without it the model decides."""
+    thinking: Thinking | None = None
+    """Whether it reasons first; without it as its chat template has it."""
     output_config: OutputConfig | None = None
     """The form of the answer, which no token of a prompt tells of."""
 
@@ -94,22 +136,47 @@ class Conversation(Body, kw_only=True, frozen=True):
         return bool(self.messages) and self.messages[-1].role == "assistant"
 
     def chat_messages(self) -> list[Message]:
-        """Returns the system prompt and the turns as messages of a chat, neighbours of one role as one.
+        """Returns the system prompt and the turns as messages of a chat; ApiError 400 for what is none."""
+        found = chat_messages(self.messages, self.system)
+        if self.continues and found[-1].tool_calls:
+            where = f"messages[{len(self.messages) - 1}]"
+            raise wrong(
+                where, f"{where} ends with a tool_use; wanted a turn of the user with its tool_result"
+            )
+        return found
 
-        Raises ApiError 400 where there is no turn, and for what is no text.
-        """
-        if not self.messages:
-            raise wrong("messages", "messages is empty; wanted at least one turn")
-        texts: list[tuple[Role, str]] = [
-            (turn.role, _text(f"messages[{index}].content", turn.content))
-            for index, turn in enumerate(self.messages)
-        ]
-        if self.system is not None:
-            texts.insert(0, ("system", _text("system", self.system)))
-        return [
-            Message(role=role, content="\n\n".join(text for _, text in group))
-            for role, group in groupby(texts, itemgetter(0))
-        ]
+    def chat(self, **own: Any) -> ChatRequest:
+        """Returns the same as a request for a chat; its errors are to be renamed(). own: further fields."""
+        return ChatRequest(
+            model=self.model,
+            messages=self.chat_messages(),
+            continue_final_message=self.continues,
+            tools=[tool.of_chats() for tool in self.tools or ()] or None,
+            tool_choice=self._chat_choice,
+            parallel_tool_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
+            include_reasoning=self.thinking is None or self.thinking.display != "omitted",
+            **own,
+        )
+
+    @property
+    def reasons(self) -> bool | None:
+        """Whether the model is asked to reason, or not to; None where neither."""
+        if self.thinking is None or self.thinking.type == "adaptive":
+            return None
+        return self.thinking.type == "enabled"
+
+    @property
+    def _chat_choice(self) -> ChatChoice | None:
+        choice = self.tool_choice
+        if choice is None or (choice.type == "auto" and not self.tools):
+            return None
+        if choice.type == "tool":
+            if choice.name is None:
+                raise wrong(
+                    "tool_choice.name", "tool_choice.name is missing; it is required by the type tool"
+                )
+            return NamedTool(type="function", function=NamedFunction(name=choice.name))
+        return "required" if choice.type == "any" else choice.type
 
 
 class MessagesRequest(Conversation, kw_only=True, frozen=True):
@@ -128,12 +195,9 @@ class MessagesRequest(Conversation, kw_only=True, frozen=True):
     stream: bool = False
     """Whether the answer comes piece by piece, as server-sent events."""
 
-    def chat(self) -> ChatRequest:
-        """Returns the same as a request for a chat; ApiError 400 as chat_messages() has it."""
-        return ChatRequest(
-            model=self.model,
-            messages=self.chat_messages(),
-            continue_final_message=self.continues,
+    def chat(self, **own: Any) -> ChatRequest:
+        """Returns the same as a request for a chat; its errors are to be renamed(). own: further fields."""
+        return super().chat(
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
             temperature=self.temperature,
@@ -141,6 +205,7 @@ class MessagesRequest(Conversation, kw_only=True, frozen=True):
             top_p=self.top_p,
             stream=self.stream,
             response_format=self._response_format,
+            **own,
         )
 
     @property
@@ -151,11 +216,30 @@ class MessagesRequest(Conversation, kw_only=True, frozen=True):
         return ResponseFormat(type="json_schema", json_schema=json_schema)
 
 
-class TextBlock(Answer, kw_only=True):
+class TextBlock(Answer, kw_only=True, tag_field="type", tag="text"):
     """What the model wrote."""
 
-    type: Literal["text"]
     text: str
+
+
+class ThinkingBlock(Answer, kw_only=True, tag_field="type", tag="thinking"):
+    """The reasoning before an answer."""
+
+    thinking: str
+    signature: str
+    """Empty: nothing is signed."""
+
+
+class ToolUseBlock(Answer, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call of one of the tools."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    """As far as the model wrote it, where max_tokens cut it."""
+
+
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageUsage(Answer, kw_only=True):
@@ -174,7 +258,7 @@ class MessageAnswer(Answer, kw_only=True):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextBlock]
+    content: list[AnswerBlock]
     stop_reason: StopReason | None
     """null while the message is written."""
     stop_sequence: str | None
@@ -208,8 +292,12 @@ class MessageErrorAnswer(Answer, kw_only=True):
     error: MessageErrorFields
 
 
-def _text(where: str, content: str | list[ContentBlock]) -> str:
-    """Returns the text of all blocks; ApiError names the first that is none."""
-    if isinstance(content, str):
-        return content
-    return "".join(text_of(f"{where}[{index}]", block, "text") for index, block in enumerate(content))
+def renamed() -> AbstractContextManager[None]:
+    """Has errors of the chat that a message is made of name the fields of the message."""
+    return renamed_by(_renamed, _renamed)
+
+
+def _renamed(text: str) -> str:
+    for found, own in OWN_NAMES:
+        text = found.sub(own, text)
+    return text

@@ -1,17 +1,16 @@
 """Bodies of OpenAI's Responses API, as requests for chats."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ...common.errors import shown
-from ..errors import ApiError
 from .chat import CalledFunction, ChatRequest, Message, Part, ToolCall, text_of
-from .decoding import Body, Unserved, wrong
+from .decoding import Body, Unserved, renamed_by, wrong
 from .forms import JsonSchemaFormat, ResponseFormat
 from .generation import NonNegative, Positive, StreamOptions
 from .tool_fields import Function, NamedFunction, NamedTool, Tool
@@ -210,15 +209,9 @@ def turns_of(items: Sequence[InputItem]) -> list[Message]:
     return list(map(_joined, answers))
 
 
-@contextmanager
-def renamed() -> Iterator[None]:
+def renamed() -> AbstractContextManager[None]:
     """Has errors of the chat that a response is made of name the fields of the response."""
-    try:
-        yield
-    except ApiError as error:
-        error.param = error.param and _renamed(error.param)
-        error.message = IN_CHATS.sub(lambda found: _renamed(found[0]), error.message)
-        raise
+    return renamed_by(_renamed, lambda message: IN_CHATS.sub(lambda found: _renamed(found[0]), message))
 
 
 def _renamed(path: str) -> str:

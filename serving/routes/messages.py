@@ -1,32 +1,54 @@
 """Anthropic's Messages API: POST /v1/messages and /v1/messages/count_tokens."""
 
 import uuid
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ..context import serving_of
+from ..context import Serving, serving_of
 from ..middleware.body import read_body
-from ..protocol.messages import Conversation, MessagesRequest
-from ..streaming.answering import Received, beside_loop, receive, start, wait_for
+from ..protocol.decoding import wrong
+from ..protocol.messages import Conversation, MessagesRequest, renamed
+from ..protocol.tool_fields import check_tools
+from ..streaming.answering import NOT_ENFORCED, Received, beside_loop, receive, start, wait_for
 from ..streaming.message_events import MessageEvents, Writing
 from ..streaming.sse import EventStream
+from ..tools.formats import reasoning_tags
+from ..tools.plan import chat_plan
 from .tokenize import conversation_ids, tokenizer_of
+
+if TYPE_CHECKING:
+    from ..protocol.chat import ChatRequest
 
 
 async def create_message(request: Request) -> Response:
     """Answers the turns of a conversation with a message, whole or as a stream of events."""
     asked = await receive(request, MessagesRequest, await read_body(request))
-    received = Received(
-        given=asked.given.chat(), model=asked.model, headers=asked.headers, is_large=asked.is_large
-    )
-    chat, serving = received.given, serving_of(request)
-    params = serving.runtime.input.chat_params(chat.sampling_params(serving.config))
-    prompt = await beside_loop(asked.is_large, chat.prompt, serving.runtime.input, serving.config)
-    writing = Writing(id=f"msg_{uuid.uuid4().hex}", model=asked.model, max_tokens=asked.given.max_tokens)
-    running = await start(request, received, [prompt], params, writing.id)
+    serving = serving_of(request)
+    with renamed():
+        received = Received(
+            given=_chat(asked.given, serving),
+            model=asked.model,
+            headers=asked.headers,
+            is_large=asked.is_large,
+        )
+        chat, processor = received.given, serving.runtime.input
+        params = processor.chat_params(chat.sampling_params(serving.config))
+        prompt = await beside_loop(asked.is_large, chat.prompt, processor, serving.config)
+        plan = chat_plan(chat, processor, serving.config, prompt)
+        params = await beside_loop(asked.is_large, plan.params, params)
+        writing = Writing(
+            id=f"msg_{uuid.uuid4().hex}",
+            model=asked.model,
+            max_tokens=asked.given.max_tokens,
+            new_reader=plan.new_reader,
+        )
+        running = await start(request, received, [prompt], params, writing.id, partial(plan.check, params))
+    _tell_of_budget(asked.given, asked.headers)
     if chat.stream:
         events = MessageEvents(writing, running.usage)
         return EventStream(running, events, serving.config, asked.headers)
@@ -39,14 +61,41 @@ async def create_message(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Answers {input_tokens}: those of the prompt that a message of these turns would answer."""
     received = await receive(request, Conversation, await read_body(request))
-    token_ids = await beside_loop(
-        received.is_large,
-        conversation_ids,
-        tokenizer_of(serving_of(request)),
-        msgspec.to_builtins(received.given.chat_messages()),
-        continue_final_message=received.given.continues,
-    )
+    serving = serving_of(request)
+    with renamed():
+        chat = _chat(received.given, serving)
+        check_tools(chat.tools, chat.tool_choice)
+        token_ids = await beside_loop(
+            received.is_large,
+            conversation_ids,
+            tokenizer_of(serving),
+            msgspec.to_builtins(chat.messages),
+            continue_final_message=chat.continue_final_message,
+            template_kwargs=chat.chat_template_kwargs,
+            tools=msgspec.to_builtins(chat.offered_tools) or None,
+        )
     return JSONResponse({"input_tokens": len(token_ids)}, headers=received.headers)
+
+
+def _tell_of_budget(given: Conversation, headers: dict[str, str]) -> None:
+    """Adds to the headers that a budget of thinking is not enforced, where there is one."""
+    if given.thinking is not None and given.thinking.budget_tokens is not None:
+        others = headers.get(NOT_ENFORCED)
+        headers[NOT_ENFORCED] = f"{others}; thinking.budget_tokens" if others else "thinking.budget_tokens"
+
+
+def _chat(given: Conversation, serving: Serving) -> "ChatRequest":
+    """Returns the request for a chat; ApiError where the model is to think and its template has no place."""
+    variables: dict[str, Any] = {}
+    if given.reasons is not None:
+        tokenizer = tokenizer_of(serving)
+        tags = reasoning_tags(serving.config.reasoning_parser, tokenizer.chat_templates)
+        if given.reasons and tags is None:
+            message = "thinking is enabled, which this model's chat template does not know; leave it out"
+            raise wrong("thinking", message, code="unsupported_field")
+        if serving.runtime.input.template_reads("enable_thinking", None):
+            variables["enable_thinking"] = given.reasons
+    return given.chat(chat_template_kwargs=variables or None)
 
 
 ROUTES: list[BaseRoute] = [

@@ -75,11 +75,13 @@ def conversation_ids(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     template_kwargs: dict[str, Any] | None = None,
+    tools: Messages | None = None,
 ) -> list[int]:
     """Returns the token ids of a conversation, longer than the context too."""
     return tokenizer.apply_chat_template(
         messages,
         add_generation_prompt,
+        tools,
         max_tokens=MAX_TOKENS,
         template_kwargs=template_kwargs,
         continue_final_message=continue_final_message,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 LARGE_BODY = 32 * 1024  # bytes from which a prompt is made of it beside the event loop
 NUM_AT_ONCE = 16  # prompts of a request that are queued before the loop comes round
 LARGE_ANSWER = 1024  # tokens from which an answer with log-probabilities or calls is written beside it
+NOT_ENFORCED = "X-Lamina-Not-Enforced"  # a header
 
 Kind = TypeVar("Kind", bound=GenerationRequest)
 AnyKind = TypeVar("AnyKind", bound=Body)
@@ -149,7 +150,7 @@ async def start(
 def _not_enforced(left_out: Sequence[str]) -> dict[str, str]:
     """A header that tells what of a form is not enforced, in printable characters; none where all is."""
     listed = "; ".join(re.sub(r"[^ -~]+", " ", each) for each in left_out)
-    return {"X-Lamina-Not-Enforced": clipped(listed, 1000)} if listed else {}
+    return {NOT_ENFORCED: clipped(listed, 1000)} if listed else {}
 
 
 async def wait_for(request: "Request", running: Running) -> "list[RequestOutput]":

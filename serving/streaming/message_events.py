@@ -1,18 +1,16 @@
 """Messages as Anthropic's clients read them: whole, or as named server-sent events."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from json.encoder import encode_basestring_ascii as quoted  # U+2028 too, at which some clients end a line
 from typing import Any
 
 from ...runtime.engine.outputs import CompletionOutput, StreamDelta
 from ..errors import ANTHROPIC_PATH, ApiError
 from ..protocol.usage import Usage
+from ..tools.parts import Part
+from ..tools.reader import AnswerReader
+from .message_blocks import MessageBlocks, event
 
-OPEN = 'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
-OPEN += '{"type":"text_delta","text":'
-CLOSE = "}}\n\n"
 ERROR = b"event: error\ndata: "
 
 
@@ -23,39 +21,53 @@ class Writing:
     id: str
     model: str  # by the name that the client used
     max_tokens: int
+    new_reader: Callable[[], AnswerReader]
 
     def whole(self, answer: CompletionOutput, usage: Usage) -> dict[str, Any]:
         """Returns the message as plain data."""
-        return self.message([answer.text], self.ending(answer, len(answer.token_ids)), usage)
+        reader = self.new_reader()
+        blocks = MessageBlocks(reader.new_id)
+        for part in reader.whole(answer.text):
+            blocks.add(part)
+        blocks.close()
+        last = self.ending(answer, len(answer.token_ids), reader.has_calls)
+        return self.message(blocks.content, last, usage)
 
-    def message(self, texts: Sequence[str], ending: dict[str, str | None], usage: Usage) -> dict[str, Any]:
+    def message(
+        self, content: list[dict[str, Any]], ending: dict[str, str | None], usage: Usage
+    ) -> dict[str, Any]:
         """Returns it as far as it is written, as plain data."""
         return {
             "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": [{"type": "text", "text": text} for text in texts],
+            "content": content,
             **ending,
             "usage": usage_of(usage),
         }
 
-    def ending(self, last: CompletionOutput | StreamDelta, num_tokens: int) -> dict[str, str | None]:
+    def ending(
+        self, last: CompletionOutput | StreamDelta, num_tokens: int, has_calls: bool
+    ) -> dict[str, str | None]:
         """Returns why the message ended after so many tokens."""
         if last.finish_reason == "length":
             is_full = num_tokens < self.max_tokens
             return ending("model_context_window_exceeded" if is_full else "max_tokens")
         if last.finish_reason == "stop" and isinstance(last.stop_reason, str):
             return ending("stop_sequence", last.stop_reason)
-        return ending("end_turn")
+        return ending("tool_use" if has_calls and last.finish_reason == "stop" else "end_turn")
 
 
 class MessageEvents:
-    """The events of a message: its start, its text piece by piece, why it ended and what it took."""
+    """The events of a message: its start, its blocks piece by piece, why it ended and what it took."""
 
     def __init__(self, writing: Writing, usage: Callable[[int], Usage]) -> None:
         """usage: what it says when so many tokens have been sent."""
         self._writing, self._usage = writing, usage
+        self._reader = writing.new_reader()
+        self._is_plain = self._reader.tools is None and self._reader.reasoning is None
+        self._blocks = MessageBlocks(self._reader.new_id)
         self._num_tokens = 0
         self._last: StreamDelta | None = None
 
@@ -65,17 +77,20 @@ class MessageEvents:
         for delta in deltas:
             self._last = delta
             self._num_tokens += len(delta.token_ids)
-            if delta.text:
-                events.append(OPEN + quoted(delta.text) + CLOSE)
+            if not delta.text:
+                continue
+            parts = [Part("content", delta.text)] if self._is_plain else self._reader.feed(delta.text)
+            events += map(self._blocks.add, parts)
         return "".join(events).encode()
 
     def end(self) -> bytes:
         """Returns the events that end the message."""
         assert self._last is not None, "a message has at least one delta"
-        delta = self._writing.ending(self._last, self._num_tokens)
+        events = [*map(self._blocks.add, self._reader.finish()), self._blocks.close()]
+        delta = self._writing.ending(self._last, self._num_tokens, self._reader.has_calls)
         usage = usage_of(self._usage(self._num_tokens))
-        stop = _event("content_block_stop", index=0)
-        return (stop + _event("message_delta", delta=delta, usage=usage) + _event("message_stop")).encode()
+        events += [event("message_delta", delta=delta, usage=usage), event("message_stop")]
+        return "".join(events).encode()
 
     def fail(self, error: ApiError) -> bytes:
         """Returns an error in place of what would follow."""
@@ -83,9 +98,8 @@ class MessageEvents:
 
     def _start(self) -> str:
         message = self._writing.message([], ending(None), self._usage(0))
-        block = {"type": "text", "text": ""}
-        start = _event("content_block_start", index=0, content_block=block)
-        return _event("message_start", message=message) + start + _event("ping")
+        begun = self._blocks.begin("content") if self._is_plain else ""
+        return event("message_start", message=message) + begun + event("ping")
 
 
 def ending(reason: str | None, sequence: str | None = None) -> dict[str, str | None]:
@@ -102,7 +116,3 @@ def usage_of(usage: Usage) -> dict[str, int]:
         "cache_read_input_tokens": num_cached,
         "output_tokens": usage.completion_tokens,
     }
-
-
-def _event(name: str, **fields: Any) -> str:
-    return f"event: {name}\ndata: {json.dumps({'type': name, **fields}, separators=(',', ':'))}\n\n"
