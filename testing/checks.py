@@ -14,6 +14,7 @@ from ..custom_ops.add_rms_norm_linear.reference import add_rms_norm_linear
 from ..custom_ops.linear.reference import linear
 from ..custom_ops.qk_norm.reference import qk_norm
 from ..custom_ops.rms_norm_fp8.reference import rms_norm_fp8
+from ..custom_ops.silu_and_mul.reference import silu_and_mul
 from .random_programs import Formulas, Traced, results_of, run
 
 OPS = torch.ops.lamina
@@ -21,6 +22,7 @@ OPS = torch.ops.lamina
 OWN_DIGITS = {
     *(OPS.silu_and_mul.default, OPS.gelu_and_mul.default),
     *(OPS.linear.default, OPS.add_rms_norm_linear.default, OPS.act_and_mul_fp8.default),
+    OPS.linear_w4a16.default,
 }
 GEMMS: Formulas = {OPS.linear.default: linear, OPS.add_rms_norm_linear.default: add_rms_norm_linear}
 FP8: Formulas = {
@@ -28,7 +30,22 @@ FP8: Formulas = {
     OPS.rms_norm_fp8.default: rms_norm_fp8,
     OPS.act_and_mul_fp8.default: act_and_mul_fp8,
 }
-FORMULAS: Formulas = {**lower.FORMULAS, **GEMMS, **FP8, OPS.qk_norm.default: qk_norm}
+
+
+def linear_w4a16(*args: Any) -> Tensor:
+    """The op with its gate as a formula: the GEMM itself is the same op in every graph."""
+    *given, gated = (*args, False, False)[:8]
+    out: Tensor = OPS.linear_w4a16.default(*given)
+    return silu_and_mul(out) if gated else out
+
+
+FORMULAS: Formulas = {
+    **lower.FORMULAS,
+    **GEMMS,
+    **FP8,
+    OPS.qk_norm.default: qk_norm,
+    OPS.linear_w4a16.default: linear_w4a16,
+}
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -49,6 +49,7 @@ class State:
     fused: int = 0  # linears that alone read the norm of a sum
     norms_fp8: int = 0  # norms that projections in FP8 alone read
     gates_fp8: int = 0
+    gates_w4a16: int = 0  # behind projections in four bits that nobody else reads
 
     @property
     def is_narrow(self) -> bool:

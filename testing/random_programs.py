@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from ..compiler.torch_internals import torch_compat
-from . import fragments, gates, heads, projections, quantized, zero_centred
+from . import four_bits, fragments, gates, heads, projections, quantized, zero_centred
 from .fragments import State, Step
 
 Inputs = tuple[tuple[tuple[int | None, ...], torch.dtype], ...]
@@ -19,7 +19,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 TOKEN_COUNTS = (0, 1, 2, 7)
 Formulas = Mapping[Any, Callable[..., Any]]
 NO_FORMULAS: Formulas = {}
-MODULES = (fragments, zero_centred, heads, gates, projections, quantized)
+MODULES = (fragments, zero_centred, heads, gates, projections, quantized, four_bits)
 PLAIN = {body.__name__: body for module in MODULES for body in module.PLAIN}
 ODD = {body.__name__: body for module in MODULES for body in module.ODD}
 BODIES = PLAIN | ODD
@@ -145,6 +145,7 @@ def _replay(program: Program, given: tuple[Tensor, ...], sites: Counter[str]) ->
         add_rms_norm_linear=state.fused,
         rms_norm_fp8=state.norms_fp8,
         act_and_mul_fp8=state.gates_fp8,
+        gated_w4a16=state.gates_w4a16,
     )
     return (state.x, state.residual, *state.extras)
 

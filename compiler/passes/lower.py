@@ -1,5 +1,6 @@
 """Named ops back to the formula that Inductor fuses, where Inductor is their provider."""
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...custom_ops.silu_and_mul.reference import silu_and_mul
 from ...custom_ops.zero_centred_rms_norm.reference import zero_centred_rms_norm
 from ..torch_internals import torch_compat
 from .graph import Pass, PassReport, copy_graph, erase_dead
+from .providers import Choose, choose
 
 FORMULAS: dict[Any, Callable[..., Any]] = {
     torch.ops.lamina.add_rms_norm.default: add_rms_norm,
@@ -25,17 +27,38 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     torch.ops.lamina.silu_and_mul.default: silu_and_mul,
     torch.ops.lamina.zero_centred_rms_norm.default: zero_centred_rms_norm,
 }
+FOUR_BITS = "linear_w4a16"
+NORMS = (
+    *(torch.ops.lamina.rms_norm.default, torch.ops.lamina.zero_centred_rms_norm.default),
+    *(torch.ops.lamina.add_rms_norm.default, torch.ops.lamina.add_zero_centred_rms_norm.default),
+)
 
 
 def run(
-    graph: fx.Graph, formulas: Mapping[Any, Callable[..., Any]] = FORMULAS
+    graph: fx.Graph, formulas: Mapping[Any, Callable[..., Any]] = FORMULAS, choose: Choose = choose
 ) -> tuple[fx.Graph, PassReport]:
     graph = copy_graph(graph)
-    sites = [node for node in graph.nodes if node.op == "call_function" and node.target in formulas]
+    named = [node for node in graph.nodes if node.op == "call_function" and node.target in formulas]
+    kept = [node for node in named if _leads_early_loads(node, choose)]
+    sites = [node for node in named if node not in kept]
     for node in sites:
         _inline(graph, node, formulas[node.target])
     erase_dead(graph)
-    return graph, PassReport(name=LOWER.name, num_matches=len(sites))
+    skipped = tuple(f"{node.name}: while it runs a projection loads its weights" for node in kept)
+    return graph, PassReport(name=LOWER.name, num_matches=len(sites), skipped=skipped)
+
+
+def _leads_early_loads(node: fx.Node, choose: Choose) -> bool:
+    """Whether it is a norm that a projection in four bits reads, by a kernel that begins before it has ended.
+
+    Behind code that Inductor generates none begins early.
+    """
+    if node.target not in NORMS:
+        return False
+    items = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
+    readers = [reader for item in (items or [node]) for reader in item.users]
+    gemms = [reader for reader in readers if reader.target is torch.ops.lamina.linear_w4a16.default]
+    return any(choose(FOUR_BITS, gemm.meta["val"].device, gemm.meta["val"].dtype).is_op for gemm in gemms)
 
 
 def _inline(graph: fx.Graph, site: fx.Node, formula: Callable[..., Any]) -> None:
@@ -66,7 +89,7 @@ def _inline(graph: fx.Graph, site: fx.Node, formula: Callable[..., Any]) -> None
 
 LOWER = Pass(
     name="lower",
-    version=2,
+    version=3,
     numerics=("fast",),
     reason="on this device Inductor's fused kernels win over a call: the neighbours join the same loop",
     contract="bitwise equal to the formula run eagerly, but for the order of the sum inside the mean",

@@ -15,6 +15,7 @@ from .add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from .add_rms_norm_linear import ADD_RMS_NORM_LINEAR
 from .canonicalise import CANONICALISE
 from .fp8 import GATE_FP8, NORM_FP8
+from .gated_w4a16 import GATED_W4A16
 from .graph import Pass, PassReport, is_mutating
 from .linear import LINEAR
 from .lower import LOWER
@@ -36,6 +37,7 @@ PIPELINE: tuple[Pass, ...] = (
     ADD_RMS_NORM_LINEAR,  # joins what the three before it have named
     NORM_FP8,  # behind the names of norms that it looks for
     GATE_FP8,  # likewise of gates
+    GATED_W4A16,  # behind the names of gates
     LOWER,  # last: turns what was named into what its provider runs
 )
 PASS_NAMES: tuple[str, ...] = tuple(step.name for step in PIPELINE)

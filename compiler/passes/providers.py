@@ -11,6 +11,7 @@ TAKEN: Mapping[str, Mapping[str, tuple[torch.dtype, ...]]] = {
     "cuda": {
         "linear": NARROW,  # wider GEMMs stay torch's, whose sums tests compare with
         "add_rms_norm_linear": NARROW,
+        "linear_w4a16": NARROW,
         "qk_norm": NARROW,
         "rms_norm_fp8": NARROW,
         "act_and_mul_fp8": NARROW,

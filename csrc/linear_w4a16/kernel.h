@@ -38,6 +38,7 @@ struct LinearW4A16 {
   }
 
   bool run(Method method, int threads) const {
+    if (tokens == 0 || rows == 0) return true;
     if (tokens <= kFewTokens) return multiply_few(threads), true;
     if (method == Method::kDot) return multiply_many(DotKernel<T, T>(depth), threads), true;
 #if defined(LAMINA_AMX)

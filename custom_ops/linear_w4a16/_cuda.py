@@ -1,8 +1,8 @@
 """The CUDA kernels of lamina::linear_w4a16, for shuffled weights.
 
 Up to 256 rows they are dequantized in registers on their way to the tensor cores. For more they are written
-out in x's dtype, once a call, for the library's GEMM. Weights by rows, which are those that cannot be
-shuffled, are the Triton provider's.
+out in x's dtype, once a call, for the library's GEMM. Weights by rows, and other groups than it counts,
+are the Triton provider's.
 """
 
 import functools
@@ -20,7 +20,7 @@ from ..linear._cuda import check_capability, fits
 from ..linear.choices import MAX_SHARED, GemmConfig
 from . import reference
 from .configs import config_of, group_shift, most_stages
-from .layout import TILE, unshuffle, unshuffle_groups
+from .layout import TILE
 
 NARROW = frozenset({torch.bfloat16, torch.float16})
 NO_CONFIG = GemmConfig(0, 0, 0, 0, 0)
@@ -60,12 +60,8 @@ def linear_w4a16(
     silu_and_mul: bool = False,
 ) -> Tensor:
     """The op, as op.py states it."""
-    if not shuffled:
-        return find_triton()(x, weight, scale, zero, bias, group, False, silu_and_mul)
-    if group_shift(group, x.shape[1]) is None or x.numel() == 0:
-        weight, scale = unshuffle(weight), unshuffle_groups(scale)
-        zero = None if zero is None else unshuffle_groups(zero)
-        return find_triton()(x, weight, scale, zero, bias, group, False, silu_and_mul)
+    if not shuffled or group_shift(group, x.shape[1]) is None or x.numel() == 0:
+        return find_triton()(x, weight, scale, zero, bias, group, shuffled, silu_and_mul)
     parts = _aligned(weight), _aligned(scale), None if zero is None else _aligned(zero)
     is_gated = silu_and_mul and weight.shape[0] % (2 * TILE) == 0
     out = _multiply(x, *parts, bias, group, is_gated)

@@ -1,7 +1,7 @@
 """The Triton kernels of lamina::linear_w4a16: one row of x by weights as they lie; more by a library's GEMM.
 
-For more rows the weights are written out in x's dtype first, once a call. Shuffled ones are only ever met
-where this provider is forced on a GPU that the CUDA kernel serves.
+For more rows, and for weights that are shuffled for a CUDA kernel which nothing here can compile, they are
+written out in x's dtype first, once a call.
 """
 
 import torch
@@ -10,16 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .layout import unshuffle, unshuffle_groups
-
 LONGEST_STEP = 2048  # columns
 WRITTEN_AT_ONCE = 1024  # bytes of weights
 
 
 @triton.jit
-def values_of(bits, row, column, scale, zero, groups, group, inside, ZERO: tl.constexpr):
-    """(bits - 8) * scale + zero, rounded to scale's dtype."""
-    at = row * groups + column // group
+def values_of(bits, at, scale, zero, inside, ZERO: tl.constexpr):
+    """(bits - 8) * scale + zero, rounded to scale's dtype, by those at an index."""
     scales = tl.load(scale + at, mask=inside, other=0.0)
     values = (bits.to(tl.float32) - 8.0) * scales.to(tl.float32)
     if ZERO:
@@ -49,8 +46,9 @@ def linear_w4a16_kernel(
         at = start + tl.arange(0, STEP // 2)
         inside = at < half
         bits = tl.load(weight + row * half + at, mask=inside, other=0, eviction_policy="evict_first")
-        even = values_of(bits & 15, row, 2 * at, scale, zero, groups, group, inside, ZERO)
-        odd = values_of(bits >> 4, row, 2 * at + 1, scale, zero, groups, group, inside, ZERO)
+        of_group = row * groups + 2 * at // group  # two columns of one byte are of one group
+        even = values_of(bits & 15, of_group, scale, zero, inside, ZERO)
+        odd = values_of(bits >> 4, of_group, scale, zero, inside, ZERO)
         sums += even.to(tl.float32) * tl.load(x + 2 * at, mask=inside, other=0.0).to(tl.float32)
         sums += odd.to(tl.float32) * tl.load(x + 2 * at + 1, mask=inside, other=0.0).to(tl.float32)
     total = tl.sum(sums, axis=0)
@@ -76,10 +74,38 @@ def dequantize_kernel(
     inside = at < num_bytes
     bits = tl.load(weight + at, mask=inside, other=0)
     row, column = at // (k // 2), at % (k // 2) * 2
-    even = values_of(bits & 15, row, column, scale, zero, groups, group, inside, ZERO)
-    odd = values_of(bits >> 4, row, column + 1, scale, zero, groups, group, inside, ZERO)
+    of_group = row * groups + column // group
+    even = values_of(bits & 15, of_group, scale, zero, inside, ZERO)
+    odd = values_of(bits >> 4, of_group, scale, zero, inside, ZERO)
     tl.store(out + row * k + column, even, mask=inside)
     tl.store(out + row * k + column + 1, odd, mask=inside)
+
+
+@triton.jit
+def unshuffle_kernel(
+    weight,  # [n, k / 2], as layout.py shuffles it
+    scale,  # [n, groups], likewise
+    zero,  # the same; only where ZERO
+    out,  # [n, k]
+    num_bytes,
+    k,
+    groups,
+    group,
+    ZERO: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT)
+    inside = at < num_bytes
+    bits = tl.load(weight + at, mask=inside, other=0)
+    lane, warp = at // 16 % 32, at // 512 % 4  # each lane has 16 bytes of a tile, each step of 16 columns 4
+    row_tile, column_tile = at // 2048 // (k // 64), at // 2048 % (k // 64)
+    row = row_tile * 64 + warp * 16 + lane // 4  # of the lower four bits; that of the upper ones is 8 below
+    column = column_tile * 64 + at // 4 % 4 * 16 + at % 2 * 8 + lane % 4 * 2 + at // 2 % 2
+    of_group = (row_tile * groups + column // group) * 64 + warp * 16 + lane // 4 * 2
+    upper = values_of(bits & 15, of_group, scale, zero, inside, ZERO)
+    lower = values_of(bits >> 4, of_group + 1, scale, zero, inside, ZERO)
+    tl.store(out + row * k + column, upper, mask=inside)
+    tl.store(out + (row + 8) * k + column, lower, mask=inside)
 
 
 def linear_w4a16(
@@ -93,11 +119,11 @@ def linear_w4a16(
     silu_and_mul: bool = False,
 ) -> Tensor:
     """The op, as op.py states it."""
-    if shuffled:
-        weight, scale = unshuffle(weight), unshuffle_groups(scale)
-        zero = None if zero is None else unshuffle_groups(zero)
-    multiply = _one_row if x.shape[0] == 1 and weight.numel() > 0 else _many_rows
-    out = multiply(x, weight, scale, zero, bias, x.shape[1] if group < 0 else group)
+    group = x.shape[1] if group < 0 else group
+    if x.shape[0] == 1 and weight.numel() > 0 and not shuffled:
+        out = _one_row(x, weight, scale, zero, bias, group)
+    else:
+        out = F.linear(x, dequantize(weight, scale, zero, group, shuffled=shuffled), bias)
     return torch.ops.lamina.silu_and_mul.default(out) if silu_and_mul else out
 
 
@@ -117,20 +143,17 @@ def _one_row(
     return out
 
 
-def _many_rows(
-    x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, group: int
+def dequantize(
+    weight: Tensor, scale: Tensor, zero: Tensor | None, group: int, *, shuffled: bool = False
 ) -> Tensor:
-    return F.linear(x, dequantize(weight, scale, zero, group), bias)
-
-
-def dequantize(weight: Tensor, scale: Tensor, zero: Tensor | None, group: int) -> Tensor:
-    """The weights [out, in], of scale's dtype, of bytes by rows."""
+    """The weights [out, in], of scale's dtype."""
     (n, groups), k = scale.shape, weight.shape[1] * 2
     out = scale.new_empty((n, k))
     if out.numel() > 0:
         grid = (triton.cdiv(weight.numel(), WRITTEN_AT_ONCE),)
+        kernel = unshuffle_kernel if shuffled else dequantize_kernel
         with torch.cuda.device_of(out):
-            dequantize_kernel[grid](
+            kernel[grid](
                 *(weight, scale, zero, out, weight.numel(), k, groups, group),
                 ZERO=zero is not None,
                 COUNT=WRITTEN_AT_ONCE,

@@ -6,6 +6,7 @@ their bytes: two warpgroups, the most blocks that a GPU holds at once, and stage
 kernel.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -29,6 +30,7 @@ from ..linear.choices import (
 )
 from .layout import TILE
 
+NARROW, HOPPER = (torch.bfloat16, torch.float16), (9, 0)
 MOST_TOKENS = 128  # rows of x a block
 LEAST_GROUP, WHOLE_ROW_SHIFT = 32, 30
 RESIDENT, MOST_BLOCKS = 3, 6  # blocks of two warpgroups a processor that run at once; that are worth a try
@@ -48,6 +50,21 @@ def group_shift(group: int, k: int) -> int | None:
         return WHOLE_ROW_SHIFT
     shift = (group // LEAST_GROUP).bit_length() - 1
     return shift if shift >= 0 and group == LEAST_GROUP << shift else None
+
+
+def is_kept_shuffled(n: int, k: int, group: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights on a device lie as the CUDA kernel reads them: on Hopper GPUs, where it takes them.
+
+    It depends on what compiled graphs are keyed by, not on whether the kernel can be built: Triton's reads
+    such weights too.
+    """
+    fits = n % TILE == 0 and k % TILE == 0 and group_shift(group, k) is not None
+    return fits and device.type == "cuda" and dtype in NARROW and _capability(device) == HOPPER
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 @cached_until_adopted

@@ -1,5 +1,6 @@
 """lamina::linear_w4a16."""
 
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
@@ -167,6 +168,13 @@ def test_what_is_shuffled_gives_what_it_gave(group: int, zero: bool) -> None:
     assert torch.equal(
         formula(x, *wound, wound_zeros, bias, group, True), formula(x, weight, scale, zeros, bias, group)
     )
+
+
+@pytest.mark.parametrize("num_tokens, rows", [(0, 6), (3, 0), (0, 0)])
+def test_nothing_gives_nothing_in_a_thread_that_has_not_multiplied_yet(num_tokens: int, rows: int) -> None:
+    given_ = operands(num_tokens, 64, rows, torch.bfloat16)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(linear_w4a16, *given_).result().shape == (num_tokens, rows)
 
 
 def test_with_a_gate_it_is_the_two_ops_one_after_another() -> None:

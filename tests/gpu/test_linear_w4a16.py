@@ -244,15 +244,17 @@ def test_weights_by_rows_of_any_size_and_group(provider: str, num_rows: int) -> 
 
 
 def test_shuffled_weights_that_the_kernel_does_not_take_are_served_all_the_same() -> None:
-    call = select("linear_w4a16", device=DEVICE, dtype=torch.bfloat16, provider="cuda").call
-    for group, gated in ((96, False), (96, True), (128, True)):
+    providers = "cuda", "cuda", "cuda", "triton"
+    cases = (96, False), (96, True), (128, True), (128, False)
+    for provider, (group, gated) in zip(providers, cases, strict=True):
+        call = select("linear_w4a16", device=DEVICE, dtype=torch.bfloat16, provider=provider).call
         case = make(5, 192, 576, group)  # 192 rows are no whole tiles of gate and up
         out = call(*case[:6], True, gated)
         exact = case.x.double() @ case.dense.double().T
         exact = exact + (0 if case.bias is None else case.bias.double())
         right = gate.silu_and_mul(exact) if gated else exact
         assert ((out.double() - right).abs() <= 0.03 * right.abs() + 0.03).all()
-    odd = make(5, 128, 576)
+    call, odd = torch.ops.lamina.linear_w4a16.default, make(5, 128, 576)
     x = torch.randn(5, 577, device=DEVICE).bfloat16()[:, 1:]  # rows at no multiple of 16 bytes
     check(call(x, *odd[1:6], True), odd._replace(x=x))
 

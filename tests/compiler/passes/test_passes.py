@@ -10,7 +10,7 @@ from torch import fx
 
 from lamina.common.errors import CompileError
 from lamina.compiler.capture.fingerprint import canonical_text
-from lamina.compiler.passes import pipeline
+from lamina.compiler.passes import lower, pipeline
 from lamina.compiler.passes.add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from lamina.compiler.passes.canonicalise import CANONICALISE
 from lamina.compiler.passes.lower import LOWER
@@ -19,11 +19,11 @@ from lamina.compiler.passes.silu_and_mul import GELU_AND_MUL, SILU_AND_MUL
 from lamina.testing import checks
 from lamina.testing.random_programs import BODIES, Program, Step, programs, trace
 
-from ..pipelines import ADD_RMS_NORM_LINEAR, GATE_FP8, LINEAR, NORM_FP8, PIPELINE, QK_NORM
+from ..pipelines import ADD_RMS_NORM_LINEAR, GATE_FP8, GATED_W4A16, LINEAR, NORM_FP8, PIPELINE, QK_NORM, taken
 from ..tally import PROVED
 
 NAMING = (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, QK_NORM, SILU_AND_MUL, GELU_AND_MUL, LINEAR)
-JOINING = (ADD_RMS_NORM_LINEAR, NORM_FP8, GATE_FP8)
+JOINING = (ADD_RMS_NORM_LINEAR, NORM_FP8, GATE_FP8, GATED_W4A16)
 GATES, FREE = (SILU_AND_MUL, GELU_AND_MUL), (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, LINEAR)
 
 
@@ -157,3 +157,15 @@ def test_pieces_that_write_into_a_tensor_are_refused():
     graph.output((graph.call_function(torch.ops.aten.add_.Tensor, (x, 1)),))
     with pytest.raises(CompileError, match=r"aten\.add_\.Tensor\) writes into a tensor"):
         pipeline.rewrite(graph, PIPELINE)
+
+
+def test_a_norm_ahead_of_a_projection_in_four_bits_keeps_its_kernel_where_that_has_one():
+    """So that the projection's kernel begins while it runs; elsewhere Inductor generates it."""
+    named = pipeline.rewrite(
+        trace(single("norm_mlp_w4a16", torch.bfloat16, ("linear",))).graph, PIPELINE[:-1]
+    ).graph
+    on_a_gpu, report = lower.run(named, choose=taken)
+    assert "lamina.add_rms_norm.default" in targets(on_a_gpu)
+    assert report.num_matches == 0
+    assert len(report.skipped) == 1
+    assert "lamina.add_rms_norm.default" not in targets(lower.run(named)[0])
