@@ -89,6 +89,7 @@ def describe_fit(config: "RuntimeConfig") -> dict[str, Any]:
         "weights_gib": round(fit.weight_bytes / 2**30, 2),
         "penalties_mib": round(fit.adjusting_bytes / 2**20, 1),
         "cache_tokens": fit.capacity_tokens,
+        "cache_dtype": str(fit.kv_cache_dtype).removeprefix("torch."),
         "cache_kib_per_token": round(fit.token_bytes / 2**10, 1),
         "swap_gib": round(fit.swap_bytes / 2**30, 2),
         "missing_gib": round(fit.missing_bytes / 2**30, 2),

@@ -19,6 +19,7 @@ from .validation import check_name, check_type, integer, number
 logger = get_logger("runtime")
 
 LoadFormat = Literal["auto", "dummy"]
+KVCacheDtype = Literal["auto", "fp8"]
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -63,6 +64,8 @@ class RuntimeConfig:
     """Another folder to take the tokenizer from; in Python also a tokenizer of transformers."""
     dtype: str | torch.dtype = "auto"
     """Of weights and KV cache; auto is the checkpoint's, where the device computes fast in it."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """Of the KV cache; auto is dtype, fp8 stores keys and values in one byte each (e4m3)."""
     device: str | torch.device = "auto"
     """Where to run; auto is the first GPU if there is one."""
     quantization: str | None = None
@@ -139,6 +142,7 @@ class RuntimeConfig:
             got = f"swap_bytes is {self.swap_bytes} and prefix_cache False"
             raise ConfigError(f"{got}; wanted swap_bytes 0, or the cache, which knows what blocks hold")
         _check_choice("numerics", self.numerics, NUMERICS)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8"))
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         find_scheme(self.quantization)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens > MAX_NUM_TOKENS:

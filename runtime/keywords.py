@@ -11,7 +11,7 @@ import torch
 
 from ..compiler.config import CompileConfig
 from ..compiler.numerics import Numerics
-from .config import LoadFormat
+from .config import KVCacheDtype, LoadFormat
 
 
 class RuntimeSettings(TypedDict, total=False):
@@ -21,6 +21,7 @@ class RuntimeSettings(TypedDict, total=False):
     token: str | None
     tokenizer: Any
     dtype: str | torch.dtype
+    kv_cache_dtype: KVCacheDtype
     device: str | torch.device
     quantization: str | None
     max_model_len: int | None

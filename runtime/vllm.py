@@ -46,12 +46,16 @@ __all__ = [
 OURS = {  # vLLM's name of a setting and ours; None is left to us
     **{name: name for name in ("tokenizer", "dtype", "quantization", "revision", "seed", "block_size")},
     **{name: name for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "load_format")},
+    "kv_cache_dtype": "kv_cache_dtype",
     "gpu_memory_utilization": "memory_fraction",
     "enable_prefix_caching": "prefix_cache",
     "num_gpu_blocks_override": "num_kv_blocks",
     "hf_token": "token",
 }
-DTYPES = {"half": "float16", "float": "float32"}  # vLLM's other names
+OTHER_VALUES = {  # vLLM's other names
+    "dtype": {"half": "float16", "float": "float32"},
+    "kv_cache_dtype": {"fp8_e4m3": "fp8"},
+}
 # Settings that have no counterpart, with the values that ask for nothing that we do not do.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (1,),
@@ -65,7 +69,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "enable_chunked_prefill": (None, True),
     "disable_log_stats": (False, True),
     "disable_custom_all_reduce": (False, True),
-    "kv_cache_dtype": ("auto",),
     "cpu_offload_gb": (0,),
     "swap_space": (0, 4),
     "enable_lora": (False,),
@@ -230,7 +233,8 @@ def _ours(settings: dict[str, Any]) -> dict[str, Any]:
     ours: dict[str, Any] = {}
     for name, value in settings.items():
         if name in OURS:
-            taken = DTYPES.get(value, value) if name == "dtype" and isinstance(value, str) else value
+            names = OTHER_VALUES.get(name, {})
+            taken = names.get(value, value) if isinstance(value, str) else value
             ours |= {} if value is None else {OURS[name]: taken}
         elif name not in NEUTRAL:
             raise UnknownSettingError(f"LLM has no {name!r} here; {hint(name, (*OURS, *NEUTRAL), SETTINGS)}")

@@ -77,8 +77,9 @@ class Inputs:
     arguments: tuple[Any, ...]
 
 
-def make_inputs(shape: Shape, dtype: torch.dtype, cached: torch.dtype) -> list[Inputs]:
+def make_inputs(shape: Shape, dtype: torch.dtype, cached: torch.dtype | None = None) -> list[Inputs]:
     """Input sets that share one cache, each in blocks of its own that lie anywhere."""
+    cached = cached or dtype
     low, high = shape.context[0], shape.context[-1]
     lens = torch.randint(low, high + 1, (shape.batch,)).tolist()
     per_seq = -(-high // shape.block_size)
@@ -181,9 +182,10 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() / seconds([lambda: target.copy_(source)], 20)
 
 
-def cost(inputs: Inputs, dtype: torch.dtype, cached: torch.dtype) -> tuple[int, float]:
+def cost(inputs: Inputs, dtype: torch.dtype, cached: torch.dtype | None = None) -> tuple[int, float]:
     """Least bytes: keys, values, queries and outputs once; operations: two GEMMs of what is visible."""
     shape = inputs.shape
+    cached = cached or dtype
     cache_bytes = 2 * sum(inputs.lens) * shape.num_kv_heads * cached.itemsize
     row_bytes = 2 * shape.batch * shape.query_len * shape.num_heads * dtype.itemsize
     past = [length - shape.query_len for length in inputs.lens]

@@ -14,6 +14,11 @@ NARROW = frozenset({torch.bfloat16, torch.float16})  # what CUDA kernels quantiz
 GROUP = 128  # neighbouring columns that share a scale, where a row has several
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The tensor as what copies it takes it: of FP8, in which torch and GPUs copy little, its bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
+
+
 def group_of(scale: Tensor) -> int:
     """Columns that share a scale of the activations, by the scales of the weights: 0, all of a row."""
     return GROUP if scale.dim() == 2 else 0

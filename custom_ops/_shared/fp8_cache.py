@@ -8,7 +8,12 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from .fp8 import FP8, LARGEST
 
-BESIDE_FP8 = (torch.float32, torch.bfloat16, torch.float16)  # what caches in FP8 are written from, read by
+WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # what FP8 is rounded from
+
+
+def narrowed(rows: Tensor) -> Tensor:
+    """The rows as kernels round them to FP8, which is from float32 where they are float64."""
+    return rows.float() if rows.dtype == torch.float64 else rows
 
 
 def to_fp8(x: Tensor, scale: float) -> Tensor:
@@ -19,15 +24,11 @@ def to_fp8(x: Tensor, scale: float) -> Tensor:
 def check_cache_dtypes(
     op: str, first: torch.dtype, second: torch.dtype, keys: torch.dtype, values: torch.dtype
 ) -> None:
-    """ShapeError unless both tensors are of one dtype, and both caches of that one or of float8_e4m3fn.
-
-    That one is for tensors in float32, bfloat16 and float16.
-    """
-    if first == second == keys == values or (first == second in BESIDE_FP8 and keys == values == FP8):
+    """ShapeError unless both tensors are of one dtype, and both caches of that one or of float8_e4m3fn."""
+    if first == second and keys == values and (keys == first or (keys == FP8 and first in WIDE)):
         return
     got = f"tensors are {first}, {second}, caches {keys}, {values}"
-    wanted = f"one dtype, or caches in {FP8} beside {', '.join(map(str, BESIDE_FP8))}"
-    raise ShapeError(f"{op}: {got}; wanted {wanted}")
+    raise ShapeError(f"{op}: {got}; wanted one dtype, or caches in {FP8}")
 
 
 def check_cache_scales(op: str, cache: torch.dtype, key_scale: float, value_scale: float) -> None:

@@ -1,16 +1,7 @@
 """FP8 (e4m3) in Triton kernels, by its bits, which every GPU has: tensors are uint8."""
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from .fp8 import FP8
-
-
-def as_bytes(cache: Tensor) -> Tensor:
-    """The cache as kernels take it: of FP8 its bytes, else as it is."""
-    return cache.view(torch.uint8) if cache.dtype == FP8 else cache
 
 
 @triton.jit

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._shared.fp8 import as_bytes
+
 BLOCK = 4096
 
 
@@ -31,6 +33,7 @@ def copy_blocks_kernel(
 
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> None:
     """The op, as op.py states it."""
+    key_cache, value_cache = as_bytes(key_cache), as_bytes(value_cache)
     size = key_cache.shape[1:].numel()
     grid = (block_mapping.shape[0], triton.cdiv(size, BLOCK))
     if 0 in grid:

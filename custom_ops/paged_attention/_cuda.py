@@ -20,7 +20,6 @@ HOPPER_GROUP = 128  # heads a key-value head at most
 LEAST_BLOCK = 64  # smaller blocks take TMA longer than the GEMMs take
 FP8_SOURCE = "fp8"  # csrc/paged_attention/fp8.cu: a library of its own, built where it is used
 FP8_QUERIES = frozenset({torch.bfloat16, torch.float16})
-FP8_OBSTACLE = "is not taken with a cache in FP8; wanted bfloat16 or float16"
 MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
 
 
@@ -138,14 +137,23 @@ def hopper_obstacle(
     return None
 
 
+@functools.cache
+def fp8_obstacle(dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why the kernels do not read a cache in FP8 beside queries of this kind; None: they do."""
+    if dtype not in FP8_QUERIES:
+        return f"{dtype} is not taken beside a cache in FP8; wanted bfloat16 or float16"
+    if head_dim % 16:
+        return f"head_dim is {head_dim}, of a cache in FP8; wanted a multiple of 16"
+    return None
+
+
 def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, tables: Tensor) -> None:
     head_dim, size, is_fp8 = query.shape[2], key_cache.element_size(), key_cache.dtype == FP8
-    multiple = 16 if is_fp8 else 8
-    if head_dim % multiple or head_dim > MAX_HEAD_DIM:
-        wanted = f"a multiple of {multiple} up to {MAX_HEAD_DIM}"
+    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+        wanted = f"a multiple of 8 up to {MAX_HEAD_DIM}"
         raise UnsupportedError(f"paged_attention on cuda: head_dim is {head_dim}; wanted {wanted}")
-    if is_fp8 and query.dtype not in FP8_QUERIES:
-        raise UnsupportedError(f"paged_attention on cuda: {query.dtype} {FP8_OBSTACLE}")
+    if is_fp8 and (obstacle := fp8_obstacle(query.dtype, head_dim)):
+        raise UnsupportedError(f"paged_attention on cuda: {obstacle}")
     check_rows(out, query, key_cache, value_cache)
     if tables.stride(1) != 1:
         raise ShapeError(

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._shared.fp8_triton import as_bytes, widen
+from .._shared.fp8 import as_bytes
+from .._shared.fp8_triton import widen
 from .._shared.layout import check_dense_heads
 
 LOG2_E = tl.constexpr(1.4426950408889634)

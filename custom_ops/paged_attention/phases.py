@@ -32,12 +32,15 @@ def select_by_phase(
     dtype: torch.dtype,
     head_dim: int,
     block_size: int,
+    is_fp8: bool = False,  # the cache
     op: str = "paged_attention",
     find_flash: FindFlash = _flash_attn.choose,
     hopper_obstacle: FindObstacle = _cuda.hopper_obstacle,
 ) -> Selected:
     """The named provider for every step; with "auto", one for decode and perhaps another for prefill."""
     selected = registry.select(op, device=device, dtype=dtype, provider=name)
+    if is_fp8:
+        return _over_fp8(selected, name, op, device, dtype, head_dim)
     if selected.name == FLASH.name:
         choice = find_flash(device, head_dim, block_size)
         if choice.version is None:
@@ -61,6 +64,21 @@ def select_by_phase(
         reason = f"{selected.name} in decode ({selected.reason}) and in prefill ({why})"
     log_once(logger, logging.INFO, f"attention on {device.type} {dtype}: {reason}")
     return Selected(name=served_by, call=call, reason=reason)
+
+
+def _over_fp8(
+    selected: Selected, name: str, op: str, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> Selected:
+    """The provider for a cache in FP8: FlashAttention takes none, CUDA kernels not beside any queries."""
+    obstacle = _flash_attn.FP8_OBSTACLE if selected.name == FLASH.name else None
+    if selected.name == _cuda.PROVIDER.name:
+        obstacle = _cuda.fp8_obstacle(dtype, head_dim)
+    if obstacle is None:
+        return selected
+    if name != "auto":
+        raise UnsupportedError(f"{op}: {obstacle}; use attention='auto', or kv_cache_dtype='auto'")
+    log_once(logger, logging.INFO, f"attention on {device.type} {dtype}: triton ({obstacle})")
+    return registry.select(op, device=device, dtype=dtype, provider="triton")
 
 
 def _flash_in_prefill(

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._shared.fp8_triton import as_bytes
+from .._shared.fp8 import as_bytes
 from .._shared.layout import check_dense_heads, with_dense_heads
 from ..rotary_embedding._triton import HEADS, rotate_heads
 from ..write_kv_cache._triton import copy_heads, in_cache

@@ -8,6 +8,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from .._shared.cpu_kernel import DEVICES, CpuKernel
 from .._shared.fp8 import FP8
+from .._shared.fp8_cache import narrowed
 from .._shared.registry import Provider
 
 _NOT_CONTIGUOUS = -2
@@ -28,6 +29,9 @@ def load() -> Callable[..., None]:
         key_scale: float = 1.0,
         value_scale: float = 1.0,
     ) -> None:
+        is_fp8 = key_cache.dtype == FP8
+        if is_fp8:
+            key, value = narrowed(key), narrowed(value)
         result = kernel(
             None,
             *(key.data_ptr(), *key.stride()),
@@ -37,7 +41,7 @@ def load() -> Callable[..., None]:
             *(slot_mapping.data_ptr(), *slot_mapping.shape),
             *key_cache.shape,
             *(key.element_size(), torch.get_num_threads()),
-            *(CODES[key.dtype] if key_cache.dtype == FP8 else MOVED, key_scale, value_scale),
+            *(CODES[key.dtype] if is_fp8 else MOVED, key_scale, value_scale),
         )
         if result == _NOT_CONTIGUOUS:
             raise ShapeError("write_kv_cache: wanted tensors whose last dimension is contiguous")

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
 from .._shared.fp8 import FP8
+from .._shared.fp8_cache import narrowed
 from .._shared.layout import check_dense_heads, with_dense_heads
 from .._shared.registry import Provider
 
@@ -25,6 +26,9 @@ def load() -> Callable[..., None]:
         key_scale: float = 1.0,
         value_scale: float = 1.0,
     ) -> None:
+        is_fp8 = key_cache.dtype == FP8
+        if is_fp8:
+            key, value = narrowed(key), narrowed(value)
         key, value = with_dense_heads(key), with_dense_heads(value)
         check_dense_heads("write_kv_cache", key_cache, value_cache)
         num_tokens, num_kv_heads, head_dim = key.shape
@@ -36,7 +40,7 @@ def load() -> Callable[..., None]:
             *(value_cache.data_ptr(), *value_cache.stride()[:3]),
             *(slot_mapping.data_ptr(), num_tokens, num_kv_heads, head_dim),
             *(key_cache.shape[1], key.element_size()),
-            *(DTYPES[key.dtype] if key_cache.dtype == FP8 else MOVED, key_scale, value_scale),
+            *(DTYPES[key.dtype] if is_fp8 else MOVED, key_scale, value_scale),
         )
 
     return write_kv_cache

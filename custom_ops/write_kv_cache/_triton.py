@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._shared.fp8_triton import as_bytes, narrow
+from .._shared.fp8 import as_bytes
+from .._shared.fp8_triton import narrow
 from .._shared.layout import check_dense_heads, with_dense_heads
 
 

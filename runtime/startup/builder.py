@@ -8,6 +8,7 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
+from ...common.errors import UnsupportedError
 from ...common.progress import Progress
 from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
@@ -15,6 +16,7 @@ from ...compiler.execution.plan import BoundPlan, Compiled, Plan
 from ...compiler.passes.gemms import Gemm
 from ...custom_ops import linear
 from ...custom_ops._shared import registry
+from ...custom_ops._shared.fp8 import FP8
 from ...models.checkpoints.loaded_weights import LoadedWeights
 from ...models.quantization.model_schemes import with_stored_weights
 from ..config import TOKENS_BESIDE_DECODE
@@ -182,6 +184,7 @@ def _new_runners(
         backend=attention,
         forward=_forward(resolved, compiled, tensors),
         logits=_logits(resolved, tensors),
+        kv_scales=_kv_scales(resolved, weights.kv_scales),
         num_valid_ids=num_valid_ids,
         new_matcher=None if grammars is None else grammars.matcher,
     )
@@ -194,6 +197,7 @@ def _new_runner(
     backend: AttentionBackend,
     forward: Forward,
     logits: Logits,
+    kv_scales: Sequence[tuple[float, float]],
     num_valid_ids: int,
     new_matcher: NewMatcher | None,
 ) -> ModelRunner:
@@ -204,14 +208,14 @@ def _new_runner(
         block_size=resolved.block_size,
         num_kv_heads=resolved.model.num_kv_heads,
         head_dim=resolved.model.head_dim,
-        dtype=resolved.dtype,
+        dtype=resolved.kv_cache_dtype,
         device=resolved.device,
     )
     load_kernels(resolved.device, resolved.dtype)
     return ModelRunner(
         forward=forward,
         logits=logits,
-        attention=_paged_attention(resolved, backend, caches, groups),
+        attention=_paged_attention(resolved, backend, caches, groups, kv_scales),
         input_batch=_new_input_batch(resolved, len(groups)),
         num_valid_ids=num_valid_ids,
         cuda_graphs=cuda_graphs,
@@ -249,6 +253,7 @@ def _paged_attention(
     backend: AttentionBackend,
     caches: Sequence[tuple[Tensor, Tensor]],
     groups: Sequence[memory.LayerGroup],
+    kv_scales: Sequence[tuple[float, float]],
 ) -> PagedAttention:
     """A layer's keys and values lie where those of its place in every other group do, in other blocks."""
     where = {
@@ -260,7 +265,30 @@ def _paged_attention(
         [caches[where[layer][1]] for layer in layers],
         resolved.definition.attention(resolved.model),
         [where[layer][0] for layer in layers],
+        kv_scales,
     )
+
+
+def _kv_scales(resolved: ResolvedRuntime, scales: Mapping[str, Tensor]) -> list[tuple[float, float]]:
+    """What each layer's keys and values in FP8 are multiplied by: the checkpoint's, or 1.
+
+    UnsupportedError where heads of a layer have scales of their own.
+    """
+    if resolved.kv_cache_dtype != FP8:
+        return [(1.0, 1.0)] * resolved.model.num_layers
+    return [
+        (_scale_of(f"layers.{layer}.k_scale", scales), _scale_of(f"layers.{layer}.v_scale", scales))
+        for layer in range(resolved.model.num_layers)
+    ]
+
+
+def _scale_of(name: str, scales: Mapping[str, Tensor]) -> float:
+    found = set(scales[name].tolist()) if name in scales else {1.0}
+    if len(found) > 1:
+        raise UnsupportedError(
+            f"kv_cache_dtype is 'fp8', and {name} differs from head to head; wanted one a layer, or 'auto'"
+        )
+    return float(found.pop())
 
 
 def _forward(resolved: ResolvedRuntime, compiled: Compiled | None, tensors: Mapping[str, Tensor]) -> Forward:

@@ -39,6 +39,7 @@ def settings_in_force(loaded: LoadedRuntime) -> dict[str, Any]:
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "block_size": resolved.block_size,
         "dtype": str(resolved.dtype).removeprefix("torch."),
+        "kv_cache_dtype": str(resolved.kv_cache_dtype).removeprefix("torch."),
         "quantization": resolved.schemes.name,
         "attention": loaded.attention,
         "gemm_kernels": list(loaded.gemm_kernels),

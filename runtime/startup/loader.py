@@ -225,6 +225,7 @@ def _attention(resolved: ResolvedRuntime) -> AttentionBackend:
         dtype=resolved.dtype,
         head_dim=resolved.model.head_dim,
         block_size=resolved.block_size,
+        kv_cache_dtype=resolved.kv_cache_dtype,
     )
 
 

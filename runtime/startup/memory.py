@@ -71,7 +71,7 @@ def pool_blocks(num_kv_blocks: int, groups: Sequence[LayerGroup]) -> int:
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of keys and values of every layer for one block of tokens."""
+    """Bytes of keys and values of every layer for one block of tokens, stored in this dtype."""
     groups = layer_groups(model)
     num_layers = len(groups) * layers_of_block(groups)
     return 2 * num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
@@ -79,13 +79,13 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
 
 def default_swap_bytes(resolved: "ResolvedRuntime") -> int:
     """Bytes of the host for preempted requests: as many as the cache has, or an eighth of those free."""
-    cache = resolved.num_kv_blocks * block_bytes(resolved.model, resolved.block_size, resolved.dtype)
+    cache = resolved.num_kv_blocks * block_bytes(resolved.model, resolved.block_size, resolved.kv_cache_dtype)
     return min(cache, int(available_bytes(torch.device("cpu")) * SWAP_FRACTION))
 
 
 def swap_slots(resolved: "ResolvedRuntime") -> int:
     """Blocks that swap_bytes of host memory hold."""
-    block = block_bytes(resolved.model, resolved.block_size, resolved.dtype)
+    block = block_bytes(resolved.model, resolved.block_size, resolved.kv_cache_dtype)
     return slots_within(resolved.swap_bytes, block, is_pinned=resolved.device.type == "cuda")
 
 
@@ -105,7 +105,7 @@ def num_kv_blocks(resolved: "ResolvedRuntime") -> int:
 
     ConfigError, with both figures, where not even one block beside the null block fits.
     """
-    per_block = block_bytes(resolved.model, resolved.block_size, resolved.dtype)
+    per_block = block_bytes(resolved.model, resolved.block_size, resolved.kv_cache_dtype)
     per_request = -(-resolved.max_model_len // resolved.block_size)
     wanted = resolved.max_num_seqs * per_request + 1
     available = available_bytes(resolved.device)
@@ -146,7 +146,7 @@ def check_weights_and_rope(resolved: "ResolvedRuntime") -> None:
 
 def check_fit(resolved: "ResolvedRuntime") -> None:
     """ConfigError, with both figures, where the cache that was asked for cannot be had."""
-    per_block = block_bytes(resolved.model, resolved.block_size, resolved.dtype)
+    per_block = block_bytes(resolved.model, resolved.block_size, resolved.kv_cache_dtype)
     available = available_bytes(resolved.device)
     if resolved.num_kv_blocks * per_block > available:
         raise ConfigError(
@@ -163,7 +163,7 @@ def blocks_left(resolved: "ResolvedRuntime", activation_bytes: int) -> int:
     """
     free, total = torch.cuda.mem_get_info(resolved.device)
     memory_fraction = resolved.config.memory_fraction
-    per_block = block_bytes(resolved.model, resolved.block_size, resolved.dtype)
+    per_block = block_bytes(resolved.model, resolved.block_size, resolved.kv_cache_dtype)
     adjusting = adjusting_bytes(resolved)
     kept = int(total * (1 - memory_fraction)) + activation_bytes + GRAPH_BYTES + adjusting
     wanted = resolved.max_num_seqs * -(-resolved.max_model_len // resolved.block_size) + 1

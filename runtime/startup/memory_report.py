@@ -15,6 +15,7 @@ class Sizing:
 
     device: torch.device
     dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
     weight_bytes: int
     narrow_weight_bytes: int  # in two bytes each, where the scheme does not say otherwise
     available_bytes: int  # free now, before the weights are read
@@ -68,6 +69,10 @@ class Sizing:
         budget = min(left, memory.CPU_CACHE_BYTES) if is_cpu else left
         if self.dtype.itemsize == 4 and wanted // 2 <= budget:
             yield "dtype='bfloat16'"
+        left = int(self.available_bytes * self.memory_fraction) - self.weight_bytes - kept
+        budget = min(left, memory.CPU_CACHE_BYTES) if is_cpu else left
+        if self.kv_cache_dtype == self.dtype and wanted // self.dtype.itemsize <= budget:
+            yield "kv_cache_dtype='fp8'"
 
 
 def size(resolved: ResolvedRuntime) -> Sizing:
@@ -76,11 +81,12 @@ def size(resolved: ResolvedRuntime) -> Sizing:
     return Sizing(
         device=resolved.device,
         dtype=dtype,
+        kv_cache_dtype=resolved.kv_cache_dtype,
         weight_bytes=resolved.schemes.num_bytes(dtype),
         narrow_weight_bytes=resolved.schemes.num_bytes(torch.bfloat16),
         available_bytes=memory.available_bytes(resolved.device),
         adjusting_bytes=memory.adjusting_bytes(resolved),
-        token_bytes=memory.block_bytes(model, 1, dtype),
+        token_bytes=memory.block_bytes(model, 1, resolved.kv_cache_dtype),
         block_size=resolved.block_size,
         num_blocks=resolved.num_kv_blocks,
         max_model_len=resolved.max_model_len,

@@ -10,6 +10,7 @@ from ...common.errors import ConfigError, UnsupportedError, shown
 from ...common.logging import get_logger, log_once
 from ...common.store import Store
 from ...compiler.numerics import MAX_NUM_TOKENS
+from ...custom_ops._shared.fp8 import FP8
 from ...models.checkpoints.weights import Checkpoint
 from ...models.config import GenerationDefaults, ModelConfig
 from ...models.quantization.model_schemes import ModelSchemes
@@ -98,6 +99,7 @@ def resolve(
         definition=find_model(model.architecture),
         defaults=defaults,
         dtype=dtype,
+        kv_cache_dtype=FP8 if config.kv_cache_dtype == "fp8" else dtype,
         device=device,
         schemes=schemes,
         max_model_len=max_model_len,
@@ -141,7 +143,7 @@ def _check_long_context(config: RuntimeConfig, model: ModelConfig, max_model_len
 def _swap_bytes(resolved: ResolvedRuntime) -> int:
     """What was asked for, if it can be had; else what memory allows on a GPU, and nothing on a CPU."""
     config, model = resolved.config, resolved.model
-    asked, block = config.swap_bytes, memory.block_bytes(model, resolved.block_size, resolved.dtype)
+    asked, block = config.swap_bytes, memory.block_bytes(model, resolved.block_size, resolved.kv_cache_dtype)
     if asked == 0 or not config.prefix_cache or (asked is None and resolved.device.type == "cpu"):
         return 0
     if memory.layer_groups(model) != (memory.LayerGroup(window=None, layers=tuple(range(model.num_layers))),):

@@ -32,7 +32,8 @@ class ResolvedRuntime:
     model: ModelConfig
     definition: ModelDefinition
     defaults: GenerationDefaults
-    dtype: torch.dtype  # of weights and KV cache
+    dtype: torch.dtype  # of weights
+    kv_cache_dtype: torch.dtype  # of stored keys and values
     device: torch.device
     schemes: ModelSchemes  # of projections
     max_model_len: int  # tokens of prompt and answer

@@ -75,6 +75,7 @@ def serving_factors(resolved: ResolvedRuntime, plan: Mapping[str, Any] | None) -
     return {
         **(plan or {"plan": "eager"}),
         "dtype": str(resolved.dtype),
+        "kv_cache_dtype": str(resolved.kv_cache_dtype),
         "quantization": resolved.schemes.facts(),
         "attention": config.attention,
         "sizes": [resolved.max_num_seqs, resolved.max_num_batched_tokens, resolved.max_model_len],

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...common.errors import CompileError, UnsupportedError, shown
 from ...custom_ops._shared import registry
+from ...custom_ops._shared.fp8 import FP8
 from ...custom_ops.paged_attention.phases import select_by_phase
 from ...models.registry import AttentionSpec
 from .input_batch import BatchView
@@ -29,11 +30,20 @@ class AttentionBackend:
 
 
 def select_backend(
-    name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+    name: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    kv_cache_dtype: torch.dtype | None = None,  # None: dtype
 ) -> AttentionBackend:
     """The named backend, or for "auto" what serves decode and prefill here; UnsupportedError says why not."""
     check_name(name)
-    attention = select_by_phase(name, device=device, dtype=dtype, head_dim=head_dim, block_size=block_size)
+    is_fp8 = kv_cache_dtype == FP8
+    attention = select_by_phase(
+        name, device=device, dtype=dtype, head_dim=head_dim, block_size=block_size, is_fp8=is_fp8
+    )
 
     def write(op: str) -> Callable[..., Any]:
         provider = name if name in registry.providers(op) else "auto"
@@ -68,10 +78,12 @@ class PagedAttention:
         caches: Sequence[tuple[Tensor, Tensor]],
         specs: Sequence[AttentionSpec],
         groups: Sequence[int] | None = None,
+        kv_scales: Sequence[tuple[float, float]] | None = None,
     ) -> None:
         self._backend = backend
         self._caches = caches  # per layer: keys, values [num_blocks, block_size, num_kv_heads, head_dim]
         self._groups = groups or [0] * len(specs)  # per layer: its KV-cache group
+        self._scales = kv_scales or [(1.0, 1.0)] * len(specs)  # per layer: of stored keys, of stored values
         self._masks = [
             (spec.scale, spec.window or NO_LIMIT, spec.chunk or NO_LIMIT, spec.soft_cap or NO_SOFT_CAP)
             for spec in specs
@@ -95,12 +107,14 @@ class PagedAttention:
         batch = self._batch
         assert batch is not None, "attend before begin"
         key_cache, value_cache = self._caches[layer]
-        group = self._groups[layer]
+        group, scales = self._groups[layer], self._scales[layer]
         slots, tables = batch.slot_mappings[group], batch.block_tables[group]
         if cos is None:
-            self._backend.write_kv_cache(k, v, key_cache, value_cache, slots)
+            self._backend.write_kv_cache(k, v, key_cache, value_cache, slots, *scales)
         else:
-            q = self._backend.rotary_and_write_kv_cache(q, k, v, cos, sin, key_cache, value_cache, slots)
+            q = self._backend.rotary_and_write_kv_cache(
+                q, k, v, cos, sin, key_cache, value_cache, slots, *scales
+            )
         self._backend.paged_attention(
             out,
             q,
@@ -111,6 +125,7 @@ class PagedAttention:
             batch.query_start_loc,
             batch.max_query_len,
             *self._masks[layer],
+            *scales,
         )
 
 

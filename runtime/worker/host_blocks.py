@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...custom_ops._shared.fp8 import as_bytes
 from ..protocol.scheduler_output import Copies
 from .input_batch import send
 from .slabs import slots_of_slab, taken_bytes
@@ -23,7 +24,7 @@ class HostBlocks:
 
     def __init__(self, caches: Sequence[tuple[Tensor, Tensor]], num_slots: int) -> None:
         self._caches = [
-            cache for pair in caches for cache in pair
+            as_bytes(cache) for pair in caches for cache in pair
         ]  # [num_blocks, block_size, heads, head_dim]
         first = self._caches[0]
         self._device, self._dtype = first.device, first.dtype

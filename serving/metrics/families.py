@@ -56,7 +56,7 @@ def _captured(stats: Mapping[str, Any]) -> Labelled:
     }
 
 
-INFO = ("device", "dtype", "quantization", "attention")
+INFO = ("device", "dtype", "kv_cache_dtype", "quantization", "attention")
 
 # Read from Runtime.stats(); left out while the engine does not step.
 ENGINE_FAMILIES = (

@@ -32,6 +32,7 @@ def test_choices_are_those_of_the_library():
     assert attention.registry is registry
     truth = {
         "dtype": ("auto", *config.DTYPES),
+        "kv_cache_dtype": get_args(config.KVCacheDtype),
         "device": ("auto", "cpu", "cuda"),
         "quantization": scheme_names(),
         "numerics": NUMERICS,

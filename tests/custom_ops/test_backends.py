@@ -142,6 +142,7 @@ def select(
     found: Choice,
     dtype: torch.dtype = torch.bfloat16,
     hopper_obstacle: str | None = "too old",
+    **more: Any,
 ) -> registry.Selected:
     return select_by_phase(
         name,
@@ -150,7 +151,7 @@ def select(
         op=op,
         find_flash=lambda *facts: found,
         hopper_obstacle=lambda *facts: hopper_obstacle,
-        **SHAPE,
+        **SHAPE | more,
     )
 
 
@@ -230,6 +231,22 @@ def test_a_named_flash_attention_that_cannot_run_is_refused(op: str) -> None:
         select(op, "flash_attn", chosen(version("new", obstacle="does not like it")))
     with pytest.raises(UnsupportedError, match=r"does not take torch\.float32"):
         select(op, "flash_attn", chosen(version("new")), torch.float32)
+
+
+def test_a_cache_in_fp8_is_never_given_to_flash_attention(op: str) -> None:
+    faster = chosen(version("new"))
+    assert select(op, "auto", faster, is_fp8=True).name == "cuda"
+    assert select(op, "triton", faster, is_fp8=True).name == "triton"
+    with pytest.raises(UnsupportedError, match="flash_attn does not take a cache in FP8"):
+        select(op, "flash_attn", faster, is_fp8=True)
+
+
+def test_a_cache_in_fp8_that_cuda_kernels_do_not_read_is_tritons(op: str) -> None:
+    faster = chosen(version("new"))
+    for unread in ({"dtype": torch.float32}, {"head_dim": 72}):
+        assert select(op, "auto", faster, is_fp8=True, **unread).name == "triton"
+        with pytest.raises(UnsupportedError, match=r"FP8; wanted (bfloat16 or|a multiple of 16)"):
+            select(op, "cuda", faster, is_fp8=True, **unread)
 
 
 def test_flash_attention_is_never_looked_for_on_a_cpu() -> None:

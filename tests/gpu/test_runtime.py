@@ -98,6 +98,36 @@ def test_every_attention_backend_gives_the_same_tokens(
         assert _tokens(runtime, PROMPTS[:6], GREEDY) == alone[:6]
 
 
+def test_a_kv_cache_in_fp8_gives_the_tokens_of_each_alone_captured_or_not(
+    open_runtime: Callable[..., Runtime],
+) -> None:
+    """In float32 by Triton; a small cache preempts requests, whose blocks are swapped out and in."""
+    with open_runtime(kv_cache_dtype="fp8") as runtime:
+        alone = [_tokens(runtime, [prompt], GREEDY)[0] for prompt in PROMPTS]
+        assert runtime.stats()["resolved"]["attention"] == "triton"
+        assert _tokens(runtime, PROMPTS, GREEDY) == alone
+        assert runtime.stats()["cuda_graphs"]["replays"] > 0
+    with open_runtime(
+        kv_cache_dtype="fp8", cuda_graphs="off", num_kv_blocks=17, block_size=16, swap_bytes=1 << 26
+    ) as small:
+        assert _tokens(small, PROMPTS, GREEDY) == alone
+        assert small.stats()["preemptions"] > 0
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_cuda_kernels_over_fp8_give_the_same_tokens_captured_or_not(
+    open_runtime: Callable[..., Runtime], block_size: int
+) -> None:
+    """Eight requests in bfloat16: a size that is captured, so that the same kernels run."""
+    settings: dict[str, Any] = {"kv_cache_dtype": "fp8", "dtype": "bfloat16", "attention": "cuda"}
+    tokens = []
+    for cuda_graphs in ("auto", "off"):
+        with open_runtime(cuda_graphs=cuda_graphs, block_size=block_size, **settings) as runtime:
+            tokens.append(_tokens(runtime, PROMPTS[:8], GREEDY))
+            assert (runtime.stats()["cuda_graphs"]["replays"] > 0) == (cuda_graphs == "auto")
+    assert tokens[0] == tokens[1]
+
+
 def test_blocks_that_move_and_batches_that_shrink_are_honoured_by_replays(
     open_runtime: Callable[..., Runtime], alone: list[tuple[int, ...]]
 ) -> None:

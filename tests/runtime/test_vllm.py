@@ -260,7 +260,7 @@ def test_a_beam_search_gives_prompt_and_answer_together(llm, own):
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2.*no more than 1"),
         ({"speculative_config": {"model": "x"}}, "speculative_config"),
         ({"enable_lora": True}, "enable_lora"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype is 'fp8_e5m2'"),
         ({"quantization": "awq"}, "quantization is 'awq'"),
         ({"generation_config": "folder"}, "generation_config"),
         ({"gpu_memory_utilisation": 0.5}, "did you mean 'gpu_memory_utilization'"),

@@ -1,0 +1,223 @@
+"""A KV cache in FP8: what is served with it, whatever comes, goes, or runs short; its bytes and its names."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lamina import CompileConfig, Runtime, SamplingParams
+from lamina.common.errors import ConfigError, UnsupportedError
+from lamina.models import AttentionSpec
+from lamina.runtime.startup import memory
+from lamina.runtime.worker.attention import PagedAttention
+from lamina.runtime.worker.host_blocks import HostBlocks
+
+from ..families import FAMILIES
+
+WIDE = {"dtype": "float64", "compile": False, "kv_cache_dtype": "fp8"}
+NAMES = ["llama-chunks", "mistral", "qwen3", "gemma2", "gemma3", "phi3"]
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+
+
+def prompt(length, seed):
+    return [(7 + 31 * seed + 13 * place * (seed + 1)) % 317 + 3 for place in range(length)]
+
+
+PROMPTS = [prompt(5 + 6 * seed, seed) for seed in range(5)]
+
+
+def tokens(runtime, prompts=PROMPTS, params=GREEDY):
+    return [list(output.outputs[0].token_ids) for output in runtime.generate(prompts, params)]
+
+
+def logprobs(runtime, prompts=PROMPTS):
+    """Log-probabilities of each prompt's own tokens, after the first."""
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    outputs = runtime.generate(prompts, params)
+    return torch.tensor(
+        [
+            token.logprob
+            for output in outputs
+            for token_id, place in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+            for token in [place[token_id]]
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {name: FAMILIES[name].save(tmp_path_factory.mktemp(name)) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_requests_get_their_own_tokens_together_in_chunks_after_hits_and_preemptions(folders, name):
+    """In float64, whose rounding lets no number fall to another side of FP8."""
+    settings = {**WIDE, "block_size": 4, "max_model_len": 128}
+    with Runtime.from_pretrained(folders[name], **settings) as runtime:
+        alone = [tokens(runtime, [one])[0] for one in PROMPTS]
+        assert tokens(runtime) == alone
+        assert runtime.stats()["prefix_cache"]["hit_tokens"] > 0
+    small = {"num_kv_blocks": 16, "max_num_batched_tokens": 9, "prefill_chunk": 4}
+    with Runtime.from_pretrained(folders[name], **settings, **small) as runtime:
+        assert tokens(runtime) == alone
+        assert runtime.stats()["preemptions"] > 0 or name != "qwen3", "others hold windows alone"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_and_the_formula_give_the_same_likelihoods(folders, name, dtype):
+    """What is rounded to FP8 may differ by one of its steps where sums differ in their last place."""
+    found = []
+    for attention in ("cpu", "reference"):
+        settings = {"compile": False, "dtype": dtype, "kv_cache_dtype": "fp8", "attention": attention}
+        with Runtime.from_pretrained(folders[name], max_model_len=128, **settings) as runtime:
+            found.append(logprobs(runtime))
+    assert (found[0] - found[1]).abs().mean() < (0.01 if dtype == "float32" else 0.15)
+
+
+def test_fp8_is_another_rounding_and_not_another_model(folders):
+    for name in NAMES:
+        found = []
+        for kv_cache_dtype in ("auto", "fp8"):
+            settings = {**WIDE, "kv_cache_dtype": kv_cache_dtype}
+            with Runtime.from_pretrained(folders[name], max_model_len=128, **settings) as runtime:
+                found.append(logprobs(runtime))
+        distance = (found[0] - found[1]).abs().mean()
+        assert 0 < distance < 0.6, name
+
+
+def test_blocks_that_go_to_the_host_and_back_hold_one_byte_a_number(tiny_folder):
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts = [prompt(8 + number % 5, number) for number in range(16)]
+    with Runtime.from_pretrained(tiny_folder, **WIDE) as runtime:
+        alone = [tokens(runtime, [one], params)[0] for one in prompts]
+    block = 4 * 2 * 2 * 2 * 16  # tokens, layers, keys and values, heads, head_dim
+    limits = {"block_size": 4, "num_kv_blocks": 4 * 9 + 1, "swap_bytes": 60 * block}
+    with Runtime.from_pretrained(tiny_folder, **WIDE, **limits) as runtime:
+        assert tokens(runtime, prompts, params) == alone
+        swap = runtime.stats()["swap"]
+        assert swap["total"] == 60
+        assert swap["in"] > 0
+        assert swap["in_bytes"] == swap["in"] * block
+
+
+def test_compiled_and_eager_give_the_same_tokens_by_the_plan_of_any_cache(tiny_folder, compile_cache):
+    settings = {"dtype": "float32", "numerics": "exact", "cache_dir": compile_cache}
+    found, compiled = [], []
+    for kv_cache_dtype, compile_ in (("fp8", True), ("fp8", False), ("auto", CompileConfig())):
+        with Runtime.from_pretrained(
+            tiny_folder, compile=compile_, kv_cache_dtype=kv_cache_dtype, **settings
+        ) as runtime:
+            found.append((tokens(runtime), logprobs(runtime)))
+            compiled.append(runtime.stats()["compile"])
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][1], found[2][1])
+    assert compiled[2]["compiled"] == 0, "what lies between the calls of attention is the same"
+
+
+def with_scales(folder, target, scales):
+    """The checkpoint with further tensors."""
+    shutil.copytree(folder, target)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | scales, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def test_scales_of_a_checkpoint_are_what_stored_numbers_are_multiplied_by(tiny_folder, tmp_path):
+    layers = [f"model.layers.{layer}.self_attn" for layer in range(2)]
+    powers = with_scales(
+        tiny_folder,
+        tmp_path / "powers",
+        {f"{name}.k_scale": torch.tensor([0.5]) for name in layers}
+        | {f"{name}.v_scale": torch.tensor([2.0]) for name in layers},
+    )
+    lost = with_scales(
+        tiny_folder, tmp_path / "lost", {f"{name}.v_scale": torch.tensor([1e9]) for name in layers}
+    )
+    found = []
+    for folder in (tiny_folder, powers, lost):
+        with Runtime.from_pretrained(folder, **WIDE) as runtime:
+            found.append(logprobs(runtime))
+    assert (found[0] - found[1]).abs().mean() < 0.05, "a power of two moves no number but the least"
+    assert (found[0] - found[2]).abs().mean() > 0.2, "values divided by so much are all zeros"
+    heads = with_scales(tiny_folder, tmp_path / "heads", {f"{layers[0]}.k_scale": torch.tensor([0.5, 1.0])})
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.k_scale differs from head to head"):
+        Runtime.from_pretrained(heads, **WIDE)
+    Runtime.from_pretrained(heads, **WIDE | {"kv_cache_dtype": "auto"}).close()
+
+
+def test_each_layer_has_its_own_scales_in_what_it_writes_and_reads():
+    calls = []
+
+    class Backend:
+        def write_kv_cache(self, *arguments):
+            calls.append(arguments[-2:])
+
+        def paged_attention(self, *arguments):
+            calls.append(arguments[-2:])
+
+    class Batch:
+        slot_mappings = block_tables = (None,)
+        seq_lens = query_start_loc = max_query_len = None
+
+    scales = [(0.5, 2.0), (0.25, 4.0)]
+    attend = PagedAttention(Backend(), [(None, None)] * 2, [AttentionSpec(scale=1.0)] * 2, None, scales)
+    attend.begin(Batch())
+    for layer in (1, 0):
+        attend(layer, None, None, None, None)
+    assert calls == [scales[1]] * 2 + [scales[0]] * 2
+
+
+def test_a_cache_of_given_bytes_holds_more_tokens(tiny_folder, monkeypatch):
+    monkeypatch.setattr(memory, "CPU_CACHE_BYTES", 1 << 20)
+    held = {}
+    for kv_cache_dtype in ("auto", "fp8"):
+        settings = {"compile": False, "dtype": "float32", "kv_cache_dtype": kv_cache_dtype}
+        with Runtime.from_pretrained(tiny_folder, **settings) as runtime:
+            held[kv_cache_dtype] = runtime.stats()["blocks"]["total"] + 1
+            resolved = runtime.stats()["resolved"]
+            assert resolved["kv_cache_dtype"] == ("float8_e4m3fn" if kv_cache_dtype == "fp8" else "float32")
+    assert held["fp8"] == 4 * held["auto"]
+
+
+@pytest.mark.parametrize("given", ["fp8_e5m2", "float8", 8, None, True])
+def test_a_dtype_that_no_cache_has_is_refused_by_name(tiny_folder, given):
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype is .*; wanted auto or fp8"):
+        Runtime.from_pretrained(tiny_folder, kv_cache_dtype=given)
+
+
+def test_flash_attention_is_refused_by_name(tiny_folder):
+    with pytest.raises(UnsupportedError, match="flash_attn"):
+        Runtime.from_pretrained(tiny_folder, kv_cache_dtype="fp8", attention="flash_attn", compile=False)
+
+
+def test_slots_of_the_host_hold_the_bytes_of_blocks():
+    caches = [tuple(torch.randn(6, 4, 2, 16).to(torch.float8_e4m3fn) for _ in range(2)) for _ in range(3)]
+    before = [[cache.float().clone() for cache in pair] for pair in caches]
+    blocks = HostBlocks(caches, 4)
+    assert blocks.slot_bytes == 3 * 2 * 4 * 2 * 16
+
+    class Copies:
+        swap_out, swap_in = ((1, 0), (5, 3)), ((3, 2), (0, 4))
+
+    blocks.copy(Copies())
+    for pair, old in zip(caches, before, strict=True):
+        for cache, numbers in zip(pair, old, strict=True):
+            assert torch.equal(cache[2].float(), numbers[5])
+            assert torch.equal(cache[4].float(), numbers[1])
+
+
+def test_sizes_are_told_before_anything_is_loaded(tiny_folder, capsys):
+    from lamina.cli import app
+
+    facts = {}
+    for kv_cache_dtype in ("auto", "fp8"):
+        arguments = ["info", str(tiny_folder), "--json", "--dtype", "float32"]
+        with pytest.raises(SystemExit):
+            app([*arguments, "--kv-cache-dtype", kv_cache_dtype])
+        facts[kv_cache_dtype] = json.loads(capsys.readouterr().out)
+    assert facts["fp8"]["cache_dtype"] == "float8_e4m3fn"
+    assert facts["fp8"]["cache_kib_per_token"] <= 0.13 < 0.5 <= facts["auto"]["cache_kib_per_token"]
