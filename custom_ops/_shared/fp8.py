@@ -30,6 +30,11 @@ def has_fp8(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
+def divided(x: Tensor, divisor: float) -> Tensor:
+    """x / divisor rounded once on every device; of a plain number a GPU's torch multiplies by the inverse."""
+    return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
+
+
 def num_groups(columns: int) -> int:
     """Scales of a row in groups; the last group may be short."""
     return (columns + GROUP - 1) // GROUP

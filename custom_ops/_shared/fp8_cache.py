@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from .fp8 import FP8, LARGEST
+from .fp8 import FP8, LARGEST, divided
 
 WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # what FP8 is rounded from
 
@@ -18,7 +18,7 @@ def narrowed(rows: Tensor) -> Tensor:
 
 def to_fp8(x: Tensor, scale: float) -> Tensor:
     """x / scale in float32, clamped to +-448, rounded to the nearest, ties to even; a NaN stays a NaN."""
-    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(FP8)
+    return divided(x.float(), scale).clamp(-LARGEST, LARGEST).to(FP8)
 
 
 def check_cache_dtypes(

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._shared.fp8 import FP8, LARGEST, num_groups
+from .._shared.fp8 import FP8, LARGEST, divided, num_groups
 
 TINY = torch.finfo(torch.float32).tiny
 
@@ -14,7 +14,7 @@ def quantize_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     (num_tokens, columns), width = x.shape, group or x.shape[1]
     groups = num_groups(columns) if group else 1
     wide = F.pad(x.to(torch.float32), (0, groups * width - columns)).view(num_tokens, groups, width)
-    scale = wide.abs().amax(dim=2).clamp_min(TINY) / LARGEST
+    scale = divided(wide.abs().amax(dim=2).clamp_min(TINY), LARGEST)
     steps = (wide / scale[:, :, None]).clamp(-LARGEST, LARGEST).view(num_tokens, groups * width)
     values = steps[:, :columns].to(FP8, memory_format=torch.contiguous_format)
     return values, scale.t().contiguous().t() if group else scale[:, 0].contiguous()

@@ -48,10 +48,22 @@ def check(out: Tensor, given: Operands, dtype: torch.dtype) -> None:
     sizes = values.float().abs().to(FP8), x_scale, weight.float().abs().to(FP8), scale
     most = formula(*sizes, bias.double().abs(), torch.float64)
     info = torch.finfo(dtype)
-    # of 128 products the tensor cores keep 13 bits and more beside the largest one
-    allowed = exact.abs() * info.eps / 2 + most * 2.0**-13 + info.tiny
-    assert ((out.double() - exact).abs() <= allowed).all()
+    # of 32 products the tensor cores keep 13 bits and more beside the largest one
+    largest = formula(*(_of_largest(part) for part in sizes), torch.zeros_like(bias.double()), torch.float64)
+    allowed = exact.abs() * info.eps / 2 + (most + 2 * largest) * 2.0**-13 + info.tiny
+    excess = (out.double() - exact).abs() / allowed
+    assert excess.max() <= 1, (float(excess.max()), int((excess > 1).sum()), int(excess.argmax()))
     assert (out.double() - exact).norm() <= exact.norm() * (info.eps / 2 + 2.0**-13)
+
+
+def _of_largest(part: Tensor) -> Tensor:
+    """Of values the largest of each row's 128 columns, in the first of them; scales as they are."""
+    if part.dtype != FP8:
+        return part
+    alone = torch.zeros_like(part.float())
+    for first in range(0, part.shape[1], 128):
+        alone[:, first] = part[:, first : first + 128].float().amax(dim=1)
+    return alone.to(FP8)
 
 
 def poisoned(call: Any, out_shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
