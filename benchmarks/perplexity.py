@@ -1,12 +1,13 @@
-"""Perplexity of a fixed text: Lamina in each precision beside transformers, on the same windows of tokens."""
+"""Perplexity of a fixed text: Lamina in each precision, or quantized, beside transformers."""
 
 import argparse
 import datetime
+import functools
 import hashlib
 import json
-import math
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,18 +16,27 @@ from typing import Any
 
 import torch
 
-from lamina import Runtime, SamplingParams
+from lamina import Runtime, quantize
 from lamina.common.store import Store
 from lamina.models.checkpoints.source import resolve_source
+from lamina.runtime.perplexity import logprobs_of, perplexity_of
+from lamina.runtime.tokenization.text_windows import WINDOW
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CHAPTERS = ("execmodel", "class", "exceptions", "naming", "objects", "types", "compound", "with")
-WINDOW = 512  # tokens that are predicted one after another; nothing is known before a window's first
 OURS: Mapping[str, Mapping[str, Any]] = {
     "lamina float32": {"dtype": "float32"},
     "lamina bfloat16": {"dtype": "bfloat16"},
     "lamina bfloat16, int8": {"dtype": "bfloat16", "quantization": "int8"},
     "lamina float32, int8": {"dtype": "float32", "quantization": "int8"},
+}
+QUANTIZED: Mapping[str, Mapping[str, Any]] = {
+    "fp8": {"scheme": "fp8"},
+    "int8": {"scheme": "int8"},
+    "w4a16, groups of 32": {"scheme": "w4a16", "group_size": 32},
+    "w4a16, groups of 64": {"scheme": "w4a16", "group_size": 64},
+    "w4a16, groups of 64 with zero points": {"scheme": "w4a16", "group_size": 64, "symmetric": False},
+    "w4a16, rows": {"scheme": "w4a16", "group_size": -1},
 }
 ORACLE = "transformers float32"
 Windows = Sequence[list[int]]
@@ -42,8 +52,14 @@ def main() -> None:
         ORACLE: lambda: by_transformers(folder, "float32", windows),
         "transformers bfloat16": lambda: by_transformers(folder, "bfloat16", windows),
     }
-    for name, settings in OURS.items():
-        contenders[name] = lambda settings=settings: by_lamina(folder, settings, windows)  # type: ignore[misc]
+    if options.quantized:
+        contenders["lamina bfloat16"] = lambda: by_lamina(folder, OURS["lamina bfloat16"], windows)
+        for name, recipe in QUANTIZED.items():
+            for how, is_gptq in (("to nearest", False), ("by GPTQ", True)):
+                contenders[f"{name}, {how}"] = functools.partial(quantized, folder, recipe, is_gptq, windows)
+    else:
+        for name, settings in OURS.items():
+            contenders[name] = functools.partial(by_lamina, folder, settings, windows)
     logprobs: dict[str, Logprobs] = {}
     for name, measure in contenders.items():
         started = time.perf_counter()
@@ -59,6 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="a model folder, a .gguf file or a hub id")
     parser.add_argument("--tokens", type=int, default=8 * WINDOW)
+    parser.add_argument("--quantized", action="store_true", help="checkpoints that lamina quantize writes")
     parser.add_argument("--name", default="perplexity", help="name of the result file")
     return parser.parse_args()
 
@@ -86,19 +103,19 @@ def by_transformers(folder: Path, dtype: str, windows: Windows) -> Logprobs:
 
 def by_lamina(folder: Path, settings: Mapping[str, Any], windows: Windows) -> Logprobs:
     """What the runtime reports of a prompt's own tokens, run eagerly: there is nothing to be quick for."""
-    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-    logprobs: Logprobs = []
     settings = {"device": "cpu", "compile": False, "max_model_len": WINDOW + 1, **settings}
     with Runtime.from_pretrained(folder, **settings) as runtime:
-        for ids in windows:
-            (output,) = runtime.generate([ids], params)
-            reports = output.prompt_logprobs or ()
-            logprobs += [report[token].logprob for report, token in zip(reports, ids, strict=True) if report]
-    return logprobs
+        return logprobs_of(runtime, windows)
 
 
-def perplexity_of(logprobs: Logprobs) -> float:
-    return math.exp(-sum(logprobs) / len(logprobs))
+def quantized(folder: Path, recipe: Mapping[str, Any], is_gptq: bool, windows: Windows) -> Logprobs:
+    """A checkpoint of that recipe, served; GPTQ looks at chapters of the reference that are not measured."""
+    with tempfile.TemporaryDirectory() as scratch:
+        text = Path(scratch, "calibration.txt")
+        text.write_text("\n\n".join(topics[name] for name in sorted(topics) if name not in CHAPTERS))
+        given = {"gptq": True, "calibration": text} if is_gptq else {}
+        made = quantize(folder, Path(scratch, "model"), device="cpu", **recipe, **given)
+        return by_lamina(made.folder, {"dtype": "bfloat16"}, windows)
 
 
 def report(options: argparse.Namespace, windows: Windows, logprobs: Mapping[str, Logprobs]) -> dict[str, Any]:

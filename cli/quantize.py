@@ -38,8 +38,11 @@ CalibrationText = Annotated[
     Path | None, typer.Option("--calibration", help="The text, as the model is to be used for; of --gptq.")
 ]
 CalibrationTokens = Annotated[int, typer.Option(help="How many tokens of it are looked at; of --gptq.")]
+PerplexityText = Annotated[
+    Path | None, typer.Option("--perplexity", help="A text to tell both models' perplexity of.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the model that the folder holds.")]
-Device = Annotated[str, typer.Option(help="Where --gptq computes: auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="Where --gptq and --perplexity compute: auto, cpu or cuda.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
 Token = Annotated[str | None, typer.Option(help="Hub token for gated models.")]
 CALIBRATION_TOKENS = 32768  # as the library has it, which is not imported for --help
@@ -69,6 +72,7 @@ def quantize(
     gptq: Gptq = False,
     calibration: CalibrationText = None,
     calibration_tokens: CalibrationTokens = CALIBRATION_TOKENS,
+    perplexity: PerplexityText = None,
     overwrite: Overwrite = False,
     device: Device = "auto",
     revision: Revision = None,
@@ -83,6 +87,8 @@ def quantize(
     from ..runtime.quantize import quantize as write
     from .progress import loading_progress
 
+    if perplexity is not None:
+        _check_text(perplexity)
     try:
         with loading_progress() as progress, RaiseOnInterrupt():
             written = write(
@@ -105,7 +111,41 @@ def quantize(
     except KeyboardInterrupt:
         typer.echo(f"interrupted: nothing was written to {output}", err=True)
         raise typer.Exit(130) from None
-    print(json.dumps(_facts(written), indent=2) if as_json else _text(written))
+    if not as_json:
+        print(_text(written))
+    measured = {}
+    if perplexity is not None:
+        settings = {"device": device, "cache_dir": cache_dir}
+        hub = {"revision": revision, "token": token}
+        measured["before"] = _perplexity(model, perplexity, settings | hub)
+        measured["after"] = _perplexity(output, perplexity, settings)
+    if as_json:
+        print(json.dumps(_facts(written) | ({"perplexity": measured} if measured else {}), indent=2))
+    elif measured:
+        print(_comparison(**measured))
+
+
+def _check_text(path: Path) -> None:
+    """Say of a text that cannot be read before the work, not after it."""
+    from ..runtime.tokenization.text_windows import read_text
+
+    read_text(path)
+
+
+def _perplexity(model: str | Path, text: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    from ..runtime.perplexity import perplexity_of_file
+    from .progress import loading_progress
+
+    with loading_progress() as progress:
+        return asdict(perplexity_of_file(model, text, progress=progress, **settings))
+
+
+def _comparison(before: dict[str, Any], after: dict[str, Any]) -> str:
+    change = after["value"] / before["value"] - 1
+    return (
+        f"perplexity of {before['num_tokens']} tokens: {before['value']:.3f} before, "
+        f"{after['value']:.3f} after ({change:+.2%})"
+    )
 
 
 def _facts(written: "QuantizedModel") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..models.quantizing.recipe import Recipe
 from ..models.quantizing.source import SourceModel, read_source
 from ..models.quantizing.write import Calibration, ProjectionError, layout_of, write_checkpoint
 from .startup.resolve import resolve_device
-from .tokenization.text_windows import read_windows
+from .tokenization.text_windows import WINDOW, read_windows
 
 DEFAULT_CALIBRATION_TOKENS = 32768
 
@@ -123,7 +123,7 @@ def _check_calibration(gptq: bool, calibration: str | Path | None) -> None:
 
 
 def _calibration_windows(source: SourceModel, text: Path, num_tokens: int) -> list[list[int]]:
-    windows = read_windows(source.folder, text, num_tokens)
+    windows = read_windows(source.folder, text, num_tokens, min(WINDOW, source.model.declared_positions))
     highest = max(max(ids) for ids in windows)
     if highest >= source.model.vocab_size:
         raise LoadError(

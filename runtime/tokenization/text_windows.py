@@ -10,7 +10,9 @@ WINDOW = 512  # tokens that follow one another; nothing is known before a window
 LEAST = 2  # tokens of a text: one to know, and one to follow
 
 
-def read_windows(folder: Path, text: Path, num_tokens: int | None = None) -> list[list[int]]:
+def read_windows(
+    folder: Path, text: Path, num_tokens: int | None = None, window: int = WINDOW
+) -> list[list[int]]:
     """Windows of at most so many tokens in all of a file's text, by the tokenizer of a model's folder.
 
     Raises LoadError for a file that is no text or has too little of it, and for a folder without a tokenizer.
@@ -18,7 +20,7 @@ def read_windows(folder: Path, text: Path, num_tokens: int | None = None) -> lis
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
         raise LoadError(f"{folder} has no tokenizer, and {text} is text; wanted the model's tokenizer files")
-    return text_windows(tokenizer, read_text(text), num_tokens)
+    return text_windows(tokenizer, read_text(text), num_tokens, window)
 
 
 def read_text(path: Path) -> str:
@@ -31,8 +33,10 @@ def read_text(path: Path) -> str:
         raise LoadError(f"{path} is no UTF-8 text: {error}; convert it") from error
 
 
-def text_windows(tokenizer: Tokenizer, text: str, num_tokens: int | None = None) -> list[list[int]]:
-    """The text's tokens in windows, the first of them or, where that is less, windows spread over all of it.
+def text_windows(
+    tokenizer: Tokenizer, text: str, num_tokens: int | None = None, window: int = WINDOW
+) -> list[list[int]]:
+    """The text's tokens in windows: all of them, or as many as hold `num_tokens`, spread over all of it.
 
     Each window begins with the special tokens that the tokenizer puts before a text. Raises LoadError for a
     text of fewer than two tokens, ConfigError for fewer tokens asked for.
@@ -43,10 +47,10 @@ def text_windows(tokenizer: Tokenizer, text: str, num_tokens: int | None = None)
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) < LEAST:
         raise LoadError(f"the text is {len(ids)} tokens; wanted at least {LEAST}")
-    step = WINDOW - len(prefix)
+    step = window - len(prefix)
     starts = [start for start in range(0, len(ids), step) if len(ids) - start >= LEAST]
     windows = [[*prefix, *ids[start : start + step]] for start in starts]
-    return windows if num_tokens is None else _spread(windows, num_tokens)
+    return windows if num_tokens is None else _spread(windows, num_tokens, window)
 
 
 def _prefix(tokenizer: Tokenizer) -> list[int]:
@@ -56,9 +60,9 @@ def _prefix(tokenizer: Tokenizer) -> list[int]:
     return whole[:count]
 
 
-def _spread(windows: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+def _spread(windows: Sequence[list[int]], num_tokens: int, window: int) -> list[list[int]]:
     """As many windows as hold so many tokens, at equal distances; the last one cut."""
-    count = max(1, -(-num_tokens // WINDOW))
+    count = max(1, -(-num_tokens // window))
     if count < len(windows):
         windows = [windows[index * len(windows) // count] for index in range(count)]
     left = num_tokens
