@@ -38,6 +38,7 @@ QUANTIZED: Mapping[str, Mapping[str, Any]] = {
     "w4a16, groups of 64 with zero points": {"scheme": "w4a16", "group_size": 64, "symmetric": False},
     "w4a16, rows": {"scheme": "w4a16", "group_size": -1},
 }
+CALIBRATION_TOKENS = 8192
 ORACLE = "transformers float32"
 Windows = Sequence[list[int]]
 Logprobs = list[float]  # of each token but a window's first
@@ -49,8 +50,7 @@ def main() -> None:
     folder = resolve_source(options.model, store=Store())
     windows = read_windows(folder, options.tokens)
     contenders: dict[str, Callable[[], Logprobs]] = {
-        ORACLE: lambda: by_transformers(folder, "float32", windows),
-        "transformers bfloat16": lambda: by_transformers(folder, "bfloat16", windows),
+        ORACLE: lambda: by_transformers(folder, "float32", windows)
     }
     if options.quantized:
         contenders["lamina bfloat16"] = lambda: by_lamina(folder, OURS["lamina bfloat16"], windows)
@@ -58,6 +58,7 @@ def main() -> None:
             for how, is_gptq in (("to nearest", False), ("by GPTQ", True)):
                 contenders[f"{name}, {how}"] = functools.partial(quantized, folder, recipe, is_gptq, windows)
     else:
+        contenders["transformers bfloat16"] = lambda: by_transformers(folder, "bfloat16", windows)
         for name, settings in OURS.items():
             contenders[name] = functools.partial(by_lamina, folder, settings, windows)
     logprobs: dict[str, Logprobs] = {}
@@ -113,7 +114,9 @@ def quantized(folder: Path, recipe: Mapping[str, Any], is_gptq: bool, windows: W
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch, "calibration.txt")
         text.write_text("\n\n".join(topics[name] for name in sorted(topics) if name not in CHAPTERS))
-        given = {"gptq": True, "calibration": text} if is_gptq else {}
+        given = (
+            {"gptq": True, "calibration": text, "calibration_tokens": CALIBRATION_TOKENS} if is_gptq else {}
+        )
         made = quantize(folder, Path(scratch, "model"), device="cpu", **recipe, **given)
         return by_lamina(made.folder, {"dtype": "bfloat16"}, windows)
 

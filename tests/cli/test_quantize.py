@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from lamina.cli import app
 from lamina.cli.quantize import Scheme
+from lamina.common.errors import LoadError
 from lamina.models.quantizing.recipe import SCHEMES
 from lamina.runtime.quantize import DEFAULT_CALIBRATION_TOKENS
 
@@ -60,6 +61,21 @@ def test_as_json_it_tells_the_same_in_figures(tiny_text_folder: Path, tmp_path: 
     assert len(facts["errors"]) == 11
     assert all(0 < error["output_rms"] < error["relative_rms"] for error in facts["errors"].values())
     assert len(facts["ignored"]) == 4
+
+
+def test_perplexity_of_a_text_is_told_of_both(tiny_text_folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("the hello of the world " * 5)
+    given = ("--scheme", "w4a16", "--group-size", 32, "-o", tmp_path / "new", "--device", "cpu")
+    done = command(tiny_text_folder, *given, "--perplexity", text, "--json")
+    measured = json.loads(done.stdout)["perplexity"]
+    assert measured["before"]["num_tokens"] == measured["after"]["num_tokens"] > 50
+    assert measured["before"]["value"] != measured["after"]["value"]
+    assert 0.7 < measured["after"]["value"] / measured["before"]["value"] < 1.4
+    text.unlink()
+    done = command(tiny_text_folder, *given, "--overwrite", "--perplexity", text)
+    assert isinstance(done.exception, LoadError)
+    assert "text cannot be read" in str(done.exception)
 
 
 def test_what_is_refused_is_one_line_and_2(tiny_folder: Path, tmp_path: Path) -> None:
