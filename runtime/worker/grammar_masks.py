@@ -44,25 +44,22 @@ class GrammarMasks:
         self._jump_forward = jump_forward
         self._pool: ThreadPoolExecutor | None = None
         self._executor: Any = None  # llguidance's own threads
-        self._matchers: dict[str, Future[Any]] = {}
-        self._walks: dict[str, GrammarWalk] = {}
+        self._walks: dict[str, Future[GrammarWalk]] = {}
 
     def add(self, request_id: str, grammar: str) -> None:
         """Know a request's grammar, until remove()."""
         assert self._new_matcher is not None, "a grammar without a tokenizer"
         if self._pool is None:
             self._pool = ThreadPoolExecutor(2, thread_name_prefix="lamina-grammars")
-        self._matchers[request_id] = self._pool.submit(self._new_matcher, grammar)
+        self._walks[request_id] = self._pool.submit(_new_walk, self._new_matcher, grammar)
 
     def remove(self, request_id: str) -> None:
         """Let go of it, if there is any."""
-        if (matcher := self._matchers.pop(request_id, None)) is not None:
-            matcher.cancel()
-        self._walks.pop(request_id, None)
+        if (walk := self._walks.pop(request_id, None)) is not None:
+            walk.cancel()
 
     def close(self) -> None:
         """Let go of all of them, and of the threads."""
-        self._matchers.clear()
         self._walks.clear()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
@@ -82,20 +79,22 @@ class GrammarMasks:
         """
         failures: dict[str, LaminaError] = {}
         masks: Bits = np.full(bits.shape, -1, np.int32)
-        standing: list[Constrained] = []
+        standing: list[tuple[Constrained, GrammarWalk]] = []
         for one in constrained:
             try:
-                if self._walk(one.request_id).move(one.num_output, partial(newest, one)):
-                    standing.append(one)
+                walk = self._walks[one.request_id].result()  # raises what was wrong with the grammar
             except LaminaError as failure:
                 failures[one.request_id] = failure
+                continue
+            if walk.move(one.num_output, partial(newest, one)):
+                standing.append((one, walk))
         self._fill(standing, masks)
-        for one in standing:
+        for one, walk in standing:
             own = slice(one.which, one.which + 1 + len(one.drafts))
             for which in range(own.start, own.stop):
                 _clear(masks[which], banned.get(which, ()))
             left = bits[own] & masks[own]
-            wrong = _wrong(self._walks[one.request_id].matcher, left[0])
+            wrong = _wrong(walk.matcher, left[0])
             if wrong is None:
                 bits[own] = left
             else:
@@ -113,21 +112,13 @@ class GrammarMasks:
         for one, token in zip(constrained, sampled, strict=True):
             walk = self._walks.get(one.request_id)
             if walk is not None and one.may_jump and self._jump_forward:
-                found[one.request_id] = walk.forced_after(one.num_output, token)
+                found[one.request_id] = walk.result().forced_after(one.num_output, token)
         return {request_id: tokens for request_id, tokens in found.items() if tokens}
 
-    def _walk(self, request_id: str) -> GrammarWalk:
-        """Where a request stands in its grammar, once that is compiled; raises what was wrong with it."""
-        walk = self._walks.get(request_id)
-        if walk is None:
-            walk = self._walks[request_id] = GrammarWalk(self._matchers[request_id].result())
-        return walk
-
-    def _fill(self, standing: Sequence[Constrained], masks: Bits) -> None:
+    def _fill(self, standing: Sequence[tuple[Constrained, GrammarWalk]], masks: Bits) -> None:
         """Write the mask of each sample, several at once where their matchers stay where they are."""
         together: list[tuple[Any, int]] = []
-        for one in standing:
-            walk = self._walks[one.request_id]
+        for one, walk in standing:
             if one.drafts or len(standing) <= FEW or walk.token_at(one.num_output) is not None:
                 walk.look_at(one.num_output, one.drafts, masks[one.which :])
             else:
@@ -139,6 +130,10 @@ class GrammarMasks:
                 self._executor = LLExecutor()
             width = masks.shape[1] * masks.itemsize
             self._executor.unsafe_compute_mask_ptr(together, masks.ctypes.data, width, len(masks))
+
+
+def _new_walk(new_matcher: NewMatcher, grammar: str) -> GrammarWalk:
+    return GrammarWalk(new_matcher(grammar))
 
 
 def _wrong(matcher: Any, left: NDArray[np.int32]) -> RequestError | None:

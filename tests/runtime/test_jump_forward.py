@@ -1,6 +1,7 @@
 """Tokens that a form forces: the same answer in fewer steps, whatever else is asked."""
 
 import json
+import re
 from contextlib import ExitStack
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from lamina.runtime.scheduler.replay import replay
 from lamina.runtime.startup import builder
 
 pytest.importorskip("llguidance")
-SETTINGS = {"dtype": "float32", "compile": False, "num_kv_blocks": 256, "max_num_seqs": 8}
+SETTINGS = {"dtype": "float64", "compile": False, "num_kv_blocks": 256, "max_num_seqs": 8}
 NARROW = {"num_kv_blocks": 40, "block_size": 4, "max_num_batched_tokens": 16, "prefill_chunk": 7}
 
 WORDS = st.sampled_from(["once upon", "a", "the end of it", "é😀", "key", "0"])
@@ -242,3 +243,109 @@ def test_an_answer_given_up_within_a_run_leaves_nothing(runtimes):
 def test_the_switch_is_a_flag(tiny_text_folder, value):
     with pytest.raises(ConfigError, match="jump_forward"):
         Runtime.from_pretrained(tiny_text_folder, jump_forward=value)
+
+
+LONG = {"const": "".join(f"word {number} " for number in range(10_000))}
+
+
+@pytest.mark.parametrize("name", ["depth 1", "depth 2", "narrow, depth 1", "narrow, depth 2"])
+def test_a_constant_of_100_kb_is_bounded_by_tokens_asked_for_by_the_context_and_by_each_step(runtimes, name):
+    runtime = runtimes[name]
+    budget = runtime.stats()["resolved"]["max_num_batched_tokens"]
+    for most in (10, None):
+        steps = num_steps(runtime)
+        params = SamplingParams(structured_outputs=StructuredOutputs(json=LONG), max_tokens=most)
+        (output,) = runtime.generate("Once", params)
+        (answer,) = output.outputs
+        assert answer.finish_reason == "length"
+        assert json.dumps(LONG["const"]).startswith(answer.text)
+        assert len(answer.token_ids) == (most or len(answer.token_ids))
+        assert num_steps(runtime) - steps <= 3, "all of it is known at once"
+    beside = SamplingParams(max_tokens=30, seed=1, temperature=1.0)
+    form = StructuredOutputs(choice=["once upon a time " * 3])
+    held = SamplingParams(structured_outputs=form, max_tokens=90)
+    alone = runtime.generate("Twice", beside)[0].outputs[0].token_ids
+    widths = []
+    with spied_plans(runtime, widths):
+        free, _ = runtime.generate(["Twice", "Once"], [beside, held])
+    assert free.outputs[0].token_ids == alone
+    assert max(widths) <= budget
+
+
+def spied_plans(runtime, widths):
+    planner = runtime._loaded.core.scheduler._planner
+    plan = planner.plan
+
+    def noted(counts):
+        widths.append(int(counts.sum()))
+        return plan(counts)
+
+    return patch.object(planner, "plan", noted)
+
+
+@pytest.mark.parametrize(
+    "form", [{"regex": "(|)"}, {"grammar": 'start: ""'}, {"grammar": 'start: a\na: ""'}], ids=str
+)
+def test_a_form_that_has_nothing_but_an_end_is_an_answer_of_it(runtimes, form):
+    for runtime in runtimes.values():
+        (output,) = runtime.generate("Once", SamplingParams(structured_outputs=StructuredOutputs(**form)))
+        (answer,) = output.outputs
+        assert (answer.text, len(answer.token_ids), answer.finish_reason) == ("", 1, "stop")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": r"[^\s\S]"},
+        {"json": {"enum": []}},
+        {"json": {"type": "integer", "minimum": 5, "maximum": 3}},
+        {"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
+        {"grammar": 'start: a\na: "x" a'},
+    ],
+    ids=str,
+)
+def test_a_form_of_no_text_is_refused_or_ends_its_request_alone(runtimes, form):
+    for name in ("plain", "depth 2"):
+        with pytest.raises(RequestError, match=r"cannot be enforced|cannot go on"):
+            runtimes[name].generate("Once", SamplingParams(structured_outputs=StructuredOutputs(**form)))
+
+
+@pytest.fixture(scope="module")
+def with_byte_fallback(make_tiny_folder, spm_tokenizer):
+    """Without jumps and with, for a tokenizer that writes what it has no piece for as bytes."""
+    settings = SETTINGS | {"tokenizer": spm_tokenizer()}
+    folder = make_tiny_folder(vocab_size=320)
+    with (
+        Runtime.from_pretrained(folder, **settings, jump_forward=False) as plain,
+        patch.dict(builder.DEPTHS, cpu=2),
+        Runtime.from_pretrained(folder, **settings) as jumping,
+    ):
+        yield plain, jumping
+
+
+@pytest.mark.parametrize(
+    "regex",
+    ["hello world[.!]", " hello  world", "é日😀[é日😀]", '\\{"hello": "[wW]orld é"\\}', "(é|è)😀\n\t"],
+)
+def test_pieces_and_bytes_come_to_the_text_of_the_form(with_byte_fallback, regex):
+    plain, jumping = with_byte_fallback
+    for seed in range(4):
+        form = StructuredOutputs(regex=regex)
+        params = SamplingParams(structured_outputs=form, max_tokens=99, temperature=1.0, seed=seed)
+        (wanted,), (found,) = (runtime.generate("hello", params) for runtime in (plain, jumping))
+        assert came_to(found) == came_to(wanted)
+        assert re.fullmatch(regex, found.text)
+    assert jumping.stats()["forced_tokens"] > plain.stats()["forced_tokens"] == 0
+
+
+def test_many_alike_beside_free_ones_are_what_they_are_alone(runtimes):
+    """More of them than a step has rows, some of which jump in steps in which others do not."""
+    form = {
+        "json": object_of({"name": {"enum": ["once", "only"]}, "n": {"type": "boolean"}}),
+        "compact": True,
+    }
+    own = [{"max_tokens": 40, "seed": number, "temperature": 1.0} for number in range(30)]
+    requests = [(number % 3, form if number % 4 else None, each) for number, each in enumerate(own)]
+    wanted = answers(runtimes["plain"], requests)
+    for name in ("depth 2", "narrow, depth 2"):
+        assert answers(runtimes[name], requests) == wanted

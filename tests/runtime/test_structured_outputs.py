@@ -57,7 +57,7 @@ def nothing_left(runtime):
     yield
     stats = runtime.stats()
     assert stats["blocks"]["used"] == stats["requests"]["running"] == stats["requests"]["waiting"] == 0
-    assert not runtime._loaded.runner._adjuster.grammars._matchers
+    assert not runtime._loaded.runner._adjuster.grammars._walks
 
 
 @pytest.mark.parametrize("kind", FORMS)

@@ -290,7 +290,7 @@ def test_a_constant_is_looked_at_once_however_long_it_is(compiler):
     matcher = SimpleNamespace(
         **{
             name: getattr(plain, name)
-            for name in ("is_stopped", "is_error", "compute_bitmask", "consume_token")
+            for name in ("is_stopped", "is_error", "compute_bitmask", "consume_tokens")
         },
         compute_ff_tokens=lambda: asked.append(1) or plain.compute_ff_tokens(),
     )
