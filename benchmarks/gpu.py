@@ -27,6 +27,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-mixed", action="store_true")
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--quantization", help="how projections are kept; the LM head is not")
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"])
+    parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
+    parser.add_argument("--prefills", type=int, nargs="*", default=PREFILLS)
     parser.add_argument("--cuda-graphs", default="auto", choices=["auto", "off"])
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
     options = parser.parse_args()
@@ -84,6 +88,8 @@ def measure_shape(shape: str, options: argparse.Namespace, ceilings: dict[str, f
         max_model_len=16384,
         max_num_seqs=256,
         attention=options.attention,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
         compile=CompileConfig(cuda_graphs=options.cuda_graphs),
         cache_dir=options.cache_dir,
     )
@@ -100,8 +106,9 @@ def measure_shape(shape: str, options: argparse.Namespace, ceilings: dict[str, f
             {k: round(v, 2) for k, v in runtime.stats()["startup"].items() if k != "overlapped"},
             flush=True,
         )
-        result["decode_ms"] = {batch: decode(runtime, shape, batch, options, ceilings) for batch in BATCHES}
-        result["first_token_ms"] = {length: prefill(runtime, shape, length, options) for length in PREFILLS}
+        given = runtime, shape
+        result["decode_ms"] = {batch: decode(*given, batch, options, ceilings) for batch in options.batches}
+        result["first_token_ms"] = {length: prefill(*given, length, options) for length in options.prefills}
         if not options.no_mixed:
             result["mixed_tokens_per_s"] = mixed(runtime, shape)
         result["stats"] = runtime.stats()
@@ -137,8 +144,9 @@ def decode(
         short = _generate(runtime, workloads.prompts(batch, PROMPT, 100 + batch * 10 + repeat), 1)
         long = _generate(runtime, workloads.prompts(batch, PROMPT, 500 + batch * 10 + repeat), 1 + DECODED)
         times.append((long - short) / DECODED * 1e3)
-    read = 2 * workloads.weights_read(shape)
-    read += workloads.cache_bytes_per_token(shape) * (PROMPT + DECODED // 2) * batch
+    read = workloads.bytes_read(shape, options.quantization)
+    cache_bytes = workloads.cache_bytes_per_token(shape) // (2 if options.kv_cache_dtype == "fp8" else 1)
+    read += cache_bytes * (PROMPT + DECODED // 2) * batch
     floor = max(
         read / ceilings["copy_bytes_per_s"],
         2 * workloads.weights_read(shape) * batch / ceilings["matrix_flops_per_s"],

@@ -81,6 +81,13 @@ def weights_read(shape: str) -> int:
     return int(sizes["num_hidden_layers"] * layer + sizes["vocab_size"] * hidden)
 
 
+def bytes_read(shape: str, quantization: str | None = None) -> float:
+    """Bytes of weights that one decode step reads: the LM head in bfloat16, projections as they are kept."""
+    head = SHAPES[shape]["vocab_size"] * SHAPES[shape]["hidden_size"]
+    bytes_each = {None: 2.0, "fp8": 1.0, "int8": 1.0, "w4a16": 0.5 + 2 / 128}[quantization]
+    return 2.0 * head + bytes_each * (weights_read(shape) - head)
+
+
 def cache_bytes_per_token(shape: str) -> int:
     """Bytes of keys and values of one token in bfloat16."""
     sizes = SHAPES[shape]
