@@ -13,7 +13,7 @@ from lamina.compiler.passes import pipeline
 from lamina.compiler.passes.add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from lamina.compiler.passes.canonicalise import CANONICALISE
 from lamina.compiler.passes.graph import Pass, PassReport
-from lamina.compiler.passes.silu_and_mul import SILU_AND_MUL
+from lamina.compiler.passes.silu_and_mul import GELU_AND_MUL, SILU_AND_MUL
 from lamina.testing import Traced, checks, programs, trace
 
 from .pipelines import LINEAR
@@ -21,7 +21,12 @@ from .tally import PROVED
 
 Check = Callable[[Pass, Traced], None]
 # What a pass joins must have its names.
-JOINED = {"add_rms_norm_linear": (ADD_RMS_NORM, SILU_AND_MUL, LINEAR), "qk_norm": (RMS_NORM,)}
+JOINED = {
+    "add_rms_norm_linear": (ADD_RMS_NORM, SILU_AND_MUL, LINEAR),
+    "qk_norm": (RMS_NORM,),
+    "rms_norm_fp8": (ADD_RMS_NORM, RMS_NORM),
+    "act_and_mul_fp8": (SILU_AND_MUL, GELU_AND_MUL),
+}
 
 
 def before(step: Pass, traced: Traced) -> fx.Graph:
