@@ -51,7 +51,7 @@ class LaneScales {
 
   // Adds up what the tensor cores have summed of a tile, 2 * kCount rows of x from `token` on.
   template <int kCount>
-  __device__ __forceinline__ void add(float (&sums)[kCount], const float (&part)[kCount], int token, int group) const {
+  __device__ __forceinline__ void add(float* sums, const float (&part)[kCount], int token, int group) const {
     if (p_.groups == 0) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sums[i] += part[i];

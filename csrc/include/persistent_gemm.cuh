@@ -135,24 +135,30 @@ __device__ __forceinline__ void mainloop(float (&sums)[kCount], int row, int cou
   release_stage<S>(at, before);
 }
 
-// The same in FP8, with the scales of the tile.
+// The same in FP8, with the scales of the tile. Of more than 128 rows of x half are summed up at a time: registers have
+// no room for the sums of all twice.
 template <typename S, int kCount>
 __device__ __forceinline__ void mainloop_fp8(float (&sums)[kCount], int row, const PersistentTile& work,
                                              const LaneScales& scales, const PersistentLayout& at,
                                              PipelineState<S::kStages>& state) {
+  constexpr int kSome = kCount > 64 ? kCount / 2 : kCount;
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
   for (int step = 0; step < work.count; ++step, state.advance()) {
     wait_barrier(at.full + state.stage * 8, state.parity);
     const uint32_t tiles = at.tiles + state.stage * S::kStageBytes;
-    float part[kCount];
-    wgmma_fence();
-    begin_tile<2 * kCount>(part, tiles + group * kTileBytes, tiles + S::kWeightBytes + row * kRowBytes);
-    wgmma_wait<0>();
-    release_stage<S>(at, state.stage);
-    pin(part);
-    scales.add(sums, part, work.token + row, work.begin + step);
+#pragma unroll
+    for (int first = 0; first < kCount; first += kSome) {
+      const int from = row + 2 * first;
+      float part[kSome];
+      wgmma_fence();
+      begin_tile<2 * kSome>(part, tiles + group * kTileBytes, tiles + S::kWeightBytes + from * kRowBytes);
+      wgmma_wait<0>();
+      if (first + kSome == kCount) release_stage<S>(at, state.stage);
+      pin(part);
+      scales.add(sums + first, part, work.token + from, work.begin + step);
+    }
   }
   scales.finish(sums, work.token + row);
 }

@@ -40,13 +40,7 @@ int persistent_gemm(const Linear<In, Out>& p, const void* weight, const void* x,
                     const GemmConfig& config, cudaStream_t stream) {
   if (p.n % (kGated ? 16 : 8) != 0) return cudaErrorInvalidValue;
   return with_constant<1, 2>(config.warpgroups, [&](auto warpgroups) {
-    const auto with_tokens = [&](int64_t wanted, const auto& function) {
-      if constexpr (kIsScaled<In>)
-        return with_constant<128, 192>(wanted, function);
-      else
-        return with_constant<128, 192, 256>(wanted, function);
-    };
-    return with_tokens(p.tokens > 128 && p.tokens <= 192 ? 192 : config.tile_tokens, [&](auto tokens) {
+    return with_constant<128, 192, 256>(p.tokens > 128 && p.tokens <= 192 ? 192 : config.tile_tokens, [&](auto tokens) {
       const auto launch = [&](auto shape) -> int {
         using S = decltype(shape);
         Linear<In, Out> whole = p;

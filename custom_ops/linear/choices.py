@@ -193,9 +193,7 @@ def persistent_candidates(site: Site, num_processors: int) -> tuple[GemmConfig, 
         return ()
     return tuple(
         GemmConfig(warpgroups, tokens, *cluster, persistent_stages(warpgroups, tokens), clusters)
-        for warpgroups, tokens, cluster in itertools.product(
-            (1, 2), _persistent_tokens(site), PERSISTENT_CLUSTERS
-        )
+        for warpgroups, tokens, cluster in itertools.product((1, 2), PERSISTENT_TOKENS, PERSISTENT_CLUSTERS)
         for clusters in dict.fromkeys((pairs // 8 * 8 or pairs, pairs))
         if (warpgroups == 2 or cluster == (1, 2)) and tokens <= site.num_tokens
     )
@@ -210,7 +208,7 @@ def guess(site: Site, num_processors: int) -> GemmConfig | None:
     """A configuration that is never far off, for what has no library; None where none serves."""
     persistent = persistent_candidates(site, num_processors)
     if persistent:
-        return max(persistent, key=lambda config: (config.warpgroups, config.multicast, config.clusters))
+        return max(persistent, key=lambda c: (c.warpgroups, c.tile_tokens, c.multicast, c.clusters))
     alone = [config for config in candidates(site, num_processors) if config.multicast == 1]
     rows = [ceil_div(site.n, 64 * config.warpgroups) * config.split_k for config in alone]
     waves = [abs(blocks / num_processors - 1.5) for blocks in rows]  # two blocks a processor, or nearly
@@ -222,14 +220,9 @@ def _is_compiled(site: Site, warpgroups: int, tokens: int) -> bool:
     return paired and (warpgroups < 4 or tokens in ((64,) if site.is_fp8 else (64, 128)))
 
 
-def _persistent_tokens(site: Site) -> tuple[int, ...]:
-    """Rows of x of a persistent kernel's tile; in FP8 sums are kept twice."""
-    return PERSISTENT_TOKENS[:1] if site.is_fp8 else PERSISTENT_TOKENS
-
-
 def _tile_tokens(site: Site) -> tuple[int, ...]:
     if site.num_tokens == BUCKETS[-1]:
-        return _persistent_tokens(site)
+        return (128,) if site.is_fp8 else (128, 256)  # in FP8 sums are kept twice
     return (max(8, site.num_tokens),)
 
 

@@ -84,6 +84,9 @@ FP8_CASES = [
     (2, 128, 2, 1, 4, 9 * 64, 144, 20, False),
     (2, 192, 2, 1, 1, 8 * 64 - 24, 272, 190, False),
     (2, 192, 1, 2, 2, 11 * 64 - 8, 1280, 190, False),
+    # rows of x that are summed up in halves, of one tile and of two strips that share a third
+    (2, 256, 2, 1, 1, 5 * 64, 272, 256, False),
+    (2, 256, 1, 2, 2, 3 * 64, 528, 250, False),
 ]
 
 

@@ -12,6 +12,7 @@ from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.linear.choices import (
     MAX_SHARED,
     PERSISTENT_CLUSTERS,
+    PERSISTENT_TOKENS,
     GemmConfig,
     Site,
     most_stages,
@@ -89,8 +90,8 @@ CONFIGS = [
     *(config_of(1, tokens, 1, 8) for tokens in (8, 32, 64)),
     config_of(2, 64, 4, 2),
     *(
-        GemmConfig(warpgroups, 128, *cluster, persistent_stages(warpgroups, 128), clusters)
-        for warpgroups, cluster in itertools.product((1, 2), PERSISTENT_CLUSTERS)
+        GemmConfig(warpgroups, tokens, *cluster, persistent_stages(warpgroups, tokens), clusters)
+        for warpgroups, tokens, cluster in itertools.product((1, 2), PERSISTENT_TOKENS, PERSISTENT_CLUSTERS)
         for clusters in (66, 3)
         if warpgroups == 2 or cluster == (1, 2)
     ),

@@ -52,6 +52,8 @@ extern "C" const char* run(const Arguments* a) {
     if (shape == 2128210) run_fp8<2, 128, 2, 1>(*a);
     if (shape == 2192120) run_fp8<2, 192, 1, 2>(*a);
     if (shape == 2192210) run_fp8<2, 192, 2, 1>(*a);
+    if (shape == 2256210) run_fp8<2, 256, 2, 1>(*a);
+    if (shape == 2256120) run_fp8<2, 256, 1, 2>(*a);
     return host::failure.c_str();
   }
   if (shape == 1128120) run_all<1, 128, 1, 2, false>(*a);
