@@ -1,7 +1,6 @@
 """The Triton kernels of lamina::linear_w4a16: one row of x by weights as they lie; more by a library's GEMM.
 
-For more rows, and for weights that are shuffled for a CUDA kernel which nothing here can compile, they are
-written out in x's dtype first, once a call.
+For more rows the weights are written out in x's dtype first, once a call.
 """
 
 import torch
@@ -11,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 LONGEST_STEP = 2048  # columns
+TILES_AT_ONCE = 8
 WRITTEN_AT_ONCE = 1024  # bytes of weights
 
 
@@ -55,6 +55,48 @@ def linear_w4a16_kernel(
     if BIAS:
         total += tl.load(bias + row).to(tl.float32)
     tl.store(out + row, total.to(out.dtype.element_ty))
+
+
+@triton.jit
+def shuffled_kernel(
+    x,  # [k]
+    weight,  # [n, k / 2], as layout.py shuffles it
+    scale,  # [n, groups], likewise
+    zero,  # the same; only where ZERO
+    bias,  # [n]; only where BIAS
+    out,  # [n]
+    k,
+    groups,
+    group,
+    ZERO: tl.constexpr,
+    BIAS: tl.constexpr,
+    TILES: tl.constexpr,  # of 64 columns at once
+):
+    row_tile, warp = tl.program_id(0).to(tl.int64) // 4, tl.program_id(0).to(tl.int64) % 4
+    of_row = tl.arange(0, 8)[:, None]  # of the lower four bits; that of the upper ones is 8 below
+    byte = tl.arange(0, 64 * TILES)[None, :]
+    within = byte // 4 % 4 * 16 + byte % 2 * 8 + byte // 16 % 4 * 2 + byte // 2 % 2  # column in a tile
+    upper, lower = tl.zeros([8], tl.float32), tl.zeros([8], tl.float32)
+    for start in range(0, k // 64, TILES):
+        tile = start + byte // 64
+        inside = (tile < k // 64) & (of_row >= 0)
+        at = (row_tile * (k // 64) + tile) * 2048 + warp * 512 + of_row * 64 + byte % 64
+        bits = tl.load(weight + at, mask=inside, other=0, eviction_policy="evict_first")
+        column = tile * 64 + within
+        of_group = (row_tile * groups + column // group) * 64 + warp * 16 + of_row * 2
+        values = tl.load(x + column, mask=tile < k // 64, other=0.0).to(tl.float32)
+        upper += tl.sum(
+            values_of(bits & 15, of_group, scale, zero, inside, ZERO).to(tl.float32) * values, axis=1
+        )
+        lower += tl.sum(
+            values_of(bits >> 4, of_group + 1, scale, zero, inside, ZERO).to(tl.float32) * values, axis=1
+        )
+    row = row_tile * 64 + warp * 16 + tl.arange(0, 8)
+    if BIAS:
+        upper += tl.load(bias + row).to(tl.float32)
+        lower += tl.load(bias + row + 8).to(tl.float32)
+    tl.store(out + row, upper.to(out.dtype.element_ty))
+    tl.store(out + row + 8, lower.to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -120,8 +162,8 @@ def linear_w4a16(
 ) -> Tensor:
     """The op, as op.py states it."""
     group = x.shape[1] if group < 0 else group
-    if x.shape[0] == 1 and weight.numel() > 0 and not shuffled:
-        out = _one_row(x, weight, scale, zero, bias, group)
+    if x.shape[0] == 1 and weight.numel() > 0:
+        out = (_one_row_of_shuffled if shuffled else _one_row)(x, weight, scale, zero, bias, group)
     else:
         out = F.linear(x, dequantize(weight, scale, zero, group, shuffled=shuffled), bias)
     return torch.ops.lamina.silu_and_mul.default(out) if silu_and_mul else out
@@ -140,6 +182,17 @@ def _one_row(
             **flags,
             num_warps=max(1, step // 512),
         )
+    return out
+
+
+def _one_row_of_shuffled(
+    x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, group: int
+) -> Tensor:
+    (n, groups), k = scale.shape, x.shape[1]
+    x, out = x.contiguous(), x.new_empty((1, n))
+    flags = {"ZERO": zero is not None, "BIAS": bias is not None, "TILES": TILES_AT_ONCE}
+    with torch.cuda.device_of(out):
+        shuffled_kernel[(n // 16,)](x, weight, scale, zero, bias, out, k, groups, group, **flags, num_warps=4)
     return out
 
 

@@ -6,7 +6,6 @@ their bytes: two warpgroups, the most blocks that a GPU holds at once, and stage
 kernel.
 """
 
-import functools
 import itertools
 from collections.abc import Iterator
 
@@ -28,11 +27,10 @@ from ..linear.choices import (
     name_of,
     processors_of,
 )
-from .layout import TILE
+from .layout import GROUPS, TILE
 
-NARROW, HOPPER = (torch.bfloat16, torch.float16), (9, 0)
 MOST_TOKENS = 128  # rows of x a block
-LEAST_GROUP, WHOLE_ROW_SHIFT = 32, 30
+WHOLE_ROW_SHIFT = 30
 RESIDENT, MOST_BLOCKS = 3, 6  # blocks of two warpgroups a processor that run at once; that are worth a try
 BARRIER_BYTES, ALIGN_BYTES, SYSTEM_BYTES = 448, 1024, 1024
 WARPGROUPS = {1: (8, 16, 32, 64, 128), 2: (8, 16, 32, 64, 128), 4: (32, 64)}  # tile_tokens compiled for each
@@ -48,23 +46,7 @@ def group_shift(group: int, k: int) -> int | None:
     """How the kernel counts columns with one scale, 32 << shift; None where it cannot."""
     if group < 0 or group >= k:
         return WHOLE_ROW_SHIFT
-    shift = (group // LEAST_GROUP).bit_length() - 1
-    return shift if shift >= 0 and group == LEAST_GROUP << shift else None
-
-
-def is_kept_shuffled(n: int, k: int, group: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether weights on a device lie as the CUDA kernel reads them: on Hopper GPUs, where it takes them.
-
-    It depends on what compiled graphs are keyed by, not on whether the kernel can be built: Triton's reads
-    such weights too.
-    """
-    fits = n % TILE == 0 and k % TILE == 0 and group_shift(group, k) is not None
-    return fits and device.type == "cuda" and dtype in NARROW and _capability(device) == HOPPER
-
-
-@functools.cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    return GROUPS.index(group) if group in GROUPS else None
 
 
 @cached_until_adopted

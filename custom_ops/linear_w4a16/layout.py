@@ -15,6 +15,19 @@ import torch
 from torch import Tensor
 
 TILE = 64  # rows, and columns
+GROUPS = tuple(32 << shift for shift in range(12))  # columns with one scale that the CUDA kernel counts
+NARROW = (torch.bfloat16, torch.float16)
+AT_ONCE = 1 << 24  # weights
+
+
+def is_kept_shuffled(n: int, k: int, group: int, dtype: torch.dtype, device_type: str) -> bool:
+    """Whether weights lie as the CUDA kernel reads them: on GPUs, all that it takes.
+
+    That is for a scheme to ask, as it lays weights out and as it multiplies: what decides is known to both.
+    """
+    is_counted = group in GROUPS or group in (-1, k)
+    fits = n % TILE == 0 and k % TILE == 0 and is_counted
+    return fits and device_type == "cuda" and dtype in NARROW
 
 
 def unpack(weight: Tensor) -> Tensor:
@@ -33,6 +46,16 @@ def shuffle(weight: Tensor) -> Tensor:
     # row tile, warp, row or row + 8, row; column tile, step, 2p or 2p + 8, p, even or odd
     parts = unpack(weight).view(rows // TILE, 4, 2, 8, columns // TILE, 4, 2, 4, 2)
     return pack(parts.permute(0, 4, 1, 3, 7, 5, 8, 6, 2).reshape(rows, columns))
+
+
+def shuffle_in_place(weight: Tensor, scale: Tensor, zero: Tensor | None) -> None:
+    """All three, some rows at a time: memory for a few million weights is enough."""
+    step = max(TILE, AT_ONCE // (2 * weight.shape[1]) // TILE * TILE)
+    for start in range(0, weight.shape[0], step):
+        rows = weight[start : start + step]
+        rows.copy_(shuffle(rows))
+    for part in (scale,) if zero is None else (scale, zero):
+        part.copy_(shuffle_groups(part))
 
 
 def unshuffle(weight: Tensor) -> Tensor:

@@ -110,6 +110,12 @@ class LoadedWeights:
         ):
             self._measure(parameter, scheme.restore(parts), scheme.restore(given))
 
+    def settle(self) -> None:
+        """Lay projections out as their schemes multiply them, once every row is there and was measured."""
+        for name, scheme in self.schemes.schemes.items():
+            if scheme.settle is not None:
+                scheme.settle([self.by_name[part] for part in self._parts[name]])
+
     def _measure(self, name: str, kept: Tensor, wanted: Tensor) -> None:
         """Count how far rows as they are kept are from what they should be; changes `kept`."""
         off, sums = kept.sub_(wanted), self._sums[name]

@@ -122,6 +122,7 @@ def load_weights(
         copies = {name: slots[name] for name in names if name in slots and slots[name].is_copy}
         _warn_of_ignored_copies(path, copies, weights)
     weights.kv_scales |= kv_scales(scales, checkpoint.num_kv_heads)
+    weights.settle()
     progress("weights", 1.0, "")
     return weights
 
@@ -174,6 +175,7 @@ def dummy_weights(
             else:
                 value.normal_(0.0, 0.02, generator=generator)
             weights.take(name, 0, value)
+    weights.settle()
     return weights
 
 

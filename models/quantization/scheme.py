@@ -34,7 +34,8 @@ class QuantScheme:
     [n, in] float32; it raises LoadError, in words that follow a parameter's name, for rows that cannot be
     kept. `restore(parts)` is what n rows stand for, [n, in] float32, in memory of its own.
     `multiply(x, parts, bias)` is x [T, in] @ weight.T + bias [out] in x's dtype; None: the one part is for
-    Ops.linear, and tied parameters share it.
+    Ops.linear, and tied parameters share it. `settle(parts)` lays whole parts out as `multiply` reads them
+    on their device, once nothing else will be read of them or written to them.
     """
 
     name: str | None  # the value of the setting `quantization`
@@ -44,6 +45,7 @@ class QuantScheme:
     store: Callable[[Tensor, Parts], None] = store_one
     restore: Callable[[Parts], Tensor] = restore_one
     multiply: Callable[[Tensor, Parts, Tensor | None], Tensor] | None = None
+    settle: Callable[[Parts], None] | None = None  # once all rows are filled, in place
     shared: frozenset[str] = frozenset()  # parts that are the same for all rows of a projection
     exempt: frozenset[str] = frozenset()  # parameters left as they are where the setting asks for the scheme
 

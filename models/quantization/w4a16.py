@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import custom_ops
 from ...common.errors import LoadError, UnsupportedError
-from ...custom_ops.linear_w4a16.layout import pack, unpack
+from ...custom_ops.linear_w4a16.layout import is_kept_shuffled, pack, shuffle_in_place, unpack
 from .fp8 import HEAD
 from .scheme import Parts, QuantScheme, Shape, register_scheme
 
@@ -96,11 +96,28 @@ class Layout:
         rows = groups.flatten(1)
         return rows if order is None else torch.empty_like(rows).index_copy_(1, order.long(), rows)
 
+    def settle(self, parts: Parts) -> None:
+        """Shuffle numbers and what belongs to their groups where the device's kernel reads them so."""
+        packed, scale, zero, _ = self.named(parts)
+        if _is_shuffled(packed, scale):
+            shuffle_in_place(packed, scale, zero)
+
     def multiply(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
         """lamina::linear_w4a16, of x's columns in order."""
         packed, scale, zero, order = self.named(parts)
         x = x if order is None else x.index_select(1, order)
-        return custom_ops.linear_w4a16(x, packed, scale, zero, bias, 2 * packed.shape[1] // scale.shape[1])
+        group = _columns_a_group(packed, scale)
+        return custom_ops.linear_w4a16(x, packed, scale, zero, bias, group, _is_shuffled(packed, scale))
+
+
+def _columns_a_group(packed: Tensor, scale: Tensor) -> int:
+    return 2 * packed.shape[1] // scale.shape[1]
+
+
+def _is_shuffled(packed: Tensor, scale: Tensor) -> bool:
+    rows, columns = packed.shape[0], 2 * packed.shape[1]
+    group = _columns_a_group(packed, scale)
+    return is_kept_shuffled(rows, columns, group, scale.dtype, packed.device.type)
 
 
 @cache
@@ -117,6 +134,7 @@ def w4a16(group: int | None = None, *, zero: bool = False, order: bool = False) 
         store=layout.store,
         restore=layout.restore,
         multiply=layout.multiply,
+        settle=layout.settle,
         shared=frozenset({"order"}),
         exempt=HEAD,
     )
