@@ -71,7 +71,7 @@ def step(layers: list[dict[str, Weight]], x: Tensor, norm: Tensor, multiply: Mul
     return attended
 
 
-def products(layers: list[dict[str, Weight]], given: dict[str, Any], multiply: Multiply) -> Tensor:
+def gemms(layers: list[dict[str, Weight]], given: dict[str, Any], multiply: Multiply) -> Tensor:
     """The GEMMs alone, of activations that are there."""
     for layer in layers:
         out = [multiply(*given[name], layer[name]) for name in NAMES]
@@ -105,7 +105,7 @@ def measure(layers: list[dict[str, Weight]], batch: int, bandwidth: float, repea
     taken = {}
     for name, multiply in ways.items():
         taken[f"step, {name}"] = seconds([partial(step, layers, x, norm, multiply, group)], repeats)
-        taken[f"GEMMs, {name}"] = seconds([partial(products, layers, given, multiply)], repeats)
+        taken[f"GEMMs, {name}"] = seconds([partial(gemms, layers, given, multiply)], repeats)
     for name, linear in (("o of 16 bits", OPS.linear_fp8.default), ("o in two launches", composed)):
         calls = [partial(linear, x, layer["o"].values, layer["o"].scale) for layer in layers]
         taken[name] = seconds(calls, repeats) * len(layers)

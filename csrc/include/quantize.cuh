@@ -78,7 +78,8 @@ __device__ __forceinline__ float cluster_peak(float peak, int blocks) {
         : "memory");
     peak = max_or_nan(peak, other);
   }
-  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");  // others still read `own`
+  // others may still read `own`
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
   return peak;
 }
 
