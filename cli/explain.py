@@ -35,7 +35,8 @@ def explain(
         from ..compiler.inspect.explain_page import explain_page
         from ..runtime.startup.loader import compile_only, resolve_runtime
 
-        compiled = compile_only(resolve_runtime(config, progress), progress)
+        resolved = resolve_runtime(config, progress)
+        compiled = compile_only(resolved, progress)
     if html is not None:
         page = explain_page(
             compiled, Store(config.cache_dir), title=Path(config.model).name, numerics=config.numerics
@@ -43,7 +44,11 @@ def explain(
         html.write_text(page, encoding="utf-8")
         typer.echo(f"written: {html}", err=True)
         return
-    print(json.dumps(_facts(compiled), indent=2) if as_json else explain_text(compiled))
+    if as_json:
+        facts = _facts(compiled) | {"quantization": resolved.schemes.facts()}
+        print(json.dumps(facts, indent=2))
+        return
+    print("\n".join([explain_text(compiled), *resolved.schemes.sentences()]))
 
 
 def _facts(compiled: "Compiled") -> dict[str, Any]:

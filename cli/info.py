@@ -86,6 +86,7 @@ def describe_fit(config: "RuntimeConfig") -> dict[str, Any]:
         fit = sizing(config, progress)
     return {
         "model": str(config.model),
+        "quantization": list(fit.quantization),
         "weights_gib": round(fit.weight_bytes / 2**30, 2),
         "penalties_mib": round(fit.adjusting_bytes / 2**20, 1),
         "cache_tokens": fit.capacity_tokens,

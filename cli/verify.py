@@ -64,6 +64,12 @@ def _text(found: "Verified") -> str:
         f"transformers {one.transformers}, margin {one.margin:.3g}"
         for one in found.differences
     ]
+    lines += found.quantization
+    lines += [
+        f"  {name}: off by {error.relative_rms:.2%} rms, {error.max_error:.2e} at most"
+        for name, error in found.quantization_errors.items()
+        if error.max_error
+    ]
     lines.append(f"{len(found.differences)} of {sum(map(len, found.prompts))} likeliest tokens differ")
     if found.reference != "transformers":
         lines.append(found.reference)

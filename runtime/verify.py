@@ -1,9 +1,7 @@
 """A model compiled, run op by op, and run by transformers: where they differ, and which pass is to blame."""
 
-import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +21,9 @@ from ..compiler.passes.graph import Pass
 from ..custom_ops.paged_attention.reference import dense_attention
 from ..custom_ops.rotary_embedding.reference import rotary_embedding
 from ..custom_ops.sample.reference import are_broken
+from ..models.checkpoints.loaded_weights import QuantizationError
 from .config import RuntimeConfig
+from .reference_run import Observed, by_transformers
 from .startup.loader import compile_only, read_weights, resolve_runtime
 from .startup.resolved import ResolvedRuntime
 from .tokenization.tokenizer import load_tokenizer
@@ -37,14 +37,6 @@ PROMPTS = (
 SLACK = 2.0  # of errors that have come through layers, and differ by chance more than those of a piece
 NUM_RANDOM_IDS = 24  # of a prompt for a model without a tokenizer
 Forward = Callable[[Tensor, Tensor, Any], Tensor]
-
-
-@dataclass(slots=True)
-class Observed:
-    """What a run showed: query, key and value of each layer, as attention met them; the logits [T, vocab]."""
-
-    layers: list[tuple[Tensor, ...]] = field(default_factory=list)
-    logits: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +73,8 @@ class Verified:
     first_wrong: int | None  # of the pieces
     culprit: Culprit | None
     reference: str  # transformers, or why not
+    quantization: tuple[str, ...]  # how projections are kept, in sentences; the reference has what they mean
+    quantization_errors: dict[str, QuantizationError]  # of each projection that is kept otherwise
 
     @property
     def is_right(self) -> bool:
@@ -100,7 +94,8 @@ def verify(
     if config.compile_config is None:
         raise ConfigError("compile is False; wanted True or a CompileConfig, to have anything to verify")
     resolved = resolve_runtime(config, progress)
-    weights = read_weights(resolved, progress).by_name | resolved.rope_tables()
+    loaded = read_weights(resolved, progress)
+    weights = loaded.by_name | resolved.rope_tables()
     subject = _Subject(resolved, weights)
     prompts = _token_ids(resolved, prompts)
     for prompt in prompts:
@@ -111,7 +106,7 @@ def verify(
     bound = compiled.plan.bind(weights, resolved.device)
     ours = [subject.observe(bound, prompt) for prompt in ids]
     progress("verify", 0.3, "transformers")
-    theirs, reference = _by_transformers(resolved, ids)
+    theirs, reference = by_transformers(resolved, weights, ids)
     progress("verify", 0.6, "pieces")
     checks, first_wrong, culprit = _check_pieces(subject, compiled, ids[0])
     return Verified(
@@ -122,6 +117,8 @@ def verify(
         first_wrong=first_wrong,
         culprit=culprit,
         reference=reference,
+        quantization=loaded.sentences(),
+        quantization_errors=loaded.errors(),
     )
 
 
@@ -196,11 +193,16 @@ def _check_finite(subject: _Subject, observed: Observed) -> None:
     if broken is None and bool(are_broken(observed.logits).any()):
         where = "the logits"
     if where:
-        weights = [name for name, weight in subject.weights.items() if not bool(weight.isfinite().all())]
+        weights = [name for name, weight in subject.weights.items() if not _is_finite(weight)]
         why = f"no weight is, so a GEMM is beyond {subject.resolved.dtype}; try a wider dtype="
         if weights:
             why = f"so is the weight {', '.join(weights[:3])}: the checkpoint is damaged"
         raise LogitsError(f"{where} are the first values that are not finite (NaN or infinity), and {why}")
+
+
+def _is_finite(weight: Tensor) -> bool:
+    narrow = weight.is_floating_point() and weight.itemsize == 1  # float8, of which torch asks nothing
+    return bool((weight.float() if narrow else weight).isfinite().all())
 
 
 def _check_pieces(
@@ -267,62 +269,6 @@ def _guilty_model_pass(
         if error.rms > pieces.RMS_FLOOR * eps * len(ids):
             return Culprit(name=step.name, is_pass=True, error=error)
     return None
-
-
-def _by_transformers(
-    resolved: ResolvedRuntime, ids: Sequence[Sequence[int]]
-) -> tuple[list[Observed] | None, str]:
-    """What transformers computes in a dtype wider than ours on the CPU, or None and why not."""
-    wide = torch.float32 if resolved.dtype.itemsize < 4 else torch.float64
-    try:
-        from transformers import AutoModelForCausalLM
-
-        with _without_bars():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                resolved.folder, dtype=wide, attn_implementation="eager", local_files_only=True
-            )
-    except Exception as error:  # an architecture it does not know, files it cannot read
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        return None, f"not compared with transformers: {lines[0]}"
-    runs = []
-    for prompt in ids:
-        observed = Observed()
-        with torch.inference_mode(), _watched(model, observed):
-            observed.logits = model(torch.tensor([list(prompt)]), use_cache=False).logits[0]
-        runs.append(observed)
-    return runs, "transformers"
-
-
-@contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """No progress bar of transformers' beside our own."""
-    from transformers.utils import logging
-
-    settings: Any = logging
-    had_bars = settings.is_progress_bar_enabled()
-    settings.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if had_bars:
-            settings.enable_progress_bar()
-
-
-@contextlib.contextmanager
-def _watched(model: Any, observed: Observed) -> Iterator[None]:
-    """Query, key and value of each layer, as transformers' own attention formula is handed them."""
-    module: Any = sys.modules[type(model).__module__]
-    formula = module.eager_attention_forward
-
-    def attention(layer: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
-        observed.layers.append(tuple(tensor[0].transpose(0, 1) for tensor in (query, key, value)))
-        return formula(layer, query, key, value, *rest, **options)
-
-    module.eager_attention_forward = attention
-    try:
-        yield
-    finally:
-        module.eager_attention_forward = formula
 
 
 def _layers(

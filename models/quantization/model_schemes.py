@@ -77,6 +77,26 @@ class ModelSchemes:
         }
         return {**weights, **cast(Mapping[str, Tensor], joined)}
 
+    def restored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What each parameter stands for, float32 where a scheme keeps it, by the names of its sources."""
+        found: dict[str, Tensor] = {}
+        for name, kept in self.join(weights).items():
+            if name in self.specs:
+                stored = cast(Tensor | StoredWeight, kept)
+                rows = stored.scheme.restore(stored.parts) if isinstance(stored, StoredWeight) else stored
+                shapes = self.specs[name].source_shapes
+                parts = torch.split(rows, [shape[0] for shape in shapes.values()])
+                found |= dict(zip(shapes, parts, strict=True))
+        return found
+
+    def sentences(self) -> tuple[str, ...]:
+        """How projections are kept, a sentence a scheme, and which are not; empty where none is."""
+        own = [f"{scheme.name}: {len(names)} projections {scheme.kept}" for scheme, names in self.by_scheme()]
+        dense = [name for name, spec in self.specs.items() if spec.projection and name not in self.schemes]
+        if own and dense:
+            own.append(f"{len(dense)} projections in the runtime's dtype, {_few(dense)}")
+        return tuple([f"quantization {one}" for one in (*own, *self.notes)])
+
     def facts(self) -> dict[str, Any]:
         """What of it decides how a model computes, as plain data: each scheme with its projections."""
         schemes = {f"{scheme.name}: {scheme.kept}": list(names) for scheme, names in self.by_scheme()}
@@ -126,6 +146,10 @@ def with_stored_weights(ops: Ops) -> Ops:
         return ops.linear(x, weight, bias)
 
     return ops._replace(linear=linear)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _part_name(projection: str, part: str) -> str:

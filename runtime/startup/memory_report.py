@@ -26,6 +26,7 @@ class Sizing:
     max_model_len: int
     memory_fraction: float
     swap_bytes: int  # of the host, for blocks of requests that were preempted
+    quantization: tuple[str, ...]  # how projections are kept, in sentences
     window: int | None  # of its tokens, as many of the last ones a request keeps; None: all
 
     @property
@@ -92,5 +93,6 @@ def size(resolved: ResolvedRuntime) -> Sizing:
         max_model_len=resolved.max_model_len,
         memory_fraction=resolved.config.memory_fraction,
         swap_bytes=resolved.swap_bytes,
+        quantization=resolved.schemes.sentences(),
         window=memory.layer_groups(model)[0].window,
     )

@@ -58,7 +58,11 @@ class ResolvedRuntime:
         return Program(
             forward=forward,
             parameters=self.parameter_table(),
-            key={"architecture": model.architecture, "num_layers": model.num_layers},  # for who reads a miss
+            key={  # for who reads a miss; schemes may differ and have the same tensors
+                "architecture": model.architecture,
+                "num_layers": model.num_layers,
+                "quantization": self.schemes.facts(),
+            },
             device=self.device,
         )
 

@@ -79,9 +79,11 @@ def _state(text: Tensor, kind: str, shape: Shape) -> Mapping[str, Any]:
         state = {"blocksize": fields.integer("blocksize"), "nested_blocksize": 256, "nested_offset": 0.0}
         state["nested_blocksize"] = fields.integer("nested_blocksize", 256)
         state["nested_offset"] = fields.number("nested_offset", 0.0, minimum=-1e30)
-        told = fields.text("quant_type"), tuple(fields.values.get("shape") or ())
+        subject = fields.text("quant_type"), tuple(fields.values.get("shape") or ())
     except Exception as error:  # bytes of anything
         raise LoadError(f"has a quant_state that cannot be read: {error}") from error
-    if told != (kind, shape):
-        raise LoadError(f"says it is {told[0]} of shape {list(told[1])}; wanted {kind} of {list(shape)}")
+    if subject != (kind, shape):
+        raise LoadError(
+            f"says it is {subject[0]} of shape {list(subject[1])}; wanted {kind} of {list(shape)}"
+        )
     return state

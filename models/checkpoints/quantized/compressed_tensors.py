@@ -234,9 +234,9 @@ def _zero_points(zero: Tensor, rows: int) -> Tensor:
 
 
 def _check_shape(given: Tensors, shape: Shape) -> None:
-    told = given.get("weight_shape")
-    if told is not None and tuple(told.tolist()) != shape:
-        raise LoadError(f"has a weight_shape of {told.tolist()}; its config calls for {list(shape)}")
+    given_shape = given.get("weight_shape")
+    if given_shape is not None and tuple(given_shape.tolist()) != shape:
+        raise LoadError(f"has a weight_shape of {given_shape.tolist()}; its config calls for {list(shape)}")
 
 
 def _packed_bytes() -> Format:

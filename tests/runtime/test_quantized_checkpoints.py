@@ -1,0 +1,185 @@
+"""Checkpoints that are quantized already, served: answers, memory, what is said, and what is refused."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lamina import ConfigError, Runtime, SamplingParams, UnsupportedError
+from lamina.cli import app
+from lamina.common.progress import say_nothing
+from lamina.runtime.config import RuntimeConfig
+from lamina.runtime.startup.loader import resolve_runtime, sizing
+from lamina.runtime.verify import verify
+
+from ..models.checkpoints.quantized import writers
+from ..models.checkpoints.quantized.writers import Dialect, ct, weights_of
+
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+KEPT = "in four bits a weight, a scale and a zero for 32 columns"
+PROMPTS = [[5], [1, 2, 3], list(range(40, 70))]
+
+
+def packed(*ignore: str) -> Dialect:
+    """Four bits with zero points, but for modules whose names end so."""
+    write = partial(writers.ct_packed, group=32, sym=False)
+    weights = weights_of(4, "int", "group", group_size=32, symmetric=False)
+    dialect = ct("pack-quantized", weights, write, "w4a16")
+    names = ("lm_head", *ignore)
+    config = dialect.config | {"ignore": [f"re:.*{name}" for name in names]}
+    return Dialect(config=config, write=write, scheme="w4a16", dense=names)
+
+
+def float8(**more: Any) -> Dialect:
+    write = partial(writers.float8, by="channel")
+    return Dialect(config={"quant_method": "fbgemm_fp8", **more}, write=write, scheme="fp8")
+
+
+@pytest.fixture(scope="module")
+def save(
+    tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Dialect], tuple[Path, Path]]:
+    """save(dialect) -> a quantized checkpoint, and a dense one of the weights that it means."""
+    return lambda dialect: writers.save(tmp_path_factory.mktemp("quantized"), tiny_folder, dialect)
+
+
+def answers(folder: Path, **settings: Any) -> list[tuple[int, ...]]:
+    with Runtime.from_pretrained(folder, num_kv_blocks=64, dtype="float32", **settings) as runtime:
+        return [tuple(output.outputs[0].token_ids) for output in runtime.generate(PROMPTS, GREEDY)]
+
+
+def test_answers_are_those_of_the_weights_meant_eager_and_compiled(
+    save: Callable[..., tuple[Path, Path]], compile_cache: Path
+) -> None:
+    folder, dense = save(packed("down_proj"))
+    expected = answers(dense, compile=False)
+    assert answers(folder, compile=False) == expected
+    assert answers(folder, compile=True, cache_dir=compile_cache) == expected
+
+
+def test_memory_is_exact_before_and_what_is_kept_is_said(
+    save: Callable[..., tuple[Path, Path]], said: Callable[[], list[str]]
+) -> None:
+    folder, _ = save(packed("down_proj"))
+    told = sizing(RuntimeConfig(model=folder, dtype="bfloat16"), say_nothing).weight_bytes
+    with Runtime.from_pretrained(folder, num_kv_blocks=64, dtype="bfloat16", compile=False) as runtime:
+        stats, explained = runtime.stats()["quantization"], runtime.explain()
+        loaded = runtime._loaded.weights.by_name
+        assert told == sum({one.data_ptr(): one.nbytes for one in loaded.values()}.values())
+    assert stats["name"] == "compressed-tensors"
+    assert set(stats["tensors"]) == {f"layers.{i}.{name}" for i in (0, 1) for name in ("qkv", "o", "gate_up")}
+    assert 0 < stats["total"]["relative_rms"] < 2**-7, "scales and zero points, rounded to bfloat16"
+    wanted = (
+        "quantization w4a16: 6 projections in four bits a weight, a scale and a zero for 32 columns, off by"
+    )
+    assert wanted in explained
+    assert any(line.startswith(wanted) for line in said())
+
+
+def test_commands_say_how_projections_are_kept_without_reading_them(
+    save: Callable[..., tuple[Path, Path]], compile_cache: Path
+) -> None:
+    folder, _ = save(packed("down_proj"))
+    (folder / "model.safetensors").unlink()
+    sentences = [
+        f"quantization w4a16: 6 projections {KEPT}",
+        "quantization 3 projections in the runtime's dtype, layers.0.down, layers.1.down, lm_head",
+    ]
+    told = CliRunner().invoke(app, ["info", "--json", "--model", str(folder), "--dtype", "float32"])
+    assert json.loads(told.stdout)["quantization"] == sentences
+    options = ["--model", str(folder), "--dtype", "float32", "--cache-dir", str(compile_cache)]
+    told = CliRunner().invoke(app, ["explain", *options])
+    assert told.stdout.endswith("\n".join([*sentences, ""]))
+    told = CliRunner().invoke(app, ["explain", "--json", *options])
+    assert json.loads(told.stdout)["quantization"]["name"] == "compressed-tensors"
+
+
+def plan_factors(folder: Path, cache: Path, **settings: Any) -> Any:
+    config = RuntimeConfig(model=folder, dtype="float32", cache_dir=cache, load_format="dummy", **settings)
+    return resolve_runtime(config, say_nothing).plan_factors()
+
+
+def test_plans_of_other_schemes_and_of_other_exempt_modules_are_others(
+    save: Callable[..., tuple[Path, Path]], tmp_path: Path
+) -> None:
+    folders = [save(dialect)[0] for dialect in (packed(), packed("down_proj"), packed("o_proj"))]
+    folders += [save(float8(activation_scale_ub=bound))[0] for bound in (None, 0.5, 1.0)]
+    factors = [json.dumps(plan_factors(folder, tmp_path), sort_keys=True, default=str) for folder in folders]
+    assert len(set(factors)) == len(folders)
+    again, _ = save(packed("o_proj"))
+    assert json.dumps(plan_factors(again, tmp_path), sort_keys=True, default=str) == factors[2]
+
+
+def test_verify_compares_with_the_dequantized_model(
+    save: Callable[..., tuple[Path, Path]], compile_cache: Path
+) -> None:
+    folder, _ = save(packed())
+    config = RuntimeConfig(model=folder, dtype="float32", num_kv_blocks=64, cache_dir=compile_cache)
+    found = verify(config, [PROMPTS[2]], 1, say_nothing)
+    assert found.is_right
+    assert found.reference == "transformers"
+    assert all(row.compiled is not None and row.compiled.rms < 1e-5 for row in found.layers)
+    assert found.quantization == (f"quantization w4a16: 8 projections {KEPT}, as the checkpoint has them",)
+    assert set(found.quantization_errors) == set(config_projections())
+
+
+def config_projections() -> list[str]:
+    return [f"layers.{i}.{name}" for i in (0, 1) for name in ("qkv", "o", "gate_up", "down")]
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "fp8_block", "w4a16", "int8"])
+def test_a_dense_checkpoint_may_be_quantized_as_it_is_read(tiny_folder: Path, scheme: str) -> None:
+    settings: dict[str, Any] = {"quantization": scheme, "dtype": "float32", "compile": False}
+    with Runtime.from_pretrained(tiny_folder, num_kv_blocks=64, **settings) as runtime:
+        (output,) = runtime.generate([PROMPTS[1]], GREEDY)
+        stats = runtime.stats()["quantization"]
+    assert len(output.outputs[0].token_ids) == 16
+    assert set(stats["tensors"]) == {*config_projections(), *(["lm_head"] if scheme == "int8" else [])}
+    most = {"int8": 0.01, "w4a16": 0.12}.get(scheme, 0.03)
+    assert 0.001 < stats["total"]["relative_rms"] < most
+
+
+def test_weights_made_up_are_quantized_as_the_config_says(save: Callable[..., tuple[Path, Path]]) -> None:
+    folder, _ = save(packed("down_proj"))
+    settings: dict[str, Any] = {"load_format": "dummy", "dtype": "bfloat16", "compile": False}
+    with Runtime.from_pretrained(folder, num_kv_blocks=64, **settings) as runtime:
+        loaded = runtime._loaded.weights.by_name
+        assert loaded["layers.0.qkv"].dtype == torch.uint8
+        assert loaded["layers.0.qkv%zero"].dtype == loaded["layers.0.down"].dtype == torch.bfloat16
+
+
+def test_a_setting_that_is_not_what_the_checkpoint_is_is_refused(
+    save: Callable[..., tuple[Path, Path]],
+) -> None:
+    folder, _ = save(packed())
+    with pytest.raises(UnsupportedError, match=r"quantization is 'fp8', and the .* quantized already"):
+        Runtime.from_pretrained(folder, quantization="fp8", compile=False)
+    config = RuntimeConfig(model=folder, quantization="w4a16", load_format="dummy")
+    assert resolve_runtime(config, say_nothing).schemes.name == "compressed-tensors"
+    with pytest.raises(ConfigError, match="quantization is 'gptq'; wanted None or fp8"):
+        RuntimeConfig(model=folder, quantization="gptq")
+
+
+def test_what_is_dequantized_or_done_otherwise_is_said(
+    save: Callable[..., tuple[Path, Path]], said: Callable[[], list[str]]
+) -> None:
+    static = {"input_scale": torch.tensor(0.03)}
+    write = partial(writers.float8, by="tensor", like=lambda scales: scales.reshape(()), others=static)
+    config = {"quant_method": "fp8", "activation_scheme": "static"}
+    nf4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    for dialect in (
+        Dialect(config=config, write=write, scheme="fp8"),
+        Dialect(config=nf4, write=partial(writers.nf4, nested=True), scheme=None),
+    ):
+        with Runtime.from_pretrained(save(dialect)[0], num_kv_blocks=64, compile=False):
+            pass
+    lines = said()
+    assert "quantization fp8: activations are quantized by scales of their own in place of the" in str(lines)
+    assert "14 modules in bitsandbytes nf4 are dequantized into the runtime's dtype as they are read" in str(
+        lines
+    )
