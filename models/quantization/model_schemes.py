@@ -83,7 +83,7 @@ class ModelSchemes:
         for name, kept in self.join(weights).items():
             if name in self.specs:
                 stored = cast(Tensor | StoredWeight, kept)
-                rows = stored.scheme.restore(stored.parts) if isinstance(stored, StoredWeight) else stored
+                rows = stored.restored() if isinstance(stored, StoredWeight) else stored
                 shapes = self.specs[name].source_shapes
                 parts = torch.split(rows, [shape[0] for shape in shapes.values()])
                 found |= dict(zip(shapes, parts, strict=True))

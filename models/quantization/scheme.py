@@ -35,7 +35,7 @@ class QuantScheme:
     kept. `restore(parts)` is what n rows stand for, [n, in] float32, in memory of its own.
     `multiply(x, parts, bias)` is x [T, in] @ weight.T + bias [out] in x's dtype; None: the one part is for
     Ops.linear, and tied parameters share it. `settle(parts)` lays whole parts out as `multiply` reads them
-    on their device, once nothing else will be read of them or written to them.
+    on their device, once nothing else will be written to them; `filled(parts)` are the parts before that.
     """
 
     name: str | None  # the value of the setting `quantization`
@@ -46,6 +46,7 @@ class QuantScheme:
     restore: Callable[[Parts], Tensor] = restore_one
     multiply: Callable[[Tensor, Parts, Tensor | None], Tensor] | None = None
     settle: Callable[[Parts], None] | None = None  # once all rows are filled, in place
+    filled: Callable[[Parts], Parts] | None = None  # what was settled
     shared: frozenset[str] = frozenset()  # parts that are the same for all rows of a projection
     exempt: frozenset[str] = frozenset()  # parameters left as they are where the setting asks for the scheme
 
@@ -68,6 +69,10 @@ class QuantScheme:
 
     def check(self) -> None:
         """ConfigError where what it stores would be multiplied as every other weight is."""
+        if (self.settle is None) != (self.filled is None):
+            raise ConfigError(
+                f"quantization {self.name!r} has one of settle and filled; wanted both, or none"
+            )
         if self.is_dense and (self.store is not store_one or self.restore is not restore_one):
             raise ConfigError(
                 f"quantization {self.name!r} has a store or a restore but no multiply; wanted multiply too, "
@@ -80,6 +85,11 @@ class StoredWeight(NamedTuple):
 
     parts: tuple[Tensor, ...]
     scheme: QuantScheme
+
+    def restored(self) -> Tensor:
+        """What it stands for, [out, in] float32."""
+        filled = self.scheme.filled
+        return self.scheme.restore(self.parts if filled is None else filled(self.parts))
 
 
 _schemes: dict[str | None, QuantScheme] = {}

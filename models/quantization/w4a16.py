@@ -10,7 +10,14 @@ from torch import Tensor
 
 from ... import custom_ops
 from ...common.errors import LoadError, UnsupportedError
-from ...custom_ops.linear_w4a16.layout import is_kept_shuffled, pack, shuffle_in_place, unpack
+from ...custom_ops.linear_w4a16.layout import (
+    is_kept_shuffled,
+    pack,
+    shuffle_in_place,
+    unpack,
+    unshuffle,
+    unshuffle_groups,
+)
 from .fp8 import HEAD
 from .scheme import Parts, QuantScheme, Shape, register_scheme
 
@@ -102,6 +109,14 @@ class Layout:
         if _is_shuffled(packed, scale):
             shuffle_in_place(packed, scale, zero)
 
+    def filled(self, parts: Parts) -> Parts:
+        """By rows again."""
+        packed, scale, zero, order = self.named(parts)
+        if not _is_shuffled(packed, scale):
+            return parts
+        zeros = [] if zero is None else [unshuffle_groups(zero)]
+        return [unshuffle(packed), unshuffle_groups(scale), *zeros, *([] if order is None else [order])]
+
     def multiply(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
         """lamina::linear_w4a16, of x's columns in order."""
         packed, scale, zero, order = self.named(parts)
@@ -135,6 +150,7 @@ def w4a16(group: int | None = None, *, zero: bool = False, order: bool = False) 
         restore=layout.restore,
         multiply=layout.multiply,
         settle=layout.settle,
+        filled=layout.filled,
         shared=frozenset({"order"}),
         exempt=HEAD,
     )

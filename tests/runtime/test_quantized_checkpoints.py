@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from lamina import ConfigError, Runtime, SamplingParams, UnsupportedError
 from lamina.cli import app
 from lamina.common.progress import say_nothing
+from lamina.models.quantization import w4a16
 from lamina.runtime.config import RuntimeConfig
-from lamina.runtime.startup.loader import resolve_runtime, sizing
+from lamina.runtime.startup.loader import read_weights, resolve_runtime, sizing
 from lamina.runtime.verify import verify
 
 from ..models.checkpoints.quantized import writers
@@ -183,3 +184,19 @@ def test_what_is_dequantized_or_done_otherwise_is_said(
     assert "14 modules in bitsandbytes nf4 are dequantized into the runtime's dtype as they are read" in str(
         lines
     )
+
+
+def test_weights_in_the_layout_of_a_gpu_answer_and_are_restored_alike(
+    save: Callable[..., tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU whose kernel reads shuffled weights, multiplied here by the op's other providers."""
+    folder, _ = save(packed())
+    resolved = resolve_runtime(RuntimeConfig(model=folder, dtype="float32"), say_nothing)
+    by_rows = read_weights(resolved, say_nothing).by_name
+    restored, expected = resolved.schemes.restored(by_rows), answers(folder, compile=False)
+    monkeypatch.setattr(w4a16, "is_kept_shuffled", lambda n, k, *rest: n % 64 == k % 64 == 0)
+    shuffled = read_weights(resolved, say_nothing).by_name
+    assert not torch.equal(shuffled["layers.0.qkv"], by_rows["layers.0.qkv"])
+    assert answers(folder, compile=False) == expected
+    again = resolved.schemes.restored(shuffled)
+    assert all(torch.equal(again[name], rows) for name, rows in restored.items())
