@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from ...custom_ops.linear_w4a16.configs import weights_name
 from .graph import dtype_of, shape_of
 
 OPS = torch.ops.lamina
@@ -13,7 +14,8 @@ FP8_ARGUMENTS: dict[Any, tuple[int, int]] = {  # which are weights and their sca
     OPS.linear_fp8.default: (1, 2),
     OPS.scaled_linear_fp8.default: (2, 3),
 }
-Kind = Literal["linear", "norm", "norm_gated"]
+FOUR_BITS = OPS.linear_w4a16.default
+Kind = Literal["linear", "norm", "norm_gated", "gated"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +43,23 @@ def _fp8_gemm(node: fx.Node) -> Gemm:
     return Gemm(kind="linear", rows=rows, columns=columns, dtype=dtype, weights=kept)
 
 
+def _four_bit_gemm(node: fx.Node) -> Gemm | None:
+    """One by the kernel of shuffled weights; others have no configuration to choose."""
+    x, weight, *_, group, shuffled, gated = (*node.args, False, False)[:8]
+    if not shuffled:
+        return None
+    rows, columns = shape_of(weight)[0], shape_of(x)[1]  # type: ignore[arg-type]
+    kept, dtype = weights_name(group, columns), str(dtype_of(node)).removeprefix("torch.")  # type: ignore[arg-type]
+    return Gemm(kind="gated" if gated else "linear", rows=rows, columns=columns, dtype=dtype, weights=kept)
+
+
 def _gemm(node: fx.Node) -> Gemm | None:
     args: Any = node.args
     kind: Kind = "linear"
     if node.target in FP8_ARGUMENTS:
         return _fp8_gemm(node)
+    if node.target is FOUR_BITS:
+        return _four_bit_gemm(node)
     if node.target is OPS.linear.default:
         weight = args[1]
     elif node.target is OPS.add_rms_norm_linear.default:

@@ -18,6 +18,8 @@ from .._shared.fp8 import FP8, GROUP, num_groups
 from ..add_rms_norm_linear import _composed
 from ..add_rms_norm_linear import _cpu as fused_cpu
 from ..add_rms_norm_linear import _cuda as fused
+from ..linear_w4a16 import _cuda as four_bits
+from ..linear_w4a16 import configs as four_bit_configs
 from ..scaled_linear_fp8 import _cuda as scaled
 from . import _cpu as plain_cpu
 from . import _cuda as plain
@@ -77,6 +79,25 @@ class Fp8Weight(NamedTuple):
         return self.values.device
 
 
+class FourBitWeight(NamedTuple):
+    """Weights in four bits and their scales, shuffled; random bits are as good as any."""
+
+    values: Tensor
+    scale: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+
+def candidates_of(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
+    """The configurations worth measuring on so many multiprocessors, whatever the weights."""
+    group = four_bit_configs.group_of(site)
+    if group is None:
+        return candidates(site, num_processors)
+    return four_bit_configs.candidates(site, group, num_processors)
+
+
 def ways_of(site: Site, device: torch.device, dtype: torch.dtype) -> Ways:
     """Both ways of a site, with random operands."""
 
@@ -84,7 +105,9 @@ def ways_of(site: Site, device: torch.device, dtype: torch.dtype) -> Ways:
         values: Tensor = torch.randn(shape, device=device, dtype=dtype) / site.k**0.25
         return values
 
-    x = random(site.num_tokens, site.k)
+    x, group = random(site.num_tokens, site.k), four_bit_configs.group_of(site)
+    if group is not None:
+        return _four_bit_ways(site, x, group)
     size = site.n * site.k * (1 if site.is_fp8 else dtype.itemsize)
     weights = [random(site.n, site.k) for _ in range(ceil_div(ROTATED_BYTES, size))]
     if site.is_fp8:
@@ -116,11 +139,30 @@ def _fp8_ways(site: Site, x: Tensor, weights: list[Tensor]) -> Ways:
     return Ways(given, ours, library if has_library or guessed is None else partial(ours, guessed))
 
 
+def _four_bit_ways(site: Site, x: Tensor, group: int) -> Ways:
+    """The same in four bits; the library multiplies by weights that are written out for it."""
+    scale = x.new_ones((site.n, 1 if group < 0 else ceil_div(site.k, group)))
+
+    def random() -> Tensor:
+        return torch.randint(0, 256, (site.n, site.k // 2), dtype=torch.uint8, device=x.device)
+
+    given = [FourBitWeight(random(), scale) for _ in range(ceil_div(ROTATED_BYTES, site.n * site.k // 2))]
+    gated = site.kind == "gated"
+
+    def ours(config: GemmConfig, weight: FourBitWeight) -> Tensor:
+        return four_bits.launch(x, *weight, None, None, group, config, gated=gated)
+
+    def library(weight: FourBitWeight) -> Tensor:
+        return four_bits.by_library(x, *weight, None, None, group, gated=gated)
+
+    return Ways(given, ours, library)
+
+
 def _measure(site: Site, device: torch.device, dtype: torch.dtype) -> Entry:
     ways = ways_of(site, device, dtype)
     library = _microseconds(ways.library, ways.weights)
     taken: dict[GemmConfig, float] = {}
-    for config in candidates(site, processors_of(device)):
+    for config in candidates_of(site, processors_of(device)):
         try:
             taken[config] = _microseconds(partial(ways.ours, config), ways.weights)
         except KernelLaunchError as error:  # a part of a GPU has no room for some clusters

@@ -156,11 +156,11 @@ def adopt(device_name: str, entries: Iterable[Entry]) -> None:
 
 
 def sites_of(op: str, n: int, k: int, dtype: str = "bfloat16", weights: str = "dense") -> tuple[Site, ...]:
-    """The sites of a GEMM, one for each bucket of rows; op is linear, norm or norm_gated."""
+    """The sites of a GEMM, one for each bucket of rows; op is linear, norm, norm_gated or gated."""
     one = Site(kind="linear", num_tokens=1, n=n, k=k, dtype=dtype, weights=weights)
     alone = tuple(replace(one, num_tokens=bucket) for bucket in BUCKETS)
     gated = tuple(replace(site, kind="gated") for site in alone)
-    return (*alone, *gated) if op == "norm_gated" else alone
+    return {"norm_gated": (*alone, *gated), "gated": gated}.get(op, alone)
 
 
 def is_measured(site: Site, device_name: str) -> bool:

@@ -85,6 +85,20 @@ def _multiply(
     config = config_of("gated" if gated else "linear", x.shape[0], n, k, x.dtype, group, x.device)
     if config is not None:
         return launch(x, weight, scale, zero, bias, group, config, gated=gated)
+    return by_library(x, weight, scale, zero, bias, group, gated=gated)
+
+
+def by_library(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    group: int,
+    *,
+    gated: bool = False,
+) -> Tensor:
+    """The product by the library, of weights that are written out for it."""
     out = F.linear(x, write_out(weight, scale, zero, group), bias)
     return torch.ops.lamina.silu_and_mul.default(out) if gated else out
 

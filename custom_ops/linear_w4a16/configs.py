@@ -31,15 +31,29 @@ from .layout import GROUPS, TILE
 
 MOST_TOKENS = 128  # rows of x a block
 WHOLE_ROW_SHIFT = 30
+PREFIX = "w4a16/"  # of how sites name the weights
 RESIDENT, MOST_BLOCKS = 3, 6  # blocks of two warpgroups a processor that run at once; that are worth a try
 BARRIER_BYTES, ALIGN_BYTES, SYSTEM_BYTES = 448, 1024, 1024
 WARPGROUPS = {1: (8, 16, 32, 64, 128), 2: (8, 16, 32, 64, 128), 4: (32, 64)}  # tile_tokens compiled for each
 
 
+def weights_name(group: int, k: int) -> str:
+    """How sites name weights with one scale for so many of k columns."""
+    return f"{PREFIX}{'all' if group < 0 or group >= k else group}"
+
+
+def group_of(site: Site) -> int | None:
+    """Columns with one scale, -1 for all of them; None for a site of other weights."""
+    if not site.weights.startswith(PREFIX):
+        return None
+    size = site.weights.removeprefix(PREFIX)
+    return -1 if size == "all" else int(size)
+
+
 def site_of(kind: Kind, num_tokens: int, n: int, k: int, dtype: torch.dtype, group: int) -> Site:
     """The site of a GEMM whose weights have a scale for so many columns; num_tokens is one of BUCKETS."""
-    size = "all" if group < 0 else str(group)
-    return Site(kind=kind, num_tokens=num_tokens, n=n, k=k, dtype=name_of(dtype), weights=f"w4a16/{size}")
+    kept = weights_name(group, k)
+    return Site(kind=kind, num_tokens=num_tokens, n=n, k=k, dtype=name_of(dtype), weights=kept)
 
 
 def group_shift(group: int, k: int) -> int | None:

@@ -15,12 +15,13 @@ from ...custom_ops._shared.fp8 import FP8
 from ...custom_ops.linear import _cpu, autotune, choices
 from ...custom_ops.linear._cuda import EVEN
 from ...custom_ops.linear.choices import Choice, Entry, Method, Site
+from ...custom_ops.linear_w4a16.configs import PREFIX as FOUR_BITS
 from ...custom_ops.scaled_linear_fp8._cuda import EVEN as EVEN_FP8
 
 SMALLEST = 1 << 20  # weights, below which a GEMM takes no longer than its launch
 MEASUREMENTS = "measurements"  # the kind of the store's names for them
 OPS = {"linear": "linear", "norm": "add_rms_norm_linear", "norm_gated": "add_rms_norm_linear"}
-MEASURED_OPS = "linear", "add_rms_norm_linear", "scaled_linear_fp8"
+MEASURED_OPS = "linear", "add_rms_norm_linear", "scaled_linear_fp8", "linear_w4a16"
 SOURCES = {"cuda": (".cu", ".cuh"), "cpu": (".cpp", ".h")}  # suffixes of what the kernels are made of
 BY_METHOD = {Method.DOT: "dot products", Method.AMX: "AMX tiles"}
 logger = get_logger("runtime")
@@ -46,6 +47,8 @@ def choose_gemm_kernels(
     if any(gemm.weights in choices.FP8 for gemm in gemms):
         registry.select("linear_fp8", device=device, dtype=dtype)
         registry.select("scaled_linear_fp8", device=device, dtype=FP8)
+    if any(gemm.weights.startswith(FOUR_BITS) for gemm in gemms):
+        registry.select("linear_w4a16", device=device, dtype=dtype)
     lacks = missing_measurements(gemms, device, dtype, store)
     if lacks and require_warm:
         raise NotWarmError(f"the cache {store.root} lacks measurements of {lacks[0]}")
@@ -122,7 +125,7 @@ def _may_serve(site: Site, device: torch.device, dtype: torch.dtype) -> bool:
     if device.type == "cpu":
         return site.weights == "dense" and bool(_cpu.methods(dtype, site.num_tokens))
     even = EVEN_FP8 if site.is_fp8 else EVEN
-    return site.k % even == 0 and bool(choices.candidates(site, choices.processors_of(device)))
+    return site.k % even == 0 and bool(autotune.candidates_of(site, choices.processors_of(device)))
 
 
 def measurements_key(device: torch.device, device_name: str, dtype: torch.dtype) -> str:

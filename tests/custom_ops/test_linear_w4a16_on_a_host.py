@@ -1,6 +1,7 @@
 """The CUDA kernel of four-bit weights, run as C++ in clusters of fibers: barriers, copies, registers."""
 
 import ctypes
+import itertools
 import struct
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lamina.custom_ops.linear_w4a16 import layout
-from lamina.custom_ops.linear_w4a16.configs import group_shift
+from lamina.custom_ops.linear_w4a16.configs import WARPGROUPS, group_shift, shared_bytes
 from lamina.custom_ops.linear_w4a16.op import num_groups
 from lamina.custom_ops.linear_w4a16.reference import dequantize
 from lamina.custom_ops.silu_and_mul import reference as gate
@@ -25,6 +26,16 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     found = ctypes.CDLL(str(host_kernels.build("linear_w4a16", tmp_path_factory.mktemp("nibbles"))))
     found.run.restype = ctypes.c_char_p
     return found
+
+
+@pytest.mark.parametrize("group", [32, 64, 128, 256, 4096, -1])
+def test_python_counts_the_shared_memory_that_the_kernel_takes(kernel: ctypes.CDLL, group: int) -> None:
+    for warpgroups, sizes in WARPGROUPS.items():
+        for tokens, stages, zero in itertools.product(sizes, (2, 3, 24), (False, True)):
+            counted = shared_bytes(warpgroups, tokens, group, stages, zero=zero)
+            shift = group_shift(group, 1 << 20)
+            arguments = warpgroups, ctypes.c_int64(tokens), shift, stages, int(zero)
+            assert kernel.shared_bytes(*arguments) == counted, (warpgroups, tokens, stages, zero)
 
 
 class Case(NamedTuple):

@@ -38,6 +38,26 @@ void run_all(const Arguments& a) {
                         [&] { lamina::nibble_gemm_kernel<S, kGated>(x, p); });
 }
 
+template <int kWarpgroups>
+int bytes_of(int64_t tokens, int group_shift, int stages, bool has_zero) {
+  const auto count = [&](auto shape) {
+    using S = decltype(shape);
+    return S::bytes(stages, S::scale_bytes(group_shift), has_zero);
+  };
+  if (tokens == 8) return count(lamina::NibbleShape<kWarpgroups, 8>{});
+  if (tokens == 16) return count(lamina::NibbleShape<kWarpgroups, 16>{});
+  if (tokens == 32) return count(lamina::NibbleShape<kWarpgroups, 32>{});
+  if (tokens == 64) return count(lamina::NibbleShape<kWarpgroups, 64>{});
+  return count(lamina::NibbleShape<kWarpgroups, 128>{});
+}
+
+// What a block takes of dynamic shared memory.
+extern "C" int shared_bytes(int warpgroups, int64_t tokens, int group_shift, int stages, int has_zero) {
+  if (warpgroups == 1) return bytes_of<1>(tokens, group_shift, stages, has_zero != 0);
+  if (warpgroups == 2) return bytes_of<2>(tokens, group_shift, stages, has_zero != 0);
+  return bytes_of<4>(tokens, group_shift, stages, has_zero != 0);
+}
+
 // What went wrong; empty where nothing did.
 extern "C" const char* run(const Arguments* a) {
   host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));

@@ -1,0 +1,69 @@
+"""Configurations of the CUDA kernel of four-bit weights: those tried, and those of what nobody measured."""
+
+import pytest
+import torch
+
+from lamina.custom_ops.linear.choices import BUCKETS, MAX_SHARED, GemmConfig, checked, sites_of
+from lamina.custom_ops.linear_w4a16.configs import (
+    SYSTEM_BYTES,
+    WARPGROUPS,
+    candidates,
+    default_config,
+    group_of,
+    group_shift,
+    num_steps,
+    shared_bytes,
+    site_of,
+    weights_name,
+)
+
+SHAPES = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (3072, 2048), (960, 576), (576, 1536)]
+
+
+def fits(config: GemmConfig, k: int, group: int) -> bool:
+    """Whether a GPU can launch it, and the kernel has it."""
+    warpgroups, tokens, _, split_k, stages, _ = checked(config)
+    size = shared_bytes(warpgroups, tokens, group, stages)
+    useful = stages <= max(2, num_steps(tokens, k, split_k))
+    return tokens in WARPGROUPS[warpgroups] and size <= MAX_SHARED - SYSTEM_BYTES and useful
+
+
+@pytest.mark.parametrize("group", [32, 64, 128, -1])
+@pytest.mark.parametrize("num_processors", [132, 114, 78, 16])
+@pytest.mark.parametrize("n, k", SHAPES)
+def test_every_configuration_can_be_launched(n: int, k: int, num_processors: int, group: int) -> None:
+    for bucket in BUCKETS:
+        for kind in ("linear", "gated") if n % 128 == 0 else ("linear",):
+            site = site_of(kind, bucket, n, k, torch.bfloat16, group)
+            guess = default_config(kind, bucket, n, k, group, num_processors)
+            tried = candidates(site, group, num_processors)
+            assert all(fits(config, k, group) for config in (guess, *tried))
+            assert all(config.warpgroups > 1 for config in tried) or kind == "linear"
+            assert tried
+
+
+def test_the_blocks_of_an_8b_model_run_at_once_on_132_processors() -> None:
+    for n, k in SHAPES[:4]:
+        config = default_config("linear", 8, n, k, 128, 132)
+        blocks = n // 128 * config.split_k
+        assert 132 <= blocks <= 3 * 132
+        assert blocks / 132 * shared_bytes(2, 8, 128, config.stages) < 3 * MAX_SHARED
+
+
+@pytest.mark.parametrize(
+    "group, k, name", [(128, 4096, "w4a16/128"), (-1, 96, "w4a16/all"), (96, 96, "w4a16/all")]
+)
+def test_sites_name_the_weights_by_their_groups(group: int, k: int, name: str) -> None:
+    assert weights_name(group, k) == name
+    site, *_ = sites_of("gated", 128, k, weights=name)
+    assert site.kind == "gated"
+    assert group_of(site) == (-1 if group in (-1, k) else group)
+    assert group_of(site_of("linear", 8, 128, k, torch.float16, group)) == group_of(site)
+    assert group_of(sites_of("linear", 128, k)[0]) is None
+
+
+@pytest.mark.parametrize(
+    "group, shift", [(32, 0), (64, 1), (1024, 5), (-1, 30), (4096, 30), (96, None), (16, None)]
+)
+def test_groups_are_counted_by_powers_of_two_or_not_at_all(group: int, shift: int | None) -> None:
+    assert group_shift(group, 4096) == shift
