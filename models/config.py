@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json and generation_config.json say, checked and in one shape."""
+"""What a checkpoint's config.json says, checked and in one shape."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -205,42 +205,12 @@ class ModelConfig:
         return config
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationDefaults:
-    """What a checkpoint's author wants for sampling; None where nothing is said."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-
-
 def read_model_config(folder: Path) -> ModelConfig:
     """The config of a checkpoint folder. LoadError where it has none; else as from_dict."""
     path = folder / "config.json"
     if not os.path.lexists(path):
         raise LoadError(f"{folder} has no config.json; wanted a folder that holds a Hugging Face checkpoint")
     return ModelConfig.from_dict(read_json(path), origin=str(path))
-
-
-def read_generation_config(folder: Path) -> GenerationDefaults:
-    """The sampling defaults of a checkpoint folder, empty where it has none."""
-    path = folder / "generation_config.json"
-    if not os.path.lexists(path):
-        return GenerationDefaults()
-    fields = Fields(read_json(path), str(path))
-    return GenerationDefaults(
-        eos_token_ids=fields.token_ids("eos_token_id"),
-        temperature=fields.number("temperature", None, maximum=3e38),
-        top_k=fields.integer("top_k", None, minimum=-1),
-        top_p=fields.number("top_p", None, positive=True, maximum=1),
-        min_p=fields.number("min_p", None, maximum=1),
-        typical_p=fields.number("typical_p", None, positive=True, maximum=1),
-        repetition_penalty=fields.number("repetition_penalty", None, minimum=1e-30, maximum=1e30),
-    )
 
 
 def _common(fields: Fields, own: Mapping[str, Any]) -> dict[str, Any]:

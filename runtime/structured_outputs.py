@@ -11,7 +11,12 @@ from .validation import check_flag, check_unicode, items, text
 
 MAX_FORM = 2**20  # characters of a schema, expression, grammar, or of all choices
 MAX_CHOICES = 10_000
-KINDS = ("json", "regex", "choice", "grammar", "json_object")
+KINDS = ("json", "regex", "choice", "grammar", "json_object")  # of forms, as vLLM names them
+
+
+def kinds_in(given: object) -> dict[str, Any]:
+    """Returns the kinds that somebody else's object of these names sets: those that are not None."""
+    return {name: value for name in KINDS if (value := getattr(given, name)) is not None}
 
 
 @refuse_unknown(UnknownParameterError, {})

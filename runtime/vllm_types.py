@@ -12,7 +12,7 @@ from .engine import outputs as ours
 from .engine.logprobs import Logprobs
 from .sampling_params import MAX_BAD_WORDS, MAX_STOPS
 from .sampling_params import SamplingParams as OurParams
-from .structured_outputs import StructuredOutputs
+from .structured_outputs import StructuredOutputs, kinds_in
 from .validation import items, text, token_ids
 
 GREEDY_BELOW = 1e-5
@@ -76,14 +76,7 @@ class StructuredOutputsParams:
         for name in ("disable_additional_properties", "whitespace_pattern", "structural_tag"):
             if value := getattr(self, name):
                 raise UnsupportedError(f"{name} is {shown(value)}; Lamina has no such thing")
-        return StructuredOutputs(
-            json=self.json,
-            regex=self.regex,
-            choice=self.choice,
-            grammar=self.grammar,
-            json_object=bool(self.json_object),
-            compact=self.disable_any_whitespace,
-        )
+        return StructuredOutputs(**kinds_in(self), compact=self.disable_any_whitespace)
 
 
 @dataclass

@@ -14,10 +14,10 @@ from ...common.logging import get_logger
 from ..protocol.core_messages import AbortRequests, AddRequests, Call, CoreStatus, Reply, StepOutputs
 from ..protocol.engine_output import EngineOutput, Finish, FinishReason, Timeline
 from .core_handle import CoreHandle
-from .generation import Asked, Generation
+from .generation import Generation, GenerationState
 from .inbox import Inbox
 from .output_processor import OutputProcessor, Submission
-from .parallel_sampling import Answers
+from .parallel_sampling import ParentRequest
 
 __all__ = ["AsyncClient", "EngineListener", "FinishedRequest", "Generation", "Health"]
 logger = get_logger("runtime")
@@ -71,8 +71,8 @@ class AsyncClient:
         self._handle = handle
         self._step_timeout = step_timeout
         self._processor = OutputProcessor()
-        self._live: dict[str, tuple[Asked, Submission]] = {}  # by the core's request id, until it has ended
-        self._asked: dict[weakref.ref[Generation], Asked] = {}
+        self._live: dict[str, tuple[GenerationState, Submission]] = {}  # by the core's id, until ended
+        self._asked: dict[weakref.ref[Generation], GenerationState] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._notified: dict[Callable[[], None], None] = {}  # who is to be called as there is something new
         self._num_taken = 0  # of the outputs of the first message
@@ -82,26 +82,26 @@ class AsyncClient:
         self._inbox = Inbox(self, asyncio.get_running_loop())
         handle.start(self._inbox.put)
 
-    def generate(self, answers: Answers) -> Generation:
+    def generate(self, parent: ParentRequest) -> Generation:
         """Queues what is to be written to a prompt; returns it as it is written."""
         self._require_usable()
-        requests = tuple(request for request, _ in answers.submissions)
+        requests = tuple(request for request, _ in parent.submissions)
         if requests[0].params.logits_processors and not self._handle.takes_objects:
             raise UnsupportedError(
                 "logits_processors are objects of this process, and the engine is in another; use "
                 "AsyncRuntime.from_pretrained(model, engine='thread')"
             )
-        asked = Asked(answers, time.monotonic())
-        generation = Generation(asked, self.end)
-        asked.reference = weakref.ref(generation, self._inbox.drop)
-        self._asked[asked.reference] = asked
-        for submission in answers.submissions:
-            self._live[submission.request.request_id] = asked, submission
+        state = GenerationState(parent, time.monotonic())
+        generation = Generation(state, self.end)
+        state.reference = weakref.ref(generation, self._inbox.drop)
+        self._asked[state.reference] = state
+        for submission in parent.submissions:
+            self._live[submission.request.request_id] = state, submission
             self._processor.add(submission.answer)
         try:
             self._handle.send(AddRequests(requests=requests))
         except BaseException:  # as for what cannot be sent to another process: the core knows nothing of it
-            self._forget(asked)
+            self._forget(state)
             raise
         return generation
 
@@ -112,11 +112,11 @@ class AsyncClient:
             self._handle.send(AbortRequests(request_ids=tuple(found)))
         return bool(found)
 
-    def end(self, asked: Asked) -> None:
+    def end(self, state: GenerationState) -> None:
         """Ends what nobody reads any more: no more text is made of it."""
         live = [
             each.request.request_id
-            for each in asked.answers.submissions
+            for each in state.parent.submissions
             if each.request.request_id in self._live
         ]
         for request_id in live:
@@ -124,13 +124,13 @@ class AsyncClient:
         if live:
             self._handle.send(AbortRequests(request_ids=tuple(live)))
 
-    def _forget(self, asked: Asked) -> None:
+    def _forget(self, state: GenerationState) -> None:
         """Strikes from the books what the core does not know, or has ended."""
-        for request, _ in asked.answers.submissions:
+        for request, _ in state.parent.submissions:
             self._live.pop(request.request_id, None)
             self._processor.forget(request.request_id)
-        if asked.reference is not None:
-            self._asked.pop(asked.reference, None)
+        if state.reference is not None:
+            self._asked.pop(state.reference, None)
 
     def fail(self, error: LaminaError) -> None:
         """Ends every request by an error, at once; the core goes on."""
@@ -221,18 +221,18 @@ class AsyncClient:
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serves another loop from now on; what the closed one has left behind ends."""
         self._inbox.move_to(loop)
-        for asked in [*self._asked.values()]:
-            asked.waiters.clear()  # futures of the closed loop, which would refuse to be woken
-            asked.on_news = None
-            self.end(asked)
+        for state in [*self._asked.values()]:
+            state.waiters.clear()  # futures of the closed loop, which would refuse to be woken
+            state.on_news = None
+            self.end(state)
         self.deliver()
 
     def _end_dropped(self) -> None:
         dropped = self._inbox.dropped
         while dropped:
-            asked = self._asked.get(dropped.popleft())
-            if asked is not None:
-                self.end(asked)
+            state = self._asked.get(dropped.popleft())
+            if state is not None:
+                self.end(state)
 
     def _take_part(self, outputs: Sequence[EngineOutput]) -> None:
         """Takes in the next few outputs of the first message: stop strings may cost much of each."""
@@ -260,17 +260,17 @@ class AsyncClient:
                 continue
             if output.finish is not None:
                 self._finish(output)
-            asked = found[0]
-            if asked.on_news is not None:
-                notified[asked.on_news] = None
-            if asked.waiters:
-                asked.wake()
+            state = found[0]
+            if state.on_news is not None:
+                notified[state.on_news] = None
+            if state.waiters:
+                state.wake()
 
     def _finish(self, output: EngineOutput) -> None:
-        asked, (request, answer) = self._live.pop(output.request_id)
-        asked.num_left -= 1
-        if not asked.num_left and asked.reference is not None:
-            self._asked.pop(asked.reference, None)
+        state, (request, answer) = self._live.pop(output.request_id)
+        state.num_left -= 1
+        if not state.num_left and state.reference is not None:
+            self._asked.pop(state.reference, None)
         finish, published = output.finish, answer.published
         assert finish is not None
         if not self._listeners:
@@ -286,7 +286,7 @@ class AsyncClient:
             num_preemptions=finish.num_preemptions,
             finish_reason=answer.finish_reason or finish.reason,
             max_tokens=request.params.max_tokens,
-            n=len(asked.answers.submissions),
+            n=len(state.parent.submissions),
             error=answer.error or finish.error,
         )
         self._tell(lambda listener: listener.finished(done))
@@ -320,14 +320,14 @@ class AsyncClient:
 
     def _end_all(self, error: LaminaError) -> None:
         now = time.monotonic()
-        ended = [_ended(asked, submission, error, now) for asked, submission in self._live.values()]
+        ended = [_ended(state, submission, error, now) for state, submission in self._live.values()]
         self._tell_outputs(ended)
         self._take_in(ended)
 
 
-def _ended(asked: Asked, submission: Submission, error: LaminaError, now: float) -> EngineOutput:
+def _ended(state: GenerationState, submission: Submission, error: LaminaError, now: float) -> EngineOutput:
     """What the core would have said of a request that ended by an error."""
-    times = Timeline(queued=asked.queued, finished=now)
+    times = Timeline(queued=state.queued, finished=now)
     return EngineOutput(
         request_id=submission.request.request_id,
         num_before=len(submission.answer.token_ids),

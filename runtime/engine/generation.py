@@ -11,19 +11,19 @@ from ...common.errors import ClosedError
 from ..protocol.engine_output import Timeline
 from .output_processor import Answer, Reader
 from .outputs import RequestOutput, StreamDelta
-from .parallel_sampling import Answers
+from .parallel_sampling import ParentRequest
 
 MOST_LOGPROBS = 1024  # tokens whose log-probabilities are made a caller's in the loop's thread
 
 
-class Asked:
-    """The answers to one prompt: who waits for them, and how many have not ended."""
+class GenerationState:
+    """What a generation shares with its client: who waits for answers, and how many have not ended."""
 
-    __slots__ = ("answers", "num_left", "on_news", "queued", "reference", "waiters")
+    __slots__ = ("num_left", "on_news", "parent", "queued", "reference", "waiters")
 
-    def __init__(self, answers: Answers, now: float) -> None:
-        self.answers = answers
-        self.num_left = len(answers.submissions)
+    def __init__(self, parent: ParentRequest, now: float) -> None:
+        self.parent = parent
+        self.num_left = len(parent.submissions)
         self.queued = now
         self.waiters: list[asyncio.Future[None]] = []
         self.on_news: Callable[[], None] | None = None
@@ -50,66 +50,66 @@ class Generation:
     error of an answer is raised once what came before it has been read; the other answers end then.
     """
 
-    def __init__(self, asked: Asked, end: Callable[[Asked], None]) -> None:
-        """end(asked): has what is left of it ended; it holds the client, which lives as long as this."""
-        self._asked, self._end = asked, end
-        self._answers = asked.answers
-        self._readers = deque(map(Reader, self._answers.answers))  # that have not read all, in turns
+    def __init__(self, state: GenerationState, end: Callable[[GenerationState], None]) -> None:
+        """end(state): has what is left of it ended; it holds the client, which lives as long as this."""
+        self._state, self._end = state, end
+        self._parent = state.parent
+        self._readers = deque(map(Reader, self._parent.answers))  # that have not read all, in turns
         self._has_failed = False  # an answer that has been read to its end
         self._ready: deque[StreamDelta] = deque()  # read, and not yet given out by iteration
         self._is_closed = False
-        self._is_chosen = len(self._answers.submissions) > self._answers.num_wanted  # from more, at the end
+        self._is_chosen = len(self._parent.submissions) > self._parent.num_wanted  # from more, at the end
 
     @property
     def request_id(self) -> str:
         """The id that the caller gave, or the one that it got."""
-        return self._answers.answers[0].asked_id
+        return self._parent.answers[0].asked_id
 
     @property
     def prompt(self) -> str | None:
         """The prompt's text, None where token ids were given."""
-        return self._answers.prompt
+        return self._parent.prompt
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
         """The prompt's token ids."""
-        return self._answers.submissions[0].request.prompt_token_ids
+        return self._parent.submissions[0].request.prompt_token_ids
 
     @property
     def num_answers(self) -> int:
         """Answers that output() has."""
-        return self._answers.num_wanted
+        return self._parent.num_wanted
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens that may be read so far, of all answers together."""
-        return sum(answer.published.num_tokens for answer in self._answers.answers)
+        return sum(answer.published.num_tokens for answer in self._parent.answers)
 
     @property
     def num_cached_tokens(self) -> int | None:
         """Tokens of the prompt that were in the prefix cache; None until an answer has ended."""
-        finish = next((a.finish for a in self._answers.answers if a.finish is not None), None)
+        finish = next((a.finish for a in self._parent.answers if a.finish is not None), None)
         return None if finish is None else finish.num_cached_tokens
 
     @property
     def is_over(self) -> bool:
         """Whether every answer has ended, read or not."""
-        return all(answer.published.is_over for answer in self._answers.answers)
+        return all(answer.published.is_over for answer in self._parent.answers)
 
     @property
     def texts(self) -> list[str]:
         """The text of each answer, as far as it is certain."""
-        return [answer.text for answer in self._answers.answers]
+        return [answer.text for answer in self._parent.answers]
 
     @property
     def timelines(self) -> list[Timeline]:
         """When things happened to each answer that the engine has ended."""
-        return [answer.finish.times for answer in self._answers.answers if answer.finish is not None]
+        return [answer.finish.times for answer in self._parent.answers if answer.finish is not None]
 
     @property
     def ends(self) -> list[str]:
         """Why each answer that has ended or was closed did so: its finish_reason, or "error"."""
-        ended = [answer for answer in self._answers.answers if answer.published.is_over or self._is_closed]
+        ended = [answer for answer in self._parent.answers if answer.published.is_over or self._is_closed]
         return ["error" if answer.error is not None else answer.finish_reason or "abort" for answer in ended]
 
     def __aiter__(self) -> Self:
@@ -129,7 +129,7 @@ class Generation:
         """
         while not (deltas := self.read_nowait()) and not self.is_read:
             try:
-                await self._asked.news()
+                await self._state.news()
             except BaseException:  # cancelled, or the coroutine was dropped
                 self._close()
                 raise
@@ -141,7 +141,7 @@ class Generation:
         most: so many tokens at most; the rest is there for the next call.
         """
         if self._is_chosen:
-            self._answers.require_streamable()
+            self._parent.require_streamable()
         if self._ready:
             deltas, self._ready = [*self._ready], deque()
             return deltas
@@ -164,7 +164,7 @@ class Generation:
         several have in common is called once for all that came together. It must not raise, and whatever
         it holds is held until the end.
         """
-        self._asked.on_news = on_news
+        self._state.on_news = on_news
 
     async def output(self) -> RequestOutput:
         """Returns the prompt with its whole answers, once all have ended, whatever was read before."""
@@ -173,14 +173,14 @@ class Generation:
                 raise ClosedError("this generation was closed before it had ended")
             self._raise_error()
             try:
-                await self._asked.news()
+                await self._state.news()
             except BaseException:
                 self._close()
                 raise
         self._raise_error()
-        if sum(map(_num_logprobs, self._answers.answers)) > MOST_LOGPROBS:
-            return await asyncio.to_thread(self._answers.output)
-        return self._answers.output()
+        if sum(map(_num_logprobs, self._parent.answers)) > MOST_LOGPROBS:
+            return await asyncio.to_thread(self._parent.output)
+        return self._parent.output()
 
     async def aclose(self) -> None:
         """Ends what is left of it: nothing more can be read, and output() raises ClosedError."""
@@ -206,17 +206,17 @@ class Generation:
 
     def _raise_error(self) -> None:
         """Raises the error of the first answer that has one, and ends the others."""
-        error = next((a.error for a in self._answers.answers if a.error is not None), None)
+        error = next((a.error for a in self._parent.answers if a.error is not None), None)
         if error is not None:
-            self._end(self._asked)
+            self._end(self._state)
             raise error.with_traceback(None)
 
     def _close(self) -> None:
         self._is_closed = True
         self._ready.clear()
-        self._asked.on_news = None
-        self._end(self._asked)
-        self._asked.wake()
+        self._state.on_news = None
+        self._end(self._state)
+        self._state.wake()
 
 
 def _num_logprobs(answer: Answer) -> int:

@@ -29,7 +29,7 @@ from .beam_driver import Searched
 from .beam_search import BeamSearch, BeamSearchParams
 from .logprobs import formatter_of
 from .output_processor import Answer, Submission
-from .parallel_sampling import Answers, params_of_each
+from .parallel_sampling import ParentRequest, params_of_each
 
 SEED_STEP = 0x9E3779B97F4A7C15  # odd and without a pattern, so that unseeded requests draw apart
 
@@ -60,7 +60,7 @@ class InputProcessor:
         """Tokens that a prompt may have: one new one is to fit beside them."""
         return min(self.max_model_len - 1, self.capacity_tokens)
 
-    def prepare_each(self, prompts: Prompts, params: Params, options: RequestOptions) -> list[Answers]:
+    def prepare_each(self, prompts: Prompts, params: Params, options: RequestOptions) -> list[ParentRequest]:
         """Returns what is to be written to each prompt, one or many, in order."""
         listed = as_list(prompts)
         own = one_each(params, len(listed))
@@ -68,7 +68,7 @@ class InputProcessor:
 
     def prepare_stream(
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions
-    ) -> Answers:
+    ) -> ParentRequest:
         """Returns what is to be written to one prompt, piece by piece."""
         answers = self.prepare_one(prompt, params, options)
         answers.require_streamable()
@@ -80,7 +80,7 @@ class InputProcessor:
         params: SamplingParams | None,
         options: RequestOptions,
         asked_id: str | None = None,
-    ) -> Answers:
+    ) -> ParentRequest:
         """Returns what is to be written to one prompt, token by token; asked_id: what the caller calls it."""
         return self._prepare(checked_kind(prompt), params, options, asked_id, is_streamed=True)
 
@@ -167,7 +167,7 @@ class InputProcessor:
         asked_id: str | None = None,
         *,
         is_streamed: bool = False,
-    ) -> Answers:
+    ) -> ParentRequest:
         if params is not None and not isinstance(params, SamplingParams):
             raise RequestError(f"params is {shown(params)}; wanted a SamplingParams")
         token_ids = self.prompt_ids(prompt)
@@ -190,7 +190,7 @@ class InputProcessor:
                 wants_cumulative=own.logprobs is not None,
             )
             submissions.append(Submission(request, answer))
-        return Answers(
+        return ParentRequest(
             prompt=prompt if isinstance(prompt, str) else None,
             num_wanted=resolved.n,
             submissions=tuple(submissions),

@@ -14,7 +14,7 @@ CHILD_STEP = 0xD1B54A32D192ED03  # odd and without a pattern, so that answers dr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answers:
+class ParentRequest:
     """What is being written to one prompt: n answers, or the best_of that n are chosen from.
 
     Each is a request of its own, so whatever becomes of one leaves the others alone. They share the blocks

@@ -2,18 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class NamedDefaults(NamedTuple):
-    """The sampling settings that a checkpoint names; None where it says nothing."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
+from ...models.generation_config import GenerationDefaults
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +14,7 @@ class CoreDescription:
     model: str  # as the caller named it
     folder: str  # of the checkpoint, where its tokenizer lies unless the caller named another
     device: str  # "cpu", "cuda:0"
-    defaults: NamedDefaults
+    defaults: GenerationDefaults
     generation_defaults: bool  # whether the checkpoint's defaults count in chats, too
     eos_token_ids: tuple[int, ...]  # every id that ends an answer, sorted
     vocab_size: int

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..protocol.core_description import CoreDescription, NamedDefaults
+from ..protocol.core_description import CoreDescription
 from ..sampling_params import MODEL_DEFAULTS
 from .loaded import LoadedRuntime
 
@@ -14,7 +14,7 @@ def describe(loaded: LoadedRuntime) -> CoreDescription:
         model=str(config.model),
         folder=str(resolved.folder),
         device=str(resolved.device),
-        defaults=NamedDefaults(**_named_defaults(loaded)),
+        defaults=resolved.defaults,
         generation_defaults=config.generation_defaults,
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
         vocab_size=resolved.model.vocab_size,

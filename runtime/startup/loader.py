@@ -26,7 +26,8 @@ from ...models.checkpoints.quantized.configs import read_dialect
 from ...models.checkpoints.quantized.modules import own_schemes, quantized_modules
 from ...models.checkpoints.source import resolve_source
 from ...models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
-from ...models.config import GenerationDefaults, ModelConfig, read_generation_config, read_model_config
+from ...models.config import ModelConfig, read_model_config
+from ...models.generation_config import GenerationDefaults, read_generation_config
 from ...models.quantization.model_schemes import ModelSchemes, uniform
 from ...models.quantization.scheme import find_scheme
 from ...models.registry import ParameterSpec, find_model

@@ -12,7 +12,8 @@ from ...common.store import Store
 from ...compiler.numerics import MAX_NUM_TOKENS
 from ...custom_ops._shared.fp8 import FP8
 from ...models.checkpoints.weights import Checkpoint
-from ...models.config import GenerationDefaults, ModelConfig
+from ...models.config import ModelConfig
+from ...models.generation_config import GenerationDefaults
 from ...models.quantization.model_schemes import ModelSchemes
 from ...models.registry import find_model
 from ..config import DTYPES, RuntimeConfig

@@ -13,7 +13,8 @@ from ...compiler.compile import Program, factors_of
 from ...compiler.torch_internals import torch_compat
 from ...models import rope
 from ...models.checkpoints.weights import Checkpoint
-from ...models.config import GenerationDefaults, ModelConfig
+from ...models.config import ModelConfig
+from ...models.generation_config import GenerationDefaults
 from ...models.layers import EXACT_OPS, FAST_OPS, Ops
 from ...models.quantization.model_schemes import ModelSchemes, with_stored_weights
 from ...models.quantization.scheme import TensorTable

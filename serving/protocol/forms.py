@@ -6,15 +6,12 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from ...common.errors import RequestError
-from ...runtime.structured_outputs import StructuredOutputs
+from ...runtime.structured_outputs import KINDS, StructuredOutputs, kinds_in
 from .decoding import Unserved, placed, wrong
 
 NOT_ENFORCED = "it is not enforced; leave it out"
 OLDER = {  # names that vLLM had before structured_outputs, and what each is there
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
+    f"guided_{kind}": kind for kind in KINDS if kind != "json_object"
 }
 FIELDS = ("response_format", "structured_outputs", *OLDER)
 
@@ -87,10 +84,8 @@ def form_of(
 
 
 def _fields(given: StructuredOutputsField) -> dict[str, Any]:
-    kinds = ("json", "regex", "choice", "grammar", "json_object")
-    found = {name: getattr(given, name) for name in kinds if getattr(given, name) is not None}
     compact = given.compact or given.disable_any_whitespace
-    return {**found, "compact": compact, "lenient": given.lenient}
+    return {**kinds_in(given), "compact": compact, "lenient": given.lenient}
 
 
 def _of_format(given: ResponseFormat) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from .answers import Answer
 from .chat import ChatRequest, Message
 from .decoding import Body, Unserved, renamed_by, wrong
 from .forms import JsonSchemaFormat, ResponseFormat
 from .generation import NonNegative, Positive
 from .message_turns import ContentBlock, Turn, chat_messages
+from .response_models import ResponseModel
 from .tool_fields import Function, NamedFunction, NamedTool, Tool
 from .tool_fields import ToolChoice as ChatChoice
 
@@ -216,13 +216,13 @@ class MessagesRequest(Conversation, kw_only=True, frozen=True):
         return ResponseFormat(type="json_schema", json_schema=json_schema)
 
 
-class TextBlock(Answer, kw_only=True, tag_field="type", tag="text"):
+class TextBlock(ResponseModel, kw_only=True, tag_field="type", tag="text"):
     """What the model wrote."""
 
     text: str
 
 
-class ThinkingBlock(Answer, kw_only=True, tag_field="type", tag="thinking"):
+class ThinkingBlock(ResponseModel, kw_only=True, tag_field="type", tag="thinking"):
     """The reasoning before an answer."""
 
     thinking: str
@@ -230,7 +230,7 @@ class ThinkingBlock(Answer, kw_only=True, tag_field="type", tag="thinking"):
     """Empty: nothing is signed."""
 
 
-class ToolUseBlock(Answer, kw_only=True, tag_field="type", tag="tool_use"):
+class ToolUseBlock(ResponseModel, kw_only=True, tag_field="type", tag="tool_use"):
     """A call of one of the tools."""
 
     id: str
@@ -242,7 +242,7 @@ class ToolUseBlock(Answer, kw_only=True, tag_field="type", tag="tool_use"):
 AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class MessageUsage(Answer, kw_only=True):
+class MessageUsage(ResponseModel, kw_only=True):
     """Tokens of a message; those of the prompt that were in the prefix cache are counted apart."""
 
     input_tokens: int
@@ -251,7 +251,7 @@ class MessageUsage(Answer, kw_only=True):
     output_tokens: int
 
 
-class MessageAnswer(Answer, kw_only=True):
+class MessageResponse(ResponseModel, kw_only=True):
     """A message of the assistant."""
 
     id: str
@@ -272,24 +272,24 @@ class MessageEvent(msgspec.Struct, kw_only=True):
     type: EventType
 
 
-class TokenCount(Answer, kw_only=True):
+class TokenCount(ResponseModel, kw_only=True):
     """Tokens of a prompt."""
 
     input_tokens: int
 
 
-class MessageErrorFields(Answer, kw_only=True):
+class MessageErrorInfo(ResponseModel, kw_only=True):
     """What went wrong."""
 
     type: str
     message: str
 
 
-class MessageErrorAnswer(Answer, kw_only=True):
+class MessageErrorResponse(ResponseModel, kw_only=True):
     """Every answer of these routes that is no success."""
 
     type: Literal["error"]
-    error: MessageErrorFields
+    error: MessageErrorInfo
 
 
 def renamed() -> AbstractContextManager[None]:

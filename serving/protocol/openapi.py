@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from . import answers
+from . import response_models
 from .decoding import Body
 
 REFUSALS = {
@@ -27,10 +27,10 @@ class Operation:
     """What is known of a route beside its path: its body, its answer, an event of its stream, its errors."""
 
     body: type[Body] | None = None
-    answer: Any = answers.Anything
+    answer: Any = response_models.Anything
     others: Mapping[str, Any] = field(default_factory=dict)  # of methods that answer something else
     event: Any = None
-    error: Any = answers.ErrorAnswer
+    error: Any = response_models.ErrorResponse
     media: str = "application/json"
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .answers import Answer
 from .decoding import Body, Unserved
+from .response_models import ResponseModel
+from .unserved import NO_TOOLS
 
-NO_TOOLS = Unserved(why="tools are not offered to the model yet; leave it out", neutral=([],))
 NO_TEMPLATE = Unserved(why="a conversation is written by the model's own template; leave it out")
 
 
@@ -41,7 +41,7 @@ class DetokenizeRequest(Body, kw_only=True, frozen=True):
     """Token ids; special ones become text as well."""
 
 
-class Tokenized(Answer, kw_only=True):
+class Tokenized(ResponseModel, kw_only=True):
     """The tokens of a text or conversation."""
 
     count: int
@@ -51,13 +51,13 @@ class Tokenized(Answer, kw_only=True):
     """Each as the vocabulary spells it, where that was asked."""
 
 
-class Detokenized(Answer, kw_only=True):
+class Detokenized(ResponseModel, kw_only=True):
     """The text of tokens."""
 
     prompt: str
 
 
-class TokenizerInfo(Answer, kw_only=True):
+class TokenizerInfo(ResponseModel, kw_only=True):
     """What a client needs to write prompts alike."""
 
     tokenizer_class: str

@@ -6,7 +6,7 @@ from typing import Any
 from .decoding import Unserved
 
 ONE_ENGINE = "forms of answers are enforced in one way; leave it out"
-NO_TOOLS = "tools are offered in chats alone yet; leave it out"
+NO_TOOLS = Unserved(why="tools are written into prompts by chats alone; leave it out", neutral=([],))
 OLDER_TOOLS = "name them with tools and tool_choice"
 TEXT_ALONE = "this server reads and writes text alone; leave it out"
 NO_BEAMS = "a beam search is not served over HTTP; leave it out"

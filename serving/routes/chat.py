@@ -11,7 +11,7 @@ from ..context import serving_of
 from ..middleware.body import read_body
 from ..protocol.chat import ChatRequest
 from ..protocol.logprobs import chat_logprobs, token_names
-from ..streaming.answering import answer, beside_loop, receive, response_settings, start
+from ..streaming.handlers import beside_loop, receive, respond, response_settings, start
 from ..streaming.response_settings import CHAT, AnsweredPrompt, WriteLogprobs
 from ..tools.plan import chat_plan
 
@@ -35,7 +35,7 @@ async def create_chat_completion(request: Request) -> Response:
     )
     running = await start(request, received, [prompt], params, settings.id, partial(plan.check, params))
     answered = [AnsweredPrompt(token_ids=prompt, num_answers=given.n)]
-    return await answer(request, received, running, settings, CHAT, answered)
+    return await respond(request, received, running, settings, CHAT, answered)
 
 
 def new_writer(processor: "InputProcessor", given: ChatRequest) -> WriteLogprobs:

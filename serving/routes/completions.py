@@ -13,7 +13,7 @@ from ..middleware.body import read_body
 from ..protocol.completions import CompletionRequest
 from ..protocol.decoding import wrong
 from ..protocol.logprobs import CompletionLogprobsWriter, token_names
-from ..streaming.answering import answer, beside_loop, receive, response_settings, start
+from ..streaming.handlers import beside_loop, receive, respond, response_settings, start
 from ..streaming.response_settings import COMPLETION, AnsweredPrompt, WriteLogprobs
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ async def create_completion(request: Request) -> Response:
         AnsweredPrompt(token_ids=prompt, num_answers=given.n, text=text)
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    return await answer(request, received, running, settings, COMPLETION, answered)
+    return await respond(request, received, running, settings, COMPLETION, answered)
 
 
 def new_writer(processor: "InputProcessor", given: CompletionRequest) -> WriteLogprobs:

@@ -14,7 +14,7 @@ from ..middleware.body import read_body
 from ..protocol.decoding import wrong
 from ..protocol.messages import Conversation, MessagesRequest, renamed
 from ..protocol.tool_fields import check_tools
-from ..streaming.answering import NOT_ENFORCED, Received, beside_loop, receive, start, wait_for
+from ..streaming.handlers import NOT_ENFORCED, Received, beside_loop, receive, start, wait_for
 from ..streaming.message_events import MessageEvents, Writing
 from ..streaming.sse import EventStream
 from ..tools.formats import reasoning_tags

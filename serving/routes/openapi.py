@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ... import __version__
-from ..protocol import answers, messages, response_answers, tokenize
+from ..protocol import messages, response_models, response_objects, tokenize
 from ..protocol.chat import ChatRequest
 from ..protocol.completions import CompletionRequest
 from ..protocol.openapi import Endpoint, Operation, document
@@ -20,34 +20,36 @@ from ..protocol.responses import ResponsesRequest
 PARAMETER = re.compile(r"\{(\w+)(:\w+)?\}")
 OPERATIONS = {
     "/v1/chat/completions": Operation(
-        body=ChatRequest, answer=answers.ChatCompletion, event=answers.ChatChunk
+        body=ChatRequest, answer=response_models.ChatCompletion, event=response_models.ChatChunk
     ),
-    "/v1/completions": Operation(body=CompletionRequest, answer=answers.Completion, event=answers.Completion),
+    "/v1/completions": Operation(
+        body=CompletionRequest, answer=response_models.Completion, event=response_models.Completion
+    ),
     "/v1/messages": Operation(
         body=messages.MessagesRequest,
-        answer=messages.MessageAnswer,
+        answer=messages.MessageResponse,
         event=messages.MessageEvent,
-        error=messages.MessageErrorAnswer,
+        error=messages.MessageErrorResponse,
     ),
     "/v1/messages/count_tokens": Operation(
-        body=messages.Conversation, answer=messages.TokenCount, error=messages.MessageErrorAnswer
+        body=messages.Conversation, answer=messages.TokenCount, error=messages.MessageErrorResponse
     ),
     "/v1/responses": Operation(
-        body=ResponsesRequest, answer=response_answers.ResponseAnswer, event=response_answers.ResponseEvent
+        body=ResponsesRequest, answer=response_objects.ResponseObject, event=response_objects.ResponseEvent
     ),
     "/v1/responses/{id}": Operation(
-        answer=response_answers.ResponseAnswer, others={"DELETE": response_answers.DeletedResponse}
+        answer=response_objects.ResponseObject, others={"DELETE": response_objects.DeletedResponse}
     ),
-    "/v1/responses/{id}/cancel": Operation(answer=response_answers.ResponseAnswer),
+    "/v1/responses/{id}/cancel": Operation(answer=response_objects.ResponseObject),
     "/tokenize": Operation(body=tokenize.TokenizeRequest, answer=tokenize.Tokenized),
     "/detokenize": Operation(body=tokenize.DetokenizeRequest, answer=tokenize.Detokenized),
     "/tokenizer_info": Operation(answer=tokenize.TokenizerInfo),
-    "/v1/models": Operation(answer=answers.ModelList),
-    "/v1/models/{id}": Operation(answer=answers.ModelEntry),
-    "/version": Operation(answer=answers.Version),
-    "/health": Operation(answer=answers.Ready),
-    "/health/ready": Operation(answer=answers.Ready),
-    "/health/live": Operation(answer=answers.Live),
+    "/v1/models": Operation(answer=response_models.ModelList),
+    "/v1/models/{id}": Operation(answer=response_models.ModelEntry),
+    "/version": Operation(answer=response_models.Version),
+    "/health": Operation(answer=response_models.Ready),
+    "/health/ready": Operation(answer=response_models.Ready),
+    "/health/live": Operation(answer=response_models.Live),
     "/metrics": Operation(answer=str, media="text/plain"),
 }
 

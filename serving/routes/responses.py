@@ -17,15 +17,15 @@ from ..context import Serving, serving_of
 from ..middleware.body import read_body
 from ..protocol.chat import Message
 from ..protocol.decoding import wrong
-from ..protocol.response_answers import (
+from ..protocol.response_objects import (
     DeletedResponse,
-    ResponseAnswer,
+    ResponseObject,
     ResponseReasoning,
     ResponseText,
 )
 from ..protocol.responses import InputItem, ResponsesRequest, renamed, turns_of
 from ..stored_responses import Stored
-from ..streaming.answering import (
+from ..streaming.handlers import (
     LARGE_ANSWER,
     LARGE_BODY,
     Received,
@@ -137,9 +137,9 @@ async def _whole(
     return _json(stored.response, headers)
 
 
-def _begun(asked: Received[ResponsesRequest], params: "SamplingParams") -> ResponseAnswer:
+def _begun(asked: Received[ResponsesRequest], params: "SamplingParams") -> ResponseObject:
     given = asked.given
-    return ResponseAnswer(
+    return ResponseObject(
         id=f"resp_{uuid.uuid4().hex}",
         created_at=int(time.time()),
         status="in_progress",
@@ -159,8 +159,8 @@ def _begun(asked: Received[ResponsesRequest], params: "SamplingParams") -> Respo
     )
 
 
-def _keeper(serving: Serving, stored: Stored, turns: Sequence[Message]) -> Callable[[ResponseAnswer], None]:
-    def keep(response: ResponseAnswer) -> None:
+def _keeper(serving: Serving, stored: Stored, turns: Sequence[Message]) -> Callable[[ResponseObject], None]:
+    def keep(response: ResponseObject) -> None:
         items = msgspec.convert(msgspec.to_builtins(response.output), list[InputItem])
         whole = [*turns, *turns_of(items)] if stored.is_kept else []
         serving.responses.end(stored, answer=msgspec.json.encode(response), turns=msgspec.json.encode(whole))

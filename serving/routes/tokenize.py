@@ -16,7 +16,7 @@ from ..errors import ApiError
 from ..middleware.body import read_body
 from ..protocol.decoding import wrong
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from ..streaming.answering import beside_loop, receive
+from ..streaming.handlers import beside_loop, receive
 
 MAX_TOKENS = 2**18  # of a text: far more are refused before they are all found
 

@@ -8,10 +8,10 @@ import msgspec
 
 from ...runtime.engine.outputs import StreamDelta
 from ..errors import ApiError
-from ..protocol.response_answers import (
+from ..protocol.response_objects import (
     FailedBy,
     IncompleteDetails,
-    ResponseAnswer,
+    ResponseObject,
     ResponseUsage,
     Status,
 )
@@ -30,7 +30,7 @@ class Writing:
     """A response that is being written."""
 
     def __init__(
-        self, response: ResponseAnswer, reader: AnswerReader, on_end: Callable[[ResponseAnswer], None]
+        self, response: ResponseObject, reader: AnswerReader, on_end: Callable[[ResponseObject], None]
     ) -> None:
         """response: as it begins. reader: of its text. on_end: told of it once it has ended."""
         self.begun, self.reader, self.log = response, reader, EventLog()

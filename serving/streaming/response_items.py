@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.response_answers import (
+from ..protocol.response_objects import (
     FunctionCall,
     ItemStatus,
     OutputItem,

@@ -10,7 +10,7 @@ from ..tools.reader import message_of
 from .response_settings import AnsweredPrompt, Found, ResponseSettings, Style
 
 
-def whole_answer(
+def whole_response(
     settings: ResponseSettings,
     style: Style,
     prompts: Sequence[AnsweredPrompt],

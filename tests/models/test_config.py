@@ -9,7 +9,8 @@ import torch
 from transformers import GenerationConfig, LlamaConfig
 
 from lamina.common.errors import ConfigError, LoadError, UnsupportedError
-from lamina.models.config import GenerationDefaults, ModelConfig, read_generation_config, read_model_config
+from lamina.models.config import ModelConfig, read_model_config
+from lamina.models.generation_config import GenerationDefaults, read_generation_config
 
 SIZES: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -19,7 +19,8 @@ from lamina.common.errors import ConfigError, LoadError
 from lamina.common.store import Store
 from lamina.models.checkpoints.source import resolve_source
 from lamina.models.checkpoints.weights import read_checkpoint
-from lamina.models.config import ModelConfig, read_generation_config, read_model_config
+from lamina.models.config import ModelConfig, read_model_config
+from lamina.models.generation_config import read_generation_config
 
 from .test_weights import Run, load
 

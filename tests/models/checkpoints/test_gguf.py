@@ -22,7 +22,8 @@ from lamina.common.store import Store
 from lamina.models.checkpoints.gguf import convert_gguf
 from lamina.models.checkpoints.gguf_config import LAYER_MODULES, MODULES, checkpoint_config
 from lamina.models.checkpoints.gguf_file import read_gguf
-from lamina.models.config import read_generation_config, read_model_config
+from lamina.models.config import read_model_config
+from lamina.models.generation_config import read_generation_config
 
 Run = Callable[..., Tensor]
 PROMPT = [1, 17, 300, 42, 42, 5, 199, 7]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from lamina import EngineError, LaminaError, RequestError, SamplingParams, UnsupportedError
 from lamina.common import errors
 from lamina.common.errors import WireError
+from lamina.models.generation_config import GenerationDefaults
 from lamina.runtime.protocol import wire
-from lamina.runtime.protocol.core_description import CoreDescription, NamedDefaults
+from lamina.runtime.protocol.core_description import CoreDescription
 from lamina.runtime.protocol.core_messages import (
     AbortRequests,
     AddRequests,
@@ -44,7 +45,11 @@ ANYTHING = st.recursive(
     max_leaves=8,
 )
 DEFAULTS = st.builds(
-    NamedDefaults, *[st.none() | st.floats(0, 9), st.none() | IDS], *[st.none() | st.floats(0, 9)] * 4
+    GenerationDefaults,
+    eos_token_ids=st.lists(IDS, max_size=3).map(tuple),
+    temperature=st.none() | st.floats(0, 9),
+    top_k=st.none() | IDS,
+    repetition_penalty=st.none() | st.floats(0, 9),
 )
 MESSAGES = st.one_of(
     st.builds(AddRequests, requests=st.lists(REQUESTS, max_size=3).map(tuple)),

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from lamina.common.store import Store
-from lamina.models.config import GenerationDefaults, ModelConfig
+from lamina.models.config import ModelConfig
+from lamina.models.generation_config import GenerationDefaults
 from lamina.models.quantization.model_schemes import uniform
 from lamina.models.quantization.scheme import find_scheme
 from lamina.models.registry import find_model

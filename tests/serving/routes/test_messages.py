@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from lamina.serving.protocol.messages import MessageAnswer, MessageErrorAnswer, TokenCount
+from lamina.serving.protocol.messages import MessageErrorResponse, MessageResponse, TokenCount
 
 TURN = {"role": "user", "content": "hello"}
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "temperature": 0, "messages": [TURN]}
@@ -26,7 +26,7 @@ def events_of(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 def test_a_message_has_the_shape_that_is_promised(client: httpx.Client) -> None:
     answer = client.post("/v1/messages", json=ASKED, headers=HEADERS).raise_for_status().json()
-    message = msgspec.convert(answer, MessageAnswer)
+    message = msgspec.convert(answer, MessageResponse)
     assert message.id.startswith("msg_")
     assert message.usage.output_tokens == 8
     asked = {"messages": [TURN], "system": "be brief"}
@@ -125,7 +125,7 @@ def test_a_prompt_beyond_the_context_is_counted(client: httpx.Client) -> None:
 def test_what_is_wrong_is_refused_in_anthropics_shape(client: httpx.Client, change: dict[str, Any]) -> None:
     answer = client.post("/v1/messages", json={**ASKED, **change})
     assert answer.status_code == 400, answer.text
-    error = msgspec.convert(answer.json(), MessageErrorAnswer).error
+    error = msgspec.convert(answer.json(), MessageErrorResponse).error
     assert error.type == "invalid_request_error"
     named = next(iter(change)).removesuffix("_sequences")
     assert named in error.message
@@ -197,7 +197,7 @@ def test_every_refusal_below_the_route_has_anthropics_shape(
         for base in (running.url, running.url.removesuffix("/under")):
             answer = running.client.post(f"{base}/v1/messages", **{"headers": headers, **asked})
             assert answer.status_code == status, answer.text
-            assert msgspec.convert(answer.json(), MessageErrorAnswer).error.type == kind
+            assert msgspec.convert(answer.json(), MessageErrorResponse).error.type == kind
     assert running.client.get("/v1/messages", headers=key).json()["type"] == "error"
     answer = running.client.post("/v1/messages", json=ASKED, headers=key)
     assert answer.status_code == 200, answer.text

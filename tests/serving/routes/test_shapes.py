@@ -5,15 +5,15 @@ import json
 import msgspec
 import pytest
 
-from lamina.serving.protocol import answers
+from lamina.serving.protocol import response_models
 
 from ..reading import events_of
 
 USER = {"role": "user", "content": "hello"}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODIES = {CHAT: {"messages": [USER], "max_tokens": 3}, COMPLETIONS: {"prompt": "hello", "max_tokens": 3}}
-WHOLE = {CHAT: answers.ChatCompletion, COMPLETIONS: answers.Completion}
-CHUNK = {CHAT: answers.ChatChunk, COMPLETIONS: answers.Completion}
+WHOLE = {CHAT: response_models.ChatCompletion, COMPLETIONS: response_models.Completion}
+CHUNK = {CHAT: response_models.ChatChunk, COMPLETIONS: response_models.Completion}
 LOGPROBS = {CHAT: {"logprobs": True, "top_logprobs": 2}, COMPLETIONS: {"logprobs": 2}}
 VARIANTS = {
     "plain": {},
@@ -52,11 +52,11 @@ def test_every_event_of_a_stream_has_the_promised_fields_and_no_others(client, p
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/version", "/health", "/health/live"])
 def test_what_the_server_says_of_itself_has_the_promised_fields(client, path):
     kinds = {
-        "/v1/models": answers.ModelList,
-        "/v1/models/tiny": answers.ModelEntry,
-        "/version": answers.Version,
-        "/health": answers.Ready,
-        "/health/live": answers.Live,
+        "/v1/models": response_models.ModelList,
+        "/v1/models/tiny": response_models.ModelEntry,
+        "/version": response_models.Version,
+        "/health": response_models.Ready,
+        "/health/live": response_models.Live,
     }
     msgspec.json.decode(client.get(path).raise_for_status().content, type=kinds[path])
 
@@ -86,7 +86,7 @@ REFUSED = {
 def test_a_refusal_names_the_field(client, path, case):
     fields, param = REFUSED[case]
     answer = client.post(path, json={**BODIES[path], **fields})
-    error = msgspec.json.decode(answer.content, type=answers.ErrorAnswer).error
+    error = msgspec.json.decode(answer.content, type=response_models.ErrorResponse).error
     assert answer.status_code == 400
     assert (error.type, error.param) == ("invalid_request_error", param)
 
@@ -115,7 +115,7 @@ def test_messages_that_are_none_are_a_400(client, messages):
 def test_a_body_that_is_none_is_a_400_in_the_one_shape(client, path, body):
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
-    msgspec.json.decode(answer.content, type=answers.ErrorAnswer)
+    msgspec.json.decode(answer.content, type=response_models.ErrorResponse)
 
 
 def test_ignored_fields_are_told_in_a_header_of_streams_too(client):

@@ -14,7 +14,7 @@ import pytest
 from lamina.runtime.engine.generation import Generation
 from lamina.runtime.tokenization.tokenizer import Tokenizer
 from lamina.serving.config import ServeConfig
-from lamina.serving.streaming.answering import LARGE_BODY
+from lamina.serving.streaming.handlers import LARGE_BODY
 from lamina.serving.streaming.sse import EventStream
 
 from ..reading import CHAT, COMPLETIONS, choices_of, events_of, streamed, whole

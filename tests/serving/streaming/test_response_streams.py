@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.serving.protocol.response_answers import ResponseAnswer, ResponseEvent
+from lamina.serving.protocol.response_objects import ResponseEvent, ResponseObject
 
 RESPONSES = "/v1/responses"
 LONG = {"input": "hello", "max_output_tokens": 200, "ignore_eos": True}
@@ -19,7 +19,7 @@ def whole(client, **body):
     """A response as a whole, as what is promised."""
     answer = client.post(RESPONSES, json=body)
     assert answer.status_code == 200, answer.text
-    return msgspec.json.decode(answer.content, type=ResponseAnswer)
+    return msgspec.json.decode(answer.content, type=ResponseObject)
 
 
 def streamed(client, **body):
@@ -42,9 +42,9 @@ def streamed(client, **body):
 def told(events):
     """The response that a stream ends with, having held all its events to it."""
     created, in_progress, added, part, *deltas, text, part_done, item, last = events
-    final = msgspec.convert(last["response"], ResponseAnswer)
+    final = msgspec.convert(last["response"], ResponseObject)
     assert created["response"] == in_progress["response"]
-    begun = msgspec.convert(created["response"], ResponseAnswer)
+    begun = msgspec.convert(created["response"], ResponseObject)
     assert (begun.id, begun.status, begun.output, begun.usage) == (final.id, "in_progress", [], None)
     (message,) = last["response"]["output"]
     assert item["item"] == message
@@ -94,7 +94,7 @@ def test_a_response_is_the_same_streamed(client, texts, fields):
     assert (expected.incomplete_details is None) == (expected.status == "completed")
     if fields.get("store"):
         kept = client.get(f"{RESPONSES}/{final.id}").raise_for_status()
-        assert msgspec.json.decode(kept.content, type=ResponseAnswer) == final
+        assert msgspec.json.decode(kept.content, type=ResponseObject) == final
 
 
 def test_characters_of_several_tokens_arrive_whole(scripted_server, bbpe_tokenizer):
@@ -114,13 +114,13 @@ def test_an_error_after_the_first_byte_fails_the_response(scripted_server, comes
     body = {"input": "a", "temperature": 0, "ignore_eos": True, "store": True}
     events = streamed(server.client, **body)
     assert events[0]["type"] == "response.created"
-    failed = msgspec.convert(events[-1]["response"], ResponseAnswer)
+    failed = msgspec.convert(events[-1]["response"], ResponseObject)
     assert (events[-1]["type"], failed.status) == ("response.failed", "failed")
     assert failed.error.message
     text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
     assert failed.output[0].content[0].text == text
     kept = server.client.get(f"{RESPONSES}/{failed.id}").raise_for_status()
-    assert msgspec.json.decode(kept.content, type=ResponseAnswer) == failed
+    assert msgspec.json.decode(kept.content, type=ResponseObject) == failed
     refused = server.client.post(RESPONSES, json=body)
     assert (refused.status_code, set(refused.json())) == (500, {"error"})
     comes_to_rest(server)

@@ -13,7 +13,7 @@ from lamina.runtime.engine.logprobs import LogprobsFormatter
 from lamina.runtime.engine.outputs import StreamDelta
 from lamina.runtime.tokenization.tokenizer import Tokenizer
 from lamina.serving.config import ServeConfig
-from lamina.serving.streaming.answering import LARGE_ANSWER, NUM_AT_ONCE
+from lamina.serving.streaming.handlers import LARGE_ANSWER, NUM_AT_ONCE
 from lamina.serving.streaming.sse import MOST_TOKENS, EventStream
 from lamina.serving.tools.reader import AnswerReader
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .answers import Answer
+from .response_models import ResponseModel
 from .responses import FunctionTool, TextFormat, ToolChoice
 from .usage import Usage
 
@@ -29,7 +29,7 @@ EventType = Literal[
 ]
 
 
-class OutputText(Answer, kw_only=True):
+class OutputText(ResponseModel, kw_only=True):
     """What the model wrote."""
 
     type: Literal["output_text"] = "output_text"
@@ -38,7 +38,7 @@ class OutputText(Answer, kw_only=True):
     logprobs: list[Any] = msgspec.field(default_factory=list)
 
 
-class OutputMessage(Answer, kw_only=True, tag_field="type", tag="message"):
+class OutputMessage(ResponseModel, kw_only=True, tag_field="type", tag="message"):
     """A message of the assistant."""
 
     id: str
@@ -47,14 +47,14 @@ class OutputMessage(Answer, kw_only=True, tag_field="type", tag="message"):
     content: list[OutputText]
 
 
-class ReasoningText(Answer, kw_only=True):
+class ReasoningText(ResponseModel, kw_only=True):
     """What the model wrote before its answer."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str
 
 
-class ReasoningItem(Answer, kw_only=True, tag_field="type", tag="reasoning"):
+class ReasoningItem(ResponseModel, kw_only=True, tag_field="type", tag="reasoning"):
     """The reasoning before an answer."""
 
     id: str
@@ -63,7 +63,7 @@ class ReasoningItem(Answer, kw_only=True, tag_field="type", tag="reasoning"):
     content: list[ReasoningText]
 
 
-class FunctionCall(Answer, kw_only=True, tag_field="type", tag="function_call"):
+class FunctionCall(ResponseModel, kw_only=True, tag_field="type", tag="function_call"):
     """A call of one of the tools."""
 
     id: str
@@ -77,20 +77,20 @@ class FunctionCall(Answer, kw_only=True, tag_field="type", tag="function_call"):
 OutputItem = OutputMessage | ReasoningItem | FunctionCall
 
 
-class InputTokensDetails(Answer, kw_only=True):
+class InputTokensDetails(ResponseModel, kw_only=True):
     """Of which kinds the tokens of the prompt were."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
-class OutputTokensDetails(Answer, kw_only=True):
+class OutputTokensDetails(ResponseModel, kw_only=True):
     """Of which kinds the tokens of the answer were; reasoning is not counted apart."""
 
     reasoning_tokens: int = 0
 
 
-class ResponseUsage(Answer, kw_only=True):
+class ResponseUsage(ResponseModel, kw_only=True):
     """Tokens of a response."""
 
     input_tokens: int
@@ -111,33 +111,33 @@ class ResponseUsage(Answer, kw_only=True):
         )
 
 
-class FailedBy(Answer, kw_only=True):
+class FailedBy(ResponseModel, kw_only=True):
     """What ended a response before its time."""
 
     code: str
     message: str
 
 
-class IncompleteDetails(Answer, kw_only=True):
+class IncompleteDetails(ResponseModel, kw_only=True):
     """Why a response is not complete."""
 
     reason: Literal["max_output_tokens"]
 
 
-class ResponseReasoning(Answer, kw_only=True):
+class ResponseReasoning(ResponseModel, kw_only=True):
     """How much the model was to reason."""
 
     effort: str | None
     summary: None = None
 
 
-class ResponseText(Answer, kw_only=True):
+class ResponseText(ResponseModel, kw_only=True):
     """How the text was to be."""
 
     format: TextFormat
 
 
-class ResponseAnswer(Answer, kw_only=True):
+class ResponseObject(ResponseModel, kw_only=True):
     """A response, written or being written."""
 
     id: str
@@ -174,7 +174,7 @@ class ResponseEvent(msgspec.Struct, kw_only=True):
     sequence_number: int
 
 
-class DeletedResponse(Answer, kw_only=True):
+class DeletedResponse(ResponseModel, kw_only=True):
     """A response that is kept no longer."""
 
     id: str

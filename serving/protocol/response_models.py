@@ -11,11 +11,11 @@ FinishReason = Literal["stop", "length", "abort"]
 ChatFinishReason = Literal["stop", "length", "abort", "tool_calls"]
 
 
-class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An answer, or a part of one, that has these fields and no others."""
 
 
-class ErrorFields(Answer, kw_only=True):
+class ErrorInfo(ResponseModel, kw_only=True):
     """What went wrong."""
 
     message: str
@@ -25,13 +25,13 @@ class ErrorFields(Answer, kw_only=True):
     code: str | None
 
 
-class ErrorAnswer(Answer, kw_only=True):
+class ErrorResponse(ResponseModel, kw_only=True):
     """Every answer that is no success."""
 
-    error: ErrorFields
+    error: ErrorInfo
 
 
-class CalledFunction(Answer, kw_only=True):
+class CalledFunction(ResponseModel, kw_only=True):
     """A function that the model calls."""
 
     name: str
@@ -39,7 +39,7 @@ class CalledFunction(Answer, kw_only=True):
     """JSON, as far as the model wrote any."""
 
 
-class ToolCall(Answer, kw_only=True):
+class ToolCall(ResponseModel, kw_only=True):
     """A call of a tool."""
 
     id: str
@@ -47,7 +47,7 @@ class ToolCall(Answer, kw_only=True):
     function: CalledFunction
 
 
-class Choice(Answer, kw_only=True):
+class Choice(ResponseModel, kw_only=True):
     """What is said of one answer, or of a piece of it, in whatever shape it has."""
 
     index: int
@@ -56,7 +56,7 @@ class Choice(Answer, kw_only=True):
     token_ids: list[int] | None = None
 
 
-class Generated(Answer, kw_only=True):
+class Generated(ResponseModel, kw_only=True):
     """What is said beside the answers that a model wrote."""
 
     id: str
@@ -66,7 +66,7 @@ class Generated(Answer, kw_only=True):
     system_fingerprint: str | None = None
 
 
-class AssistantMessage(Answer, kw_only=True):
+class AssistantMessage(ResponseModel, kw_only=True):
     """What the model wrote."""
 
     role: Literal["assistant"]
@@ -96,14 +96,14 @@ class ChatCompletion(Generated, kw_only=True):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
 
-class FunctionDelta(Answer, kw_only=True):
+class FunctionDelta(ResponseModel, kw_only=True):
     """What a chunk adds to a call: at first its name, then pieces of the arguments."""
 
     name: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str
 
 
-class ToolCallDelta(Answer, kw_only=True):
+class ToolCallDelta(ResponseModel, kw_only=True):
     """What a chunk adds to the call of that index; the first has an id and a name."""
 
     index: int
@@ -112,7 +112,7 @@ class ToolCallDelta(Answer, kw_only=True):
     function: FunctionDelta
 
 
-class ChatDelta(Answer, kw_only=True):
+class ChatDelta(ResponseModel, kw_only=True):
     """What a chunk adds to an answer."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
@@ -157,7 +157,7 @@ class Completion(Generated, kw_only=True):
     usage: Usage | None = None
 
 
-class ModelEntry(Answer, kw_only=True):
+class ModelEntry(ResponseModel, kw_only=True):
     """A name of the model."""
 
     id: str
@@ -169,26 +169,26 @@ class ModelEntry(Answer, kw_only=True):
     max_model_len: int
 
 
-class ModelList(Answer, kw_only=True):
+class ModelList(ResponseModel, kw_only=True):
     """All names of the model."""
 
     object: Literal["list"]
     data: list[ModelEntry]
 
 
-class Version(Answer, kw_only=True):
+class Version(ResponseModel, kw_only=True):
     """Which Lamina this is."""
 
     version: str
 
 
-class Live(Answer, kw_only=True):
+class Live(ResponseModel, kw_only=True):
     """The process lives."""
 
     status: Literal["live"]
 
 
-class Ready(Answer, kw_only=True):
+class Ready(ResponseModel, kw_only=True):
     """Whether a step can run; with 503, an error stands beside these."""
 
     status: Literal["starting", "ready", "draining", "failed", "stalled"]

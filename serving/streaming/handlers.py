@@ -29,7 +29,7 @@ from .events import ChunkEvents
 from .response_settings import AnsweredPrompt, ResponseSettings, Style
 from .running import Running
 from .sse import EventStream
-from .whole import whole_answer
+from .whole import whole_response
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -161,7 +161,7 @@ async def wait_for(request: "Request", running: Running) -> "list[RequestOutput]
         await running.aclose()
 
 
-async def answer(
+async def respond(
     request: "Request",
     received: Received[Kind],
     running: Running,
@@ -169,7 +169,7 @@ async def answer(
     style: Style,
     prompts: Sequence[AnsweredPrompt],
 ) -> Response:
-    """Returns the answers of a chat or completion, whole or as a stream."""
+    """Returns the response of a chat or completion, whole or as a stream."""
     if received.given.stream:
         events = ChunkEvents(settings, style, prompts, running.usage)
         return EventStream(running, events, serving_of(request).config, received.headers)
@@ -178,7 +178,7 @@ async def answer(
     usage = running.usage(num_tokens)
 
     def written() -> bytes:
-        return msgspec.json.encode(whole_answer(settings, style, prompts, outputs, usage))
+        return msgspec.json.encode(whole_response(settings, style, prompts, outputs, usage))
 
     is_large = (
         settings.new_logprobs or settings.new_reader
