@@ -54,19 +54,20 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="of each case, all of which are written")
     parser.add_argument("--engine", choices=("process", "thread"), default="process")
     parser.add_argument("--chat", action="store_true", help="chats in place of completions")
+    parser.add_argument("--whole", action="store_true", help="answers whole, in place of streams")
     parser.add_argument("--rate", type=float, help="tokens a second that the engine makes at most, in all")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     machine = {name: describe_machine()[name] for name in ("cpu", "cores", "python", "versions")}
     document: dict[str, Any] = {"machine": machine, "cases": []}
-    document |= {"engine": options.engine, "chat": options.chat, "rate": options.rate}
+    document |= {"engine": options.engine, "chat": options.chat, "whole": options.whole, "rate": options.rate}
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
         for streams in options.streams:
             with served(Path(folder), options, streams) as server:
-                asyncio.run(load(server.url, streams, 8, options.chat))  # what is made at first use is made
+                asyncio.run(load(server.url, streams, 8, options))  # what is made at first use is made
                 for _ in range(options.runs):
-                    case = measure(server, streams, options.tokens, options.chat)
+                    case = measure(server, streams, options.tokens, options)
                     document["cases"].append(case)
                     print(line(case), flush=True)
     options.output.write_text(json.dumps(document, indent=1) + "\n")
@@ -124,10 +125,10 @@ def served(folder: Path, options: argparse.Namespace, streams: int) -> Iterator[
         process.wait(60)
 
 
-def measure(server: Served, streams: int, tokens: int, chat: bool) -> dict[str, Any]:
+def measure(server: Served, streams: int, tokens: int, options: argparse.Namespace) -> dict[str, Any]:
     """Returns what so many streams of so many tokens take."""
     cpu, start = server.cpu_seconds(), time.perf_counter()
-    counted, events = asyncio.run(load(server.url, streams, tokens, chat))
+    counted, events = asyncio.run(load(server.url, streams, tokens, options))
     seconds, cpu = time.perf_counter() - start, server.cpu_seconds() - cpu
     assert counted == streams * tokens, f"{counted} tokens came of {streams * tokens}"
     return {
@@ -140,22 +141,25 @@ def measure(server: Served, streams: int, tokens: int, chat: bool) -> dict[str, 
     }
 
 
-async def load(url: str, streams: int, tokens: int, chat: bool) -> tuple[int, int]:
+async def load(url: str, streams: int, tokens: int, options: argparse.Namespace) -> tuple[int, int]:
     """Returns how many tokens and events come of so many streams at once."""
     host, port = url.removeprefix("http://").rsplit(":", 1)
     results = await asyncio.gather(
-        *(one_stream(host, int(port), number, tokens, chat) for number in range(streams))
+        *(one_stream(host, int(port), number, tokens, options) for number in range(streams))
     )
     return sum(tokens for tokens, _ in results), sum(events for _, events in results)
 
 
-async def one_stream(host: str, port: int, number: int, tokens: int, chat: bool) -> tuple[int, int]:
-    """Returns the tokens and events of one stream, which is read as fast as it comes."""
-    asked: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, "seed": number, "stream": True}
-    asked["stream_options"] = {"include_usage": True}
-    path = "/v1/chat/completions" if chat else "/v1/completions"
+async def one_stream(
+    host: str, port: int, number: int, tokens: int, options: argparse.Namespace
+) -> tuple[int, int]:
+    """Returns the tokens and events of one answer, which is read as fast as it comes."""
+    asked: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, "seed": number}
+    if not options.whole:
+        asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    path = "/v1/chat/completions" if options.chat else "/v1/completions"
     text = f" {LETTERS[number % 26]}{LETTERS[number // 26 % 26]}"
-    asked |= {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+    asked |= {"messages": [{"role": "user", "content": text}]} if options.chat else {"prompt": text}
     body = json.dumps(asked).encode()
     reader, writer = await asyncio.open_connection(host, port)
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"

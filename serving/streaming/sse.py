@@ -146,7 +146,7 @@ class _Stream:
             if self._running.is_read:
                 self._running.read_nowait(MOST_TOKENS)  # raises what ended it
                 self._over.set_result(None)
-            elif sum([len(delta.token_ids) for delta in deltas]) >= MOST_TOKENS:
+            elif _num_tokens(deltas) >= MOST_TOKENS:
                 self._rest = self._loop.call_soon(self._write_rest)
         except Exception as error:
             self._over.set_exception(error)
@@ -188,3 +188,10 @@ class _Stream:
                 self._num_idle = 0
                 self._body.write(COMMENT)
         self._timer = self._loop.call_later(self._config.comment_interval / LOOKS, self._watch)
+
+
+def _num_tokens(deltas: list[StreamDelta]) -> int:
+    num = 0
+    for delta in deltas:  # mostly one
+        num += len(delta.token_ids)
+    return num

@@ -1,6 +1,7 @@
 """What a connection does with clients that are odd, slow, old, greedy or hostile."""
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -306,6 +307,20 @@ def test_a_request_ends_with_its_client_though_another_waits_behind_it(server: R
     for running in _numbers_running(server):
         if running == 0:
             break
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_closes_its_sending_side_counts_as_gone(server: RunningServer, streams: bool) -> None:
+    body = json.dumps({**COMPLETION, "max_tokens": 200, "ignore_eos": True, "stream": streams}).encode()
+    with raw_client(server.url) as client:
+        client.send(post("/v1/completions", body))
+        if streams:
+            assert client.file.readline() == b"HTTP/1.1 200 OK\r\n"
+        client.socket.shutdown(socket.SHUT_WR)
+        assert b"[DONE]" not in client.file.read()
+        for running in _numbers_running(server):
+            if running == 0:
+                break
 
 
 def test_a_body_cut_off_frees_what_it_held(server: RunningServer) -> None:
