@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops._shared.registry import select
+from lamina.custom_ops.paged_attention import _cuda
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_attention.json"
 DEVICE = torch.device("cuda")
@@ -235,8 +236,10 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
     parser.add_argument("--only", default="", help="shapes whose name has this text")
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"])
+    parser.add_argument("--hopper-reads-fp8", action="store_true", help="prefill over FP8 by WGMMA and TMA")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
+    _cuda.HOPPER_READS_FP8 |= options.hopper_reads_fp8
     cached = FP8 if options.kv_cache_dtype == "fp8" else torch.bfloat16
     bandwidth = copy_bandwidth()
     print(

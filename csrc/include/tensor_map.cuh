@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "fp8.cuh"
+
 namespace lamina {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
@@ -24,6 +26,7 @@ inline Encode find_encode() {
 
 inline CUtensorMapDataType tensor_map_type(__nv_bfloat16) { return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; }
 inline CUtensorMapDataType tensor_map_type(__half) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT16; }
+inline CUtensorMapDataType tensor_map_type(Float8) { return CU_TENSOR_MAP_DATA_TYPE_UINT8; }
 inline CUtensorMapDataType tensor_map_type(__nv_fp8_e4m3) { return CU_TENSOR_MAP_DATA_TYPE_UINT8; }
 
 // A tensor as TMA takes it: the contiguous dimension first, all in elements; and boxes of it.
@@ -34,10 +37,11 @@ struct Boxes {
   int64_t box[kDimensions];
 };
 
-// Fills the map, in the 128-byte swizzle that WGMMA reads; elements out of bounds are read as zeros.
+// Fills the map, in the 128-byte swizzle that WGMMA reads or in another; elements out of bounds are read as zeros.
 // cudaErrorNotSupported where the driver has no such function.
 template <typename T, int kDimensions>
-inline cudaError_t encode_tensor_map(CUtensorMap* map, const void* data, const Boxes<kDimensions>& boxes) {
+inline cudaError_t encode_tensor_map(CUtensorMap* map, const void* data, const Boxes<kDimensions>& boxes,
+                                     CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   static const Encode encode = find_encode();
   if (encode == nullptr) return cudaErrorNotSupported;
   cuuint64_t sizes[kDimensions], strides[kDimensions - 1];
@@ -48,8 +52,8 @@ inline cudaError_t encode_tensor_map(CUtensorMap* map, const void* data, const B
     if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(boxes.strides[i - 1]) * sizeof(T);
   }
   const CUresult result = encode(map, tensor_map_type(T{}), kDimensions, const_cast<void*>(data), sizes, strides, box,
-                                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

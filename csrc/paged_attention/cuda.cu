@@ -26,9 +26,9 @@ int with_dim(int64_t head_dim, const Function& function) {
 
 template <typename T, typename Function>
 int with_hopper_dim(int64_t head_dim, const Function& function) {
-  if constexpr (sizeof(Cached<T>) == 2) {
-    if (head_dim == 64) return function(HopperShape<T, 64>{});
-    if (head_dim == 128) return function(HopperShape<T, 128>{});
+  if constexpr (sizeof(T) == 2) {
+    if (head_dim == 64) return function(HopperShape<T, Cached<T>, 64>{});
+    if (head_dim == 128) return function(HopperShape<T, Cached<T>, 128>{});
   }
   return cudaErrorInvalidValue;
 }
@@ -80,9 +80,9 @@ auto kernel_of(Shape<T, C, dim, kind>) {
   return paged_attention_kernel<Shape<T, C, dim, kind>>;
 }
 
-template <typename T, int dim>
-auto kernel_of(HopperShape<T, dim>) {
-  return hopper_attention_kernel<HopperShape<T, dim>>;
+template <typename T, typename C, int dim>
+auto kernel_of(HopperShape<T, C, dim>) {
+  return hopper_attention_kernel<HopperShape<T, C, dim>>;
 }
 
 template <typename T, typename C, int dim, int kind>
@@ -94,10 +94,10 @@ int launch(Shape<T, C, dim, kind> shape, const PagedAttentionArguments& p) {
                              reinterpret_cast<cudaStream_t>(p.stream), a);
 }
 
-template <typename T, int dim>
-int launch(HopperShape<T, dim> shape, const PagedAttentionArguments& p) {
+template <typename T, typename C, int dim>
+int launch(HopperShape<T, C, dim> shape, const PagedAttentionArguments& p) {
   using S = decltype(shape);
-  HopperAttention<T> a;
+  typename S::Parameters a;
   const cudaError_t error = prepare<S>(p, a);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>(smaller(p.device_blocks, p.num_tiles * p.num_kv_heads * p.num_splits));

@@ -7,6 +7,7 @@
 // softmax of one warpgroup overlaps the WGMMAs of the next (ping-pong scheduling): they take turns.
 #pragma once
 
+#include "hopper_converter.cuh"
 #include "hopper_producer.cuh"
 #include "hopper_softmax.cuh"
 #include "pdl.cuh"
@@ -19,10 +20,10 @@ enum NamedBarrier : int { kRowThreadsBarrier = 1, kTurnBarrier = 2 };
 // A consumer warpgroup: 64 rows of each tile.
 template <typename S>
 class HopperConsumer {
-  using T = typename S::T;
+  using Math = typename S::Math;
 
  public:
-  __device__ __forceinline__ HopperConsumer(const HopperAttention<T>& a, HopperShared<S>& shared)
+  __device__ __forceinline__ HopperConsumer(const typename S::Parameters& a, HopperShared<S>& shared)
       : a_(a.call),
         shared_(shared),
         warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0)),
@@ -47,6 +48,7 @@ class HopperConsumer {
       rows_.load_queries(shared_.query[0]);
       release_queries();
     }
+    if constexpr (S::kConverts) rows_.scale_queries(a_.scale);
     const int first = work.begin / S::kKeys;
     int tile = (work.end - 1) / S::kKeys;
     wait_for_keys();
@@ -113,13 +115,13 @@ class HopperConsumer {
       const uint64_t from_right = right + (panel * S::kKeys * kPanelRowBytes + inside) / 16;
       if constexpr (S::kQueryInRegisters) {
         if (k == 0)
-          wgmma_registers<T, 0, 0>(rows_.scores, rows_.query + 4 * k, from_right);
+          wgmma_registers<Math, 0, 0>(rows_.scores, rows_.query + 4 * k, from_right);
         else
-          wgmma_registers<T, 1, 0>(rows_.scores, rows_.query + 4 * k, from_right);
+          wgmma_registers<Math, 1, 0>(rows_.scores, rows_.query + 4 * k, from_right);
       } else if (k == 0) {
-        wgmma_panels<T, 0>(rows_.scores, from_left, from_right);
+        wgmma_panels<Math, 0>(rows_.scores, from_left, from_right);
       } else {
-        wgmma_panels<T, 1>(rows_.scores, from_left, from_right);
+        wgmma_panels<Math, 1>(rows_.scores, from_left, from_right);
       }
     }
     wgmma_commit();
@@ -138,7 +140,7 @@ class HopperConsumer {
     const uint64_t right = tile_descriptor(shared_address(shared_.values[values_.stage]), S::kKeys * kPanelRowBytes);
 #pragma unroll
     for (int k = 0; k < S::kKeys / 16; ++k)
-      wgmma_registers<T, 1, 1>(rows_.out, rows_.weights + 4 * k, right + k * 16 * kPanelRowBytes / 16);
+      wgmma_registers<Math, 1, 1>(rows_.out, rows_.weights + 4 * k, right + k * 16 * kPanelRowBytes / 16);
     wgmma_commit();
   }
 
@@ -186,7 +188,7 @@ class HopperConsumer {
     if (shared_.merges) merge_splits<S>(a_, work);
   }
 
-  const PagedAttention<T>& a_;
+  const typename S::Call& a_;
   HopperShared<S>& shared_;
   const int warpgroup_;
   PipelineState<S::kQueryStages> queries_;
@@ -204,12 +206,17 @@ __device__ __forceinline__ void init_barriers(HopperShared<S>& shared) {
        S::kRowThreads + 64);  // the producers of keys and values read `work`, too
   init(shared.keys_full, shared.keys_empty, S::kRowThreads / 32);
   init(shared.values_full, shared.values_empty, S::kRowThreads / 32);
+  if constexpr (S::kConverts)
+    for (int stage = 0; stage < S::kStored; ++stage) {
+      init_barrier(shared_address(&shared.stored_keys_full[stage]), 1);
+      init_barrier(shared_address(&shared.stored_values_full[stage]), 1);
+    }
   publish_barriers();
 }
 
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads, 1)
-    hopper_attention_kernel(const __grid_constant__ HopperAttention<typename S::T> a) {
+    hopper_attention_kernel(const __grid_constant__ typename S::Parameters a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint4 memory[];
   static_assert(sizeof(HopperShared<S>) + 1023 <= S::kSharedBytes, "room to begin at a multiple of 1024");
@@ -224,9 +231,20 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     deallocate_registers<S::kProducerRegisters>();
     const auto warp = (threadIdx.x - S::kRowThreads) / 32;
     if (warp == 0) HopperQueryProducer<S>(a, shared).run();
-    if (warp == 1) HopperKVProducer<S>(a, a.key_map, shared, shared.keys, shared.keys_full, shared.keys_empty).run();
-    if (warp == 2)
-      HopperKVProducer<S>(a, a.value_map, shared, shared.values, shared.values_full, shared.values_empty).run();
+    if constexpr (S::kConverts) {
+      if (warp == 1)
+        HopperKVConverter<S>(a, a.key_map, shared, shared.stored_keys, shared.stored_keys_full, shared.keys,
+                             shared.keys_full, shared.keys_empty)
+            .run();
+      if (warp == 2)
+        HopperKVConverter<S>(a, a.value_map, shared, shared.stored_values, shared.stored_values_full, shared.values,
+                             shared.values_full, shared.values_empty)
+            .run();
+    } else {
+      if (warp == 1) HopperKVProducer<S>(a, a.key_map, shared, shared.keys, shared.keys_full, shared.keys_empty).run();
+      if (warp == 2)
+        HopperKVProducer<S>(a, a.value_map, shared, shared.values, shared.values_full, shared.values_empty).run();
+    }
   } else {
     allocate_registers<S::kConsumerRegisters>();
     HopperConsumer<S>(a, shared).run();

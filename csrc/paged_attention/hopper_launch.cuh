@@ -8,7 +8,7 @@
 namespace lamina {
 
 template <typename S>
-cudaError_t prepare(const PagedAttentionArguments& p, HopperAttention<typename S::T>& a) {
+cudaError_t prepare(const PagedAttentionArguments& p, typename S::Parameters& a) {
   using T = typename S::T;
   a.call = unpack<T, typename S::Cached>(p);
   const int64_t group = a.call.group;
@@ -22,8 +22,9 @@ cudaError_t prepare(const PagedAttentionArguments& p, HopperAttention<typename S
   const auto encode_cache = [&](CUtensorMap* map, int64_t data, int64_t block, int64_t token, int64_t head) {
     const Boxes<4> boxes{{p.head_dim, p.num_kv_heads, p.block_size, p.num_blocks},
                          {head, token, block},
-                         {kPanelColumns, 1, S::kBoxKeys, 1}};
-    return encode_tensor_map<T>(map, reinterpret_cast<const void*>(data), boxes);
+                         {S::kConverts ? S::kDim : kPanelColumns, 1, S::kBoxKeys, 1}};
+    const auto swizzle = S::kConverts ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B;
+    return encode_tensor_map<typename S::Cached>(map, reinterpret_cast<const void*>(data), boxes, swizzle);
   };
   cudaError_t error = encode_tensor_map<T>(&a.query_map, reinterpret_cast<const void*>(p.query), query);
   if (error == cudaSuccess) error = encode_cache(&a.key_map, p.key_cache, p.key_block, p.key_token, p.key_head);

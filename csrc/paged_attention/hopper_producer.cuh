@@ -13,7 +13,7 @@ class HopperKVProducer {
   using T = typename S::T;
 
  public:
-  __device__ __forceinline__ HopperKVProducer(const HopperAttention<T>& a, const CUtensorMap& map,
+  __device__ __forceinline__ HopperKVProducer(const typename S::Parameters& a, const CUtensorMap& map,
                                               HopperShared<S>& shared, T (*tiles)[S::kKeys * S::kDim], uint64_t* full,
                                               uint64_t* empty)
       : a_(a),
@@ -65,7 +65,7 @@ class HopperKVProducer {
     return key < end && key + S::kBoxKeys > oldest ? table[key >> a_.block_shift] : 0;
   }
 
-  const HopperAttention<T>& a_;
+  const typename S::Parameters& a_;
   const CUtensorMap& map_;
   HopperShared<S>& shared_;
   const uint32_t tiles_, full_, empty_;
@@ -78,7 +78,7 @@ class HopperQueryProducer {
   using T = typename S::T;
 
  public:
-  __device__ __forceinline__ HopperQueryProducer(const HopperAttention<T>& a, HopperShared<S>& shared)
+  __device__ __forceinline__ HopperQueryProducer(const typename S::Parameters& a, HopperShared<S>& shared)
       : h_(a), a_(a.call), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
@@ -122,8 +122,8 @@ class HopperQueryProducer {
                work.kv_head, work.start + work.first_row / a_.group, full);
   }
 
-  const HopperAttention<T>& h_;
-  const PagedAttention<T>& a_;
+  const typename S::Parameters& h_;
+  const typename S::Call& a_;
   HopperShared<S>& shared_;
   PipelineState<S::kQueryStages> state_;
 };

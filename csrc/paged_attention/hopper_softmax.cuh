@@ -14,6 +14,8 @@ constexpr float kSlack = 8.0f;  // probabilities grow to 2^kSlack before the acc
 template <typename S>
 struct HopperSoftmax {
   using T = typename S::T;
+  using Math = typename S::Math;
+  static constexpr int kScales = S::kConverts ? 2 : 1;
   float scores[S::kKeys / 2];
   uint32_t weights[S::kKeys / 4];
   float out[S::kDim / 2];
@@ -21,10 +23,10 @@ struct HopperSoftmax {
   float max[2], base[2], sum[2];  // of scores; what probabilities are relative to; of probabilities
   int first;                      // position of the tile's first row
   int token[2];                   // of the lane's rows, counted from that
-  float scale;
+  float scale[kScales];           // of scores; of rows that were scaled each its own
 
-  __device__ __forceinline__ HopperSoftmax(const PagedAttention<T>& a, int warpgroup)
-      : scale(a.scale), row_(warpgroup * 64 + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16) {
+  __device__ __forceinline__ HopperSoftmax(const typename S::Call& a, int warpgroup)
+      : scale{a.scale}, row_(warpgroup * 64 + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16) {
     for (int half = 0; half < 2; ++half) token[half] = row(half) / a.group;
   }
 
@@ -46,10 +48,27 @@ struct HopperSoftmax {
                     from + k / 4 * S::kRows * kPanelColumns + ((k % 4 * 2 + unit) ^ r % 8) * 8);
   }
 
+  // The loaded queries to float16, each row multiplied by a power of 2, which its scores are divided by.
+  __device__ __forceinline__ void scale_queries(float score_scale) {
+    float largest[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < S::kDim / 4; ++i) largest[i % 2] = fmaxf(largest[i % 2], larger_of<T>(query[i]));
+    PowerOfTwo up[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      largest[half] = fmaxf(largest[half], __shfl_xor_sync(kAllLanes, largest[half], 1));
+      largest[half] = fmaxf(largest[half], __shfl_xor_sync(kAllLanes, largest[half], 2));
+      up[half] = up_to_14(largest[half]);
+      scale[half] = score_scale * up[half].inverse();
+    }
+#pragma unroll
+    for (int i = 0; i < S::kDim / 4; ++i) query[i] = scaled_halves<T>(query[i], up[i % 2].value());
+  }
+
   // Raises the running maxima to those of the scores, or leaves them where the scores exceed them by kSlack at most.
   // Returns the factors by which what was accumulated before must be rescaled.
   template <bool is_masked>
-  __device__ __forceinline__ float2 update_max(const PagedAttention<T>& a, int first_key) {
+  __device__ __forceinline__ float2 update_max(const typename S::Call& a, int first_key) {
     float keep[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -66,9 +85,10 @@ struct HopperSoftmax {
       float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
-      if ((top - max[half]) * scale <= kSlack) top = max[half];
-      base[half] = is_masked && top == -INFINITY ? 0.0f : top * scale;  // no key yet: probabilities of 0, not of NaN
-      keep[half] = exp2_fast(max[half] * scale - base[half]);
+      if ((top - max[half]) * scale_of(half) <= kSlack) top = max[half];
+      base[half] =
+          is_masked && top == -INFINITY ? 0.0f : top * scale_of(half);  // no key yet: probabilities of 0, not of NaN
+      keep[half] = exp2_fast(max[half] * scale_of(half) - base[half]);
       max[half] = top;
     }
     return float2{keep[0], keep[1]};
@@ -77,10 +97,11 @@ struct HopperSoftmax {
   // Scores of half of the lane's rows to probabilities relative to their maximum, which are still to be packed.
   __device__ __forceinline__ void exponentiate(int half) {
     float totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    const float from = base[half] - S::kWeightShift;
 #pragma unroll
     for (int i = 2 * half, j = 0; i < S::kKeys / 2; i += 4, j ^= 2) {
-      scores[i] = exp2_fast(fmaf(scores[i], scale, -base[half]));
-      scores[i + 1] = exp2_fast(fmaf(scores[i + 1], scale, -base[half]));
+      scores[i] = exp2_fast(fmaf(scores[i], scale_of(half), -from));
+      scores[i + 1] = exp2_fast(fmaf(scores[i + 1], scale_of(half), -from));
       totals[j] += scores[i];
       totals[j + 1] += scores[i + 1];
     }
@@ -97,7 +118,7 @@ struct HopperSoftmax {
 
   __device__ __forceinline__ void pack() {
 #pragma unroll
-    for (int i = 0; i < S::kKeys / 4; ++i) weights[i] = lamina::pack(scores[2 * i], scores[2 * i + 1], T{});
+    for (int i = 0; i < S::kKeys / 4; ++i) weights[i] = lamina::pack(scores[2 * i], scores[2 * i + 1], Math{});
   }
 
   __device__ __forceinline__ void rescale_sums(const float2& keep) { sum[0] *= keep.x, sum[1] *= keep.y; }
@@ -117,7 +138,7 @@ struct HopperSoftmax {
     }
   }
 
-  __device__ __forceinline__ void write(const PagedAttention<T>& a, const WorkTile& work) const {
+  __device__ __forceinline__ void write(const typename S::Call& a, const WorkTile& work) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = row(half), index = work.start + work.first - work.past + token[half];
@@ -146,11 +167,12 @@ struct HopperSoftmax {
 #pragma unroll
       for (int i = 0; i < S::kDim / 8; ++i)
         *reinterpret_cast<float2*>(to + 8 * i) = float2{out[4 * i + 2 * half], out[4 * i + 2 * half + 1]};
-      if (lane_id() % 4 == 0) partial.stats(r) = float2{max[half] * scale, sum[half]};
+      if (lane_id() % 4 == 0) partial.stats(r) = float2{max[half] * scale_of(half), sum[half]};
     }
   }
 
  private:
+  __device__ __forceinline__ float scale_of(int half) const { return scale[half % kScales]; }
   __device__ __forceinline__ int row(int half) const { return row_ + lane_id() / 4 + 8 * half; }
 
   const int row_;  // the warp's first

@@ -19,6 +19,7 @@ HOPPER_HEAD_DIMS = (64, 128)
 HOPPER_GROUP = 128  # heads a key-value head at most
 LEAST_BLOCK = 64  # smaller blocks take TMA longer than the GEMMs take
 FP8_SOURCE = "fp8"  # csrc/paged_attention/fp8.cu: a library of its own, built where it is used
+HOPPER_READS_FP8 = False  # of whether prefill over FP8 goes to that kernel, too
 FP8_QUERIES = frozenset({torch.bfloat16, torch.float16})
 MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
 
@@ -128,8 +129,8 @@ def hopper_obstacle(
         return f"compute capability is {capability[0]}.{capability[1]}, not 9.0"
     if dtype == torch.float32:
         return "it does not take float32"
-    if is_fp8:
-        return "it does not take a cache in FP8"
+    if is_fp8 and not HOPPER_READS_FP8:
+        return "over FP8 it has run on no GPU yet"
     if head_dim not in HOPPER_HEAD_DIMS:
         return f"head_dim is {head_dim}, not one of {HOPPER_HEAD_DIMS}"
     if block_size < LEAST_BLOCK or block_size & (block_size - 1):

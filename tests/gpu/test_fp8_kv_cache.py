@@ -1,7 +1,7 @@
 """Keys and values in FP8 on a GPU: attention against the formula on what is stored, writes against torch."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from lamina.custom_ops import paged_attention, rotary_embedding, write_kv_cache
 from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops._shared.fp8_cache import to_fp8
 from lamina.custom_ops._shared.registry import select
+from lamina.custom_ops.paged_attention import _cuda
 
 from .test_paged_attention import CANARY, DEVICE, Case, batches, check, make_case, run  # noqa: F401
 from .test_paged_attention_triton import check as check_triton  # noqa: F401
@@ -22,10 +23,21 @@ from .test_paged_attention_triton import check as check_triton  # noqa: F401
 pytestmark = pytest.mark.gpu
 
 Check = Callable[[Case], Tensor]
+by_either = pytest.mark.parametrize("prefill", ["many", "hopper"], indirect=True)
 DTYPES = [torch.bfloat16, torch.float16]
 SCALED = {"cache_dtype": FP8, "key_scale": 0.7, "value_scale": 3.0}
 
 
+@pytest.fixture(autouse=True)
+def prefill(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Which kernel takes many rows: that of Hopper only where a test asks for it."""
+    monkeypatch.setattr(_cuda, "HOPPER_READS_FP8", getattr(request, "param", "many") == "hopper")
+    _cuda.hopper_obstacle.cache_clear()
+    yield
+    _cuda.hopper_obstacle.cache_clear()
+
+
+@by_either
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=120, derandomize=False)
 @given(batch=batches().filter(lambda batch: batch["head_dim"] % 16 == 0), scales=st.sampled_from([1.0, 0.02]))
@@ -52,8 +64,9 @@ def test_every_kernel_in_decode_and_in_prefill(
     check(make_case([300, 777], [300, 200], **shape))
 
 
+@by_either
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("block_size", [16, 64, 256])
+@pytest.mark.parametrize("block_size", [64, 256])
 def test_prefill_of_ragged_chunks_over_prefixes_beside_decode(
     check: Check,  # noqa: F811
     head_dim: int,
@@ -68,6 +81,7 @@ def test_prefill_of_ragged_chunks_over_prefixes_beside_decode(
         check(make_case(lens, query_lens, num_heads=2 * group, num_kv_heads=2, extra_tokens=3, **shape))
 
 
+@by_either
 @pytest.mark.parametrize("limit", [("window", n) for n in (1, 100, 400)] + [("chunk", n) for n in (64, 200)])
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_prefill_and_decode_that_see_a_window_or_their_own_chunk(
@@ -82,6 +96,7 @@ def test_prefill_and_decode_that_see_a_window_or_their_own_chunk(
         check(make_case([9000], [70], num_heads=heads, num_kv_heads=2, **dict([limit]), **shape))
 
 
+@by_either
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_every_kernel_once_in_small_shapes(check: Check, head_dim: int) -> None:  # noqa: F811
     """What the sanitizers run, which slow kernels down a hundredfold."""
@@ -93,6 +108,7 @@ def test_every_kernel_once_in_small_shapes(check: Check, head_dim: int) -> None:
     check(make_case([700, 333], [70, 33], num_heads=6, soft_cap=20.0, **shape))
 
 
+@by_either
 @pytest.mark.parametrize("query_len", [*range(1, 140, 7), 255, 256, 257, 300])
 def test_a_chunk_of_any_length_over_a_prefix(check: Check, query_len: int) -> None:  # noqa: F811
     lens = [query_len + 345, 9], [query_len, 1]
@@ -100,6 +116,7 @@ def test_a_chunk_of_any_length_over_a_prefix(check: Check, query_len: int) -> No
         check(make_case(*lens, head_dim=head_dim, block_size=64, seed=query_len, cache_dtype=FP8))
 
 
+@by_either
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_keys_whose_scores_dwarf_those_of_other_keys(
@@ -119,6 +136,7 @@ def padded(cache: Tensor) -> Tensor:
     return cache.contiguous().to(FP8)
 
 
+@by_either
 @pytest.mark.parametrize("size", [2.0**-100, 2.0**-30, 1e5, 1e30])
 @pytest.mark.parametrize("query_lens", [[1, 1], [4, 1], [200, 40]])
 def test_queries_far_beyond_the_range_of_float16_lose_nothing(
@@ -133,6 +151,7 @@ def test_queries_far_beyond_the_range_of_float16_lose_nothing(
     check(case._replace(scale=scale))
 
 
+@by_either
 @pytest.mark.parametrize("lens", [(40000,), (127, 128, 129, 16384), (5000,) * 3])
 def test_long_contexts_are_joined_from_their_splits(
     check: Check,  # noqa: F811
@@ -144,6 +163,7 @@ def test_long_contexts_are_joined_from_their_splits(
     check(make_case([20000], [37], num_heads=32, num_kv_heads=8, block_size=64, **SCALED))
 
 
+@by_either
 @pytest.mark.parametrize("lens,query_lens", [([900, 5000, 77], [1, 1, 1]), ([900, 700, 5000], [3, 500, 1])])
 def test_a_row_has_the_same_bits_whatever_its_neighbours_and_each_time(
     lens: list[int], query_lens: list[int]
@@ -156,6 +176,7 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours_and_each_time(
     assert torch.equal(run(changed)[rows], expected[rows])
 
 
+@by_either
 @pytest.mark.parametrize("query_len", [1, 4, 300])
 def test_padding_rows_and_rows_beyond_the_batch_keep_what_they_held(query_len: int) -> None:
     case = make_case([400, 0, 0], [query_len, 1, 0], extra_tokens=3, block_size=64, **SCALED)
