@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", type=Path, help="a checkpoint in place of random weights")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--jump-forward", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--cache-dir")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -62,6 +63,7 @@ def _open(options: argparse.Namespace, folder: Path) -> Runtime:
         max_model_len=1024,
         memory_fraction=0.85 if options.device == "cuda" else 0.3,
         cache_dir=options.cache_dir,
+        jump_forward=options.jump_forward,
     )
 
 
@@ -79,6 +81,7 @@ def measure(runtime: Runtime, batch: int, rounds: int) -> dict[str, Any]:
     figures: dict[str, Any] = {
         f"{count} constrained, tokens/s": statistics.median(rates[count]) for count in counts
     }
+    figures["forced tokens so far"] = runtime.stats()["forced_tokens"]
     for count in counts[1:]:
         ratios = [own / free for own, free in zip(rates[count], rates[0], strict=True)]
         figures[f"{count} constrained over none"] = {

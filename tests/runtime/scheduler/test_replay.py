@@ -58,12 +58,16 @@ def traffic(server, seed, count=60, longest=12):
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 @pytest.mark.parametrize(
-    "blocks, block_size, chunk, window", [(8, 2, 3, None), (6, 4, None, None), (6, 2, 3, 5)]
+    "blocks, block_size, chunk, window, forced",
+    [(8, 2, 3, None, 0), (6, 4, None, None, 9), (6, 2, 3, 5, 0), (8, 2, 3, None, 5)],
 )
-def test_what_was_logged_is_decided_again(record, depth, prefix_cache, blocks, block_size, chunk, window):
+def test_what_was_logged_is_decided_again(
+    record, depth, prefix_cache, blocks, block_size, chunk, window, forced
+):
     limits = {"blocks": blocks, "block_size": block_size, "chunk": chunk, "window": window}
-    server, path = record(**limits, depth=depth, prefix_cache=prefix_cache, eos=(5,))
+    server, path = record(**limits, depth=depth, prefix_cache=prefix_cache, eos=(5,), forced=forced)
     traffic(server, seed=depth)
+    assert (server.scheduler.num_forced_tokens > 0) == (forced > 0)
     result = replay(path)
     assert result.difference is None
     assert result.num_requests == 60
