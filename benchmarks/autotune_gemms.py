@@ -34,6 +34,7 @@ from lamina.custom_ops.linear.choices import (
     sites_of,
 )
 
+FOUR_BITS = [f"w4a16/{size}" for size in (32, 64, 128, "all")]
 DEVICE, DTYPE = torch.device("cuda", 0), torch.bfloat16
 
 
@@ -41,7 +42,9 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=MEASURED, help="default: the package's own file")
-    parser.add_argument("--weights", default="dense", choices=["dense", *FP8], help="how they are kept")
+    parser.add_argument(
+        "--weights", default="dense", choices=["dense", *FP8, *FOUR_BITS], help="how they are kept"
+    )
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--rows", nargs="+", type=int, default=list(BUCKETS), choices=list(BUCKETS))
     parser.add_argument("--shape", nargs=2, type=int, action="append", default=[], metavar=("N", "K"))
@@ -59,8 +62,10 @@ def _sites(options: argparse.Namespace) -> list[Site]:
     """What is measured: of weights in the dtype every site that is shipped, of others the shapes' own."""
     if options.weights != "dense":
         shapes = [shape for model in options.models for shape in projections(model)]
+        gates = [projections(model)[2] for model in options.models] if options.weights in FOUR_BITS else []
         every = [
-            sites_of("linear", *shape, "bfloat16", options.weights) for shape in (*shapes, *options.shape)
+            sites_of("gated" if shape in gates else "linear", *shape, "bfloat16", options.weights)
+            for shape in (*shapes, *options.shape)
         ]
         return list(dict.fromkeys(site for sites in every for site in sites))
     sites = dict.fromkeys(site for _, site in shipped() if site.weights == "dense")

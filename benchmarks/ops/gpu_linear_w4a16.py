@@ -19,13 +19,22 @@ from workloads import SHAPES
 
 import lamina.custom_ops  # noqa: F401  registers the ops
 from lamina.common.errors import KernelLaunchError
-from lamina.custom_ops.linear.choices import GemmConfig, bucket_of, processors_of
+from lamina.custom_ops.linear.choices import (
+    Entry,
+    GemmConfig,
+    Kind,
+    adopt,
+    bucket_of,
+    device_name_of,
+    processors_of,
+)
 from lamina.custom_ops.linear_w4a16 import _cuda
 from lamina.custom_ops.linear_w4a16.configs import candidates, default_config, site_of
 from lamina.custom_ops.silu_and_mul.reference import silu_and_mul
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_linear_w4a16.json"
 DEVICE, DTYPE = torch.device("cuda", 0), torch.bfloat16
+OPS = torch.ops.lamina
 ROTATED_BYTES = 200 << 20  # of weights that a graph goes through: several times the L2 cache
 
 
@@ -142,11 +151,45 @@ def check(batch: int, group: int, *, zero: bool) -> None:
 
 
 def of_step(rows: list[dict[str, Any]], shape: str) -> dict[str, float]:
-    """All projections of a step, one after another, without a head: sums of what was measured of each."""
-    layers = SHAPES[shape]["num_hidden_layers"]
-    return {
-        key: layers * sum(row[key] for row in rows) / 1e3 for key in ("default", "best", "bfloat16", "floor")
-    }
+    """All projections of a step, without a head: sums of what was measured of each."""
+    layers, kinds = SHAPES[shape]["num_hidden_layers"], ("default", "best", "bfloat16", "floor")
+    return {kind: layers * sum(row[kind] for row in rows) / 1e3 for kind in kinds}
+
+
+def chain(layers: list[list[Matrix]], x: Tensor, norm: Tensor) -> Tensor:
+    """All projections, norms and gates of a step as the passes leave them; no attention, and no head."""
+    residual, heads = x, slice(0, x.shape[1])
+    for qkv, o, gate_up, down in layers:
+        normed, residual = OPS.add_rms_norm.default(x, residual, norm, 1e-5)
+        x = multiply(multiply(normed, qkv)[:, heads], o)
+        normed, residual = OPS.add_rms_norm.default(x, residual, norm, 1e-5)
+        x = multiply(multiply(normed, gate_up, gated=True), down)
+    return x
+
+
+def multiply(x: Tensor, m: Matrix, *, gated: bool = False) -> Tensor:
+    """By the op, which chooses the configuration."""
+    result: Tensor = OPS.linear_w4a16.default(x, m.weight, m.scale, m.zero, None, m.group, True, gated)
+    return result
+
+
+def milliseconds_of_chain(layers: list[list[Matrix]], batch: int, repeats: int) -> float:
+    """Median time of all of it in one CUDA graph."""
+    hidden = layers[0][0].weight.shape[1] * 2
+    x, norm = (torch.randn(size, device=DEVICE, dtype=DTYPE) for size in ((batch, hidden), (hidden,)))
+    return seconds([lambda: chain(layers, x, norm)], repeats) * 1e3
+
+
+def adopt_best(rows: list[dict[str, Any]], shape: str, batch: int, group: int) -> None:
+    """Let the op follow what was measured to be the fastest."""
+    bucket, entries = bucket_of(batch), []
+    assert bucket is not None
+    for row in rows:
+        kind: Kind = "gated" if row["name"] == "gate_up" else "linear"
+        site = site_of(kind, bucket, *projections(shape)[row["name"]], DTYPE, group)
+        config, taken = GemmConfig(*row["config"]), row["best"]
+        entries.append(Entry(site=site, kernel=config, microseconds=taken, otherwise=2 * taken))
+    adopt(device_name_of(DEVICE, DTYPE), entries)
 
 
 def main() -> None:
@@ -164,13 +207,21 @@ def main() -> None:
     print(f"{gpu}, copy {bandwidth / 1e12:.2f} TB/s, groups of {options.group}", flush=True)
     results: dict[str, Any] = {}
     for shape in options.shapes:
+        sizes = list(projections(shape).values())
+        layers = [
+            [make(n, k, options.group, zero=options.zero) for n, k in sizes]
+            for _ in range(SHAPES[shape]["num_hidden_layers"])
+        ]
         for batch in options.batches:
             check(batch, options.group, zero=options.zero)
             rows = [
                 of_projection(name, n, k, batch, options, bandwidth)
                 for name, (n, k) in projections(shape).items()
             ]
-            step = of_step(rows, shape)
+            step = of_step(rows, shape) | {"graph": milliseconds_of_chain(layers, batch, options.repeats)}
+            if options.tune:
+                adopt_best(rows, shape, batch, options.group)
+                step["graph, tuned"] = milliseconds_of_chain(layers, batch, options.repeats)
             results[f"{shape} {batch}"] = {"projections": rows, "step_ms": step}
             print(shape, "batch", batch, "ms a step:", {k: round(v, 3) for k, v in step.items()}, flush=True)
     machine = {"gpu": gpu, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
