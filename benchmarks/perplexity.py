@@ -33,11 +33,11 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "lamina float32, int8": {"dtype": "float32", "quantization": "int8"},
 }
 QUANTIZED: Mapping[str, Mapping[str, Any]] = {
-    "fp8": {"scheme": "fp8"},
-    "int8": {"scheme": "int8"},
-    "w4a16, groups of 32": {"scheme": "w4a16", "group_size": 32},
     "w4a16, groups of 64": {"scheme": "w4a16", "group_size": 64},
     "w4a16, groups of 64 with zero points": {"scheme": "w4a16", "group_size": 64, "symmetric": False},
+    "w4a16, groups of 32": {"scheme": "w4a16", "group_size": 32},
+    "fp8": {"scheme": "fp8"},
+    "int8": {"scheme": "int8"},
     "w4a16, rows": {"scheme": "w4a16", "group_size": -1},
 }
 CALIBRATION_TOKENS = 8192
@@ -56,8 +56,8 @@ def main() -> None:
     }
     if options.quantized:
         contenders["lamina bfloat16"] = lambda: by_lamina(folder, OURS["lamina bfloat16"], windows)
-        for name, recipe in QUANTIZED.items():
-            for how, is_gptq in (("to nearest", False), ("by GPTQ", True)):
+        for how, is_gptq in (("to nearest", False), ("by GPTQ", True)):
+            for name, recipe in QUANTIZED.items():
                 contenders[f"{name}, {how}"] = functools.partial(quantized, folder, recipe, is_gptq, windows)
     else:
         contenders["transformers bfloat16"] = lambda: by_transformers(folder, "bfloat16", windows)
@@ -71,8 +71,8 @@ def main() -> None:
         logprobs[name] = measure()
         perplexity = perplexity_of(logprobs[name])
         print(f"{name}: {perplexity:.4f} in {time.perf_counter() - started:.0f} s", file=sys.stderr)
-    document = report(options, windows, logprobs)
-    (RESULTS / f"{options.name}.json").write_text(json.dumps(document, indent=1) + "\n")
+        document = report(options, windows, logprobs)
+        (RESULTS / f"{options.name}.json").write_text(json.dumps(document, indent=1) + "\n")
     print(render(document))
 
 

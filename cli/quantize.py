@@ -84,33 +84,24 @@ def quantize(
 
     The embedding, the LM head and norms stay as they are. The folder appears whole, or not at all.
     """
-    from ..runtime.quantize import quantize as write
-    from .progress import loading_progress
-
     if perplexity is not None:
         _check_text(perplexity)
-    try:
-        with loading_progress() as progress, RaiseOnInterrupt():
-            written = write(
-                model,
-                output,
-                scheme=scheme.value,
-                group_size=group_size,
-                symmetric=not asymmetric,
-                ignore=ignore or (),
-                gptq=gptq,
-                calibration=calibration,
-                calibration_tokens=calibration_tokens,
-                overwrite=overwrite,
-                device=device,
-                revision=revision,
-                token=token,
-                cache_dir=cache_dir,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted: nothing was written to {output}", err=True)
-        raise typer.Exit(130) from None
+    written = _written(
+        model,
+        output,
+        scheme=scheme.value,
+        group_size=group_size,
+        symmetric=not asymmetric,
+        ignore=ignore or (),
+        gptq=gptq,
+        calibration=calibration,
+        calibration_tokens=calibration_tokens,
+        overwrite=overwrite,
+        device=device,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+    )
     if not as_json:
         print(_text(written))
     measured = {}
@@ -123,6 +114,19 @@ def quantize(
         print(json.dumps(_facts(written) | ({"perplexity": measured} if measured else {}), indent=2))
     elif measured:
         print(_comparison(**measured))
+
+
+def _written(model: str, output: Path, **settings: Any) -> "QuantizedModel":
+    """Write it, with progress on standard error; Ctrl-C ends the work, and removes what was written."""
+    from ..runtime.quantize import quantize as write
+    from .progress import loading_progress
+
+    try:
+        with loading_progress() as progress, RaiseOnInterrupt():
+            return write(model, output, progress=progress, **settings)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted: nothing was written to {output}", err=True)
+        raise typer.Exit(130) from None
 
 
 def _check_text(path: Path) -> None:
