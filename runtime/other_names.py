@@ -17,6 +17,7 @@ SETTINGS = {
     "device_map": "it is device='auto', 'cpu' or 'cuda' here",
     "torch_dtype": "it is dtype here",
     "load_in_8bit": "it is quantization='int8' here",
+    "load_in_4bit": "it is quantization='w4a16' here",
     "kv_cache_quantization": "it is kv_cache_dtype='fp8' here",
     "max_seq_len": "it is max_model_len here",
     "max_context_len": "it is max_model_len here",

@@ -54,9 +54,8 @@ class LoadedWeights:
         }
         ordered = {name: own[schemes.tied().get(name, name)] for name in specs}
         self.by_name: dict[str, Tensor] = {**ordered, **own}
-        self.kv_scales: dict[
-            str, Tensor
-        ] = {}  # "layers.0.k_scale": float32 [1] or [kv_heads], as checkpoints have
+        # Of a checkpoint: "layers.0.k_scale", float32 [1] or [kv_heads].
+        self.kv_scales: dict[str, Tensor] = {}
         self._placed: set[str] = set()
 
     def room(self, parameter: str) -> Tensor:
@@ -90,25 +89,39 @@ class LoadedWeights:
         Numbers stay as they are; scales are rounded to the dtype of their part. Raises UnsupportedError where
         a part that is the same for all rows of a parameter differs from what was placed before.
         """
-        scheme, names = self.schemes.schemes[parameter], self._parts[parameter]
-        shared = {f"{parameter}{SEPARATOR}{name}" for name in scheme.shared}
-        parts = []
-        for name, values in zip(names, given, strict=True):
-            part = self.by_name[name]
-            if name not in shared:
-                part = part.narrow(0, start, count)
-            elif name in self._placed and not torch.equal(part, values.to(part)):
+        scheme = self.schemes.schemes[parameter]
+        parts = self._rows_of_parts(parameter, start, count)
+        for name, part, values in zip(self._parts[parameter], parts, given, strict=True):
+            if name in self._placed and not torch.equal(part, values.to(part)):
                 raise UnsupportedError(
                     f"the columns of {parameter} are in one order for some of its rows and in another for "
                     "others (g_idx of the modules that are fused); wanted one order for all"
                 )
             part.copy_(values)
-            parts.append(part)
-        self._placed |= shared.intersection(names)
-        if not all(
-            torch.equal(part.to(values.dtype), values) for part, values in zip(parts, given, strict=True)
-        ):
-            self._measure(parameter, scheme.restore(parts), scheme.restore(given))
+        self._placed |= self._shared(parameter)
+        pairs = [pair for pair in zip(parts, given, strict=True) if pair[0].dtype != pair[1].dtype]
+        if all(torch.equal(part.to(values.dtype), values) for part, values in pairs):
+            return
+        names, step = self._parts[parameter], max(1, CHUNK_ELEMENTS // self.specs[parameter].shape[1])
+        for first in range(0, count, step):
+            kept = self._rows_of_parts(parameter, start + first, min(step, count - first))
+            meant = [
+                values if name in self._shared(parameter) else values[first : first + step]
+                for name, values in zip(names, given, strict=True)
+            ]
+            self._measure(parameter, scheme.restore(kept), scheme.restore(meant))
+
+    def _shared(self, parameter: str) -> set[str]:
+        """The parts of a projection that are the same for all of its rows."""
+        return {f"{parameter}{SEPARATOR}{name}" for name in self.schemes.schemes[parameter].shared}
+
+    def _rows_of_parts(self, parameter: str, start: int, count: int) -> list[Tensor]:
+        """The parts of some rows, those whole that are the same for all."""
+        shared = self._shared(parameter)
+        return [
+            self.by_name[name] if name in shared else self.by_name[name].narrow(0, start, count)
+            for name in self._parts[parameter]
+        ]
 
     def settle(self) -> None:
         """Lay projections out as their schemes multiply them, once every row is there and was measured."""
@@ -124,7 +137,7 @@ class LoadedWeights:
         sums.weight += float(wanted.square().sum(dtype=torch.float64))
 
     def _store(self, name: str, start: int, rows: Tensor) -> None:
-        parts = [self.by_name[part].narrow(0, start, rows.shape[0]) for part in self._parts[name]]
+        parts = self._rows_of_parts(name, start, rows.shape[0])
         wide, scheme = rows.to(self.device, torch.float32), self.schemes.schemes[name]
         try:
             scheme.store(wide, parts)

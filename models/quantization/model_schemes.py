@@ -66,8 +66,13 @@ class ModelSchemes:
                 kernels = " and ".join(kind.upper() for kind in sorted(scheme.devices))
                 raise UnsupportedError(
                     f"quantization of {name} is {scheme.name!r}, whose kernels are for {kernels}s, and "
-                    f"device is {device.type!r}; use quantization=None or device={min(scheme.devices)!r}"
+                    f"device is {device.type!r}; use {self._instead()}device={min(scheme.devices)!r}"
                 )
+
+    def _instead(self) -> str:
+        """The first remedy for a device that cannot multiply: what the setting asks for can be left out."""
+        is_asked_for = {self.name} == {scheme.name for scheme in self.schemes.values()}
+        return "quantization=None or " if is_asked_for else ""
 
     def join(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The weights by name as a model's forward takes them, parts joined."""

@@ -154,6 +154,19 @@ def test_weights_made_up_are_quantized_as_the_config_says(save: Callable[..., tu
         assert loaded["layers.0.qkv%zero"].dtype == loaded["layers.0.down"].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("desc_act", [False, True])
+def test_weights_made_up_may_have_an_order_of_columns(
+    make_tiny_folder: Callable[..., Path], tmp_path: Path, desc_act: bool
+) -> None:
+    config = json.loads((make_tiny_folder() / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "group_size": 32, "desc_act": desc_act}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = RuntimeConfig(model=tmp_path, load_format="dummy", dtype="float32")
+    weights = read_weights(resolve_runtime(made, say_nothing), say_nothing)
+    assert ("layers.0.qkv%order" in weights.by_name) is desc_act
+    assert weights.total_error().relative_rms < 0.12
+
+
 def test_a_setting_that_is_not_what_the_checkpoint_is_is_refused(
     save: Callable[..., tuple[Path, Path]],
 ) -> None:
