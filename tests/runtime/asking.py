@@ -40,6 +40,7 @@ async def assert_ended(runtime):
     client = runtime._client
     await until(lambda: true_of(not client._live and not client._asked))
     assert not client._calls
+    assert not client._notified
     assert not client._processor._answers
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lamina import ClosedError, RequestError, Runtime, SamplingParams, StreamDelta
+from lamina import ClosedError, LaminaError, RequestError, Runtime, SamplingParams, StreamDelta
 
 from .asking import LONG, SHORT, SMALL, assert_ended, iterate, read_slowly, text_of, tokens_of, true_of, until
 
@@ -213,6 +213,88 @@ def test_pieces_can_be_iterated_then_read_and_then_taken_whole(serve):
     whole, deltas = serve(body)
     for answer in whole.outputs:
         assert text_of([delta for delta in deltas if delta.index == answer.index]) == answer.text
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 1000])
+def test_who_is_notified_reads_what_a_task_would_so_many_tokens_at_a_time(serve, most):
+    params = SamplingParams(n=3, max_tokens=20, ignore_eos=True, temperature=1.2, seed=5)
+
+    async def body(runtime):
+        generation, news, deltas = runtime.generate("hello", params), asyncio.Event(), []
+        generation.notify(news.set)
+        while not generation.is_read:
+            new = generation.read_nowait(most)
+            assert len(tokens_of(new)) <= most
+            deltas += new
+            if not new:
+                await news.wait()
+                news.clear()
+        assert generation.read_nowait() == []
+        return deltas, await generation.output()
+
+    deltas, output = serve(body)
+    for answer in output.outputs:
+        own = [delta for delta in deltas if delta.index == answer.index]
+        assert (text_of(own), tokens_of(own)) == (answer.text, answer.token_ids)
+        assert [delta.finish_reason for delta in own] == [None] * (len(own) - 1) + ["length"]
+
+
+def test_readers_with_one_callback_are_notified_once_for_all_that_came_together(serve):
+    async def body(runtime):
+        calls, num_deltas, before = 0, 0, runtime.health().status.num_steps
+        is_over = asyncio.Event()
+
+        def read_all():
+            nonlocal calls, num_deltas
+            calls += 1
+            num_deltas += sum(len(each.read_nowait()) for each in asked)
+            if all(each.is_read for each in asked):
+                is_over.set()
+
+        for each in (asked := [runtime.generate([each], SHORT) for each in range(1, 6)]):
+            each.notify(read_all)
+        await is_over.wait()
+        return calls, num_deltas, runtime.health().status.num_steps - before
+
+    calls, num_deltas, num_steps = serve(body)
+    assert calls <= num_steps + 1
+    assert num_deltas > 2 * calls
+
+
+def test_an_error_is_raised_to_who_is_notified_once_what_came_before_is_read(serve):
+    def failing(prompt_ids, token_ids, logits):
+        if len(token_ids) == 4:
+            raise ValueError("no more")
+        return logits
+
+    async def body(runtime):
+        params = SamplingParams(max_tokens=20, ignore_eos=True, logits_processors=[failing])
+        generation, news, deltas = runtime.generate("hello", params), asyncio.Event(), []
+
+        async def read_all():
+            generation.notify(news.set)
+            while True:
+                deltas.extend(generation.read_nowait())
+                if not generation.is_read:
+                    await news.wait()
+                    news.clear()
+
+        with pytest.raises(LaminaError, match="no more"):
+            await read_all()
+        return deltas
+
+    assert len(tokens_of(serve(body))) == 4
+
+
+def test_who_is_notified_no_more_is_not_called(serve):
+    async def body(runtime):
+        calls, generation = [], runtime.generate("hello", SHORT)
+        generation.notify(lambda: calls.append(1))
+        generation.notify(None)
+        await generation.output()
+        return calls
+
+    assert serve(body) == []
 
 
 def test_two_readers_of_one_answer_share_its_pieces(serve):
