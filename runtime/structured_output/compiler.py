@@ -2,14 +2,17 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ...common.errors import RequestError, clipped
 from ...common.extras import require
+from .deep_stack import call_deep
 from .grammar import PACKAGE
 
 MAX_KEPT = 256  # grammars, the last used
 MAX_SHOWN = 500  # characters of what llguidance says
+LIMITS = {"initial_lexer_fuel": 50_000}  # what expressions may take at first, of which real forms take little
 ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 OURS = "a value may be an instance of two ways of a oneOf; wanted anyOf in its place, or lenient"
 
@@ -41,7 +44,7 @@ class GrammarCompiler:
         with self._lock:
             compiled = self._compiled.pop(grammar, None)
         if compiled is None:  # by several threads at once, rather than that one waits for others' grammars
-            compiled = self._compile(grammar)
+            compiled = call_deep(partial(self._compile, grammar))  # it recurses by references and rules
         with self._lock:
             self._compiled[grammar] = compiled
             while len(self._compiled) > MAX_KEPT:
@@ -54,7 +57,8 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> Any:
         llguidance = require(PACKAGE, extra="structured")
-        matcher = llguidance.LLMatcher(self._own_tokenizer(llguidance), grammar, log_level=0)
+        limits = llguidance.LLParserLimits(**LIMITS)
+        matcher = llguidance.LLMatcher(self._own_tokenizer(llguidance), grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # some grammars are found wrong by their first mask alone
         if matcher.is_error():

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...common.errors import RequestError, shown
-from .one_of import exclusive
+from .one_of import Whole, exclusive
 from .open_names import closed
 from .patterns import quotable
 from .string_formats import with_known_format
 
+MAX_PATTERNS = 64  # of names in one object, as each is held against all others
+MAX_HELD = 5000  # lists and objects that an enum has
 DEEPEST = 128  # of a schema, as llguidance has it too
 DRAFT = re.compile(r"^https?://json-schema.org/(?:(draft-0[4-7])/)?schema#?$")
 ONE = (  # keywords with a schema
@@ -26,11 +28,11 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     What no other keyword says is left as it is, and refused where the grammar is made. Raises RequestError
     for a least number of properties that one name, written twice, would come up to.
     """
-    found: dict[str, Any] = _enforceable(schema, schema, 0)
+    found: dict[str, Any] = _enforceable(schema, Whole(schema), 0)
     return found
 
 
-def _enforceable(schema: Any, root: Any, depth: int) -> Any:
+def _enforceable(schema: Any, root: Whole, depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return schema
     apart = exclusive(dict(schema), root)
@@ -38,10 +40,11 @@ def _enforceable(schema: Any, root: Any, depth: int) -> Any:
     _name_draft(found)
     _drop_unique_items(found)
     _check_num_properties(found)
+    _check_size(found)
     return _with_quotable_patterns(closed(with_known_format(found)))
 
 
-def _inside(key: str, value: Any, root: Any, depth: int) -> Any:
+def _inside(key: str, value: Any, root: Whole, depth: int) -> Any:
     if key in ONE and isinstance(value, Mapping):
         return _enforceable(value, root, depth)
     if key in LISTS and isinstance(value, list):
@@ -49,6 +52,19 @@ def _inside(key: str, value: Any, root: Any, depth: int) -> Any:
     if key in NAMED and isinstance(value, Mapping):
         return {name: _enforceable(each, root, depth) for name, each in value.items()}
     return value
+
+
+def _check_size(schema: Mapping[str, Any]) -> None:
+    """Raises RequestError for what would take long to compile."""
+    patterns, values = schema.get("patternProperties"), schema.get("enum")
+    num_patterns = len(patterns) if isinstance(patterns, Mapping) else 0
+    num_held = sum(isinstance(value, list | dict) for value in values) if isinstance(values, list) else 0
+    for name, num, most in (("patternProperties", num_patterns, MAX_PATTERNS), ("enum", num_held, MAX_HELD)):
+        if num > most:
+            what = "patterns" if name != "enum" else "lists and objects"
+            raise RequestError(
+                f"structured_outputs cannot be enforced: {name} holds {num} {what}; wanted at most {most}"
+            )
 
 
 def _with_quotable_patterns(schema: dict[str, Any]) -> dict[str, Any]:

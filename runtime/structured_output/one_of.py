@@ -11,10 +11,40 @@ from typing import Any
 TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 OF_OBJECTS = frozenset(("properties", "required", "additionalProperties", "patternProperties"))
 DEEPEST = 4  # of unions in unions, as types are looked for
+MAX_WORK = 100_000  # parts and pairs of ways that are looked at in one schema
 Values = frozenset[str] | None  # as JSON; None: not a known few
 
 
-def exclusive(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+class _TooMuch(Exception):
+    """There is more to look at than is."""
+
+
+class Whole:
+    """A whole schema: its references, and how much may still be looked at to tell ways apart."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema, self._left = schema, MAX_WORK
+
+    def look(self, num: int = 1) -> None:
+        """Counts what is looked at."""
+        self._left -= num
+        if self._left < 0:
+            raise _TooMuch
+
+    def resolved(self, ref: str) -> Any:
+        """Returns what a reference within the schema stands for; None where that is not known."""
+        found = self._schema
+        if not ref.startswith("#"):
+            return None
+        for part in ref[1:].strip("/").split("/") if ref != "#" else ():
+            name = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, Mapping) or name not in found:
+                return None
+            found = found[name]
+        return found
+
+
+def exclusive(schema: dict[str, Any], root: Whole) -> dict[str, Any]:
     """Returns the schema with anyOf in place of oneOf where its ways are, or can be, told apart.
 
     A way may be left with fewer instances. root: the whole schema, in which references are found.
@@ -23,23 +53,35 @@ def exclusive(schema: dict[str, Any], root: Any) -> dict[str, Any]:
     if not isinstance(ways, list) or len(ways) < 2 or not all(isinstance(way, Mapping) for way in ways):
         return schema
     around = {key: value for key, value in schema.items() if key != "oneOf"}
-    views = [_View(around, way, root) for way in ways]
-    found = []
-    for number, view in enumerate(views):
-        others = views[:number] + views[number + 1 :]
-        way = _apart(ways[number], view, others)
-        if way is None:
-            return schema
-        found.append(way)
+    try:
+        found = _all_apart(around, ways, root)
+    except _TooMuch:
+        return schema
+    if found is None:
+        return schema
     if "anyOf" in around:
         return {**around, "allOf": [*around.get("allOf", []), {"anyOf": found}]}
     return {**around, "anyOf": found}
 
 
+def _all_apart(around: Mapping[str, Any], ways: Sequence[Mapping[str, Any]], root: Whole) -> list[Any] | None:
+    root.look(len(ways) ** 2)
+    views = [_View(around, way, root) for way in ways]
+    found: list[Any] = []
+    for number, view in enumerate(views):
+        way = _apart(ways[number], view, views[:number] + views[number + 1 :])
+        if way is None:
+            return None
+        found.append(way)
+    return found
+
+
 class _View:
     """What every instance of a way is known to have, and what no value without it is."""
 
-    def __init__(self, around: Mapping[str, Any], way: Mapping[str, Any], root: Any, depth: int = 0) -> None:
+    def __init__(
+        self, around: Mapping[str, Any], way: Mapping[str, Any], root: Whole, depth: int = 0
+    ) -> None:
         parts = [*_parts(around, root, 0), *_parts(way, root, 0)]
         self.types = frozenset.intersection(TYPES, *(_types(part, root, depth) for part in parts))
         self.values = _common(_values(part) for part in parts)
@@ -51,6 +93,7 @@ class _View:
             self.required |= dict.fromkeys(_names(part))
             properties = part.get("properties")
             properties = properties if isinstance(properties, Mapping) else {}
+            root.look(len(properties))
             for name, own in properties.items():
                 known = [_values(inner) for inner in _parts(own, root, 0)]
                 self.named[name] = _common([self.named.get(name), *known])
@@ -121,32 +164,20 @@ def _is_apart(types: frozenset[str], one: _View, other: _View) -> bool:
     return False
 
 
-def _parts(schema: Any, root: Any, depth: int) -> list[Mapping[str, Any]]:
+def _parts(schema: Any, root: Whole, depth: int) -> list[Mapping[str, Any]]:
     """Returns schemas of which an instance of this is one, as far as references and allOf tell."""
+    root.look()
     if not isinstance(schema, Mapping) or depth > 8:
         return []
     found = [schema]
     for part in schema.get("allOf") or () if isinstance(schema.get("allOf"), list) else ():
         found += _parts(part, root, depth + 1)
     if isinstance(schema.get("$ref"), str):
-        found += _parts(_resolved(root, schema["$ref"]), root, depth + 1)
+        found += _parts(root.resolved(schema["$ref"]), root, depth + 1)
     return found
 
 
-def _resolved(root: Any, ref: str) -> Any:
-    """Returns what a reference within the schema stands for; None where that is not known."""
-    if not ref.startswith("#"):
-        return None
-    found = root
-    for part in ref[1:].strip("/").split("/") if ref != "#" else ():
-        name = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, Mapping) or name not in found:
-            return None
-        found = found[name]
-    return found
-
-
-def _types(schema: Mapping[str, Any], root: Any, depth: int) -> frozenset[str]:
+def _types(schema: Mapping[str, Any], root: Whole, depth: int) -> frozenset[str]:
     """Returns the types that instances may have."""
     types = schema.get("type")
     listed = [types] if isinstance(types, str) else types

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 MAX_NAMES = 50_000  # characters in all of names to hold others apart from
-MAX_NAME = 100  # and of one, as each nests the pattern once
+MAX_NAME = 80  # and of one, as each character nests the pattern once
 BEGINNING = re.compile(r"\^((?:[A-Za-z0-9_@/ -]|\\[-./$@])+)(?:\.\*\$?|\.\+\$?)?")
 OF_CLASS = re.compile(r"\^(?:\[(?!\^)((?:[A-Za-z0-9_@./ $:-]|\\[-./wd])+)\]|(\\w))[+*]\$")
 

@@ -6,7 +6,7 @@ through by its escape all the same: [^"] matches \". Without one of the control 
 
 import re
 
-PIECE = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[]+|.", re.DOTALL)
+PIECE = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|$)|[^\\\[]++|.", re.DOTALL)
 CONTROL = re.compile(r"\\x[01]|\\u00[01]|\\u\{0*1?[0-9a-fA-F]\}|\\c|\\0|[\x00-\x1f]|\\P")
 IN_CLASS = re.compile(r"\\.|\[|&(?=&)|~(?=~)", re.DOTALL)  # what would open a class in a class, or join two
 LEFT_OUT = r"\x1f"

@@ -3,6 +3,9 @@
 import itertools
 import json
 import re
+import subprocess
+import sys
+import threading
 
 import jsonschema
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from lamina import StructuredOutputs
 from lamina.common.errors import RequestError
 from lamina.runtime.engine.input_processor import grammar_compiler
+from lamina.runtime.structured_output.deep_stack import call_deep
 from lamina.runtime.structured_output.grammar import grammar_of
 from lamina.runtime.structured_output.open_names import without
 from lamina.runtime.tokenization.tokenizer import load_tokenizer
@@ -263,3 +267,69 @@ def test_whatever_the_ways_are_nothing_that_two_accept_is_written(accepts, ways)
         except RequestError:  # cannot be told apart, or nothing is an instance
             return
         assert not is_written or validator.is_valid(value), value
+
+
+def chain(num, around):
+    links = {f"d{number}": around({"$ref": f"#/$defs/d{number + 1}"}) for number in range(num)}
+    return {"$defs": {**links, f"d{num}": STRING}, "$ref": "#/$defs/d0"}
+
+
+def object_of(inner):
+    return {"type": "object", "properties": {"a": inner}}
+
+
+LARGE = {
+    "references": {"json": chain(8000, lambda ref: ref)},
+    "references in properties": {"json": chain(6000, object_of)},
+    "rules": {
+        "grammar": "\n".join(["start: r0", *(f'r{n}: "x" r{n + 1}' for n in range(20_000)), 'r20000: "b"'])
+    },
+    "optional characters": {"regex": "a?" * 20_000},
+    "ways": {"json": {"oneOf": [{**object_of({"const": n}), "required": ["a"]} for n in range(3000)]}},
+    "ways of a way": {
+        "json": {
+            "$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}] * 30}},
+            "oneOf": [{"$ref": "#/$defs/A"}, STRING],
+        }
+    },
+    "patterns of names": {"json": {"patternProperties": {f"^x{n}-": STRING for n in range(2000)}}},
+    "lists in an enum": {"json": {"enum": [[n] for n in range(20_000)]}},
+    "an open class": {"json": {"type": "string", "pattern": "[" * 200_000}},
+    "classes": {"json": {"type": "string", "pattern": "[^a]" * 50_000}},
+    "values": {"json": {"enum": [f"value {n}" for n in range(10_000)]}},
+}
+SCRIPT = """
+import json, sys
+from lamina import StructuredOutputs
+from lamina.common.errors import RequestError
+from lamina.runtime.engine.input_processor import grammar_compiler
+from lamina.runtime.structured_output.deep_stack import call_deep
+from lamina.runtime.structured_output.grammar import grammar_of
+from lamina.runtime.tokenization.tokenizer import load_tokenizer
+from pathlib import Path
+
+compiler = grammar_compiler(load_tokenizer(Path(sys.argv[1])), 512, [1])
+for name, form in json.load(sys.stdin).items():
+    try:
+        compiler.matcher(grammar_of(StructuredOutputs(**form)))
+    except RequestError:
+        pass
+    print(name, flush=True)
+"""
+
+
+def test_large_forms_are_compiled_or_refused_and_the_process_lives(tiny_text_folder):
+    asked = [sys.executable, "-c", SCRIPT, str(tiny_text_folder)]
+    done = subprocess.run(asked, input=json.dumps(LARGE), capture_output=True, text=True, timeout=250)
+    assert done.stdout.splitlines() == list(LARGE), done.stderr[-2000:]
+    assert done.returncode == 0
+
+
+def test_an_error_in_a_deep_stack_is_the_callers():
+    def fail():
+        raise KeyError("a")
+
+    with pytest.raises(KeyError):
+        call_deep(fail)
+    assert call_deep(lambda: threading.current_thread() is threading.current_thread())
+    assert threading.stack_size() == 0
