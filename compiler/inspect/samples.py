@@ -79,6 +79,7 @@ class _Sampler:
         if example.is_floating_point():
             return self._normal(shape).to(example.dtype)
         low, high = (-3, 4) if example.dtype == torch.int8 else (0, self._num_rows)
+        high = min(high, torch.iinfo(example.dtype).max)
         return torch.randint(
             low, high, shape, generator=self._generator, dtype=example.dtype, device=self._device
         )
