@@ -1,0 +1,78 @@
+"""Which kernel serves a projection in FP8, whether it was measured or not."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lamina.custom_ops._shared.fp8 import FP8
+from lamina.custom_ops.linear import choices
+from lamina.custom_ops.linear.choices import BUCKETS, Entry, GemmConfig, Site, candidates, guess
+from lamina.custom_ops.linear_fp8 import _cuda as few
+from lamina.custom_ops.scaled_linear_fp8 import _cuda as scaled
+
+SHAPES = [(6144, 4096), (4096, 14336), (28672, 4096), (2048, 2048), (96, 64), (72, 16)]
+NAME = "a GPU of tests"
+
+
+@pytest.fixture(autouse=True)
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of 132 multiprocessors, of which nothing was measured."""
+    monkeypatch.setattr(scaled, "processors_of", lambda device: 132)
+    monkeypatch.setattr(scaled, "device_name_of", lambda device, dtype: NAME)
+    scaled._config_of.cache_clear()
+
+
+def weight_of(n: int, k: int, *, grouped: bool = False) -> tuple[Any, Any]:
+    return torch.empty(n, k, dtype=FP8), torch.empty((n, -(-k // 128)) if grouped else (n,))
+
+
+@pytest.mark.parametrize("n, k", SHAPES)
+@pytest.mark.parametrize("num_tokens", BUCKETS)
+def test_a_guess_is_one_of_the_candidates(n: int, k: int, num_tokens: int) -> None:
+    for weights in choices.FP8:
+        site = Site(kind="linear", num_tokens=num_tokens, n=n, k=k, weights=weights)
+        assert guess(site, 132) in candidates(site, 132)
+
+
+def test_a_tile_in_fp8_has_twice_the_columns_so_that_fewer_stages_are_of_use() -> None:
+    dense = Site(kind="linear", num_tokens=8, n=4096, k=1024)
+    fp8 = Site(kind="linear", num_tokens=8, n=4096, k=1024, weights="fp8")
+    assert choices.most_stages(dense, 1, 8, 1, choices.MAX_SHARED) == 8
+    assert choices.most_stages(fp8, 1, 8, 1, choices.MAX_SHARED) == 4
+
+
+def test_what_was_not_measured_is_guessed_and_what_was_slower_left_to_the_library() -> None:
+    weight, scale = weight_of(4096, 4096)
+    site = Site(kind="linear", num_tokens=8, n=4096, k=4096, weights="fp8")
+    assert scaled.config_of(5, weight, scale, torch.bfloat16) == guess(site, 132)
+    config = GemmConfig(1, 8, 1, 2, 4)
+    choices.adopt(NAME, [Entry(site=site, kernel=config, microseconds=5.0, otherwise=9.0)])
+    assert scaled.config_of(5, weight, scale, torch.bfloat16) == config
+    choices.adopt(NAME, [Entry(site=site, kernel=config, microseconds=9.0, otherwise=5.0)])
+    assert scaled.config_of(5, weight, scale, torch.bfloat16) is None
+    assert scaled.config_of(5, weight, scale, torch.bfloat16, needs_ours=True) == guess(site, 132)
+
+
+def test_above_all_buckets_the_library_serves_where_it_can() -> None:
+    for grouped, dtype in (False, torch.bfloat16), (True, torch.bfloat16), (False, torch.float16):
+        config = scaled.config_of(1000, *weight_of(4096, 4096, grouped=grouped), dtype)
+        assert (config is None) == (not grouped and dtype == torch.bfloat16)
+        assert config is None or config.clusters
+
+
+@pytest.mark.parametrize("n, k, dtype", [(64, 40, torch.bfloat16), (64, 64, torch.float32)])
+def test_what_tma_or_the_epilogue_does_not_take_has_no_configuration(
+    n: int, k: int, dtype: torch.dtype
+) -> None:
+    assert scaled.config_of(4, *weight_of(n, k), dtype) is None
+
+
+def test_few_rows_in_16_bits_are_quantized_by_the_projection_itself() -> None:
+    weight, scale = weight_of(4096, 4096)
+    x = torch.empty(8, 4096, dtype=torch.bfloat16)
+    config = few.few_rows_config(x, weight, scale)
+    assert config is not None
+    assert (config.tile_tokens, config.multicast, config.clusters) == (8, 1, 0)
+    for other in (torch.empty(9, 4096, dtype=torch.bfloat16), x.t()[:, :8].t()[:, ::2]):
+        assert few.few_rows_config(other, weight[:, : other.shape[1]].contiguous(), scale) is None
