@@ -16,12 +16,15 @@ class GrammarWalk:
     A run of tokens that the grammar forces is settled where it begins, as the tokenizer writes it: every
     position in it has that one token, be it sampled or taken without a sample. So both come to the same, and
     a constant however long is looked at once.
+
+    Whatever interrupts a call, as Ctrl-C at any line, is followed by the matcher reading its tokens anew.
     """
 
     def __init__(self, matcher: Any) -> None:
         """matcher: of llguidance, at the beginning of an answer."""
         self.matcher = matcher
-        self._num_consumed = 0  # tokens of the output that the matcher has seen, those of the run included
+        self._seen: list[int] = []  # tokens of the output that the matcher has, those of the run included
+        self._is_whole = True  # the matcher has them, and the run is that of where it stands
         self._start = 0  # where the run begins
         self._run: tuple[int, ...] = ()
         self._drafts: tuple[int, ...] = ()  # that were looked at from where it stood, and may hold
@@ -32,19 +35,25 @@ class GrammarWalk:
 
         newest: asked for those of the last tokens before it that are not known.
         """
-        drafts, self._drafts = self._drafts, ()
-        if position == self._start or self.token_at(position) is not None:
+        if not self._is_whole:
+            self._mend()
+        elif position == self._start or self.token_at(position) is not None:
             return True
-        if position < self._num_consumed:
-            self.matcher.rollback(self._num_consumed - position)
-            self._num_consumed = position
-        elif position > self._num_consumed and not self.matcher.is_stopped():
-            held = drafts[: position - 1 - self._num_consumed]
-            tokens = [*held, *newest(position - self._num_consumed - len(held))]
+        tokens: Sequence[int] = ()
+        missing = position - len(self._seen)
+        if missing > 0 and not self.matcher.is_stopped():
+            held = self._drafts[: missing - 1]
+            tokens = (*held, *newest(missing - len(held)))
             if min(tokens) < 0:
                 return False  # its request ends by what was wrong there
-            self._consume(tokens)
+        self._is_whole = False
+        if missing < 0:
+            del self._seen[position:]
+            self.matcher.rollback(-missing)
+        self._drafts = ()
+        self._consume(tokens)
         self._find_run(position)
+        self._is_whole = True
         return True
 
     def token_at(self, position: int) -> int | None:
@@ -54,7 +63,9 @@ class GrammarWalk:
 
     def forced_after(self, position: int, token: int) -> tuple[int, ...]:
         """The tokens that follow for certain the one that was sampled for a position."""
-        if position == self._num_consumed and token >= 0:
+        if not self._is_whole:
+            return ()
+        if position == len(self._seen) and token >= 0:
             self.move(position + 1, partial(_these, (token,)))
         place = position + 1 - self._start
         return self._run[place:] if place >= 0 else ()
@@ -72,7 +83,7 @@ class GrammarWalk:
         else:
             self.write_mask(position + len(drafts), masks[len(drafts)])
         self.move(position, partial(_these, ()))
-        self._drafts = tuple(drafts[max(0, self._num_consumed - position) :])
+        self._drafts = tuple(drafts[max(0, len(self._seen) - position) :])
 
     def write_mask(self, position: int, mask: NDArray[np.int32]) -> None:
         """Write the mask [words] of the position where it stands, a bit an id."""
@@ -86,8 +97,8 @@ class GrammarWalk:
     def _find_run(self, position: int) -> None:
         """Settle what comes from here for certain, and the end after it where nothing else can."""
         tokens = self.matcher.compute_ff_tokens()
-        if tokens and self.matcher.consume_tokens(tokens):  # many at once: a constant may be long
-            self._num_consumed += len(tokens)
+        self._seen += tokens
+        self.matcher.consume_tokens(tokens)  # many at once: a constant may be long
         if self.matcher.is_stopped() and not self.matcher.is_error():
             ends = np.unpackbits(np.frombuffer(self.matcher.compute_bitmask(), np.uint8), bitorder="little")
             ids = ends.nonzero()[0].tolist()
@@ -98,8 +109,14 @@ class GrammarWalk:
         for token in tokens:
             if self.matcher.is_stopped():  # which takes an end as well, and does not count it
                 break
+            self._seen.append(token)
             self.matcher.consume_token(token)
-            self._num_consumed += 1
+
+    def _mend(self) -> None:
+        """Have the matcher read what it may or may not have seen, and know of no run."""
+        self.matcher.reset()
+        self.matcher.consume_tokens(self._seen)
+        self._start, self._run, self._drafts = -1, (), ()
 
 
 def _these(tokens: Sequence[int], count: int) -> Sequence[int]:

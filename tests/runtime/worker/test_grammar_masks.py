@@ -1,6 +1,8 @@
 """Masks of grammars: of several positions as one by one, the same wherever a request stood in between."""
 
+import itertools
 import random
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,6 +18,8 @@ from lamina.runtime.structured_output.grammar import grammar_of
 from lamina.runtime.structured_outputs import StructuredOutputs
 from lamina.runtime.worker.grammar_masks import GrammarMasks
 from lamina.runtime.worker.grammar_walk import GrammarWalk
+
+from ..every_line import happening, raising, traced
 
 pytest.importorskip("llguidance")
 PARTS = st.sampled_from(
@@ -300,3 +304,35 @@ def test_a_constant_is_looked_at_once_however_long_it_is(compiler):
         position += 1
     assert position > 1000
     assert len(asked) <= 2
+
+
+@pytest.mark.parametrize("regex", ["[ab]once upon[cd]{2}x", "", "a{1,3}"])
+def test_an_interrupt_at_any_line_of_a_move_leaves_what_follows_as_it_is(compiler, regex):
+    """Moves forward, back and within a run, each once interrupted and then asked for again."""
+    tokens, allowed = one_by_one(compiler, form(regex), random.Random(5).choice)
+    places = [*range(len(tokens)), 1, len(tokens) // 2, 0, len(tokens) // 2]
+    matcher = compiler.matcher(form(regex))
+
+    def walked(walk, place):
+        masks = []
+        for number, position in enumerate(places):
+            act = partial(walk.move, position, lambda count, end=position: tokens[end - count : end])
+            if number == place[0]:
+                with traced(happening(raising(KeyboardInterrupt), place[1])):
+                    place[1:] = [None]  # no line of it is left
+                    with suppress(KeyboardInterrupt):
+                        act()
+                        place[1:] = ["past"]
+            assert act()
+            masks.append(np.zeros(width(compiler), np.int32))
+            walk.write_mask(position, masks[-1])
+        return [ids_of(mask) for mask in masks]
+
+    wanted = [allowed[position] for position in places]
+    for number in range(len(places)):
+        for line in itertools.count(1):
+            place = [number, line]
+            assert walked(GrammarWalk(matcher.deep_copy()), place) == wanted
+            if place[1] == "past":
+                break
+        assert line > 3
