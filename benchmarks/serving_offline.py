@@ -1,7 +1,8 @@
 """What serving.py asks of a server, asked of a Runtime in this process: the same prompts, so many at a time.
 
 A runtime for each concurrency, which computes no more than that at once. A concurrency of 1 is streamed, one
-request after another, for its time to the first token; others are one call of generate().
+request after another, for its time to the first token, by a runtime like the server's, which computes up to
+--max-num-seqs; others are one call of generate().
 """
 
 import argparse
@@ -38,6 +39,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = request_options(__doc__)
     parser.add_argument("folder", type=Path, help="as made_up_model.py writes it")
+    parser.add_argument("--max-num-seqs", type=int, default=256, help="where requests are streamed")
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--memory-fraction", type=float, default=0.85)
     parser.add_argument("--device", default="cuda")
@@ -50,7 +52,7 @@ def _open(options: argparse.Namespace, concurrency: int) -> Runtime:
         options.folder,
         load_format="dummy",
         device=options.device,
-        max_num_seqs=concurrency,
+        max_num_seqs=options.max_num_seqs if concurrency == 1 else concurrency,
         max_model_len=options.max_model_len,
         memory_fraction=options.memory_fraction,
         cache_dir=options.cache_dir,
