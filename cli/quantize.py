@@ -125,7 +125,7 @@ def _written(model: str, output: Path, **settings: Any) -> "QuantizedModel":
         with loading_progress() as progress, RaiseOnInterrupt():
             return write(model, output, progress=progress, **settings)
     except KeyboardInterrupt:
-        typer.echo(f"interrupted: nothing was written to {output}", err=True)
+        typer.echo(f"interrupted: nothing half-made is left at {output}", err=True)
         raise typer.Exit(130) from None
 
 

@@ -69,8 +69,10 @@ def quantize(
         scheme=scheme, group_size=group_size, symmetric=symmetric, ignore=_as_tuple("ignore", ignore)
     )
     _check_calibration(gptq, calibration)
+    if not str(output):
+        raise ConfigError("output is ''; wanted the folder to write")
     output, original = Path(output).expanduser(), Path(model).expanduser()
-    if original.exists():  # a hub id is in nobody's way
+    if str(model) and original.exists():  # a hub id is in nobody's way
         check_output(output, original, overwrite=overwrite)
     store = Store(cache_dir)
     resolve = partial(resolve_source, revision=revision, token=token, progress=progress)

@@ -101,7 +101,7 @@ def read_source(folder: Path, recipe: Recipe) -> SourceModel:
     stored = (_stored(path, name) for path, names in checkpoint.files.items() for name in names)
     tensors = {tensor.name: tensor for tensor in stored if tensor.name in checkpoint.slots}
     projections = _projections(checkpoint.specs, tensors)
-    recipe.check_patterns([module.name for module in projections])
+    recipe.check_patterns([*(module.name for module in projections), HEAD])  # which a tied model lacks
     modules = tuple(module for module in projections if not _stays(module.name, recipe))
     _check_fused(projections, {module.name for module in modules})
     _check_groups(recipe, modules)

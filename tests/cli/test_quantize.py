@@ -108,7 +108,7 @@ def test_an_interrupt_leaves_a_whole_folder_or_none(larger_folder: Path, tmp_pat
     if left:
         check_whole(tmp_path / "new")
     else:
-        assert b"interrupted: nothing was written to" in errors
+        assert b"interrupted: nothing half-made is left at" in errors
 
 
 def check_whole(folder: Path) -> None:

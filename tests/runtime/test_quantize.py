@@ -104,6 +104,23 @@ def test_a_gguf_file_is_quantized_as_the_model_that_it_holds(
     assert json.loads((tmp_path / "new" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
+def test_the_head_may_be_named_though_it_stays_anyway(
+    make_tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    for tied in (False, True):
+        folder = make_tiny_folder(tie_word_embeddings=tied)
+        written = lamina.quantize(folder, tmp_path / str(tied), scheme="fp8", ignore=["lm_head"])
+        assert written.ignored == ("lm_head",)
+        assert len(written.errors) == 14
+
+
+def test_a_name_that_is_empty_is_no_folder(tiny_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="output is ''; wanted the folder to write"):
+        lamina.quantize(tiny_folder, "", scheme="fp8", overwrite=True)
+    with pytest.raises(LoadError, match="'' does not exist; wanted a model folder"):
+        lamina.quantize("", "anywhere", scheme="fp8")
+
+
 def test_modules_that_are_ignored_stay_and_are_listed(tiny_folder: Path, tmp_path: Path) -> None:
     written = lamina.quantize(
         tiny_folder,
