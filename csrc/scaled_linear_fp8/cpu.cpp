@@ -8,13 +8,18 @@ struct ScaledLinearFp8Arguments {
   const float* scale;
   const void* bias;
   void* out;
-  int64_t tokens, rows, columns, threads;
+  int64_t tokens, rows, columns, widens, threads;  // widens: weights alone, by groups of scales or none
 };
 
 namespace {
 
 template <typename T>
 int64_t scaled_linear_fp8(const ScaledLinearFp8Arguments& p) {
+  if (p.widens) {
+    lamina::WidenFp8{{p.weight, p.rows, p.columns, p.columns}, p.scale, static_cast<float*>(p.out)}.run(
+        static_cast<int>(p.threads));
+    return 1;
+  }
   const lamina::ScaledLinearFp8<T> gemm{p.x,
                                         p.x_scale,
                                         p.tokens,

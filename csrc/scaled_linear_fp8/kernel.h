@@ -6,6 +6,32 @@
 
 namespace lamina {
 
+constexpr int64_t kGroup = 128;  // columns that share a scale, where a row has several
+
+// Weights in float, times the scales of their groups where those are given.
+struct WidenFp8 {
+  Matrix<Float8> weight;
+  const float* scale;  // [rows, groups] or null
+  float* out;          // contiguous
+
+  void run(int threads) const {
+    const int64_t groups = (weight.depth + kGroup - 1) / kGroup;
+    [[maybe_unused]] const bool parallel = threads > 1 && weight.rows * weight.depth > kMinParallelWork;
+#pragma omp parallel for schedule(static) num_threads(threads) if (parallel)
+    for (int64_t row = 0; row < weight.rows; row++) {
+      const Float8* from = weight.data + row * weight.stride;
+      float* to = out + row * weight.depth;
+      for (int64_t k = 0; k < weight.depth; k += kLanes) {
+        const float factor = scale == nullptr ? 1.0f : scale[row * groups + k / kGroup];
+        const int64_t count = weight.depth - k;
+        Float8 end[kLanes] = {};
+        if (count < kLanes) std::memcpy(end, from + k, count);
+        store_some(to + k, load(count < kLanes ? end : from + k) * broadcast(factor), count);
+      }
+    }
+  }
+};
+
 template <typename T>
 struct ScaledLinearFp8 {
   const float* x;  // [tokens, depth], the values of activations in e4m3

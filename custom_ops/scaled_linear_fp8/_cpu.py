@@ -19,7 +19,7 @@ BLOCK_WEIGHTS = 1 << 20  # that are widened at once: 4 MiB
 @functools.cache
 def find_kernel() -> CpuKernel:
     """Build or load the kernel, once."""
-    return CpuKernel("scaled_linear_fp8", "10q")  # struct ScaledLinearFp8Arguments
+    return CpuKernel("scaled_linear_fp8", "11q")  # struct ScaledLinearFp8Arguments
 
 
 def load() -> Callable[..., Tensor]:
@@ -49,7 +49,7 @@ def multiply_few(
         dtype,
         *(wide.data_ptr(), x_scale.data_ptr(), weight.data_ptr(), scale.data_ptr()),
         *(0 if bias is None else bias.data_ptr(), out.data_ptr()),
-        *(num_tokens, rows, columns, torch.get_num_threads()),
+        *(num_tokens, rows, columns, False, torch.get_num_threads()),
     )
     return out
 
@@ -64,13 +64,20 @@ def multiply_blocks(
     step = max(1, BLOCK_WEIGHTS // columns)
     for first in range(0, rows, step):
         block = slice(first, first + step)
-        widened = weight[block].float()
-        if scale.dim() == 2:
-            widened *= by_column(scale[block], columns)
-        sums = F.linear(wide, widened)
+        sums = F.linear(wide, widened(weight[block], scale[block] if scale.dim() == 2 else None))
         if scale.dim() == 1:
             sums *= scale[block]
         out[:, block] = sums if bias is None else sums.add_(bias[block])
+    return out
+
+
+def widened(weight: Tensor, scale: Tensor | None) -> Tensor:
+    """Rows of weights in float32, times the scales of their groups where those are given."""
+    out = torch.empty(weight.shape)
+    pointers = weight.data_ptr(), 0 if scale is None else scale.data_ptr()
+    find_kernel()(
+        torch.float32, 0, 0, *pointers, 0, out.data_ptr(), 0, *weight.shape, True, torch.get_num_threads()
+    )
     return out
 
 
