@@ -25,6 +25,14 @@ int launch_nibble_gemm(LinearW4A16<T> p, const void* x_data, int64_t x_stride, c
   return launch_clusters_pdl(cluster, kernel, grid, dim3(S::kThreads + kWarp), bytes, stream, x, p);
 }
 
+template <typename T>
+int write_out(const LinearW4A16<T>& p, T* out, cudaStream_t stream) {
+  const int64_t tiles = static_cast<int64_t>(p.n / kRows) * (p.k / kNibbleColumns);
+  if (tiles == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(ceil_div(tiles, kWriters / 128)));
+  return launch_pdl(write_out_kernel<T>, grid, dim3(kWriters), stream, p, out);
+}
+
 // Four warpgroups are of use where the tiles of x weigh as much as theirs.
 template <bool kGated, typename T>
 int linear_w4a16(const LinearW4A16<T>& p, const void* x, int64_t x_stride, const GemmConfig& config,

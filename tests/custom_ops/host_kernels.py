@@ -11,7 +11,7 @@ COMPILER = shutil.which("c++") or shutil.which("g++")
 PERSISTENT = "persistent_gemm", "persistent_shape", "persistent_epilogue"
 WITH_PERSISTENT = "pipeline", "split_k_shape", "split_k_epilogue", "quad_transpose", "fp8_gemm"
 SPLIT_K = "split_k_gemm", "split_k_shape", "split_k_epilogue", "fp8_gemm"
-NIBBLES = "linear_w4a16/gemm", "linear_w4a16/shape", "linear_w4a16/dequantize"
+NIBBLES = *(f"linear_w4a16/{name}" for name in ("gemm", "shape", "dequantize", "write_out")), "quad_transpose"
 # in cluster.cuh, as far as need be
 OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec", "pair_ops")
 IN_CLUSTERS = {

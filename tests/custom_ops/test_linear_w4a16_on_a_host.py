@@ -24,7 +24,7 @@ SUM_ERROR = 4e-6  # of a sum in float32, by the sum of its terms' sizes
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     found = ctypes.CDLL(str(host_kernels.build("linear_w4a16", tmp_path_factory.mktemp("nibbles"))))
-    found.run.restype = ctypes.c_char_p
+    found.run.restype = found.write_out.restype = ctypes.c_char_p
     return found
 
 
@@ -124,3 +124,17 @@ def test_registers_are_not_written_while_a_product_reads_them(kernel: ctypes.CDL
     out = launched(kernel, case, parts, x, seed).double()
     exact = x.double() @ dense.double().T + bias.double()
     assert ((out - exact).abs() <= exact.abs() * 2**-8 + 1e-4).all()
+
+
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("n, k, group", [(64, 64, 32), (128, 192, 64), (192, 320, 128), (64, 320, -1)])
+def test_weights_are_written_out_to_the_bit(
+    kernel: ctypes.CDLL, n: int, k: int, group: int, zero: bool
+) -> None:
+    case = Case(0, n, k, group, 1, 8, zero=zero)
+    _, parts, dense, _ = operands(case, 5)
+    out = torch.full((n, k), torch.nan).bfloat16()
+    pointers = [0, *(0 if part is None else part.data_ptr() for part in parts), out.data_ptr()]
+    shape = 0, n, k, 0, num_groups(k, group), group_shift(group, k)
+    assert kernel.write_out(struct.pack("19q", *pointers, *shape, *[0] * 6, 3)) == b""
+    assert torch.equal(out, dense)

@@ -6,6 +6,7 @@ namespace lamina {
 uint8_t shared[1];  // of which the place alone is asked for
 }
 #include "gemm.cuh"
+#include "write_out.cuh"
 
 struct Arguments {
   const uint16_t* x;
@@ -56,6 +57,19 @@ extern "C" int shared_bytes(int warpgroups, int64_t tokens, int group_shift, int
   if (warpgroups == 1) return bytes_of<1>(tokens, group_shift, stages, has_zero != 0);
   if (warpgroups == 2) return bytes_of<2>(tokens, group_shift, stages, has_zero != 0);
   return bytes_of<4>(tokens, group_shift, stages, has_zero != 0);
+}
+
+// The weights written out.
+extern "C" const char* write_out(const Arguments* a) {
+  host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
+  lamina::LinearW4A16<Bf16> p{};
+  p.weight = a->weight, p.scale = a->scale, p.zero = a->zero;
+  p.n = static_cast<int>(a->n), p.k = static_cast<int>(a->k);
+  p.groups = static_cast<int>(a->groups), p.group_shift = static_cast<int>(a->group_shift);
+  const unsigned blocks = static_cast<unsigned>((a->n / 64 * (a->k / 64) + 1) / 2);
+  for (unsigned block = 0; block < blocks && host::failure.empty(); ++block)
+    host::run_cluster(block, 1, lamina::kWriters, 0, [&] { lamina::write_out_kernel(p, a->out); });
+  return host::failure.c_str();
 }
 
 // What went wrong; empty where nothing did.
