@@ -4,15 +4,13 @@
 // from zero, and those sums added up in float; scales of groups of 128 columns are multiplied at that moment.
 #pragma once
 
-#include <cuda_fp8.h>
-
+#include "fp8.cuh"
 #include "hopper.cuh"
 #include "split_k_shape.cuh"
 #include "warpgroup.cuh"
 
 namespace lamina {
 
-using Float8 = __nv_fp8_e4m3;
 constexpr int kGroup = kTileColumns<Float8>;  // columns that share a scale, where a row has several
 
 template <>

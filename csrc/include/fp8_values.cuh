@@ -4,11 +4,12 @@
 #include <cuda_fp8.h>
 
 #include "float_ops.cuh"
+#include "fp8.cuh"
 #include "vec.cuh"
 
 namespace lamina {
 
-constexpr float kLargestFp8 = 448.0f, kSmallestPeak = 1.17549435e-38f;  // float's smallest normal number
+constexpr float kSmallestPeak = 1.17549435e-38f;  // float's smallest normal number
 
 __device__ __forceinline__ float scale_of(float peak) {
   return __fdiv_rn(max_or_nan(peak, kSmallestPeak), kLargestFp8);

@@ -4,7 +4,6 @@
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -27,7 +26,6 @@ inline Encode find_encode() {
 inline CUtensorMapDataType tensor_map_type(__nv_bfloat16) { return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; }
 inline CUtensorMapDataType tensor_map_type(__half) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT16; }
 inline CUtensorMapDataType tensor_map_type(Float8) { return CU_TENSOR_MAP_DATA_TYPE_UINT8; }
-inline CUtensorMapDataType tensor_map_type(__nv_fp8_e4m3) { return CU_TENSOR_MAP_DATA_TYPE_UINT8; }
 
 // A tensor as TMA takes it: the contiguous dimension first, all in elements; and boxes of it.
 template <int kDimensions>
