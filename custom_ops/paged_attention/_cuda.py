@@ -67,17 +67,8 @@ def load() -> Callable[..., None]:
             *(value_cache.data_ptr(), *value_cache.stride()[:3]),
             *(block_tables.data_ptr(), block_tables.stride(0)),
             *(seq_lens.data_ptr(), query_start_loc.data_ptr()),
-            *(
-                num_tokens,
-                key_cache.shape[0],
-                seq_lens.shape[0],
-                num_heads,
-                num_kv_heads,
-                head_dim,
-                block_size,
-                window,
-                chunk,
-            ),
+            *(num_tokens, key_cache.shape[0], seq_lens.shape[0], num_heads, num_kv_heads),
+            *(head_dim, block_size, window, chunk),
         )
         run = fp8_kernel() if is_fp8 else kernel
         for launch in launches:

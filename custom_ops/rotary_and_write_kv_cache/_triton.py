@@ -49,33 +49,29 @@ def rotary_and_write_kv_cache_kernel(
     slot = tl.load(slot_mapping + token)
     cos += token * half
     sin += token * half
+    # fmt: off
     if part < query_parts:
         source = query + token * query_token
         target = query_out + token * num_heads * half * 2
         first = part * HEADS
-        # fmt: off
         rotate_heads(
             source, query_head, target, half * 2, cos, sin, first, num_heads, half, 1.0, HEADS, HALF)
-        # fmt: on
     elif slot >= 0:
         first = (part - query_parts) % key_parts * HEADS
         if part < query_parts + key_parts:
             source = key + token * key_token
             target = in_cache(key_cache, slot, block_size, key_cache_block, key_cache_token)
             stride = key_cache_head
-            # fmt: off
             rotate_heads(
                 source, key_head, target, stride, cos, sin, first, num_kv_heads, half, key_scale, HEADS, HALF)
-            # fmt: on
         else:
             source = value + token * value_token
             target = in_cache(value_cache, slot, block_size, value_cache_block, value_cache_token)
             stride = value_cache_head
-            # fmt: off
             copy_heads(
                 source, value_head, target, stride, first, num_kv_heads, half * 2, value_scale,
                 HEADS, 2 * HALF)
-            # fmt: on
+    # fmt: on
 
 
 def rotary_and_write_kv_cache(

@@ -14,7 +14,7 @@ from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.paged_attention import _flash_attn
 from lamina.custom_ops.paged_attention.phases import LONGEST_DECODE, select_by_phase
 
-from .test_paged_attention import CANARY, DEVICE, Case, exact, make_case, naive
+from .paged_cases import CANARY, DEVICE, Case, exact, make_case, naive
 
 pytestmark = pytest.mark.gpu
 

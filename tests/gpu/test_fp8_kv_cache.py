@@ -17,7 +17,8 @@ from lamina.custom_ops._shared.fp8_cache import to_fp8
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.paged_attention import _cuda
 
-from .test_paged_attention import CANARY, DEVICE, Case, batches, check, make_case, run  # noqa: F401
+from .paged_cases import CANARY, DEVICE, Case, make_case
+from .test_paged_attention import batches, check, run  # noqa: F401
 from .test_paged_attention_triton import check as check_triton  # noqa: F401
 
 pytestmark = pytest.mark.gpu

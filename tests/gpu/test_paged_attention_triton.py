@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lamina.custom_ops._shared.registry import select
 
-from .test_paged_attention import CANARY, DEVICE, Case, exact, make_case, naive
+from .paged_cases import CANARY, DEVICE, Case, exact, make_case, naive
 
 pytestmark = pytest.mark.gpu
 
