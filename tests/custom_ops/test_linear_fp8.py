@@ -81,6 +81,10 @@ def test_nothing_is_read_beyond_its_end() -> None:
         ended = [at_the_end(part) for part in (values, x_scale, weight, scale)]
         result = _cpu.multiply_few(*ended, at_the_end(bias), torch.bfloat16)  # type: ignore[arg-type]
         torch.testing.assert_close(result, formula(x, weight, scale, bias))
+        assert torch.equal(_cpu.widened(ended[2], None), weight.float())
+        of_groups = at_the_end(torch.rand(rows, -(-columns // 128)))
+        widened = _cpu.widened(ended[2], of_groups)
+        assert torch.equal(widened, weight.float() * of_groups.repeat_interleave(128, 1)[:, :columns])
 
 
 def test_every_value_of_a_byte_counts_as_itself() -> None:
