@@ -28,6 +28,7 @@ from lamina.custom_ops.linear.choices import (
     Entry,
     GemmConfig,
     Site,
+    allowance,
     device_name_of,
     parse_entry,
     shipped,
@@ -85,7 +86,7 @@ def projections(model: str) -> list[tuple[int, int]]:
 def _in_steps(entry: Entry) -> Entry:
     """The entry, without its kernel where that loses between norms though it wins alone."""
     site = entry.site
-    if entry.kernel is None or entry.microseconds >= entry.otherwise:
+    if entry.kernel is None or entry.microseconds >= entry.otherwise * allowance(entry):
         return entry
     assert isinstance(entry.kernel, GemmConfig)
     ours, library = _times_in_steps(site, entry.kernel)

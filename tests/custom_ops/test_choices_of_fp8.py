@@ -54,6 +54,14 @@ def test_what_was_not_measured_is_guessed_and_what_was_slower_left_to_the_librar
     assert scaled.config_of(5, weight, scale, torch.bfloat16, needs_ours=True) == guess(site, 132)
 
 
+@pytest.mark.parametrize("microseconds, is_ours", [(100.0, True), (102.0, True), (104.0, False)])
+def test_a_kernel_that_starts_early_may_be_a_little_slower_alone(microseconds: float, is_ours: bool) -> None:
+    site = Site(kind="linear", num_tokens=256, n=28672, k=4096, weights="fp8")
+    config = GemmConfig(2, 256, 2, 1, 4, 66)
+    choices.adopt(NAME, [Entry(site=site, kernel=config, microseconds=microseconds, otherwise=100.0)])
+    assert choices.choose(site, NAME).kernel == (config if is_ours else None)
+
+
 def test_above_all_buckets_the_library_serves_where_it_can() -> None:
     for grouped, dtype in (False, torch.bfloat16), (True, torch.bfloat16), (False, torch.float16):
         config = scaled.config_of(1000, *weight_of(4096, 4096, grouped=grouped), dtype)
