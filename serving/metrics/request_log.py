@@ -82,8 +82,15 @@ class RequestLog:
             self._waiting.put(None, timeout=SECONDS_TO_END)
         self._thread.join(SECONDS_TO_END)
         if self._thread.is_alive():
-            self._num_dropped += self._waiting.qsize()
+            self._drop_waiting()
         self._tell_dropped()
+
+    def _drop_waiting(self) -> None:
+        """Leaves the thread to the line that holds it up, after which it ends."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._num_dropped += self._waiting.get_nowait() is not None
+        self._waiting.put_nowait(None)
 
     def _write_all(self) -> None:
         """Writes line after line, until there is a None."""

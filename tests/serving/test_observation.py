@@ -253,7 +253,10 @@ def test_a_log_that_is_never_read_again_does_not_keep_the_server_from_ending(
     assert stuck.is_inside.wait(60)
     assert server.close() == 0
     told = [each.getMessage() for each in caplog.records if "were dropped" in each.getMessage()]
-    assert len(told) == 1
+    assert [message.split()[0] for message in told] == ["3"]
+    stuck.let_go.set()
+    server.serving.request_log._thread.join(60)
+    assert len(stuck.messages) == 1
 
 
 def test_a_line_that_cannot_be_made_is_told_of_and_the_next_one_comes(start_server, monkeypatch, caplog):
