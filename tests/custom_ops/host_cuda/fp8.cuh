@@ -48,3 +48,11 @@ inline uint8_t to_e4m3(float value) {
 inline uint16_t __nv_cvt_float2_to_fp8x2(float2 two, int, int) {
   return static_cast<uint16_t>(to_e4m3(two.x) | to_e4m3(two.y) << 8);
 }
+
+namespace lamina {
+
+// As csrc/include/fp8.cuh has them.
+using Float8 = __nv_fp8_e4m3;
+constexpr float kLargestFp8 = 448.0f;
+
+}  // namespace lamina
