@@ -1,5 +1,6 @@
 """Grammars compiled for a tokenizer, each once."""
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from .grammar import PACKAGE
 
 MAX_KEPT = 256  # grammars, the last used
 MAX_SHOWN = 500  # characters of what llguidance says
-LIMITS = {"initial_lexer_fuel": 50_000}  # what expressions may take at first, of which real forms take little
+FUEL, FUEL_OF_SCHEMAS = 50_000, 300_000  # of expressions at first: a long one takes time by its square
 ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 OURS = "a value may be an instance of two ways of a oneOf; wanted anyOf in its place, or lenient"
 
@@ -57,7 +58,7 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> Any:
         llguidance = require(PACKAGE, extra="structured")
-        limits = llguidance.LLParserLimits(**LIMITS)
+        limits = llguidance.LLParserLimits(initial_lexer_fuel=_fuel(grammar))
         matcher = llguidance.LLMatcher(self._own_tokenizer(llguidance), grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # some grammars are found wrong by their first mask alone
@@ -72,6 +73,13 @@ class GrammarCompiler:
                     self._tokenizer_json(), n_vocab=self._num_valid_ids, eos_token=self._eos_token_ids
                 )
             return self._tokenizer
+
+
+def _fuel(grammar: str) -> int:
+    """Returns what the expressions of a grammar may take at first."""
+    held = json.loads(grammar)["grammars"] if grammar.startswith("{") else ()
+    has_schema = "%json" in grammar or any(each.get("json_schema") is not None for each in held)
+    return FUEL_OF_SCHEMAS if has_schema else FUEL
 
 
 def error_of(matcher: Any) -> str:

@@ -11,6 +11,7 @@ from .patterns import quotable
 from .string_formats import with_known_format
 
 MAX_PATTERNS = 64  # of names in one object, as each is held against all others
+MAX_PATTERN = 10_000  # characters of a pattern; of several, the root of the sum of their squares
 MAX_HELD = 5000  # lists and objects that an enum has
 DEEPEST = 128  # of a schema, as llguidance has it too
 DRAFT = re.compile(r"^https?://json-schema.org/(?:(draft-0[4-7])/)?schema#?$")
@@ -32,6 +33,16 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _weigh(pattern: Any, root: Whole) -> None:
+    """Raises RequestError for patterns that would take long to compile, which they do by their squares."""
+    root.weight += len(pattern) ** 2 if isinstance(pattern, str) else 0
+    if root.weight > MAX_PATTERN**2:
+        raise RequestError(
+            f"structured_outputs cannot be enforced: patterns are too long, the last of {len(pattern)} "
+            f"characters; wanted at most {MAX_PATTERN}"
+        )
+
+
 def _enforceable(schema: Any, root: Whole, depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return schema
@@ -41,6 +52,7 @@ def _enforceable(schema: Any, root: Whole, depth: int) -> Any:
     _drop_unique_items(found)
     _check_num_properties(found)
     _check_size(found)
+    _weigh(found.get("pattern"), root)
     return _with_quotable_patterns(closed(with_known_format(found)))
 
 

@@ -24,6 +24,7 @@ class Whole:
 
     def __init__(self, schema: Any) -> None:
         self._schema, self._left = schema, MAX_WORK
+        self.weight = 0  # of the patterns that are seen
 
     def look(self, num: int = 1) -> None:
         """Counts what is looked at."""
