@@ -14,7 +14,7 @@ from ..middleware.body import read_body
 from ..protocol.decoding import wrong
 from ..protocol.messages import Conversation, MessagesRequest, renamed
 from ..protocol.tool_fields import check_tools
-from ..streaming.handlers import NOT_ENFORCED, Received, beside_loop, receive, start, wait_for
+from ..streaming.handlers import LARGE_ANSWER, NOT_ENFORCED, Received, beside_loop, receive, start, wait_for
 from ..streaming.message_events import MessageEvents, Writing
 from ..streaming.sse import EventStream
 from ..tools.formats import reasoning_tags
@@ -54,7 +54,8 @@ async def create_message(request: Request) -> Response:
         return EventStream(running, events, serving.config, asked.headers)
     (output,) = await wait_for(request, running)
     (answer,) = output.outputs
-    message = writing.whole(answer, running.usage(len(answer.token_ids)))
+    is_large = plan.reads and len(answer.token_ids) > LARGE_ANSWER
+    message = await beside_loop(is_large, writing.whole, answer, running.usage(len(answer.token_ids)))
     return JSONResponse(message, headers=asked.headers)
 
 
