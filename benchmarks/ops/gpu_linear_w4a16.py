@@ -108,7 +108,8 @@ def of_projection(
     default = default_config(kind, bucket, n, k, group, processors_of(DEVICE))
     tried = [default]
     if options.tune:
-        tried += candidates(site_of(kind, bucket, n, k, DTYPE, group), group, processors_of(DEVICE))
+        site, processors = site_of(kind, bucket, n, k, DTYPE, group), processors_of(DEVICE)
+        tried += candidates(site, group, processors, by_warps=options.by_warps)
     times: dict[GemmConfig, float] = {}
     for config in dict.fromkeys(tried):
         try:
@@ -200,6 +201,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--zero", action="store_true", help="with zero points")
     parser.add_argument("--tune", action="store_true", help="try every configuration")
+    parser.add_argument("--by-warps", action="store_true", help="and those of mma.sync")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()

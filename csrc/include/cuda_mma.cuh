@@ -36,11 +36,15 @@ __device__ __forceinline__ void wait_for_copies() {
 }
 
 // ldmatrix.x4: four 8x8 matrices, of which lane 8 * m + r gives the address of row r of matrix m.
-__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void* row) {
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void* row) {
+  load_matrices(to, shared_address(row));
 }
 
 __device__ __forceinline__ void load_transposed_matrices(uint32_t (&to)[4], const void* row) {

@@ -6,6 +6,7 @@
 // tile, makes 16 registers of them and begins four WGMMAs, while those of the tile before may still run.
 #pragma once
 
+#include "cuda_mma.cuh"
 #include "dequantize.cuh"
 #include "shape.cuh"
 #include "split_k_gemm.cuh"
@@ -152,6 +153,62 @@ __device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const S
   wgmma_wait<0>();
 }
 
+// The same by mma.sync: the chain of a tile is four short instructions, of which two run at once.
+template <typename S, typename T>
+__device__ __forceinline__ void multiply_by_warps(typename S::Sums& sums, const SplitKTile& work,
+                                                  const NibbleLayout& at, const LinearW4A16<T>& p) {
+  constexpr int kWarpgroups = S::kBlockRows / kRows, kSums = S::kTokenRows / 2;
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  const int lane = threadIdx.x % kWarp, in_group = threadIdx.x % 128, row = lane % 8;
+  const bool has_zero = p.zero != nullptr;
+  const int parts = has_zero ? 2 : 1, last_group = find_group(p.k - 1, p);
+  float more[kSums] = {};  // of every second step
+  int stage = 0, parity = 0;
+  for (int step = work.begin; step < work.end; ++step) {
+    wait_barrier(at.full + stage * 8, parity);
+    const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * S::kTiles * kNibbleBytes + in_group * 16;
+    const uint32_t x = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kNibbleBytes + row * kRowBytes;
+    const uint32_t scales = at.scales + (stage * kWarpgroups + group) * parts * at.scale_bytes + in_group / 4 * 4;
+    const int last = last_group - find_group(step * S::kStep, p);
+    const auto scales_at = [&](int half_tile) {
+      return load_scales(scales + min(half_tile >> p.group_shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
+    };
+    uint4 words[S::kTiles];
+#pragma unroll
+    for (int i = 0; i < S::kTiles; ++i) words[i] = load_words(tiles + i * kNibbleBytes);
+#pragma unroll
+    for (int i = 0; i < S::kTiles; ++i) {
+      uint32_t left[4][4];
+      RowScales rows = scales_at(2 * i);
+      dequantize<T>(left[0], words[i].x, rows);
+      dequantize<T>(left[1], words[i].y, rows);
+      if (p.group_shift == 0) rows = scales_at(2 * i + 1);
+      dequantize<T>(left[2], words[i].z, rows);
+      dequantize<T>(left[3], words[i].w, rows);
+#pragma unroll
+      for (int t = 0; t < S::kTokenRows / 8; ++t) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {  // of the tile's columns, whose 16-byte units are swizzled by the row
+          uint32_t right[4];
+          load_matrices(right, x + i * S::kXBytes + t * 8 * kRowBytes + (((half * 4 + lane / 8) ^ row) << 4));
+          auto& even = *reinterpret_cast<float (*)[4]>(sums + t * 4);
+          auto& odd = *reinterpret_cast<float (*)[4]>(more + t * 4);
+          multiply_add(even, left[half * 2], {right[0], right[1]}, T{});
+          multiply_add(odd, left[half * 2 + 1], {right[2], right[3]}, T{});
+        }
+      }
+    }
+    __syncwarp();  // every lane has read the stage
+    if (lane < work.multicast) {
+      const uint32_t empty = at.empty + stage * 8;
+      work.multicast == 1 ? arrive(empty) : arrive_at_peer(empty, work.rank * work.multicast + lane);
+    }
+    if (++stage == at.stages) stage = 0, parity ^= 1;
+  }
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) sums[i] += more[i];
+}
+
 // A cluster's sums added up, and the results stored.
 template <typename S, bool kGated, typename T>
 __device__ __forceinline__ void finish_nibbles(typename S::Sums& sums, const SplitKTile& work, const NibbleLayout& at,
@@ -183,7 +240,7 @@ __device__ __forceinline__ void finish_nibbles(typename S::Sums& sums, const Spl
 }
 
 template <typename S, bool kGated, typename T>
-__global__ void __launch_bounds__(S::kThreads + kWarp)
+__global__ void __launch_bounds__(S::kThreads + kWarp, S::kByWarps ? 1 : 0)
     nibble_gemm_kernel(const __grid_constant__ CUtensorMap x, LinearW4A16<T> p) {
   extern __shared__ uint8_t shared[];
   const SplitKTile work = find_work<S::kTokenRows, S::kStep>(p.k, p.multicast, p.split_k);
@@ -210,7 +267,10 @@ __global__ void __launch_bounds__(S::kThreads + kWarp)
     __syncwarp();
   } else {
     if (work.multicast > 1 || sends) wait_for_cluster();
-    multiply_nibbles<S>(sums, work, at, p);
+    if constexpr (S::kByWarps)
+      multiply_by_warps<S>(sums, work, at, p);
+    else
+      multiply_nibbles<S>(sums, work, at, p);
   }
   finish_nibbles<S, kGated>(sums, work, at, p, sends);
 }

@@ -37,7 +37,17 @@ int write_out(const LinearW4A16<T>& p, T* out, cudaStream_t stream) {
 template <bool kGated, typename T>
 int linear_w4a16(const LinearW4A16<T>& p, const void* x, int64_t x_stride, const GemmConfig& config,
                  cudaStream_t stream) {
-  if (!is_even(config) || config.clusters != 0) return cudaErrorInvalidValue;
+  if (!is_even(config) || config.clusters > 1) return cudaErrorInvalidValue;
+  if (config.clusters == 1) {  // which here stands for products by warps
+    return with_constant<1, 2>(config.warpgroups, [&](auto warpgroups) {
+      return with_constant<8, 16, 32>(config.tile_tokens, [&](auto tokens) {
+        using S = NibbleShape<warpgroups.value, tokens.value, true>;
+        if constexpr (!kGated || warpgroups.value % 2 == 0)
+          return launch_nibble_gemm<S, kGated>(p, x, x_stride, stream);
+        return static_cast<int>(cudaErrorInvalidValue);
+      });
+    });
+  }
   return with_constant<1, 2, 4>(config.warpgroups, [&](auto warpgroups) {
     return with_constant<8, 16, 32, 64, 128>(config.tile_tokens, [&](auto tokens) {
       constexpr bool kPaired = !kGated || warpgroups.value % 2 == 0;

@@ -20,8 +20,10 @@ struct LinearW4A16 : Linear<T> {
   int scale_bytes;          // of one stage and warpgroup, without zero points
 };
 
-template <int kWarpgroups, int kTokens>
+// Where kByWarps, each warp multiplies its 16 rows by mma.sync, else a warpgroup its 64 by WGMMA.
+template <int kWarpgroups, int kTokens, bool kByWarpsAlone = false>
 struct NibbleShape {
+  static constexpr bool kByWarps = kByWarpsAlone;
   static constexpr int kTokenRows = kTokens;
   static constexpr int kBlockRows = kWarpgroups * kRows, kThreads = kWarpgroups * 128;  // consumer threads
   static constexpr int kTiles = kTokens <= 16 ? 4 : 2;                                  // of a row of tiles, a stage

@@ -34,6 +34,11 @@ PREFIX = "w4a16/"  # of how sites name the weights
 RESIDENT_OF_FEW, RESIDENT = 3, 2  # blocks a processor that run at once, of up to 16 rows of x and of more
 MOST_BLOCKS = 6  # that are worth a try
 BARRIER_BYTES, ALIGN_BYTES, SYSTEM_BYTES = 448, 1024, 1024
+BY_WARPS = {
+    1: (8, 16, 32),
+    2: (8, 16, 32),
+    4: (),
+}  # the same of mma.sync, where a configuration's clusters are 1
 WARPGROUPS = {1: (8, 16, 32, 64, 128), 2: (8, 16, 32, 64, 128), 4: (32, 64)}  # tile_tokens compiled for each
 
 
@@ -126,9 +131,16 @@ def most_stages(
     return next(fitting, None)
 
 
-def candidates(site: Site, group: int, num_processors: int) -> tuple[GemmConfig, ...]:
-    """The configurations worth measuring on so many multiprocessors."""
-    return tuple(dict.fromkeys(_candidates(site, group, num_processors)))
+def candidates(
+    site: Site, group: int, num_processors: int, *, by_warps: bool = False
+) -> tuple[GemmConfig, ...]:
+    """The configurations worth measuring on so many multiprocessors; those of mma.sync only if asked for.
+
+    That kernel gave the right results on a host, but has not been tried on a GPU.
+    """
+    found = tuple(dict.fromkeys(_candidates(site, group, num_processors)))
+    few = [config for config in found if config.tile_tokens in BY_WARPS[config.warpgroups]]
+    return (*found, *(config._replace(clusters=1) for config in few if by_warps))
 
 
 def _candidates(site: Site, group: int, num_processors: int) -> Iterator[GemmConfig]:

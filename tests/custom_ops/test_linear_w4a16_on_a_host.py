@@ -52,6 +52,7 @@ class Case(NamedTuple):
     stages: int = 2
     zero: bool = True
     gated: bool = False
+    by_warps: bool = False
 
 
 CASES = [
@@ -74,6 +75,12 @@ CASES = [
     Case(8, 256, 448, 64, 2, 8, split_k=2, gated=True),
     Case(30, 384, 320, 32, 2, 32, multicast=2, split_k=2, gated=True),
     Case(50, 384, 256, -1, 2, 64, gated=True, zero=False),
+    # by mma.sync
+    Case(5, 128, 1344, 128, 1, 8, split_k=2, stages=3, by_warps=True),
+    Case(8, 64, 320, 32, 1, 8, zero=False, by_warps=True),
+    Case(7, 256, 448, 64, 2, 8, split_k=2, gated=True, by_warps=True),
+    Case(19, 192, 704, 64, 2, 16, multicast=2, split_k=2, by_warps=True),
+    Case(30, 128, 576, -1, 1, 32, by_warps=True),
 ]
 
 
@@ -85,7 +92,7 @@ def launched(kernel: ctypes.CDLL, case: Case, parts: list[Tensor | None], x: Ten
     assert shift is not None
     shape = case.num_rows, case.n, case.k, x.stride(0), num_groups(case.k, case.group), shift
     config = case.warpgroups, case.tokens, case.multicast, case.split_k, case.stages
-    assert kernel.run(struct.pack("19q", *pointers, *shape, *config, case.gated, seed)) == b""
+    assert kernel.run(struct.pack("20q", *pointers, *shape, *config, case.gated, seed, case.by_warps)) == b""
     return out
 
 
@@ -136,5 +143,5 @@ def test_weights_are_written_out_to_the_bit(
     out = torch.full((n, k), torch.nan).bfloat16()
     pointers = [0, *(0 if part is None else part.data_ptr() for part in parts), out.data_ptr()]
     shape = 0, n, k, 0, num_groups(k, group), group_shift(group, k)
-    assert kernel.write_out(struct.pack("19q", *pointers, *shape, *[0] * 6, 3)) == b""
+    assert kernel.write_out(struct.pack("20q", *pointers, *shape, *[0] * 6, 3, 0)) == b""
     assert torch.equal(out, dense)

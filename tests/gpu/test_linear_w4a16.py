@@ -115,6 +115,9 @@ CONFIGS = [
     for tokens in sizes
     for cluster in SHAPES[tokens]
 ]
+BY_MMA = [
+    (groups, tokens, *cluster) for groups in (1, 2) for tokens in (8, 16, 32) for cluster in SHAPES[tokens]
+]
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=str)
 
 
@@ -129,6 +132,19 @@ def test_every_configuration_gives_the_product_rounded_once(config: tuple[int, i
             case = make(num_rows, n, k, group, zero=bool(zero), bias=bool(num_rows % 2))
             which = config_of(warpgroups, tokens, k, *cluster)
             check(poisoned(lambda c=case, w=which: _cuda.launch(*c[:6], w)), case)
+
+
+@pytest.mark.parametrize("config", BY_MMA, ids=str)
+def test_products_by_warps(config: tuple[int, int, int, int]) -> None:
+    """Every group and dtype, gated too."""
+    warpgroups, tokens, *cluster = config
+    for group, dtype in itertools.product(GROUPS, (torch.bfloat16, torch.float16)):
+        for k, gated in ((1088, False), (320, warpgroups > 1)):
+            case = make(tokens - 1, 384, k, group, zero=gated, dtype=dtype)
+            which = config_of(warpgroups, tokens, k, *cluster)._replace(clusters=1)
+            check(
+                poisoned(lambda c=case, w=which, g=gated: _cuda.launch(*c[:6], w, gated=g)), case, gated=gated
+            )
 
 
 @pytest.mark.parametrize("group", GROUPS)

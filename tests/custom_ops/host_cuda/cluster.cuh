@@ -424,6 +424,31 @@ void wgmma_fp8(float (&sums)[columns / 2], uint64_t left, uint64_t right) {
   };
   host::current->wgmmas.emplace_back(read_later);
 }
+// mma.sync and ldmatrix: lanes give what they hold, and each computes its own four sums.
+inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
+  const auto rows = host::multicast(row);
+  for (unsigned m = 0; m < 4; ++m)
+    to[m] = load_shared<uint32_t>(static_cast<uint32_t>(rows[m * 8 + threadIdx.x % 32 / 4]) + threadIdx.x % 4 * 4);
+}
+template <typename T>
+void multiply_add(float (&sum)[4], const uint32_t (&left)[4], const uint32_t (&right)[2], T) {
+  std::array<uint64_t, 32> halves[2];
+  for (int i = 0; i < 2; ++i) halves[i] = host::multicast(uint64_t{left[2 * i + 1]} << 32 | left[2 * i]);
+  const auto of_right = host::multicast(uint64_t{right[1]} << 32 | right[0]);
+  const auto as_float = [](uint64_t registers, int at) {
+    T value;
+    value.bits = static_cast<uint16_t>(registers >> at);
+    return static_cast<float>(value);
+  };
+  const unsigned first = threadIdx.x % 32 / 4 * 4;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned column = threadIdx.x % 4 * 2 + static_cast<unsigned>(i % 2);
+    for (int k = 0; k < 16; ++k) {
+      const float weight = as_float(halves[k / 8][first + k % 8 / 2], 32 * (i / 2) + 16 * (k % 2));
+      sum[i] += weight * as_float(of_right[column * 4 + k % 8 / 2], 32 * (k / 8) + 16 * (k % 2));
+    }
+  }
+}
 inline void arrive_at_cluster() { ++host::num_at_cluster, ++host::news; }
 inline void wait_for_cluster() {
   const int64_t wanted = ++host::waits_at_cluster[host::current] * static_cast<int64_t>(host::fibers.size());

@@ -14,12 +14,12 @@ struct Arguments {
   const Bf16 *scale, *zero, *bias;
   Bf16* out;
   int64_t tokens, n, k, x_stride, groups, group_shift, warpgroups, tile_tokens, multicast, split_k, stages, is_gated,
-      seed;
+      seed, by_warps;
 };
 
-template <int kWarpgroups, int kTokens, bool kGated>
+template <int kWarpgroups, int kTokens, bool kGated, bool kByWarps = false>
 void run_all(const Arguments& a) {
-  using S = lamina::NibbleShape<kWarpgroups, kTokens>;
+  using S = lamina::NibbleShape<kWarpgroups, kTokens, kByWarps>;
   lamina::LinearW4A16<Bf16> p{};
   p.bias = a.bias, p.out = a.out, p.weight = a.weight, p.scale = a.scale, p.zero = a.zero;
   p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
@@ -76,6 +76,13 @@ extern "C" const char* write_out(const Arguments* a) {
 extern "C" const char* run(const Arguments* a) {
   host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
   const int64_t shape = (a->warpgroups * 1000 + a->tile_tokens) * 10 + a->is_gated;
+  if (a->by_warps) {
+    if (shape == 10080) run_all<1, 8, false, true>(*a);
+    if (shape == 20081) run_all<2, 8, true, true>(*a);
+    if (shape == 20160) run_all<2, 16, false, true>(*a);
+    if (shape == 10320) run_all<1, 32, false, true>(*a);
+    return host::failure.c_str();
+  }
   if (shape == 10080) run_all<1, 8, false>(*a);
   if (shape == 20080) run_all<2, 8, false>(*a);
   if (shape == 20081) run_all<2, 8, true>(*a);
