@@ -98,7 +98,7 @@ LINEAR = ["Linear"]
             ALL - {HEAD, OUT},
         ),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value) if isinstance(value, set) else value),  # alike in every process
 )
 def test_exempt_modules(config: dict[str, Any], expected: set[str]) -> None:
     assert quantized(config) == expected
