@@ -21,7 +21,9 @@ Model = Annotated[
 Output = Annotated[Path, typer.Option("--output", "-o", help="The folder to write; it must not hold files.")]
 GroupSize = Annotated[
     int | None,
-    typer.Option(help="Columns that share a scale, of w4a16: 32, 64, 128 or -1, a row.  [default: 128]"),
+    typer.Option(
+        help="Columns that share a scale, of w4a16: 32, 64, 128 or -1, a row.  [default: what fits]"
+    ),
 ]
 Asymmetric = Annotated[bool, typer.Option("--asymmetric", help="A zero point for each group, of w4a16.")]
 Ignore = Annotated[

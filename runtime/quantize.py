@@ -55,11 +55,12 @@ def quantize(
     """Write a model with its projections quantized to a folder, in the format of compressed-tensors.
 
     `model` is a folder, a .gguf file or a hub id, of float weights. `scheme` is fp8 or int8 (a scale a row,
-    activations quantized as they come) or w4a16 (four bits; `group_size` columns share a scale: 32, 64, 128
-    or -1, a whole row; with `symmetric=False` a zero point too). Weights are rounded to nearest, a few
-    million at a time; with `gptq=True` so that the outputs on a text, `calibration`, are kept: the model
-    runs once over `calibration_tokens` of it on `device`, in float32. The embedding, the LM head, norms,
-    biases and modules that `ignore` names stay as they are.
+    activations quantized as they come) or w4a16 (four bits; `group_size` columns share a scale: 32, 64, 128,
+    -1 for a whole row, or None for the largest that divides every projection's columns; with
+    `symmetric=False` a zero point too). Weights are rounded to nearest, a few million at a time; with
+    `gptq=True` so that the outputs on a text, `calibration`, are kept: the model runs once over
+    `calibration_tokens` of it on `device`, in float32. The embedding, the LM head, norms, biases and modules
+    that `ignore` names stay as they are.
 
     The folder appears whole or not at all; one that holds files is only replaced with `overwrite=True`.
     Raises ConfigError for settings that do not go together, UnsupportedError for a model that is quantized
@@ -79,6 +80,7 @@ def quantize(
     folder = resolve(model, store=store, needs_tokenizer=gptq)
     check_output(output, folder, overwrite=overwrite)
     source = read_source(folder, recipe)
+    recipe = recipe.fitted(module.weight.shape[1] for module in source.modules)
     calibrated = None
     if calibration is not None:
         windows = _calibration_windows(source, Path(calibration), calibration_tokens)

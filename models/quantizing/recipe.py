@@ -2,14 +2,14 @@
 
 import fnmatch
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from ...common.errors import ConfigError, shown
 
 SCHEMES = ("fp8", "int8", "w4a16")
 GROUP_SIZES = (32, 64, 128, -1)
-DEFAULT_GROUP_SIZE = 128
+DEFAULT_GROUP_SIZES = (128, 64, 32)  # the first that divides the columns of every projection
 REGEX = "re:"  # before a pattern that is a regular expression, as in compressed-tensors' own lists
 
 
@@ -21,7 +21,7 @@ class Recipe:
     """fp8 or int8, a scale a row and activations quantized as they come, or w4a16, four bits in groups."""
 
     group_size: int | None = None
-    """Of w4a16: 32, 64 or 128 columns that share a scale, or -1 for a whole row; None: 128."""
+    """Of w4a16: 32, 64 or 128 columns that share a scale, -1 for a whole row; None: the largest that fits."""
 
     symmetric: bool = True
     """Of w4a16: whether zero lies in the middle, or each group has a zero point of its own."""
@@ -56,7 +56,14 @@ class Recipe:
         """How many columns share a scale; None: a whole row."""
         if self.scheme != "w4a16" or self.group_size == -1:
             return None
-        return self.group_size or DEFAULT_GROUP_SIZE
+        return self.group_size or DEFAULT_GROUP_SIZES[0]
+
+    def fitted(self, widths: Iterable[int]) -> "Recipe":
+        """Returns the recipe for projections of so many columns: without a group size, with one that fits."""
+        if self.scheme != "w4a16" or self.group_size is not None:
+            return self
+        fitting = fitting_group_sizes(widths)
+        return replace(self, group_size=fitting[0]) if fitting else self
 
     def ignores(self, name: str) -> bool:
         """Whether a module stays as it is."""
@@ -70,6 +77,12 @@ class Recipe:
                     f"ignore has {shown(pattern)}, which no projection is called; wanted a name such as "
                     f"{names[0] if names else 'lm_head'}, with * and ?, or re: and a regular expression"
                 )
+
+
+def fitting_group_sizes(widths: Iterable[int]) -> list[int]:
+    """The sizes of groups, the largest first, that divide all of these numbers of columns."""
+    known = [*widths]
+    return [size for size in DEFAULT_GROUP_SIZES if not any(width % size for width in known)]
 
 
 def _compiled(pattern: object) -> re.Pattern[str]:

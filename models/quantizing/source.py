@@ -14,7 +14,7 @@ from ..checkpoints.weights import read_checkpoint
 from ..config import DTYPES, ModelConfig, read_model_config
 from ..fields import read_json
 from ..registry import ModelDefinition, ParameterSpec, find_model
-from .recipe import Recipe
+from .recipe import Recipe, fitting_group_sizes
 
 CHUNK_ELEMENTS = 1 << 22  # of a tensor that are in memory at once
 ROWS_AT_ONCE = 8  # chunks begin at a multiple of it, since zero points of so many rows share a word
@@ -181,11 +181,11 @@ def _check_fused(projections: tuple[Module, ...], quantized: set[str]) -> None:
 def _check_groups(recipe: Recipe, modules: tuple[Module, ...]) -> None:
     if not modules:
         raise ConfigError("ignore leaves every projection as it is; wanted some to quantize")
-    group = recipe.columns
+    group = recipe.fitted(module.weight.shape[1] for module in modules).columns
     for module in modules:
         columns = module.weight.shape[1]
         if group and columns % group:
-            fitting = [size for size in (128, 64, 32) if all(m.weight.shape[1] % size == 0 for m in modules)]
+            fitting = fitting_group_sizes(m.weight.shape[1] for m in modules)
             others = [f"group_size={size}" for size in (*fitting, -1)]
             raise ConfigError(
                 f"group_size is {group}, which does not divide the {columns} columns of {module.name}; "

@@ -138,6 +138,19 @@ def test_modules_that_are_ignored_stay_and_are_listed(tiny_folder: Path, tmp_pat
     assert all(torch.equal(before[f"{name}.weight"], after[f"{name}.weight"]) for name in stay)
 
 
+def test_groups_that_nobody_chose_are_the_largest_that_fit_every_projection(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    lamina.quantize(tiny_folder, tmp_path / "new", scheme="w4a16")
+    config = json.loads((tmp_path / "new" / "config.json").read_text())["quantization_config"]
+    (groups,) = config["config_groups"].values()
+    assert groups["weights"]["group_size"] == 64  # as all its projections have 64 columns, or 128
+    lamina.quantize(tiny_folder, tmp_path / "asked", scheme="w4a16", group_size=64)
+    written, asked = (load_file(tmp_path / name / "model.safetensors") for name in ("new", "asked"))
+    assert written.keys() == asked.keys()
+    assert all(torch.equal(written[name], asked[name]) for name in written)
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
@@ -152,7 +165,7 @@ def test_modules_that_are_ignored_stay_and_are_listed(tiny_folder: Path, tmp_pat
         ),
         ({"scheme": "int8", "symmetric": False}, "symmetric is False and scheme is 'int8'"),
         (
-            {"scheme": "w4a16"},
+            {"scheme": "w4a16", "group_size": 128},
             r"is 128, which does not divide the 64 columns of .*q_proj; use group_",
         ),
         ({"scheme": "fp8", "ignore": "lm_head"}, r"ignore is 'lm_head'; wanted a list"),
