@@ -33,6 +33,7 @@ class RuntimeSettings(TypedDict, total=False):
     num_kv_blocks: int | None
     memory_fraction: float
     prefix_cache: bool
+    jump_forward: bool
     swap_bytes: int | None
     record: str | Path | None
     compile: bool | CompileConfig
