@@ -1,4 +1,5 @@
 // The C entry point of act_and_mul_fp8 on CUDA.
+#include "architecture.cuh"
 #include "kernel.cuh"
 
 // As the caller packs them: 8 bytes each, the stride in elements. Rows are of 16-byte vectors.
@@ -14,6 +15,7 @@ extern "C" {
 int64_t act_and_mul_fp8_arguments_size() { return sizeof(ActAndMulFp8Arguments); }
 
 int act_and_mul_fp8(const ActAndMulFp8Arguments* a) {
+#if LAMINA_HOPPER  // whose clusters share long rows
   const lamina::QuantizedRows to{a->out, a->scale, a->rows, a->intermediate, a->group != 0};
   return lamina::with_narrow_dtype(a->dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -21,5 +23,8 @@ int act_and_mul_fp8(const ActAndMulFp8Arguments* a) {
     return a->gelu ? lamina::quantize_gated<T, lamina::Gelu>(gate_up, a->stride, to, a->stream)
                    : lamina::quantize_gated<T, lamina::Silu>(gate_up, a->stride, to, a->stream);
   });
+#else
+  return cudaErrorNotSupported;
+#endif
 }
 }

@@ -7,11 +7,9 @@
 
 #include <cstdint>
 
+#include "architecture.cuh"
 #include "cache_policy.cuh"
 #include "cuda_mma.cuh"
-
-// Whether this compilation is for sm_90a; elsewhere nothing of this file may be called.
-#define LAMINA_HOPPER (__CUDA_ARCH_LIST__ == 900)
 
 namespace lamina {
 

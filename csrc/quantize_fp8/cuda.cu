@@ -1,4 +1,5 @@
 // The C entry point of quantize_fp8 on CUDA.
+#include "architecture.cuh"
 #include "kernel.cuh"
 
 // As the caller packs them: 8 bytes each, the stride in elements. Rows are of 16-byte vectors.
@@ -14,10 +15,14 @@ extern "C" {
 int64_t quantize_fp8_arguments_size() { return sizeof(QuantizeFp8Arguments); }
 
 int quantize_fp8(const QuantizeFp8Arguments* a) {
+#if LAMINA_HOPPER  // whose clusters share long rows
   const lamina::QuantizedRows to{a->out, a->scale, a->rows, a->columns, a->group != 0};
   return lamina::with_narrow_dtype(a->dtype, [&](auto zero) {
     using T = decltype(zero);
     return lamina::quantize_rows<T>(lamina::PlainRows<T>{static_cast<const T*>(a->x), a->stride}, to, a->stream);
   });
+#else
+  return cudaErrorNotSupported;
+#endif
 }
 }
