@@ -68,19 +68,8 @@ class Ways(NamedTuple):
     library: Callable[[Any], Tensor]
 
 
-class Fp8Weight(NamedTuple):
-    """Weights in FP8, and their scales."""
-
-    values: Tensor
-    scale: Tensor
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
-
-
-class FourBitWeight(NamedTuple):
-    """Weights in four bits and their scales, shuffled; random bits are as good as any."""
+class ScaledWeight(NamedTuple):
+    """Weights in fewer bits, and their scales, as a kernel takes them."""
 
     values: Tensor
     scale: Tensor
@@ -126,12 +115,12 @@ def _fp8_ways(site: Site, x: Tensor, weights: list[Tensor]) -> Ways:
     grouped = site.weights == "fp8_block"
     values, x_scale = OPS.quantize_fp8.default(x, GROUP if grouped else 0)
     scale = x.new_ones((site.n, num_groups(site.k)) if grouped else (site.n,), dtype=torch.float32)
-    given = [Fp8Weight(weight.to(FP8), scale) for weight in weights]
+    given = [ScaledWeight(weight.to(FP8), scale) for weight in weights]
 
-    def ours(config: GemmConfig, weight: Fp8Weight) -> Tensor:
+    def ours(config: GemmConfig, weight: ScaledWeight) -> Tensor:
         return scaled.launch(values, x_scale, *weight, None, x.dtype, config)
 
-    def library(weight: Fp8Weight) -> Tensor:
+    def library(weight: ScaledWeight) -> Tensor:
         return scaled.library(values, x_scale, *weight, None, x.dtype)
 
     guessed = guess(site, processors_of(x.device))
@@ -146,13 +135,14 @@ def _four_bit_ways(site: Site, x: Tensor, group: int) -> Ways:
     def random() -> Tensor:
         return torch.randint(0, 256, (site.n, site.k // 2), dtype=torch.uint8, device=x.device)
 
-    given = [FourBitWeight(random(), scale) for _ in range(ceil_div(ROTATED_BYTES, site.n * site.k // 2))]
+    # Random bits are as good as any.
+    given = [ScaledWeight(random(), scale) for _ in range(ceil_div(ROTATED_BYTES, site.n * site.k // 2))]
     gated = site.kind == "gated"
 
-    def ours(config: GemmConfig, weight: FourBitWeight) -> Tensor:
+    def ours(config: GemmConfig, weight: ScaledWeight) -> Tensor:
         return four_bits.launch(x, *weight, None, None, group, config, gated=gated)
 
-    def library(weight: FourBitWeight) -> Tensor:
+    def library(weight: ScaledWeight) -> Tensor:
         return four_bits.by_library(x, *weight, None, None, group, gated=gated)
 
     return Ways(given, ours, library)

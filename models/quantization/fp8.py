@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ... import custom_ops
-from ...common.errors import LoadError
-from .scheme import Parts, QuantScheme, Shape, register_scheme
+from .scheme import Parts, QuantScheme, Shape, largest_of, register_scheme
 
 LARGEST = 448.0  # of e4m3, which has no infinity
 BLOCK = 128  # rows, and columns, of a block with one scale
@@ -29,7 +28,7 @@ def by_blocks(shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, tor
 def store_rows(rows: Tensor, parts: Parts) -> None:
     """Each row by the scale that its largest weight gives. LoadError where that is not finite."""
     values, scale = parts
-    scale.copy_(_peak(rows) / LARGEST)
+    scale.copy_(largest_of(rows) / LARGEST)
     values.copy_(_rounded(rows, scale[:, None]))
 
 
@@ -37,7 +36,9 @@ def store_blocks(rows: Tensor, parts: Parts) -> None:
     """Each 128 columns of a row by the scale that their largest weight gives. LoadError as for rows."""
     values, scale = parts
     blocks = range(0, rows.shape[1], BLOCK)
-    scale.copy_(torch.stack([_peak(rows[:, first : first + BLOCK]) for first in blocks], dim=1) / LARGEST)
+    scale.copy_(
+        torch.stack([largest_of(rows[:, first : first + BLOCK]) for first in blocks], dim=1) / LARGEST
+    )
     values.copy_(_rounded(rows, expanded(scale, rows.shape[1])))
 
 
@@ -58,13 +59,6 @@ def multiply(x: Tensor, parts: Parts, bias: Tensor | None, *, bound: float | Non
 def expanded(scale: Tensor, columns: int) -> Tensor:
     """The scale of each weight [n, columns], of one [n, blocks] for each 128 columns."""
     return scale.repeat_interleave(BLOCK, dim=1)[:, :columns]
-
-
-def _peak(rows: Tensor) -> Tensor:
-    peak = rows.abs().amax(dim=1)
-    if not bool(peak.isfinite().all()):
-        raise LoadError("holds weights that are not finite; quantization needs a largest one")
-    return peak
 
 
 def _rounded(rows: Tensor, scale: Tensor) -> Tensor:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ... import custom_ops
-from ...common.errors import LoadError
-from .scheme import Parts, QuantScheme, Shape, register_scheme
+from .scheme import Parts, QuantScheme, Shape, largest_of, register_scheme
 
 LARGEST = 127  # symmetric: -128 is left out, so that a weight and its negative cost the same error
 
@@ -20,10 +19,7 @@ def tensors(shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch
 def store(rows: Tensor, parts: Parts) -> None:
     """Each row by the scale that its largest weight gives. LoadError where that is not finite."""
     values, scale = parts
-    peak = rows.abs().amax(dim=1)
-    if not bool(peak.isfinite().all()):
-        raise LoadError("holds weights that are not finite; quantization needs a largest one")
-    scale.copy_(peak / LARGEST)
+    scale.copy_(largest_of(rows) / LARGEST)
     steps = rows / torch.where(scale > 0, scale, 1.0)[:, None]
     values.copy_(steps.round_())
 

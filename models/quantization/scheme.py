@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...common.errors import ConfigError, shown
+from ...common.errors import ConfigError, LoadError, shown
 
 Shape = tuple[int, ...]
 TensorTable = dict[str, tuple[Shape, torch.dtype]]
@@ -22,6 +22,14 @@ def store_one(rows: Tensor, parts: Parts) -> None:
 def restore_one(parts: Parts) -> Tensor:
     """The one part in float32."""
     return parts[0].to(torch.float32, copy=True)
+
+
+def largest_of(rows: Tensor) -> Tensor:
+    """The largest absolute weight of each row. LoadError where one is not finite."""
+    peak = rows.abs().amax(dim=1)
+    if not bool(peak.isfinite().all()):
+        raise LoadError("holds weights that are not finite; quantization needs a largest one")
+    return peak
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

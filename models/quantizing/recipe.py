@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ...common.errors import ConfigError, shown
+from ..quantization.w4a16 import GROUPS
 
 SCHEMES = ("fp8", "int8", "w4a16")
 GROUP_SIZES = (32, 64, 128, -1)
-DEFAULT_GROUP_SIZES = (128, 64, 32)  # the first that divides the columns of every projection
 REGEX = "re:"  # before a pattern that is a regular expression, as in compressed-tensors' own lists
 
 
@@ -56,7 +56,7 @@ class Recipe:
         """How many columns share a scale; None: a whole row."""
         if self.scheme != "w4a16" or self.group_size == -1:
             return None
-        return self.group_size or DEFAULT_GROUP_SIZES[0]
+        return self.group_size or GROUPS[0]
 
     def fitted(self, widths: Iterable[int]) -> "Recipe":
         """Returns the recipe for projections of so many columns: without a group size, with one that fits."""
@@ -82,7 +82,7 @@ class Recipe:
 def fitting_group_sizes(widths: Iterable[int]) -> list[int]:
     """The sizes of groups, the largest first, that divide all of these numbers of columns."""
     known = [*widths]
-    return [size for size in DEFAULT_GROUP_SIZES if not any(width % size for width in known)]
+    return [size for size in GROUPS if not any(width % size for width in known)]
 
 
 def _compiled(pattern: object) -> re.Pattern[str]:

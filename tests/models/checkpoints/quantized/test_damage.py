@@ -20,23 +20,10 @@ from lamina.models.fields import Fields
 from lamina.models.registry import find_model
 
 from . import writers
-from .writers import ct, weights_of
+from .writers import PACKED
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
-
-
-@pytest.fixture(scope="session")
-def source(make_tiny_folder: Callable[..., Path]) -> Path:
-    return make_tiny_folder()
-
-
-PACKED = ct(
-    "pack-quantized",
-    weights_of(4, "int", "group", group_size=32),
-    partial(writers.ct_packed, group=32, sym=True),
-    "w4a16",
-)
 
 
 def read(folder: Path) -> Any:

@@ -24,7 +24,7 @@ from lamina.models.registry import ParameterSpec, find_model
 
 from ....families import FAMILIES
 from . import writers
-from .writers import ct, weights_of
+from .writers import PACKED, ct, weights_of
 
 Q, K, V, OUT = (f"model.layers.0.self_attn.{name}_proj" for name in "qkvo")
 GATE, UP, DOWN = (f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down"))
@@ -152,19 +152,6 @@ def test_parts_of_one_projection_are_exempt_together_or_refused_by_their_names(e
         assert table[name] == (spec.shape, torch.float32 if is_dense else torch.int8)
     starts = {module.name: module.start for module in modules}
     assert all(starts[name] == start for name, start in {K: 8, V: 16, UP: 8}.items() if name in starts)
-
-
-@pytest.fixture(scope="session")
-def source(make_tiny_folder: Callable[..., Path]) -> Path:
-    return make_tiny_folder()
-
-
-PACKED = ct(
-    "pack-quantized",
-    weights_of(4, "int", "group", group_size=32),
-    partial(writers.ct_packed, group=32, sym=True),
-    "w4a16",
-)
 
 
 def ignoring(ignore: list[str], dense: tuple[str, ...]) -> writers.Dialect:

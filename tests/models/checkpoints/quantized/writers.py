@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,15 @@ def weights_of(bits: int, kind: str, strategy: str, **more: Any) -> dict[str, An
 
 
 DYNAMIC = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
+
+
+# Four bits a weight in symmetric groups of 32.
+PACKED = ct(
+    "pack-quantized",
+    weights_of(4, "int", "group", group_size=32),
+    partial(ct_packed, group=32, sym=True),
+    "w4a16",
+)
 
 
 def save(folder: Path, source: Path, dialect: Dialect, *, bias: bool = False) -> tuple[Path, Path]:
