@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ... import custom_ops
+from ...custom_ops._shared.fp8 import LARGEST, divided
 from .scheme import Parts, QuantScheme, Shape, largest_of, register_scheme
 
-LARGEST = 448.0  # of e4m3, which has no infinity
 BLOCK = 128  # rows, and columns, of a block with one scale
 HEAD = frozenset({"lm_head"})  # stays dense where the setting asks: few bytes of all, in every token's way
 
@@ -28,7 +28,7 @@ def by_blocks(shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, tor
 def store_rows(rows: Tensor, parts: Parts) -> None:
     """Each row by the scale that its largest weight gives. LoadError where that is not finite."""
     values, scale = parts
-    scale.copy_(largest_of(rows) / LARGEST)
+    scale.copy_(divided(largest_of(rows), LARGEST))
     values.copy_(_rounded(rows, scale[:, None]))
 
 
@@ -36,9 +36,8 @@ def store_blocks(rows: Tensor, parts: Parts) -> None:
     """Each 128 columns of a row by the scale that their largest weight gives. LoadError as for rows."""
     values, scale = parts
     blocks = range(0, rows.shape[1], BLOCK)
-    scale.copy_(
-        torch.stack([largest_of(rows[:, first : first + BLOCK]) for first in blocks], dim=1) / LARGEST
-    )
+    peaks = torch.stack([largest_of(rows[:, first : first + BLOCK]) for first in blocks], dim=1)
+    scale.copy_(divided(peaks, LARGEST))
     values.copy_(_rounded(rows, expanded(scale, rows.shape[1])))
 
 

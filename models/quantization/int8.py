@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ... import custom_ops
+from ...custom_ops._shared.fp8 import divided
 from .scheme import Parts, QuantScheme, Shape, largest_of, register_scheme
 
 LARGEST = 127  # symmetric: -128 is left out, so that a weight and its negative cost the same error
@@ -19,7 +20,7 @@ def tensors(shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch
 def store(rows: Tensor, parts: Parts) -> None:
     """Each row by the scale that its largest weight gives. LoadError where that is not finite."""
     values, scale = parts
-    scale.copy_(largest_of(rows) / LARGEST)
+    scale.copy_(divided(largest_of(rows), LARGEST))
     steps = rows / torch.where(scale > 0, scale, 1.0)[:, None]
     values.copy_(steps.round_())
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ... import custom_ops
 from ...common.errors import LoadError, UnsupportedError
+from ...custom_ops._shared.fp8 import divided
 from ...custom_ops.linear_w4a16.layout import (
     is_kept_shuffled,
     pack,
@@ -78,7 +79,7 @@ class Layout:
         """
         packed, scale, zero, order = self.named(parts)
         groups = torch.unflatten(rows, 1, (scale.shape[1], -1))
-        scale.copy_(groups.abs().amax(dim=2) / STEPS)
+        scale.copy_(divided(groups.abs().amax(dim=2), STEPS))
         if not bool(scale.isfinite().all()):
             raise LoadError(f"holds weights that are not finite, or too large for scales in {scale.dtype}")
         step = scale.to(torch.float32)[:, :, None]
