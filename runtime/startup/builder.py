@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import UnsupportedError
+from ...common.logging import get_logger
 from ...common.progress import Progress
 from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
@@ -45,6 +46,7 @@ from .resolved import ResolvedRuntime
 from .stopwatch import Stopwatch
 from .warm_manifest import LateBuilds
 
+logger = get_logger("runtime")
 NewRunner = Callable[[ResolvedRuntime, CudaGraphs | None], ModelRunner]
 DEPTHS = {"cuda": 2, "cpu": 1}  # steps launched before the oldest is read; a CPU is busy with the step itself
 
@@ -75,6 +77,8 @@ def build(
     cuda_graphs = new_cuda_graphs(resolved)
     runner = new_runner(resolved, cuda_graphs)
     watch.lap("kv_cache")
+    runner.profile(min(2, resolved.max_num_batched_tokens), 1)  # builds what else a step calls
+    watch.lap("kernels")
     if cuda_graphs is not None:
         capture(runner, resolved, progress)
         watch.lap("cuda_graphs")
@@ -274,11 +278,22 @@ def _kv_scales(resolved: ResolvedRuntime, scales: Mapping[str, Tensor]) -> list[
 
     UnsupportedError where heads of a layer have scales of their own.
     """
+    num_layers = resolved.model.num_layers
     if resolved.kv_cache_dtype != FP8:
-        return [(1.0, 1.0)] * resolved.model.num_layers
+        return [(1.0, 1.0)] * num_layers
+    wanted = [f"layers.{layer}.{name}_scale" for layer in range(num_layers) for name in "kv"]
+    missing = [name for name in wanted if name not in scales]
+    if missing and resolved.checkpoint is not None:
+        logger.warning(
+            "kv_cache_dtype is 'fp8' and the checkpoint has no scales of keys and values for it (%d of %d "
+            "are missing, the first %s): they are stored with a scale of 1",
+            len(missing),
+            len(wanted),
+            missing[0],
+        )
     return [
         (_scale_of(f"layers.{layer}.k_scale", scales), _scale_of(f"layers.{layer}.v_scale", scales))
-        for layer in range(resolved.model.num_layers)
+        for layer in range(num_layers)
     ]
 
 

@@ -53,6 +53,8 @@ def forget_kernels():
     def forget():
         for known in (registry._select_auto, registry._load, registry._implementation):
             known.cache_clear()
+        for calls in registry._found:
+            calls.clear()
         for kernel in (linear, linear_int8, add_rms_norm_linear):
             kernel.find_kernel.cache_clear()
 

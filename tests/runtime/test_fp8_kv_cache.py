@@ -149,6 +149,24 @@ def test_scales_of_a_checkpoint_are_what_stored_numbers_are_multiplied_by(tiny_f
     Runtime.from_pretrained(heads, **WIDE | {"kv_cache_dtype": "auto"}).close()
 
 
+def test_scales_that_a_checkpoint_lacks_are_one_and_said_to_be(tiny_folder, tmp_path, said):
+    layers = [f"model.layers.{layer}.self_attn" for layer in range(2)]
+    some = {f"{layers[0]}.{name}_scale": torch.tensor([1.0]) for name in "kv"}
+    every = some | {f"{layers[1]}.{name}_scale": torch.tensor([1.0]) for name in "kv"}
+    found, warned = [], []
+    for number, scales in enumerate(({}, some, every)):
+        with Runtime.from_pretrained(with_scales(tiny_folder, tmp_path / str(number), scales), **WIDE) as one:
+            found.append(logprobs(one))
+        warned.append([line for line in said() if "no scales of keys and values" in line])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert [len(lines) for lines in warned] == [1, 2, 2]
+    assert "(4 of 4 are missing, the first layers.0.k_scale)" in warned[0][0]
+    assert "(2 of 4 are missing, the first layers.1.k_scale)" in warned[1][1]
+    with Runtime.from_pretrained(tiny_folder, **WIDE | {"kv_cache_dtype": "auto"}):
+        assert len([line for line in said() if "no scales of keys and values" in line]) == 2
+
+
 def test_each_layer_has_its_own_scales_in_what_it_writes_and_reads():
     calls = []
 

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lamina import SamplingParams
+from lamina.custom_ops._shared import registry
 from lamina.models.config import read_model_config
 from lamina.models.registry import find_model
 from lamina.runtime.config import RuntimeConfig
@@ -110,6 +111,19 @@ def test_its_error_is_told_in_words_and_in_figures(open_runtime, said):
     (line,) = [line for line in said() if line.startswith("quantization int8: 9 projections in one byte")]
     assert line in runtime.explain()
     assert open_runtime().stats()["quantization"] is None
+
+
+@pytest.mark.parametrize("numerics", ["fast", "exact"])
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8", "fp8_block", "w4a16"])
+def test_what_a_request_calls_is_there_once_an_eager_runtime_is_ready(
+    open_runtime, forget_kernels, quantization, numerics
+):
+    forget_kernels()
+    settings = {"dtype": "float32", "compile": False, "quantization": quantization, "numerics": numerics}
+    runtime = open_runtime(**settings)
+    loaded = registry._implementation.cache_info().misses
+    together(runtime)
+    assert registry._implementation.cache_info().misses == loaded
 
 
 def test_sizing_counts_a_byte_a_weight(tiny_folder):

@@ -185,15 +185,19 @@ def test_what_is_dequantized_or_done_otherwise_is_said(
     static = {"input_scale": torch.tensor(0.03)}
     write = partial(writers.float8, by="tensor", like=lambda scales: scales.reshape(()), others=static)
     config = {"quant_method": "fp8", "activation_scheme": "static"}
+    powers = partial(writers.float8, by="block", scale="weight_scale_inv", like=writers.as_exponents)
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
     nf4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     for dialect in (
         Dialect(config=config, write=write, scheme="fp8"),
+        Dialect(config=blocks, write=powers, scheme="fp8_block"),
         Dialect(config=nf4, write=partial(writers.nf4, nested=True), scheme=None),
     ):
         with Runtime.from_pretrained(save(dialect)[0], num_kv_blocks=64, compile=False):
             pass
     lines = said()
     assert "quantization fp8: activations are quantized by scales of their own in place of the" in str(lines)
+    assert "scales of activations are not rounded up to powers of two, as scale_fmt 'ue8m0' has" in str(lines)
     assert "14 modules in bitsandbytes nf4 are dequantized into the runtime's dtype as they are read" in str(
         lines
     )

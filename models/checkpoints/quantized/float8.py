@@ -14,8 +14,8 @@ MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4")
 def read_fp8(fields: Fields) -> Dialect:
     """`fp8`: a scale for all weights of a module, or for each block of 128 by 128."""
     require(fields, "fmt", fields.text("fmt", "e4m3"), ("e4m3", "float8_e4m3fn", "float8_e4m3"))
-    require(fields, "scale_fmt", fields.text("scale_fmt", None), (None, "ue8m0", "float"))
     notes = static_scales(fields, "activation_scheme", fields.text("activation_scheme", "dynamic"))
+    notes += _scales_of_powers(fields)
     block = fields.values.get("weight_block_size")
     if block is None:
         form = float8_rows("fp8", "weight_scale|weight_scale_inv", ACTIVATIONS)
@@ -24,6 +24,15 @@ def read_fp8(fields: Fields) -> Dialect:
         form = float8_blocks("fp8, by blocks", "weight_scale_inv|weight_scale", ACTIVATIONS)
     names = (*fields.texts("modules_to_not_convert"), *fields.texts("ignored_layers"))
     return Dialect(name="fp8", format_of=_unless_named(form, names), notes=notes)
+
+
+def _scales_of_powers(fields: Fields) -> tuple[str, ...]:
+    """The note for activations whose scales the checkpoint has rounded up to powers of two."""
+    kind = fields.text("scale_fmt", None)
+    require(fields, "scale_fmt", kind, (None, "ue8m0", "float"))
+    if kind != "ue8m0":
+        return ()
+    return ("scales of activations are not rounded up to powers of two, as scale_fmt 'ue8m0' has them",)
 
 
 def read_fbgemm(fields: Fields) -> Dialect:
