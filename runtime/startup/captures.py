@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -56,15 +57,24 @@ def _launch_bound_tokens(runner: ModelRunner, resolved: ResolvedRuntime) -> int:
     if resolved.device.type != "cuda" or most < LARGE_MIXED_SIZES[0]:
         return 0
 
-    def seconds(num_tokens: int) -> float:
+    def seconds() -> tuple[float, float]:
         torch.cuda.synchronize(resolved.device)
         started = time.perf_counter()
-        runner.profile(num_tokens, 1)
+        runner.profile(most, 1)
+        launched = time.perf_counter()
         torch.cuda.synchronize(resolved.device)
-        return time.perf_counter() - started
+        return launched - started, time.perf_counter() - started
 
-    def median(num_tokens: int) -> float:
-        return statistics.median([seconds(num_tokens) for _ in range(4)][1:])  # the first loads and compiles
+    return launch_bound_tokens(most, [seconds() for _ in range(4)][1:])  # the first loads and compiles
 
-    # Where the two are near, a capture costs a little memory, and the want of one costs time.
-    return int(most * NEARLY_BOUND * median(1) / median(most))
+
+def launch_bound_tokens(num_tokens: int, seconds: Sequence[tuple[float, float]]) -> int:
+    """Up to how many tokens the host is slower than the GPU, or nearly, by steps of num_tokens.
+
+    seconds: of each step when all was launched, and when all was done. Where the host is slower, the two are
+    one but for the last launches, whatever slows the machine; a step of one token, timed beside one of many,
+    said one thing in one start and another in the next. Where the two are near, a capture costs a little
+    memory, and the want of one costs time.
+    """
+    launched, done = (statistics.median(times) for times in zip(*seconds, strict=True))
+    return int(num_tokens * NEARLY_BOUND * launched / done)
