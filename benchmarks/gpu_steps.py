@@ -22,7 +22,7 @@ from lamina.runtime.protocol.scheduler_output import no_requests
 from lamina.runtime.worker.graph_runner import Decode
 
 RESULT = Path(__file__).resolve().parent / "results" / "gpu_steps.json"
-BLOCK_SIZE, PROFILED = 16, 10
+BLOCK_SIZE, PROFILED = 64, 10
 Event: Any = torch.cuda.Event
 
 
