@@ -32,19 +32,23 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["1b", "8b"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 128, 256])
     parser.add_argument("--context", type=int, default=192, help="tokens of each request")
+    parser.add_argument("--max-model-len", type=int, default=16384, help="what block tables have room for")
     parser.add_argument("--cache-dir")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     document: dict[str, Any] = {"machine": describe_machine(), "shapes": {}}
     for shape in options.shapes:
-        with load(shape, options.cache_dir, max(options.batches), options.context) as runtime:
+        sizes = max(options.batches), options.context, options.max_model_len
+        with load(shape, options.cache_dir, *sizes) as runtime:
             found = document["shapes"][shape] = {}
             for batch in options.batches:
                 found[batch] = look_at(DecodeStep(runtime, batch, options.context), shape)
                 options.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def load(shape: str, cache_dir: str | None, max_num_seqs: int, context: int) -> Runtime:
+def load(
+    shape: str, cache_dir: str | None, max_num_seqs: int, context: int, max_model_len: int = 16384
+) -> Runtime:
     """A shape with random weights, and nothing captured yet."""
     folder = workloads.write_config(shape, Path("/tmp/lamina-shapes") / shape)
     blocks_each = -(-context // BLOCK_SIZE)
@@ -53,7 +57,7 @@ def load(shape: str, cache_dir: str | None, max_num_seqs: int, context: int) -> 
         load_format="dummy",
         dtype="bfloat16",
         device="cuda",
-        max_model_len=8192,
+        max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         num_kv_blocks=max(1024, max_num_seqs * blocks_each + 16),
         block_size=BLOCK_SIZE,
