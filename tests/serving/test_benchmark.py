@@ -31,6 +31,12 @@ def test_every_token_of_a_closed_and_an_open_loop_is_counted(server, tmp_path, p
         assert 0 <= load["goodput_requests_s"] <= load["requests_s"]
 
 
+def test_more_clients_than_requests_at_a_time_leave_none_out(server, tmp_path):
+    asked = ["--concurrency", "1", "--requests", "5", "--processes", "3"]
+    (load,), _ = run(server, tmp_path / "out.json", *asked)
+    assert (load["requests"], load["failed"]) == (5, 0)
+
+
 def test_requests_that_fail_are_counted_and_said(server, tmp_path):
     asked = ["--concurrency", "2", "--requests", "3", "--model", "another"]
     (load,), printed = run(server, tmp_path / "out.json", *asked)
@@ -42,3 +48,15 @@ def test_requests_that_fail_are_counted_and_said(server, tmp_path):
 def test_a_limit_that_nobody_keeps_leaves_no_goodput(server, tmp_path):
     (load,), _ = run(server, tmp_path / "out.json", "--concurrency", "2", "--slo-first", "1e-9")
     assert load["failed"] == load["goodput_requests_s"] == 0 < load["requests_s"]
+
+
+def test_servers_are_asked_in_turn_by_the_same_prompts_and_by_others_in_the_next_round(server, tmp_path):
+    other = server.url.replace("127.0.0.1", "localhost") + "/v1"
+    asked = ["--base-url", f"{server.url}/v1", other, "--rounds", "2"]
+    asked += ["--concurrency", "2", "--requests", "3"]
+    loads, printed = run(server, tmp_path / "out.json", *asked)
+    assert [(load["server"], load["seed"]) for load in loads] == [
+        (url, seed) for seed in (0, 1) for url in (f"{server.url}/v1", other)
+    ]
+    assert all(load["failed"] == 0 for load in loads)
+    assert printed.count(other) == 2
