@@ -47,6 +47,7 @@ class Program:
     forward: Forward
     parameters: ParameterTable
     device: torch.device
+    states: tuple[int, torch.dtype] | None = None  # columns and dtype of a fifth argument, a row a token
     key: Mapping[str, Any] = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
 
@@ -113,6 +114,7 @@ def plan_factors(program: Program, passes: tuple[Pass, ...], numerics: Numerics)
         "program": name_of(program.forward),
         "model": dict(program.key),
         "parameters": cache.describe_parameters(program.parameters),
+        "states": None if program.states is None else [program.states[0], str(program.states[1])],
         "sources": cache.hash_files([*program.sources, *own_sources()]),
         "passes": list(pipeline.describe(passes)),
         "numerics": numerics,
@@ -230,7 +232,7 @@ def _explained(name: str) -> Iterator[None]:
 
 def _capture(program: Program) -> Captured:
     weights = torch_compat.fake_tensors(program.parameters, program.device)
-    return capture(program.forward, weights, program.device)
+    return capture(program.forward, weights, program.device, program.states)
 
 
 def _cut(captured: Captured, passes: tuple[Pass, ...]) -> tuple[SplitModel, pipeline.Rewritten]:

@@ -37,6 +37,8 @@ class Ops(NamedTuple):
     zero_centred_rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_zero_centred_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+    # Shown the sum [T, H] that each layer begins with, by its number, and the one that the final norm takes.
+    show_residual: Callable[[int, Tensor], None] = lambda layer, residual: None
 
 
 # What Inductor sees through and fuses; the rotation is named, since it may move into attention.

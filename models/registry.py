@@ -181,6 +181,7 @@ def find_model(architecture: str) -> ModelDefinition:
 def _import_families() -> None:
     """Have Lamina's own models registered, each of which does it itself."""
     import_module(".families", __package__)
+    import_module(".heads", __package__)
 
 
 def _from_package(architecture: str) -> ModelDefinition:

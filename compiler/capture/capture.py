@@ -22,10 +22,11 @@ from .functionalize import functionalize
 from .readings import Covered, Readings, ask, require_answers, subject_of
 
 Attend = Callable[..., None]  # (layer, query, key, value, out), and cos, sin where it is to rotate
-Forward = Callable[[Mapping[str, Tensor], Tensor, Tensor, Attend], Tensor]
+Forward = Callable[..., Tensor]  # (weights, token_ids, positions, attend), and states where it takes them
 
 # Values of a plan beside its weights begin with %, as those that pieces compute do; no weight may.
 TOKEN_IDS, POSITIONS, NUM_TOKENS = "%:token_ids", "%:positions", "%:num_tokens"
+STATES = "%:states"  # of programs that go on from another model's states, [T, columns]
 
 AMBIENT, BOUND, READ, EMPTY = (
     "neutralized around every trace and every call",
@@ -72,12 +73,20 @@ REFUSED = (
     "a tensor that is neither a weight nor an input",
     "of a pass of one's own: a closed-over or bound object that no text can hold, such as a file or a lock",
 )
-INPUTS = ("weights", "token_ids", "positions", "attend")  # of _trace; bind() stands for their guards
+INPUTS = (
+    "weights",
+    "token_ids",
+    "positions",
+    "states",
+    "attend",
+)  # of _trace; bind() stands for their guards
 # Whose globals the version of torch, or the hash of our sources, stands for.
 OWN_MODULES = (*torch_trace.COMPILERS, __name__, torch_trace.__name__)
 
 
-CHECKED_BY_PLAN = re.compile(rf"True|u\d+ (>= 0|>= 1|> 0|<= {MAX_NUM_TOKENS})|Ne\(u\d+, 0\)|0 < u\d+")
+CHECKED_BY_PLAN = re.compile(
+    rf"True|u\d+ (>= 0|>= 1|> 0|<= {MAX_NUM_TOKENS})|Ne\(u\d+, 0\)|Eq\(u\d+, u\d+\)|0 < u\d+"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,11 +109,17 @@ class Captured:
     seconds: float
 
 
-def capture(forward: Forward, weights: Mapping[str, Tensor], device: torch.device) -> Captured:
+def capture(
+    forward: Forward,
+    weights: Mapping[str, Tensor],
+    device: torch.device,
+    states: tuple[int, torch.dtype] | None = None,
+) -> Captured:
     """The graph of forward(weights, token_ids, positions, attend) for 1 to MAX_NUM_TOKENS tokens.
 
-    weights may be fake tensors. Raises CompileError where the trace breaks, where a guard is of a kind that
-    nothing covers, or where the token dimension was specialised.
+    weights may be fake tensors. states: columns and dtype of what the forward takes as a fifth argument, a
+    row a token; None where it takes none. Raises CompileError where the trace breaks, where a guard is of a
+    kind that nothing covers, or where the token dimension was specialised.
     """
     started = time.perf_counter()
     found: dict[str, Any] = {}
@@ -117,10 +132,15 @@ def capture(forward: Forward, weights: Mapping[str, Tensor], device: torch.devic
         if name.startswith("%"):
             raise CompileError(f"a weight is named {name!r}; wanted a name that does not begin with %")
     token_ids, positions = (torch.zeros(7, dtype=torch.int32, device=device) for _ in range(2))
-    arguments = (forward, dict(weights), _mark_attention, token_ids, positions)
-    traced = torch_trace.trace_once(cast(types.FunctionType, _trace), arguments, TOKENS_HINT, on_guards)
+    inputs_of = {TOKEN_IDS: token_ids, POSITIONS: positions}
+    if states is not None:
+        inputs_of[STATES] = torch.zeros(7, states[0], dtype=states[1], device=device)
+    arguments = (forward, dict(weights), _mark_attention, *inputs_of.values())
+    traced = torch_trace.trace_once(
+        cast(types.FunctionType, _trace), arguments, len(inputs_of), TOKENS_HINT, on_guards
+    )
     names = {id(tensor): name for name, tensor in weights.items()}
-    names |= {id(token_ids): TOKEN_IDS, id(positions): POSITIONS}
+    names |= {id(tensor): name for name, tensor in inputs_of.items()}
     inputs = {node.name: _input_name(node, value, names) for node, value in traced.inputs}
     drop_size_assertions(traced.graph)
     functionalize(traced.graph.graph)
@@ -130,10 +150,17 @@ def capture(forward: Forward, weights: Mapping[str, Tensor], device: torch.devic
 
 
 def _trace(
-    forward: Forward, weights: Mapping[str, Tensor], attend: Attend, token_ids: Tensor, positions: Tensor
+    forward: Forward,
+    weights: Mapping[str, Tensor],
+    attend: Attend,
+    token_ids: Tensor,
+    positions: Tensor,
+    *states: Tensor,
 ) -> Tensor:
     torch_trace.bound_tokens(token_ids, MAX_NUM_TOKENS)
-    return forward(weights, token_ids, positions, attend)
+    for one in states:
+        torch_trace.match_tokens(one, token_ids)
+    return forward(weights, token_ids, positions, attend, *states)
 
 
 def _readings(

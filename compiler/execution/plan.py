@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import CompileError, ShapeError
-from ..capture.capture import NUM_TOKENS, POSITIONS, TOKEN_IDS, Attend
+from ..capture.capture import NUM_TOKENS, POSITIONS, STATES, TOKEN_IDS, Attend
 from ..capture.readings import Readings
 from ..capture.split import AttentionCall, SplitModel
 from ..codegen.inductor import Piece
@@ -115,7 +115,7 @@ class BoundPlan:
     """forward(token_ids, positions, attend) -> hidden states, on the weights it was bound to."""
 
     def __init__(self, plan: Plan, weights: Mapping[str, Tensor]) -> None:
-        names = [TOKEN_IDS, POSITIONS, NUM_TOKENS]
+        names = [TOKEN_IDS, POSITIONS, NUM_TOKENS, STATES]
         names += [name for step in plan.steps for name in (*step.inputs, *step.outputs)]
         slots = {name: slot for slot, name in enumerate(dict.fromkeys(names))}
         self._values: list[Any] = [weights.get(name) for name in slots]
@@ -123,18 +123,28 @@ class BoundPlan:
         self._steps = _slot_steps(plan, slots, kept={slots[plan.result]})
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attend: Attend, run_piece: RunPiece | None = None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        run_piece: RunPiece | None = None,
+        *,
+        states: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, H] of T tokens [T] int32 at positions [T] int32.
 
         run_piece(call, arguments) is used for each piece in place of calling it, to capture it.
+        states: [T, columns], contiguous, of programs that take them.
         """
         num_tokens = token_ids.shape[0]
         if token_ids.shape != positions.shape or not 0 < num_tokens <= MAX_NUM_TOKENS:
             got = f"{list(token_ids.shape)} token ids, {list(positions.shape)} positions"
             raise ShapeError(f"got {got}; wanted equally many, 1 to {MAX_NUM_TOKENS}")
+        if states is not None and (states.shape[0] != num_tokens or not states.is_contiguous()):
+            got = f"states {list(states.shape)} with strides {states.stride()} of {num_tokens} tokens"
+            raise ShapeError(f"got {got}; wanted a row a token, one behind the other")
         values = self._values.copy()
-        values[:3] = token_ids, positions, num_tokens
+        values[:4] = token_ids, positions, num_tokens, states
         for step in self._steps:
             _advance(step, values, attend, run_piece)
         result: Tensor = values[self._result]

@@ -40,6 +40,12 @@ def bound_tokens(token_ids: Tensor, limit: int) -> None:
     check(token_ids.shape[0] <= limit)
 
 
+def match_tokens(states: Tensor, token_ids: Tensor) -> None:
+    """Tell the tracer that both have a row a token, where its version does not know by their marks."""
+    check: Any = torch._check
+    check(states.shape[0] == token_ids.shape[0])
+
+
 def mark_tokens(tensor: Tensor, hint: int) -> None:
     """Give dim 0 one symbol that is never specialised, not even to 0 or 1."""
     mark = torch._dynamo.decorators.mark_unbacked
@@ -53,9 +59,13 @@ OnGuards = Callable[[list[GuardFact], Mapping[str, Any], list[types.CodeType]], 
 
 
 def trace_once(
-    function: types.FunctionType, arguments: tuple[Any, ...], hint: int, on_guards: OnGuards
+    function: types.FunctionType,
+    arguments: tuple[Any, ...],
+    num_of_tokens: int,
+    hint: int,
+    on_guards: OnGuards,
 ) -> Trace:
-    """One full Dynamo trace, the last two arguments being of any number of tokens.
+    """One full Dynamo trace, so many of the last arguments being of any number of tokens.
 
     Raises CompileError with Dynamo's own words where it breaks.
     """
@@ -80,7 +90,7 @@ def trace_once(
     with compiling(), torch_fixes.every_read_is_guarded():
         # code and globals of its own: what Dynamo keeps for them goes with them
         copy = types.FunctionType(function.__code__.replace(), dict(function.__globals__), function.__name__)
-        for tensor in arguments[-2:]:
+        for tensor in arguments[-num_of_tokens:]:
             mark_tokens(tensor, hint)
         try:
             compiled = torch.compile(

@@ -102,10 +102,12 @@ def decode(
         prefix, layer = f"layers.{index}", llama.layer_weights(weights, index)
         is_last = index + 1 == config.num_layers
         following = "final_norm" if is_last else f"layers.{index + 1}.input_norm"
+        ops.show_residual(index, residual)
         x = attention(index, layer, x)
         x, residual = add_norms(x, residual, f"{prefix}.post_norm", f"{prefix}.pre_mlp_norm")
         x = llama.gated_mlp(config, layer, x, ops)
         x, residual = add_norms(x, residual, f"{prefix}.post_mlp_norm", following)
+    ops.show_residual(config.num_layers, residual)
     return x
 
 

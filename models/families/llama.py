@@ -37,7 +37,7 @@ def parameters(config: ModelConfig) -> dict[str, ParameterSpec]:
         )
     }
     for layer in range(config.num_layers):
-        for name, spec in _layer_parameters(config, f"model.layers.{layer}").items():
+        for name, spec in layer_parameters(config, f"model.layers.{layer}").items():
             specs[f"layers.{layer}.{name}"] = spec
     specs["final_norm"] = ParameterSpec(shape=(config.hidden_size,), sources=("model.norm.weight",))
     tied_to = "embedding" if config.tie_word_embeddings else None
@@ -51,7 +51,8 @@ def parameters(config: ModelConfig) -> dict[str, ParameterSpec]:
     return specs
 
 
-def _layer_parameters(config: ModelConfig, prefix: str) -> dict[str, ParameterSpec]:
+def layer_parameters(config: ModelConfig, prefix: str) -> dict[str, ParameterSpec]:
+    """The weights of one layer, whose modules the checkpoint has below `prefix`."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
     query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -125,10 +126,12 @@ def decode(
     next_norms = [layer.input_norm for layer in layers[1:]] + [weights["final_norm"]]
     x = ops.rms_norm(residual, layers[0].input_norm, eps)
     for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+        ops.show_residual(index, residual)
         x = attention(index, layer, x)
         x, residual = ops.add_rms_norm(x, residual, layer.post_norm, eps)
         x = mlp(layer, x)
         x, residual = ops.add_rms_norm(x, residual, next_norm, eps)
+    ops.show_residual(config.num_layers, residual)
     return x
 
 
