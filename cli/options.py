@@ -39,6 +39,7 @@ TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")  # and what is a tuple
 # What the command line has no use for, or other words.
 NOT_SETTINGS = ("model", "seed", "compile")
+OF_COMPILING = ("batch_invariant",)  # fields of the CompileConfig that are options
 NOT_SAMPLING = ("logit_bias", "logits_processors", "structured_outputs", "detokenize")
 OF_SEVERAL = ("n", "best_of", "logprobs", "prompt_logprobs")
 
@@ -56,6 +57,7 @@ class Settings(dict[str, Any]):
             *(_option(field) for field in SETTINGS if field.name not in NOT_SETTINGS),
             _parameter("compile", _typed(bool, "Compile the model, or run it eagerly.")),
             _parameter("without_pass", _typed(list[str], without)),
+            *(_option(field) for field in COMPILING if field.name in OF_COMPILING),
         ]
 
     def config(self, model: str | None, **more: Any) -> "RuntimeConfig":
@@ -69,7 +71,10 @@ class Settings(dict[str, Any]):
         """The settings that were given, beside the model, as RuntimeConfig takes them."""
         given = {name: _plain(value) for name, value in self.items() if value is not None}
         given.pop("model_option", None)
-        compiled = compile_setting(given.pop("compile", True), given.pop("without_pass", None), verify)
+        words = {name: given.pop(name) for name in OF_COMPILING if name in given}
+        compiled = compile_setting(
+            given.pop("compile", True), given.pop("without_pass", None), verify, **words
+        )
         return {**given, "compile": compiled}
 
     def model(self, argument: str | None) -> str:
@@ -151,6 +156,7 @@ class Serving(dict[str, Any]):
 
 SETTINGS = read_fields("runtime/config.py", "RuntimeConfig")
 SAMPLING = read_fields("runtime/sampling_params.py", "SamplingParams")
+COMPILING = read_fields("compiler/config.py", "CompileConfig")
 SERVING = read_fields("serving/config.py", "ServeConfig")
 
 
@@ -180,14 +186,24 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def compile_setting(compile: bool, without_pass: list[str] | None, verify: bool = True) -> Any:
-    """The compiler's settings with some passes left out; ConfigError for a pass that there is not."""
-    if not compile or (verify and not without_pass):
+def compile_setting(
+    compile: bool, without_pass: list[str] | None, verify: bool = True, *, batch_invariant: bool = False
+) -> Any:
+    """The compiler's settings with some passes left out; ConfigError for a pass that there is not.
+
+    typer.BadParameter for batch_invariant without a compiler.
+    """
+    if not compile and batch_invariant:
+        raise typer.BadParameter(
+            "a model that is not compiled has no such mode", param_hint="--batch-invariant"
+        )
+    if not compile or (verify and not without_pass and not batch_invariant):
         return compile
     from ..compiler.config import CompileConfig
     from ..compiler.passes.pipeline import all_but
 
-    return CompileConfig(passes=all_but(*without_pass) if without_pass else None, verify=verify)
+    passes = all_but(*without_pass) if without_pass else None
+    return CompileConfig(passes=passes, verify=verify, batch_invariant=batch_invariant)
 
 
 def _option(field: Field) -> inspect.Parameter:

@@ -66,7 +66,7 @@ def compile_program(
     Raises NotWarmError where require_warm and the store lacks the plan, CompileError where a stage fails.
     """
     with neutral():
-        passes = pipeline.select(config.passes, numerics)
+        passes = passes_of(config, numerics)
         asked = plan_factors(program, passes, numerics)
         factors = cache.with_readings(asked, program.forward, store)
         if require_warm:
@@ -99,9 +99,14 @@ def _require_tools(device: torch.device) -> None:
         raise CompileError(f"{headers} is not there; install Python's headers (python3-dev), {otherwise}")
 
 
+def passes_of(config: CompileConfig, numerics: Numerics) -> tuple[Pass, ...]:
+    """The passes that run with these settings, in order."""
+    return pipeline.select(config.passes, numerics, batch_invariant=config.batch_invariant)
+
+
 def factors_of(program: Program, config: CompileConfig, numerics: Numerics, store: Store) -> dict[str, Any]:
     """What the plan of a program depends on, with these settings and what earlier traces of it read."""
-    passes = pipeline.select(config.passes, numerics)
+    passes = passes_of(config, numerics)
     return cache.with_readings(plan_factors(program, passes, numerics), program.forward, store)
 
 

@@ -28,6 +28,9 @@ class CompileConfig:
     verify: bool = True
     """Whether each piece is compared, when it is compiled, with its graph run op by op, both against float64;
     an error that rounding does not explain is a CompileError that names the pass to leave out."""
+    batch_invariant: bool = False
+    """Whether the bits of a request's logits are the same whatever runs beside it, however its prompt is cut
+    and wherever its prefix comes from; docs/batch_invariance.md says at what cost, and what is refused."""
     strict: bool = False
     """Whether what would be built once the runtime is ready is an error; otherwise it is counted and
     explained."""
@@ -35,7 +38,7 @@ class CompileConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.cuda_graphs, str) or self.cuda_graphs not in ("auto", "on", "off", "lazy"):
             raise ConfigError(f"cuda_graphs is {shown(self.cuda_graphs)}; wanted auto, on, off or lazy")
-        for name in ("verify", "strict"):
+        for name in ("verify", "batch_invariant", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {shown(getattr(self, name))}; wanted True or False")
         check_passes(self.passes or ())

@@ -156,6 +156,11 @@ class RuntimeConfig:
             return self.compile
         return CompileConfig() if self.compile else None
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether logits are to have the same bits in any batch."""
+        return isinstance(self.compile, CompileConfig) and self.compile.batch_invariant
+
     def _settle(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # only while being built: a checked value in its stored form
 

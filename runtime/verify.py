@@ -12,11 +12,10 @@ from ..common.logging import get_logger
 from ..common.progress import Progress
 from ..compiler.capture.split import PieceCall, SplitModel
 from ..compiler.codegen.inductor import compile_piece
-from ..compiler.compile import split_program
+from ..compiler.compile import passes_of, split_program
 from ..compiler.execution.plan import Compiled
 from ..compiler.inspect import verify as pieces
 from ..compiler.inspect.verify import Culprit, Error, PieceCheck, error_of
-from ..compiler.passes import pipeline
 from ..compiler.passes.graph import Pass
 from ..custom_ops.paged_attention.reference import dense_attention
 from ..custom_ops.rotary_embedding.reference import rotary_embedding
@@ -212,7 +211,7 @@ def _check_pieces(
     resolved, plan = subject.resolved, compiled.plan
     config = resolved.config.compile_config
     assert config is not None
-    passes = pipeline.select(config.passes, resolved.config.numerics)
+    passes = passes_of(config, resolved.config.numerics)
     model = split_program(resolved.program(), passes)
     calls = [plan.pieces[step.piece] for step in plan.steps if step.piece is not None]
     checks: list[PieceCheck] = []

@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from ...custom_ops.linear_w4a16.configs import weights_name
+from .batch_invariant import FLAGS
 from .graph import dtype_of, shape_of
 
 OPS = torch.ops.lamina
@@ -27,6 +28,7 @@ class Gemm:
     columns: int
     dtype: str
     weights: str = "dense"  # how they are kept, as custom_ops/linear/choices.py names it
+    batch_invariant: bool = False
 
 
 def gemms(graph: fx.Graph) -> tuple[Gemm, ...]:
@@ -60,6 +62,7 @@ def _gemm(node: fx.Node) -> Gemm | None:
         return _fp8_gemm(node)
     if node.target is FOUR_BITS:
         return _four_bit_gemm(node)
+    batch_invariant = node.target in FLAGS and True in args[FLAGS[node.target] :]
     if node.target is OPS.linear.default:
         weight = args[1]
     elif node.target is OPS.add_rms_norm_linear.default:
@@ -71,4 +74,5 @@ def _gemm(node: fx.Node) -> Gemm | None:
     rows, columns = shape_of(weight)
     if not isinstance(rows, int) or not isinstance(columns, int):
         return None  # as many as there are tokens: no weight
-    return Gemm(kind=kind, rows=rows, columns=columns, dtype=str(dtype_of(weight)).removeprefix("torch."))
+    dtype = str(dtype_of(weight)).removeprefix("torch.")
+    return Gemm(kind=kind, rows=rows, columns=columns, dtype=dtype, batch_invariant=batch_invariant)

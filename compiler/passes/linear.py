@@ -20,11 +20,11 @@ def run(graph: fx.Graph, choose: Choose = choose) -> tuple[fx.Graph, PassReport]
     chosen: list[str] = []
     skipped: list[str] = []
     for node in [node for node in graph.nodes if node.target in GEMMS]:
-        reason = _obstacle(node)
+        reason = obstacle(node)
         if reason:
             skipped.append(f"{node.name}: {reason}")
             continue
-        bias, x, transposed = _operands(node)
+        bias, x, transposed = operands(node)
         weight = transposed.args[0]
         choice = choose("linear", node.meta["val"].device, node.meta["val"].dtype)
         (chosen if choice.is_op else skipped).append(f"{node.name}: {choice.reason}")
@@ -36,14 +36,14 @@ def run(graph: fx.Graph, choose: Choose = choose) -> tuple[fx.Graph, PassReport]
     )
 
 
-def _operands(node: fx.Node) -> tuple[Any, Any, Any]:
+def operands(node: fx.Node) -> tuple[Any, Any, Any]:
     """(bias or None, x [T, in], weight [in, out]) of a GEMM."""
     return (None, *node.args) if node.target is ATEN.mm.default else node.args  # type: ignore[return-value]
 
 
-def _obstacle(node: fx.Node) -> str | None:
+def obstacle(node: fx.Node) -> str | None:
     """Why a GEMM is not a linear of a weight; None where it is."""
-    bias, x, transposed = _operands(node)
+    bias, x, transposed = operands(node)
     if node.kwargs:
         return f"scaled sum {dict(node.kwargs)}"
     if not _is_transposed_input(transposed):

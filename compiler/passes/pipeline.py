@@ -13,6 +13,7 @@ from ..capture.fingerprint import source_line
 from ..numerics import Numerics
 from .add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from .add_rms_norm_linear import ADD_RMS_NORM_LINEAR
+from .batch_invariant import BATCH_INVARIANT
 from .canonicalise import CANONICALISE
 from .fp8 import GATE_FP8, NORM_FP8
 from .gated_w4a16 import GATED_W4A16
@@ -41,6 +42,7 @@ PIPELINE: tuple[Pass, ...] = (
     LOWER,  # last: turns what was named into what its provider runs
 )
 PASS_NAMES: tuple[str, ...] = tuple(step.name for step in PIPELINE)
+OUR_NAMES = (*PASS_NAMES, BATCH_INVARIANT.name)  # of which the last is no choice of its own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +62,7 @@ def check_passes(chosen: Sequence[str | Pass]) -> None:
     if unknown:
         raise ConfigError(f"passes names {unknown}; wanted names out of {list(PASS_NAMES)}, or a Pass")
     for step in own:
-        if step.name in PASS_NAMES or [other.name for other in own].count(step.name) > 1:
+        if step.name in OUR_NAMES or [other.name for other in own].count(step.name) > 1:
             raise ConfigError(f"passes holds two of the name {step.name!r}; wanted a name of its own")
         _describe(step)
 
@@ -71,12 +73,18 @@ def all_but(*names: str) -> tuple[str, ...]:
     return tuple(name for name in PASS_NAMES if name not in names)
 
 
-def select(chosen: Sequence[str | Pass] | None, numerics: Numerics) -> tuple[Pass, ...]:
-    """The passes to run; in exact mode the model's own ops stay as they are, so none is lowered or joined."""
+def select(
+    chosen: Sequence[str | Pass] | None, numerics: Numerics, *, batch_invariant: bool = False
+) -> tuple[Pass, ...]:
+    """The passes to run; in exact mode the model's own ops stay as they are, so none is lowered or joined.
+
+    With batch_invariant the pass of that name runs, too, on what all others have left.
+    """
     names = PASS_NAMES if chosen is None else [step for step in chosen if isinstance(step, str)]
     own = tuple(step for step in chosen or () if isinstance(step, Pass))
     steps = (*PIPELINE[:-1], *own, *PIPELINE[-1:])
-    return tuple(step for step in steps if (step.name in names or step in own) and numerics in step.numerics)
+    taken = [step for step in steps if (step.name in names or step in own) and numerics in step.numerics]
+    return (*taken, BATCH_INVARIANT) if batch_invariant else tuple(taken)
 
 
 def of_scope(passes: Sequence[Pass], scope: str) -> tuple[Pass, ...]:
@@ -121,7 +129,7 @@ def _run(graph: fx.Graph, passes: Sequence[Pass]) -> Rewritten:
 
 def _apply(step: Pass, graph: fx.Graph) -> tuple[fx.Graph, PassReport]:
     """What a pass makes of a graph; CompileError, naming the pass, where it breaks its promises."""
-    before = None if step.name in PASS_NAMES else _content(graph)  # ours are proved to leave it alone
+    before = None if step.name in OUR_NAMES else _content(graph)  # ours are proved to leave it alone
     try:
         result = step.run(graph)
     except LaminaError:
@@ -151,7 +159,7 @@ def describe(passes: Sequence[Pass]) -> tuple[str, ...]:
 
 
 def _describe(step: Pass) -> str:
-    if step.name in PASS_NAMES:
+    if step.name in OUR_NAMES:
         return f"{step.name}@{step.version}"
     try:
         text = describe_value(step.run, whole=True)

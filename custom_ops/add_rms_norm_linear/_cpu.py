@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel, by_rows
 from .._shared.registry import Provider
-from ..linear._cpu import CODES, method_of
+from ..linear._cpu import CODES, method_of, one_method
 from ..linear.choices import Method
 from ..linear_int8._cpu import method_of as method_of_bytes
 from . import _composed
@@ -35,9 +35,13 @@ def add_rms_norm_linear(
     bias: Tensor | None,
     silu_and_mul: bool,
     scale: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The op, as op.py states it."""
-    if scale is None:
+    method: Method | None
+    if batch_invariant and scale is None:
+        method, weight = one_method(x.dtype), weight if weight.stride(1) == 1 else weight.contiguous()
+    elif scale is None:
         method = method_of("gated" if silu_and_mul else "linear", x, weight)
     else:
         method = method_of_bytes(x.dtype, x.shape[0])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ...common.errors import UnsupportedError
 from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
 from .._shared.registry import Provider
 from ..linear._cuda import PROVIDER as LINEAR
@@ -42,8 +43,13 @@ def add_rms_norm_linear(
     bias: Tensor | None,
     silu_and_mul: bool,
     scale: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The op, as op.py states it."""
+    if batch_invariant:
+        raise UnsupportedError(
+            "add_rms_norm_linear on cuda: batch_invariant is True, which is for CPUs so far"
+        )
     if scale is not None:
         arguments = x, residual, norm_weight, eps, weight, bias, silu_and_mul, scale
         return _composed.add_rms_norm_linear(*arguments)

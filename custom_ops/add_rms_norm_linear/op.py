@@ -18,6 +18,7 @@ def add_rms_norm_linear(
     bias: Tensor | None,  # [out_features]
     silu_and_mul: bool,
     scale: Tensor | None = None,  # [out_features] float32: of the rows of a weight in int8
+    batch_invariant: bool = False,  # as of linear
 ) -> tuple[Tensor, Tensor]:
     """(linear(n, weight, bias), s) with n, s = add_rms_norm(x, residual, norm_weight, eps).
 
@@ -26,7 +27,7 @@ def add_rms_norm_linear(
     after another is rounded here: s, n, the projection, silu of the gate.
     """
     result: tuple[Tensor, Tensor] = torch.ops.lamina.add_rms_norm_linear.default(
-        x, residual, norm_weight, eps, weight, bias, silu_and_mul, scale
+        x, residual, norm_weight, eps, weight, bias, silu_and_mul, scale, batch_invariant
     )
     return result
 
@@ -40,6 +41,7 @@ def _fake(
     bias: Tensor | None,
     silu_and_mul: bool,
     scale: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
     rows = weight.shape[0] // 2 if silu_and_mul else weight.shape[0]
     return x.new_empty((x.shape[0], rows)), x.new_empty(x.shape)
@@ -54,6 +56,7 @@ def _check(
     bias: Tensor | None,
     silu_and_mul: bool,
     scale: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> None:
     if x.dim() != 2 or weight.dim() != 2 or weight.shape[1:] != x.shape[1:]:
         got = f"x is {list(x.shape)}, weight {list(weight.shape)}"
@@ -86,7 +89,7 @@ def _check_bytes(weight: Tensor, scale: Tensor) -> None:
 
 define_op(
     "add_rms_norm_linear(Tensor x, Tensor residual, Tensor norm_weight, float eps, Tensor weight,"
-    " Tensor? bias, bool silu_and_mul, Tensor? scale=None) -> (Tensor, Tensor)",
+    " Tensor? bias, bool silu_and_mul, Tensor? scale=None, bool batch_invariant=False) -> (Tensor, Tensor)",
     fake=_fake,
     check=_check,
     providers=(

@@ -17,8 +17,13 @@ def add_rms_norm_linear(
     bias: Tensor | None,
     silu_and_mul: bool,
     scale: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """add_rms_norm, then linear or, with a scale, linear_int8, then silu_and_mul where it is asked for."""
     normed, total = add_rms_norm(x, residual, norm_weight, eps)
-    out = linear(normed, weight, bias) if scale is None else linear_int8(normed, weight, scale, bias)
+    out = (
+        linear(normed, weight, bias, batch_invariant)
+        if scale is None
+        else linear_int8(normed, weight, scale, bias)
+    )
     return gate.silu_and_mul(out) if silu_and_mul else out, total

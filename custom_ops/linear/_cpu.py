@@ -39,8 +39,10 @@ def load() -> Callable[..., Tensor]:
     return linear
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant: bool = False) -> Tensor:
     """The op, as op.py states it."""
+    if batch_invariant:
+        return launch(x, weight if weight.stride(1) == 1 else weight.contiguous(), bias, one_method(x.dtype))
     method = method_of("linear", x, weight)
     if method is None:  # torch 2.13 lets what lies beside narrow rows of bfloat16 into the result
         return F.linear(x.contiguous(), weight, bias)
@@ -67,6 +69,11 @@ def methods(dtype: torch.dtype, num_tokens: int) -> tuple[Method, ...]:
     if dtype == torch.bfloat16 and _has_amx():
         return (Method.AMX, Method.DOT) if num_tokens == 1 else (Method.AMX,)
     return (Method.DOT,) if num_tokens <= MANY else ()
+
+
+def one_method(dtype: torch.dtype) -> Method:
+    """The method for every number of rows alike: either adds up a row's products in one order of its own."""
+    return Method.AMX if dtype == torch.bfloat16 and _has_amx() else Method.DOT
 
 
 def method_of(kind: Kind, x: Tensor, weight: Tensor) -> Method | None:

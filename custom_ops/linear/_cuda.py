@@ -30,8 +30,10 @@ def load() -> Callable[..., Tensor]:
     return linear
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant: bool = False) -> Tensor:
     """The op, as op.py states it."""
+    if batch_invariant:
+        raise UnsupportedError("linear on cuda: batch_invariant is True, which is for CPUs so far")
     config = config_of("linear", x, weight)
     return F.linear(x, weight, bias) if config is None else launch(x, weight, bias, config)
 

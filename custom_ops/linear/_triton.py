@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...common.errors import UnsupportedError
+
 LONGEST_STEP = 2048
 
 
@@ -34,8 +36,12 @@ def linear_kernel(
     tl.store(out + row, total.to(out.dtype.element_ty))
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant: bool = False) -> Tensor:
     """The op, as op.py states it."""
+    if batch_invariant:
+        raise UnsupportedError(
+            "linear by triton: batch_invariant is True; its bits depend on the number of rows"
+        )
     n, k = weight.shape
     if x.shape[0] != 1 or not weight.is_contiguous() or n == 0 or k == 0:
         return F.linear(x, weight, bias)

@@ -14,17 +14,21 @@ def linear(
     x: Tensor,  # [num_tokens, in_features]
     weight: Tensor,  # [out_features, in_features]
     bias: Tensor | None = None,  # [out_features]
+    batch_invariant: bool = False,
 ) -> Tensor:
-    """x @ weight.T + bias, [num_tokens, out_features]."""
-    result: Tensor = torch.ops.lamina.linear.default(x, weight, bias)
+    """x @ weight.T + bias, [num_tokens, out_features].
+
+    With batch_invariant the bits of a row are the same whatever other rows there are, and how many.
+    """
+    result: Tensor = torch.ops.lamina.linear.default(x, weight, bias, batch_invariant)
     return result
 
 
-def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant: bool = False) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]))
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant: bool = False) -> None:
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
         got = f"x is {list(x.shape)}, weight {list(weight.shape)}"
         raise ShapeError(f"linear: {got}; wanted [T, in] and [out, in]")
@@ -36,7 +40,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
 
 
 define_op(
-    "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+    "linear(Tensor x, Tensor weight, Tensor? bias=None, bool batch_invariant=False) -> Tensor",
     fake=_fake,
     check=_check,
     providers=(

@@ -15,7 +15,7 @@ _NOT_CONTIGUOUS = -2
 
 def load() -> Callable[..., None]:
     """Build or load the kernel; the op's function on it."""
-    kernel = CpuKernel("paged_attention", "36q3d")  # struct PagedAttentionArguments
+    kernel = CpuKernel("paged_attention", "36q3d")  # struct PagedAttentionArguments; always batch-invariant
 
     def paged_attention(
         out: Tensor,
@@ -32,6 +32,7 @@ def load() -> Callable[..., None]:
         soft_cap: float,
         key_scale: float = 1.0,
         value_scale: float = 1.0,
+        batch_invariant: bool = False,
     ) -> None:
         result = kernel(
             query.dtype,

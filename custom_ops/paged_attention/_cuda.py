@@ -45,7 +45,12 @@ def load() -> Callable[..., None]:
         soft_cap: float,
         key_scale: float = 1.0,
         value_scale: float = 1.0,
+        batch_invariant: bool = False,
     ) -> None:
+        if batch_invariant:
+            raise UnsupportedError(
+                "paged_attention on cuda: batch_invariant is True, which is for CPUs so far"
+            )
         num_tokens, num_heads, head_dim = query.shape
         block_size, num_kv_heads = key_cache.shape[1:3]
         device, dtype, is_fp8 = query.device, query.dtype, key_cache.dtype == FP8

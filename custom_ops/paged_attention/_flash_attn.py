@@ -24,6 +24,7 @@ from .._shared.registry import Call, Provider
 from ._cuda import check_rows
 
 DTYPES = frozenset({torch.bfloat16, torch.float16})
+INVARIANCE_OBSTACLE = "batch_invariant is True; FlashAttention splits keys by the batch"
 FP8_OBSTACLE = "flash_attn does not take a cache in FP8 beside queries that are not"
 MISSING = "flash_attn is not installed; pip install 'flash-attn-4[cu13]' (on Hopper, Blackwell) or flash-attn"
 BATCH_OF_OTHER_KERNELS = 256  # with more sequences, flash-attn-4 runs others
@@ -54,6 +55,7 @@ class Arguments(NamedTuple):
     soft_cap: float
     key_scale: float = 1.0
     value_scale: float = 1.0
+    batch_invariant: bool = False
 
 
 Attend = Callable[[Arguments], None]
@@ -86,6 +88,8 @@ def load() -> Call:
         a = Arguments(*args)
         if a.key_cache.dtype == FP8:
             raise UnsupportedError(f"paged_attention: {FP8_OBSTACLE}")
+        if a.batch_invariant:
+            raise UnsupportedError(f"paged_attention: {INVARIANCE_OBSTACLE}")
         check_rows(a.out, a.query, a.key_cache, a.value_cache)  # else whole caches would be copied
         choice = choose(a.query.device, a.query.shape[2], a.key_cache.shape[1])
         if choice.attend is None:

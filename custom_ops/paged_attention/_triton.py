@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...common.errors import UnsupportedError
 from .._shared.fp8 import as_bytes
 from .._shared.fp8_triton import widen
 from .._shared.layout import check_dense_heads
@@ -272,8 +273,13 @@ def paged_attention(
     soft_cap: float,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    batch_invariant: bool = False,
 ) -> None:
     """The op, as op.py states it."""
+    if batch_invariant:
+        raise UnsupportedError(
+            "paged_attention by triton: batch_invariant is True; it splits keys by the batch"
+        )
     check_dense_heads("paged_attention", out, query, key_cache, value_cache, block_tables)
     num_tokens, num_heads, head_dim = query.shape
     num_seqs, (block_size, num_kv_heads) = seq_lens.shape[0], key_cache.shape[1:3]

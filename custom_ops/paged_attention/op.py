@@ -26,12 +26,15 @@ def paged_attention(
     soft_cap: float,  # scores become soft_cap * tanh(scores / soft_cap); 0: they stay
     key_scale: float = 1.0,  # what keys of a cache in float8_e4m3fn are multiplied by
     value_scale: float = 1.0,
+    batch_invariant: bool = False,
 ) -> None:
     """out = causal softmax(scale * query @ keys.T) @ values over each sequence's own blocks.
 
     Query j of a sequence sits at position seq_len - query_len + j, so decode, chunked prefill and full
     prefill are one case. Rows of padding, and rows beyond query_start_loc[-1], keep what was in `out`.
     Keys and values may be float8_e4m3fn: queries keep their dtype, and sums are as exact as without.
+    With batch_invariant the bits of a row depend on its own sequence up to its position alone: on no
+    neighbour, and on no chunk that a prompt came in.
     """
     torch.ops.lamina.paged_attention.default(
         out,
@@ -48,6 +51,7 @@ def paged_attention(
         soft_cap,
         key_scale,
         value_scale,
+        batch_invariant,
     )
 
 
@@ -66,6 +70,7 @@ def _check(
     soft_cap: float,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    batch_invariant: bool = False,
 ) -> None:
     shape, cache_shape = query.shape, key_cache.shape
     if out.shape != shape or len(shape) != 3 or len(cache_shape) != 4 or cache_shape[3] != shape[2]:
@@ -98,7 +103,8 @@ def _check_metadata(block_tables: Tensor, seq_lens: Tensor, query_start_loc: Ten
 define_op(
     "paged_attention(Tensor(a!) out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables,"
     " Tensor seq_lens, Tensor query_start_loc, int max_query_len, float scale, int window, int chunk,"
-    " float soft_cap, float key_scale=1.0, float value_scale=1.0) -> ()",
+    " float soft_cap, float key_scale=1.0, float value_scale=1.0,"
+    " bool batch_invariant=False) -> ()",
     fake=no_result,
     check=_check,
     providers=(

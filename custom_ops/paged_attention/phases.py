@@ -15,6 +15,7 @@ from . import _cuda, _flash_attn
 logger = get_logger("custom_ops")
 
 FLASH = _flash_attn.PROVIDER
+OF_OTHER_BITS = ("triton", FLASH.name)  # in other batches: they split keys by the number of sequences
 ONLY_CUDA = "only cuda has one"
 # docs/attention_backends.md has the figures behind both rules.
 LONGEST_DECODE = 16  # queries a sequence; a step with more in any of them is prefill
@@ -64,6 +65,29 @@ def select_by_phase(
         reason = f"{selected.name} in decode ({selected.reason}) and in prefill ({why})"
     log_once(logger, logging.INFO, f"attention on {device.type} {dtype}: {reason}")
     return Selected(name=served_by, call=call, reason=reason)
+
+
+def select_batch_invariant(
+    name: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    is_fp8: bool = False,  # the cache
+    op: str = "paged_attention",
+) -> Selected:
+    """The provider whose rows have the same bits in any batch; UnsupportedError for a name of others."""
+    if name in OF_OTHER_BITS:
+        raise UnsupportedError(f"attention is {name!r} and batch_invariant True; wanted 'auto' or 'cuda'")
+    wanted = _cuda.PROVIDER.name if name == "auto" and device.type == "cuda" else name
+    selected = registry.select(op, device=device, dtype=dtype, provider=wanted)
+    obstacle = (
+        _cuda.fp8_obstacle(dtype, head_dim) if is_fp8 and selected.name == _cuda.PROVIDER.name else None
+    )
+    if obstacle is not None:
+        raise UnsupportedError(f"{op}: {obstacle}; use kv_cache_dtype='auto'")
+    return selected
 
 
 def _over_fp8(

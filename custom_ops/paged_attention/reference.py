@@ -22,22 +22,28 @@ def paged_attention(
     soft_cap: float,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    batch_invariant: bool = False,
 ) -> None:
     """out = causal softmax(scale * query @ keys.T) @ values over each sequence's own blocks."""
     starts = query_start_loc.tolist()
     for sequence, seq_len in enumerate(seq_lens.tolist()):
-        rows = slice(starts[sequence], starts[sequence + 1])
-        query_len = rows.stop - rows.start
-        if seq_len == 0 or query_len == 0:
+        first, last = starts[sequence : sequence + 2]
+        if seq_len == 0 or first == last:
             continue
-        oldest = oldest_visible(seq_len - query_len, window, chunk)
-        keys, values = (
-            _gather(cache, block_tables[sequence], oldest, seq_len, query.dtype, stored_scale)
-            for cache, stored_scale in ((key_cache, key_scale), (value_cache, value_scale))
-        )
-        out[rows] = dense_attention(
-            query[rows], keys, values, scale, window=window, chunk=chunk, soft_cap=soft_cap, first=oldest
-        )
+        step = (
+            1 if batch_invariant else last - first
+        )  # the library sums as it likes, but a row alone always alike
+        for row in range(first, last, step):
+            rows, end = slice(row, row + step), seq_len - (last - row - step)
+            oldest = oldest_visible(end - step, window, chunk)
+            keys, values = (
+                _gather(cache, block_tables[sequence], oldest, end, query.dtype, stored_scale)
+                for cache, stored_scale in ((key_cache, key_scale), (value_cache, value_scale))
+            )
+            limits = {"window": window, "chunk": chunk}
+            out[rows] = dense_attention(
+                query[rows], keys, values, scale, **limits, soft_cap=soft_cap, first=oldest
+            )
 
 
 def oldest_visible(position: int, window: int, chunk: int) -> int:

@@ -69,6 +69,15 @@ class ModelSchemes:
                     f"device is {device.type!r}; use {self._instead()}device={min(scheme.devices)!r}"
                 )
 
+    def check_batch_invariant(self, device: torch.device) -> None:
+        """Raise UnsupportedError where rows of a projection have other bits in other batches."""
+        for name, scheme in self.schemes.items():
+            if device.type not in scheme.batch_invariant:
+                raise UnsupportedError(
+                    f"quantization of {name} is {scheme.name!r} and batch_invariant True, but its kernels on "
+                    f"{device.type} sum by the number of rows: use quantization=None, or leave the mode"
+                )
+
     def _instead(self) -> str:
         """The first remedy for a device that cannot multiply: what the setting asks for can be left out."""
         is_asked_for = {self.name} == {scheme.name for scheme in self.schemes.values()}

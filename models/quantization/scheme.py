@@ -55,6 +55,7 @@ class QuantScheme:
     multiply: Callable[[Tensor, Parts, Tensor | None], Tensor] | None = None
     settle: Callable[[Parts], None] | None = None  # once all rows are filled, in place
     filled: Callable[[Parts], Parts] | None = None  # what was settled
+    batch_invariant: frozenset[str] = frozenset()  # devices where a row's bits depend on no other row
     shared: frozenset[str] = frozenset()  # parts that are the same for all rows of a projection
     exempt: frozenset[str] = frozenset()  # parameters left as they are where the setting asks for the scheme
 

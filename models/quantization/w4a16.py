@@ -146,6 +146,7 @@ def w4a16(group: int | None = None, *, zero: bool = False, order: bool = False) 
         store=layout.store,
         restore=layout.restore,
         multiply=layout.multiply,
+        batch_invariant=frozenset({"cpu"}),
         settle=layout.settle,
         filled=layout.filled,
         shared=frozenset({"order"}),

@@ -110,7 +110,13 @@ def build(
 def gemms_of(plan: Plan | None, resolved: ResolvedRuntime) -> tuple[Gemm, ...]:
     """The GEMMs that a plan leaves to our ops, and that of the LM head, which always is."""
     model, dtype = resolved.model, str(resolved.dtype).removeprefix("torch.")
-    head = Gemm(kind="linear", rows=model.vocab_size, columns=model.hidden_size, dtype=dtype)
+    head = Gemm(
+        kind="linear",
+        rows=model.vocab_size,
+        columns=model.hidden_size,
+        dtype=dtype,
+        batch_invariant=resolved.config.batch_invariant,
+    )
     return (*(plan.gemms if plan else ()), head)
 
 
@@ -270,6 +276,7 @@ def _paged_attention(
         resolved.definition.attention(resolved.model),
         [where[layer][0] for layer in layers],
         kv_scales,
+        resolved.config.batch_invariant,
     )
 
 
@@ -323,7 +330,8 @@ def _forward(resolved: ResolvedRuntime, compiled: Compiled | None, tensors: Mapp
 def _logits(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Logits:
     """The model's, but the GEMM of the LM head is never left to torch: kernels for few rows are ours."""
     model, weights, logits_of = resolved.model, resolved.joined(tensors), resolved.definition.logits
-    ops = with_stored_weights(resolved.ops()._replace(linear=linear))
+    gemm = partial(linear, batch_invariant=resolved.config.batch_invariant)
+    ops = with_stored_weights(resolved.ops()._replace(linear=gemm))
 
     def logits(hidden: Tensor) -> Tensor:
         return logits_of(model, weights, hidden, ops)

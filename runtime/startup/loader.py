@@ -120,6 +120,10 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     checkpoint = None if is_dummy else read_checkpoint(definition, model, folder)
     schemes = _schemes(config, folder, definition.parameters(model))
     schemes.check(device)
+    if config.batch_invariant:
+        schemes.check_batch_invariant(device)
+        if device.type != "cpu":
+            raise UnsupportedError(f"batch_invariant is True and device {device.type!r}; wanted 'cpu' so far")
     return resolve(
         config,
         store=store,
@@ -227,6 +231,7 @@ def _attention(resolved: ResolvedRuntime) -> AttentionBackend:
         head_dim=resolved.model.head_dim,
         block_size=resolved.block_size,
         kv_cache_dtype=resolved.kv_cache_dtype,
+        batch_invariant=resolved.config.batch_invariant,
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...common.errors import CompileError, UnsupportedError, shown
 from ...custom_ops._shared import registry
 from ...custom_ops._shared.fp8 import FP8
-from ...custom_ops.paged_attention.phases import select_by_phase
+from ...custom_ops.paged_attention.phases import select_batch_invariant, select_by_phase
 from ...models.registry import AttentionSpec
 from .input_batch import BatchView
 
@@ -37,11 +37,13 @@ def select_backend(
     head_dim: int,
     block_size: int,
     kv_cache_dtype: torch.dtype | None = None,  # None: dtype
+    batch_invariant: bool = False,
 ) -> AttentionBackend:
     """The named backend, or for "auto" what serves decode and prefill here; UnsupportedError says why not."""
     check_name(name)
     is_fp8 = kv_cache_dtype == FP8
-    attention = select_by_phase(
+    select = select_batch_invariant if batch_invariant else select_by_phase
+    attention = select(
         name, device=device, dtype=dtype, head_dim=head_dim, block_size=block_size, is_fp8=is_fp8
     )
 
@@ -79,6 +81,7 @@ class PagedAttention:
         specs: Sequence[AttentionSpec],
         groups: Sequence[int] | None = None,
         kv_scales: Sequence[tuple[float, float]] | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         self._backend = backend
         self._caches = caches  # per layer: keys, values [num_blocks, block_size, num_kv_heads, head_dim]
@@ -88,6 +91,7 @@ class PagedAttention:
             (spec.scale, spec.window or NO_LIMIT, spec.chunk or NO_LIMIT, spec.soft_cap or NO_SOFT_CAP)
             for spec in specs
         ]  # per layer: scale, window, chunk, soft cap
+        self._flags = (True,) if batch_invariant else ()  # what the op takes behind the scales
         self._batch: BatchView | None = None
 
     def begin(self, batch: BatchView) -> None:
@@ -126,6 +130,7 @@ class PagedAttention:
             batch.max_query_len,
             *self._masks[layer],
             *scales,
+            *self._flags,
         )
 
 

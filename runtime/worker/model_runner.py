@@ -27,6 +27,7 @@ from .logprobs import LogprobsTensors, prompt_logprobs, sample_logprobs
 from .sampler import rows_of, sample
 
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
+OnLogits = Callable[[SchedulerOutput, Tensor], None]  # a step, and logits [its samples or more, vocab]
 
 
 class LaunchedStep:
@@ -118,6 +119,7 @@ class ModelRunner:
             forward, attention, input_batch, cuda_graphs=cuda_graphs, cpu_call_graphs=cpu_call_graphs
         )
         self.host_blocks = host_blocks
+        self.on_logits: OnLogits | None = None  # sees what a step samples from, before it is adjusted
         self._num_without_cuda_graph = 0
         self._logprobs: LogprobsTensors | None = None  # that the last step wants
         self._failures: Mapping[str, LaminaError] = {}  # of requests in the last step
@@ -197,6 +199,8 @@ class ModelRunner:
     def _launch(self, plan: SchedulerOutput) -> None:
         """Compute the step's logits and leave its samples in the input batch."""
         batch, logits = self._computed(plan)
+        if self.on_logits is not None and logits is not None:
+            self.on_logits(plan, logits)
         if plan.adjusted is not None:
             assert logits is not None, "samples of a step without any"
             newest = partial(self._newest_tokens, plan, np.cumsum(plan.num_scheduled_tokens))
