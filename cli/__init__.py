@@ -11,10 +11,12 @@ from .. import __version__
 from ..common.errors import LaminaError
 from ..common.interrupts import exit_on_interrupt
 from . import cache, chat, evaluate, explain, generate, info, quantize, replay, serve, verify, warmup
+from .option_names import GroupOfCommands
 from .standard_streams import OutputError, checked_output
 
 # Heavy imports (torch, the runtime) happen inside the commands, so that --help answers at once.
 app = typer.Typer(
+    cls=GroupOfCommands,
     name="lamina",
     help="Run LLaMA-family models, compiled.",
     no_args_is_help=True,

@@ -34,6 +34,8 @@ class StopOnInterrupt:
 class RaiseOnInterrupt:
     """Inside the block Ctrl-C raises KeyboardInterrupt, as Python has it."""
 
+    _previous: Any = None
+
     def __enter__(self) -> None:
         self._previous = signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -41,3 +43,28 @@ class RaiseOnInterrupt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         signal.signal(signal.SIGINT, self._previous)
+
+
+class RaiseOnTermination(RaiseOnInterrupt):
+    """Inside the block SIGTERM and SIGHUP raise SystemExit, too, so that what is half made is removed.
+
+    Its code is that of a process which the signal has ended. A signal that is ignored stays so.
+    """
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._others = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        for number, handler in self._others.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, _exit)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._others.items():
+            signal.signal(number, handler)
+        super().__exit__(kind, error, trace)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

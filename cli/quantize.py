@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import options
-from .interrupt import RaiseOnInterrupt
+from .interrupt import RaiseOnTermination
 
 if TYPE_CHECKING:
     from ..runtime.quantize import QuantizedModel
@@ -119,16 +119,16 @@ def quantize(
 
 
 def _written(model: str, output: Path, **settings: Any) -> "QuantizedModel":
-    """Write it, with progress on standard error; Ctrl-C ends the work, and removes what was written."""
+    """Write it, with progress on standard error; a signal ends the work, and removes what was written."""
     from ..runtime.quantize import quantize as write
     from .progress import loading_progress
 
     try:
-        with loading_progress() as progress, RaiseOnInterrupt():
+        with loading_progress() as progress, RaiseOnTermination():
             return write(model, output, progress=progress, **settings)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as ended:
         typer.echo(f"interrupted: nothing half-made is left at {output}", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(130 if isinstance(ended, KeyboardInterrupt) else int(ended.code or 0)) from None
 
 
 def _check_text(path: Path) -> None:

@@ -80,25 +80,23 @@ def quantize(
     folder = resolve(model, store=store, needs_tokenizer=gptq)
     check_output(output, folder, overwrite=overwrite)
     source = read_source(folder, recipe)
-    recipe = recipe.fitted(module.weight.shape[1] for module in source.modules)
     calibrated = None
     if calibration is not None:
         windows = _calibration_windows(source, Path(calibration), calibration_tokens)
         calibrated = Calibration(windows=windows, device=resolve_device(device))
-    return _written(source, recipe, output, overwrite, calibrated, progress)
+    return _written(source, output, overwrite, calibrated, progress)
 
 
 def _written(
     source: SourceModel,
-    recipe: Recipe,
     output: Path,
     overwrite: bool,
     calibrated: Calibration | None,
     progress: Progress,
 ) -> QuantizedModel:
-    size = sum(num_bytes(*one) for one in layout_of(source, recipe).values())
+    size = sum(num_bytes(*one) for one in layout_of(source).values())
     with new_folder(output, size, overwrite=overwrite) as new:
-        written = write_checkpoint(source, recipe, new, progress=progress, calibrated=calibrated)
+        written = write_checkpoint(source, new, progress=progress, calibrated=calibrated)
     return QuantizedModel(
         folder=output,
         bytes_before=written.bytes_before,

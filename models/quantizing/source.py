@@ -72,6 +72,7 @@ class SourceModel:
     """A model's files, sorted: projections to be quantized, and tensors that are copied."""
 
     folder: Path
+    recipe: Recipe  # with a group size that fits these modules
     config: Mapping[str, Any]  # the content of config.json
     model: ModelConfig
     definition: ModelDefinition
@@ -104,9 +105,9 @@ def read_source(folder: Path, recipe: Recipe) -> SourceModel:
     recipe.check_patterns([*(module.name for module in projections), HEAD])  # which a tied model lacks
     modules = tuple(module for module in projections if not _stays(module.name, recipe))
     _check_fused(projections, {module.name for module in modules})
-    _check_groups(recipe, modules)
     return SourceModel(
         folder=folder,
+        recipe=_fitted(recipe, modules),
         config=raw,
         model=model,
         definition=definition,
@@ -178,10 +179,12 @@ def _check_fused(projections: tuple[Module, ...], quantized: set[str]) -> None:
             )
 
 
-def _check_groups(recipe: Recipe, modules: tuple[Module, ...]) -> None:
+def _fitted(recipe: Recipe, modules: tuple[Module, ...]) -> Recipe:
+    """The recipe for these modules. ConfigError where there are none, or groups do not divide columns."""
     if not modules:
         raise ConfigError("ignore leaves every projection as it is; wanted some to quantize")
-    group = recipe.fitted(module.weight.shape[1] for module in modules).columns
+    recipe = recipe.fitted(module.weight.shape[1] for module in modules)
+    group = recipe.columns
     for module in modules:
         columns = module.weight.shape[1]
         if group and columns % group:
@@ -191,3 +194,4 @@ def _check_groups(recipe: Recipe, modules: tuple[Module, ...]) -> None:
                 f"group_size is {group}, which does not divide the {columns} columns of {module.name}; "
                 f"use {' or '.join(others)}, or ignore the module"
             )
+    return recipe

@@ -17,7 +17,6 @@ from . import calibration
 from .compressed_tensors import ROWS_A_WORD, layout, quantization_config, tensors
 from .gptq import codes_by_gptq, hessian_of
 from .grids import Fit, grid_of
-from .recipe import Recipe
 from .shard_writer import MAX_SHARD_BYTES, ShardWriter
 from .source import CONFIG_NAME, Module, SourceModel
 
@@ -55,7 +54,7 @@ class Calibration:
     device: torch.device
 
 
-def layout_of(source: SourceModel, recipe: Recipe) -> Layout:
+def layout_of(source: SourceModel) -> Layout:
     """Every tensor of the quantized checkpoint, in the original's order."""
     modules = {module.weight.name: module for module in source.modules}
     whole: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
@@ -64,14 +63,13 @@ def layout_of(source: SourceModel, recipe: Recipe) -> Layout:
         if module is None:
             whole[name] = (tensor.dtype, tensor.shape)
         else:
-            parts = layout(recipe, tensor.shape, tensor.dtype)
+            parts = layout(source.recipe, tensor.shape, tensor.dtype)
             whole |= {f"{module.name}.{part}": one for part, one in parts.items()}
     return whole
 
 
 def write_checkpoint(
     source: SourceModel,
-    recipe: Recipe,
     folder: Path,
     *,
     progress: Progress,
@@ -82,8 +80,8 @@ def write_checkpoint(
 
     Raises LoadError for weights that are not finite, and StoreError for a file that cannot be written.
     """
-    with ShardWriter(folder, layout_of(source, recipe), max_shard_bytes) as writer:
-        work = _Work(source, recipe, writer, progress)
+    with ShardWriter(folder, layout_of(source), max_shard_bytes) as writer:
+        work = _Work(source, writer, progress)
         for tensor in source.copied:
             for first, rows in tensor.chunks():
                 writer.write(tensor.name, rows, first)
@@ -93,7 +91,7 @@ def write_checkpoint(
             if module.name not in work.errors:
                 work.round(module)
         writer.finish()
-    _write_files(source, recipe, folder)
+    _write_files(source, folder)
     return Written(
         bytes_before=sum(num_bytes(each.dtype, each.shape) for each in source.tensors.values()),
         bytes_after=writer.num_bytes,
@@ -104,9 +102,9 @@ def write_checkpoint(
 class _Work:
     """Projections quantized one after another, each written as soon as it is."""
 
-    def __init__(self, source: SourceModel, recipe: Recipe, writer: ShardWriter, progress: Progress) -> None:
+    def __init__(self, source: SourceModel, writer: ShardWriter, progress: Progress) -> None:
         self.errors: dict[str, ProjectionError] = {}
-        self._source, self._recipe, self._grid = source, recipe, grid_of(recipe)
+        self._source, self._grid = source, grid_of(source.recipe)
         self._writer, self._progress = writer, progress
         self._of_parameter: dict[str, list[Module]] = {}
         for module in source.modules:
@@ -152,7 +150,7 @@ class _Work:
         return restored
 
     def _write(self, module: Module, codes: Tensor, fit: Fit, first: int) -> None:
-        parts = tensors(self._recipe, codes, fit, module.weight.dtype)
+        parts = tensors(self._source.recipe, codes, fit, module.weight.dtype)
         for part, rows in parts.items():
             row = first // ROWS_A_WORD if part == ZERO_POINT else first
             self._writer.write(f"{module.name}.{part}", rows, row)
@@ -181,9 +179,9 @@ def _root(error: float, whole: float) -> float:
     return math.sqrt(max(error, 0.0) / whole) if whole > 0 else 0.0
 
 
-def _write_files(source: SourceModel, recipe: Recipe, folder: Path) -> None:
+def _write_files(source: SourceModel, folder: Path) -> None:
     """config.json with what the tensors are, and the files of the original that belong to any form of it."""
-    config = {**source.config, "quantization_config": quantization_config(recipe, source.ignored)}
+    config = {**source.config, "quantization_config": quantization_config(source.recipe, source.ignored)}
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     try:
         (folder / CONFIG_NAME).write_text(text, encoding="utf-8")

@@ -83,7 +83,7 @@ def test_what_is_refused_is_one_line_and_2(tiny_folder: Path, tmp_path: Path) ->
         "quantize", tiny_folder, "--scheme", "fp8", "--asymmetric", "-o", tmp_path / "new"
     )
     assert (code, out) == (2, b"")
-    assert errors.splitlines()[-1].startswith("lamina: symmetric is False and scheme is 'fp8'")
+    assert errors.splitlines()[-1].startswith("lamina: --asymmetric is given and --scheme is 'fp8'")
     assert [*tmp_path.iterdir()] == []
 
 
@@ -93,21 +93,32 @@ def larger_folder(make_tiny_folder: Callable[..., Path]) -> Path:
     return make_tiny_folder(hidden_size=512, intermediate_size=4096, num_hidden_layers=4)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_an_interrupt_leaves_a_whole_folder_or_none(larger_folder: Path, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    "number, seed",
+    [
+        *((signal.SIGINT, seed) for seed in range(4)),
+        (signal.SIGTERM, 0),
+        (signal.SIGTERM, 1),
+        (signal.SIGHUP, 2),
+    ],
+)
+def test_a_signal_leaves_a_whole_folder_or_none(
+    larger_folder: Path, tmp_path: Path, number: int, seed: int
+) -> None:
+    code = 128 + number
     process = start("quantize", larger_folder, "--scheme", "fp8", "-o", tmp_path / "new")
     while process.poll() is None and not any(tmp_path.iterdir()):
         time.sleep(0.01)
     time.sleep(random.Random(seed).uniform(0, 0.7))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=240)
     assert b"Traceback" not in errors
-    assert process.returncode in (0, 130, -signal.SIGINT), errors
+    assert process.returncode in (0, code, -number), errors
     left = {path.name for path in tmp_path.iterdir()}
     assert left == ({"new"} if process.returncode == 0 else left & {"new"})
     if left:
         check_whole(tmp_path / "new")
-    else:
+    elif process.returncode == code:
         assert b"interrupted: nothing half-made is left at" in errors
 
 

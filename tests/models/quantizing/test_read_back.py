@@ -27,7 +27,7 @@ Logits = Callable[..., Tensor]
 
 def write(folder: Path, to: Path, recipe: Recipe) -> Path:
     to.mkdir()
-    write_checkpoint(read_source(folder, recipe), recipe, to, progress=say_nothing)
+    write_checkpoint(read_source(folder, recipe), to, progress=say_nothing)
     return to
 
 

@@ -37,7 +37,7 @@ PROMPT = torch.tensor([[(37 * i) % 317 + 3 for i in range(24)]])
 
 def write(folder: Path, to: Path, recipe: Recipe, **more: Any) -> Written:
     to.mkdir()
-    return write_checkpoint(read_source(folder, recipe), recipe, to, progress=say_nothing, **more)
+    return write_checkpoint(read_source(folder, recipe), to, progress=say_nothing, **more)
 
 
 def in_dtype(folder: Path, to: Path, dtype: torch.dtype) -> Path:
