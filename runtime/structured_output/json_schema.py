@@ -1,24 +1,28 @@
 """A JSON schema in keywords that llguidance enforces as they are meant, with the same instances or fewer."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from ...common.errors import RequestError, shown
-from .one_of import Whole, exclusive
+from .conditions import CONDITIONS, HANGS_ON_IF, without_conditions
+from .lookarounds import without_lookarounds
+from .one_of import exclusive
 from .open_names import closed
 from .patterns import quotable
 from .string_formats import with_known_format
+from .whole_schema import DEEPEST, DRAFT, LATER_DRAFT, Whole, with_targets_apart
 
 MAX_PATTERNS = 64  # of names in one object, as each is held against all others
 MAX_PATTERN = 10_000  # characters of a pattern; of several, the root of the sum of their squares
 MAX_HELD = 5000  # lists and objects that an enum has
-DEEPEST = 128  # of a schema, as llguidance has it too
-DRAFT = re.compile(r"^https?://json-schema.org/(?:(draft-0[4-7])/)?schema#?$")
+ANNOTATIONS = frozenset(
+    ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
+)
 ONE = (  # keywords with a schema
     *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames"),
     *("then", "unevaluatedItems", "unevaluatedProperties"),
 )
+DEFINITIONS = ("$defs", "definitions")
 LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")  # with a list of them
 NAMED = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
 
@@ -29,6 +33,7 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     What no other keyword says is left as it is, and refused where the grammar is made. Raises RequestError
     for a least number of properties that one name, written twice, would come up to.
     """
+    schema = with_targets_apart(schema, (*CONDITIONS, *HANGS_ON_IF))
     found: dict[str, Any] = _enforceable(schema, Whole(schema), 0)
     return found
 
@@ -46,13 +51,14 @@ def _weigh(pattern: Any, root: Whole) -> None:
 def _enforceable(schema: Any, root: Whole, depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return schema
-    apart = exclusive(dict(schema), root)
+    _weigh(schema.get("pattern"), root)
+    alone = _without_what_says_nothing(schema, root)
+    apart = exclusive(without_lookarounds(without_conditions(alone, root)), root)
     found = {key: _inside(key, value, root, depth + 1) for key, value in apart.items()}
     _name_draft(found)
     _drop_unique_items(found)
     _check_num_properties(found)
     _check_size(found)
-    _weigh(found.get("pattern"), root)
     return _with_quotable_patterns(closed(with_known_format(found)))
 
 
@@ -89,12 +95,25 @@ def _with_quotable_patterns(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_draft(schema: dict[str, Any]) -> None:
-    """Names the draft as those who read it know it; without a number it is the latest."""
+    """Names the draft as those who read it know it; without a number, and of others, it is the latest."""
     named = schema.get("$schema")
-    if isinstance(named, str) and (draft := DRAFT.match(named)):
+    if isinstance(named, str) and not LATER_DRAFT.match(named):
+        draft = DRAFT.match(named)
         del schema["$schema"]
-        if draft[1]:
+        if draft and draft[1]:
             schema["$schema"] = f"http://json-schema.org/{draft[1]}/schema#"
+
+
+def _without_what_says_nothing(schema: Mapping[str, Any], root: Whole) -> dict[str, Any]:
+    """Returns a schema without annotations beside a reference; in early drafts nothing counts beside it."""
+    if not isinstance(schema.get("$ref"), str):
+        return dict(schema)
+    kept = (*DEFINITIONS, "$schema", "$id", "id", "$ref")
+    return {
+        key: value
+        for key, value in schema.items()
+        if key in kept or not (root.is_early or key in ANNOTATIONS or key.startswith("x-"))
+    }
 
 
 def _drop_unique_items(schema: dict[str, Any]) -> None:

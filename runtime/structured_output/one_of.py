@@ -8,41 +8,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .whole_schema import TooMuchError, Whole
+
 TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 OF_OBJECTS = frozenset(("properties", "required", "additionalProperties", "patternProperties"))
 DEEPEST = 4  # of unions in unions, as types are looked for
-MAX_WORK = 100_000  # parts and pairs of ways that are looked at in one schema
 Values = frozenset[str] | None  # as JSON; None: not a known few
-
-
-class _TooMuch(Exception):
-    """There is more to look at than is."""
-
-
-class Whole:
-    """A whole schema: its references, and how much may still be looked at to tell ways apart."""
-
-    def __init__(self, schema: Any) -> None:
-        self._schema, self._left = schema, MAX_WORK
-        self.weight = 0  # of the patterns that are seen
-
-    def look(self, num: int = 1) -> None:
-        """Counts what is looked at."""
-        self._left -= num
-        if self._left < 0:
-            raise _TooMuch
-
-    def resolved(self, ref: str) -> Any:
-        """Returns what a reference within the schema stands for; None where that is not known."""
-        found = self._schema
-        if not ref.startswith("#"):
-            return None
-        for part in ref[1:].strip("/").split("/") if ref != "#" else ():
-            name = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or name not in found:
-                return None
-            found = found[name]
-        return found
 
 
 def exclusive(schema: dict[str, Any], root: Whole) -> dict[str, Any]:
@@ -56,7 +27,7 @@ def exclusive(schema: dict[str, Any], root: Whole) -> dict[str, Any]:
     around = {key: value for key, value in schema.items() if key != "oneOf"}
     try:
         found = _all_apart(around, ways, root)
-    except _TooMuch:
+    except TooMuchError:
         return schema
     if found is None:
         return schema
@@ -195,10 +166,10 @@ def _types(schema: Mapping[str, Any], root: Whole, depth: int) -> frozenset[str]
         ):
             found &= frozenset.union(*(_View({}, way, root, depth + 1).types for way in ways))
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return found & {_type_of(value) for value in values} if isinstance(values, list) else found
+    return found & {type_of(value) for value in values} if isinstance(values, list) else found
 
 
-def _type_of(value: Any) -> str:
+def type_of(value: Any) -> str:
     if value is None:
         return "null"
     kinds = {bool: "boolean", str: "string", list: "array", dict: "object"}

@@ -81,10 +81,10 @@ def _without(node: Mapping[str, Any]) -> str:
         return r"[^\s\S]"
     chars = sorted(key for key in node if len(key) == 1)
     ways = [] if "name" in node else [""]
-    ways.append(rf"[^{''.join(map(_escaped, chars))}][\s\S]*" if chars else r"[\s\S]+")
-    ways += [f"{_escaped(char)}(?:{_without(node[char])})" for char in chars if "beginning" not in node[char]]
+    ways.append(rf"[^{''.join(map(escaped, chars))}][\s\S]*" if chars else r"[\s\S]+")
+    ways += [f"{escaped(char)}(?:{_without(node[char])})" for char in chars if "beginning" not in node[char]]
     return "|".join(ways)
 
 
-def _escaped(char: str) -> str:
+def escaped(char: str) -> str:
     return f"\\{char}" if char in r"\.+*?()|[]{}^$-&~#/" else char

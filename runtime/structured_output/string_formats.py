@@ -14,6 +14,7 @@ PATTERNS = {
     "relative-json-pointer": r"^(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^~/]|~[01])*)*)$",
     "uri-reference": rf"^(?:[./?]{_URI}*)?(?:#{_URI}*)?$",
 }
+OR_FORMATS = {"uri-reference": "uri"}  # that are instances as well
 SAYS_NOTHING = frozenset(
     ("binary", "password", "int32", "int64", "float", "double")
 )  # of strings, in OpenAPI
@@ -27,8 +28,12 @@ def with_known_format(schema: dict[str, Any]) -> dict[str, Any]:
     found = {key: value for key, value in schema.items() if key != "format"}
     if name in SAYS_NOTHING:
         return found
-    if "pattern" not in found:
-        return {**found, "pattern": PATTERNS[name]}
+    if name in OR_FORMATS:
+        own: dict[str, Any] = {"anyOf": [{"format": OR_FORMATS[name]}, {"pattern": PATTERNS[name]}]}
+    else:
+        own = {"pattern": PATTERNS[name]}
+    if found.keys().isdisjoint(own):
+        return {**found, **own}
     others = found.get("allOf")
     held: list[Mapping[str, Any]] = others if isinstance(others, list) else []
-    return {**found, "allOf": [*held, {"pattern": PATTERNS[name]}]}
+    return {**found, "allOf": [*held, own]}

@@ -278,6 +278,13 @@ def object_of(inner):
     return {"type": "object", "properties": {"a": inner}}
 
 
+def nested(num, around):
+    own = STRING
+    for _ in range(num):
+        own = around(own)
+    return own
+
+
 LARGE = {
     "references": {"json": chain(8000, lambda ref: ref)},
     "references in properties": {"json": chain(6000, object_of)},
@@ -297,6 +304,11 @@ LARGE = {
     "an open class": {"json": {"type": "string", "pattern": "[" * 200_000}},
     "classes": {"json": {"type": "string", "pattern": "[^a]" * 50_000}},
     "values": {"json": {"enum": [f"value {n}" for n in range(10_000)]}},
+    "conditions": {"json": {"allOf": [{"if": object_of({"const": n}), "then": False} for n in range(3000)]}},
+    "conditions of conditions": {"json": nested(60, lambda own: {"if": {"not": own}, "else": STRING})},
+    "dependencies": {"json": {"dependentRequired": {f"a{n}": ["b"] for n in range(3000)}}},
+    "names": {"json": {"propertyNames": {"enum": [f"name {n}" for n in range(10_000)]}}},
+    "looks ahead": {"json": {"type": "string", "pattern": f"^{'(?!a)' * 1900}b"}},
 }
 SCRIPT = """
 import json, sys
