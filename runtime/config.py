@@ -14,6 +14,7 @@ from ..compiler.config import CompileConfig
 from ..compiler.numerics import MAX_NUM_TOKENS, NUMERICS, Numerics
 from ..models.quantization.scheme import find_scheme
 from .other_names import SETTINGS
+from .speculation.config import Draft, Eagle, NGram, Speculation
 from .validation import check_name, check_type, integer, number
 
 logger = get_logger("runtime")
@@ -40,6 +41,7 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "cache_dir": ((str, Path, NoneType), "a folder or None"),
     "allow_long_context": ((bool,), "True or False"),
     "require_warm": ((bool,), "True or False"),
+    "speculative": ((NGram, Draft, Eagle, NoneType), "an NGram, a Draft, an Eagle or None"),
     "generation_defaults": ((bool,), "True or False"),
 }
 MOST = 2**63 - 1  # of any count; what memory allows is asked later
@@ -90,6 +92,8 @@ class RuntimeConfig:
     """Whether requests that begin alike share blocks of the KV cache."""
     jump_forward: bool = True
     """Whether tokens that a form leaves no choice of come several at once, without a step for each."""
+    speculative: Speculation | None = None
+    """Who drafts tokens that a step verifies beside the next one: fewer steps for the same answers."""
     swap_bytes: int | None = None
     """Host memory for blocks of preempted requests; otherwise what a GPU's host has to spare, none on a
     CPU."""

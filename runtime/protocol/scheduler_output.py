@@ -14,6 +14,7 @@ Flags = NDArray[np.bool_]
 Banned = tuple[tuple[int, tuple[int, ...]], ...]  # (sample, ids it must not be)
 
 ON_HOST = -1  # the source of a token that the host knows
+NO_DRAFTS = -1  # the source of fillers
 NULL_BLOCK = 0  # stands in padding of block tables; never handed out, never written
 
 # What a row is sampled with; unresolved or out of range is nothing here.
@@ -111,22 +112,36 @@ class Adjusted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Drafts:
+    """What a step is told of draft tokens, where the runtime has a drafter.
+
+    Ids of drafts are the device's: those that the step before left for the row that its request had there.
+    Rows without any compute fillers in their place, which never hold, so that all rows have equally many.
+    """
+
+    sources: Ints  # [num_rows] the row of the step before whose drafts follow the newest token, or NO_DRAFTS
+    capacities: Ints  # [num_rows] tokens it may have: one from there on is written nowhere, nor does it hold
+    num_next: int  # drafts of each row that the step leaves for the next one, 0 for none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SchedulerOutput:
     """What a step computes: one row a request, in no order, and what is new in their block tables.
 
     A row's tokens are the ones after those already computed; where it samples, they are the last there are,
     and all but the first of `num_sampled_tokens` are drafts. Such a row yields at least one token, and one
     more for each draft that holds, so never more than it computes. Samples come row after row.
-    Its newest token may still be on the device: then it is a sample of the step before, at place `sources`.
+    Its newest token may still be on the device: then row `sources` of the step before has sampled it. How
+    many tokens that row has computed is known to the device then, and `num_computed_tokens` is the least.
     A request keeps its row while it can, so of tables only what is new is sent: all of one in another row.
     """
 
     step: int
     request_ids: tuple[str, ...]
     num_scheduled_tokens: Ints  # [num_rows] tokens to compute, at least 1
-    num_computed_tokens: Ints  # [num_rows] tokens computed by earlier steps
-    token_ids: NDArray[np.int32]  # [num_tokens], any id where the token is on the device
-    sources: Ints  # [num_rows] where the newest token of the row lies among the samples before, or ON_HOST
+    num_computed_tokens: Ints  # [num_rows] tokens computed by earlier steps, without drafts not yet judged
+    token_ids: NDArray[np.int32]  # [num_tokens], any id where the token is on the device, as drafts are
+    sources: Ints  # [num_rows] the row of the step before that sampled the row's newest token, or ON_HOST
     num_sampled_tokens: Ints  # [num_rows] tokens that the row yields at most
     sampling: NDArray[np.void]  # [num_samples] of SAMPLING
     banned: Banned = ()
@@ -137,6 +152,7 @@ class SchedulerOutput:
     copies: Copies = NO_COPIES
     preempted_ids: tuple[str, ...] = ()  # since the plan before; some may have been admitted again
     wanted_logprobs: WantedLogprobs | None = None  # None where nobody wants any
+    drafts: Drafts | None = None  # None where nobody drafts
 
     @property
     def num_tokens(self) -> int:
@@ -154,6 +170,15 @@ class SchedulerOutput:
     def is_decode(self) -> bool:
         """Whether every row computes one token and samples one, as most steps do."""
         return len(self.token_ids) == len(self.num_scheduled_tokens) == len(self.sampling)
+
+    @property
+    def query_len(self) -> int:
+        """Tokens that every row computes and samples; 0 where they differ, or a row samples fewer."""
+        tokens, rows = len(self.token_ids), len(self.num_scheduled_tokens)
+        if tokens != len(self.sampling) or tokens % max(rows, 1):
+            return 0
+        each = tokens // max(rows, 1)
+        return each if (self.num_sampled_tokens == each).all() else 0
 
     @property
     def sample_rows(self) -> Ints:

@@ -10,6 +10,7 @@ BOUNDS = (
     "max_tokens_beside_decode",
     "prefill_chunk",
     "max_prefill_tokens",
+    "max_num_samples",
 )
 
 
@@ -18,6 +19,10 @@ class SchedulerConfig:
     """Limits of a step: requests, tokens in all, tokens in all where someone awaits the next token of an
     answer (max_tokens_beside_decode), tokens of one request (prefill_chunk), tokens beyond one of each
     running request (max_prefill_tokens); None for no limit of its own.
+
+    max_drafts: draft tokens of a request, 0 where nobody drafts. token_cost: how much longer a token more
+    makes a step, as a part of what a step takes that has next to none. max_num_samples: of a step with
+    drafts; None for one a request.
     """
 
     max_num_seqs: int
@@ -26,6 +31,14 @@ class SchedulerConfig:
     max_tokens_beside_decode: int | None = None
     prefill_chunk: int | None = None
     max_prefill_tokens: int | None = None
+    max_drafts: int = 0
+    token_cost: float = 0.0
+    max_num_samples: int | None = None
+
+    @property
+    def most_samples(self) -> int:
+        """Samples of a step at most."""
+        return self.max_num_seqs if self.max_num_samples is None else self.max_num_samples
 
     def __post_init__(self) -> None:
         for name in BOUNDS:

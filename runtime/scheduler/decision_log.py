@@ -11,11 +11,13 @@ import numpy as np
 from ...common.errors import ConfigError, shown
 from ..kv_cache.manager import KVCacheManager
 from ..kv_cache.prefix_cache import Chain, PrefixCache
+from ..protocol.runner_output import RunnerOutput
 from ..protocol.scheduler_output import ON_HOST, SchedulerOutput
 from .config import SchedulerConfig
 from .request import Request
 
-FORMAT = 3
+FORMAT = 4
+COUNTS = ("num_sampled", "num_drafted", "num_proposed")  # of a runner's output, which steps depend on
 
 
 class DecisionLog:
@@ -70,16 +72,25 @@ class DecisionLog:
         self._write(self._encoder.encode(plan))
 
     def on_update(
-        self, plan: SchedulerOutput, received: Sequence[Request], num_forced: Mapping[Request, int]
+        self,
+        plan: SchedulerOutput,
+        output: RunnerOutput,
+        received: Sequence[Request],
+        num_forced: Mapping[Request, int],
     ) -> None:
         """See Listener."""
         ended = [request for request in received if request.finish_reason is not None]
         said: dict[str, Any] = {"update": plan.step}
+        for name in COUNTS:
+            if (counts := getattr(output, name)) is not None:
+                said[name] = counts.tolist()
         if num_forced:
             said["forced"] = {r.request_id: count for r, count in num_forced.items()}
         if ended:
             said["ended"] = {r.request_id: r.finish_reason for r in ended}
             said["blocks"] = {r.request_id: self._blocks(r, r.num_tokens) for r in ended}
+            if plan.drafts is not None:  # tokens after the one that ends it are not said
+                said["num_tokens"] = {r.request_id: r.num_tokens for r in ended}
         self._write(said)
 
     def on_commit(self, request: Request) -> None:
@@ -138,6 +149,12 @@ class PlanEncoder:
         on_host = plan.sources == ON_HOST
         if not np.array_equal(plan.sources, np.arange(plan.num_rows)):
             said["sources"] = "host" if on_host.all() else plan.sources.tolist()
+        if plan.drafts is not None:
+            said["drafts"] = {
+                "sources": plan.drafts.sources.tolist(),
+                "capacities": plan.drafts.capacities.tolist(),
+                "next": plan.drafts.num_next,
+            }
         if plan.new_blocks.size:
             said["new_blocks"] = plan.new_blocks.T.tolist()
         for name, blocks in (("swap_out", plan.copies.swap_out), ("swap_in", plan.copies.swap_in)):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ..kv_cache.manager import KVCacheManager
+from ..protocol.runner_output import RunnerOutput
 from ..protocol.scheduler_output import SchedulerOutput
 from .config import SchedulerConfig
 from .request import Request
@@ -25,7 +26,11 @@ class Listener(Protocol):
         """A step was planned, or none could be."""
 
     def on_update(
-        self, plan: SchedulerOutput, received: Sequence[Request], num_forced: Mapping[Request, int]
+        self,
+        plan: SchedulerOutput,
+        output: RunnerOutput,
+        received: Sequence[Request],
+        num_forced: Mapping[Request, int],
     ) -> None:
         """A step's tokens were taken in by these requests, some of which may have ended by that.
 

@@ -9,6 +9,7 @@ from ..protocol.scheduler_output import Ints, SchedulerOutput
 from .admission import Admission
 from .budget import in_order, share_out, step_budget
 from .config import SchedulerConfig
+from .drafting import Drafting
 from .faults import at_request
 from .in_flight import InFlight
 from .live_requests import LiveRequests
@@ -29,8 +30,9 @@ class Planner:
         in_flight: InFlight,
         live: LiveRequests,
         admission: Admission,
+        drafting: Drafting,
     ) -> None:
-        self._config = config
+        self._config, self._drafting = config, drafting
         self._batch, self._kv_cache, self._in_flight = batch, kv_cache, in_flight
         self._live, self._admission = live, admission
 
@@ -48,7 +50,7 @@ class Planner:
             return counts
         if not self._admission.is_possible:
             return counts
-        more = self._admission.admit(self._budget() - int(np.add.reduce(counts)), alone)
+        more = self._admission.admit(self._left_for_others(counts), alone)
         return np.concatenate((counts, np.array(more, np.int64))) if more else counts
 
     def plan(self, counts: Ints) -> SchedulerOutput:
@@ -71,6 +73,7 @@ class Planner:
             copies=self._kv_cache.copies(step),
             preempted_ids=self._live.take_preempted_ids(),
             wanted_logprobs=wanted_logprobs(batch, counts, num_sampled) if sampling.reporters else None,
+            drafts=self._drafting.drafts(num_sampled, self._kv_cache.block_size),
         )
 
     def _advance_running(self) -> Ints:
@@ -78,18 +81,40 @@ class Planner:
         batch, chunk = self._batch, self._config.prefill_chunk
         wanted = batch.uncomputed() if chunk is None else np.minimum(batch.uncomputed(), chunk)
         counts = self._within_budget(wanted)
-        short = batch.short_of_blocks(self._kv_cache.block_size)
-        if not len(short):
+        if self._drafting.is_on:
+            drafts = self._drafting.each(counts, is_full=not self._admission.is_possible)
+            if drafts is not None and self._grow(counts, drafts) is None:
+                return counts + drafts
+        short = self._grow(counts)
+        if short is None:
             return counts
+        by_rank = in_order(wanted, batch.by_rank, self._budget(), batch.out_of_reach())
+        return self._make_room_for_each(by_rank, {batch.requests[row] for row in short.tolist()})
+
+    def _grow(self, counts: Ints, num_drafts: Ints | int = 0) -> Ints | None:
+        """Blocks for all rows that advance; returns who lacks some, and nothing is done, if blocks are short.
+
+        num_drafts: to be computed beyond the newest token, of all rows or of each.
+        """
+        batch = self._batch
+        short = batch.drafts.short_of_blocks(len(batch), self._kv_cache.block_size, num_drafts)
+        if not len(short):
+            return None
         all_advance = np.count_nonzero(counts) == len(counts)
         advancing = short if all_advance else short[counts[short] > 0]
-        growing = [batch.requests[row].request_id for row in advancing.tolist()]
-        block_ids = self._kv_cache.grow_each(growing)
+        block_ids = self._kv_cache.grow_each([batch.requests[row].request_id for row in advancing.tolist()])
         if block_ids is None:
-            by_rank = in_order(wanted, batch.by_rank, self._budget(), batch.out_of_reach())
-            return self._make_room_for_each(by_rank, {batch.requests[row] for row in short.tolist()})
+            return short
         batch.grow(advancing, block_ids, rows_stay=all_advance)
-        return counts
+        return None
+
+    def _left_for_others(self, counts: Ints) -> int:
+        """Tokens that the step has left for who is admitted; drafts take none of what prompts may have."""
+        most = self._config.max_num_batched_tokens - int(np.add.reduce(counts))
+        if not self._drafting.is_on:
+            return min(most, self._budget() - int(np.add.reduce(counts)))
+        num_drafts = (self._batch.num_sampled(counts) - 1).clip(0)
+        return min(most, self._budget() - int((counts - num_drafts).sum()))
 
     def _within_budget(self, wanted: Ints) -> Ints:
         budget, stuck = self._budget(), self._batch.out_of_reach()
@@ -123,7 +148,7 @@ class Planner:
         ones may end before they need its blocks.
         """
         batch, kv_cache = self._batch, self._kv_cache
-        while not kv_cache.grow(request.request_id, batch.num_tokens(request)):
+        while not kv_cache.grow(request.request_id, int(batch.drafts.most_tokens(request.row))):
             youngest = batch.requests[batch.by_rank[-1]]
             if self._live.pending_free or batch.draining or request is youngest:
                 return False

@@ -15,7 +15,7 @@ from ..protocol.runner_output import RunnerOutput
 from ..protocol.scheduler_output import SchedulerOutput
 from ..sampling_params import SamplingParams
 from .config import SchedulerConfig
-from .decision_log import FORMAT, PlanEncoder
+from .decision_log import COUNTS, FORMAT, PlanEncoder
 from .request import Request
 from .scheduler import Scheduler
 
@@ -165,20 +165,29 @@ class _Player:
     def _update(self, said: Said) -> str | None:
         plan = self._plans.pop(said["update"])
         ended, num_forced = said.get("ended", {}), said.get("forced", {})
-        sampled, forced = [], {}
-        ends = plan.num_computed_tokens + plan.num_scheduled_tokens
-        for row in plan.sample_rows.tolist():
-            name, end = plan.request_ids[row], int(ends[row])
-            logged, last = self._requests[name], end + num_forced.get(name, 0)
+        counts: dict[str, Any] = {name: np.array(said[name], np.int64) for name in COUNTS if name in said}
+        num_yielded = counts.get("num_sampled", plan.num_sampled_tokens)
+        sampled: list[int] = []
+        forced = {}
+        for row in num_yielded.nonzero()[0].tolist():
+            name, count = plan.request_ids[row], int(num_yielded[row])
+            logged, first = self._requests[name], self._first_position(plan, row)
+            last = first + count - 1 + num_forced.get(name, 0)
             if ended.get(name) == "stop":
-                logged.last = last
-                logged.request.stop_token_ids = frozenset({logged.token(last)})
-            sampled.append(logged.token(end))
-            forced[name] = tuple(map(logged.token, range(end + 1, last + 1)))
-        output = RunnerOutput(token_ids=np.array(sampled, np.int32), forced=forced)
+                logged.last = said.get("num_tokens", {}).get(name, last + 1) - 1
+                logged.request.stop_token_ids = frozenset({logged.token(logged.last)})
+            sampled += map(logged.token, range(first, first + count))
+            forced[name] = tuple(map(logged.token, range(first + count, last + 1)))
+        output = RunnerOutput(token_ids=np.array(sampled, np.int32), forced=forced, **counts)
         received = self.scheduler.update(plan, output)
         found = {r.request_id: r.finish_reason for r in received if r.finish_reason is not None}
         return _difference({"ended": ended}, {"ended": found})
+
+    def _first_position(self, plan: SchedulerOutput, row: int) -> int:
+        """Where the first token stands that a row yields: with drafts only the host's count says so."""
+        if plan.drafts is not None:
+            return self._requests[plan.request_ids[row]].request.num_tokens
+        return int(plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row])
 
 
 def _last_blocks(lines: list[Said]) -> dict[int, list[int]]:

@@ -10,6 +10,7 @@ from ..protocol.scheduler_output import (
     Adjusted,
     Banned,
     Constrained,
+    Flags,
     Ints,
     SamplingRow,
     TokenHistory,
@@ -86,6 +87,12 @@ class RowSampling:
         """The rows of which log-probabilities are wanted, in order."""
         return sorted([request.row for request in self._reporting]) if self._reporting else []
 
+    def need_exact_counts(self, num: int) -> Flags:
+        """Which of the first rows are sampled by what the host knows only once drafts are judged."""
+        exact: Flags = self._slots[:num] != NO_SLOT
+        exact[[r.row for r in self._early if r.row < num and r.stop_token_ids]] = True
+        return exact
+
     def parameters(self, num_sampled: Ints, *, is_one_each: bool = False) -> NDArray[np.void]:
         """What so many samples of the first rows are drawn with, [samples] of SAMPLING.
 
@@ -126,10 +133,9 @@ class RowSampling:
             rows = rows[num_sampled[rows] > 0]
         if not len(rows):
             return None
-        assert num_sampled[rows].max() == 1, "what is adjusted by the newest token has no drafts"
         requests = [self._requests[row] for row in rows.tolist()]
         return Adjusted(
-            samples=(np.cumsum(num_sampled) - 1)[rows],
+            samples=(np.cumsum(num_sampled) - num_sampled)[rows],  # what follows are fillers
             params=tuple(request.plain_params for request in requests),
             num_prompt=self._num_prompt[rows],
             slots=self._slots[rows],

@@ -7,9 +7,12 @@ from numpy.typing import NDArray
 
 from ..kv_cache.manager import KVCacheManager
 from ..protocol.scheduler_output import ON_HOST, Flags, Ints, SchedulerOutput
+from . import draft_counts
+from .draft_counts import DraftCounts
 from .in_flight import Launched
 from .request import Request
 from .row_sampling import RowSampling
+from .step_tokens import step_token_ids
 from .table_updates import TableUpdates
 
 COUNTS = (
@@ -19,11 +22,12 @@ COUNTS = (
     "limit",  # tokens it may have in all
     "num_prompt",
     "newest",  # the last token the host has read
-    "place",  # of its token among the samples of the last step launched, or ON_HOST
+    "place",  # the row of the last step launched, if that samples its next token, or ON_HOST
     "last_step",  # launched with a part of it
     "blocks",  # in its block table
     "most_blocks",  # that it may come to have
     "serial",  # of what has the row: another one each time that a request gets a row, 0 for nothing
+    *draft_counts.COUNTS,
 )
 
 
@@ -50,10 +54,21 @@ class RunningBatch:
             self._blocks,
             self._most_blocks,
             self._serial,
+            *drafts,
         ) = self._counts
         self.requests: list[Request] = []  # by row, to be read alone
         self.sampling = RowSampling(
             self.requests, total=self._total, known=self._known, num_prompt=self._num_prompt
+        )
+        self.drafts = DraftCounts(
+            self._counts[-len(drafts) :],
+            computed=self._computed,
+            total=self._total,
+            limit=self._limit,
+            blocks=self._blocks,
+            place=self._place,
+            last_step=self._last_step,
+            serial=self._serial,
         )
         self._tables = TableUpdates(max_num_rows)
         self._numbers = np.arange(max_num_rows)
@@ -114,6 +129,7 @@ class RunningBatch:
             blocks,
             most_blocks,
             self._num_serials,
+            *draft_counts.FIRST_COUNTS,
         )
         self.sampling.enter(row, request)
         self._all_in_reach &= not in_flight
@@ -187,13 +203,14 @@ class RunningBatch:
         """A plan of the first rows is in flight; whoever has all tokens in flight then gives up the row.
 
         All but the first of a row's samples are drafts. One token is certain; drafts are as if they never
-        were until the host has read which of them hold. So long, nobody knows which token is the newest.
+        were until the host has read which of them hold. So long, only the device knows which token is the
+        newest, and how many there are.
         """
         num, num_sampled, num_samples = plan.num_rows, plan.num_sampled_tokens, plan.num_samples
         self._computed[:num] += plan.num_scheduled_tokens
         self._last_step[:num] = plan.step
         num_sampling = np.count_nonzero(num_sampled)  # rows; as many as samples, where no draft is
-        self._all_in_reach = num_sampling == num_samples == len(self)
+        self._all_in_reach = num_sampling == len(self)
         if self._all_in_reach:
             self._total[:num] += 1
             self._place[:num] = self._numbers[:num]
@@ -201,16 +218,11 @@ class RunningBatch:
             samples = num_sampled > 0
             self._total[:num] += samples
             self._place[: len(self)] = ON_HOST
-            if num_sampling == num_samples:
-                self._place[:num][samples] = self._numbers[:num_samples]
-            else:
-                self._computed[:num] -= (num_sampled - 1).clip(0)
-                places, is_one = np.cumsum(num_sampled) - 1, num_sampled == 1
-                self._place[:num][is_one] = places[is_one]
-        drained = (self._total[:num] >= self._limit[:num]).nonzero()[0].tolist()
-        for row in drained:
-            self.drain(self.requests[row])
-        self.remove(drained)
+            self._place[:num][samples] = self._numbers[:num][samples]
+        if num_samples > num_sampling:
+            self._computed[:num] -= (num_sampled - 1).clip(0)
+        self.drafts.launch(plan)
+        self._drain(num)
 
     def take_in(self, launched: Launched, num_yielded: Ints, tokens: Ints) -> list[Request]:
         """The host has read a step's tokens, so many of each of its rows.
@@ -232,16 +244,21 @@ class RunningBatch:
             by_row[samples] = tokens[np.cumsum(num_yielded)[samples] - 1] if has_drafts else tokens
             tokens = by_row
             away = [place for place in away if samples[place]]
-        if has_drafts:
+        if launched.plan.num_samples > num_yielding:
             self._hold(slice(num), np.where(same, num_yielded - 1, 0))
+            self.drafts.judge(slice(num), np.where(same, launched.plan.num_sampled_tokens - 1, 0))
         self._known[:num] += same
         np.copyto(self._newest[:num], tokens, where=same)
         for place in away:
             row = requests[place].row
             if row >= 0:
                 self._hold(row, num_yielded[place] - 1)
+                if self._serial[row] == launched.serials[place]:  # it has moved
+                    self.drafts.judge(row, launched.plan.num_sampled_tokens[place] - 1)
                 self._known[row] += 1
                 self._newest[row] = tokens[place]
+        if launched.plan.num_samples > num_yielding:
+            self._drain(len(self))
         return [requests[place] for place in away]
 
     def force(self, request: Request, count: int) -> None:
@@ -280,7 +297,7 @@ class RunningBatch:
         assert self._filling.keys() <= {*self.requests}
         for request in self._draining.values():
             assert request.row == -1, request
-            assert request.num_tokens + in_flight[request] == request.max_total_tokens, request
+            assert request.num_tokens + in_flight[request] >= request.max_total_tokens, request
         serials = self._serial[: len(self)].tolist()
         assert len({*serials, 0}) == len(self) + 1, "two rows have the same serial"
         assert not self._serial[len(self) :].any(), "a row without a request has a serial"
@@ -290,10 +307,6 @@ class RunningBatch:
     def num_computed(self, request: Request) -> int:
         """Tokens of a request that are in the cache once every step in flight is over, wherever it stands."""
         return int(self._computed[request.row]) if request.row >= 0 else request.num_computed
-
-    def num_tokens(self, request: Request) -> int:
-        """Tokens of a request with a row, those included that are certain to come."""
-        return int(self._total[request.row])
 
     def computed(self, num: int) -> Ints:
         """Tokens computed of each of the first rows, a copy [num]."""
@@ -306,25 +319,22 @@ class RunningBatch:
         return uncomputed
 
     def num_sampled(self, counts: Ints) -> Ints:
-        """Tokens that so many of each of the first rows yield: one where none is left uncomputed, else 0."""
+        """Tokens that so many of each of the first rows yield at most.
+
+        One where none is left uncomputed, and one for each draft beyond, else 0.
+        """
         num = len(counts)
-        yields_next: Flags = self._computed[:num] + counts == self._total[:num]
-        return yields_next.astype(np.int64)
+        sampled: Ints = (self._computed[:num] + counts - self._total[:num] + 1).clip(0)
+        return sampled
 
     def sources(self, num: int) -> Ints:
-        """Where the newest token of the first rows lies among the last step's samples, or ON_HOST; [num]."""
+        """The rows of the last step that sampled the newest token of the first rows, or ON_HOST; [num]."""
         sources: Ints = np.where(self._total[:num] > self._known[:num], self._place[:num], ON_HOST)
         return sources
 
     def serials(self, num: int) -> Ints:
         """What tells later who has the first rows now, a copy [num]."""
         return self._serial[:num].copy()
-
-    def short_of_blocks(self, block_size: int) -> Ints:
-        """The rows whose block tables have no room for all their tokens, once for each block they lack."""
-        num = len(self.requests)
-        short: Ints = (self._total[:num] > self._blocks[:num] * block_size).nonzero()[0]
-        return np.repeat(short, -(-self._total[short] // block_size) - self._blocks[short])
 
     def blocks_to_grow(self, most: int) -> int:
         """Blocks that the rows may come to need in all, of each at most so many."""
@@ -364,19 +374,9 @@ class RunningBatch:
         return lost if lost.any() else None
 
     def token_ids(self, counts: Ints) -> NDArray[np.int32]:
-        """So many uncomputed tokens of each of the first rows, row after row; any for one on the device."""
-        num = len(counts)
-        newest = self._newest[:num].astype(np.int32)
-        more = (self._total[:num] - self._computed[:num] > 1).nonzero()[0].tolist()
-        if not more:
-            return newest
-        parts, end = [], 0
-        for row in more:
-            start = int(self._computed[row])
-            contents = self.requests[row].token_bytes(start, start + int(counts[row]))
-            parts += [newest[end:row], np.frombuffer(contents, np.int32)]
-            end = row + 1
-        return np.concatenate((*parts, newest[end:]))
+        """So many uncomputed tokens of each of the first rows; see step_token_ids."""
+        columns = (column[: len(counts)] for column in (self._newest, self._computed, self._total))
+        return step_token_ids(counts, self.requests, *columns)
 
     def _put(self, request: Request, request_id: str, row: int) -> None:
         """Copy the row after the last into another; of its block table the device knows nothing then."""
@@ -387,10 +387,22 @@ class RunningBatch:
         self.sampling.move(row, old)
         self._tables.resend(request)
 
+    def _drain(self, num: int) -> None:
+        """Whoever of the first rows has all tokens in flight gives up the row."""
+        drained = (self._total[:num] >= self._limit[:num]).nonzero()[0].tolist()
+        for row in drained:
+            if self._known[row] < self._limit[row]:
+                self.drain(self.requests[row])
+        self.remove(drained)
+
     def _hold(self, rows: slice | int, num_drafts: Ints) -> None:
-        """So many drafts of these rows were right: tokens that are known, and computed."""
-        for column in (self._computed, self._total, self._known):
-            column[rows] += num_drafts
+        """So many drafts of these rows were right: tokens that are known, and computed.
+
+        Steps in flight may compute more than all that a request may have: what is beyond is written nowhere.
+        """
+        self._total[rows] += num_drafts
+        self._known[rows] += num_drafts
+        self._computed[rows] = np.minimum(self._computed[rows] + num_drafts, self._limit[rows] - 1)
 
     def _changed(self) -> None:
         """Drop what is remembered of the rows as a whole."""

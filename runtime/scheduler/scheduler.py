@@ -15,6 +15,7 @@ from ..protocol.scheduler_output import Ints, SchedulerOutput
 from .admission import Admission
 from .beginnings import Beginnings
 from .config import SchedulerConfig
+from .drafting import Drafting
 from .faults import at_request
 from .in_flight import InFlight, Launched
 from .listener import Listener
@@ -62,6 +63,7 @@ class Scheduler:
         self._queue = RequestQueue()
         self._batch = RunningBatch(config.max_num_seqs)
         self._in_flight = InFlight()
+        self.drafting = Drafting(config, self._batch)
         self.num_forced_tokens = 0  # that came without a sample, as a grammar left no other
         self._beginnings = Beginnings(clock)
         self._live = LiveRequests(
@@ -88,6 +90,7 @@ class Scheduler:
             in_flight=self._in_flight,
             live=self._live,
             admission=self._admission,
+            drafting=self.drafting,
         )
         if listener is not None:
             listener.on_start(config, kv_cache)
@@ -204,6 +207,7 @@ class Scheduler:
             rows = [self._live.get(request_id) for request_id in plan.request_ids]
             take_in_logprobs(plan.wanted_logprobs, output.logprobs, launched.owners(num_yielded), rows)
         self._live.free_pending()
+        self.drafting.learn(launched, num_yielded, output)
         received, notable = self._take_in(launched, num_yielded, np.asarray(output.token_ids, np.int64))
         num_forced = self._force(received, output.forced) if output.forced else {}
         self._beginnings.note_first_tokens()
@@ -211,7 +215,7 @@ class Scheduler:
         if self._kv_cache.has_windows:
             self._release_unseen(launched, num_yielded)
         if self._listener is not None:
-            self._listener.on_update(plan, received, num_forced)
+            self._listener.on_update(plan, output, received, num_forced)
         return received
 
     def discard(self, plan: SchedulerOutput) -> None:

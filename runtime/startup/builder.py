@@ -40,6 +40,7 @@ from ..worker.logits_adjuster import load_kernels
 from ..worker.model_runner import Logits, ModelRunner
 from . import memory
 from .captures import capture, new_cuda_graphs
+from .drafters import new_drafter
 from .kernel_choice import choose_gemm_kernels
 from .loaded import LoadedRuntime
 from .resolved import ResolvedRuntime
@@ -48,6 +49,8 @@ from .warm_manifest import LateBuilds
 
 logger = get_logger("runtime")
 NewRunner = Callable[[ResolvedRuntime, CudaGraphs | None], ModelRunner]
+# How much longer a token more makes a step, as a part of a step of next to none: what drafts are weighed by.
+TOKEN_COSTS = {"cuda": 1 / 600, "cpu": 1 / 12}
 DEPTHS = {"cuda": 2, "cpu": 1}  # steps launched before the oldest is read; a CPU is busy with the step itself
 
 
@@ -175,6 +178,9 @@ def _new_scheduler(
         max_tokens_beside_decode=max(TOKENS_BESIDE_DECODE, resolved.max_num_seqs),
         prefill_chunk=resolved.prefill_chunk,
         max_prefill_tokens=resolved.max_prefill_tokens,
+        max_drafts=resolved.max_drafts,
+        token_cost=TOKEN_COSTS[resolved.device.type],
+        max_num_samples=resolved.max_num_samples,
     )
     return Scheduler(limits, kv_cache, DecisionLog(decision_log) if decision_log else None)
 
@@ -222,17 +228,19 @@ def _new_runner(
         device=resolved.device,
     )
     load_kernels(resolved.device, resolved.dtype)
+    input_batch = _new_input_batch(resolved, len(groups))
     return ModelRunner(
         forward=forward,
         logits=logits,
         attention=_paged_attention(resolved, backend, caches, groups, kv_scales),
-        input_batch=_new_input_batch(resolved, len(groups)),
+        input_batch=input_batch,
         num_valid_ids=num_valid_ids,
         cuda_graphs=cuda_graphs,
         cpu_call_graphs=_new_cpu_call_graphs(resolved, backend, forward),
         host_blocks=HostBlocks(caches, slots) if slots else None,
         new_matcher=new_matcher,
         jump_forward=resolved.config.jump_forward,
+        drafter=new_drafter(resolved, input_batch),
     )
 
 
@@ -240,11 +248,13 @@ def _new_input_batch(resolved: ResolvedRuntime, num_groups: int) -> InputBatch:
     return InputBatch(
         max_num_seqs=resolved.max_num_seqs,
         max_num_tokens=resolved.max_num_batched_tokens,
-        max_blocks_per_seq=-(-resolved.max_model_len // resolved.block_size),
+        max_blocks_per_seq=-(-(resolved.max_model_len + resolved.max_drafts + 1) // resolved.block_size),
         block_size=resolved.block_size,
         vocab_size=resolved.model.vocab_size,
         device=resolved.device,
         num_groups=num_groups,
+        max_drafts=resolved.max_drafts,
+        max_num_samples=resolved.max_num_samples,
     )
 
 

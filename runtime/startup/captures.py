@@ -9,6 +9,8 @@ import torch
 from ...common.progress import Progress
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ..config import RuntimeConfig
+from ..speculation.config import draft_lengths
+from ..worker.graph_runner import Decode
 from ..worker.model_runner import ModelRunner
 from .resolved import ResolvedRuntime
 
@@ -29,8 +31,8 @@ def new_cuda_graphs(resolved: ResolvedRuntime) -> CudaGraphs | None:
 
 def capture(runner: ModelRunner, resolved: ResolvedRuntime, progress: Progress) -> None:
     """Plan all sizes, and capture them now unless that is left to idle moments."""
-    decode, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
-    number = runner.plan_captures(decode, mixed)
+    sizes, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
+    number = runner.plan_captures(decode_captures(resolved, sizes), mixed)
     for count in range(0 if _is_lazy(resolved.config) else number):
         runner.capture_next()
         progress("cuda_graphs", (count + 1) / number, "")
@@ -45,6 +47,18 @@ def graph_sizes(
     large = tuple(size for size in LARGE_MIXED_SIZES if size <= launch_bound_tokens)
     mixed = tuple(size for size in MIXED_SIZES + large if size <= resolved.max_num_batched_tokens)
     return tuple(sorted(decode)), mixed
+
+
+def decode_captures(resolved: ResolvedRuntime, sizes: Sequence[int]) -> tuple[Decode, ...]:
+    """Decode steps of these numbers of requests to capture: without drafts and, where they fit, with some."""
+    k = resolved.max_drafts
+    kinds = [(0, 0), *((drafts, k) for drafts in (0, *draft_lengths(k)) if k)]
+    return tuple(
+        Decode(size, 1 + drafts, num_next)
+        for size in sizes
+        for drafts, num_next in kinds
+        if not num_next or size * (1 + max(drafts, 1)) <= resolved.max_num_samples
+    )
 
 
 def _is_lazy(config: RuntimeConfig) -> bool:

@@ -21,6 +21,8 @@ from ...models.quantization.scheme import TensorTable
 from ...models.registry import ModelDefinition
 from ..config import RuntimeConfig
 
+MOST_DRAFTING_SAMPLES = 256  # of a step with drafts: beyond, a token more costs time of its own
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedRuntime:
@@ -45,6 +47,17 @@ class ResolvedRuntime:
     block_size: int  # tokens
     num_kv_blocks: int  # the null block included
     swap_bytes: int  # of host memory at most, for blocks of requests that were preempted
+
+    @property
+    def max_drafts(self) -> int:
+        """Draft tokens of a request in a step at most; 0 where nobody drafts."""
+        return 0 if self.config.speculative is None else self.config.speculative.k
+
+    @property
+    def max_num_samples(self) -> int:
+        """Samples of a step at most: with drafts as many as pay, or one a request."""
+        most = min(self.max_num_batched_tokens, MOST_DRAFTING_SAMPLES)
+        return max(self.max_num_seqs, most) if self.max_drafts else self.max_num_seqs
 
     def program(self) -> Program:
         """What the compiler is handed."""

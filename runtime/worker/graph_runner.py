@@ -4,6 +4,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,14 +16,18 @@ from .attention import PagedAttention
 from .input_batch import BatchView, InputBatch, fits_captured
 
 Forward = Callable[[Tensor, Tensor, PagedAttention], Tensor]  # token_ids [T], positions [T] -> hidden [T, H]
-RunStep = Callable[[BatchView], Tensor | None]  # a whole step, sampling included -> its logits
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """A CUDA graph of a whole step of `size` requests with one token each, sampling included."""
+    """A CUDA graph of a whole step of `size` requests with equally many tokens each, sampling included.
+
+    Tokens but the first of each are drafts; the step judges them, and leaves others for the next one.
+    """
 
     size: int
+    query_len: int = 1  # tokens of each
+    num_next: int = 0  # drafts that it leaves of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,16 @@ class Mixed:
     """CUDA graphs of the pieces for `size` tokens of any requests, attention called between them."""
 
     size: int
+
+
+class Computed(NamedTuple):
+    """What a whole step computed, sampling included."""
+
+    hidden: Tensor  # [tokens, H]
+    logits: Tensor | None  # [samples, vocab] that it took its samples from, if any
+
+
+RunStep = Callable[[BatchView, Decode], Computed]
 
 
 class GraphRunner:
@@ -53,7 +68,7 @@ class GraphRunner:
         self._input_batch = input_batch
         self._cuda_graphs = cuda_graphs
         self._cpu_call_graphs = cpu_call_graphs
-        self._decode_sizes: tuple[int, ...] = ()
+        self._decodes: tuple[Decode, ...] = ()  # the smallest first
         self._mixed_sizes: tuple[int, ...] = ()
         self._to_capture: deque[Decode | Mixed] = deque()
 
@@ -62,13 +77,13 @@ class GraphRunner:
         """Steps so far that a CPU call graph served."""
         return self._cpu_call_graphs.num_replays if self._cpu_call_graphs else 0
 
-    def plan_captures(self, decode_sizes: Sequence[int], mixed_sizes: Sequence[int]) -> int:
+    def plan_captures(self, decodes: Iterable[Decode], mixed_sizes: Sequence[int]) -> int:
         """Note sizes to be captured, and return how many are; the largest first: smaller ones fit into it.
 
-        decode_sizes in requests, mixed_sizes in tokens; the latter only of a model that was compiled.
+        mixed_sizes in tokens; only of a model that was compiled.
         """
         mixed = mixed_sizes if isinstance(self._forward, BoundPlan) else ()
-        self._to_capture = _largest_first(decode_sizes, mixed)
+        self._to_capture = _largest_first(decodes, mixed)
         return len(self._to_capture)
 
     def capture_next(self, run_step: RunStep) -> bool:
@@ -83,7 +98,7 @@ class GraphRunner:
         if key not in self._cuda_graphs:  # it is, where an interrupt came right after its capture
             self._capture(self._cuda_graphs, key, run_step)
         if isinstance(key, Decode):
-            self._decode_sizes = tuple(sorted({*self._decode_sizes, key.size}))
+            self._decodes = tuple(sorted({*self._decodes, key}, key=_num_tokens))
         else:
             self._mixed_sizes = tuple(sorted({*self._mixed_sizes, key.size}))
         self._to_capture.popleft()
@@ -92,9 +107,9 @@ class GraphRunner:
     def drop(self) -> None:
         """Drop every capture and its memory; the sizes are to be captured again."""
         mixed = {*self._mixed_sizes, *(key.size for key in self._to_capture if isinstance(key, Mixed))}
-        decode = {*self._decode_sizes, *(key.size for key in self._to_capture if isinstance(key, Decode))}
+        decode = {*self._decodes, *(key for key in self._to_capture if isinstance(key, Decode))}
         self._to_capture = _largest_first(decode, mixed)
-        self._decode_sizes = self._mixed_sizes = ()  # before the graphs go: an interrupt may come between
+        self._decodes = self._mixed_sizes = ()  # before the graphs go: an interrupt may come between
         if self._cuda_graphs is not None:
             self._cuda_graphs.close()
         if self._cpu_call_graphs is not None:
@@ -102,23 +117,24 @@ class GraphRunner:
 
     def size_for(self, plan: SchedulerOutput) -> Decode | Mixed | None:
         """The smallest capture that holds a step, of whole steps if it can be; None where there is none."""
-        if plan.is_decode and fits_captured(plan.banned):
-            size = _smallest(self._decode_sizes, plan.num_tokens)
-            if size is not None:
-                return Decode(size)
+        if self._decodes and (query_len := plan.query_len) and fits_captured(plan.banned):
+            wanted = query_len, 0 if plan.drafts is None else plan.drafts.num_next
+            for key in self._decodes:
+                if (key.query_len, key.num_next) == wanted and key.size >= plan.num_rows:
+                    return key
         size = _smallest(self._mixed_sizes, plan.num_tokens)
         return None if size is None else Mixed(size)
 
-    def replay_decode(self, key: Decode, batch: BatchView) -> Tensor | None:
-        """The logits [size, vocab] that the step took its samples from, good until the next replay."""
+    def replay_decode(self, key: Decode, batch: BatchView) -> Computed:
+        """What the step computed, good until the next replay."""
         assert self._cuda_graphs is not None
-        logits: Tensor | None = self._cuda_graphs.replay(
+        computed: Computed = self._cuda_graphs.replay(
             key,
             _reads(batch),
             num_tokens=batch.num_tokens,
-            num_padded=key.size - batch.num_tokens,
+            num_padded=_num_tokens(key) - batch.num_tokens,
         )
-        return logits
+        return computed
 
     def replay_mixed(self, key: Mixed, batch: BatchView) -> Tensor:
         """Hidden states [size, H] of the step that attention was begun with, good until the next replay."""
@@ -141,10 +157,11 @@ class GraphRunner:
     def _capture(self, graphs: CudaGraphs, key: Decode | Mixed, run_step: RunStep) -> None:
         """Run once, so that modules and workspaces are loaded, then capture."""
         if isinstance(key, Decode):
-            padding = self._input_batch.write(no_requests(), key.size, key.size, key.size)
-            batch = dataclasses.replace(padding, max_query_len=1)
-            run_step(batch)
-            graphs.capture(key, lambda: run_step(batch), _reads(batch))
+            num_tokens = _num_tokens(key)
+            padding = self._input_batch.write(no_requests(), num_tokens, key.size, num_tokens)
+            batch = dataclasses.replace(padding, max_query_len=key.query_len)
+            run_step(batch, key)
+            graphs.capture(key, lambda: run_step(batch, key), _reads(batch))
             return
         padding = self._input_batch.write(no_requests(), key.size, 1)
         batch = dataclasses.replace(padding, max_query_len=key.size)
@@ -156,10 +173,14 @@ class GraphRunner:
         graphs.capture_pieces(key, plan, *inputs)
 
 
-def _largest_first(decode_sizes: Iterable[int], mixed_sizes: Iterable[int]) -> deque[Decode | Mixed]:
+def _largest_first(decodes: Iterable[Decode], mixed_sizes: Iterable[int]) -> deque[Decode | Mixed]:
     """The order in which sizes are captured."""
     mixed = [Mixed(size) for size in sorted(mixed_sizes, reverse=True)]
-    return deque([*mixed, *(Decode(size) for size in sorted(decode_sizes, reverse=True))])
+    return deque([*mixed, *sorted(decodes, key=_num_tokens, reverse=True)])
+
+
+def _num_tokens(key: Decode) -> int:
+    return key.size * key.query_len
 
 
 def _smallest(sizes: Sequence[int], wanted: int) -> int | None:

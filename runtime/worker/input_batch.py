@@ -8,7 +8,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..protocol.scheduler_output import NULL_BLOCK, ON_HOST, Banned, Ints, SchedulerOutput, WantedLogprobs
+from ..protocol.scheduler_output import (
+    NO_DRAFTS,
+    NULL_BLOCK,
+    ON_HOST,
+    Banned,
+    Ints,
+    SchedulerOutput,
+    WantedLogprobs,
+)
 from .logprobs import LogprobRows
 
 NO_ID = -1  # in place of a banned id
@@ -73,8 +81,12 @@ class InputBatch:
         vocab_size: int,
         device: torch.device,
         num_groups: int = 1,
+        max_drafts: int = 0,
+        max_num_samples: int | None = None,
     ) -> None:
+        """max_drafts: of a row, if there is a drafter; max_num_samples: of a step, one a sequence if None."""
         self.device = device
+        self.max_num_samples = max_num_seqs if max_num_samples is None else max_num_samples
         self._num_groups = num_groups  # KV-cache groups: of layers, each with block tables of its own
         self.max_num_seqs = max_num_seqs
         self.max_num_tokens = max_num_tokens
@@ -84,12 +96,22 @@ class InputBatch:
         self._tables = np.full((self._num_groups * max_num_seqs, max_blocks_per_seq), NULL_BLOCK, np.int32)
         self._block_tables = torch.zeros(self._tables.shape, dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
-        # The last step's samples and then the host's token ids, in one tensor: a token comes from either.
-        self._first_packed = _aligned(max_num_seqs)
-        size = self._first_packed + self._layout_of(max_num_tokens, max_num_seqs, max_num_seqs).size
+        samples = self.max_num_samples
+        # The last step's samples, the newest token and the drafts of each of its rows, where there is a
+        # drafter, and then the host's token ids, in one tensor: a token comes from any of these.
+        self._first_newest = _aligned(samples)
+        self._first_draft = self._first_newest + (_aligned(max_num_seqs) if max_drafts else 0)
+        self._first_packed = self._first_draft + _aligned(max_num_seqs * max_drafts)
+        size = self._first_packed + self._layout_of(max_num_tokens, max_num_seqs, samples).size
         self._memory = torch.zeros(size, dtype=torch.int32, device=device)
-        self._sampling = torch.zeros(6, max_num_seqs, dtype=torch.int32, device=device)
-        self._banned = torch.full((max_num_seqs, MAX_BANNED), NO_ID, dtype=torch.int32, device=device)
+        self.newest = self._memory[self._first_newest : self._first_newest + max_num_seqs]
+        drafts = self._memory[self._first_draft : self._first_draft + max_num_seqs * max_drafts]
+        self.draft_ids = drafts.view(max_num_seqs, max_drafts)
+        # As they are, where token_ids has id 0 in place of none.
+        self.taken_ids = torch.zeros_like(self._token_ids) if max_drafts else self._token_ids
+        self._places = np.zeros(0, np.int64)  # of the newest tokens of the last step's rows, in that memory
+        self._sampling = torch.zeros(6, samples, dtype=torch.int32, device=device)
+        self._banned = torch.full((samples, MAX_BANNED), NO_ID, dtype=torch.int32, device=device)
         self._layouts: dict[tuple[int, int, int], tuple[_Layout, dict[str, Any]]] = {}
         self.forget()
 
@@ -135,13 +157,15 @@ class InputBatch:
 
     def take_token_ids(self, view: BatchView) -> None:
         """Gather a step's token ids on the device, from the host's and the samples of the step before."""
-        torch.index_select(self._memory, 0, view.token_sources, out=view.token_ids)
-        view.token_ids.clamp_(min=0)  # -1 of a row without a token, which ends when the host has read it
+        taken = self.taken_ids[: len(view.token_ids)]
+        torch.index_select(self._memory, 0, view.token_sources, out=taken)
+        # -1 of a row without a token, which ends when the host has read it, and in place of a draft
+        torch.clamp(taken, min=0, out=view.token_ids)
 
     def _check_sizes(self, plan: SchedulerOutput, tokens: int, seqs: int, samples: int) -> None:
         assert plan.num_tokens <= tokens <= self.max_num_tokens, f"{plan.num_tokens} tokens in {tokens}"
         assert plan.num_rows <= seqs <= self.max_num_seqs, f"{plan.num_rows} sequences in {seqs}"
-        assert plan.num_samples <= samples <= self.max_num_seqs, f"{plan.num_samples} samples in {samples}"
+        assert plan.num_samples <= samples <= self.max_num_samples, f"{plan.num_samples} samples in {samples}"
 
     def _update_tables(self, new_blocks: Ints) -> None:
         """Set what is new in the block tables."""
@@ -159,7 +183,7 @@ class InputBatch:
         if sampling is held or (held is not None and sampling.tobytes() == held.tobytes()):
             return
         self._sampling_held = None  # an interrupt may come before all is sent
-        fields = np.zeros((6, self.max_num_seqs), np.int32)
+        fields = np.zeros((6, self.max_num_samples), np.int32)
         num = len(sampling)
         top_k = np.where(sampling["top_k"] < self.vocab_size, sampling["top_k"], 0)
         fields[0, :num] = sampling["temperature"].view(np.int32)
@@ -177,7 +201,7 @@ class InputBatch:
             return self._send(self._banned_table(banned, num_rows, max(len(ids) for _, ids in banned)))
         if banned != self._banned_held:
             self._banned_held = None
-            self._banned.copy_(self._send(self._banned_table(banned, self.max_num_seqs, MAX_BANNED)))
+            self._banned.copy_(self._send(self._banned_table(banned, self.max_num_samples, MAX_BANNED)))
             self._banned_held = banned
         return self._banned[:num_rows]
 
@@ -212,10 +236,13 @@ class InputBatch:
         on_device = plan.sources != ON_HOST
         sources = packed[layout.token_sources]
         sources[:] = np.arange(self._first_packed, self._first_packed + len(sources))
-        sources[newest[on_device]] = plan.sources[on_device]
+        sources[newest[on_device]] = self._places[plan.sources[on_device]]
+        if plan.drafts is not None:
+            self._find_drafts(sources, plan.drafts.sources, plan.num_sampled_tokens, newest)
+        self._places = self._places_after(plan)
         fill(packed, layout.token_ids, plan.token_ids, padding=0)
         fill(packed, layout.positions, positions, padding=0)
-        columns = positions // self.block_size
+        columns = np.minimum(positions // self.block_size, self._tables.shape[1] - 1)  # of fillers beyond
         for group, field in enumerate(layout.slot_mappings(self._num_groups)):
             blocks = self._tables[group * self.max_num_seqs + rows, columns]
             slots = (blocks - columns) * self.block_size + positions
@@ -227,6 +254,20 @@ class InputBatch:
         fill(packed, layout.logits_rows, logits_rows, padding=0)
         longs = packed[layout.sample_positions].view(np.int64)
         fill(longs, slice(0, len(longs)), sample_positions, padding=0)
+
+    def _find_drafts(self, sources: NDArray[np.int32], rows: Ints, num_sampled: Ints, newest: Ints) -> None:
+        """Have the tokens after the newest of each row come from the drafts of these rows before."""
+        k = self.draft_ids.shape[1]
+        for place in range(int(num_sampled.max(initial=0)) - 1):
+            drafting = (rows != NO_DRAFTS) & (num_sampled > place + 1)
+            sources[newest[drafting] + place + 1] = self._first_draft + rows[drafting] * k + place
+
+    def _places_after(self, plan: SchedulerOutput) -> Ints:
+        """Where a step leaves the newest token of each row that samples."""
+        if self.draft_ids.shape[1]:
+            return np.arange(self._first_newest, self._first_newest + plan.num_rows)
+        places: Ints = np.cumsum(plan.num_sampled_tokens) - 1
+        return places
 
     def _layout(self, sizes: tuple[int, int, int]) -> tuple["_Layout", dict[str, Any]]:
         """Where the fields of a step of these sizes lie; the same tensors for the same sizes."""
@@ -335,6 +376,13 @@ def send(values: NDArray[Any], device: torch.device) -> Tensor:
     staged = _staged(values.size, device, held.dtype)
     staged.numpy()[:] = values.reshape(-1)
     return staged.to(device, non_blocking=True).view(values.shape)
+
+
+def send_to(memory: Tensor, values: NDArray[np.int32]) -> None:
+    """Write values at the beginning of memory on a device, which is in use until then."""
+    staged = _staged(len(values), memory.device)
+    staged.numpy()[:] = values
+    memory[: len(values)].copy_(staged, non_blocking=True)
 
 
 def _staged(size: int, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:

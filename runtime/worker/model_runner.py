@@ -1,7 +1,7 @@
 """Runs one scheduled step on the device: the forward, the logits of the last rows, the sampler."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,17 +14,20 @@ from ...common.errors import LaminaError
 from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ..protocol.runner_output import RunnerOutput
-from ..protocol.scheduler_output import ON_HOST, Constrained, Ints, SchedulerOutput, no_requests
+from ..protocol.scheduler_output import ON_HOST, Constrained, Flags, Ints, SchedulerOutput, no_requests
 from ..sampling_params import LogitsProcessor
 from .attention import PagedAttention
 from .broken_logits import failed_prompts, failed_samples
+from .draft_batch import DraftRows
+from .drafter import Drafter
 from .grammar_masks import GrammarMasks, NewMatcher
-from .graph_runner import Decode, Forward, GraphRunner, Mixed
+from .graph_runner import Computed, Decode, Forward, GraphRunner, Mixed
 from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch
 from .logits_adjuster import Adjuster
 from .logprobs import LogprobsTensors, prompt_logprobs, sample_logprobs
 from .sampler import rows_of, sample
+from .speculator import Speculator
 
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
 OnLogits = Callable[[SchedulerOutput, Tensor], None]  # a step, and logits [its samples or more, vocab]
@@ -41,9 +44,12 @@ class LaunchedStep:
         arrived: torch.cuda.Event | None,
         failures: Mapping[str, LaminaError],
         grammars: GrammarMasks,
+        verdict: Tensor | None = None,
     ) -> None:
+        """verdict: [3, rows] int32, what became of drafts; None where nobody drafts."""
         self._plan = plan
         self._grammars = grammars
+        self._verdict = verdict
         self._sampled = sampled
         self._logprobs = logprobs
         self._arrived = arrived
@@ -56,16 +62,31 @@ class LaunchedStep:
         token_ids: NDArray[np.int32] = self._sampled.numpy()
         return token_ids
 
+    def newest(self, row: int) -> int:
+        """The newest token of a row that sampled."""
+        num_sampled, token_ids = self._plan.num_sampled_tokens, self.token_ids()
+        first = int(num_sampled[:row].sum())
+        accepted = 0 if self._verdict is None else int(self._verdict[0, row])
+        return int(token_ids[first + accepted])
+
     def read(self) -> RunnerOutput:
         """What the step came to, waiting for the device where it is still at work.
 
         A token of a request that failed means nothing.
         """
-        token_ids = self.token_ids()
+        token_ids, num_sampled = self.token_ids(), self._plan.num_sampled_tokens
+        accepted, drafted, proposed = (None,) * 3 if self._verdict is None else self._verdict.numpy()
+        holds = None
+        if accepted is not None and len(token_ids) > np.count_nonzero(num_sampled):
+            num_sampled = np.where(num_sampled > 0, 1 + accepted, 0).astype(np.int64)
+            holds = _first_of_each(self._plan.num_sampled_tokens, num_sampled)
         return RunnerOutput(
-            token_ids=token_ids,
+            token_ids=token_ids if holds is None else token_ids[holds],
+            num_sampled=None if holds is None else num_sampled,
+            num_drafted=None if holds is None or drafted is None else drafted.astype(np.int64),
+            num_proposed=None if proposed is None else proposed.astype(np.int64),
             logprobs=None if self._logprobs is None else self._logprobs.read(),
-            failures=self._all_failures(token_ids),
+            failures=self._all_failures(token_ids if holds is None else np.where(holds, token_ids, 0)),
             forced=self._forced(token_ids),
         )
 
@@ -99,14 +120,18 @@ class ModelRunner:
         host_blocks: HostBlocks | None = None,
         new_matcher: NewMatcher | None = None,
         jump_forward: bool = True,
+        drafter: Drafter | None = None,
     ) -> None:
         """new_matcher: what makes matchers of grammars, None where there is no tokenizer.
 
-        jump_forward: whether a step says what grammars force to follow its samples.
+        jump_forward: whether a step says what grammars force to follow its samples. drafter: of as many
+        drafts as the input batch has room for.
         """
         self._logits = logits
         self._attention = attention
         self._input_batch = input_batch
+        self._speculator = None if drafter is None else Speculator(drafter, input_batch)
+        self._draft_rows: DraftRows | None = None  # of the last step
         self._num_valid_ids = num_valid_ids
         self._adjuster = Adjuster(
             num_valid_ids=num_valid_ids,
@@ -164,9 +189,9 @@ class ModelRunner:
             self._adjuster.forget()
             raise
 
-    def plan_captures(self, decode_sizes: Sequence[int], mixed_sizes: Sequence[int]) -> int:
-        """Note which sizes are to be captured, in requests and in tokens; returns how many are."""
-        return self._graphs.plan_captures(decode_sizes, mixed_sizes)
+    def plan_captures(self, decodes: Iterable[Decode], mixed_sizes: Sequence[int]) -> int:
+        """Note which sizes are to be captured, the mixed ones in tokens; returns how many are."""
+        return self._graphs.plan_captures(decodes, mixed_sizes)
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
@@ -174,7 +199,7 @@ class ModelRunner:
 
         No step may be in flight.
         """
-        return self._graphs.capture_next(self._run)
+        return self._graphs.capture_next(self._run_padding)
 
     def drop_captures(self) -> None:
         """Drop every capture and its memory; the sizes are to be captured again."""
@@ -182,9 +207,12 @@ class ModelRunner:
 
     def profile(self, num_tokens: int, num_seqs: int) -> None:
         """Run the largest step there can be on padding, to see what memory it takes beside the cache."""
-        padding = self._input_batch.write(no_requests(), num_tokens, num_seqs, num_seqs)
+        num_samples = min(self._input_batch.max_num_samples, max(num_tokens, num_seqs))
+        num_samples = num_seqs if self._speculator is None else num_samples
+        padding = self._input_batch.write(no_requests(), num_tokens, num_seqs, num_samples)
+        batch = dataclasses.replace(padding, max_query_len=num_tokens)  # loads prefill's kernels too
         with torch.inference_mode():
-            self._run(dataclasses.replace(padding, max_query_len=num_tokens))  # loads prefill's kernels too
+            self._run_padding(batch, Decode(num_seqs))
 
     @property
     def num_eager_steps(self) -> int:
@@ -197,14 +225,17 @@ class ModelRunner:
         return self._graphs.num_cpu_replays
 
     def _launch(self, plan: SchedulerOutput) -> None:
-        """Compute the step's logits and leave its samples in the input batch."""
-        batch, logits = self._computed(plan)
+        """Compute the step and leave its samples in the input batch."""
+        batch, computed = self._computed(plan)
+        logits = computed.logits
         if self.on_logits is not None and logits is not None:
             self.on_logits(plan, logits)
         if plan.adjusted is not None:
             assert logits is not None, "samples of a step without any"
-            newest = partial(self._newest_tokens, plan, np.cumsum(plan.num_scheduled_tokens))
+            ends = np.cumsum(plan.num_scheduled_tokens) - (plan.num_sampled_tokens - 1).clip(0)
+            newest = partial(self._newest_tokens, plan, ends)
             self._failures = self._adjuster.choose(plan.adjusted, batch, logits, newest, plan.banned)
+            self._judge(batch, computed.hidden, plan.request_ids)
         if batch.logprobs is not None and self._logprobs is not None and logits is not None:
             samples = sample_logprobs(batch.logprobs, logits, batch.sampled, self._num_valid_ids)
             self._logprobs = self._logprobs._replace(samples=samples)
@@ -218,54 +249,86 @@ class ModelRunner:
         tokens: list[int] = plan.token_ids[end - count : end].tolist()
         if plan.sources[one.row] != ON_HOST:
             assert self._last is not None, "a token of a step that never was"
-            tokens[-1] = int(self._last.token_ids()[plan.sources[one.row]])
+            tokens[-1] = self._last.newest(int(plan.sources[one.row]))
         return tokens
 
-    def _computed(self, plan: SchedulerOutput) -> tuple[BatchView, Tensor | None]:
-        """The step in the input batch, and the logits [padded_samples, vocab] of its samples, if any."""
+    def _computed(self, plan: SchedulerOutput) -> tuple[BatchView, Computed]:
+        """The step in the input batch, and what it computed."""
         match self._graphs.size_for(plan):
-            case Decode(size) as key:
-                batch = self._input_batch.write(plan, size, size, size)
+            case Decode(size, query_len) as key:
+                batch = self._write(plan, size * query_len, size, size * query_len)
                 return batch, self._graphs.replay_decode(key, batch)
             case Mixed(size) as key:
-                batch = self._input_batch.write(plan, padded_tokens=size)
+                batch = self._write(plan, size)
                 self._begin(batch)
-                return batch, self._sample(batch, self._graphs.replay_mixed(key, batch))
+                return batch, self._sample(batch, self._graphs.replay_mixed(key, batch), plan.request_ids)
         self._num_without_cuda_graph += 1
-        batch = self._input_batch.write(plan)
-        return batch, self._run(batch)
+        batch = self._write(plan)
+        return batch, self._run(batch, plan.request_ids)
 
-    def _run(self, batch: BatchView) -> Tensor | None:
-        """The step without a CUDA graph, or while it is captured; returns its logits."""
+    def _write(self, plan: SchedulerOutput, *padded: int) -> BatchView:
+        """The step in the input batch with this padding, and what a speculator is told of it."""
+        batch = self._input_batch.write(plan, *padded)
+        if self._speculator is not None:
+            self._draft_rows = self._speculator.write(plan, batch)
+        return batch
+
+    def _run_padding(self, batch: BatchView, key: Decode) -> Computed:
+        """A step of padding, to be captured."""
+        if self._speculator is not None:
+            drafts, num_next = key.query_len - 1, key.num_next
+            self._draft_rows = self._speculator.view(batch, most_drafts=drafts, num_next=num_next)
+        return self._run(batch)
+
+    def _run(self, batch: BatchView, request_ids: tuple[str, ...] = ()) -> Computed:
+        """The step without a CUDA graph, or while it is captured."""
         self._begin(batch)
-        return self._sample(batch, self._graphs.forward(batch))
+        return self._sample(batch, self._graphs.forward(batch), request_ids)
 
     def _begin(self, batch: BatchView) -> None:
+        if self._speculator is not None and self._draft_rows is not None:
+            self._speculator.begin(batch, self._draft_rows)
         self._attention.begin(batch)
         self._input_batch.take_token_ids(batch)
 
-    def _sample(self, batch: BatchView, hidden: Tensor) -> Tensor | None:
-        """Leave a token a sampling row where the next step finds it; returns the logits, if any."""
+    def _sample(self, batch: BatchView, hidden: Tensor, request_ids: tuple[str, ...]) -> Computed:
+        """Leave a token a sampling row where the next step finds it, and judge drafts by it."""
+        logits = None
         if batch.logprobs is not None:
             prompts = prompt_logprobs(batch.logprobs, hidden, self._logits, self._num_valid_ids)
             self._logprobs = LogprobsTensors(prompts=prompts)
-        if not batch.logits_rows.shape[0]:
-            return None
-        logits = self._logits(hidden.index_select(0, batch.logits_rows))
-        sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
-        return logits
+        if batch.logits_rows.shape[0]:
+            logits = self._logits(hidden.index_select(0, batch.logits_rows))
+            sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
+        self._judge(batch, hidden, request_ids)
+        return Computed(hidden, logits)
+
+    def _judge(self, batch: BatchView, hidden: Tensor, request_ids: tuple[str, ...]) -> None:
+        """Judge a step's drafts by its samples and have others proposed, if anybody drafts."""
+        if self._speculator is not None and self._draft_rows is not None:
+            self._speculator.finish(batch, self._draft_rows, hidden, (), request_ids)
 
     def _launched(self, plan: SchedulerOutput) -> LaunchedStep:
         """Start the tokens in flight to the host: the next step overwrites where they are."""
         sampled, logprobs = self._input_batch.sampled(plan.num_samples), self._logprobs
+        verdict = None if self._speculator is None else self._speculator.verdict(plan.num_rows)
         grammars = self._adjuster.grammars
         if sampled.device.type != "cuda":
-            return LaunchedStep(plan, sampled.clone(), logprobs, None, self._failures, grammars)
+            verdict = None if verdict is None else verdict.clone()
+            return LaunchedStep(plan, sampled.clone(), logprobs, None, self._failures, grammars, verdict)
         staged = _copy_to_host(sampled)
+        verdict = None if verdict is None else _copy_to_host(verdict)
         logprobs = logprobs and logprobs.each(_copy_to_host)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return LaunchedStep(plan, staged, logprobs, arrived, self._failures, grammars)
+        return LaunchedStep(plan, staged, logprobs, arrived, self._failures, grammars, verdict)
+
+
+def _first_of_each(num_sampled: Ints, num_kept: Ints) -> Flags:
+    """Which samples are among the first so many of their row, [samples]."""
+    places = np.arange(int(num_sampled.sum())) - np.repeat(np.cumsum(num_sampled) - num_sampled, num_sampled)
+    kept: Flags = places < np.repeat(num_kept, num_sampled)
+    return kept
 
 
 def _copy_to_host(values: Tensor) -> Tensor:

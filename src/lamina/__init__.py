@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .runtime.quantize import QuantizedModel, quantize
     from .runtime.runtime import Runtime
     from .runtime.sampling_params import SamplingParams
+    from .runtime.speculation.config import Draft, Eagle, NGram
     from .runtime.structured_outputs import StructuredOutputs
 
 __version__ = "0.1.0"
@@ -43,6 +44,9 @@ __all__ = [
     "StructuredOutputs",
     "BeamSearchParams",
     "CompileConfig",
+    "NGram",
+    "Draft",
+    "Eagle",
     "Pass",
     "PassReport",
     "register_model",
@@ -78,6 +82,9 @@ _HOMES = {
     "StructuredOutputs": ".runtime.structured_outputs",
     "BeamSearchParams": ".runtime.engine.beam_search",
     "CompileConfig": ".compiler.config",
+    "NGram": ".runtime.speculation.config",
+    "Draft": ".runtime.speculation.config",
+    "Eagle": ".runtime.speculation.config",
     "Pass": ".compiler.passes",
     "PassReport": ".compiler.passes",
     "quantize": ".runtime.quantize",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import random
 import time
@@ -21,11 +22,15 @@ from lamina.runtime.kv_cache.block_pool import BlockPool
 from lamina.runtime.kv_cache.manager import KVCacheManager
 from lamina.runtime.prompts import check_prompt
 from lamina.runtime.protocol.runner_output import RunnerOutput
+from lamina.runtime.protocol.scheduler_output import StepLogprobs, TokenLogprobs
 from lamina.runtime.sampling_params import SamplingParams, stopping_token_ids
 from lamina.runtime.scheduler.config import SchedulerConfig
 from lamina.runtime.scheduler.request import Request
 from lamina.runtime.scheduler.scheduler import Scheduler
-from lamina.runtime.worker.input_batch import InputBatch
+from lamina.runtime.worker.grammar_masks import GrammarMasks
+from lamina.runtime.worker.input_batch import NO_SLOT, InputBatch
+from lamina.runtime.worker.model_runner import LaunchedStep
+from lamina.runtime.worker.speculator import Speculator
 
 from .asking import SMALL
 from .asking import assert_idle as assert_served
@@ -61,6 +66,23 @@ def forget_kernels():
     return forget
 
 
+class ScriptedDrafter:
+    """Drafts that a script makes of the tokens that come next."""
+
+    wants_aux = ()
+
+    def __init__(self, server, script):
+        self.server, self.script, self.lots = server, script, random.Random(0)
+
+    def propose(self, step, draft_ids):
+        for row, request_id in enumerate(step.request_ids if step.num_drafts else ()):
+            if step.is_sampling[row]:
+                first = int(step.num_computed[row]) + 1
+                right = self.server.whole(self.server.requests[request_id])[first : first + step.num_drafts]
+                drafts = self.script([*right, *[0] * (step.num_drafts - len(right))], self.lots)
+                draft_ids[row, : len(drafts)] = torch.tensor(drafts, dtype=torch.int32)
+
+
 class Server:
     """Everything an engine has but the engine."""
 
@@ -85,6 +107,9 @@ class Server:
         further_windows=(),  # of further KV-cache groups
         swap=0,
         forced=0,  # the most tokens that are said to follow a sample for certain
+        drafts=0,  # tokens that are drafted of each row
+        script=lambda right, lots: right,  # (the right tokens, lots) -> what is drafted in their place
+        token_cost=0.0,
         clock=time.monotonic,
     ):
         self.forced, self.lots = forced, random.Random(forced)
@@ -104,17 +129,24 @@ class Server:
             max_tokens_beside_decode=beside_decode,
             prefill_chunk=chunk,
             max_prefill_tokens=prefill,
+            max_drafts=drafts,
+            max_num_samples=seqs * (1 + drafts),
+            token_cost=token_cost,
         )
         self.scheduler = Scheduler(self.config, self.kv_cache, clock=clock)
         self.input_batch = InputBatch(
             max_num_seqs=seqs,
             max_num_tokens=budget,
-            max_blocks_per_seq=blocks,
+            max_blocks_per_seq=blocks + drafts + 1,
             block_size=block_size,
             vocab_size=VOCAB,
             device=torch.device("cpu"),
             num_groups=len(windows),
+            max_drafts=drafts,
+            max_num_samples=seqs * (1 + drafts),
         )
+        self.drafter = ScriptedDrafter(self, script)
+        self.speculator = Speculator(self.drafter, self.input_batch) if drafts else None
         self.eos = eos
         self.model = PagedModel(block_size, next_token, windows)
         self.requests = {}
@@ -146,15 +178,37 @@ class Server:
         self.scheduler.check()
         if plan is not None:
             view = self.input_batch.write(plan, self.config.max_num_batched_tokens, self.config.max_num_seqs)
+            draft_rows = self.speculator and self.speculator.write(plan, view)
+            if draft_rows:
+                self.speculator.begin(view, draft_rows)
             self.input_batch.take_token_ids(view)
             self.model.copy(plan.copies)
-            sampled = self.model.run(view, plan.adjusted)
+            sampled = self.model.run(view, plan.adjusted, has_drafts=bool(draft_rows))
             self.input_batch.sampled(len(sampled)).copy_(torch.tensor(sampled, dtype=torch.int32))
             slots = view.slot_mappings[0][: plan.num_tokens]
+            slots = slots[slots != NO_SLOT]  # of drafts that may have no block
             output = RunnerOutput(token_ids=np.array(sampled, np.int32), forced=self.followers(plan))
+            if draft_rows:
+                self.speculator.finish(view, draft_rows, torch.zeros(0), (), plan.request_ids)
+                output = dataclasses.replace(self.verdict(plan, sampled), forced=output.forced)
             self.pending.append((plan, output))
             self.written.append(set((slots // self.kv_cache.block_size).tolist()))
         return plan
+
+    def verdict(self, plan, sampled):
+        """What a runner gives of a step with drafts: log-probabilities are of every sample."""
+        verdict = self.speculator.verdict(plan.num_rows).clone()
+        tokens = torch.tensor(sampled, dtype=torch.int32)
+        step = LaunchedStep(plan, tokens, None, None, {}, GrammarMasks(None), verdict)
+        wanted = [] if plan.wanted_logprobs is None else plan.wanted_logprobs.samples.tolist()
+        found = tuple(TokenLogprobs((sampled[n],), (0.0,), 1) for n in wanted)
+        return dataclasses.replace(step.read(), logprobs=StepLogprobs(samples=found, prompts=()))
+
+    def whole(self, request):
+        """The prompt and the answer of a request, as it is without others."""
+        if request.request_id not in self.wholes:
+            self.wholes[request.request_id] = [*request.prompt_token_ids, *self.alone(request)[0]]
+        return self.wholes[request.request_id]
 
     def followers(self, plan):
         """Of some that are sampled the tokens that come next, right ones and, after the end, any."""
@@ -162,9 +216,7 @@ class Server:
         for part in self.parts(plan) if self.forced else ():
             request = self.requests[part.request_id]
             if part.samples and request.params.logprobs is None and self.lots.random() < 0.5:
-                if part.request_id not in self.wholes:
-                    self.wholes[part.request_id] = [*request.prompt_token_ids, *self.alone(request)[0]]
-                tokens = [*self.wholes[part.request_id], *range(self.forced)]
+                tokens = [*self.whole(request), *range(self.forced)]
                 first = part.num_computed + len(part.token_ids) + 1
                 found[part.request_id] = tuple(tokens[first : first + self.lots.randint(1, self.forced)])
         return found

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from lamina.runtime.protocol.scheduler_output import ON_HOST
-from lamina.runtime.worker.input_batch import NO_ID
+from lamina.runtime.worker.input_batch import NO_ID, NO_SLOT
 
 VOCAB = 11  # of the hashing model
 
@@ -49,8 +49,11 @@ class PagedModel:
     def _places(self, block):
         return range(block * self.block_size, (block + 1) * self.block_size)
 
-    def run(self, view, adjusted=None):
-        self._store(view)
+    def run(self, view, adjusted=None, *, has_drafts=False):
+        """The samples of a step; with drafts, any for those that come after tokens without a block."""
+        self._store(view, has_drafts)
+        if has_drafts:
+            return self._run_with_drafts(view, adjusted)
         prefixes = [self._prefix(view, row) for row in range(view.num_seqs)]
         starts = view.query_start_loc.tolist()[: view.num_seqs + 1]
         places = view.logits_rows.tolist()
@@ -62,10 +65,31 @@ class PagedModel:
         assert view.sample_positions.tolist() == lengths
         if adjusted is not None:
             self._remember(view, adjusted, sampled)
-        banned = [[id_ for id_ in ids if id_ != NO_ID] for ids in view.banned.tolist()]
-        return [self.next_token(prefix, ids) for prefix, ids in zip(sampled, banned, strict=True)]
+        return self._chosen(view, sampled)
 
-    def _store(self, view):
+    def _chosen(self, view, prefixes):
+        banned = [[id_ for id_ in ids if id_ != NO_ID] for ids in view.banned.tolist()]
+        return [self.next_token(prefix, ids) for prefix, ids in zip(prefixes, banned, strict=True)]
+
+    def _run_with_drafts(self, view, adjusted):
+        starts, lengths = view.query_start_loc.tolist()[: view.num_seqs + 1], view.sample_positions.tolist()
+        rows = [bisect_right(starts, place) - 1 for place in view.logits_rows.tolist()]
+        last = {}  # what a row's sample before has seen; an answer that is complete has no room for more
+        prefixes = []
+        for row, length in zip(rows, lengths, strict=True):
+            tables = [table[row].tolist() for table in view.block_tables]
+            windows = (self.window, *self.further_windows)
+            try:
+                seen = [self._read(*each, length, 1) for each in zip(tables, windows, strict=True)]
+                last[row] = self.visible(seen[0])
+            except (AssertionError, KeyError, IndexError, TypeError):
+                pass
+            prefixes.append(last.get(row, ()))
+        if adjusted is not None:
+            self._remember(view, adjusted, prefixes)
+        return self._chosen(view, prefixes)
+
+    def _store(self, view, has_drafts=False):
         tokens = [
             *zip(
                 view.token_ids.tolist(),
@@ -75,6 +99,8 @@ class PagedModel:
             )
         ]
         for token, position, slot in tokens[: view.num_tokens]:
+            if has_drafts and slot == NO_SLOT:
+                continue
             assert slot >= self.block_size, "a real token goes to a real block, and never to the null block"
             self.slots[slot] = (position, token)
         assert all(token == (0, 0, -1) for token in tokens[view.num_tokens :])

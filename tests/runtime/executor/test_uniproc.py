@@ -15,6 +15,7 @@ from lamina.compiler.execution.cuda_graphs import CudaGraphs
 from lamina.runtime.executor.uniproc import UniprocExecutor
 from lamina.runtime.protocol.interrupts import InterruptAtRequestError
 from lamina.runtime.protocol.runner_output import RunnerOutput, failed_step
+from lamina.runtime.worker.graph_runner import Decode
 from lamina.runtime.worker.model_runner import LaunchedStep
 
 from ..paged_model import VOCAB
@@ -224,7 +225,7 @@ def test_a_request_that_was_removed_leaves_nothing_and_may_be_removed_again(proc
 
 def test_captures_are_made_one_by_one_and_dropped_together(make_runner):
     executor = UniprocExecutor(make_runner(cuda_graphs=CudaGraphs(torch.device("cpu"))))
-    executor.model_runner.plan_captures([1, 4], [])
+    executor.model_runner.plan_captures([Decode(1), Decode(4)], [])
     assert [executor.capture_next() for _ in range(3)] == [True, True, False]
     executor.drop_captures()
     assert [executor.capture_next() for _ in range(3)] == [True, True, False]

@@ -1,107 +1,35 @@
 """Rows that sample several tokens: as many count as hold, wherever a stop, a length or an abort cuts them."""
 
-import dataclasses
-import random
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamina.runtime.protocol.runner_output import RunnerOutput
-from lamina.runtime.protocol.scheduler_output import ON_HOST, StepLogprobs, TokenLogprobs
-from lamina.runtime.scheduler.logprob_requests import wanted_logprobs
+from lamina.runtime.protocol.scheduler_output import NO_DRAFTS
 
 from ..paged_model import VOCAB
 
 
-class DraftingServer:
-    """A server whose plans ask for more than schedule() does: drafts follow the newest tokens of rows.
-
-    Each draft is right or wrong by lot; a row yields its next token, and one for each draft that holds.
-    """
-
-    def __init__(self, server, most, seed):
-        self.server, self.most, self.lots = server, most, random.Random(seed)
-        self.scheduler, planner = server.scheduler, server.scheduler._planner
-        self._plan, planner.plan = planner.plan, self.plan_with_drafts
-        self.drafts = {}  # by step, the drafts of each row
-        self.num_held = self.num_dropped = 0
-
-    def answer(self, request):
-        """The tokens that a request gets in all, and some that could come after them."""
-        return [*request.prompt_token_ids, *self.server.alone(request)[0], *range(self.most)]
-
-    def plan_with_drafts(self, counts):
-        plan, batch = self._plan(counts), self.scheduler._batch
-        drafts, room = [], self.server.config.max_num_seqs - plan.num_samples
-        for row, request in enumerate(batch.requests[: plan.num_rows]):
-            end = int(plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row])
-            may_draft = plan.num_sampled_tokens[row] and not request.params.adjusts
-            own_room = (
-                len(self.server.kv_cache.block_ids(request.request_id)) * self.server.kv_cache.block_size
-            )
-            num = self.lots.randint(0, max(0, min(self.most, room, own_room - end))) if may_draft else 0
-            right = self.answer(request)[end : end + num] if num else []
-            drafts.append([(token + (self.lots.random() < 0.3)) % VOCAB for token in right])
-            room -= len(drafts[-1])
-        self.drafts[plan.step] = drafts
-        return with_drafts(plan, batch, drafts)
-
-    def launch(self):
-        plan = self.server.launch()
-        if plan is not None:
-            _, output = self.server.pending.pop()
-            self.server.pending.append((plan, self.held(plan, output.token_ids.tolist())))
-        return plan
-
-    def held(self, plan, sampled):
-        """What a runner gives: tokens that hold, log-probabilities of all samples, how many each row has."""
-        tokens, counts, start = [], [], 0
-        for row, num in enumerate(plan.num_sampled_tokens.tolist()):
-            own, drafts = sampled[start : start + num], self.drafts[plan.step][row]
-            right = [*(token == draft for token, draft in zip(own, drafts, strict=False)), False]
-            counts.append(min(num, right.index(False) + 1))
-            tokens += own[: counts[-1]]
-            start += num
-            self.num_held += max(0, counts[-1] - 1)
-            self.num_dropped += num - counts[-1]
-        wanted = [] if plan.wanted_logprobs is None else plan.wanted_logprobs.samples.tolist()
-        found = tuple(TokenLogprobs((sampled[n],), (0.0,), 1) for n in wanted)
-        logprobs = StepLogprobs(samples=found, prompts=())
-        token_ids, num_sampled = np.array(tokens, np.int32), np.array(counts, np.int64)
-        return RunnerOutput(token_ids=token_ids, num_sampled=num_sampled, logprobs=logprobs)
-
-    def drain(self, depth):
-        while self.scheduler.has_work or self.server.pending:
-            plan = self.launch()
-            if self.server.pending and (plan is None or len(self.server.pending) >= depth):
-                self.server.land()
-        assert self.server.pool.num_used == 0
+def all_right(right, lots):
+    return right
 
 
-def with_drafts(plan, batch, drafts):
-    """The plan with these tokens after those of each row, which it samples, too."""
-    more = np.array([len(own) for own in drafts], np.int64)
-    counts, num_sampled = plan.num_scheduled_tokens + more, plan.num_sampled_tokens + more
-    parts = np.split(plan.token_ids, np.cumsum(plan.num_scheduled_tokens)[:-1])
-    token_ids = [token for part, own in zip(parts, drafts, strict=True) for token in [*part, *own]]
-    adjusted = plan.adjusted
-    if adjusted is not None:
-        places = (np.cumsum(num_sampled) - 1)[plan.sample_rows[adjusted.samples]]
-        adjusted = dataclasses.replace(adjusted, samples=places)
-    return dataclasses.replace(
-        plan,
-        num_scheduled_tokens=counts,
-        num_sampled_tokens=num_sampled,
-        token_ids=np.array(token_ids, np.int32),
-        sampling=batch.sampling.parameters(num_sampled),
-        adjusted=adjusted,
-        banned=batch.sampling.banned(num_sampled),
-        wanted_logprobs=wanted_logprobs(batch, counts, num_sampled),
-    )
+def all_wrong(right, lots):
+    return [(token + 1) % VOCAB for token in right]
 
 
+def alternating(right, lots):
+    return [(token + place % 2) % VOCAB for place, token in enumerate(right)]
+
+
+def by_lot(right, lots):
+    """Some are wrong, and of some rows there are fewer or none."""
+    drafts = [(token + (lots.random() < 0.3)) % VOCAB for token in right]
+    return drafts[: lots.randint(0, len(drafts))]
+
+
+SCRIPTS = [all_right, all_wrong, alternating, by_lot]
 REQUESTS = st.fixed_dictionaries(
     {
         "length": st.integers(1, 12),
@@ -118,12 +46,12 @@ REQUESTS = st.fixed_dictionaries(
 @settings(deadline=None)
 @given(
     arrivals=st.lists(REQUESTS, min_size=1, max_size=5),
-    most=st.integers(1, 5),
-    depth=st.integers(1, 3),
-    seed=st.integers(0, 9),
     aborted=st.none() | st.integers(0, 4),
     limits=st.fixed_dictionaries(
         {
+            "drafts": st.integers(1, 5),
+            "script": st.sampled_from(SCRIPTS),
+            "depth": st.integers(1, 3),
             "blocks": st.integers(8, 24),
             "block_size": st.integers(1, 4),
             "chunk": st.none() | st.integers(1, 5),
@@ -134,21 +62,18 @@ REQUESTS = st.fixed_dictionaries(
     ),
 )
 def test_rows_that_yield_several_tokens_get_those_that_they_get_one_by_one(
-    make_server, arrivals, most, depth, seed, aborted, limits
+    make_server, arrivals, aborted, limits
 ):
     server = make_server(seqs=8, context=40, **limits)
-    drafting = DraftingServer(server, most, seed)
     longest = min(server.kv_cache.capacity_tokens, 39)
     for number, arrival in enumerate(arrivals):
         own = arrival | {"min_tokens": min(arrival["min_tokens"], arrival["max_tokens"])}
         server.add(f"r{number}", min(own.pop("length"), longest), **own)
     for _ in range(3):
-        drafting.launch()
-        if len(server.pending) >= depth:
-            server.land()
+        server.step()
     if aborted is not None:
         server.scheduler.abort(f"r{aborted}")
-    drafting.drain(depth)
+    server.drain()
     for request in server.requests.values():
         tokens, reason = server.alone(request)
         count = len(request.output_token_ids)
@@ -158,28 +83,48 @@ def test_rows_that_yield_several_tokens_get_those_that_they_get_one_by_one(
         assert reports == ([] if request.params.logprobs is None else request.output_token_ids)
 
 
-def test_several_tokens_a_step_take_fewer_steps_and_what_is_wrong_is_computed_again(make_server):
-    server = make_server(blocks=10, block_size=16, seqs=8)
-    drafting = DraftingServer(server, 3, 0)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(
+    "script, most", [(all_right, 13), (alternating, 22), (all_wrong, 43)], ids=["right", "half", "wrong"]
+)
+def test_drafts_that_hold_take_steps_away_and_others_add_none(make_server, depth, script, most):
+    server = make_server(blocks=30, block_size=16, drafts=3, script=script, depth=depth)
     requests = [server.add(name, 5, seed, max_tokens=40) for seed, name in enumerate("ab")]
-    drafting.drain(1)
-    assert server.scheduler._in_flight.num_launched < 40
-    assert drafting.num_held > 10
-    assert drafting.num_dropped > 10
+    plans = server.drain()
+    assert len(plans) <= most, "a step for the prompts, and those in flight when the last token was read"
     assert all(request.output_token_ids == server.alone(request)[0] for request in requests)
 
 
-def test_a_row_whose_drafts_are_not_judged_yet_sits_out_the_steps_until_they_are(make_server):
-    server = make_server(blocks=40, seqs=8)
-    server.add("a", 3, 2, max_tokens=12)
+def test_the_next_step_does_not_wait_until_drafts_are_judged(make_server):
+    server = make_server(blocks=40, drafts=2, depth=3)
+    server.add("a", 3, 2, max_tokens=30)
+    plans = [server.launch() for _ in range(3)]
+    assert [plan.num_sampled_tokens.tolist() for plan in plans] == [[1], [3], [3]]
+    assert [plan.sources.tolist() for plan in plans] == [[-1], [0], [0]]
+    assert [plan.drafts.sources.tolist() for plan in plans] == [[NO_DRAFTS], [0], [0]]
+    assert plans[2].num_computed_tokens.tolist() == [4], "the least: no draft of the step before is certain"
+    server.drain()
+
+
+def test_the_last_tokens_before_the_limit_have_no_more_drafts_than_can_count(make_server):
+    server = make_server(blocks=40, context=14, drafts=4)
+    request = server.add("a", 5, 2)
+    plans = server.drain()
+    assert [plan.num_tokens for plan in plans] == [5, 5, 3]
+    assert request.finish_reason == "length"
+    assert request.output_token_ids == server.alone(request)[0]
+
+
+def test_rows_without_drafts_get_fillers_so_that_all_have_equally_many(make_server):
+    server = make_server(blocks=40, drafts=3)
+    server.add("a", 3, 1, max_tokens=20)
+    server.add("b", 3, 2, max_tokens=20, presence_penalty=1.0)
     server.step()
-    drafting = DraftingServer(server, 2, 1)
-    while drafting.launch().num_sampled_tokens.tolist() == [1]:
-        pass
-    assert server.scheduler.schedule() is None
-    while server.pending:
-        server.land()
-    assert server.scheduler.schedule().sources.tolist() == [ON_HOST]
+    plan = server.step()
+    assert plan.query_len == 4
+    assert plan.drafts.sources.tolist() == [0, NO_DRAFTS]
+    server.drain()
+    assert all(request.output_token_ids == server.alone(request)[0] for request in server.requests.values())
 
 
 @pytest.mark.parametrize("counts", [[0], [3], [1, 1]])

@@ -199,10 +199,10 @@ def test_a_decision_log_cut_off_by_a_crash_is_decided_as_far_as_it_goes(record):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "no decision log of format 3"),
-        ('{"lamina":1}\n', "no decision log of format 3"),
-        ('{"lamina":3}\n{}\n', "the first line is not that of a decision log"),
-        ('{"lamina":3}\nx\n{}\n', "line 2 is no JSON"),
+        ("", "no decision log of format 4"),
+        ('{"lamina":1}\n', "no decision log of format 4"),
+        ('{"lamina":4}\n{}\n', "the first line is not that of a decision log"),
+        ('{"lamina":4}\nx\n{}\n', "line 2 is no JSON"),
         ("[]\n[]\n", "line 1 is []; wanted a JSON object"),
     ],
 )

@@ -133,7 +133,9 @@ def graph_runner(make_server):
         cuda_graphs=graphs,
         cpu_call_graphs=None,
     )
-    assert runner.plan_captures([2, 4, 1], [16]) == 3, "pieces are captured of compiled models alone"
+    assert runner.plan_captures([Decode(2), Decode(4), Decode(1)], [16]) == 3, (
+        "pieces are captured of compiled models alone"
+    )
     return runner
 
 
@@ -151,14 +153,14 @@ def sizes_for(runner, make_server, **params):
 
 
 def capture_all(runner):
-    return [runner.capture_next(lambda batch: None) for _ in range(4)]
+    return [runner.capture_next(lambda *step: None) for _ in range(4)]
 
 
 def test_the_smallest_size_captured_so_far_that_holds_a_step_serves_it(graph_runner, make_server):
     found = []
     for _ in range(4):
         found.append(sizes_for(graph_runner, make_server))
-        graph_runner.capture_next(lambda batch: None)
+        graph_runner.capture_next(lambda *step: None)
     assert found == [[None] * 5, [4] * 4 + [None], [2, 2, 4, 4, None], [1, 2, 4, 4, None]]
 
 
@@ -174,18 +176,18 @@ def test_a_step_that_bans_more_than_a_graph_can_read_is_served_by_none(graph_run
 def test_what_was_dropped_is_captured_again_however_far_it_had_come(graph_runner, make_server):
     for done in range(4):
         for _ in range(done):
-            graph_runner.capture_next(lambda batch: None)
+            graph_runner.capture_next(lambda *step: None)
         graph_runner.drop()
         assert sizes_for(graph_runner, make_server) == [None] * 5
     assert capture_all(graph_runner) == [True, True, True, False]
 
 
 def test_an_interrupt_at_any_line_of_a_capture_or_a_drop_loses_no_size(graph_runner, make_server):
-    for action in (lambda: graph_runner.capture_next(lambda batch: None), graph_runner.drop):
+    for action in (lambda: graph_runner.capture_next(lambda *step: None), graph_runner.drop):
         graph_runner.drop()
         for line in range(1, 1 + every_line.count(action)):
             graph_runner.drop()
-            graph_runner.capture_next(lambda batch: None)
+            graph_runner.capture_next(lambda *step: None)
             with contextlib.suppress(KeyboardInterrupt), traced(happening(raising(KeyboardInterrupt), line)):
                 action()
             for size in {*sizes_for(graph_runner, make_server)} - {None}:

@@ -172,6 +172,12 @@ def with_sampled(parts: tuple[Part, ...], sampled: list[int]) -> tuple[Part, ...
     )
 
 
+def leave_samples(batch: InputBatch, sampled: list[int]) -> None:
+    """As after a step of as many rows as there can be, each of which has sampled."""
+    batch.sampled(MAX_SEQS).copy_(torch.tensor(sampled))
+    batch._places = np.arange(MAX_SEQS)
+
+
 def field(view: Any, name: str) -> Any:
     """A tensor of the view by its name; there is one KV-cache group here."""
     return view.slot_mappings[0] if name == "slot_mapping" else getattr(view, name)
@@ -201,7 +207,7 @@ def test_after_any_earlier_steps_a_step_is_written_as_if_token_by_token(
 ) -> None:
     batch, sender = input_batch(), Sender()
     for parts, more_tokens, more_seqs in wanted:
-        batch.sampled(MAX_SEQS).copy_(torch.tensor(sampled))
+        leave_samples(batch, sampled)
         parts = with_sampled(parts, sampled)
         num_samples = sum(x.samples for x in parts)
         padded_tokens = min(sum(len(x.tokens) for x in parts) + more_tokens, MAX_TOKENS)
@@ -213,6 +219,7 @@ def test_after_any_earlier_steps_a_step_is_written_as_if_token_by_token(
 @given(parts=steps())
 def test_without_sizes_there_is_no_padding(parts: tuple[Part, ...]) -> None:
     batch = input_batch()
+    leave_samples(batch, [0] * MAX_SEQS)
     parts = with_sampled(parts, [0] * MAX_SEQS)
     num_samples = sum(x.samples for x in parts)
     sizes = sum(len(x.tokens) for x in parts), len(parts), num_samples

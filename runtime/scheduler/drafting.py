@@ -1,0 +1,110 @@
+"""How many draft tokens a step computes of each request: as many as pay, by how many of them held so far."""
+
+import numpy as np
+
+from ..protocol.runner_output import RunnerOutput
+from ..protocol.scheduler_output import NO_DRAFTS, Drafts, Flags, Ints
+from ..speculation.config import draft_lengths
+from .config import SchedulerConfig
+from .in_flight import Launched
+from .running_batch import RunningBatch
+
+WEIGHT = 1 / 8  # of the newest step in the share of a request's drafts that hold
+MOST_OF_LEFT = 2  # drafts get at most one part in so many of the tokens that a step has left
+
+
+class Drafting:
+    """Chooses the number of drafts of each step, the same for all rows, and learns from what became of them.
+
+    A step of n tokens takes 1 + token_cost * n of some time. Of a row whose drafts hold with probability p,
+    k drafts are worth p + p² + … + p^k tokens. The k with the most tokens a time is taken, or 0.
+    """
+
+    def __init__(self, config: SchedulerConfig, batch: RunningBatch) -> None:
+        self._config, self._batch = config, batch
+        self._lengths = draft_lengths(config.max_drafts)
+        self._k = 0  # drafts of each row that the next step is to have
+        self.num_drafted = 0  # drafts so far that were computed
+        self.num_accepted = 0  # of them, those that held
+        self.accepted_at = np.zeros(config.max_drafts, np.int64)  # by place among the drafts of a row
+        self.num_drafting_rows = 0  # rows of steps so far that had drafts
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody drafts."""
+        return self._config.max_drafts > 0
+
+    def each(self, counts: Ints, *, is_full: bool) -> Ints | None:
+        """Drafts to compute of each row beside so many tokens; None for none at all.
+
+        is_full: whether nobody is to be admitted. Then all rows get equally many, if all decode, since such
+        steps are captured: those without drafts get fillers.
+        """
+        num, drafts = len(counts), self._batch.drafts
+        if not self._k or not num:
+            return None
+        drafting = self._may_draft(num) & (counts == 1)
+        wanted = min(self._k, int(drafts.useful(num)[drafting].max(initial=0)))
+        if wanted <= 0:
+            return None
+        k = min(min(length for length in self._lengths if length >= wanted), self._k)
+        is_uniform = is_full and (counts == 1).all() and not (self._batch.uncomputed() > 1).any()
+        each: Ints = np.full(num, k) if is_uniform else np.where(drafting, k, 0)
+        left = self._config.max_num_batched_tokens - int(counts.sum())
+        num_samples = int(np.count_nonzero(counts)) + int(each.sum())
+        fits = each.sum() * MOST_OF_LEFT <= left and num_samples <= self._config.most_samples
+        return each if fits else None
+
+    def drafts(self, num_sampled: Ints, block_size: int) -> Drafts | None:
+        """What a step of so many samples of each row is told of drafts; None where nobody drafts.
+
+        A step that has drafts leaves others, whatever is best, so that fewer kinds of steps are captured.
+        """
+        if not self.is_on:
+            return None
+        num, drafts = len(num_sampled), self._batch.drafts
+        drafting = (num_sampled > 1) & self._may_draft(num)
+        self._k = self._best(num)
+        return Drafts(
+            sources=np.where(drafting, drafts.places(num), NO_DRAFTS),
+            capacities=drafts.capacities(num, block_size),
+            num_next=self._config.max_drafts if self._k or drafting.any() else 0,
+        )
+
+    def learn(self, launched: Launched, num_yielded: Ints, output: RunnerOutput) -> None:
+        """A step is over, whose output says how many of its drafts were no fillers, and what it proposed."""
+        plan, num_drafted = launched.plan, output.num_drafted
+        if plan.drafts is None or output.num_proposed is None:
+            return
+        moves = np.zeros(plan.num_rows)
+        if num_drafted is not None:
+            accepted = np.minimum(num_yielded - 1, num_drafted).clip(0)
+            self._count(accepted, num_drafted)
+            tried = (plan.drafts.sources != NO_DRAFTS) & (plan.num_sampled_tokens > 1)
+            share = accepted / np.maximum(accepted + (accepted < num_drafted), 1)
+            moves = np.where(tried, (share - self._batch.drafts.hold_rates(len(moves))) * WEIGHT, 0)
+        self._batch.drafts.learn(launched, moves, output.num_proposed)
+
+    def _count(self, accepted: Ints, drafted: Ints) -> None:
+        self.num_drafting_rows += int(np.count_nonzero(drafted))
+        self.num_drafted += int(drafted.sum())
+        self.num_accepted += int(accepted.sum())
+        self.accepted_at += (accepted[:, None] > np.arange(len(self.accepted_at))).sum(axis=0)
+
+    def _may_draft(self, num: int) -> Flags:
+        return self._batch.drafts.have_drafts(num) & ~self._batch.sampling.need_exact_counts(num)
+
+    def _best(self, num_rows: int) -> int:
+        """The number of drafts of each of so many rows that gives the most tokens a time."""
+        rates = self._batch.drafts.hold_rates(num_rows)
+        held = np.where(self._batch.sampling.need_exact_counts(num_rows), 0, rates)
+        cost = self._config.token_cost
+        best, most = 0, 1 / (1 + cost * num_rows)
+        for k in self._lengths:
+            if num_rows * (1 + k) > self._config.most_samples:
+                continue
+            worth = sum(float((held**place).mean()) for place in range(1, k + 1))
+            rate = (1 + worth) / (1 + cost * num_rows * (1 + k))
+            if rate > most:
+                best, most = k, rate
+        return best

@@ -1,0 +1,141 @@
+"""Draft tokens of a step on the device: put in their place, judged by what was sampled, then proposed."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..protocol.scheduler_output import SchedulerOutput
+from .draft_batch import DraftBatch, DraftRows
+from .drafter import NO_DRAFT, Drafter, DraftInput
+from .input_batch import NO_SLOT, BatchView, InputBatch
+
+
+class Verdict(NamedTuple):
+    """What became of each row's drafts, int32 [rows], on the device or the host."""
+
+    accepted: Tensor  # that hold
+    drafted: Tensor  # that were no fillers
+    proposed: Tensor  # that were left for the next step
+
+
+class Speculator:
+    """Keeps how many tokens of each row are computed, since the host learns only later which drafts held.
+
+    A step begins where the step before left its rows: positions, slots and lengths, written for the least
+    that can be, are moved on by the drafts that held. Tokens that were computed in vain lie beyond, where
+    the next ones overwrite them. Nothing here waits for the device.
+    """
+
+    def __init__(self, drafter: Drafter, input_batch: InputBatch) -> None:
+        rows, device, k = input_batch.max_num_seqs, input_batch.device, input_batch.draft_ids.shape[1]
+        assert k > 0, "an input batch without room for drafts"
+        self._drafter, self._input_batch = drafter, input_batch
+        self._draft_batch = DraftBatch(
+            max_num_seqs=rows,
+            max_num_tokens=input_batch.max_num_tokens,
+            max_num_samples=input_batch.max_num_samples,
+            device=device,
+        )
+        self._computed = torch.zeros(rows, dtype=torch.int32, device=device)  # by row of the last step
+        self._verdict = torch.zeros(len(Verdict._fields), rows, dtype=torch.int32, device=device)
+        self._places = torch.arange(k + 1, device=device)
+        self.drafts = input_batch.draft_ids
+
+    @property
+    def wants_aux(self) -> tuple[int, ...]:
+        """The layers whose residual sums the drafter is given."""
+        return self._drafter.wants_aux
+
+    def write(self, plan: SchedulerOutput, batch: BatchView) -> DraftRows:
+        """Send what a plan says of drafts, for a step that lies in the input batch."""
+        return self._draft_batch.write(plan, batch)
+
+    def view(self, batch: BatchView, *, most_drafts: int, num_next: int) -> DraftRows:
+        """Where the same would lie, to capture a step."""
+        sizes = len(batch.seq_lens), len(batch.token_ids), len(batch.logits_rows)
+        return self._draft_batch.view(sizes, most_drafts=most_drafts, num_next=num_next)
+
+    def begin(self, batch: BatchView, rows: DraftRows) -> None:
+        """Move positions, slots and lengths on by what was computed beyond what the host knows."""
+        sources = rows.sources.clamp(min=0)
+        ahead = torch.where(rows.sources >= 0, self._computed.index_select(0, sources) - rows.computed, 0)
+        is_real = batch.slot_mappings[0] != NO_SLOT  # no padding
+        by_token = torch.where(is_real, ahead.index_select(0, rows.token_rows), 0)
+        capacities = rows.capacities.index_select(0, rows.token_rows)
+        positions = batch.positions + by_token
+        is_inside = positions < capacities
+        batch.positions.copy_(torch.minimum(positions, (capacities - 1).clamp(min=0)))
+        batch.seq_lens.add_(ahead)
+        batch.sample_positions.add_(ahead.index_select(0, rows.sample_rows))
+        block_size = self._input_batch.block_size
+        columns = batch.positions // block_size
+        for slots, tables in zip(batch.slot_mappings, batch.block_tables, strict=True):
+            blocks = tables[rows.token_rows, columns]
+            moved = (blocks - columns) * block_size + batch.positions
+            slots.copy_(torch.where(is_inside & is_real, moved, NO_SLOT))
+
+    def finish(
+        self,
+        batch: BatchView,
+        rows: DraftRows,
+        hidden: Tensor,
+        aux_hidden: tuple[Tensor, ...],
+        request_ids: tuple[str, ...],
+    ) -> None:
+        """Judge the step's drafts by its samples, keep what holds, and have the next ones proposed."""
+        num_rows, num_samples = len(rows.sources), len(batch.sampled)
+        verdict = Verdict(*self._verdict[:, :num_rows])
+        accepted = verdict.accepted
+        self._verdict[:, :num_rows].zero_()
+        sampled = batch.sampled.new_zeros(num_rows, rows.most_drafts + 1)
+        if num_samples:
+            which = rows.first_samples.unsqueeze(1) + self._places[: rows.most_drafts + 1]
+            sampled = batch.sampled[which.clamp(max=num_samples - 1)]
+            self._judge(batch, rows, sampled, which, verdict)
+        newest = self._input_batch.newest[:num_rows]
+        newest.copy_(sampled.gather(1, accepted.long().unsqueeze(1)).squeeze(1))
+        computed = self._computed[:num_rows]
+        torch.minimum(batch.seq_lens - rows.num_drafts + accepted, rows.capacities, out=computed)
+        self.drafts[:num_rows].fill_(NO_DRAFT)
+        self._drafter.propose(
+            DraftInput(
+                batch=batch,
+                request_ids=request_ids,
+                sampled=sampled,
+                num_accepted=accepted,
+                newest=newest,
+                num_computed=computed,
+                is_sampling=rows.num_samples > 0,
+                hidden=hidden,
+                aux_hidden=aux_hidden,
+                num_drafts=rows.num_next,
+            ),
+            self.drafts[:num_rows],
+        )
+        is_draft = (self.drafts[:num_rows] >= 0).to(torch.int32).cumprod(1)
+        torch.sum(is_draft, 1, dtype=torch.int32, out=verdict.proposed)
+
+    def verdict(self, num_rows: int) -> Tensor:
+        """What became of the last step's drafts, [3, rows] int32 on the device, as Verdict has it."""
+        return self._verdict[:, :num_rows]
+
+    def _judge(
+        self,
+        batch: BatchView,
+        rows: DraftRows,
+        sampled: Tensor,
+        which: Tensor,
+        verdict: Verdict,
+    ) -> None:
+        """A draft holds where all before it do and it is what was sampled in its place."""
+        last = len(batch.sampled) - 1
+        before = which[:, :-1].clamp(max=last)
+        after = batch.logits_rows[before] + 1
+        drafts = self._input_batch.taken_ids[after.clamp(max=len(batch.token_ids) - 1)]
+        is_own = self._places[: rows.most_drafts] < rows.num_drafts.unsqueeze(1)
+        is_inside = batch.sample_positions[before] < rows.capacities.unsqueeze(1)
+        is_draft = is_own & is_inside & (drafts >= 0)
+        holds = is_draft & (drafts == sampled[:, :-1])
+        torch.sum(holds.to(torch.int32).cumprod(1), 1, dtype=torch.int32, out=verdict.accepted)
+        torch.sum(is_draft, 1, dtype=torch.int32, out=verdict.drafted)
