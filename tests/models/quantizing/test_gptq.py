@@ -38,19 +38,24 @@ def problem(num_rows: int, columns: int, num_inputs: int, seed: int) -> tuple[Te
     return rows, inputs * torch.rand(columns, generator=generator) * 4
 
 
-def by_definition(rows: Tensor, hessian: Tensor, grid: Grid, fit: Fit) -> Tensor:
-    """A column at a time, the inverse of what is left made anew for each: Optimal Brain Quantization."""
+def worse_than_definition(rows: Tensor, hessian: Tensor, grid: Grid, fit: Fit, codes: Tensor) -> float:
+    """How much further any code is from what it is for than the nearest one, in steps of its grid.
+
+    A column at a time, the inverse of what is left made anew for each: Optimal Brain Quantization. What is
+    left is what these codes leave of it, as a tie that falls the other way changes all that follow.
+    """
     hessian = hessian.double() + DAMPING * hessian.double().diagonal().mean() * torch.eye(len(hessian))
-    left, codes = rows.double().clone(), torch.empty_like(rows)
+    left, worst = rows.double().clone(), 0.0
     order = hessian.diagonal().argsort(descending=True).tolist()
     for place, column in enumerate(order):
         rest = order[place:]
         inverse = torch.linalg.inv(hessian[rest][:, rest])
         own = fit.of_group(grid.group_of(column))
-        codes[:, column] = grid.codes(left[:, column].float(), own)
         error = left[:, column] - grid.restore(codes[:, column], own)
+        least = left[:, column] - grid.restore(grid.codes(left[:, column].float(), own), own)
+        worst = max(worst, float(((error.abs() - least.abs()) / own.scale).max()))
         left[:, rest[1:]] -= torch.outer(error / inverse[0, 0], inverse[0, 1:])
-    return codes
+    return worst
 
 
 @given(recipe=st.sampled_from(RECIPES), seed=st.integers(0, 999))
@@ -58,8 +63,7 @@ def test_codes_are_those_of_the_definition(recipe: Recipe, seed: int) -> None:
     rows, inputs = problem(6, 192, 300, seed)
     grid, hessian = grid_of(recipe), hessian_of(inputs)
     codes, fit = codes_by_gptq(rows, hessian.clone(), grid, torch.float32)
-    exact = by_definition(rows, hessian, grid, fit)
-    assert float((codes != exact).double().mean()) < 0.02  # ties, and what follows from how they fall
+    assert worse_than_definition(rows, hessian, grid, fit, codes) < 0.01
 
 
 def output_error(rows: Tensor, restored: Tensor, inputs: Tensor) -> float:

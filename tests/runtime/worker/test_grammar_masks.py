@@ -128,16 +128,21 @@ def test_masks_are_those_of_the_grammar_and_a_forced_token_is_the_only_one(compi
     moves=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 6), st.integers(0, 9)), max_size=8),
 )
 def test_masks_of_drafts_are_those_one_by_one_wherever_the_request_stood_before(compiler, regex, seed, moves):
-    """Drafts are the answer's own tokens, of which one may be any other; then all of them are taken back."""
+    """Drafts are the answer's own tokens, of which one may be any other; then all of them are taken back.
+
+    Next it stands anywhere but behind a draft that was wrong, where no answer can be without it.
+    """
     grammar, lots = form(regex), random.Random(seed)
     tokens, allowed = one_by_one(compiler, grammar, lots.choice)
-    walk = GrammarWalk(compiler.matcher(grammar))
+    walk, num_positions = GrammarWalk(compiler.matcher(grammar)), len(tokens)
     for position, num_drafts, wrong in moves:
-        position %= len(tokens)
+        position %= num_positions
         assert walk.move(position, lambda count, end=position: tokens[end - count : end])
         drafts = tokens[position : position + num_drafts]
         if wrong < len(drafts):
             drafts[wrong] = lots.choice([-1, 10**6, *range(compiler._num_valid_ids)])
+        is_right = drafts == tokens[position : position + num_drafts]
+        num_positions = len(tokens) if is_right else min(len(tokens), position + wrong + 2)
         masks = np.full((1 + len(drafts), width(compiler)), -1, np.int32)
         walk.look_at(position, drafts, masks)
         for place, mask in enumerate(masks):
