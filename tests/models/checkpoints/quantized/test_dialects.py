@@ -91,7 +91,7 @@ DIALECTS = {
         weights_of(8, "int", "tensor"),
         partial(writers.ct_int8, by_row=False, static=True),
         "int8",
-        input_activations={**DYNAMIC, "type": "int", "dynamic": False},
+        input_activations={**DYNAMIC, "type": "int", "dynamic": False, "strategy": "tensor"},
     ),
     **{f"compressed-tensors float8 by {by}": ct_float8(by) for by in ("tensor", "channel")},
     "compressed-tensors float8 by block": ct_float8("block", "fp8_block", block_structure=[128, 128]),
