@@ -1,9 +1,9 @@
 """The ops: one folder each, with its schema, its formula and its kernels."""
 
-from .act_and_mul_fp8.op import act_and_mul_fp8
+from .act_and_mul_quantized.op import act_and_mul_quantized
 from .add_rms_norm.op import add_rms_norm
-from .add_rms_norm_fp8.op import add_rms_norm_fp8
 from .add_rms_norm_linear.op import add_rms_norm_linear
+from .add_rms_norm_quantized.op import add_rms_norm_quantized
 from .add_zero_centred_rms_norm.op import add_zero_centred_rms_norm
 from .adjust_logits.op import adjust_logits
 from .attention_site.op import attention_site
@@ -12,27 +12,27 @@ from .gelu_and_mul.op import gelu_and_mul
 from .keep_typical.op import keep_typical
 from .layer_norm.op import layer_norm
 from .linear.op import linear
-from .linear_fp8.op import linear_fp8
 from .linear_int8.op import linear_int8
 from .linear_w4a16.op import linear_w4a16
+from .linear_w8a8.op import linear_w8a8
 from .paged_attention.op import paged_attention
 from .qk_norm.op import qk_norm
-from .quantize_fp8.op import quantize_fp8
+from .quantize_rows.op import quantize_rows
 from .rms_norm.op import rms_norm
-from .rms_norm_fp8.op import rms_norm_fp8
+from .rms_norm_quantized.op import rms_norm_quantized
 from .rotary_and_write_kv_cache.op import rotary_and_write_kv_cache
 from .rotary_embedding.op import rotary_embedding
 from .sample.op import sample
-from .scaled_linear_fp8.op import scaled_linear_fp8
+from .scaled_linear.op import scaled_linear
 from .silu_and_mul.op import silu_and_mul
 from .top_logprobs.op import top_logprobs
 from .write_kv_cache.op import write_kv_cache
 from .zero_centred_rms_norm.op import zero_centred_rms_norm
 
 __all__ = [
-    "act_and_mul_fp8",
+    "act_and_mul_quantized",
     "add_rms_norm",
-    "add_rms_norm_fp8",
+    "add_rms_norm_quantized",
     "add_rms_norm_linear",
     "add_zero_centred_rms_norm",
     "adjust_logits",
@@ -42,18 +42,18 @@ __all__ = [
     "keep_typical",
     "layer_norm",
     "linear",
-    "linear_fp8",
+    "linear_w8a8",
     "linear_int8",
     "linear_w4a16",
     "paged_attention",
     "qk_norm",
-    "quantize_fp8",
+    "quantize_rows",
     "rms_norm",
-    "rms_norm_fp8",
+    "rms_norm_quantized",
     "rotary_and_write_kv_cache",
     "rotary_embedding",
     "sample",
-    "scaled_linear_fp8",
+    "scaled_linear",
     "silu_and_mul",
     "top_logprobs",
     "write_kv_cache",

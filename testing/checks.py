@@ -8,12 +8,12 @@ from torch import Tensor, fx
 from ..compiler.capture.fingerprint import canonical_text
 from ..compiler.passes import lower
 from ..compiler.passes.graph import Pass, PassReport, is_mutating
-from ..custom_ops.act_and_mul_fp8.reference import act_and_mul_fp8
-from ..custom_ops.add_rms_norm_fp8.reference import add_rms_norm_fp8
+from ..custom_ops.act_and_mul_quantized.reference import act_and_mul_quantized
 from ..custom_ops.add_rms_norm_linear.reference import add_rms_norm_linear
+from ..custom_ops.add_rms_norm_quantized.reference import add_rms_norm_quantized
 from ..custom_ops.linear.reference import linear
 from ..custom_ops.qk_norm.reference import qk_norm
-from ..custom_ops.rms_norm_fp8.reference import rms_norm_fp8
+from ..custom_ops.rms_norm_quantized.reference import rms_norm_quantized
 from ..custom_ops.silu_and_mul.reference import silu_and_mul
 from .random_programs import Formulas, Traced, results_of, run
 
@@ -21,14 +21,14 @@ OPS = torch.ops.lamina
 # Their kernels have exponentials, or an order of sums, of their own.
 OWN_DIGITS = {
     *(OPS.silu_and_mul.default, OPS.gelu_and_mul.default),
-    *(OPS.linear.default, OPS.add_rms_norm_linear.default, OPS.act_and_mul_fp8.default),
+    *(OPS.linear.default, OPS.add_rms_norm_linear.default, OPS.act_and_mul_quantized.default),
     OPS.linear_w4a16.default,
 }
 GEMMS: Formulas = {OPS.linear.default: linear, OPS.add_rms_norm_linear.default: add_rms_norm_linear}
 FP8: Formulas = {
-    OPS.add_rms_norm_fp8.default: add_rms_norm_fp8,
-    OPS.rms_norm_fp8.default: rms_norm_fp8,
-    OPS.act_and_mul_fp8.default: act_and_mul_fp8,
+    OPS.add_rms_norm_quantized.default: add_rms_norm_quantized,
+    OPS.rms_norm_quantized.default: rms_norm_quantized,
+    OPS.act_and_mul_quantized.default: act_and_mul_quantized,
 }
 
 

@@ -14,7 +14,7 @@ def _multiply(state: State, x: Tensor, rows: int, *, grouped: bool = False, bias
     weight = state.weight(rows, x.shape[-1], dtype=FP8)
     scale = state.weight(*((rows, 1) if grouped else (rows,)), dtype=torch.float32)
     bias = state.weight(rows) if biased else None
-    result: Tensor = torch.ops.lamina.linear_fp8.default(x, weight, scale, bias)
+    result: Tensor = torch.ops.lamina.linear_w8a8.default(x, weight, scale, bias)
     return result
 
 
@@ -25,32 +25,32 @@ def _down(state: State, x: Tensor, **options: bool) -> None:
 # Projections behind a norm.
 
 
-def norm_linear_fp8(state: State, step: Step) -> None:
+def norm_linear_w8a8(state: State, step: Step) -> None:
     state.plant_norm()
     state.norms_fp8 += 1
     normed = FAST_OPS.rms_norm(state.x, state.weight(state.hidden), step.eps)
     _down(state, normed, biased=step.swapped)
 
 
-def zero_norm_linear_fp8(state: State, step: Step) -> None:
+def zero_norm_linear_w8a8(state: State, step: Step) -> None:
     state.plant_norm()
     state.norms_fp8 += 1
     _down(state, FAST_OPS.zero_centred_rms_norm(state.x, state.weight(state.hidden), step.eps), grouped=True)
 
 
-def add_norm_linear_fp8(state: State, step: Step) -> None:
+def add_norm_linear_w8a8(state: State, step: Step) -> None:
     add_norm(state, step)
     state.norms_fp8 += 1
     _down(state, state.x, grouped=step.swapped)
 
 
-def unrounded_norm_linear_fp8(state: State, step: Step) -> None:
+def unrounded_norm_linear_w8a8(state: State, step: Step) -> None:
     add_norm_unrounded(state, step)
     state.norms_fp8 += 1
     _down(state, state.x)
 
 
-def norm_read_by_two_linears_fp8(state: State, step: Step) -> None:
+def norm_read_by_two_linears_w8a8(state: State, step: Step) -> None:
     """One quantization for both."""
     add_norm(state, step)
     state.norms_fp8 += 1
@@ -58,7 +58,7 @@ def norm_read_by_two_linears_fp8(state: State, step: Step) -> None:
     state.set(right * left if step.swapped else left * right)
 
 
-def norm_linear_fp8_with_norm_kept(state: State, step: Step) -> None:
+def norm_linear_w8a8_with_norm_kept(state: State, step: Step) -> None:
     add_norm(state, step)
     state.share()
     state.extras.append(state.x * 2)
@@ -72,7 +72,7 @@ def norm_read_by_rows_and_by_groups(state: State, step: Step) -> None:
     state.set(left * right)
 
 
-def linear_fp8_of_the_sum(state: State, step: Step) -> None:
+def linear_w8a8_of_the_sum(state: State, step: Step) -> None:
     """It takes the sum and not its norm, which goes on by itself."""
     add_norm(state, step)
     state.extras.append(_multiply(state, state.residual, state.hidden))
@@ -102,14 +102,14 @@ def mlp_fp8_with_gate_kept(state: State, step: Step) -> None:
     _down(state, gated)
 
 
-def linear_fp8(state: State, step: Step) -> None:
+def linear_w8a8(state: State, step: Step) -> None:
     """Of what neither a norm nor a gate has made."""
     _down(state, state.x * 2)
 
 
-PLAIN = (norm_linear_fp8, add_norm_linear_fp8, mlp_fp8)
+PLAIN = (norm_linear_w8a8, add_norm_linear_w8a8, mlp_fp8)
 ODD = (
-    *(zero_norm_linear_fp8, unrounded_norm_linear_fp8, norm_read_by_two_linears_fp8),
-    *(norm_linear_fp8_with_norm_kept, norm_read_by_rows_and_by_groups, linear_fp8_of_the_sum),
-    *(gelu_mlp_fp8, mlp_fp8_with_gate_kept, linear_fp8),
+    *(zero_norm_linear_w8a8, unrounded_norm_linear_w8a8, norm_read_by_two_linears_w8a8),
+    *(norm_linear_w8a8_with_norm_kept, norm_read_by_rows_and_by_groups, linear_w8a8_of_the_sum),
+    *(gelu_mlp_fp8, mlp_fp8_with_gate_kept, linear_w8a8),
 )

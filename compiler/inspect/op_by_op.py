@@ -11,7 +11,7 @@ from ..capture.functionalize import is_attention
 from ..torch_internals import torch_compat
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
-SCALED_LINEARS = ("lamina::linear_int8", "lamina::linear_fp8")  # whose third argument, scales, is float32
+SCALED_LINEARS = ("lamina::linear_int8", "lamina::linear_w8a8")  # whose third argument, scales, is float32
 LOOKUPS = ("embedding", "index_select", "getitem")  # exact in any dtype: a large table need not be widened
 
 

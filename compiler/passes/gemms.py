@@ -12,8 +12,8 @@ from .graph import dtype_of, shape_of
 
 OPS = torch.ops.lamina
 FP8_ARGUMENTS: dict[Any, tuple[int, int]] = {  # which are weights and their scales
-    OPS.linear_fp8.default: (1, 2),
-    OPS.scaled_linear_fp8.default: (2, 3),
+    OPS.linear_w8a8.default: (1, 2),
+    OPS.scaled_linear.default: (2, 3),
 }
 FOUR_BITS = OPS.linear_w4a16.default
 Kind = Literal["linear", "norm", "norm_gated", "gated"]

@@ -15,12 +15,12 @@ from .add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from .add_rms_norm_linear import ADD_RMS_NORM_LINEAR
 from .batch_invariant import BATCH_INVARIANT
 from .canonicalise import CANONICALISE
-from .fp8 import GATE_FP8, NORM_FP8
 from .gated_w4a16 import GATED_W4A16
 from .graph import Pass, PassReport, is_mutating
 from .linear import LINEAR
 from .lower import LOWER
 from .qk_norm import QK_NORM
+from .quantized import GATE_QUANTIZED, NORM_QUANTIZED
 from .residual_barrier import RESIDUAL_BARRIER
 from .rotary_and_write import ROTARY_AND_WRITE
 from .silu_and_mul import GELU_AND_MUL, SILU_AND_MUL
@@ -36,8 +36,8 @@ PIPELINE: tuple[Pass, ...] = (
     GELU_AND_MUL,  # likewise, in other models
     LINEAR,  # after the barrier, which looks for GEMMs
     ADD_RMS_NORM_LINEAR,  # joins what the three before it have named
-    NORM_FP8,  # behind the names of norms that it looks for
-    GATE_FP8,  # likewise of gates
+    NORM_QUANTIZED,  # behind the names of norms that it looks for
+    GATE_QUANTIZED,  # likewise of gates
     GATED_W4A16,  # behind the names of gates
     LOWER,  # last: turns what was named into what its provider runs
 )

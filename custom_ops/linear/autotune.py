@@ -20,7 +20,7 @@ from ..add_rms_norm_linear import _cpu as fused_cpu
 from ..add_rms_norm_linear import _cuda as fused
 from ..linear_w4a16 import _cuda as four_bits
 from ..linear_w4a16 import configs as four_bit_configs
-from ..scaled_linear_fp8 import _cuda as scaled
+from ..scaled_linear import _cuda as scaled
 from . import _cpu as plain_cpu
 from . import _cuda as plain
 from .choices import (
@@ -113,7 +113,7 @@ def ways_of(site: Site, device: torch.device, dtype: torch.dtype) -> Ways:
 def _fp8_ways(site: Site, x: Tensor, weights: list[Tensor]) -> Ways:
     """The same in FP8; where no library takes the operands, the guess of a configuration stands for it."""
     grouped = site.weights == "fp8_block"
-    values, x_scale = OPS.quantize_fp8.default(x, GROUP if grouped else 0)
+    values, x_scale = OPS.quantize_rows.default(x, GROUP if grouped else 0)
     scale = x.new_ones((site.n, num_groups(site.k)) if grouped else (site.n,), dtype=torch.float32)
     given = [ScaledWeight(weight.to(FP8), scale) for weight in weights]
 

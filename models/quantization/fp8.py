@@ -50,9 +50,9 @@ def restore(parts: Parts) -> Tensor:
 
 
 def multiply(x: Tensor, parts: Parts, bias: Tensor | None, *, bound: float | None = None) -> Tensor:
-    """lamina::linear_fp8; what is beyond +-bound of x counts as the bound."""
+    """lamina::linear_w8a8; what is beyond +-bound of x counts as the bound."""
     values, scale = parts
-    return custom_ops.linear_fp8(x if bound is None else x.clamp(-bound, bound), values, scale, bias)
+    return custom_ops.linear_w8a8(x if bound is None else x.clamp(-bound, bound), values, scale, bias)
 
 
 def expanded(scale: Tensor, columns: int) -> Tensor:

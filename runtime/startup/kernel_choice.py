@@ -16,12 +16,12 @@ from ...custom_ops.linear import _cpu, autotune, choices
 from ...custom_ops.linear._cuda import EVEN
 from ...custom_ops.linear.choices import Choice, Entry, Method, Site
 from ...custom_ops.linear_w4a16.configs import PREFIX as FOUR_BITS
-from ...custom_ops.scaled_linear_fp8._cuda import EVEN as EVEN_FP8
+from ...custom_ops.scaled_linear._cuda import EVEN as EVEN_FP8
 
 SMALLEST = 1 << 20  # weights, below which a GEMM takes no longer than its launch
 MEASUREMENTS = "measurements"  # the kind of the store's names for them
 OPS = {"linear": "linear", "norm": "add_rms_norm_linear", "norm_gated": "add_rms_norm_linear"}
-MEASURED_OPS = "linear", "add_rms_norm_linear", "scaled_linear_fp8", "linear_w4a16"
+MEASURED_OPS = "linear", "add_rms_norm_linear", "scaled_linear", "linear_w4a16"
 SOURCES = {"cuda": (".cu", ".cuh"), "cpu": (".cpp", ".h")}  # suffixes of what the kernels are made of
 BY_METHOD = {Method.DOT: "dot products", Method.AMX: "AMX tiles"}
 logger = get_logger("runtime")
@@ -45,8 +45,8 @@ def choose_gemm_kernels(
     for op in {OPS[gemm.kind] for gemm in gemms if gemm.weights == "dense"}:
         registry.select(op, device=device, dtype=dtype)  # built now, not amid a request
     if any(gemm.weights in choices.FP8 for gemm in gemms):
-        registry.select("linear_fp8", device=device, dtype=dtype)
-        registry.select("scaled_linear_fp8", device=device, dtype=FP8)
+        registry.select("linear_w8a8", device=device, dtype=dtype)
+        registry.select("scaled_linear", device=device, dtype=FP8)
     if any(gemm.weights.startswith(FOUR_BITS) for gemm in gemms):
         registry.select("linear_w4a16", device=device, dtype=dtype)
     lacks = missing_measurements(gemms, device, dtype, store)

@@ -24,8 +24,8 @@ Check = Callable[[Pass, Traced], None]
 JOINED = {
     "add_rms_norm_linear": (ADD_RMS_NORM, SILU_AND_MUL, LINEAR),
     "qk_norm": (RMS_NORM,),
-    "rms_norm_fp8": (ADD_RMS_NORM, RMS_NORM),
-    "act_and_mul_fp8": (SILU_AND_MUL, GELU_AND_MUL),
+    "rms_norm_quantized": (ADD_RMS_NORM, RMS_NORM),
+    "act_and_mul_quantized": (SILU_AND_MUL, GELU_AND_MUL),
 }
 
 

@@ -4,11 +4,11 @@ import torch
 
 from lamina.compiler.passes import pipeline
 from lamina.compiler.passes.add_rms_norm_linear import add_rms_norm_linear_pass
-from lamina.compiler.passes.fp8 import gate_fp8_pass, norm_fp8_pass
 from lamina.compiler.passes.gated_w4a16 import gated_w4a16_pass
 from lamina.compiler.passes.linear import linear_pass
 from lamina.compiler.passes.providers import Choice
 from lamina.compiler.passes.qk_norm import qk_norm_pass
+from lamina.compiler.passes.quantized import quantized_gate_pass, quantized_norm_pass
 
 
 def taken(op: str, device: torch.device, dtype: torch.dtype) -> Choice:
@@ -22,13 +22,17 @@ def left(op: str, device: torch.device, dtype: torch.dtype) -> Choice:
 
 
 LINEAR, ADD_RMS_NORM_LINEAR = linear_pass(taken), add_rms_norm_linear_pass(taken)
-QK_NORM, NORM_FP8, GATE_FP8 = qk_norm_pass(taken), norm_fp8_pass(taken), gate_fp8_pass(taken)
+QK_NORM, NORM_QUANTIZED, GATE_QUANTIZED = (
+    qk_norm_pass(taken),
+    quantized_norm_pass(taken),
+    quantized_gate_pass(taken),
+)
 GATED_W4A16 = gated_w4a16_pass(taken)
-TAKING = LINEAR, ADD_RMS_NORM_LINEAR, QK_NORM, NORM_FP8, GATE_FP8, GATED_W4A16
+TAKING = LINEAR, ADD_RMS_NORM_LINEAR, QK_NORM, NORM_QUANTIZED, GATE_QUANTIZED, GATED_W4A16
 AS_ON_A_GPU = {step.name: step for step in TAKING}
 CHOOSING = (
     *(linear_pass, add_rms_norm_linear_pass, qk_norm_pass),
-    *(norm_fp8_pass, gate_fp8_pass, gated_w4a16_pass),
+    *(quantized_norm_pass, quantized_gate_pass, gated_w4a16_pass),
 )
 WITHOUT_KERNELS = {step.name: step for step in (make(left) for make in CHOOSING)}
 PIPELINE = tuple(AS_ON_A_GPU.get(step.name, step) for step in pipeline.of_scope(pipeline.PIPELINE, "piece"))

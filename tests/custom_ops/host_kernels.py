@@ -17,7 +17,7 @@ OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec", "pair_ops")
 IN_CLUSTERS = {
     "persistent_gemm": (*PERSISTENT, *WITH_PERSISTENT),
     "linear_w4a16": (*NIBBLES, *SPLIT_K),
-    "linear_fp8": ("linear_fp8/gemm", "fp8_values", *SPLIT_K),
+    "linear_w8a8": ("linear_w8a8/gemm", "fp8_values", *SPLIT_K),
 }
 
 

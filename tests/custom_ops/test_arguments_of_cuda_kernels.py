@@ -32,7 +32,7 @@ def struct_of(name: str) -> str:
 
 def test_most_providers_say_what_they_pack() -> None:
     assert len(PACKED) >= 12
-    assert {"linear", "linear_fp8", "scaled_linear_fp8"} <= {op for op, *_ in PACKED}
+    assert {"linear", "linear_w8a8", "scaled_linear"} <= {op for op, *_ in PACKED}
 
 
 @pytest.mark.parametrize("op, layout, name", PACKED, ids=[name for *_, name in PACKED])

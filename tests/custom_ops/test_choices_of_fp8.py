@@ -8,8 +8,8 @@ import torch
 from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops.linear import choices
 from lamina.custom_ops.linear.choices import BUCKETS, Entry, GemmConfig, Site, candidates, guess
-from lamina.custom_ops.linear_fp8 import _cuda as few
-from lamina.custom_ops.scaled_linear_fp8 import _cuda as scaled
+from lamina.custom_ops.linear_w8a8 import _cuda as few
+from lamina.custom_ops.scaled_linear import _cuda as scaled
 
 SHAPES = [(6144, 4096), (4096, 14336), (28672, 4096), (2048, 2048), (96, 64), (72, 16)]
 NAME = "a GPU of tests"

@@ -16,13 +16,13 @@ KERNELS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/_cpu
 CUDA_KERNELS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/_cuda.py"))
 MARKERS = {"attention_site"}  # nothing to compute
 TWINS = {  # what serves GPUs that the CUDA kernel does not; else Triton
-    "act_and_mul_fp8": "composed",
-    "add_rms_norm_fp8": "composed",
+    "act_and_mul_quantized": "composed",
+    "add_rms_norm_quantized": "composed",
     "add_rms_norm_linear": "composed",
     "adjust_logits": "reference",
     "keep_typical": "reference",
-    "linear_fp8": "composed",
-    "rms_norm_fp8": "composed",
+    "linear_w8a8": "composed",
+    "rms_norm_quantized": "composed",
     "top_logprobs": "reference",
 }
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lamina.custom_ops.linear import reference
-from lamina.custom_ops.quantize_fp8.reference import quantize_fp8
-from lamina.custom_ops.scaled_linear_fp8.reference import scaled_linear_fp8
+from lamina.custom_ops.quantize_rows.reference import quantize_rows
+from lamina.custom_ops.scaled_linear.reference import scaled_linear
 from lamina.custom_ops.silu_and_mul import reference as gate
 
 from . import fp8, host_kernels
@@ -98,13 +98,13 @@ def test_the_same_in_fp8_with_scales_of_rows_or_of_groups(
     *_, n, k, num_rows, _ = case
     torch.manual_seed(n)
     weight, scale = fp8.weights(n, k, grouped=grouped)
-    x, x_scale = quantize_fp8(torch.randn(num_rows, k), 128 if grouped else 0)
+    x, x_scale = quantize_rows(torch.randn(num_rows, k), 128 if grouped else 0)
     bias = at_the_end(torch.randn(n).bfloat16())
     operands = x, at_the_end(x_scale) if not grouped else x_scale, weight, at_the_end(scale)
     out = launched(kernel, case, x, weight, bias, 0, (operands[1], operands[3]))
-    exact = scaled_linear_fp8(*operands, bias.double(), torch.float64)
+    exact = scaled_linear(*operands, bias.double(), torch.float64)
     sizes = [part.float().abs().to(part.dtype) for part in operands]
-    fp8.check(out, exact, scaled_linear_fp8(*sizes, bias.double().abs(), torch.float64))  # type: ignore[arg-type]
+    fp8.check(out, exact, scaled_linear(*sizes, bias.double().abs(), torch.float64))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -7,7 +7,7 @@ from lamina.compiler.passes import providers
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[5], [1, 2, 3], list(range(40, 70))]
-TAKEN = dict.fromkeys(("rms_norm_fp8", "act_and_mul_fp8"), providers.NARROW)
+TAKEN = dict.fromkeys(("rms_norm_quantized", "act_and_mul_quantized"), providers.NARROW)
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,6 @@ def test_what_is_compiled_so_answers_as_the_model_run_eagerly(
     eager = answers(open_runtime(**settings, compile=False))
     compiled = open_runtime(**settings, compile=True)
     text = compiled.explain()
-    assert "pass rms_norm_fp8: 2 sites" in text
-    assert "pass act_and_mul_fp8: 1 sites" in text
+    assert "pass rms_norm_quantized: 2 sites" in text
+    assert "pass act_and_mul_quantized: 1 sites" in text
     assert answers(compiled) == eager

@@ -19,11 +19,20 @@ from lamina.compiler.passes.silu_and_mul import GELU_AND_MUL, SILU_AND_MUL
 from lamina.testing import checks
 from lamina.testing.random_programs import BODIES, Program, Step, programs, trace
 
-from ..pipelines import ADD_RMS_NORM_LINEAR, GATE_FP8, GATED_W4A16, LINEAR, NORM_FP8, PIPELINE, QK_NORM, taken
+from ..pipelines import (
+    ADD_RMS_NORM_LINEAR,
+    GATE_QUANTIZED,
+    GATED_W4A16,
+    LINEAR,
+    NORM_QUANTIZED,
+    PIPELINE,
+    QK_NORM,
+    taken,
+)
 from ..tally import PROVED
 
 NAMING = (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, QK_NORM, SILU_AND_MUL, GELU_AND_MUL, LINEAR)
-JOINING = (ADD_RMS_NORM_LINEAR, NORM_FP8, GATE_FP8, GATED_W4A16)
+JOINING = (ADD_RMS_NORM_LINEAR, NORM_QUANTIZED, GATE_QUANTIZED, GATED_W4A16)
 GATES, FREE = (SILU_AND_MUL, GELU_AND_MUL), (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, LINEAR)
 
 

@@ -1,0 +1,43 @@
+// out = quantized(x) * weightᵀ * scales + bias for up to 8 rows of x in 16 bits.
+#pragma once
+
+#include "gemm.cuh"
+#include "split_k_launch.cuh"
+
+namespace lamina {
+
+// As many stages as fit where the configuration would have a block with x beside the weights: in half of a
+// multiprocessor's memory, or all of it.
+template <typename S>
+int stages_of(int stages, int tiles) {
+  constexpr int kHalf = 113 << 10, kAll = 227 << 10;
+  const int limit = S::Base::bytes(stages) <= kHalf ? kHalf : kAll;
+  while (stages > 2 && S::bytes(stages, tiles) > limit) --stages;
+  return stages;
+}
+
+template <typename T, int kWarpgroups>
+int launch_quantizing_gemm(QuantizingLinear<T> p, const void* weight_data, cudaStream_t stream) {
+  using S = QuantizingShape<kWarpgroups>;
+  CUtensorMap weight;
+  const auto kernel = quantizing_gemm_kernel<T, kWarpgroups>;
+  const int tiles = S::tiles(p.k, p.split_k);
+  p.stages = stages_of<S>(p.stages, tiles);
+  cudaError_t error = make_matrix_map<Float8>(&weight, weight_data, p.n, p.k, p.k, kRows);
+  if (error == cudaSuccess) error = allow_all_shared(reinterpret_cast<const void*>(kernel));
+  if (error != cudaSuccess) return error;
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.n, S::kBlockRows) * p.split_k),
+                  static_cast<unsigned>(ceil_div(p.tokens, 8)));
+  return launch_clusters_pdl(static_cast<unsigned>(p.split_k), kernel, grid, dim3(S::kThreads + kWarp),
+                             S::bytes(p.stages, tiles), stream, weight, p);
+}
+
+// cudaErrorInvalidValue for a config that is not compiled, or too many columns a rank.
+template <typename T>
+int quantizing_linear(const QuantizingLinear<T>& p, const void* weight, const GemmConfig& config, cudaStream_t stream) {
+  if (config.clusters > 0 || config.multicast != 1) return cudaErrorInvalidValue;
+  return with_gemm_config<false, 0, 8>(
+      config, [&](auto warpgroups, auto) { return launch_quantizing_gemm<T, warpgroups.value>(p, weight, stream); });
+}
+
+}  // namespace lamina

@@ -1,1 +1,0 @@
-"""lamina::act_and_mul_fp8."""

@@ -1,0 +1,1 @@
+"""lamina::act_and_mul_quantized."""

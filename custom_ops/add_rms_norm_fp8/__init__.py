@@ -1,1 +1,0 @@
-"""lamina::add_rms_norm_fp8."""

@@ -1,0 +1,1 @@
+"""lamina::add_rms_norm_quantized."""

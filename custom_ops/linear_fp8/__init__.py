@@ -1,1 +1,0 @@
-"""lamina::linear_fp8."""

@@ -1,0 +1,1 @@
+"""lamina::linear_w8a8."""

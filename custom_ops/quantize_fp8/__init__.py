@@ -1,1 +1,0 @@
-"""lamina::quantize_fp8."""

@@ -1,1 +1,0 @@
-"""lamina::rms_norm_fp8."""

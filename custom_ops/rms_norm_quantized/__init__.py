@@ -1,0 +1,1 @@
+"""lamina::rms_norm_quantized."""

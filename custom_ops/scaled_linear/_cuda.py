@@ -1,0 +1,128 @@
+"""The CUDA kernels of lamina::scaled_linear; torch's GEMM in FP8 wherever that was faster."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...common.logging import get_logger, log_once
+from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.fp8 import FP8, NARROW
+from .._shared.registry import Provider
+from ..linear._cuda import check_capability
+from ..linear.choices import (
+    BUCKETS,
+    GemmConfig,
+    Method,
+    Site,
+    bucket_of,
+    cached_until_adopted,
+    choose,
+    device_name_of,
+    guess,
+    name_of,
+    processors_of,
+)
+from .reference import scaled_linear as formula
+
+EVEN = 16  # elements: rows that TMA takes start, and end, at multiples of 16 bytes
+SCALED_MM = torch.ops.aten._scaled_mm.default
+logger = get_logger("custom_ops")
+
+
+@functools.cache
+def find_kernel() -> CudaKernel:
+    """Build or load the kernel, once."""
+    return CudaKernel("scaled_linear", "19q")  # struct ScaledLinearArguments
+
+
+def load() -> Callable[..., Tensor]:
+    """Build or load the kernel; the op's function on it."""
+    check_capability("scaled_linear")
+    find_kernel()
+    return scaled_linear
+
+
+def scaled_linear(
+    x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """The op, as op.py states it."""
+    x = x.contiguous()
+    config = config_of(x.shape[0], weight, scale, dtype) if x.data_ptr() % EVEN == 0 else None
+    multiply = library if config is None else functools.partial(launch, config=config)
+    return multiply(x, x_scale, weight, scale, bias, dtype)
+
+
+def launch(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    config: GemmConfig,
+) -> Tensor:
+    """The op by the kernel of this configuration; the tensors must fit."""
+    out = x.new_empty((x.shape[0], weight.shape[0]), dtype=dtype)
+    strides = (1, 0, 0) if scale.dim() == 1 else (*x_scale.stride(), scale.shape[1])
+    bias = None if bias is None else bias.contiguous()
+    find_kernel()(
+        x.device,
+        *(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()),
+        *(x_scale.contiguous().data_ptr() if scale.dim() == 1 else x_scale.data_ptr(), scale.data_ptr()),
+        *(out.data_ptr(), x.shape[0], *weight.shape, *strides, *config, DTYPES[dtype]),
+    )
+    return out
+
+
+def library(
+    x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """The op by torch's GEMM in FP8 where that takes the tensors, else by the formula in float32."""
+    if not has_library(x.shape[0], weight, scale, dtype):
+        why = f"weights {list(weight.shape)} with scales {list(scale.shape)} in {dtype}"
+        log_once(logger, 30, f"scaled_linear of {why} is multiplied in float32: no kernel takes it")
+        return formula(x, x_scale, weight, scale, bias, dtype)
+    out: Tensor = SCALED_MM(x, weight.t(), x_scale[:, None], scale[None], bias, None, dtype)
+    return out
+
+
+def has_library(num_tokens: int, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> bool:
+    """Whether torch's GEMM in FP8 takes such tensors: bfloat16 by a scale a row, of whole 16 bytes."""
+    is_even = num_tokens > 0 and weight.shape[0] % EVEN == 0 and weight.shape[1] % EVEN == 0
+    return is_even and scale.dim() == 1 and dtype == torch.bfloat16
+
+
+def config_of(
+    num_tokens: int, weight: Tensor, scale: Tensor, dtype: torch.dtype, *, needs_ours: bool = False
+) -> GemmConfig | None:
+    """The configuration that serves so many rows; None where the library, or the formula, does.
+
+    needs_ours: the library would not do, so that a configuration is found wherever the kernel takes these.
+    """
+    fits = weight.data_ptr() % EVEN == 0 and weight.shape[1] % EVEN == 0 and weight.numel() > 0
+    if not fits or num_tokens == 0 or dtype not in NARROW:
+        return None
+    bucket = bucket_of(num_tokens)
+    is_served = has_library(num_tokens, weight, scale, dtype) and not needs_ours
+    if bucket is None and is_served:
+        return None
+    (n, k), weights = weight.shape, "fp8" if scale.dim() == 1 else "fp8_block"
+    site = Site(
+        kind="linear", num_tokens=bucket or BUCKETS[-1], n=n, k=k, dtype=name_of(dtype), weights=weights
+    )
+    return _config_of(site, weight.device, is_served)
+
+
+@cached_until_adopted
+def _config_of(site: Site, device: torch.device, has_library: bool) -> GemmConfig | None:
+    """What was measured; where nothing was, or there is no library to be slower than, a guess."""
+    choice = choose(site, device_name_of(device, getattr(torch, site.dtype)))
+    assert not isinstance(choice.kernel, Method), "a method of CPUs"
+    if choice.kernel is not None or (choice.is_measured and has_library):
+        return choice.kernel
+    return guess(site, processors_of(device))
+
+
+PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=frozenset({FP8}))

@@ -1,1 +1,0 @@
-"""lamina::scaled_linear_fp8."""
