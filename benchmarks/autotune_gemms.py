@@ -23,7 +23,7 @@ from lamina.custom_ops.linear import _cuda as plain
 from lamina.custom_ops.linear import autotune
 from lamina.custom_ops.linear.choices import (
     BUCKETS,
-    FP8,
+    BYTES,
     MEASURED,
     Entry,
     GemmConfig,
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=MEASURED, help="default: the package's own file")
     parser.add_argument(
-        "--weights", default="dense", choices=["dense", *FP8, *FOUR_BITS], help="how they are kept"
+        "--weights", default="dense", choices=["dense", *BYTES, *FOUR_BITS], help="how they are kept"
     )
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--rows", nargs="+", type=int, default=list(BUCKETS), choices=list(BUCKETS))

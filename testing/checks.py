@@ -25,7 +25,7 @@ OWN_DIGITS = {
     OPS.linear_w4a16.default,
 }
 GEMMS: Formulas = {OPS.linear.default: linear, OPS.add_rms_norm_linear.default: add_rms_norm_linear}
-FP8: Formulas = {
+QUANTIZING: Formulas = {
     OPS.add_rms_norm_quantized.default: add_rms_norm_quantized,
     OPS.rms_norm_quantized.default: rms_norm_quantized,
     OPS.act_and_mul_quantized.default: act_and_mul_quantized,
@@ -42,7 +42,7 @@ def linear_w4a16(*args: Any) -> Tensor:
 FORMULAS: Formulas = {
     **lower.FORMULAS,
     **GEMMS,
-    **FP8,
+    **QUANTIZING,
     OPS.qk_norm.default: qk_norm,
     OPS.linear_w4a16.default: linear_w4a16,
 }

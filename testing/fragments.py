@@ -47,8 +47,8 @@ class State:
     gelus: int = 0
     linears: int = 0
     fused: int = 0  # linears that alone read the norm of a sum
-    norms_fp8: int = 0  # norms that projections in FP8 alone read
-    gates_fp8: int = 0
+    norms_quantized: int = 0  # norms that projections in one byte alone read
+    gates_quantized: int = 0
     gates_w4a16: int = 0  # behind projections in four bits that nobody else reads
 
     @property

@@ -143,8 +143,8 @@ def _replay(program: Program, given: tuple[Tensor, ...], sites: Counter[str]) ->
         gelu_and_mul=state.gelus,
         linear=state.linears,
         add_rms_norm_linear=state.fused,
-        rms_norm_quantized=state.norms_fp8,
-        act_and_mul_quantized=state.gates_fp8,
+        rms_norm_quantized=state.norms_quantized,
+        act_and_mul_quantized=state.gates_quantized,
         gated_w4a16=state.gates_w4a16,
     )
     return (state.x, state.residual, *state.extras)

@@ -1,4 +1,4 @@
-"""The projections, norms and gates of a decode step in FP8 on one GPU, in one CUDA graph, and each alone."""
+"""Projections, norms and gates of a decode step in one byte on a GPU, in one CUDA graph, and each alone."""
 
 import argparse
 import json
@@ -18,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autotune_gemms import projections
 from workloads import SHAPES
 
-from lamina.custom_ops._shared.fp8 import FP8, num_groups
+from lamina.custom_ops._shared.fp8 import FP8
+from lamina.custom_ops._shared.quantized import INT8, group_of, num_groups
 from lamina.custom_ops.linear import autotune
-from lamina.custom_ops.linear.choices import device_name_of, sites_of
+from lamina.custom_ops.linear.choices import BYTES, device_name_of, sites_of
 from lamina.custom_ops.linear_w8a8._composed import linear_w8a8 as composed
 from lamina.custom_ops.scaled_linear import _cuda as scaled
 
@@ -28,23 +29,24 @@ RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_linear_w8a8.j
 DEVICE, DTYPE, EPS = torch.device("cuda"), torch.bfloat16, 1e-5
 OPS = torch.ops.lamina
 NAMES = ("qkv", "o", "gate_up", "down")
-MAX_FLOPS = 1.4e15  # a large GEMM in FP8
+MAX_FLOPS = 1.4e15  # a large GEMM in one byte
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A projection: [out, in] in FP8 and the scales of its rows, or of groups of 128 columns."""
+    """A projection: [out, in] in one byte and the scales of its rows, or of groups of 128 columns."""
 
     values: Tensor
     scale: Tensor
 
 
-def make_layers(shape: str, grouped: bool) -> list[dict[str, Weight]]:
+def make_layers(shape: str, weights: str) -> list[dict[str, Weight]]:
     """Random weights of a shape."""
 
     def weight(n: int, k: int) -> Weight:
-        values = torch.randn(n, k, device=DEVICE, dtype=DTYPE).mul_(60).to(FP8)
-        scale = torch.rand((n, num_groups(k)) if grouped else (n,), device=DEVICE) / (60 * k**0.5)
+        kept, grouped = INT8 if weights == "int8" else FP8, weights == "fp8_block"
+        values = torch.randn(n, k, device=DEVICE, dtype=DTYPE).mul_(30).clamp_(-127, 127).to(kept)
+        scale = torch.rand((n, num_groups(k)) if grouped else (n,), device=DEVICE) / (30 * k**0.5)
         return Weight(values, scale)
 
     sizes = dict(zip(NAMES, projections(shape), strict=True))
@@ -57,16 +59,17 @@ def make_layers(shape: str, grouped: bool) -> list[dict[str, Weight]]:
 Multiply = Callable[..., Tensor]
 
 
-def step(layers: list[dict[str, Weight]], x: Tensor, norm: Tensor, multiply: Multiply, group: int) -> Tensor:
+def step(layers: list[dict[str, Weight]], x: Tensor, norm: Tensor, multiply: Multiply) -> Tensor:
     """As the passes leave a step: every activation is quantized where it is made, but attention's output."""
     residual, hidden, attended = x, x.shape[1], x
+    form = group_of(layers[0]["o"].scale), layers[0]["o"].values.dtype
     for layer in layers:
         o = OPS.linear_w8a8.default(attended, layer["o"].values, layer["o"].scale)
-        normed, scale, residual = OPS.add_rms_norm_quantized.default(o, residual, norm, EPS, group)
+        normed, scale, residual = OPS.add_rms_norm_quantized.default(o, residual, norm, EPS, *form)
         gate_up = multiply(normed, scale, layer["gate_up"])
-        gated, scale = OPS.act_and_mul_quantized.default(gate_up, False, group)
+        gated, scale = OPS.act_and_mul_quantized.default(gate_up, False, *form)
         down = multiply(gated, scale, layer["down"])
-        normed, scale, residual = OPS.add_rms_norm_quantized.default(down, residual, norm, EPS, group)
+        normed, scale, residual = OPS.add_rms_norm_quantized.default(down, residual, norm, EPS, *form)
         attended = multiply(normed, scale, layer["qkv"])[:, :hidden]
     return attended
 
@@ -89,22 +92,25 @@ def library(x: Tensor, x_scale: Tensor, weight: Weight) -> Tensor:
     return scaled.library(x, x_scale, weight.values, weight.scale, None, DTYPE)
 
 
+def quantized_rows(batch: int, weight: Weight, group: int) -> tuple[Tensor, Tensor]:
+    """Random activations as a projection takes them."""
+    x = torch.randn(batch, weight.values.shape[1], device=DEVICE, dtype=DTYPE)
+    both: tuple[Tensor, Tensor] = OPS.quantize_rows.default(x, group, weight.values.dtype)
+    return both
+
+
 def measure(layers: list[dict[str, Weight]], batch: int, bandwidth: float, repeats: int) -> dict[str, Any]:
     """Seconds of a step, of its GEMMs, of each GEMM alone; and the least there could be."""
     hidden = layers[0]["qkv"].values.shape[1]
     x = torch.randn(batch, hidden, device=DEVICE, dtype=DTYPE)
     norm = torch.ones(hidden, device=DEVICE, dtype=DTYPE)
-    group = 128 if layers[0]["qkv"].scale.dim() == 2 else 0
-    given = {
-        name: OPS.quantize_rows.default(
-            torch.randn(batch, layers[0][name].values.shape[1], device=DEVICE, dtype=DTYPE), group
-        )
-        for name in NAMES
-    }
-    ways = {"ours": ours} | ({} if group else {"library": library})
+    group = group_of(layers[0]["qkv"].scale)
+    given = {name: quantized_rows(batch, layers[0][name], group) for name in NAMES}
+    is_in_library = scaled.has_library(batch, layers[0]["o"].values, layers[0]["o"].scale, DTYPE)
+    ways = {"ours": ours} | ({"library": library} if is_in_library else {})
     taken = {}
     for name, multiply in ways.items():
-        taken[f"step, {name}"] = seconds([partial(step, layers, x, norm, multiply, group)], repeats)
+        taken[f"step, {name}"] = seconds([partial(step, layers, x, norm, multiply)], repeats)
         taken[f"GEMMs, {name}"] = seconds([partial(gemms, layers, given, multiply)], repeats)
     for name, linear in (("o of 16 bits", OPS.linear_w8a8.default), ("o in two launches", composed)):
         calls = [partial(linear, x, layer["o"].values, layer["o"].scale) for layer in layers]
@@ -143,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=["8b"], choices=list(SHAPES))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
-    parser.add_argument("--grouped", action="store_true", help="scales of 128 columns in place of rows")
+    parser.add_argument("--weights", default="fp8", choices=BYTES)
     parser.add_argument("--autotune", action="store_true", help="measure every configuration first")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -154,8 +160,8 @@ def main() -> None:
     results: dict[str, list[dict[str, Any]]] = {}
     for shape in options.shapes:
         if options.autotune:
-            autotuned(shape, options.batches, "fp8_block" if options.grouped else "fp8")
-        layers = make_layers(shape, options.grouped)
+            autotuned(shape, options.batches, options.weights)
+        layers = make_layers(shape, options.weights)
         for batch in options.batches:
             row = measure(layers, batch, bandwidth, options.repeats)
             results.setdefault(shape, []).append(row)

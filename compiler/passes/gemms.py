@@ -6,12 +6,13 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from ...custom_ops.linear.choices import kept_as
 from ...custom_ops.linear_w4a16.configs import weights_name
 from .batch_invariant import FLAGS
 from .graph import dtype_of, shape_of
 
 OPS = torch.ops.lamina
-FP8_ARGUMENTS: dict[Any, tuple[int, int]] = {  # which are weights and their scales
+BYTE_ARGUMENTS: dict[Any, tuple[int, int]] = {  # which are weights and their scales
     OPS.linear_w8a8.default: (1, 2),
     OPS.scaled_linear.default: (2, 3),
 }
@@ -37,10 +38,10 @@ def gemms(graph: fx.Graph) -> tuple[Gemm, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _fp8_gemm(node: fx.Node) -> Gemm:
-    weight, scale = (node.args[at] for at in FP8_ARGUMENTS[node.target])
+def _byte_gemm(node: fx.Node) -> Gemm:
+    weight, scale = (node.args[at] for at in BYTE_ARGUMENTS[node.target])
     rows, columns = shape_of(weight)  # type: ignore[arg-type]
-    kept = "fp8" if len(shape_of(scale)) == 1 else "fp8_block"  # type: ignore[arg-type]
+    kept = kept_as(dtype_of(weight), len(shape_of(scale)))  # type: ignore[arg-type]
     dtype = str(dtype_of(node)).removeprefix("torch.")
     return Gemm(kind="linear", rows=rows, columns=columns, dtype=dtype, weights=kept)
 
@@ -58,8 +59,8 @@ def _four_bit_gemm(node: fx.Node) -> Gemm | None:
 def _gemm(node: fx.Node) -> Gemm | None:
     args: Any = node.args
     kind: Kind = "linear"
-    if node.target in FP8_ARGUMENTS:
-        return _fp8_gemm(node)
+    if node.target in BYTE_ARGUMENTS:
+        return _byte_gemm(node)
     if node.target is FOUR_BITS:
         return _four_bit_gemm(node)
     batch_invariant = node.target in FLAGS and True in args[FLAGS[node.target] :]

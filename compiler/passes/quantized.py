@@ -1,9 +1,9 @@
-"""Activations quantized to FP8 where they are made: by a norm or a gate that projections in FP8 read."""
+"""Activations quantized where they are made: by a norm or a gate that projections in one byte read."""
 
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -54,22 +54,22 @@ def _readers(source: fx.Node) -> list[fx.Node]:
     return [reader for item in source.users if item.args[1] == 0 for reader in item.users]
 
 
-def _group(gemm: fx.Node) -> int:
-    """Columns that share a scale of the activations: 0, all of a row."""
-    scale: Any = gemm.args[2]
-    return GROUP if len(shape_of(scale)) == 2 else 0
+def _format(gemm: fx.Node) -> tuple[int, torch.dtype | None]:
+    """Columns that share a scale of the activations, 0: all of a row; and what those are quantized to."""
+    weight, scale = cast("tuple[fx.Node, fx.Node]", gemm.args[1:3])
+    return GROUP if len(shape_of(scale)) == 2 else 0, dtype_of(weight)
 
 
 def _obstacle(readers: list[fx.Node], gemms: list[fx.Node]) -> str | None:
     others = [reader.name for reader in readers if reader not in gemms]
     if others:
         return f"{', '.join(others)} needs it as it is"
-    return "read with scales of rows and of groups" if len({_group(gemm) for gemm in gemms}) > 1 else None
+    return "read in more than one format" if len({_format(gemm) for gemm in gemms}) > 1 else None
 
 
 def _write(graph: fx.Graph, source: fx.Node, gemms: list[fx.Node]) -> None:
     """The source makes values and scales, which the projections take."""
-    both = _quantizing(graph, source, _group(gemms[0]))
+    both = _quantizing(graph, source, *_format(gemms[0]))
     values, scale = (emit(graph, source, operator.getitem, both, item) for item in (0, 1))
     if source.target in SUMS:
         total = emit(graph, source, operator.getitem, both, 2)
@@ -81,17 +81,19 @@ def _write(graph: fx.Graph, source: fx.Node, gemms: list[fx.Node]) -> None:
         replace(gemm, emit(graph, gemm, SCALED_LINEAR, *arguments))
 
 
-def _quantizing(graph: fx.Graph, source: fx.Node, group: int) -> fx.Node:
+def _quantizing(graph: fx.Graph, source: fx.Node, group: int, dtype: torch.dtype | None) -> fx.Node:
     """The op that makes what the source makes, quantized."""
     if source.target in GATES:
         is_gelu = source.target is OPS.gelu_and_mul.default
-        return emit(graph, source, OPS.act_and_mul_quantized.default, source.args[0], is_gelu, group)
+        return emit(graph, source, OPS.act_and_mul_quantized.default, source.args[0], is_gelu, group, dtype)
     if source.target in NORMS:
         zero_centred = source.target is OPS.zero_centred_rms_norm.default
-        return emit(graph, source, OPS.rms_norm_quantized.default, *source.args, group, zero_centred)
+        return emit(graph, source, OPS.rms_norm_quantized.default, *source.args, group, dtype, zero_centred)
     *operands, unrounded = (*source.args, False)[:5]
     zero_centred = source.target is OPS.add_zero_centred_rms_norm.default
-    return emit(graph, source, OPS.add_rms_norm_quantized.default, *operands, group, zero_centred, unrounded)
+    return emit(
+        graph, source, OPS.add_rms_norm_quantized.default, *operands, group, dtype, zero_centred, unrounded
+    )
 
 
 def quantized_norm_pass(choose: Choose) -> Pass:

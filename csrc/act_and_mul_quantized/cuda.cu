@@ -7,7 +7,7 @@ struct QuantizedGateArguments {
   const void* gate_up;
   uint8_t* out;
   float* scale;
-  int64_t rows, intermediate, stride, gelu, group, dtype;
+  int64_t rows, intermediate, stride, gelu, group, format, dtype;
   cudaStream_t stream;
 };
 
@@ -20,8 +20,8 @@ int act_and_mul_quantized(const QuantizedGateArguments* a) {
   return lamina::with_narrow_dtype(a->dtype, [&](auto zero) {
     using T = decltype(zero);
     const T* gate_up = static_cast<const T*>(a->gate_up);
-    return a->gelu ? lamina::quantize_gated<T, lamina::Gelu>(gate_up, a->stride, to, a->stream)
-                   : lamina::quantize_gated<T, lamina::Silu>(gate_up, a->stride, to, a->stream);
+    return a->gelu ? lamina::quantize_gated<T, lamina::Gelu>(a->format, gate_up, a->stride, to, a->stream)
+                   : lamina::quantize_gated<T, lamina::Silu>(a->format, gate_up, a->stride, to, a->stream);
   });
 #else
   return cudaErrorNotSupported;

@@ -18,8 +18,10 @@ struct GatedRows {
 };
 
 template <typename T, typename Act>
-int quantize_gated(const T* gate_up, int64_t stride, const QuantizedRows& to, cudaStream_t stream) {
-  return quantize_rows<T>(GatedRows<Act, T>{gate_up, stride, to.columns}, to, stream);
+int quantize_gated(int64_t format, const T* gate_up, int64_t stride, const QuantizedRows& to, cudaStream_t stream) {
+  return with_format(format, [&](auto one) {
+    return quantize_rows<decltype(one), T>(GatedRows<Act, T>{gate_up, stride, to.columns}, to, stream);
+  });
 }
 
 }  // namespace lamina

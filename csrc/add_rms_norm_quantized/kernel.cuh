@@ -13,7 +13,7 @@ struct QuantizedSumAndNormArguments {
   void* total;
   int64_t rows, hidden, x_stride, residual_stride;
   double eps;
-  int64_t group, zero_centred, unrounded, dtype;
+  int64_t group, format, zero_centred, unrounded, dtype;
   cudaStream_t stream;
 };
 
@@ -31,8 +31,8 @@ inline int add_rms_norm_quantized(const QuantizedSumAndNormArguments& a) {
                           a.x_stride,
                           a.residual_stride,
                           static_cast<float>(a.eps)};
-    return a.unrounded ? quantized_norm<Sum::kUnrounded>(a.zero_centred != 0, norm, to, a.stream)
-                       : quantized_norm<Sum::kRounded>(a.zero_centred != 0, norm, to, a.stream);
+    return a.unrounded ? quantized_norm<Sum::kUnrounded>(a.format, a.zero_centred != 0, norm, to, a.stream)
+                       : quantized_norm<Sum::kRounded>(a.format, a.zero_centred != 0, norm, to, a.stream);
   });
 }
 

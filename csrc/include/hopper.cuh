@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "architecture.cuh"
+#include "byte_formats.cuh"
 #include "cache_policy.cuh"
 #include "cuda_mma.cuh"
 
@@ -164,9 +165,14 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-#define LAMINA_OUT4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
-#define LAMINA_OUT16(i) LAMINA_OUT4(i), LAMINA_OUT4(i + 4), LAMINA_OUT4(i + 8), LAMINA_OUT4(i + 12)
-#define LAMINA_OUT64(i) LAMINA_OUT16(i), LAMINA_OUT16(i + 16), LAMINA_OUT16(i + 32), LAMINA_OUT16(i + 48)
+#define LAMINA_SUMS4(as, i) as(sum[i]), as(sum[i + 1]), as(sum[i + 2]), as(sum[i + 3])
+#define LAMINA_SUMS16(as, i) \
+  LAMINA_SUMS4(as, i), LAMINA_SUMS4(as, i + 4), LAMINA_SUMS4(as, i + 8), LAMINA_SUMS4(as, i + 12)
+#define LAMINA_SUMS64(as, i) \
+  LAMINA_SUMS16(as, i), LAMINA_SUMS16(as, i + 16), LAMINA_SUMS16(as, i + 32), LAMINA_SUMS16(as, i + 48)
+#define LAMINA_OUT4(i) LAMINA_SUMS4("+f", i)
+#define LAMINA_OUT16(i) LAMINA_SUMS16("+f", i)
+#define LAMINA_OUT64(i) LAMINA_SUMS64("+f", i)
 #define LAMINA_IN4 "%0, %1, %2, %3"
 #define LAMINA_IN8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define LAMINA_IN16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
@@ -225,31 +231,45 @@ __device__ __forceinline__ void wgmma_wait() {
 LAMINA_DEFINE_WGMMA(__nv_bfloat16, "bf16")
 LAMINA_DEFINE_WGMMA(__half, "f16")
 
-// The same of e4m3, 32 columns of each at once; the sums begin at zero where `adds` is 0.
-#define LAMINA_WGMMA_FP8(columns, in, a, b, one, ...)                                                              \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k32.f32.e4m3.e4m3 {" in "}, %" #a ", %" #b ", %" #one \
-               ", 1, 1;"                                                                                           \
-               : __VA_ARGS__                                                                                       \
+// The same of operands in one byte, 32 columns of each at once; the sums begin at zero where `adds` is 0. Those of
+// whole numbers are exact.
+#define LAMINA_WGMMA_BYTES(columns, types, signs, in, a, b, one, ...)                                                \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k32." types " {" in "}, %" #a ", %" #b ", %" #one signs \
+               ";"                                                                                                   \
+               : __VA_ARGS__                                                                                         \
                : "l"(left), "l"(right), "n"(adds))
-template <int columns, int adds>
-__device__ __forceinline__ void wgmma_fp8(float (&sum)[columns / 2], uint64_t left, uint64_t right) {
-  static_assert(columns == 8 || columns == 16 || columns == 32 || columns == 64 || columns == 96 || columns == 128 ||
-                columns == 192);
-  if constexpr (columns == 8) {
-    LAMINA_WGMMA_FP8(8, LAMINA_IN4, 4, 5, 6, LAMINA_OUT4(0));
-  } else if constexpr (columns == 16) {
-    LAMINA_WGMMA_FP8(16, LAMINA_IN8, 8, 9, 10, LAMINA_OUT4(0), LAMINA_OUT4(4));
-  } else if constexpr (columns == 32) {
-    LAMINA_WGMMA_FP8(32, LAMINA_IN16, 16, 17, 18, LAMINA_OUT16(0));
-  } else if constexpr (columns == 64) {
-    LAMINA_WGMMA_FP8(64, LAMINA_IN32, 32, 33, 34, LAMINA_OUT16(0), LAMINA_OUT16(16));
-  } else if constexpr (columns == 96) {
-    LAMINA_WGMMA_FP8(96, LAMINA_IN48, 48, 49, 50, LAMINA_OUT16(0), LAMINA_OUT16(16), LAMINA_OUT16(32));
-  } else if constexpr (columns == 192) {
-    LAMINA_WGMMA_FP8(192, LAMINA_IN96, 96, 97, 98, LAMINA_OUT64(0), LAMINA_OUT16(64), LAMINA_OUT16(80));
-  } else {
-    LAMINA_WGMMA_FP8(128, LAMINA_IN64, 64, 65, 66, LAMINA_OUT64(0));
+
+#define LAMINA_DEFINE_WGMMA_BYTES(Format, Sum, as, types, signs)                                                       \
+  template <int columns, int adds>                                                                                     \
+  __device__ __forceinline__ void wgmma_bytes(Sum(&sum)[columns / 2], uint64_t left, uint64_t right, Format) {         \
+    static_assert(columns == 8 || columns == 16 || columns == 32 || columns == 64 || columns == 96 ||                  \
+                  columns == 128 || columns == 192 || columns == 256);                                                 \
+    if constexpr (columns == 8) {                                                                                      \
+      LAMINA_WGMMA_BYTES(8, types, signs, LAMINA_IN4, 4, 5, 6, LAMINA_SUMS4(as, 0));                                   \
+    } else if constexpr (columns == 16) {                                                                              \
+      LAMINA_WGMMA_BYTES(16, types, signs, LAMINA_IN8, 8, 9, 10, LAMINA_SUMS4(as, 0), LAMINA_SUMS4(as, 4));            \
+    } else if constexpr (columns == 32) {                                                                              \
+      LAMINA_WGMMA_BYTES(32, types, signs, LAMINA_IN16, 16, 17, 18, LAMINA_SUMS16(as, 0));                             \
+    } else if constexpr (columns == 64) {                                                                              \
+      LAMINA_WGMMA_BYTES(64, types, signs, LAMINA_IN32, 32, 33, 34, LAMINA_SUMS16(as, 0), LAMINA_SUMS16(as, 16));      \
+    } else if constexpr (columns == 96) {                                                                              \
+      LAMINA_WGMMA_BYTES(96, types, signs, LAMINA_IN48, 48, 49, 50, LAMINA_SUMS16(as, 0), LAMINA_SUMS16(as, 16),       \
+                         LAMINA_SUMS16(as, 32));                                                                       \
+    } else if constexpr (columns == 128) {                                                                             \
+      LAMINA_WGMMA_BYTES(128, types, signs, LAMINA_IN64, 64, 65, 66, LAMINA_SUMS64(as, 0));                            \
+    } else if constexpr (columns == 192) {                                                                             \
+      LAMINA_WGMMA_BYTES(192, types, signs, LAMINA_IN96, 96, 97, 98, LAMINA_SUMS64(as, 0), LAMINA_SUMS16(as, 64),      \
+                         LAMINA_SUMS16(as, 80));                                                                       \
+    } else {                                                                                                           \
+      LAMINA_WGMMA_BYTES(256, types, signs, LAMINA_IN128, 128, 129, 130, LAMINA_SUMS64(as, 0), LAMINA_SUMS64(as, 64)); \
+    }                                                                                                                  \
   }
+LAMINA_DEFINE_WGMMA_BYTES(Float8, float, "+f", "f32.e4m3.e4m3", ", 1, 1")
+LAMINA_DEFINE_WGMMA_BYTES(Int8, int, "+r", "s32.s8.s8", "")
+
+template <int columns>
+__device__ __forceinline__ void wgmma(int (&sum)[columns / 2], uint64_t left, uint64_t right, Int8 format) {
+  wgmma_bytes<columns, 1>(sum, left, right, format);
 }
 
 // ---- clusters

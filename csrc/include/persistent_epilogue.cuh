@@ -2,10 +2,10 @@
 #pragma once
 
 #include "cuda_mma.cuh"
-#include "fp8_gemm.cuh"
 #include "hopper.cuh"
 #include "persistent_shape.cuh"
 #include "quad_transpose.cuh"
+#include "scaled_gemm.cuh"
 #include "split_k_epilogue.cuh"
 
 namespace lamina {

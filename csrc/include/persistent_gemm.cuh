@@ -11,11 +11,11 @@
 // the gate of the second: 8 rows of the one come before 8 of the other.
 #pragma once
 
-#include "fp8_gemm.cuh"
 #include "hopper.cuh"
 #include "pdl.cuh"
 #include "persistent_epilogue.cuh"
 #include "persistent_shape.cuh"
+#include "scaled_gemm.cuh"
 #include "warpgroup.cuh"
 
 namespace lamina {
@@ -110,13 +110,13 @@ class PersistentProducer {
 };
 
 // Accumulates a tile: 2 * kCount rows of x that begin at `row` of those in a stage.
-template <typename S, int kCount>
-__device__ __forceinline__ void mainloop(float (&sums)[kCount], int row, int count, const PersistentLayout& at,
+template <typename S, typename Sum, int kCount>
+__device__ __forceinline__ void mainloop(Sum (&sums)[kCount], int row, int count, const PersistentLayout& at,
                                          PipelineState<S::kStages>& state) {
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
   int before = 0;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
+  for (int i = 0; i < kCount; ++i) sums[i] = Sum{};
   for (int step = 0; step < count; ++step, state.advance()) {
     wait_barrier(at.full + state.stage * 8, state.parity);
     const uint32_t tiles = at.tiles + state.stage * S::kStageBytes;
@@ -138,9 +138,9 @@ __device__ __forceinline__ void mainloop(float (&sums)[kCount], int row, int cou
 // The same in FP8, with the scales of the tile. Of more than 128 rows of x half are summed up at a time: registers have
 // no room for the sums of all twice.
 template <typename S, int kCount>
-__device__ __forceinline__ void mainloop_fp8(float (&sums)[kCount], int row, const PersistentTile& work,
-                                             const LaneScales& scales, const PersistentLayout& at,
-                                             PipelineState<S::kStages>& state) {
+__device__ __forceinline__ void scaled_mainloop(float (&sums)[kCount], int row, const PersistentTile& work,
+                                                const LaneScales& scales, const PersistentLayout& at,
+                                                PipelineState<S::kStages>& state, Float8 format) {
   constexpr int kSome = kCount > 64 ? kCount / 2 : kCount;
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 #pragma unroll
@@ -153,7 +153,7 @@ __device__ __forceinline__ void mainloop_fp8(float (&sums)[kCount], int row, con
       const int from = row + 2 * first;
       float part[kSome];
       wgmma_fence();
-      begin_tile<2 * kSome>(part, tiles + group * kTileBytes, tiles + S::kWeightBytes + from * kRowBytes);
+      begin_tile<2 * kSome>(part, tiles + group * kTileBytes, tiles + S::kWeightBytes + from * kRowBytes, format);
       wgmma_wait<0>();
       if (first + kSome == kCount) release_stage<S>(at, state.stage);
       pin(part);
@@ -163,6 +163,16 @@ __device__ __forceinline__ void mainloop_fp8(float (&sums)[kCount], int row, con
   scales.finish(sums, work.token + row);
 }
 
+// The same of whole numbers.
+template <typename S, int kCount>
+__device__ __forceinline__ void scaled_mainloop(float (&sums)[kCount], int row, const PersistentTile& work,
+                                                const LaneScales& scales, const PersistentLayout& at,
+                                                PipelineState<S::kStages>& state, Int8) {
+  int totals[kCount];
+  mainloop<S>(totals, row, work.count, at, state);
+  scale_totals(sums, totals, scales, work.token + row);
+}
+
 // Mainloop, reduction over the cluster and epilogue of a tile: 2 * kCount rows of x that begin at `row` of its own.
 template <typename S, int kCount, typename Epilogue>
 __device__ __forceinline__ void consume_tile(const Epilogue& rows, const PersistentTile& work, int row, int section,
@@ -170,7 +180,7 @@ __device__ __forceinline__ void consume_tile(const Epilogue& rows, const Persist
                                              ClusterReduction<S>& exchange) {
   float sums[kCount];
   if constexpr (kIsScaled<typename S::In>)
-    mainloop_fp8<S>(sums, row, work, rows.scales(), at, state);
+    scaled_mainloop<S>(sums, row, work, rows.scales(), at, state, typename S::In{});
   else
     mainloop<S>(sums, row, work.count, at, state);
   if constexpr (S::kSplitK > 1) {

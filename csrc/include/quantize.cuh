@@ -1,8 +1,8 @@
-// Rows quantized to FP8 (e4m3): scale = max(|x|) / 448 of a row or of 128 of its columns, values x / scale.
+// Rows quantized to a format of one byte: a scale a row or 128 of its columns, and values x / scale.
 #pragma once
 
-#include "fp8_values.cuh"
 #include "pdl.cuh"
+#include "quantized_values.cuh"
 #include "reduce.cuh"
 #include "vec.cuh"
 
@@ -11,13 +11,22 @@ namespace lamina {
 constexpr int kScaledColumns = 128;  // of a group
 constexpr int kQuantizeThreads = 256;
 
-// Where rows in FP8 go. Scales: [rows], or [groups, rows] where rows have groups.
+// Where quantized rows go. Scales: [rows], or [groups, rows] where rows have groups.
 struct QuantizedRows {
   uint8_t* out;
   float* scale;
   int64_t rows, columns;
   bool is_grouped;
 };
+
+// Calls function with a value of the format that the code stands for; custom_ops/_shared/quantized.py has the same
+// codes.
+template <typename Function>
+inline int with_format(int64_t code, const Function& function) {
+  if (code == 0) return function(Float8{});
+  if (code == 1) return function(Int8{});
+  return cudaErrorInvalidValue;
+}
 
 // Every thread of a block of whole warps gets the largest.
 __device__ __forceinline__ float block_peak(float peak) {
@@ -26,21 +35,21 @@ __device__ __forceinline__ float block_peak(float peak) {
 }
 
 // A thread's vector of a row, in its group; all lanes of a warp call it.
-template <typename T>
+template <typename Format, typename T>
 __device__ __forceinline__ void store_grouped(const QuantizedRows& to, int64_t row, int vec, const Vec<T, 8>& values) {
   const bool is_there = vec < to.columns / 8;
-  const float scale = scale_of(lanes_peak<kScaledColumns / 8>(is_there ? peak_of(values) : 0.0f));
+  const float scale = scale_of<Format>(lanes_peak<kScaledColumns / 8>(is_there ? peak_of(values) : 0.0f));
   if (!is_there) return;
   if (vec % (kScaledColumns / 8) == 0) to.scale[vec / (kScaledColumns / 8) * to.rows + row] = scale;
-  store_fp8(to.out + row * to.columns + vec * 8, values, scale);
+  store_bytes<Format>(to.out + row * to.columns + vec * 8, values, scale);
 }
 
 // A block's row, of which a thread has kVecs vectors, blockDim.x apart.
-template <typename T, int kVecs>
+template <typename Format, typename T, int kVecs>
 __device__ __forceinline__ void store_row(const QuantizedRows& to, int64_t row, const Vec<T, 8> (&values)[kVecs]) {
   if (to.is_grouped) {
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) store_grouped(to, row, threadIdx.x + i * blockDim.x, values[i]);
+    for (int i = 0; i < kVecs; ++i) store_grouped<Format>(to, row, threadIdx.x + i * blockDim.x, values[i]);
     return;
   }
   const int vecs = static_cast<int>(to.columns / 8);
@@ -48,12 +57,12 @@ __device__ __forceinline__ void store_row(const QuantizedRows& to, int64_t row, 
 #pragma unroll
   for (int i = 0; i < kVecs; ++i)
     if (threadIdx.x + i * blockDim.x < vecs) peak = max_or_nan(peak, peak_of(values[i]));
-  const float scale = scale_of(block_peak(peak));
+  const float scale = scale_of<Format>(block_peak(peak));
   if (threadIdx.x == 0) to.scale[row] = scale;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
-    if (vec < vecs) store_fp8(to.out + row * to.columns + vec * 8, values[i], scale);
+    if (vec < vecs) store_bytes<Format>(to.out + row * to.columns + vec * 8, values[i], scale);
   }
 }
 
@@ -84,7 +93,7 @@ __device__ __forceinline__ float cluster_peak(float peak, int blocks) {
 }
 
 // Rows made of what Source::load(row, vec) gives: a cluster of `blocks` blocks a row, kVecs vectors a thread.
-template <typename T, typename Source, int kVecs>
+template <typename Format, typename T, typename Source, int kVecs>
 __global__ void __launch_bounds__(kQuantizeThreads) quantize_kernel(Source source, QuantizedRows to, int blocks) {
   const int64_t row = blockIdx.x / blocks;
   const int first = static_cast<int>(blockIdx.x % blocks) * kQuantizeThreads + threadIdx.x;
@@ -98,25 +107,25 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_kernel(Source sourc
   }
   if (to.is_grouped) {
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) store_grouped(to, row, first + i * blocks * kQuantizeThreads, values[i]);
+    for (int i = 0; i < kVecs; ++i) store_grouped<Format>(to, row, first + i * blocks * kQuantizeThreads, values[i]);
     return;
   }
   float peak = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i)
     if (first + i * blocks * kQuantizeThreads < vecs) peak = max_or_nan(peak, peak_of(values[i]));
-  const float scale = scale_of(cluster_peak(peak, blocks));
+  const float scale = scale_of<Format>(cluster_peak(peak, blocks));
   if (first == 0) to.scale[row] = scale;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = first + i * blocks * kQuantizeThreads;
-    if (vec < vecs) store_fp8(to.out + row * to.columns + vec * 8, values[i], scale);
+    if (vec < vecs) store_bytes<Format>(to.out + row * to.columns + vec * 8, values[i], scale);
   }
 }
 
 // cudaErrorInvalidValue for rows that are longer than eight blocks hold. By the row's size alone: a row's bits must not
 // depend on how many others there are.
-template <typename T, typename Source>
+template <typename Format, typename T, typename Source>
 int quantize_rows(const Source& source, const QuantizedRows& to, cudaStream_t stream) {
   if (to.rows == 0) return cudaSuccess;
   const int64_t needed = ceil_div(to.columns / 8, kQuantizeThreads);
@@ -127,9 +136,9 @@ int quantize_rows(const Source& source, const QuantizedRows& to, cudaStream_t st
     return static_cast<int>(
         launch_clusters_pdl(blocks, kernel, grid, block, 0, stream, source, to, static_cast<int>(blocks)));
   };
-  if (needed <= 8) return launch(quantize_kernel<T, Source, 1>);
-  if (needed <= 16) return launch(quantize_kernel<T, Source, 2>);
-  if (needed <= 32) return launch(quantize_kernel<T, Source, 4>);
+  if (needed <= 8) return launch(quantize_kernel<Format, T, Source, 1>);
+  if (needed <= 16) return launch(quantize_kernel<Format, T, Source, 2>);
+  if (needed <= 32) return launch(quantize_kernel<Format, T, Source, 4>);
   return cudaErrorInvalidValue;
 }
 

@@ -9,9 +9,9 @@
 // second.
 #pragma once
 
-#include "fp8_gemm.cuh"
 #include "hopper.cuh"
 #include "pdl.cuh"
+#include "scaled_gemm.cuh"
 #include "split_k_epilogue.cuh"
 #include "split_k_shape.cuh"
 
@@ -81,8 +81,9 @@ __device__ __forceinline__ void release_stage(const SplitKTile& work, const Shar
   work.multicast == 1 ? arrive(empty) : arrive_at_peer(empty, work.rank * work.multicast + lane);
 }
 
-template <typename S, int kWarpgroups>
-__device__ __forceinline__ void mainloop(typename S::Sums& sums, const SplitKTile& work, const SharedLayout& at) {
+template <typename S, int kWarpgroups, typename Sum>
+__device__ __forceinline__ void mainloop(Sum (&sums)[S::kTokenRows / 2], const SplitKTile& work,
+                                         const SharedLayout& at) {
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
   const int lane = threadIdx.x % kWarp, steps = work.end - work.begin;
   int stage = 0, parity = 0, before = 0;
@@ -110,8 +111,8 @@ __device__ __forceinline__ void mainloop(typename S::Sums& sums, const SplitKTil
 
 // The same in FP8.
 template <typename S, int kWarpgroups, typename Out>
-__device__ __forceinline__ void mainloop_fp8(typename S::Sums& sums, const SplitKTile& work, const SharedLayout& at,
-                                             const Linear<Float8, Out>& p) {
+__device__ __forceinline__ void scaled_mainloop(typename S::Sums& sums, const SplitKTile& work, const SharedLayout& at,
+                                                const Linear<Float8, Out>& p) {
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), lane = threadIdx.x % kWarp;
   const LaneScales scales(p, first_row<kWarpgroups, false>(work, group, p.n));
   wait_for_predecessor();  // the scales of x are read by these threads
@@ -124,7 +125,7 @@ __device__ __forceinline__ void mainloop_fp8(typename S::Sums& sums, const Split
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i)
-      begin_tile<S::kTokenRows>(parts[i], tiles + i * kWarpgroups * kTileBytes, x + i * S::kXBytes);
+      begin_tile<S::kTokenRows>(parts[i], tiles + i * kWarpgroups * kTileBytes, x + i * S::kXBytes, Float8{});
     if constexpr (S::kTiles == 2) {
       wgmma_wait<1>();
       pin(parts[0]);
@@ -137,6 +138,17 @@ __device__ __forceinline__ void mainloop_fp8(typename S::Sums& sums, const Split
     if (++stage == at.stages) stage = 0, parity ^= 1;
   }
   scales.finish(sums, work.token);
+}
+
+// The same of whole numbers.
+template <typename S, int kWarpgroups, typename Out>
+__device__ __forceinline__ void scaled_mainloop(typename S::Sums& sums, const SplitKTile& work, const SharedLayout& at,
+                                                const Linear<Int8, Out>& p) {
+  const LaneScales scales(p, first_row<kWarpgroups, false>(work, threadIdx.x / 128, p.n));
+  int totals[S::kTokenRows / 2] = {};
+  mainloop<S, kWarpgroups>(totals, work, at);
+  wait_for_predecessor();  // the scales of x are read by these threads
+  scale_totals(sums, totals, scales, work.token);
 }
 
 template <int kTokens, int kStep>
@@ -187,7 +199,7 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
   } else {
     if (work.multicast > 1 || sends) wait_for_cluster();
     if constexpr (kIsScaled<In>)
-      mainloop_fp8<S, kWarpgroups>(sums, work, at, p);
+      scaled_mainloop<S, kWarpgroups>(sums, work, at, p);
     else
       mainloop<S, kWarpgroups>(sums, work, at);
   }

@@ -14,7 +14,7 @@ constexpr int kWarp = 32, kRun = 8;  // threads; neighbouring results that a thr
 template <typename In>
 constexpr int kTileColumns = kRowBytes / static_cast<int>(sizeof(In));
 
-// Scales of the operands, where those have any: fp8_gemm.cuh has those of FP8.
+// Scales of the operands, where those have any: scaled_gemm.cuh has those of one byte.
 template <typename In>
 struct Scales {};
 template <typename In>

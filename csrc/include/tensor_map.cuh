@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "fp8.cuh"
+#include "byte_formats.cuh"
 
 namespace lamina {
 
@@ -26,6 +26,7 @@ inline Encode find_encode() {
 inline CUtensorMapDataType tensor_map_type(__nv_bfloat16) { return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; }
 inline CUtensorMapDataType tensor_map_type(__half) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT16; }
 inline CUtensorMapDataType tensor_map_type(Float8) { return CU_TENSOR_MAP_DATA_TYPE_UINT8; }
+inline CUtensorMapDataType tensor_map_type(Int8) { return CU_TENSOR_MAP_DATA_TYPE_UINT8; }
 
 // A tensor as TMA takes it: the contiguous dimension first, all in elements; and boxes of it.
 template <int kDimensions>

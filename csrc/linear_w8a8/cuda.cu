@@ -1,6 +1,13 @@
 // The C entry point of linear_w8a8 on CUDA, for few rows.
 #include "kernel.cuh"
 
+// The format of the operands.
+#if defined(LAMINA_INT8)
+using Format = lamina::Int8;
+#else
+using Format = lamina::Float8;
+#endif
+
 // As the caller packs them: 8 bytes each, strides in elements. The weights are contiguous; rows are of 16 bytes.
 struct LinearW8A8Arguments {
   const void *x, *weight, *bias;
@@ -19,7 +26,7 @@ int linear_w8a8(const LinearW8A8Arguments* a) {
 #if LAMINA_HOPPER
   return lamina::with_narrow_dtype(a->dtype, [&](auto zero) {
     using T = decltype(zero);
-    lamina::QuantizingLinear<T> p{};
+    lamina::QuantizingLinear<Format, T> p{};
     p.x = static_cast<const T*>(a->x), p.x_stride = a->x_stride;
     p.weight_scale = a->scale, p.groups = lamina::narrow(a->groups);
     p.bias = static_cast<const T*>(a->bias), p.out = static_cast<T*>(a->out);

@@ -1,21 +1,21 @@
-// The split-K GEMM in FP8 for up to 8 rows of x that it quantizes itself, in 16 bits: while the weights stream in, each
-// block finds the scales of x, and lays the columns that it needs in shared memory as TMA would.
+// The split-K GEMM in one byte for up to 8 rows of x that it quantizes itself, in 16 bits: while the weights stream in,
+// each block finds the scales of x, and lays the columns that it needs in shared memory as TMA would.
 #pragma once
 
-#include "fp8_values.cuh"
+#include "quantized_values.cuh"
 #include "split_k_gemm.cuh"
 
 namespace lamina {
 
-template <typename T>
-struct QuantizingLinear : Linear<Float8, T> {
+template <typename In, typename T>
+struct QuantizingLinear : Linear<In, T> {
   const T* x;  // [tokens, k], rows x_stride apart
   int64_t x_stride;
 };
 
-template <int kWarpgroups>
-struct QuantizingShape : SplitKShape<Float8, kWarpgroups, 8> {
-  using Base = SplitKShape<Float8, kWarpgroups, 8>;
+template <typename In, int kWarpgroups>
+struct QuantizingShape : SplitKShape<In, kWarpgroups, 8> {
+  using Base = SplitKShape<In, kWarpgroups, 8>;
   static constexpr int kWeightBytes = Base::kTiles * kWarpgroups * kTileBytes;  // of a stage
   static constexpr int kScaleBytes = Base::kTokenRows * 4;             // of a tile of columns, or of whole rows
   static constexpr int kBarrierBytes = 8 * (2 * kMaxStages + 1) + 56;  // a multiple of 64
@@ -31,7 +31,7 @@ struct QuantizingShape : SplitKShape<Float8, kWarpgroups, 8> {
   }
 };
 
-// Shared memory: stages of weights, sums that peers send, x in FP8, its scales [tile][row], the peaks of its rows as
+// Shared memory: stages of weights, sums that peers send, x quantized, its scales [tile][row], the peaks of its rows as
 // the bits of floats, which lie as those do where they are not negative, barriers.
 struct QuantizingLayout {
   SharedLayout pipeline;
@@ -40,8 +40,8 @@ struct QuantizingLayout {
   int* peaks;
 };
 
-template <typename S, typename T>
-__device__ __forceinline__ QuantizingLayout find_layout(uint32_t begin, const QuantizingLinear<T>& p) {
+template <typename S, typename In, typename T>
+__device__ __forceinline__ QuantizingLayout find_layout(uint32_t begin, const QuantizingLinear<In, T>& p) {
   const int tiles = S::tiles(p.k, p.split_k);
   const uint32_t received = begin + p.stages * S::kWeightBytes, x = received + S::kSentBytes;
   const uint32_t scales = x + tiles * S::kXBytes, peaks = scales + tiles * S::kScaleBytes;
@@ -54,8 +54,8 @@ __device__ __forceinline__ QuantizingLayout find_layout(uint32_t begin, const Qu
 }
 
 // The peaks of rows: each of the block's warps takes parts of them.
-template <typename S, typename T>
-__device__ __forceinline__ void find_peaks(const QuantizingLinear<T>& p, int token, int rows, int* peaks) {
+template <typename S, typename In, typename T>
+__device__ __forceinline__ void find_peaks(const QuantizingLinear<In, T>& p, int token, int rows, int* peaks) {
   constexpr int kWarps = S::kThreads / kWarp;
   const int parts = max(kWarps / rows, 1), vecs = p.k / 8, lane = threadIdx.x % kWarp;
   for (int job = threadIdx.x / kWarp; job < rows * parts; job += kWarps) {
@@ -71,8 +71,8 @@ __device__ __forceinline__ void find_peaks(const QuantizingLinear<T>& p, int tok
 
 // Columns of a rank's tiles, 16 a thread, in TMA's 128-byte swizzle: unit u of row r lies at u ^ r. Whole groups of 8
 // neighbouring lanes have a tile's row.
-template <typename S, typename T>
-__device__ __forceinline__ void lay_out(const QuantizingLinear<T>& p, const SplitKTile& work, int rows,
+template <typename S, typename In, typename T>
+__device__ __forceinline__ void lay_out(const QuantizingLinear<In, T>& p, const SplitKTile& work, int rows,
                                         const QuantizingLayout& at) {
   const int first = work.begin * S::kStep, tiles = (work.end - work.begin) * S::kTiles, units = tiles * rows * 8;
   for (int i = threadIdx.x; i < (units + kWarp - 1) / kWarp * kWarp; i += S::kThreads) {
@@ -86,22 +86,22 @@ __device__ __forceinline__ void lay_out(const QuantizingLinear<T>& p, const Spli
     }
     float scale;
     if (p.groups == 0) {
-      scale = scale_of(__int_as_float(at.peaks[row]));
+      scale = scale_of<In>(__int_as_float(at.peaks[row]));
     } else {
-      scale = scale_of(lanes_peak<8>(max_or_nan(peak_of(halves[0]), peak_of(halves[1]))));
+      scale = scale_of<In>(lanes_peak<8>(max_or_nan(peak_of(halves[0]), peak_of(halves[1]))));
     }
     if (i >= units) continue;
     if (unit == 0) at.scales[p.groups == 0 ? row : tile * S::kTokenRows + row] = scale;
     const uint32_t place = at.x + tile * S::kXBytes + row * kRowBytes + (unit ^ row) * 16;
     auto* const to = reinterpret_cast<uint8_t*>(shared_floats(place));
-    store_fp8(to, halves[0], scale);
-    store_fp8(to + 8, halves[1], scale);
+    store_bytes<In>(to, halves[0], scale);
+    store_bytes<In>(to + 8, halves[1], scale);
   }
 }
 
 // By the consumers, whose WGMMAs then read it.
-template <typename S, typename T>
-__device__ __forceinline__ void quantize_x(const QuantizingLinear<T>& p, const SplitKTile& work,
+template <typename S, typename In, typename T>
+__device__ __forceinline__ void quantize_x(const QuantizingLinear<In, T>& p, const SplitKTile& work,
                                            const QuantizingLayout& at) {
   wait_for_predecessor();
   const int rows = min(p.tokens - work.token, S::kTokenRows);
@@ -136,9 +136,9 @@ __device__ __forceinline__ void produce_weights(const CUtensorMap* weight, const
   if (sends) wait_for_cluster();
 }
 
-template <typename S, int kWarpgroups, typename T>
+template <typename S, int kWarpgroups, typename In, typename T>
 __device__ __forceinline__ void quantizing_mainloop(typename S::Sums& sums, const SplitKTile& work,
-                                                    const QuantizingLayout& places, const QuantizingLinear<T>& p) {
+                                                    const QuantizingLayout& places, const QuantizingLinear<In, T>& p) {
   const SharedLayout& at = places.pipeline;
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), lane = threadIdx.x % kWarp;
   LaneScales scales(p, first_row<kWarpgroups, false>(work, group, p.n));
@@ -147,12 +147,12 @@ __device__ __forceinline__ void quantizing_mainloop(typename S::Sums& sums, cons
   for (int step = work.begin; step < work.end; ++step) {
     wait_barrier(at.full + stage * 8, parity);
     const uint32_t tiles = at.tiles + stage * S::kWeightBytes + group * kTileBytes;
-    float parts[S::kTiles][S::kTokenRows / 2];
+    Partial<In> parts[S::kTiles][S::kTokenRows / 2];
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i)
       begin_tile<S::kTokenRows>(parts[i], tiles + i * kWarpgroups * kTileBytes,
-                                places.x + ((step - work.begin) * S::kTiles + i) * S::kXBytes);
+                                places.x + ((step - work.begin) * S::kTiles + i) * S::kXBytes, In{});
     wgmma_wait<0>();
     release_stage(work, at, lane, stage);
 #pragma unroll
@@ -165,10 +165,10 @@ __device__ __forceinline__ void quantizing_mainloop(typename S::Sums& sums, cons
   scales.finish(sums, work.token);
 }
 
-template <typename T, int kWarpgroups>
+template <typename In, typename T, int kWarpgroups>
 __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
-    quantizing_gemm_kernel(const __grid_constant__ CUtensorMap weight, QuantizingLinear<T> p) {
-  using S = QuantizingShape<kWarpgroups>;
+    quantizing_gemm_kernel(const __grid_constant__ CUtensorMap weight, QuantizingLinear<In, T> p) {
+  using S = QuantizingShape<In, kWarpgroups>;
   extern __shared__ uint8_t shared[];
   const SplitKTile work = find_work<S::kTokenRows, S::kStep>(p.k, 1, p.split_k);
   const uint32_t begin = shared_address(shared);

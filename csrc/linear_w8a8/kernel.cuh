@@ -16,14 +16,14 @@ int stages_of(int stages, int tiles) {
   return stages;
 }
 
-template <typename T, int kWarpgroups>
-int launch_quantizing_gemm(QuantizingLinear<T> p, const void* weight_data, cudaStream_t stream) {
-  using S = QuantizingShape<kWarpgroups>;
+template <int kWarpgroups, typename In, typename T>
+int launch_quantizing_gemm(QuantizingLinear<In, T> p, const void* weight_data, cudaStream_t stream) {
+  using S = QuantizingShape<In, kWarpgroups>;
   CUtensorMap weight;
-  const auto kernel = quantizing_gemm_kernel<T, kWarpgroups>;
+  const auto kernel = quantizing_gemm_kernel<In, T, kWarpgroups>;
   const int tiles = S::tiles(p.k, p.split_k);
   p.stages = stages_of<S>(p.stages, tiles);
-  cudaError_t error = make_matrix_map<Float8>(&weight, weight_data, p.n, p.k, p.k, kRows);
+  cudaError_t error = make_matrix_map<In>(&weight, weight_data, p.n, p.k, p.k, kRows);
   if (error == cudaSuccess) error = allow_all_shared(reinterpret_cast<const void*>(kernel));
   if (error != cudaSuccess) return error;
   const dim3 grid(static_cast<unsigned>(ceil_div(p.n, S::kBlockRows) * p.split_k),
@@ -33,11 +33,12 @@ int launch_quantizing_gemm(QuantizingLinear<T> p, const void* weight_data, cudaS
 }
 
 // cudaErrorInvalidValue for a config that is not compiled, or too many columns a rank.
-template <typename T>
-int quantizing_linear(const QuantizingLinear<T>& p, const void* weight, const GemmConfig& config, cudaStream_t stream) {
+template <typename In, typename T>
+int quantizing_linear(const QuantizingLinear<In, T>& p, const void* weight, const GemmConfig& config,
+                      cudaStream_t stream) {
   if (config.clusters > 0 || config.multicast != 1) return cudaErrorInvalidValue;
   return with_gemm_config<false, 0, 8>(
-      config, [&](auto warpgroups, auto) { return launch_quantizing_gemm<T, warpgroups.value>(p, weight, stream); });
+      config, [&](auto warpgroups, auto) { return launch_quantizing_gemm<warpgroups.value>(p, weight, stream); });
 }
 
 }  // namespace lamina

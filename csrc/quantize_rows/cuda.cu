@@ -7,7 +7,7 @@ struct QuantizeRowsArguments {
   const void* x;
   uint8_t* out;
   float* scale;
-  int64_t rows, columns, stride, group, dtype;
+  int64_t rows, columns, stride, group, format, dtype;
   cudaStream_t stream;
 };
 
@@ -19,7 +19,9 @@ int quantize_rows(const QuantizeRowsArguments* a) {
   const lamina::QuantizedRows to{a->out, a->scale, a->rows, a->columns, a->group != 0};
   return lamina::with_narrow_dtype(a->dtype, [&](auto zero) {
     using T = decltype(zero);
-    return lamina::quantize_rows<T>(lamina::PlainRows<T>{static_cast<const T*>(a->x), a->stride}, to, a->stream);
+    const lamina::PlainRows<T> from{static_cast<const T*>(a->x), a->stride};
+    return lamina::with_format(a->format,
+                               [&](auto one) { return lamina::quantize_rows<decltype(one), T>(from, to, a->stream); });
   });
 #else
   return cudaErrorNotSupported;

@@ -12,7 +12,7 @@ struct QuantizedNormArguments {
   float* scale;
   int64_t rows, hidden, x_stride;
   double eps;
-  int64_t group, zero_centred, dtype;
+  int64_t group, format, zero_centred, dtype;
   cudaStream_t stream;
 };
 
@@ -30,7 +30,7 @@ inline int rms_norm_quantized(const QuantizedNormArguments& a) {
                           a.x_stride,
                           0,
                           static_cast<float>(a.eps)};
-    return quantized_norm<Sum::kNone>(a.zero_centred != 0, norm, to, a.stream);
+    return quantized_norm<Sum::kNone>(a.format, a.zero_centred != 0, norm, to, a.stream);
   });
 }
 

@@ -1,6 +1,13 @@
 // The C entry point of scaled_linear on CUDA.
 #include "kernel.cuh"
 
+// The format of the operands.
+#if defined(LAMINA_INT8)
+using Format = lamina::Int8;
+#else
+using Format = lamina::Float8;
+#endif
+
 // As the caller packs them: 8 bytes each, strides in elements. x and the weights are contiguous, and rows of 16 bytes.
 struct ScaledLinearArguments {
   const void *x, *weight, *bias;
@@ -19,7 +26,7 @@ int scaled_linear(const ScaledLinearArguments* a) {
 #if LAMINA_HOPPER
   return lamina::with_narrow_dtype(a->dtype, [&](auto zero) {
     using Out = decltype(zero);
-    lamina::Linear<lamina::Float8, Out> p{};
+    lamina::Linear<Format, Out> p{};
     p.x_scale = a->x_scale, p.weight_scale = a->scale;
     p.token_stride = lamina::narrow(a->token_stride), p.group_stride = lamina::narrow(a->group_stride);
     p.groups = lamina::narrow(a->groups);

@@ -1,13 +1,13 @@
-// out = (x * weightᵀ) * scales + bias, of operands in FP8.
+// out = (x * weightᵀ) * scales + bias, of operands in one byte.
 #pragma once
 
 #include "persistent_launch.cuh"
 
 namespace lamina {
 
-// Sums are kept twice, so that no block takes as many rows of x as it could in 16 bits.
-template <typename Out>
-int scaled_linear(const Linear<Float8, Out>& p, const void* weight, const void* x, const GemmConfig& config,
+// Those of FP8 are kept twice, so that no block takes as many rows of x as it could in 16 bits.
+template <typename In, typename Out>
+int scaled_linear(const Linear<In, Out>& p, const void* weight, const void* x, const GemmConfig& config,
                   cudaStream_t stream) {
   if (config.clusters > 0) return persistent_gemm<false>(p, weight, x, p.k, config, stream);
   return with_gemm_config<false, 64, 8, 16, 32, 64, 128>(config, [&](auto warpgroups, auto tokens) {

@@ -8,10 +8,12 @@ from .._shared.registry import Provider
 OPS = torch.ops.lamina
 
 
-def act_and_mul_quantized(gate_up: Tensor, gelu: bool, group: int) -> tuple[Tensor, Tensor]:
+def act_and_mul_quantized(
+    gate_up: Tensor, gelu: bool, group: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """The op, as op.py states it."""
     gate = OPS.gelu_and_mul if gelu else OPS.silu_and_mul
-    result: tuple[Tensor, Tensor] = OPS.quantize_rows.default(gate.default(gate_up), group)
+    result: tuple[Tensor, Tensor] = OPS.quantize_rows.default(gate.default(gate_up), group, dtype)
     return result
 
 

@@ -1,5 +1,6 @@
 """The formula of lamina::act_and_mul_quantized."""
 
+import torch
 from torch import Tensor
 
 from ..gelu_and_mul.reference import gelu_and_mul
@@ -7,6 +8,8 @@ from ..quantize_rows.reference import quantize_rows
 from ..silu_and_mul.reference import silu_and_mul
 
 
-def act_and_mul_quantized(gate_up: Tensor, gelu: bool, group: int) -> tuple[Tensor, Tensor]:
+def act_and_mul_quantized(
+    gate_up: Tensor, gelu: bool, group: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """quantize_rows of silu_and_mul, or of gelu_and_mul."""
-    return quantize_rows(gelu_and_mul(gate_up) if gelu else silu_and_mul(gate_up), group)
+    return quantize_rows(gelu_and_mul(gate_up) if gelu else silu_and_mul(gate_up), group, dtype)

@@ -14,13 +14,14 @@ def add_rms_norm_quantized(
     weight: Tensor,
     eps: float,
     group: int,
+    dtype: torch.dtype,
     zero_centred: bool = False,
     unrounded: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op, as op.py states it."""
     norm = OPS.add_zero_centred_rms_norm if zero_centred else OPS.add_rms_norm
     normed, total = norm.default(x, residual, weight, eps, unrounded)
-    return *OPS.quantize_rows.default(normed, group), total
+    return *OPS.quantize_rows.default(normed, group, dtype), total
 
 
 PROVIDER = Provider(name="composed", load=lambda: add_rms_norm_quantized, devices=frozenset({"cuda"}))

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
-from .._shared.fp8 import NARROW, fits_vectors, new_quantized
 from .._shared.layout import as_rows
+from .._shared.quantized import CODES, NARROW, fits_vectors, new_quantized
 from .._shared.registry import Provider
 from ..linear._cuda import check_capability
 from ..rms_norm_quantized._cuda import MOST_COLUMNS
@@ -16,7 +17,7 @@ from . import _composed
 def load() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Build or load the kernel; the op's function on it."""
     check_capability("add_rms_norm_quantized")
-    kernel = CudaKernel("add_rms_norm_quantized", "10qd4q")  # struct QuantizedSumAndNormArguments
+    kernel = CudaKernel("add_rms_norm_quantized", "10qd5q")  # struct QuantizedSumAndNormArguments
 
     def add_rms_norm_quantized(
         x: Tensor,
@@ -24,6 +25,7 @@ def load() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
         weight: Tensor,
         eps: float,
         group: int,
+        dtype: torch.dtype,
         zero_centred: bool = False,
         unrounded: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,15 +33,17 @@ def load() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
         residual, residual_stride = as_rows(residual)
         weight = weight.contiguous()
         if not fits_vectors(MOST_COLUMNS, x, residual, weight[None]):
-            return _composed.add_rms_norm_quantized(x, residual, weight, eps, group, zero_centred, unrounded)
-        values, scale = new_quantized(x, x.shape[1], group)
+            return _composed.add_rms_norm_quantized(
+                x, residual, weight, eps, group, dtype, zero_centred, unrounded
+            )
+        values, scale = new_quantized(x, x.shape[1], group, dtype)
         total = x.new_empty(x.shape)
         kernel(
             x.device,
             *(x.data_ptr(), residual.data_ptr(), weight.data_ptr()),
             *(values.data_ptr(), scale.data_ptr(), total.data_ptr()),
             *(*x.shape, x_stride, residual_stride),
-            *(eps, group, zero_centred, unrounded, DTYPES[x.dtype]),
+            *(eps, group, CODES[dtype], zero_centred, unrounded, DTYPES[x.dtype]),
         )
         return values, scale, total
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...common.errors import KernelLaunchError
 from ...common.logging import get_logger
-from .._shared.fp8 import FP8, GROUP, num_groups
+from .._shared.fp8 import FP8
+from .._shared.quantized import GROUP, INT8, num_groups
 from ..add_rms_norm_linear import _composed
 from ..add_rms_norm_linear import _cpu as fused_cpu
 from ..add_rms_norm_linear import _cuda as fused
@@ -97,10 +98,10 @@ def ways_of(site: Site, device: torch.device, dtype: torch.dtype) -> Ways:
     x, group = random(site.num_tokens, site.k), four_bit_configs.group_of(site)
     if group is not None:
         return _four_bit_ways(site, x, group)
-    size = site.n * site.k * (1 if site.is_fp8 else dtype.itemsize)
+    size = site.n * site.k * (1 if site.is_in_bytes else dtype.itemsize)
     weights = [random(site.n, site.k) for _ in range(ceil_div(ROTATED_BYTES, size))]
-    if site.is_fp8:
-        return _fp8_ways(site, x, weights)
+    if site.is_in_bytes:
+        return _byte_ways(site, x, weights)
     otherwise = F.linear if site.kind == "linear" else _gemm_then_gate
     launch = plain.launch if site.kind == "linear" else fused.launch
     return Ways(
@@ -110,12 +111,12 @@ def ways_of(site: Site, device: torch.device, dtype: torch.dtype) -> Ways:
     )
 
 
-def _fp8_ways(site: Site, x: Tensor, weights: list[Tensor]) -> Ways:
-    """The same in FP8; where no library takes the operands, the guess of a configuration stands for it."""
-    grouped = site.weights == "fp8_block"
-    values, x_scale = OPS.quantize_rows.default(x, GROUP if grouped else 0)
+def _byte_ways(site: Site, x: Tensor, weights: list[Tensor]) -> Ways:
+    """The same in one byte; where no library takes the operands, a guessed configuration stands for it."""
+    grouped, kept = site.weights == "fp8_block", INT8 if site.weights == "int8" else FP8
+    values, x_scale = OPS.quantize_rows.default(x, GROUP if grouped else 0, kept)
     scale = x.new_ones((site.n, num_groups(site.k)) if grouped else (site.n,), dtype=torch.float32)
-    given = [ScaledWeight(weight.to(FP8), scale) for weight in weights]
+    given = [ScaledWeight(OPS.quantize_rows.default(weight, 0, kept)[0], scale) for weight in weights]
 
     def ours(config: GemmConfig, weight: ScaledWeight) -> Tensor:
         return scaled.launch(values, x_scale, *weight, None, x.dtype, config)

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 
 Kind = Literal["linear", "gated"]
-FP8 = ("fp8", "fp8_block")  # weights in e4m3: with a scale a row, or a row and 128 columns
+BYTES = ("fp8", "fp8_block", "int8")  # e4m3 by a scale a row, or a row and 128 columns; whole numbers
 
 BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the tensor cores
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
@@ -49,17 +49,17 @@ class Site:
     n: int  # rows of the weights
     k: int
     dtype: str = "bfloat16"  # of x
-    weights: str = "dense"  # how they are kept: dense, of x's dtype, or as FP8 names them
+    weights: str = "dense"  # how they are kept: dense, of x's dtype, or as BYTES names them
 
     @property
-    def is_fp8(self) -> bool:
-        """Whether both operands are in FP8, with scales."""
-        return self.weights in FP8
+    def is_in_bytes(self) -> bool:
+        """Whether both operands are of one byte an element, with scales."""
+        return self.weights in BYTES
 
     @property
     def tile_columns(self) -> int:
         """Columns of K in a tile: 128 bytes."""
-        return 128 if self.is_fp8 else 64
+        return 128 if self.is_in_bytes else 64
 
     def __str__(self) -> str:
         kept = "" if self.weights == "dense" else f" {self.weights}"
@@ -219,12 +219,12 @@ def guess(site: Site, num_processors: int) -> GemmConfig | None:
 
 def _is_compiled(site: Site, warpgroups: int, tokens: int) -> bool:
     paired = site.kind != "gated" or warpgroups > 1
-    return paired and (warpgroups < 4 or tokens in ((64,) if site.is_fp8 else (64, 128)))
+    return paired and (warpgroups < 4 or tokens in ((64,) if site.is_in_bytes else (64, 128)))
 
 
 def _tile_tokens(site: Site) -> tuple[int, ...]:
     if site.num_tokens == BUCKETS[-1]:
-        return (128,) if site.is_fp8 else (128, 256)  # in FP8 sums are kept twice
+        return (128,) if site.is_in_bytes else (128, 256)  # of FP8 sums are kept twice
     return (max(8, site.num_tokens),)
 
 
@@ -247,6 +247,11 @@ def most_stages(site: Site, warpgroups: int, tokens: int, split_k: int, limit: i
     free = limit - 2048 - sent  # 2048: to align tiles, for barriers, and what the system takes of each block
     stages = min(free // stage, MAX_STAGES, max(2, steps))
     return stages if stages >= 2 and sums <= free else None
+
+
+def kept_as(dtype: torch.dtype, scale_dims: int) -> str:
+    """How weights of one byte with such scales are called."""
+    return "int8" if dtype == torch.int8 else BYTES[scale_dims - 1]
 
 
 def ceil_div(count: int, size: int) -> int:
@@ -277,7 +282,7 @@ def allowance(entry: Entry) -> float:
     """How much of the other way's time a kernel of ours may take to be chosen."""
     if isinstance(entry.kernel, Method):
         return CLOSE
-    if entry.site.is_fp8:
+    if entry.site.is_in_bytes:
         return AMID_OTHERS
     return 1.0 if entry.site.num_tokens <= BOUND_BY_MEMORY else CLEARLY
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .._shared.fp8 import group_of
+from .._shared.quantized import group_of
 from .._shared.registry import Provider
 
 OPS = torch.ops.lamina
@@ -11,7 +11,7 @@ OPS = torch.ops.lamina
 
 def linear_w8a8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """The op, as op.py states it."""
-    values, x_scale = OPS.quantize_rows.default(x, group_of(scale))
+    values, x_scale = OPS.quantize_rows.default(x, group_of(scale), weight.dtype)
     out: Tensor = OPS.scaled_linear.default(values, x_scale, weight, scale, bias, x.dtype)
     return out
 

@@ -3,14 +3,16 @@
 import functools
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
-from .._shared.fp8 import NARROW, fits_vectors
+from .._shared.fp8 import FP8
+from .._shared.quantized import NARROW, fits_vectors
 from .._shared.registry import Provider
 from ..linear._cuda import check_capability
 from ..linear.choices import GemmConfig
-from ..scaled_linear._cuda import config_of
+from ..scaled_linear._cuda import config_of, source_of
 from . import _composed
 
 FEW = 8  # rows; each block reads them whole, for their scales: of more, a kernel of its own is quicker
@@ -18,15 +20,15 @@ MOST_TILES, TILE = 128, 128  # of columns, that a block holds; columns of one
 
 
 @functools.cache
-def find_kernel() -> CudaKernel:
-    """Build or load the kernel, once."""
-    return CudaKernel("linear_w8a8", "17q")  # struct LinearW8A8Arguments
+def find_kernel(dtype: torch.dtype) -> CudaKernel:
+    """Build or load the kernel of weights in a format, once."""
+    return CudaKernel("linear_w8a8", "17q", source_of(dtype))  # struct LinearW8A8Arguments
 
 
 def load() -> Callable[..., Tensor]:
-    """Build or load the kernel; the op's function on it."""
+    """Build or load the kernel of FP8; the op's function, which finds that of int8 when it is needed."""
     check_capability("linear_w8a8")
-    find_kernel()
+    find_kernel(FP8)
     return linear_w8a8
 
 
@@ -43,7 +45,7 @@ def launch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, config
     out = x.new_empty((x.shape[0], weight.shape[0]))
     groups = scale.shape[1] if scale.dim() == 2 else 0
     bias = None if bias is None else bias.contiguous()
-    find_kernel()(
+    find_kernel(weight.dtype)(
         x.device,
         *(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), scale.data_ptr()),
         *(out.data_ptr(), x.shape[0], *weight.shape, x.stride(0), groups),

@@ -1,26 +1,26 @@
-"""lamina::linear_w8a8, a projection with weights in FP8, by activations that it quantizes to FP8."""
+"""lamina::linear_w8a8, a projection with weights in one byte, whose format it quantizes activations to."""
 
 import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from .._shared.fp8 import check_rows, check_weight
 from .._shared.library import define_op
+from .._shared.quantized import check_rows, check_weight
 from .._shared.registry import Provider
 from . import _composed, _cuda, reference
 
 
 def linear_w8a8(
     x: Tensor,  # [num_tokens, in_features]
-    weight: Tensor,  # [out_features, in_features] float8_e4m3fn
-    scale: Tensor,  # [out_features], or [out_features, in_features / 128] rounded up, float32
+    weight: Tensor,  # [out_features, in_features] float8_e4m3fn or int8
+    scale: Tensor,  # [out_features], or in FP8 [out_features, in_features / 128] rounded up, float32
     bias: Tensor | None = None,  # [out_features], of x's dtype
 ) -> Tensor:
     """q @ weight.T, times the scales of both, plus bias, [num_tokens, out_features], of x's dtype.
 
-    (q, s) is quantize_rows(x): a scale a row of x, or a group of 128 columns where the weights have one.
-    Products are summed in float32, times s and scale (within the sum where they are a group's), and the
-    result is rounded once.
+    (q, s) is quantize_rows(x) in that format: a scale a row of x, or a group of 128 columns where the weights
+    have one. Products are summed in float32, of int8 exactly, times s and scale (within the sum where those
+    are a group's), and the result is rounded once.
     """
     result: Tensor = torch.ops.lamina.linear_w8a8.default(x, weight, scale, bias)
     return result

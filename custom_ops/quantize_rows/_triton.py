@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._shared.fp8 import LARGEST, has_fp8, new_quantized, num_groups
 from .._shared.layout import as_rows
+from .._shared.quantized import INT8, LARGEST, has_tensor_cores, new_quantized, num_groups
 from .reference import TINY
 from .reference import quantize_rows as formula
 
@@ -23,6 +23,7 @@ def quantize_kernel(
     width,  # columns of a group
     TINY: tl.constexpr,
     LARGEST: tl.constexpr,
+    WHOLE: tl.constexpr,  # numbers
     BLOCK: tl.constexpr,
 ):
     row, group = tl.program_id(0) // groups, tl.program_id(0) % groups
@@ -36,15 +37,18 @@ def quantize_kernel(
     step = tl.div_rn(peak, LARGEST)
     tl.store(scale + group * rows + row, step)
     steps = tl.div_rn(values, step)
-    steps = tl.where(steps != steps, steps, tl.minimum(tl.maximum(steps, -LARGEST), LARGEST))
+    limited = tl.minimum(tl.maximum(steps, -LARGEST), LARGEST)
+    if WHOLE:
+        limited = (limited + 12582912.0) - 12582912.0  # 1.5 * 2^23, of which neighbours are 1 apart
+    steps = tl.where(steps != steps, 0.0 if WHOLE else steps, limited)
     tl.store(out + row.to(tl.int64) * columns + at, steps.to(out.dtype.element_ty), mask=inside)
 
 
-def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The op, as op.py states it."""
-    if not has_fp8(x.device):
-        return formula(x, group)
-    values, scale = new_quantized(x, x.shape[1], group)
+    if not has_tensor_cores(x.device, dtype):
+        return formula(x, group, dtype)
+    values, scale = new_quantized(x, x.shape[1], group, dtype)
     (rows, columns), width = x.shape, group or x.shape[1]
     groups = num_groups(columns) if group else 1
     x, stride = as_rows(x)
@@ -54,7 +58,8 @@ def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
             quantize_kernel[(rows * groups,)](
                 *(x, values, scale, stride, rows, columns, groups, width),
                 TINY=TINY,
-                LARGEST=LARGEST,
+                LARGEST=LARGEST[dtype],
+                WHOLE=dtype == INT8,
                 BLOCK=block,
                 num_warps=min(16, max(1, block // 512)),
             )

@@ -9,11 +9,11 @@ OPS = torch.ops.lamina
 
 
 def rms_norm_quantized(
-    x: Tensor, weight: Tensor, eps: float, group: int, zero_centred: bool = False
+    x: Tensor, weight: Tensor, eps: float, group: int, dtype: torch.dtype, zero_centred: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The op, as op.py states it."""
     norm = OPS.zero_centred_rms_norm if zero_centred else OPS.rms_norm
-    result: tuple[Tensor, Tensor] = OPS.quantize_rows.default(norm.default(x, weight, eps), group)
+    result: tuple[Tensor, Tensor] = OPS.quantize_rows.default(norm.default(x, weight, eps), group, dtype)
     return result
 
 

@@ -1,4 +1,4 @@
-"""lamina::scaled_linear on a CPU: C++ for few rows, the library's GEMM on widened weights for more."""
+"""lamina::scaled_linear in FP8 on a CPU: C++ for few rows, the library's GEMM on widened weights for more."""
 
 import functools
 from collections.abc import Callable
@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
-from .._shared.fp8 import FP8, GROUP
+from .._shared.fp8 import FP8
+from .._shared.quantized import GROUP
 from .._shared.registry import Provider
 from .reference import scaled_linear as formula
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels of lamina::scaled_linear; torch's GEMM in FP8 wherever that was faster."""
+"""The CUDA kernels of lamina::scaled_linear; in FP8 torch's GEMM wherever that was faster."""
 
 import functools
 from collections.abc import Callable
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ...common.logging import get_logger, log_once
 from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
-from .._shared.fp8 import FP8, NARROW
+from .._shared.fp8 import FP8
+from .._shared.quantized import FORMATS, INT8, NARROW
 from .._shared.registry import Provider
 from ..linear._cuda import check_capability
 from ..linear.choices import (
@@ -21,26 +22,33 @@ from ..linear.choices import (
     choose,
     device_name_of,
     guess,
+    kept_as,
     name_of,
     processors_of,
 )
 from .reference import scaled_linear as formula
 
 EVEN = 16  # elements: rows that TMA takes start, and end, at multiples of 16 bytes
+MOST_WHOLE = 1 << 17  # columns whose products int32 sums up: of -128 by 127
 SCALED_MM = torch.ops.aten._scaled_mm.default
 logger = get_logger("custom_ops")
 
 
 @functools.cache
-def find_kernel() -> CudaKernel:
-    """Build or load the kernel, once."""
-    return CudaKernel("scaled_linear", "19q")  # struct ScaledLinearArguments
+def find_kernel(dtype: torch.dtype) -> CudaKernel:
+    """Build or load the kernel of operands in a format, once."""
+    return CudaKernel("scaled_linear", "19q", source_of(dtype))  # struct ScaledLinearArguments
+
+
+def source_of(dtype: torch.dtype) -> str:
+    """The file of a kernel's library, of which there is one a format."""
+    return "int8" if dtype == INT8 else "cuda"
 
 
 def load() -> Callable[..., Tensor]:
-    """Build or load the kernel; the op's function on it."""
+    """Build or load the kernel of FP8; the op's function, which finds that of int8 when it is needed."""
     check_capability("scaled_linear")
-    find_kernel()
+    find_kernel(FP8)
     return scaled_linear
 
 
@@ -67,7 +75,7 @@ def launch(
     out = x.new_empty((x.shape[0], weight.shape[0]), dtype=dtype)
     strides = (1, 0, 0) if scale.dim() == 1 else (*x_scale.stride(), scale.shape[1])
     bias = None if bias is None else bias.contiguous()
-    find_kernel()(
+    find_kernel(x.dtype)(
         x.device,
         *(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()),
         *(x_scale.contiguous().data_ptr() if scale.dim() == 1 else x_scale.data_ptr(), scale.data_ptr()),
@@ -91,7 +99,7 @@ def library(
 def has_library(num_tokens: int, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> bool:
     """Whether torch's GEMM in FP8 takes such tensors: bfloat16 by a scale a row, of whole 16 bytes."""
     is_even = num_tokens > 0 and weight.shape[0] % EVEN == 0 and weight.shape[1] % EVEN == 0
-    return is_even and scale.dim() == 1 and dtype == torch.bfloat16
+    return is_even and weight.dtype == FP8 and scale.dim() == 1 and dtype == torch.bfloat16
 
 
 def config_of(
@@ -102,13 +110,14 @@ def config_of(
     needs_ours: the library would not do, so that a configuration is found wherever the kernel takes these.
     """
     fits = weight.data_ptr() % EVEN == 0 and weight.shape[1] % EVEN == 0 and weight.numel() > 0
-    if not fits or num_tokens == 0 or dtype not in NARROW:
+    is_summed = weight.dtype == FP8 or weight.shape[1] <= MOST_WHOLE
+    if not fits or not is_summed or num_tokens == 0 or dtype not in NARROW:
         return None
     bucket = bucket_of(num_tokens)
     is_served = has_library(num_tokens, weight, scale, dtype) and not needs_ours
     if bucket is None and is_served:
         return None
-    (n, k), weights = weight.shape, "fp8" if scale.dim() == 1 else "fp8_block"
+    (n, k), weights = weight.shape, kept_as(weight.dtype, scale.dim())
     site = Site(
         kind="linear", num_tokens=bucket or BUCKETS[-1], n=n, k=k, dtype=name_of(dtype), weights=weights
     )
@@ -125,4 +134,4 @@ def _config_of(site: Site, device: torch.device, has_library: bool) -> GemmConfi
     return guess(site, processors_of(device))
 
 
-PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=frozenset({FP8}))
+PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=FORMATS)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._shared.fp8 import GROUP, has_fp8
+from .._shared.quantized import GROUP, has_tensor_cores
 from .reference import scaled_linear as formula
 
 
@@ -40,7 +40,7 @@ def scaled_linear_kernel(
         inside = columns < k
         left = tl.load(values + columns[None, :], mask=is_token[:, None] & inside[None, :], other=0.0)
         right = tl.load(weights + columns[:, None], mask=is_row[None, :] & inside[:, None], other=0.0)
-        part = tl.dot(left, right)
+        part = tl.dot(left, right).to(tl.float32)
         if GROUPED:
             of_x = tl.load(x_scale + token * token_stride + group * group_stride, mask=is_token, other=0.0)
             of_weight = tl.load(scale + rows.to(tl.int64) * groups + group, mask=is_row, other=0.0)
@@ -59,7 +59,7 @@ def scaled_linear(
     x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """The op, as op.py states it."""
-    if not has_fp8(x.device):
+    if not has_tensor_cores(x.device, x.dtype):
         return formula(x, x_scale, weight, scale, bias, dtype)
     (num_tokens, k), n = x.shape, weight.shape[0]
     x, out = x.contiguous(), x.new_empty((num_tokens, n), dtype=dtype)

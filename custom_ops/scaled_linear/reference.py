@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._shared.fp8 import GROUP
 from .._shared.precision import accumulation_dtype
+from .._shared.quantized import GROUP, INT8
 
 
 def scaled_linear(
@@ -14,7 +14,9 @@ def scaled_linear(
     """The sum over k of x[t, k] * weight[n, k], times x_scale and scale (of k's group), plus bias."""
     wide = accumulation_dtype(dtype)
     values, weights, x_scale, scale = (part.to(wide) for part in (x, weight, x_scale, scale))
-    if scale.dim() == 1:
+    if x.dtype == INT8:
+        out = F.linear(x.double(), weight.double()).to(wide) * x_scale[:, None] * scale
+    elif scale.dim() == 1:
         out = F.linear(values, weights) * x_scale[:, None] * scale
     else:
         out = values.new_zeros((x.shape[0], weight.shape[0]))

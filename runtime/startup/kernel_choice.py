@@ -12,11 +12,14 @@ from ...compiler.passes.gemms import Gemm
 from ...custom_ops._shared import registry
 from ...custom_ops._shared.build import CSRC, hash_factors, is_built, read_sources
 from ...custom_ops._shared.fp8 import FP8
+from ...custom_ops._shared.quantized import INT8
 from ...custom_ops.linear import _cpu, autotune, choices
 from ...custom_ops.linear._cuda import EVEN
 from ...custom_ops.linear.choices import Choice, Entry, Method, Site
 from ...custom_ops.linear_w4a16.configs import PREFIX as FOUR_BITS
-from ...custom_ops.scaled_linear._cuda import EVEN as EVEN_FP8
+from ...custom_ops.linear_w8a8._cuda import find_kernel as few_rows_kernel
+from ...custom_ops.scaled_linear._cuda import EVEN as EVEN_BYTES
+from ...custom_ops.scaled_linear._cuda import find_kernel as scaled_kernel
 
 SMALLEST = 1 << 20  # weights, below which a GEMM takes no longer than its launch
 MEASUREMENTS = "measurements"  # the kind of the store's names for them
@@ -44,9 +47,8 @@ def choose_gemm_kernels(
     gemms = tuple(gemms)
     for op in {OPS[gemm.kind] for gemm in gemms if gemm.weights == "dense"}:
         registry.select(op, device=device, dtype=dtype)  # built now, not amid a request
-    if any(gemm.weights in choices.FP8 for gemm in gemms):
-        registry.select("linear_w8a8", device=device, dtype=dtype)
-        registry.select("scaled_linear", device=device, dtype=FP8)
+    for kept in {gemm.weights for gemm in gemms if gemm.weights in choices.BYTES}:
+        _build_for_bytes(INT8 if kept == "int8" else FP8, device, dtype)
     if any(gemm.weights.startswith(FOUR_BITS) for gemm in gemms):
         registry.select("linear_w4a16", device=device, dtype=dtype)
     lacks = missing_measurements(gemms, device, dtype, store)
@@ -64,6 +66,14 @@ def choose_gemm_kernels(
             entries = [entry.to_json() for entry in (*known, *measured)]
             store.remember(MEASUREMENTS, key, {"device": device_name, "entries": entries})
     return tuple(_described(site, device_name) for site in sites)
+
+
+def _build_for_bytes(kept: torch.dtype, device: torch.device, dtype: torch.dtype) -> None:
+    """Build what multiplies weights of one byte in a format, where kernels of ours do."""
+    if registry.select("linear_w8a8", device=device, dtype=dtype).name == "cuda":
+        few_rows_kernel(kept)
+    if registry.select("scaled_linear", device=device, dtype=kept).name == "cuda":
+        scaled_kernel(kept)
 
 
 def missing_measurements(
@@ -124,7 +134,7 @@ def _may_serve(site: Site, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a kernel of ours is a candidate for a site."""
     if device.type == "cpu":
         return site.weights == "dense" and bool(_cpu.methods(dtype, site.num_tokens))
-    even = EVEN_FP8 if site.is_fp8 else EVEN
+    even = EVEN_BYTES if site.is_in_bytes else EVEN
     return site.k % even == 0 and bool(autotune.candidates_of(site, choices.processors_of(device)))
 
 

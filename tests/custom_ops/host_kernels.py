@@ -9,15 +9,15 @@ from lamina.custom_ops._shared.build import CSRC
 SOURCES = Path(__file__).resolve().parent / "host_cuda"
 COMPILER = shutil.which("c++") or shutil.which("g++")
 PERSISTENT = "persistent_gemm", "persistent_shape", "persistent_epilogue"
-WITH_PERSISTENT = "pipeline", "split_k_shape", "split_k_epilogue", "quad_transpose", "fp8_gemm"
-SPLIT_K = "split_k_gemm", "split_k_shape", "split_k_epilogue", "fp8_gemm"
+WITH_PERSISTENT = "pipeline", "split_k_shape", "split_k_epilogue", "quad_transpose", "scaled_gemm"
+SPLIT_K = "split_k_gemm", "split_k_shape", "split_k_epilogue", "scaled_gemm"
 NIBBLES = *(f"linear_w4a16/{name}" for name in ("gemm", "shape", "dequantize", "write_out")), "quad_transpose"
 # in cluster.cuh, as far as need be
 OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec", "pair_ops")
 IN_CLUSTERS = {
     "persistent_gemm": (*PERSISTENT, *WITH_PERSISTENT),
     "linear_w4a16": (*NIBBLES, *SPLIT_K),
-    "linear_w8a8": ("linear_w8a8/gemm", "fp8_values", *SPLIT_K),
+    "linear_w8a8": ("linear_w8a8/gemm", "quantized_values", *SPLIT_K),
 }
 
 
@@ -25,7 +25,7 @@ def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
     """What compiles host_cuda/<name>.cpp, but for where to; puts into an empty folder what that includes."""
     alone: tuple[str, ...] = ("chunk", "reduce")  # without their neighbours, which are the GPU's
     if name in IN_CLUSTERS:
-        alone = IN_CLUSTERS[name]
+        alone = ("byte_formats", *IN_CLUSTERS[name])
         for header in OF_THE_GPU:
             (folder / f"{header}.cuh").write_text('#include "cluster.cuh"\n')
         (folder / "cuda_fp8.h").touch()

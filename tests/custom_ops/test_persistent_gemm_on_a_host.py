@@ -13,7 +13,7 @@ from lamina.custom_ops.quantize_rows.reference import quantize_rows
 from lamina.custom_ops.scaled_linear.reference import scaled_linear
 from lamina.custom_ops.silu_and_mul import reference as gate
 
-from . import fp8, host_kernels
+from . import host_kernels, quantized
 from .guarded import at_the_end
 
 pytestmark = pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C++ compiler")
@@ -66,17 +66,17 @@ def launched(
     out = torch.full((num_rows, n // 2 if is_gated else n), torch.nan).bfloat16()
     pointers = [tensor.data_ptr() for tensor in (x, weight, bias, out)]
     numbers = num_rows, n, k, x.stride(0), groups, section, share, split, clusters, is_gated, seed
-    more = [0] * 5
+    more = [0] * 6
     if scales is not None:
         of_x, of_weight = scales
         strides = (1, 0, 0) if of_weight.dim() == 1 else (*of_x.stride(), of_weight.shape[1])
-        more = [of_x.data_ptr(), of_weight.data_ptr(), *strides]
-    assert kernel.run(struct.pack("20q", *pointers, *numbers, *more)) == b""
+        more = [of_x.data_ptr(), of_weight.data_ptr(), *strides, weight.dtype == torch.int8]
+    assert kernel.run(struct.pack("21q", *pointers, *numbers, *more)) == b""
     return out
 
 
 # as above: one block's rows; split columns; sections of x; three strips of two neighbours, and of clusters
-FP8_CASES = [
+SCALED_CASES = [
     (1, 128, 1, 2, 1, 5 * 64, 400, 100, False),
     (1, 128, 1, 2, 1, 2 * 64, 144, 5, False),
     (2, 128, 1, 2, 1, 5 * 128 - 16, 272, 140, False),
@@ -90,21 +90,24 @@ FP8_CASES = [
 ]
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("case", FP8_CASES, ids=str)
-def test_the_same_in_fp8_with_scales_of_rows_or_of_groups(
-    kernel: ctypes.CDLL, case: tuple[int, int, int, int, int, int, int, int, bool], grouped: bool
+@quantized.every_kind
+@pytest.mark.parametrize("case", SCALED_CASES, ids=str)
+def test_the_same_in_one_byte_with_scales_of_rows_or_of_groups(
+    kernel: ctypes.CDLL,
+    case: tuple[int, int, int, int, int, int, int, int, bool],
+    dtype: torch.dtype,
+    grouped: bool,
 ) -> None:
     *_, n, k, num_rows, _ = case
     torch.manual_seed(n)
-    weight, scale = fp8.weights(n, k, grouped=grouped)
-    x, x_scale = quantize_rows(torch.randn(num_rows, k), 128 if grouped else 0)
+    weight, scale = quantized.weights(n, k, grouped=grouped, dtype=dtype)
+    x, x_scale = quantize_rows(torch.randn(num_rows, k), 128 if grouped else 0, dtype)
     bias = at_the_end(torch.randn(n).bfloat16())
     operands = x, at_the_end(x_scale) if not grouped else x_scale, weight, at_the_end(scale)
     out = launched(kernel, case, x, weight, bias, 0, (operands[1], operands[3]))
     exact = scaled_linear(*operands, bias.double(), torch.float64)
-    sizes = [part.float().abs().to(part.dtype) for part in operands]
-    fp8.check(out, exact, scaled_linear(*sizes, bias.double().abs(), torch.float64))  # type: ignore[arg-type]
+    sizes = [quantized.absolute(part) for part in operands]
+    quantized.check(out, exact, scaled_linear(*sizes, bias.double().abs(), torch.float64))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

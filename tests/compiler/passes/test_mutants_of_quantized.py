@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lamina.compiler.passes import quantized
+from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops.act_and_mul_quantized.reference import act_and_mul_quantized
 from lamina.custom_ops.add_rms_norm.reference import add_rms_norm
 from lamina.custom_ops.add_rms_norm_quantized.reference import add_rms_norm_quantized
@@ -20,40 +21,40 @@ SUM, NORM = OPS.add_rms_norm_quantized.default, OPS.rms_norm_quantized.default
 GATE, LINEAR = OPS.act_and_mul_quantized.default, OPS.scaled_linear.default
 NORMS = ("norm_linear_w8a8", "zero_norm_linear_w8a8")
 SUMS = ("add_norm_linear_w8a8", "unrounded_norm_linear_w8a8")
-GATES = ("mlp_fp8", "gelu_mlp_fp8")
+GATES = ("mlp_w8a8", "gelu_mlp_w8a8")
 
 
-def sum_is_not_handed_on(x, residual, weight, eps, group, zero_centred, unrounded):
-    *both, _ = add_rms_norm_quantized(x, residual, weight, eps, group, zero_centred, unrounded)
+def sum_is_not_handed_on(x, residual, weight, eps, group, dtype, zero_centred, unrounded):
+    *both, _ = add_rms_norm_quantized(x, residual, weight, eps, group, dtype, zero_centred, unrounded)
     return *both, residual
 
 
-def sum_is_always_rounded(x, residual, weight, eps, group, zero_centred, unrounded):
-    return add_rms_norm_quantized(x, residual, weight, eps, group, zero_centred, False)
+def sum_is_always_rounded(x, residual, weight, eps, group, dtype, zero_centred, unrounded):
+    return add_rms_norm_quantized(x, residual, weight, eps, group, dtype, zero_centred, False)
 
 
-def norm_is_left_out(x, residual, weight, eps, group, zero_centred, unrounded):
+def norm_is_left_out(x, residual, weight, eps, group, dtype, zero_centred, unrounded):
     _, total = add_rms_norm(x, residual, weight, eps)
-    return *quantize_rows(total, group), total
+    return *quantize_rows(total, group, dtype), total
 
 
-def weight_is_never_zero_centred(x, weight, eps, group, zero_centred):
-    return rms_norm_quantized(x, weight, eps, group)
+def weight_is_never_zero_centred(x, weight, eps, group, dtype, zero_centred):
+    return rms_norm_quantized(x, weight, eps, group, dtype)
 
 
-def norm_is_not_rounded_before(x, weight, eps, group, zero_centred):
-    values, _ = rms_norm_quantized(x.float(), weight.float(), eps, group, zero_centred)
-    _, scale = rms_norm_quantized(x, weight, eps, group, zero_centred)
+def norm_is_not_rounded_before(x, weight, eps, group, dtype, zero_centred):
+    values, _ = rms_norm_quantized(x.float(), weight.float(), eps, group, dtype, zero_centred)
+    _, scale = rms_norm_quantized(x, weight, eps, group, dtype, zero_centred)
     return values, scale * 1.001
 
 
-def every_gate_is_a_silu(gate_up, gelu, group):
-    return act_and_mul_quantized(gate_up, False, group)
+def every_gate_is_a_silu(gate_up, gelu, group, dtype):
+    return act_and_mul_quantized(gate_up, False, group, dtype)
 
 
-def gate_and_up_are_swapped(gate_up, gelu, group):
+def gate_and_up_are_swapped(gate_up, gelu, group, dtype):
     gate, up = gate_up.chunk(2, dim=1)
-    return act_and_mul_quantized(torch.cat((up, gate), dim=1), gelu, group)
+    return act_and_mul_quantized(torch.cat((up, gate), dim=1), gelu, group, dtype)
 
 
 def bias_is_dropped(x, x_scale, weight, scale, bias, dtype):
@@ -93,8 +94,8 @@ def test_the_right_pass_is_not_caught(step, kinds):
     "step, reason, kind",
     [
         (NORM_QUANTIZED, "needs it as it is", "norm_linear_w8a8_with_norm_kept"),
-        (NORM_QUANTIZED, "of rows and of groups", "norm_read_by_rows_and_by_groups"),
-        (GATE_QUANTIZED, "needs it as it is", "mlp_fp8_with_gate_kept"),
+        (NORM_QUANTIZED, "in more than one format", "norm_read_in_two_formats"),
+        (GATE_QUANTIZED, "needs it as it is", "mlp_w8a8_with_gate_kept"),
     ],
 )
 def test_a_precondition_left_out_is_caught(monkeypatch, step, reason, kind):
@@ -103,8 +104,8 @@ def test_a_precondition_left_out_is_caught(monkeypatch, step, reason, kind):
 
 
 def test_scales_of_rows_in_place_of_groups_are_caught(monkeypatch):
-    monkeypatch.setattr(quantized, "_group", lambda gemm: 0)
-    assert_caught(NORM_QUANTIZED, form, ("zero_norm_linear_w8a8", "norm_read_by_rows_and_by_groups"))
+    monkeypatch.setattr(quantized, "_format", lambda gemm: (0, FP8))
+    assert_caught(NORM_QUANTIZED, form, ("zero_norm_linear_w8a8", "norm_read_in_two_formats"))
 
 
 def test_values_taken_for_scales_are_caught(monkeypatch):

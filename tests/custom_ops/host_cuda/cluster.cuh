@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "byte_formats.cuh"
 #include "fiber.cuh"
 #include "float_ops.cuh"
 #include "fp8.cuh"
@@ -376,25 +377,30 @@ void wgmma_wait() {
   __syncwarp();
 }
 template <typename T>
+float number_of(T value) {
+  return static_cast<float>(value);
+}
+inline float number_of(lamina::Int8 whole) { return whole.value; }
+template <typename T>
 float element(uint64_t tile, int row, int column) {
   const auto at = static_cast<uint32_t>(tile * 16);
   T value;
   const uint32_t begin = at & ~127u;
   const int byte = static_cast<int>(at & 127) + column * static_cast<int>(sizeof(T));
   std::memcpy(&value, &host::block().memory[begin + swizzled(row, byte)], sizeof(T));
-  return static_cast<float>(value);
+  return number_of(value);
 }
-template <int columns, typename T>
-void wgmma_now(float* sum, uint64_t left, uint64_t right) {
+template <int columns, typename T, typename Sum>
+void wgmma_now(Sum* sum, uint64_t left, uint64_t right) {
   const int thread = static_cast<int>(threadIdx.x % 128), row = thread / 32 * 16 + thread % 32 / 4;
   for (int i = 0; i < columns / 2; ++i) {
     const int column = i / 4 * 8 + thread % 4 * 2 + i % 2, of_left = row + i % 4 / 2 * 8;
     for (int k = 0; k < 32 / static_cast<int>(sizeof(T)); ++k)
-      sum[i] += element<T>(left, of_left, k) * element<T>(right, column, k);
+      sum[i] += static_cast<Sum>(element<T>(left, of_left, k) * element<T>(right, column, k));
   }
 }
-template <int columns, typename T>
-void wgmma(float (&sums)[columns / 2], uint64_t left, uint64_t right, T) {
+template <int columns, typename T, typename Sum>
+void wgmma(Sum (&sums)[columns / 2], uint64_t left, uint64_t right, T) {
   const auto read_later = [sum = &sums[0], left, right] { wgmma_now<columns, T>(sum, left, right); };
   host::current->wgmmas.emplace_back(read_later);
 }
@@ -416,11 +422,11 @@ void wgmma_from_registers(float (&sums)[columns / 2], const uint32_t* left, uint
     }
   });
 }
-template <int columns, int adds>
-void wgmma_fp8(float (&sums)[columns / 2], uint64_t left, uint64_t right) {
+template <int columns, int adds, typename T, typename Sum>
+void wgmma_bytes(Sum (&sums)[columns / 2], uint64_t left, uint64_t right, T) {
   const auto read_later = [sum = &sums[0], left, right] {
-    if (adds == 0) std::fill_n(sum, columns / 2, 0.0f);
-    wgmma_now<columns, __nv_fp8_e4m3>(sum, left, right);
+    if (adds == 0) std::fill_n(sum, columns / 2, Sum{});
+    wgmma_now<columns, T>(sum, left, right);
   };
   host::current->wgmmas.emplace_back(read_later);
 }

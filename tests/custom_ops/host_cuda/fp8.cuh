@@ -17,6 +17,7 @@ struct __nv_fp8_e4m3 {
   }
 };
 
+inline int __float2int_rn(float x) { return x == x ? static_cast<int>(std::nearbyint(x)) : 0; }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __int_as_float(int bits) {
   float value;

@@ -1,4 +1,4 @@
-// csrc/linear_w8a8/gemm.cuh, and csrc/include/split_k_gemm.cuh in FP8, on a host.
+// csrc/linear_w8a8/gemm.cuh, and csrc/include/split_k_gemm.cuh in one byte, on a host.
 #include "cluster.cuh"
 
 struct __half;
@@ -13,13 +13,13 @@ struct Arguments {
   const float* scale;
   const Bf16* bias;
   Bf16* out;
-  int64_t tokens, n, k, x_stride, groups, warpgroups, split_k, stages, seed;
+  int64_t tokens, n, k, x_stride, groups, warpgroups, split_k, stages, is_whole, seed;
 };
 
-template <int kWarpgroups>
+template <typename Format, int kWarpgroups>
 void run_all(const Arguments& a) {
-  using S = lamina::QuantizingShape<kWarpgroups>;
-  lamina::QuantizingLinear<Bf16> p{};
+  using S = lamina::QuantizingShape<Format, kWarpgroups>;
+  lamina::QuantizingLinear<Format, Bf16> p{};
   p.x = a.x, p.x_stride = a.x_stride, p.weight_scale = a.scale, p.groups = static_cast<int>(a.groups);
   p.bias = a.bias, p.out = a.out;
   p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
@@ -31,12 +31,15 @@ void run_all(const Arguments& a) {
   for (host::block_row = 0; host::block_row * 8 < static_cast<unsigned>(p.tokens); ++host::block_row)
     for (unsigned block = 0; block < gridDim.x && host::failure.empty(); block += cluster)
       host::run_cluster(block, p.split_k, S::kThreads + lamina::kWarp, bytes,
-                        [&] { lamina::quantizing_gemm_kernel<Bf16, kWarpgroups>(weight, p); });
+                        [&] { lamina::quantizing_gemm_kernel<Format, Bf16, kWarpgroups>(weight, p); });
 }
 
 // What went wrong; empty where nothing did.
 extern "C" const char* run(const Arguments* a) {
   host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
-  a->warpgroups == 1 ? run_all<1>(*a) : run_all<2>(*a);
+  if (a->is_whole)
+    a->warpgroups == 1 ? run_all<lamina::Int8, 1>(*a) : run_all<lamina::Int8, 2>(*a);
+  else
+    a->warpgroups == 1 ? run_all<lamina::Float8, 1>(*a) : run_all<lamina::Float8, 2>(*a);
   return host::failure.c_str();
 }

@@ -10,8 +10,8 @@ struct Arguments {
   const Bf16* bias;
   Bf16* out;
   int64_t tokens, n, k, x_stride, warpgroups, section, multicast, split_k, clusters, is_gated, seed;
-  const float *x_scale, *scale;  // of operands in FP8
-  int64_t token_stride, group_stride, groups;
+  const float *x_scale, *scale;  // of operands in one byte
+  int64_t token_stride, group_stride, groups, is_whole;
 };
 
 template <typename S, bool kGated>
@@ -34,12 +34,23 @@ void run_all(const Arguments& a) {
   run_shape<lamina::PersistentShape<Bf16, kWarpgroups, kTokens, kMulticastBlocks, kSplits>, kGated>({}, a);
 }
 
-template <int kWarpgroups, int kTokens, int kMulticastBlocks, int kSplits>
-void run_fp8(const Arguments& a) {
-  lamina::Linear<lamina::Float8, Bf16> p{};
+template <typename Format, int kWarpgroups, int kTokens, int kMulticastBlocks, int kSplits>
+void run_scaled(const Arguments& a) {
+  lamina::Linear<Format, Bf16> p{};
   p.x_scale = a.x_scale, p.weight_scale = a.scale, p.groups = static_cast<int>(a.groups);
   p.token_stride = static_cast<int>(a.token_stride), p.group_stride = static_cast<int>(a.group_stride);
-  run_shape<lamina::PersistentShape<lamina::Float8, kWarpgroups, kTokens, kMulticastBlocks, kSplits>, false>(p, a);
+  run_shape<lamina::PersistentShape<Format, kWarpgroups, kTokens, kMulticastBlocks, kSplits>, false>(p, a);
+}
+
+template <typename Format>
+void run_bytes(const Arguments& a, int64_t shape) {
+  if (shape == 1128120) run_scaled<Format, 1, 128, 1, 2>(a);
+  if (shape == 2128120) run_scaled<Format, 2, 128, 1, 2>(a);
+  if (shape == 2128210) run_scaled<Format, 2, 128, 2, 1>(a);
+  if (shape == 2192120) run_scaled<Format, 2, 192, 1, 2>(a);
+  if (shape == 2192210) run_scaled<Format, 2, 192, 2, 1>(a);
+  if (shape == 2256210) run_scaled<Format, 2, 256, 2, 1>(a);
+  if (shape == 2256120) run_scaled<Format, 2, 256, 1, 2>(a);
 }
 
 // What went wrong; empty where nothing did.
@@ -47,13 +58,7 @@ extern "C" const char* run(const Arguments* a) {
   host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
   const int64_t shape = (a->warpgroups * 1000 + a->section) * 1000 + a->multicast * 100 + a->split_k * 10 + a->is_gated;
   if (a->scale != nullptr) {
-    if (shape == 1128120) run_fp8<1, 128, 1, 2>(*a);
-    if (shape == 2128120) run_fp8<2, 128, 1, 2>(*a);
-    if (shape == 2128210) run_fp8<2, 128, 2, 1>(*a);
-    if (shape == 2192120) run_fp8<2, 192, 1, 2>(*a);
-    if (shape == 2192210) run_fp8<2, 192, 2, 1>(*a);
-    if (shape == 2256210) run_fp8<2, 256, 2, 1>(*a);
-    if (shape == 2256120) run_fp8<2, 256, 1, 2>(*a);
+    a->is_whole ? run_bytes<lamina::Int8>(*a, shape) : run_bytes<lamina::Float8>(*a, shape);
     return host::failure.c_str();
   }
   if (shape == 1128120) run_all<1, 128, 1, 2, false>(*a);

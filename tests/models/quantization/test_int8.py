@@ -134,15 +134,15 @@ def test_weights_that_are_not_finite_are_refused_by_name(tiny_folder: Path, chan
         load(changed(tiny_folder, tensors={name: tensor}))
 
 
-def test_a_gpu_is_refused_by_name(tiny_folder: Path) -> None:
+def test_a_device_that_multiplies_no_bytes_is_refused_by_name(tiny_folder: Path) -> None:
     config = read_model_config(tiny_folder)
     specs = find_model(config.architecture).parameters(config)
-    uniform(INT8, specs).check(CPU)
-    uniform(UNQUANTIZED, specs).check(torch.device("cuda"))
+    for device in (CPU, torch.device("cuda")):
+        uniform(INT8, specs).check(device)
     with pytest.raises(
-        UnsupportedError, match=r"quantization of .* is 'int8'.*device is 'cuda'.*quantization=None"
+        UnsupportedError, match=r"quantization of .* is 'int8'.*device is 'mps'.*quantization=None"
     ):
-        uniform(INT8, specs).check(torch.device("cuda"))
+        uniform(INT8, specs).check(torch.device("mps"))
 
 
 def test_a_model_that_declares_no_projection_is_refused() -> None:

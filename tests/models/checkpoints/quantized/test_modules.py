@@ -208,5 +208,5 @@ def test_a_device_without_a_kernel_is_refused_with_what_helps(source: Path, tmp_
     write = partial(writers.ct_int8, by_row=True)
     dialect = ct("int-quantized", weights_of(8, "int", "channel"), write, "int8")
     schemes = read(writers.save(tmp_path, source, dialect)[0]).schemes
-    with pytest.raises(UnsupportedError, match=r"'int8', whose kernels are for CPUs, .* use device='cpu'"):
-        schemes.check(torch.device("cuda"))
+    with pytest.raises(UnsupportedError, match=r"'int8', .* are for CPU and CUDAs, .* use device='cpu'"):
+        schemes.check(torch.device("mps"))

@@ -1,10 +1,13 @@
-// What operands in FP8 (e4m3) add to the GEMM kernels: scales, and sums that leave the tensor cores early.
+// What operands in one byte add to the GEMM kernels: scales, and of FP8 (e4m3) sums that leave the tensor cores early.
 //
 // The tensor cores add products of FP8 with fewer bits than float has. So each tile's columns, 128, are summed up there
-// from zero, and those sums added up in float; scales of groups of 128 columns are multiplied at that moment.
+// from zero, and those sums added up in float; scales of groups of 128 columns are multiplied at that moment. Sums of
+// whole numbers stay there: they are exact.
 #pragma once
 
-#include "fp8.cuh"
+#include <type_traits>
+
+#include "byte_formats.cuh"
 #include "hopper.cuh"
 #include "split_k_shape.cuh"
 #include "warpgroup.cuh"
@@ -13,20 +16,23 @@ namespace lamina {
 
 constexpr int kGroup = kTileColumns<Float8>;  // columns that share a scale, where a row has several
 
-template <>
-struct Scales<Float8> {
+struct ByteScales {
   const float* x_scale;                    // [tokens], or [tokens, groups] with these strides
   const float* weight_scale;               // [n] or [n, groups]
   int token_stride, group_stride, groups;  // groups 0: a scale a row
 };
+template <>
+struct Scales<Float8> : ByteScales {};
+template <>
+struct Scales<Int8> : ByteScales {};
 
 // The scales of a lane's sums, in the accumulator layout of WGMMA: of each 8 rows of x two neighbours, for weight rows
 // lane / 4 and lane / 4 + 8 of its warp's sixteen.
 class LaneScales {
  public:
   // Of the 64 weight rows from `row` on; what is read here no kernel of a step writes.
-  template <typename Out>
-  __device__ __forceinline__ LaneScales(const Linear<Float8, Out>& p, int row)
+  template <typename In, typename Out>
+  __device__ __forceinline__ LaneScales(const Linear<In, Out>& p, int row)
       : p_(p),
         x_scale_(p.x_scale),
         token_stride_(p.token_stride),
@@ -48,11 +54,11 @@ class LaneScales {
   __device__ __forceinline__ static int lane_token(int token) { return token + threadIdx.x % 4 * 2; }
 
   // Adds up what the tensor cores have summed of a tile, 2 * kCount rows of x from `token` on.
-  template <int kCount>
-  __device__ __forceinline__ void add(float* sums, const float (&part)[kCount], int token, int group) const {
+  template <typename Part, int kCount>
+  __device__ __forceinline__ void add(float* sums, const Part (&part)[kCount], int token, int group) const {
     if (p_.groups == 0) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i] += part[i];
+      for (int i = 0; i < kCount; ++i) sums[i] += static_cast<float>(part[i]);
       return;
     }
     const int at = min(group, p_.groups - 1);  // of columns behind the end all products are 0
@@ -83,7 +89,7 @@ class LaneScales {
     return x_scale_[(min(token, last_) - first_token_) * token_stride_ + (group - first_group_) * group_stride_];
   }
 
-  const Scales<Float8>& p_;
+  const ByteScales& p_;
   const float* x_scale_;
   int token_stride_, group_stride_, first_token_ = 0, first_group_ = 0;
   const int last_;
@@ -91,14 +97,27 @@ class LaneScales {
   float of_low_ = 1.0f, of_high_ = 1.0f;
 };
 
+// What the tensor cores sum up in.
+template <typename In>
+using Partial = std::conditional_t<std::is_same_v<In, Int8>, int, float>;
+
 // The sums of a tile's columns from zero, begun: 64 rows of weights by `columns` rows of x.
-template <int columns>
-__device__ __forceinline__ void begin_tile(float (&part)[columns / 2], uint32_t weights, uint32_t x) {
+template <int columns, typename In>
+__device__ __forceinline__ void begin_tile(Partial<In> (&part)[columns / 2], uint32_t weights, uint32_t x, In format) {
   const uint64_t left = tile_descriptor(weights), right = tile_descriptor(x);
-  wgmma_fp8<columns, 0>(part, left, right);
+  wgmma_bytes<columns, 0>(part, left, right, format);
 #pragma unroll
-  for (int k = 1; k < kRowBytes / 32; ++k) wgmma_fp8<columns, 1>(part, left + 2 * k, right + 2 * k);
+  for (int k = 1; k < kRowBytes / 32; ++k) wgmma_bytes<columns, 1>(part, left + 2 * k, right + 2 * k, format);
   wgmma_commit();
+}
+
+// Sums of whole numbers over all columns, times the scales.
+template <int kCount>
+__device__ __forceinline__ void scale_totals(float (&sums)[kCount], const int (&totals)[kCount],
+                                             const LaneScales& scales, int token) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = static_cast<float>(totals[i]);
+  scales.finish(sums, token);
 }
 
 }  // namespace lamina

@@ -1,4 +1,4 @@
-"""Which kernel serves a projection in FP8, whether it was measured or not."""
+"""Which kernel serves a projection in one byte, whether it was measured or not."""
 
 from typing import Any
 
@@ -23,14 +23,14 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     scaled._config_of.cache_clear()
 
 
-def weight_of(n: int, k: int, *, grouped: bool = False) -> tuple[Any, Any]:
-    return torch.empty(n, k, dtype=FP8), torch.empty((n, -(-k // 128)) if grouped else (n,))
+def weight_of(n: int, k: int, *, grouped: bool = False, dtype: torch.dtype = FP8) -> tuple[Any, Any]:
+    return torch.empty(n, k, dtype=dtype), torch.empty((n, -(-k // 128)) if grouped else (n,))
 
 
 @pytest.mark.parametrize("n, k", SHAPES)
 @pytest.mark.parametrize("num_tokens", BUCKETS)
 def test_a_guess_is_one_of_the_candidates(n: int, k: int, num_tokens: int) -> None:
-    for weights in choices.FP8:
+    for weights in choices.BYTES:
         site = Site(kind="linear", num_tokens=num_tokens, n=n, k=k, weights=weights)
         assert guess(site, 132) in candidates(site, 132)
 
@@ -67,6 +67,17 @@ def test_above_all_buckets_the_library_serves_where_it_can() -> None:
         config = scaled.config_of(1000, *weight_of(4096, 4096, grouped=grouped), dtype)
         assert (config is None) == (not grouped and dtype == torch.bfloat16)
         assert config is None or config.clusters
+
+
+def test_whole_numbers_have_no_library_and_are_summed_up_in_32_bits() -> None:
+    for num_tokens in (1, 100, 1000):
+        config = scaled.config_of(num_tokens, *weight_of(4096, 4096, dtype=torch.int8), torch.bfloat16)
+        assert config is not None
+        assert bool(config.clusters) == (num_tokens > 64)
+    wide = torch.empty(1, 1 << 17, dtype=torch.int8), torch.empty(1)
+    assert scaled.config_of(1, *wide, torch.bfloat16) is not None
+    wider = torch.empty(1, (1 << 17) + 16, dtype=torch.int8), torch.empty(1)
+    assert scaled.config_of(1, *wider, torch.bfloat16) is None
 
 
 @pytest.mark.parametrize("n, k, dtype", [(64, 40, torch.bfloat16), (64, 64, torch.float32)])

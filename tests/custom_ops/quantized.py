@@ -1,24 +1,40 @@
-"""Operands of the FP8 ops, and what a float32 sum may be off."""
+"""Operands in one byte, and what a float32 sum may be off."""
 
+import pytest
 import torch
 from torch import Tensor
 
-from lamina.custom_ops._shared.fp8 import FP8, num_groups
+from lamina.custom_ops._shared.fp8 import FP8
+from lamina.custom_ops._shared.quantized import INT8, LARGEST, num_groups
 
 # torch's own check of what is written compares arguments, which it cannot in FP8
 CHECKS = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
 SUM_ERROR = 2e-6  # of a sum of float32, by the sum of its terms' sizes
 
 
-def weights(rows: int, columns: int, *, grouped: bool, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Weights of all sizes that FP8 has, and their scales."""
+# formats, and whether rows have scales of groups
+KINDS = [pytest.param(FP8, False, id="fp8"), pytest.param(FP8, True, id="fp8_block")]
+KINDS.append(pytest.param(INT8, False, id="int8"))
+every_kind = pytest.mark.parametrize("dtype, grouped", KINDS)
+
+
+def weights(
+    rows: int, columns: int, *, grouped: bool, seed: int = 0, dtype: torch.dtype = FP8
+) -> tuple[Tensor, Tensor]:
+    """Weights of all sizes that a format has, and their scales."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randn(rows, columns, generator=generator) * 2.0 ** torch.randint(
         -4, 7, (rows, 1), generator=generator
     )
-    weight = sizes.clamp(-448, 448).to(FP8)
+    largest = LARGEST[dtype]
+    weight = sizes.clamp(-largest, largest).to(dtype)
     shape = (rows, num_groups(columns)) if grouped else (rows,)
     return weight, torch.rand(shape, generator=generator) * 0.01 + 1e-3
+
+
+def absolute(part: Tensor) -> Tensor:
+    """Sizes without signs, in the same dtype."""
+    return part.float().abs().to(part.dtype)
 
 
 def apart(x: Tensor) -> Tensor:

@@ -1,18 +1,19 @@
-// Values in FP8 (e4m3) of floats: their scale, max(|x|) / 448, and x / scale.
+// Values of one byte of floats: their scale, max(|x|) / the largest number of the format, and x / scale.
 #pragma once
 
 #include <cuda_fp8.h>
 
+#include "byte_formats.cuh"
 #include "float_ops.cuh"
-#include "fp8.cuh"
 #include "vec.cuh"
 
 namespace lamina {
 
 constexpr float kSmallestPeak = 1.17549435e-38f;  // float's smallest normal number
 
+template <typename Format>
 __device__ __forceinline__ float scale_of(float peak) {
-  return __fdiv_rn(max_or_nan(peak, kSmallestPeak), kLargestFp8);
+  return __fdiv_rn(max_or_nan(peak, kSmallestPeak), kLargest<Format>);
 }
 
 template <typename T, int kWidth>
@@ -33,17 +34,25 @@ __device__ __forceinline__ float lanes_peak(float peak) {
   return peak;
 }
 
+// Two floats to bytes, the first the lower: to the nearest, ties to even; of what is no number e4m3 has one, too, whole
+// numbers have 0.
+__device__ __forceinline__ uint32_t pair_to_bytes(float first, float second, Float8) {
+  return __nv_cvt_float2_to_fp8x2(float2{first, second}, __NV_SATFINITE, __NV_E4M3);
+}
+
+__device__ __forceinline__ uint32_t pair_to_bytes(float first, float second, Int8) {
+  return (__float2int_rn(first) & 0xff) | (__float2int_rn(second) & 0xff) << 8;
+}
+
 // Eight values of 16 bits.
-template <typename T>
-__device__ __forceinline__ void store_fp8(uint8_t* to, const Vec<T, 8>& vec, float scale) {
+template <typename Format, typename T>
+__device__ __forceinline__ void store_bytes(uint8_t* to, const Vec<T, 8>& vec, float scale) {
   float values[8];
   to_floats(values, vec);
   uint32_t words[2] = {};
 #pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    const float2 steps = {__fdiv_rn(values[i], scale), __fdiv_rn(values[i + 1], scale)};
-    words[i / 4] |= static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2(steps, __NV_SATFINITE, __NV_E4M3)) << i % 4 * 8;
-  }
+  for (int i = 0; i < 8; i += 2)
+    words[i / 4] |= pair_to_bytes(__fdiv_rn(values[i], scale), __fdiv_rn(values[i + 1], scale), Format{}) << i % 4 * 8;
   *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
 }
 
