@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "fp8.cuh"
 #include "vec.cuh"
@@ -25,29 +26,33 @@ inline CacheScales<Float8> cache_scales(double key_scale, double value_scale) {
 }
 
 // Neighbours as the cache stores them: as they are, or divided by the scale and rounded to FP8.
-template <typename T, int kWidth>
-__device__ __forceinline__ void store_cached(T* to, const Vec<T, kWidth>& vec, float) {
-  store(to, vec);
+template <typename Cached, typename T, int kWidth>
+__device__ __forceinline__ auto cached_bits(const Vec<T, kWidth>& vec, [[maybe_unused]] float scale) {
+  if constexpr (std::is_same_v<Cached, T>) {
+    return vec.raw;
+  } else {
+    float values[kWidth];
+    to_floats(values, vec);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] = __fdiv_rn(values[i], scale);
+    if constexpr (kWidth == 1) {
+      return static_cast<uint8_t>(floats_to_fp8(values[0], 0.0f));
+    } else {
+      uint32_t words[kWidth / 4];
+#pragma unroll
+      for (int i = 0; i < kWidth; i += 4)
+        words[i / 4] = floats_to_fp8(values[i], values[i + 1]) | floats_to_fp8(values[i + 2], values[i + 3]) << 16;
+      if constexpr (kWidth == 4)
+        return words[0];
+      else
+        return uint2{words[0], words[1]};
+    }
+  }
 }
 
-template <typename T, int kWidth>
-__device__ __forceinline__ void store_cached(Float8* to, const Vec<T, kWidth>& vec, float scale) {
-  float values[kWidth];
-  to_floats(values, vec);
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) values[i] = __fdiv_rn(values[i], scale);
-  if constexpr (kWidth == 1) {
-    to->bits = static_cast<uint8_t>(floats_to_fp8(values[0], 0.0f));
-  } else {
-    uint32_t words[kWidth / 4];
-#pragma unroll
-    for (int i = 0; i < kWidth; i += 4)
-      words[i / 4] = floats_to_fp8(values[i], values[i + 1]) | floats_to_fp8(values[i + 2], values[i + 3]) << 16;
-    if constexpr (kWidth == 4)
-      *reinterpret_cast<uint32_t*>(to) = words[0];
-    else
-      *reinterpret_cast<uint2*>(to) = uint2{words[0], words[1]};
-  }
+template <typename Cached, typename T, int kWidth>
+__device__ __forceinline__ void store_cached(Cached* to, const Vec<T, kWidth>& vec, float scale) {
+  store_raw(to, cached_bits<Cached>(vec, scale));
 }
 
 // [num_tokens, count, head_dim] by strides in elements; the elements of a head are neighbours.

@@ -8,7 +8,12 @@
 
 namespace lamina {
 
-// Multiplications and sums are rounded one by one, as the formula does it, so no fused multiply-add.
+// Elements of the two halves, rotated: multiplications and sums are rounded one by one, as the formula does it, so no
+// fused multiply-add.
+__device__ __forceinline__ float2 rotated(float x1, float x2, float cos, float sin) {
+  return {__fsub_rn(__fmul_rn(x1, cos), __fmul_rn(x2, sin)), __fadd_rn(__fmul_rn(x2, cos), __fmul_rn(x1, sin))};
+}
+
 template <typename T, int kWidth>
 __device__ __forceinline__ void rotate(Vec<T, kWidth>& first, Vec<T, kWidth>& second, const float (&cos)[kWidth],
                                        const float (&sin)[kWidth]) {
@@ -17,9 +22,8 @@ __device__ __forceinline__ void rotate(Vec<T, kWidth>& first, Vec<T, kWidth>& se
   to_floats(x2, second);
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    const float rotated = __fsub_rn(__fmul_rn(x1[i], cos[i]), __fmul_rn(x2[i], sin[i]));
-    x2[i] = __fadd_rn(__fmul_rn(x2[i], cos[i]), __fmul_rn(x1[i], sin[i]));
-    x1[i] = rotated;
+    const float2 both = rotated(x1[i], x2[i], cos[i], sin[i]);
+    x1[i] = both.x, x2[i] = both.y;
   }
   first = from_floats<T>(x1);
   second = from_floats<T>(x2);
@@ -33,6 +37,16 @@ __device__ __forceinline__ void move_pair(const T* from, To* to, int half, const
   if (kRotate) rotate(first, second, cos, sin);
   store_cached(to, first, scale);
   store_cached(to + half, second, scale);
+}
+
+// Two neighbours of each half, packed.
+template <typename T>
+__device__ __forceinline__ void rotate(uint32_t& first, uint32_t& second, const float2& cos, const float2& sin) {
+  const float2 x1 = reinterpret_cast<const Pair<T>&>(first).unpack();
+  const float2 x2 = reinterpret_cast<const Pair<T>&>(second).unpack();
+  const float2 low = rotated(x1.x, x2.x, cos.x, sin.x), high = rotated(x1.y, x2.y, cos.y, sin.y);
+  reinterpret_cast<Pair<T>&>(first).pack(low.x, high.x);
+  reinterpret_cast<Pair<T>&>(second).pack(low.y, high.y);
 }
 
 template <int kWidth>

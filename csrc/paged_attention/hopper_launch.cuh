@@ -10,7 +10,7 @@ namespace lamina {
 template <typename S>
 cudaError_t prepare(const PagedAttentionArguments& p, typename S::Parameters& a) {
   using T = typename S::T;
-  a.call = unpack<T, typename S::Cached>(p);
+  a.call = unpack<typename S::Call>(p);
   const int64_t group = a.call.group;
   a.block_mask = static_cast<int>(p.block_size - 1);
   a.block_shift = 0;

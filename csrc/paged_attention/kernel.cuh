@@ -41,11 +41,11 @@ __device__ __forceinline__ void store_four(T* to, float4 x) {
   *reinterpret_cast<uint2*>(to) = uint2{pack(x.x, x.y, T{}), pack(x.z, x.w, T{})};
 }
 
-template <typename T, typename Cached>
-__device__ __forceinline__ void write_out(const PagedAttention<T, Cached>& a, const WorkTile& work, int r, int d,
-                                          const Merged& merged) {
+template <typename Call>
+__device__ __forceinline__ void write_out(const Call& a, const WorkTile& work, int r, int d, const Merged& merged) {
   const int row = work.first_row + r;
-  T* to = a.out + (work.start + row / a.group) * a.out_token + (work.kv_head * a.group + row % a.group) * a.out_head;
+  typename Call::T* to =
+      a.out + (work.start + row / a.group) * a.out_token + (work.kv_head * a.group + row % a.group) * a.out_head;
   const float factor = a.value_scale / merged.sum;
   const float4 x = merged.out;
   store_four(to + d, float4{x.x * factor, x.y * factor, x.z * factor, x.w * factor});
@@ -146,12 +146,18 @@ __device__ __forceinline__ void attend_keys(const typename S::Call& a, const Wor
   wait_for_predecessor();
   WarpSoftmax<S> rows(a, work);
   rows.load_queries(reinterpret_cast<typename S::T*>(reinterpret_cast<char*>(memory) + S::kStages * S::kStageBytes));
+  if constexpr (S::kRotates)
+    for (int stage = 0; stage < S::kStages && stage < num_tiles; ++stage) pipeline.put_new(a, work, stage, stage);
+  rows.prepare_queries();
   for (int tile = 0, stage = 0; tile < num_tiles; ++tile, stage = stage + 1 == S::kStages ? 0 : stage + 1) {
     wait_for_copies<S::kStages - 1>();
     team_barrier<S>();
     rows.attend(pipeline.keys(stage), pipeline.values(stage), pipeline.first_key(tile));
     team_barrier<S>();  // the stage may be filled again
-    if (tile + S::kStages < num_tiles) pipeline.start(stage);
+    if (tile + S::kStages < num_tiles) {
+      pipeline.start(stage);
+      if constexpr (S::kRotates) pipeline.put_new(a, work, tile + S::kStages, stage);
+    }
     commit_copies();  // an empty group at the end keeps the count of groups
     pipeline.look_up(tile + S::kStages + 1);
   }
@@ -161,18 +167,40 @@ __device__ __forceinline__ void attend_keys(const typename S::Call& a, const Wor
 }
 
 template <typename S>
-__global__ void __launch_bounds__(S::kThreads, S::kMinBlocks)
-    paged_attention_kernel(const __grid_constant__ typename S::Call a) {
-  extern __shared__ uint4 memory[];
-  start_successor();
-  WorkTile work;
-  const bool found = find_work<S>(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), work);
-  if (!found) return wait_for_predecessor();
+__device__ __forceinline__ void attend(const typename S::Call& a, const WorkTile& work, uint4* memory) {
   float* results = reinterpret_cast<float*>(memory);
   float2* stats = reinterpret_cast<float2*>(results + S::kWarps * S::kWarpRows * S::kResultPitch);
   attend_keys<S>(a, work, memory, results, stats);
   merge_teams<S>(a, work, results, stats);
   if (work.num_splits > 1 && arrive_last(a.arrivals, work)) merge_splits<S>(a, work);
+}
+
+// A block for each of the splits that fill the GPU, of each unit. Where there may be more, some blocks that share
+// these.
+//
+// A block that has nothing to do ends at once, so that the kernel behind may begin on its multiprocessor; of each unit
+// one waits for the kernel ahead in any case, since the end of a kernel implies that of all before it.
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, S::kMinBlocks)
+    paged_attention_kernel(const __grid_constant__ typename S::Call a) {
+  extern __shared__ uint4 memory[];
+  start_successor();
+  WorkTile work;
+  const int index = static_cast<int>(blockIdx.x), units = a.num_tiles * a.num_kv_heads;
+  int extra = index - units * a.fill_splits;
+  bool found;
+  if (S::kMany || extra < 0) {
+    found = find_work<S>(a, index % units, index / units, work);
+    if (!found && index < units) wait_for_predecessor();
+  } else {
+    found = find_extra_work<S>(a, extra, work);
+  }
+  while (found) {
+    attend<S>(a, work, memory);
+    if (S::kMany || extra < 0) return;
+    __syncthreads();  // the stages take the memory of the results
+    found = find_extra_work<S>(a, extra += a.num_extra, work);
+  }
 }
 
 }  // namespace lamina

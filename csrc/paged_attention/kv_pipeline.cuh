@@ -10,7 +10,8 @@ namespace lamina {
 template <typename S>
 class KVPipeline {
   using T = typename S::Cached;
-  static constexpr uint32_t kNoRow = 0xffffffffu;
+  static constexpr uint32_t kNoRow = 0xffffffffu, kNewRow = 0xfffffffeu;
+  static constexpr int kNoToken = -1;
   static constexpr int kChunks = S::kDim * static_cast<int>(sizeof(T)) / 16;  // of a row; 16 bytes each
   static constexpr int kPartElements = S::kTileKeys * S::kPitch;              // keys of a tile, then values
 
@@ -30,6 +31,7 @@ class KVPipeline {
     warp_row_ = warp % S::kTeamWarps * 16;
     first_ = work.begin + team * S::kTileKeys;
     memory_ = memory + team * S::kStages * 2 * kPartElements;
+    if constexpr (S::kRotates) find_new(a, work);
   }
 
   __device__ __forceinline__ int first_key(int tile) const { return first_ + tile * S::kTileKeys * S::kTeams; }
@@ -39,9 +41,11 @@ class KVPipeline {
   __device__ __forceinline__ T* keys(int stage) const { return memory_ + stage * 2 * kPartElements; }
   __device__ __forceinline__ T* values(int stage) const { return keys(stage) + kPartElements; }
 
-  // Whether no kernel of this step writes any of the tile's keys, so that it may be copied before the kernel ahead has
-  // ended.
-  __device__ __forceinline__ bool settled(int tile) const { return first_key(tile) + S::kTileKeys <= settled_; }
+  // Whether no kernel of this step writes any of the tile's keys that are copied, so that they may be before the kernel
+  // ahead has ended.
+  __device__ __forceinline__ bool settled(int tile) const {
+    return first_key(tile) + S::kTileKeys <= settled_ || (S::kRotates && new_[0] != kNoToken);
+  }
 
   // Looks the keys of a tile up in the block table, one a lane; started early, since it waits for the table.
   __device__ __forceinline__ void look_up(int tile) {
@@ -50,12 +54,16 @@ class KVPipeline {
     if (key < end_) {
       const uint32_t index = static_cast<uint32_t>(key) / block_size_, token = static_cast<uint32_t>(key) % block_size_;
       const uint32_t block = static_cast<uint32_t>(table_[index]);
+      if (S::kRotates && token_of(key) != kNoToken) {
+        key_row_ = kNewRow;
+        return;
+      }
       key_row_ = block * key_strides_.block + token * key_strides_.token;
       value_row_ = block * value_strides_.block + token * value_strides_.token;
     }
   }
 
-  // Starts to copy the tile that was looked up; rows and columns outside are zeros.
+  // Starts to copy the tile that was looked up; rows and columns outside are zeros, those of this step are left out.
   __device__ __forceinline__ void start(int stage) const {
     T *to_keys = keys(stage) + warp_row_ * S::kPitch, *to_values = values(stage) + warp_row_ * S::kPitch;
 #pragma unroll
@@ -63,6 +71,7 @@ class KVPipeline {
       const int index = i * 32 + lane_id(), row = index / kChunks, chunk = index % kChunks;
       const uint32_t key_row = __shfl_sync(kAllLanes, key_row_, row);
       const uint32_t value_row = __shfl_sync(kAllLanes, value_row_, row);
+      if (S::kRotates && key_row == kNewRow) continue;
       const bool inside = key_row != kNoRow && chunk < chunks_;
       const int offset = row * S::kPitch + chunk * (16 / static_cast<int>(sizeof(T)));
       copy_async(to_keys + offset, keys_ + (inside ? static_cast<int64_t>(key_row) + chunk : 0), inside, policy_);
@@ -70,12 +79,76 @@ class KVPipeline {
     }
   }
 
+  // Puts keys and values of this step into their rows of a tile, and this sequence's own into the cache.
+  __device__ __forceinline__ void put_new(const typename S::Call& a, const WorkTile& work, int tile, int stage) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = last_ - i, row = key - first_key(tile);
+      if (new_[i] != kNoToken && row >= 0 && row < S::kTileKeys && key < end_)
+        put_row(a, work, new_[i], stage, row, i == 0);
+    }
+  }
+
  private:
+  // Which of the step's tokens the last two keys are of, where they are of this step: this sequence's own, and of one
+  // that completes a block which this one shares the last before it.
+  __device__ __forceinline__ void find_new(const typename S::Call& a, const WorkTile& work) {
+    last_ = work.last;
+    new_[0] = a.slots[work.start] < 0 ? kNoToken : work.start;
+    new_[1] = kNoToken;
+    if (last_ == 0 || static_cast<uint32_t>(last_) % block_size_ != 0) return;
+    const int slot = (table_[last_ / block_size_ - 1] + 1) * static_cast<int>(block_size_) - 1;
+    for (int base = 0; base < a.num_tokens; base += 32) {
+      const int token = base + lane_id();
+      const unsigned found = __ballot_sync(kAllLanes, token < a.num_tokens && a.slots[token] == slot);
+      if (found != 0) new_[1] = base + __ffs(static_cast<int>(found)) - 1;
+    }
+  }
+
+  __device__ __forceinline__ int token_of(int key) const {
+    return key == last_ ? new_[0] : key == last_ - 1 ? new_[1] : kNoToken;
+  }
+
+  __device__ __forceinline__ void put_row(const typename S::Call& a, const WorkTile& work, int token, int stage,
+                                          int row, bool is_own) const {
+    using In = typename S::T;
+    constexpr int kWidth = kVecWidth<In>, kHalf = S::kDim / 2, kVecs = kHalf / kWidth;
+    for (int index = lane_id(); index < 2 * kVecs; index += 32) {
+      const bool is_key = index < kVecs;
+      const int column = index % kVecs * kWidth;
+      const In* from = (is_key ? a.key : a.value).at(token, work.kv_head) + column;
+      Vec<In, kWidth> first = load<kWidth>(from), second = load<kWidth>(from + kHalf);
+      if (is_key) {
+        float cos[kWidth], sin[kWidth];
+        load_floats(cos, a.cos + token * kHalf + column);
+        load_floats(sin, a.sin + token * kHalf + column);
+        rotate(first, second, cos, sin);
+      }
+      const float scale = is_key ? a.key_scale : a.value_scale;
+      const auto low = cached_bits<T>(first, scale), high = cached_bits<T>(second, scale);
+      put_bits((is_key ? keys(stage) : values(stage)) + row * S::kPitch + column, kHalf, low, high);
+      if (!is_own) continue;
+      const uint32_t slot = static_cast<uint32_t>(a.slots[token]);
+      const Strides& strides = is_key ? key_strides_ : value_strides_;
+      const int64_t units =
+          static_cast<int64_t>(slot / block_size_) * strides.block + slot % block_size_ * strides.token;
+      T* const to = reinterpret_cast<T*>(const_cast<uint4*>((is_key ? keys_ : values_) + units));
+      put_bits(to + column, kHalf, low, high);
+    }
+  }
+
+  template <typename Bits>
+  static __device__ __forceinline__ void put_bits(T* to, int half, const Bits& low, const Bits& high) {
+    *reinterpret_cast<Bits*>(to) = low;
+    *reinterpret_cast<Bits*>(to + half) = high;
+  }
+
   const uint4 *keys_, *values_;
   const int32_t* table_;
   Strides key_strides_, value_strides_;
   uint32_t block_size_, key_row_, value_row_;
   int chunks_, end_, settled_, warp_row_, first_;
+  int last_, new_[2];  // where S::kRotates: the last key; its token and that of the key before it
   uint64_t policy_;
   T* memory_;
 };

@@ -1,6 +1,9 @@
 // The parameters of a launch, the constants of its kernel, and the tile scheduler: which part of the work a block does.
 #pragma once
 
+#include <type_traits>
+
+#include "kv_cache.cuh"
 #include "launch.cuh"
 #include "warp_mma.cuh"
 
@@ -23,9 +26,21 @@ struct ValueScale<Float8> {
   float value_scale;
 };
 
+// What a kernel that rotates is given of the step's tokens, one a sequence: queries come as they are, keys and values
+// are written to the cache.
+template <typename T, typename Cached>
+struct NewTokens : CacheScales<Cached> {
+  Heads<const T> key, value;
+  const float *cos, *sin;  // [num_tokens, head_dim / 2]
+  const int32_t* slots;    // [num_tokens]; below 0: nothing is written
+  int num_tokens;
+};
+
 // Of queries and outputs of type T, and keys and values of type Cached.
-template <typename T, typename Cached = T>
-struct PagedAttention : ValueScale<Cached> {
+template <typename Element, typename CacheElement = Element, bool kRotates = false>
+struct PagedAttention : std::conditional_t<kRotates, NewTokens<Element, CacheElement>, ValueScale<CacheElement>> {
+  using T = Element;
+  using Cached = CacheElement;
   T* out;
   const T* query;
   const uint4 *key_cache, *value_cache;
@@ -39,7 +54,8 @@ struct PagedAttention : ValueScale<Cached> {
   int chunk;        // < 0: none
   float scale;      // scores become those of base 2: scale * dot, or where capped, cap * tanh(scale * dot)
   float cap;        // 0: none
-  int fill_splits;  // as many as fill the GPU, of at least min_split_keys keys
+  int fill_splits;  // as many as fill the GPU, of at least min_split_keys keys: a block each
+  int num_extra;    // blocks beside these, for splits of long sequences beyond
   int min_split_keys, max_split_keys;
   int min_rows, max_rows;  // sequences with rows outside (min_rows, max_rows] are another launch's
 
@@ -50,13 +66,13 @@ struct PagedAttention : ValueScale<Cached> {
 };
 
 // The constants of one kernel. Kind 0: 8 rows, 1: 16 rows, 2: many rows.
-template <typename Element, typename CacheElement, int dim, int kind>
+template <typename Element, typename CacheElement, int dim, int kind, bool rotates = false>
 struct Shape {
   using T = Element;
   using Cached = CacheElement;
-  using Call = PagedAttention<T, Cached>;
+  using Call = PagedAttention<T, Cached, rotates>;
   using Parameters = Call;
-  static constexpr bool kMany = kind == 2;
+  static constexpr bool kMany = kind == 2, kRotates = rotates;
   static constexpr int kDim = dim;
   static constexpr int kFew = sizeof(Cached) == 1 ? 1 : 0;  // conversions take registers
   static constexpr int kTiles = !kMany           ? kind + 1
@@ -123,29 +139,28 @@ __device__ __forceinline__ int find_sequence(const int32_t* query_start_loc, int
 
 __device__ __forceinline__ int div_up(int count, int size) { return (count + size - 1) / size; }
 
-// Split-KV: this block's part of the keys [begin, end) of a unit; false where it has none.
+// Split-KV: how many keys of a unit each of its splits has, and how many splits there are.
+struct Splits {
+  int keys, count;
+};
+
 template <typename S>
-__device__ __forceinline__ bool take_split(const typename S::Call& a, WorkTile& work) {
+__device__ __forceinline__ Splits splits_of(const typename S::Call& a, int keys) {
   constexpr int kSpan = S::kTileKeys * S::kTeams;
-  work.num_splits = 1;
-  if (a.num_splits == 1) return true;
-  const int keys = work.end - work.begin;
+  if (a.num_splits == 1) return {keys, 1};
   const int filling = keys <= S::kWholeKeys ? 1 : min(a.fill_splits, div_up(keys, a.min_split_keys));
   const int wanted = min(a.num_splits, max(filling, div_up(keys, a.max_split_keys)));
   const int share = div_up(div_up(keys, wanted), kSpan) * kSpan;
-  work.num_splits = div_up(keys, share);
-  work.begin += work.split * share;
-  work.end = min(work.end, work.begin + share);
-  return work.split < work.num_splits;
+  return {share, div_up(keys, share)};
 }
 
-// The work of a split of a unit; false where there is none.
+// All keys of the rows of a unit; false where there are none.
 template <typename S>
-__device__ __forceinline__ bool find_work(const typename S::Call& a, int unit, int split, WorkTile& work) {
+__device__ __forceinline__ bool find_unit(const typename S::Call& a, int unit, WorkTile& work) {
   const int tile_rows = S::kWholeTokens ? S::kRows / a.group * a.group : S::kRows;
   const int position = unit / a.num_kv_heads;
   const int tile = S::kMany ? a.num_tiles - 1 - position : position;  // a prompt's last tiles see the most keys
-  work.unit = unit, work.split = split;
+  work.unit = unit;
   work.kv_head = unit % a.num_kv_heads;
   work.seq = S::kMany ? find_sequence(a.query_start_loc, a.num_seqs, a.group, tile_rows, tile) : tile;
   work.start = a.query_start_loc[work.seq];
@@ -164,7 +179,45 @@ __device__ __forceinline__ bool find_work(const typename S::Call& a, int unit, i
   work.settled = query_len == 1 ? work.past - 1 : 0;
   work.begin = S::kAlignedTiles ? work.oldest / S::kTileKeys * S::kTileKeys : work.oldest;
   work.end = work.last + 1;
-  return take_split<S>(a, work);
+  return true;
+}
+
+// The work of a split of a unit; false where there is none.
+template <typename S>
+__device__ __forceinline__ bool find_work(const typename S::Call& a, int unit, int split, WorkTile& work) {
+  if (!find_unit<S>(a, unit, work)) return false;
+  const Splits splits = splits_of<S>(a, work.end - work.begin);
+  work.split = split, work.num_splits = splits.count;
+  work.begin += split * splits.keys;
+  work.end = min(work.end, work.begin + splits.keys);
+  return split < splits.count;
+}
+
+// The work of one of all splits beyond those that every unit has a block for; false where there are fewer. With such
+// blocks for the longest sequence that there could be, most had nothing to do, and kept the kernel behind from
+// starting.
+template <typename S>
+__device__ __forceinline__ bool find_extra_work(const typename S::Call& a, int index, WorkTile& work) {
+  for (int base = 0; base < a.num_seqs; base += 32) {
+    const int seq = base + lane_id();
+    const bool found = seq < a.num_seqs && find_unit<S>(a, seq * a.num_kv_heads, work);
+    const int own = found ? max(0, splits_of<S>(a, work.end - work.begin).count - a.fill_splits) * a.num_kv_heads : 0;
+    int until = own;  // with those of lanes before
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, until, distance);
+      if (lane_id() >= distance) until += before;
+    }
+    const unsigned holders = __ballot_sync(kAllLanes, index < until);
+    if (holders != 0) {
+      const int lane = __ffs(static_cast<int>(holders)) - 1;
+      const int rest = index - __shfl_sync(kAllLanes, until - own, lane);
+      return find_work<S>(a, (base + lane) * a.num_kv_heads + rest % a.num_kv_heads,
+                          a.fill_splits + rest / a.num_kv_heads, work);
+    }
+    index -= __shfl_sync(kAllLanes, until, 31);
+  }
+  return false;
 }
 
 }  // namespace lamina

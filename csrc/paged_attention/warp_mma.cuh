@@ -7,11 +7,33 @@
 
 #include "cuda_mma.cuh"
 #include "fp8.cuh"
+#include "rotary.cuh"
 #include "scaled_half.cuh"
 
 namespace lamina {
 
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % 32); }
+
+// The angles of the one token that all query rows are of, [head_dim / 2] each; or none, where rows are rotated already.
+struct Angles {
+  const float *cos, *sin;
+};
+struct NoAngles {};
+
+// Rotates query rows in registers, of which `column` says where those of one of sixteen dimensions, and half, begin.
+template <typename T, int kDim, int kTiles, typename Column>
+__device__ __forceinline__ void rotate_queries(uint32_t (&queries)[kDim / 16][kTiles][2], const Angles& angles,
+                                               const Column& column) {
+#pragma unroll
+  for (int k = 0; k < kDim / 32; ++k)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 cos = *reinterpret_cast<const float2*>(angles.cos + column(k, half));
+      const float2 sin = *reinterpret_cast<const float2*>(angles.sin + column(k, half));
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) rotate<T>(queries[k][n][half], queries[k + kDim / 32][n][half], cos, sin);
+    }
+}
 
 // What weights are multiplied by (as an exponent of 2), as are their sums; which of sixteen dimensions a lane holds:
 // that of lane / 4 * kStep, and kNext further; what a column's scores are multiples of.
@@ -39,6 +61,13 @@ class WarpMma : public PlainMma {
       for (int d = 0; d < kDim; d += 8)
         queries_[d / 16][n][d / 8 % 2] = d < head_dim ? *reinterpret_cast<const uint32_t*>(row + d) : 0;
     }
+  }
+
+  // After load_queries, before anything else.
+  __device__ __forceinline__ void prepare_queries(const NoAngles&) {}
+  __device__ __forceinline__ void prepare_queries(const Angles& angles) {
+    rotate_queries<T, kDim, kTiles>(queries_, angles,
+                                    [](int k, int half) { return 16 * k + 8 * half + lane_id() % 4 * 2; });
   }
 
   // scores = keys @ queries.T, of sixteen rows of keys in shared memory.
@@ -96,6 +125,8 @@ class WarpMma<float, float, kDim, kTiles> : public PlainMma {
             d < head_dim ? *reinterpret_cast<const float4*>(row_of(r) + d) : float4{};
     __syncwarp();
   }
+
+  __device__ __forceinline__ void prepare_queries(const NoAngles&) {}
 
   __device__ __forceinline__ void score(float (&scores)[kTiles][4], const float* keys) const {
 #pragma unroll
@@ -164,13 +195,26 @@ class WarpMma<T, Float8, kDim, kTiles> {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const T* row = row_of(8 * n + lane_id() / 4) + lane_id() % 4 * 4;
-      float largest = 0.0f;
 #pragma unroll
       for (int k = 0; k < kDim / 16; ++k) {
         const uint2 four = 16 * k < head_dim ? *reinterpret_cast<const uint2*>(row + 16 * k) : uint2{0, 0};
         queries_[k][n][0] = four.x, queries_[k][n][1] = four.y;
-        largest = fmaxf(largest, fmaxf(larger_of<T>(four.x), larger_of<T>(four.y)));
       }
+    }
+  }
+
+  __device__ __forceinline__ void prepare_queries(const Angles& angles) {
+    rotate_queries<T, kDim, kTiles>(queries_, angles,
+                                    [](int k, int half) { return 16 * k + lane_id() % 4 * 4 + 2 * half; });
+    prepare_queries(NoAngles{});
+  }
+  __device__ __forceinline__ void prepare_queries(const NoAngles&) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      float largest = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kDim / 16; ++k)
+        largest = fmaxf(largest, fmaxf(larger_of<T>(queries_[k][n][0]), larger_of<T>(queries_[k][n][1])));
       largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
       const PowerOfTwo up = up_to_14(largest);

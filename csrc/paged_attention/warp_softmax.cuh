@@ -39,6 +39,16 @@ class WarpSoftmax {
     });
   }
 
+  // Makes of the rows that were read what keys are multiplied by.
+  __device__ __forceinline__ void prepare_queries() {
+    if constexpr (S::kRotates) {
+      const int first = work_.start * (S::kDim / 2);
+      mma_.prepare_queries(Angles{a_.cos + first, a_.sin + first});
+    } else {
+      mma_.prepare_queries(NoAngles{});
+    }
+  }
+
   __device__ __forceinline__ void attend(const Cached* keys, const Cached* values, int first_key) {
     const int last_key = first_key + S::kTileKeys - 1;
     if (first_key > last_position_ || last_key < a_.oldest(first_position_)) return;

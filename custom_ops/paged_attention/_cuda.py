@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from .._shared.fp8 import FP8
 from .._shared.registry import Provider
 from ._plan import HOPPER, MANY, KernelShape, plan
 
+LAYOUT = "38q3d2q"  # of struct PagedAttentionArguments, without the stream
 MAX_HEAD_DIM = 256
 HOPPER_HEAD_DIMS = (64, 128)
 HOPPER_GROUP = 128  # heads a key-value head at most
@@ -26,9 +27,8 @@ MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
 
 def load() -> Callable[..., None]:
     """Build or load the kernel; the op's function on it."""
-    layout = "37q3d2q"  # struct PagedAttentionArguments
-    kernel = CudaKernel("paged_attention", layout)
-    fp8_kernel = functools.cache(lambda: CudaKernel("paged_attention", layout, FP8_SOURCE))
+    kernel = CudaKernel("paged_attention", LAYOUT)  # struct PagedAttentionArguments
+    fp8_kernel = functools.cache(lambda: CudaKernel("paged_attention", LAYOUT, FP8_SOURCE))
 
     def paged_attention(
         out: Tensor,
@@ -51,42 +51,87 @@ def load() -> Callable[..., None]:
             raise UnsupportedError(
                 "paged_attention on cuda: batch_invariant is True, which is for CPUs so far"
             )
-        num_tokens, num_heads, head_dim = query.shape
-        block_size, num_kv_heads = key_cache.shape[1:3]
-        device, dtype, is_fp8 = query.device, query.dtype, key_cache.dtype == FP8
-        _check(out, query, key_cache, value_cache, block_tables)
-        launches = plan(
-            _shapes(device, dtype, head_dim, is_fp8),
-            group=num_heads // num_kv_heads,
-            num_tokens=num_tokens,
-            num_seqs=seq_lens.shape[0],
-            num_kv_heads=num_kv_heads,
-            max_query_len=max_query_len,
-            capacity=block_tables.shape[1] * block_size,
-            many=_kernel_of_many_rows(query, key_cache, scale, soft_cap),
-        )
-        tensors = (
-            *(out.data_ptr(), *out.stride()[:2]),
-            *(query.data_ptr(), *query.stride()[:2]),
-            *(key_cache.data_ptr(), *key_cache.stride()[:3]),
-            *(value_cache.data_ptr(), *value_cache.stride()[:3]),
-            *(block_tables.data_ptr(), block_tables.stride(0)),
-            *(seq_lens.data_ptr(), query_start_loc.data_ptr()),
-            *(num_tokens, key_cache.shape[0], seq_lens.shape[0], num_heads, num_kv_heads),
-            *(head_dim, block_size, window, chunk),
+        is_fp8 = key_cache.dtype == FP8
+        check(out, query, key_cache, value_cache, block_tables)
+        launches = packed(
+            FP8_SOURCE if is_fp8 else "cuda",
+            _kernel_of_many_rows(query, key_cache, scale, soft_cap),
+            out,
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            seq_lens,
+            query_start_loc,
+            max_query_len,
+            scale,
+            window,
+            chunk,
+            soft_cap,
+            key_scale,
+            value_scale,
         )
         run = fp8_kernel() if is_fp8 else kernel
-        for launch in launches:
-            workspace = _workspace(device, launch.workspace_floats, launch.num_counters)
-            constants = scale * key_scale, soft_cap, value_scale, DTYPES[dtype], launch.kernel
-            run(device, *tensors, *workspace, *launch.limits, *constants)
+        for fields in launches:
+            run(query.device, *fields)
 
     return paged_attention
 
 
+def packed(
+    source: str,
+    many: int,
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int,
+    chunk: int,
+    soft_cap: float,
+    key_scale: float,
+    value_scale: float,
+) -> Iterator[tuple[float, ...]]:
+    """The fields of struct PagedAttentionArguments for each launch of a call, the stream left out.
+
+    source: of which library; many: which kernel serves many rows.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    block_size, num_kv_heads = key_cache.shape[1:3]
+    device, dtype = query.device, query.dtype
+    launches = plan(
+        _shapes(device, dtype, head_dim, source),
+        group=num_heads // num_kv_heads,
+        num_tokens=num_tokens,
+        num_seqs=seq_lens.shape[0],
+        num_kv_heads=num_kv_heads,
+        max_query_len=max_query_len,
+        capacity=block_tables.shape[1] * block_size,
+        many=many,
+    )
+    tensors = (
+        *(out.data_ptr(), *out.stride()[:2]),
+        *(query.data_ptr(), *query.stride()[:2]),
+        *(key_cache.data_ptr(), *key_cache.stride()[:3]),
+        *(value_cache.data_ptr(), *value_cache.stride()[:3]),
+        *(block_tables.data_ptr(), block_tables.stride(0)),
+        *(seq_lens.data_ptr(), query_start_loc.data_ptr()),
+        *(num_tokens, key_cache.shape[0], seq_lens.shape[0], num_heads, num_kv_heads),
+        *(head_dim, block_size, window, chunk),
+    )
+    for launch in launches:
+        workspace = _workspace(device, launch.workspace_floats, launch.num_counters)
+        constants = scale * key_scale, soft_cap, value_scale, DTYPES[dtype], launch.kernel
+        yield *tensors, *workspace, *launch.limits, *constants
+
+
 @functools.cache
 def _shapes(
-    device: torch.device, dtype: torch.dtype, head_dim: int, is_fp8: bool
+    device: torch.device, dtype: torch.dtype, head_dim: int, source: str
 ) -> Callable[[int], KernelShape]:
     """shape_of(kernel) on a device; one function for equal arguments, so that plans can be remembered."""
 
@@ -95,7 +140,7 @@ def _shapes(
         figures = [ctypes.c_int64() for _ in KernelShape._fields]
         references = [ctypes.byref(figure) for figure in figures]
         with torch.cuda.device(device):
-            library = load_cuda_kernel("paged_attention", FP8_SOURCE if is_fp8 else "cuda")
+            library = load_cuda_kernel("paged_attention", source)
             ask = library.paged_attention_shape
             error = ask(DTYPES[dtype], kernel, ctypes.c_int64(head_dim), *references)
         if error:
@@ -144,7 +189,7 @@ def fp8_obstacle(dtype: torch.dtype, head_dim: int) -> str | None:
     return None
 
 
-def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, tables: Tensor) -> None:
+def check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, tables: Tensor) -> None:
     head_dim, size, is_fp8 = query.shape[2], key_cache.element_size(), key_cache.dtype == FP8
     if head_dim % 8 or head_dim > MAX_HEAD_DIM:
         wanted = f"a multiple of 8 up to {MAX_HEAD_DIM}"
@@ -160,14 +205,10 @@ def _check(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, t
         raise UnsupportedError(f"paged_attention on cuda: a cache spans more than {MAX_CACHE_BYTES} bytes")
 
 
-def check_rows(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+def check_rows(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, **others: Tensor) -> None:
     """Refuse rows that no kernel can load in units of 16 bytes."""
-    for name, tensor in (
-        ("out", out),
-        ("query", query),
-        ("key_cache", key_cache),
-        ("value_cache", value_cache),
-    ):
+    caches = {"key_cache": key_cache, "value_cache": value_cache}
+    for name, tensor in ({"out": out, "query": query} | caches | others).items():
         strides, size = tensor.stride(), tensor.element_size()
         # or'ed together, the lowest bits show whether each is a multiple
         bits = tensor.data_ptr() | functools.reduce(int.__or__, strides[:-1]) * size

@@ -9,7 +9,8 @@ MANY = len(FEW_ROWS)
 HOPPER = MANY + 1  # the same as MANY by WGMMA and TMA
 MIN_SPLIT_KEYS = (128, 128, 512, 512)  # of each kernel; fewer keys do not pay for merging
 MAX_SPLIT_KEYS = 4096  # more keys are split even where the GPU is full, so that none lags behind
-IDLE_BLOCKS = 8  # launched to no purpose at most, in GPUs full, for the sake of long sequences
+# Splits in GPUs full, with room for what each leaves: of long sequences, which some blocks share.
+MOST_SPLITS, EXTRA_BLOCKS = 8, 1 / 4
 NO_LIMIT = 1 << 30  # to which kernels may add as much without leaving 32 bits
 
 
@@ -28,6 +29,7 @@ class Limits(NamedTuple):
     num_tiles: int
     num_splits: int
     fill_splits: int
+    num_extra: int  # blocks beside those of the splits that fill the device
     min_split_keys: int
     max_split_keys: int
     min_rows: int  # sequences with at most so many query rows a key-value head are left alone
@@ -71,6 +73,7 @@ def plan(
             num_tiles=num_tiles,
             num_splits=splits,
             fill_splits=fill,
+            num_extra=_num_extra(shape.blocks, units * fill, units * splits),
             min_split_keys=MIN_SPLIT_KEYS[kernel],
             max_split_keys=MAX_SPLIT_KEYS if kernel < MANY else NO_LIMIT,
             min_rows=min_rows,
@@ -103,8 +106,13 @@ def _num_splits(blocks: int, units: int, capacity: int, kernel: int) -> tuple[in
     fill = min(max(1, blocks // units), _div_up(capacity, MIN_SPLIT_KEYS[kernel]))
     if kernel >= MANY:
         return fill, fill
-    longest = min(_div_up(capacity, MAX_SPLIT_KEYS), max(1, IDLE_BLOCKS * blocks // units))
+    longest = min(_div_up(capacity, MAX_SPLIT_KEYS), max(1, MOST_SPLITS * blocks // units))
     return fill, max(fill, longest)
+
+
+def _num_extra(blocks: int, filling: int, most: int) -> int:
+    """Blocks for splits beyond those that fill the device: as many as have room beside, or a part of it."""
+    return min(most - filling, max(blocks - filling, int(blocks * EXTRA_BLOCKS), 1))
 
 
 def _div_up(count: int, size: int) -> int:

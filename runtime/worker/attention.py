@@ -10,6 +10,7 @@ from torch import Tensor
 from ...common.errors import CompileError, UnsupportedError, shown
 from ...custom_ops._shared import registry
 from ...custom_ops._shared.fp8 import FP8
+from ...custom_ops.paged_attention import _cuda, _rotating
 from ...custom_ops.paged_attention.phases import select_batch_invariant, select_by_phase
 from ...models.registry import AttentionSpec
 from .input_batch import BatchView
@@ -27,6 +28,7 @@ class AttentionBackend:
     write_kv_cache: Callable[..., Any]
     rotary_and_write_kv_cache: Callable[..., Any]
     paged_attention: Callable[..., Any]
+    rotating_decode: Callable[..., Any] | None = None  # both at once, where each sequence has one token
 
 
 def select_backend(
@@ -47,16 +49,20 @@ def select_backend(
         name, device=device, dtype=dtype, head_dim=head_dim, block_size=block_size, is_fp8=is_fp8
     )
 
-    def write(op: str) -> Callable[..., Any]:
+    def write(op: str) -> registry.Selected:
         provider = name if name in registry.providers(op) else "auto"
-        return registry.select(op, device=device, dtype=dtype, provider=provider).call
+        return registry.select(op, device=device, dtype=dtype, provider=provider)
 
+    rotary = write("rotary_and_write_kv_cache")
+    both_ours = attention.name.split("+")[0] == rotary.name == _cuda.PROVIDER.name
+    rotates = both_ours and _rotating.serves(dtype, head_dim)
     return AttentionBackend(
         name=attention.name,
         reason=attention.reason,
-        write_kv_cache=write("write_kv_cache"),
-        rotary_and_write_kv_cache=write("rotary_and_write_kv_cache"),
+        write_kv_cache=write("write_kv_cache").call,
+        rotary_and_write_kv_cache=rotary.call,
         paged_attention=attention.call,
+        rotating_decode=_rotating.load(is_fp8=is_fp8) if rotates else None,
     )
 
 
@@ -113,6 +119,13 @@ class PagedAttention:
         key_cache, value_cache = self._caches[layer]
         group, scales = self._groups[layer], self._scales[layer]
         slots, tables = batch.slot_mappings[group], batch.block_tables[group]
+        rotating = self._backend.rotating_decode
+        if cos is not None and rotating is not None and batch.max_query_len == 1 and _rotating.holds(q, k):
+            rotating(
+                *(out, q, k, v, cos, sin, key_cache, value_cache, slots, tables),
+                *(batch.seq_lens, batch.query_start_loc, *self._masks[layer], *scales),
+            )
+            return
         if cos is None:
             self._backend.write_kv_cache(k, v, key_cache, value_cache, slots, *scales)
         else:

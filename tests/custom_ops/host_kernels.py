@@ -14,6 +14,7 @@ SPLIT_K = "split_k_gemm", "split_k_shape", "split_k_epilogue", "scaled_gemm"
 NIBBLES = *(f"linear_w4a16/{name}" for name in ("gemm", "shape", "dequantize", "write_out")), "quad_transpose"
 # in cluster.cuh, as far as need be
 OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec", "pair_ops")
+OF_ATTENTION = ("cuda_mma", "cache_policy", "fp8", "scaled_half")  # in attention.cuh
 IN_CLUSTERS = {
     "persistent_gemm": (*PERSISTENT, *WITH_PERSISTENT),
     "linear_w4a16": (*NIBBLES, *SPLIT_K),
@@ -29,6 +30,11 @@ def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
         for header in OF_THE_GPU:
             (folder / f"{header}.cuh").write_text('#include "cluster.cuh"\n')
         (folder / "cuda_fp8.h").touch()
+    if name == "paged_attention":
+        alone = ("kv_cache", "rotary")
+        for header in OF_ATTENTION:
+            (folder / f"{header}.cuh").write_text('#include "attention.cuh"\n')
+        (folder / "cuda_runtime.h").touch()
     for header in alone:
         shutil.copy(csrc / ("" if "/" in header else "include") / f"{header}.cuh", folder)
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]

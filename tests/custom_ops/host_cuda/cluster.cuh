@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "bf16.cuh"
 #include "byte_formats.cuh"
 #include "fiber.cuh"
 #include "float_ops.cuh"
@@ -51,23 +52,6 @@ struct CUtensorMap {  // sizes, strides and boxes in elements of so many bytes
 };
 using std::max;
 using std::min;
-
-// bfloat16: the upper half of a float, rounded to even.
-struct Bf16 {
-  uint16_t bits = 0;
-  Bf16() = default;
-  explicit Bf16(float value) {
-    uint32_t word;
-    std::memcpy(&word, &value, 4);
-    bits = static_cast<uint16_t>((word + 0x7fff + (word >> 16 & 1)) >> 16);
-  }
-  explicit operator float() const {
-    const uint32_t word = static_cast<uint32_t>(bits) << 16;
-    float value;
-    std::memcpy(&value, &word, 4);
-    return value;
-  }
-};
 
 namespace host {
 

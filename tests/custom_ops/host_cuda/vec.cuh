@@ -1,6 +1,7 @@
-// In place of csrc/include/vec.cuh, for float32.
+// In place of csrc/include/vec.cuh.
 #pragma once
 
+#include <array>
 #include <cstring>
 
 namespace lamina {
@@ -10,19 +11,24 @@ constexpr int kVecWidth = 16 / static_cast<int>(sizeof(T));
 
 template <typename T, int kWidth>
 struct Vec {
-  T raw[kWidth];
+  std::array<T, kWidth> raw;
 };
 
 template <int kWidth, typename T>
 Vec<T, kWidth> load(const T* from) {
   Vec<T, kWidth> vec;
-  std::memcpy(vec.raw, from, sizeof(vec));
+  std::memcpy(&vec.raw, from, sizeof(vec));
   return vec;
 }
 
 template <typename T, int kWidth>
 void store(T* to, const Vec<T, kWidth>& vec) {
-  std::memcpy(to, vec.raw, sizeof(vec));
+  std::memcpy(to, &vec.raw, sizeof(vec));
+}
+
+template <typename Raw>
+void store_raw(void* to, const Raw& raw) {
+  std::memcpy(to, &raw, sizeof(raw));
 }
 
 template <typename T, int kWidth>
