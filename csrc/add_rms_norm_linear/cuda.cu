@@ -8,7 +8,7 @@ struct AddRmsNormLinearArguments {
   void* out;
   int64_t tokens, n, k, x_stride;
   lamina::GemmConfig config;
-  int64_t dtype;
+  int64_t splits_all, dtype;
   cudaStream_t stream;
 };
 
@@ -23,7 +23,7 @@ int add_rms_norm_linear(const AddRmsNormLinearArguments* a) {
     p.bias = static_cast<const T*>(a->bias), p.out = static_cast<T*>(a->out);
     p.tokens = lamina::narrow(a->tokens), p.n = lamina::narrow(a->n), p.k = lamina::narrow(a->k);
     p.multicast = lamina::narrow(a->config.multicast), p.split_k = lamina::narrow(a->config.split_k);
-    p.stages = lamina::narrow(a->config.stages);
+    p.stages = lamina::narrow(a->config.stages), p.splits_all = a->splits_all != 0;
     return lamina::gated_linear(p, a->weight, a->x, a->x_stride, a->config, a->stream);
   });
 #else

@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(S::kAllThreads, 1)
   const uint32_t full = tiles + S::kStages * S::kStageBytes, empty = full + S::kStages * 8;
   const PersistentLayout at{tiles, full, empty, empty + S::kStages * 8, empty + S::kStages * 8 + 8};
   const int block = static_cast<int>(blockIdx.x) % S::kCluster;
-  const PersistentTileScheduler<S> scheduler(p.n, p.k, p.tokens, p.box_rows * S::kMulticast);
+  const PersistentTileScheduler<S> scheduler(p.n, p.k, p.tokens, p.box_rows * S::kMulticast, p.splits_all);
 
   start_successor();
   if (threadIdx.x == S::kThreads) {

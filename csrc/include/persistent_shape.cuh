@@ -63,11 +63,11 @@ struct PersistentTile {
 // Static tile scheduler: gives each block its tiles, the same number for all blocks of a cluster. First whole tiles, as
 // long as there is one for most blocks; then the last wave, by split-K over the ranks of a cluster, or three strips for
 // two neighbouring blocks or clusters, the middle one divided by rows of x, where that is enough. A tile that begins
-// behind the end is filled with zeros.
+// behind the end is filled with zeros. With splits_all there is no whole tile before the last wave.
 template <typename S>
 class PersistentTileScheduler {
  public:
-  __device__ __forceinline__ PersistentTileScheduler(int n, int k, int tokens, int section)
+  __device__ __forceinline__ PersistentTileScheduler(int n, int k, int tokens, int section, bool splits_all)
       : strips_(ceil_of(n, kRows)),
         steps_(ceil_of(k, kTileColumns<typename S::In>)),
         section_(section),
@@ -78,13 +78,14 @@ class PersistentTileScheduler {
         multicast_rank_(static_cast<int>(blockIdx.x) % S::kMulticast),
         tiles_(ceil_of(strips_, S::kMulticast * S::kWarpgroups) * sections_) {
     const int slots = clusters_ * S::kSplitK;
-    whole_ = tiles_ / slots;
+    splits_all = splits_all && S::kSplitK > 1;
+    whole_ = splits_all ? 0 : tiles_ / slots;
     const int rest = tiles_ - whole_ * slots;
     if constexpr (S::kNarrows) {
       const int strips = strips_ - first_left();
       is_narrow_ = sections_ == 1 && strips > 0 && strips <= clusters_ * S::kMulticast / 2 * 3;
     }
-    if (!is_narrow_ && ceil_of(rest, clusters_) == S::kSplitK) ++whole_;
+    if (!is_narrow_ && !splits_all && ceil_of(rest, clusters_) == S::kSplitK) ++whole_;
   }
 
   // The tile after so many others; false where there is none.

@@ -7,7 +7,7 @@ struct LinearArguments {
   void* out;
   int64_t tokens, n, k, x_stride;
   lamina::GemmConfig config;
-  int64_t dtype;
+  int64_t splits_all, dtype;
   cudaStream_t stream;
 };
 
@@ -22,7 +22,7 @@ int linear(const LinearArguments* a) {
     p.bias = static_cast<const T*>(a->bias), p.out = static_cast<T*>(a->out);
     p.tokens = lamina::narrow(a->tokens), p.n = lamina::narrow(a->n), p.k = lamina::narrow(a->k);
     p.multicast = lamina::narrow(a->config.multicast), p.split_k = lamina::narrow(a->config.split_k);
-    p.stages = lamina::narrow(a->config.stages);
+    p.stages = lamina::narrow(a->config.stages), p.splits_all = a->splits_all != 0;
     return lamina::linear(p, a->weight, a->x, a->x_stride, a->config, a->stream);
   });
 #else

@@ -86,9 +86,10 @@ struct HopperSoftmax {
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
       if ((top - max[half]) * scale_of(half) <= kSlack) top = max[half];
-      base[half] =
-          is_masked && top == -INFINITY ? 0.0f : top * scale_of(half);  // no key yet: probabilities of 0, not of NaN
-      keep[half] = exp2_fast(max[half] * scale_of(half) - base[half]);
+      const float scaled = __fmul_rn(top, scale_of(half));  // rounded in whatever the compiler makes of the loops
+      base[half] = is_masked && top == -INFINITY ? 0.0f : scaled;  // no key yet: probabilities of 0, not of NaN
+      // Exactly 1 where the maximum stays: tiles without a visible key must leave no trace, however many there are.
+      keep[half] = top == max[half] ? 1.0f : exp2_fast(fmaf(max[half], scale_of(half), -base[half]));
       max[half] = top;
     }
     return float2{keep[0], keep[1]};

@@ -24,6 +24,7 @@ class KVPipeline {
         value_strides_(a.value_strides),
         block_size_(a.block_size),
         chunks_(a.head_dim * static_cast<int>(sizeof(T)) / 16),
+        oldest_(work.oldest),
         end_(work.end),
         settled_(work.settled),
         policy_(S::kMany ? evict_normal() : evict_first()) {
@@ -51,7 +52,7 @@ class KVPipeline {
   __device__ __forceinline__ void look_up(int tile) {
     const int key = first_key(tile) + warp_row_ + lane_id() % 16;
     key_row_ = value_row_ = kNoRow;
-    if (key < end_) {
+    if (key < end_ && (!S::kAlignedTiles || key >= oldest_)) {  // an aligned tile may begin before
       const uint32_t index = static_cast<uint32_t>(key) / block_size_, token = static_cast<uint32_t>(key) % block_size_;
       const uint32_t block = static_cast<uint32_t>(table_[index]);
       if (S::kRotates && token_of(key) != kNoToken) {
@@ -147,7 +148,7 @@ class KVPipeline {
   const int32_t* table_;
   Strides key_strides_, value_strides_;
   uint32_t block_size_, key_row_, value_row_;
-  int chunks_, end_, settled_, warp_row_, first_;
+  int chunks_, oldest_, end_, settled_, warp_row_, first_;
   int last_, new_[2];  // where S::kRotates: the last key; its token and that of the key before it
   uint64_t policy_;
   T* memory_;

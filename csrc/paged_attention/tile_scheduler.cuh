@@ -81,7 +81,7 @@ struct Shape {
                                 : dim <= 128     ? 3 - kFew
                                                  : 1;
   static constexpr bool kWholeTokens = false;   // whether all rows of a token lie in one tile
-  static constexpr bool kAlignedTiles = false;  // whether tiles of keys begin at multiples of their size
+  static constexpr bool kAlignedTiles = kMany;  // whether tiles of keys begin at multiples of their size
   using Mma = WarpMma<T, Cached, kDim, kTiles>;
   static constexpr int kPitch = Mma::kPitch;
   static constexpr int kRowBytes = kPitch * static_cast<int>(sizeof(Cached));

@@ -11,7 +11,21 @@ from ...common.errors import UnsupportedError
 from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
 from .._shared.layout import moves_in_vectors
 from .._shared.registry import Provider
-from .choices import GemmConfig, Kind, Method, Site, bucket_of, choose, device_name_of, name_of
+from .choices import (
+    BUCKETS,
+    GemmConfig,
+    Kind,
+    Method,
+    Site,
+    bucket_of,
+    cached_until_adopted,
+    choose,
+    device_name_of,
+    guess,
+    name_of,
+    one_order,
+    processors_of,
+)
 
 HOPPER = (9, 0)
 EVEN = 8  # elements: rows that TMA takes start, and end, at multiples of 16 bytes
@@ -20,7 +34,7 @@ EVEN = 8  # elements: rows that TMA takes start, and end, at multiples of 16 byt
 @functools.cache
 def find_kernel() -> CudaKernel:
     """Build or load the kernel, once."""
-    return CudaKernel("linear", "15q")  # struct LinearArguments
+    return CudaKernel("linear", "16q")  # struct LinearArguments
 
 
 def load() -> Callable[..., Tensor]:
@@ -32,20 +46,23 @@ def load() -> Callable[..., Tensor]:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant: bool = False) -> Tensor:
     """The op, as op.py states it."""
-    if batch_invariant:
-        raise UnsupportedError("linear on cuda: batch_invariant is True, which is for CPUs so far")
-    config = config_of("linear", x, weight)
-    return F.linear(x, weight, bias) if config is None else launch(x, weight, bias, config)
+    config = (config_of_one_order if batch_invariant else config_of)("linear", x, weight)
+    return F.linear(x, weight, bias) if config is None else launch(x, weight, bias, config, batch_invariant)
 
 
-def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: GemmConfig) -> Tensor:
-    """x @ weight.T + bias by the kernel of this configuration; the tensors must fit."""
+def launch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, config: GemmConfig, splits_all: bool = False
+) -> Tensor:
+    """x @ weight.T + bias by the kernel of this configuration; the tensors must fit.
+
+    splits_all: whether the persistent kernel, too, divides the columns of every tile, not of the last alone.
+    """
     out = x.new_empty((x.shape[0], weight.shape[0]))
     find_kernel()(
         x.device,
         *(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr()),
         *(x.shape[0], *weight.shape, x.stride(0)),
-        *(*config, DTYPES[x.dtype]),
+        *(*config, splits_all, DTYPES[x.dtype]),
     )
     return out
 
@@ -66,6 +83,36 @@ def config_of(kind: Kind, x: Tensor, weight: Tensor) -> GemmConfig | None:
     site = Site(kind=kind, num_tokens=bucket, n=n, k=k, dtype=name_of(x.dtype))
     config = choose(site, device_name_of(x.device, x.dtype)).kernel
     assert not isinstance(config, Method), "a method of CPUs"
+    return config
+
+
+def config_of_one_order(kind: Kind, x: Tensor, weight: Tensor) -> GemmConfig | None:
+    """The configuration whose sums have the same bits for every number of rows; None where there are none.
+
+    Raises UnsupportedError where no kernel of ours takes the tensors.
+    """
+    if 0 in (*x.shape, *weight.shape):
+        return None
+    if not fits(x) or not fits(weight) or not weight.is_contiguous():
+        got = f"weight {list(weight.shape)} and x with strides {x.stride()}"
+        raise UnsupportedError(
+            f"batch_invariant is True, and no kernel takes {got}; wanted rows of 16 bytes' multiples"
+        )
+    n, k = weight.shape
+    return _config_of_one_order(kind, x.shape[0], n, k, x.dtype, x.device)
+
+
+@cached_until_adopted
+def _config_of_one_order(
+    kind: Kind, num_tokens: int, n: int, k: int, dtype: torch.dtype, device: torch.device
+) -> GemmConfig:
+    processors, bucket = processors_of(device), bucket_of(num_tokens)
+    split_k = one_order(n, k, processors)
+    site = Site(kind=kind, num_tokens=bucket or BUCKETS[-1], n=n, k=k, dtype=name_of(dtype), split_k=split_k)
+    config = choose(site, device_name_of(device, dtype)).kernel if bucket else None
+    config = config or guess(site, processors)
+    if not isinstance(config, GemmConfig):
+        raise UnsupportedError(f"batch_invariant is True, and no kernel serves {site}")
     return config
 
 

@@ -106,7 +106,7 @@ def ways_of(site: Site, device: torch.device, dtype: torch.dtype) -> Ways:
     launch = plain.launch if site.kind == "linear" else fused.launch
     return Ways(
         weights,
-        lambda config, weight: launch(x, weight, None, config),
+        lambda config, weight: launch(x, weight, None, config, bool(site.split_k)),
         lambda weight: otherwise(x, weight),
     )
 

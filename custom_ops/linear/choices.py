@@ -37,6 +37,7 @@ AMID_OTHERS = 1.03
 CLOSE = 1.15  # on a CPU, where other processes disturb: the library must win by more
 # Blocks a processor: fewer leave memory idle; more need no split-K.
 FEWEST, MOST_SPLIT = Fraction(5, 11), Fraction(25, 11)
+EVEN_HALVES = 256  # columns: of halves that are whole steps of every kernel
 MEASURED = Path(__file__).with_name("measured.json")
 
 
@@ -50,6 +51,7 @@ class Site:
     k: int
     dtype: str = "bfloat16"  # of x
     weights: str = "dense"  # how they are kept: dense, of x's dtype, or as BYTES names them
+    split_k: int = 0  # by which any number of rows is to be summed, for the same bits; 0: none
 
     @property
     def is_in_bytes(self) -> bool:
@@ -63,7 +65,8 @@ class Site:
 
     def __str__(self) -> str:
         kept = "" if self.weights == "dense" else f" {self.weights}"
-        return f"{self.kind} [{self.n}, {self.k}]{kept} in {self.dtype} up to {self.num_tokens} rows"
+        order = f" by split-K {self.split_k}" if self.split_k else ""
+        return f"{self.kind} [{self.n}, {self.k}]{kept} in {self.dtype} up to {self.num_tokens} rows{order}"
 
 
 class GemmConfig(NamedTuple):
@@ -102,7 +105,8 @@ class Entry:
         site = self.site
         shape = [site.kind, site.num_tokens, site.n, site.k, site.dtype, site.weights]
         kernel = self.kernel.value if isinstance(self.kernel, Method) else self.kernel and [*self.kernel]
-        return [*shape, kernel, self.microseconds, self.otherwise]
+        order = [site.split_k] if site.split_k else []
+        return [*shape, kernel, self.microseconds, self.otherwise, *order]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,9 +132,12 @@ def cached_until_adopted(lookup: Lookup) -> Lookup:
 
 def parse_entry(line: Iterable[Any]) -> Entry:
     """What Entry.to_json wrote. Raises ValueError or TypeError for anything else."""
-    kind, num_tokens, n, k, dtype, weights, kernel, microseconds, otherwise = line
+    kind, num_tokens, n, k, dtype, weights, kernel, microseconds, otherwise, *order = line
+    (split_k,) = order or (0,)
+    if order and (split_k not in POWERS or kernel is None or GemmConfig(*kernel).split_k != split_k):
+        raise ValueError(f"{kernel} does not divide columns by {split_k}")
     return Entry(
-        site=Site(kind=kind, num_tokens=num_tokens, n=n, k=k, dtype=dtype, weights=weights),
+        site=Site(kind=kind, num_tokens=num_tokens, n=n, k=k, dtype=dtype, weights=weights, split_k=split_k),
         kernel=Method(kernel) if isinstance(kernel, str) else kernel and checked(GemmConfig(*kernel)),
         microseconds=float(microseconds),
         otherwise=float(otherwise),
@@ -157,9 +164,11 @@ def adopt(device_name: str, entries: Iterable[Entry]) -> None:
         lookup.cache_clear()
 
 
-def sites_of(op: str, n: int, k: int, dtype: str = "bfloat16", weights: str = "dense") -> tuple[Site, ...]:
+def sites_of(
+    op: str, n: int, k: int, dtype: str = "bfloat16", weights: str = "dense", split_k: int = 0
+) -> tuple[Site, ...]:
     """The sites of a GEMM, one for each bucket of rows; op is linear, norm, norm_gated or gated."""
-    one = Site(kind="linear", num_tokens=1, n=n, k=k, dtype=dtype, weights=weights)
+    one = Site(kind="linear", num_tokens=1, n=n, k=k, dtype=dtype, weights=weights, split_k=split_k)
     alone = tuple(replace(one, num_tokens=bucket) for bucket in BUCKETS)
     gated = tuple(replace(site, kind="gated") for site in alone)
     return {"norm_gated": (*alone, *gated), "gated": gated}.get(op, alone)
@@ -173,12 +182,13 @@ def is_measured(site: Site, device_name: str) -> bool:
 def candidates(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
     """The configurations worth measuring on so many multiprocessors, with as many stages as memory takes."""
     found = []
-    for warpgroups, tokens, split_k in itertools.product((1, 2, 4), _tile_tokens(site), (1, 2, 4, 8)):
+    splits = (site.split_k,) if site.split_k else POWERS
+    for warpgroups, tokens, split_k in itertools.product((1, 2, 4), _tile_tokens(site), splits):
         width, rows = (site.n // 2, warpgroups * 32) if site.kind == "gated" else (site.n, warpgroups * 64)
         blocks = ceil_div(width, rows) * ceil_div(site.num_tokens, tokens) * split_k
         many = split_k > 1 and blocks > MOST_SPLIT * num_processors
         few = split_k < MAX_CLUSTER and blocks < FEWEST * num_processors
-        if many or few or not _is_compiled(site, warpgroups, tokens):
+        if (not site.split_k and (many or few)) or not _is_compiled(site, warpgroups, tokens):
             continue
         limits = (MAX_SHARED // 2, MAX_SHARED)  # two blocks a processor, or one
         stages = dict.fromkeys(most_stages(site, warpgroups, tokens, split_k, limit) for limit in limits)
@@ -197,13 +207,24 @@ def persistent_candidates(site: Site, num_processors: int) -> tuple[GemmConfig, 
         GemmConfig(warpgroups, tokens, *cluster, persistent_stages(warpgroups, tokens), clusters)
         for warpgroups, tokens, cluster in itertools.product((1, 2), PERSISTENT_TOKENS, PERSISTENT_CLUSTERS)
         for clusters in dict.fromkeys((pairs // 8 * 8 or pairs, pairs))
-        if (warpgroups == 2 or cluster == (1, 2)) and tokens <= site.num_tokens
+        if (warpgroups == 2 or cluster == (1, 2))
+        and tokens <= site.num_tokens
+        and site.split_k in (0, cluster[1])
     )
 
 
 def persistent_stages(warpgroups: int, tokens: int) -> int:
     """Pipeline stages that fit, persistent kernel; csrc/include/persistent_shape.cuh counts the same."""
     return (MAX_SHARED - 2048) // (warpgroups * 8192 + tokens * 128)
+
+
+def one_order(n: int, k: int, num_processors: int) -> int:
+    """The split-K by which a weight's products are summed, whatever the number of rows.
+
+    2 where a block for every 64 weight rows would leave half of the processors idle, and all kernels cut the
+    columns in the same place.
+    """
+    return 2 if 2 * ceil_div(n, 64) <= num_processors and k % EVEN_HALVES == 0 else 1
 
 
 def guess(site: Site, num_processors: int) -> GemmConfig | None:
@@ -275,7 +296,8 @@ def choose(site: Site, device_name: str) -> Choice:
     if entry.kernel is None:
         reason += ", but whole steps gain from that"
     limit = entry.otherwise * allowance(entry)
-    return Choice(kernel=entry.kernel if entry.microseconds < limit else None, reason=reason)
+    is_taken = entry.microseconds < limit or site.split_k
+    return Choice(kernel=entry.kernel if is_taken else None, reason=reason)
 
 
 def allowance(entry: Entry) -> float:

@@ -47,10 +47,6 @@ def load() -> Callable[..., None]:
         value_scale: float = 1.0,
         batch_invariant: bool = False,
     ) -> None:
-        if batch_invariant:
-            raise UnsupportedError(
-                "paged_attention on cuda: batch_invariant is True, which is for CPUs so far"
-            )
         is_fp8 = key_cache.dtype == FP8
         check(out, query, key_cache, value_cache, block_tables)
         launches = packed(
@@ -70,6 +66,7 @@ def load() -> Callable[..., None]:
             soft_cap,
             key_scale,
             value_scale,
+            batch_invariant=batch_invariant,
         )
         run = fp8_kernel() if is_fp8 else kernel
         for fields in launches:
@@ -95,6 +92,8 @@ def packed(
     soft_cap: float,
     key_scale: float,
     value_scale: float,
+    *,
+    batch_invariant: bool = False,
 ) -> Iterator[tuple[float, ...]]:
     """The fields of struct PagedAttentionArguments for each launch of a call, the stream left out.
 
@@ -112,6 +111,7 @@ def packed(
         max_query_len=max_query_len,
         capacity=block_tables.shape[1] * block_size,
         many=many,
+        batch_invariant=batch_invariant,
     )
     tensors = (
         *(out.data_ptr(), *out.stride()[:2]),

@@ -57,8 +57,13 @@ def plan(
     max_query_len: int,
     capacity: int,  # keys that a sequence's row of the block table has room for
     many: int = MANY,  # the kernel for many rows
+    batch_invariant: bool = False,
 ) -> tuple[Launch, ...]:
-    """The launches of a call; they depend on its shapes alone, so that a captured call stays right."""
+    """The launches of a call; they depend on its shapes alone, so that a captured call stays right.
+
+    With batch_invariant one kernel serves every number of rows, each from its first key to its last, since
+    the others add up in other orders.
+    """
     if num_tokens == 0 or num_seqs == 0:
         return ()
 
@@ -67,7 +72,7 @@ def plan(
         rows = shape.rows // group * group if kernel == HOPPER else shape.rows
         num_tiles = num_seqs if kernel < MANY else _num_tiles(num_tokens * group, rows, num_seqs)
         units = num_tiles * num_kv_heads
-        fill, splits = _num_splits(shape.blocks, units, capacity, kernel)
+        fill, splits = (1, 1) if batch_invariant else _num_splits(shape.blocks, units, capacity, kernel)
         limits = Limits(
             device_blocks=shape.blocks,
             num_tiles=num_tiles,
@@ -83,6 +88,8 @@ def plan(
         counters = units + 1 if kernel == HOPPER else units if floats else 0
         return Launch(kernel, limits, units, floats, counters)
 
+    if batch_invariant:
+        return (launch(many, 0, NO_LIMIT),)
     few = _smallest_kernel(max_query_len * group)
     if few != MANY:
         return (launch(few, 0, NO_LIMIT),)

@@ -200,7 +200,7 @@ def _new_runners(
         backend=attention,
         forward=_forward(resolved, compiled, tensors),
         logits=_logits(resolved, tensors),
-        kv_scales=_kv_scales(resolved, weights.kv_scales),
+        kv_scales=kv_scales_of(resolved, weights.kv_scales),
         num_valid_ids=num_valid_ids,
         new_matcher=None if grammars is None else grammars.matcher,
     )
@@ -290,7 +290,7 @@ def _paged_attention(
     )
 
 
-def _kv_scales(resolved: ResolvedRuntime, scales: Mapping[str, Tensor]) -> list[tuple[float, float]]:
+def kv_scales_of(resolved: ResolvedRuntime, scales: Mapping[str, Tensor]) -> list[tuple[float, float]]:
     """What each layer's keys and values in FP8 are multiplied by: the checkpoint's, or 1.
 
     UnsupportedError where heads of a layer have scales of their own.

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ...common.errors import NotWarmError
+from ...common.errors import NotWarmError, UnsupportedError
 from ...common.logging import get_logger
 from ...common.progress import Progress, say_nothing
 from ...common.store import Store
@@ -21,6 +21,7 @@ from ...custom_ops.linear_w8a8._cuda import find_kernel as few_rows_kernel
 from ...custom_ops.scaled_linear._cuda import EVEN as EVEN_BYTES
 from ...custom_ops.scaled_linear._cuda import find_kernel as scaled_kernel
 
+ONE_ORDER = ("cpu", "cuda", "reference")  # providers of linear that know batch_invariant
 SMALLEST = 1 << 20  # weights, below which a GEMM takes no longer than its launch
 MEASUREMENTS = "measurements"  # the kind of the store's names for them
 OPS = {"linear": "linear", "norm": "add_rms_norm_linear", "norm_gated": "add_rms_norm_linear"}
@@ -76,6 +77,16 @@ def _build_for_bytes(kept: torch.dtype, device: torch.device, dtype: torch.dtype
         scaled_kernel(kept)
 
 
+def require_one_order(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise UnsupportedError where GEMMs of this dtype are summed in an order by the number of rows."""
+    selected = registry.select("linear", device=device, dtype=dtype)
+    if selected.name not in ONE_ORDER:
+        raise UnsupportedError(
+            f"batch_invariant is True, and GEMMs in {dtype} on {device.type} are served by {selected.name} "
+            f"({selected.reason}), which sums by the number of rows; leave the mode, or run on a CPU"
+        )
+
+
 def missing_measurements(
     gemms: Iterable[Gemm], device: torch.device, dtype: torch.dtype, store: Store
 ) -> list[str]:
@@ -122,12 +133,18 @@ def _served_by(choice: Choice) -> str:
 def sites_of(gemms: Iterable[Gemm], device: torch.device, dtype: torch.dtype) -> tuple[Site, ...]:
     """Every kernel that might serve the GEMMs, for every number of rows that a choice is made for."""
     worth = [gemm for gemm in gemms if gemm.rows * gemm.columns >= SMALLEST]
-    found = [
-        site
-        for gemm in worth
-        for site in choices.sites_of(gemm.kind, gemm.rows, gemm.columns, choices.name_of(dtype), gemm.weights)
-    ]
+    found = [site for gemm in worth for site in _sites_of(gemm, device, dtype)]
     return tuple(site for site in dict.fromkeys(found) if _may_serve(site, device, dtype))
+
+
+def _sites_of(gemm: Gemm, device: torch.device, dtype: torch.dtype) -> tuple[Site, ...]:
+    shape = gemm.rows, gemm.columns, choices.name_of(dtype), gemm.weights
+    if not gemm.batch_invariant:
+        return choices.sites_of(gemm.kind, *shape)
+    if device.type == "cpu":
+        return ()  # one method for every number of rows
+    split_k = choices.one_order(gemm.rows, gemm.columns, choices.processors_of(device))
+    return choices.sites_of("gated" if gemm.kind == "norm_gated" else gemm.kind, *shape, split_k)
 
 
 def _may_serve(site: Site, device: torch.device, dtype: torch.dtype) -> bool:

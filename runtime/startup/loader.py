@@ -38,7 +38,7 @@ from ..tokenization.tokenizer import Tokenizer, load_tokenizer
 from ..worker.attention import AttentionBackend, check_layer, check_name, select_backend
 from . import warm_manifest as warm
 from .builder import build, gemms_of
-from .kernel_choice import measurements_kept, missing_measurements
+from .kernel_choice import measurements_kept, missing_measurements, require_one_order
 from .loaded import LoadedRuntime
 from .memory_report import Sizing, size
 from .resolve import resolve, resolve_device, resolve_dtype
@@ -122,8 +122,6 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     schemes.check(device)
     if config.batch_invariant:
         schemes.check_batch_invariant(device)
-        if device.type != "cpu":
-            raise UnsupportedError(f"batch_invariant is True and device {device.type!r}; wanted 'cpu' so far")
     return resolve(
         config,
         store=store,
@@ -179,7 +177,7 @@ def _load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None)
         weights_read = pool.submit(watch.overlap, "weights", partial(read_weights, resolved, progress))
         read = partial(load_tokenizer, resolved.folder, override=config.tokenizer)
         tokenizer_read = pool.submit(watch.overlap, "tokenizer", read)
-        attention = _attention(resolved)
+        attention = select_attention(resolved)
         watch.lap("kernels")
         compiled = _compile(resolved, _ending_early(progress, (weights_read, tokenizer_read)))
         watch.lap("compile")
@@ -222,8 +220,13 @@ def _say_what_fits(fit: Sizing, *, is_asked_for: bool) -> None:
     logger.log(level, "memory: %s", fit.sentence())
 
 
-def _attention(resolved: ResolvedRuntime) -> AttentionBackend:
-    """The kernels of attention; where they are built, that takes seconds."""
+def select_attention(resolved: ResolvedRuntime) -> AttentionBackend:
+    """The kernels of attention; where they are built, that takes seconds.
+
+    UnsupportedError for those of other bits in other batches, where batch_invariant is set.
+    """
+    if resolved.config.batch_invariant:
+        require_one_order(resolved.device, resolved.dtype)
     return select_backend(
         resolved.config.attention,
         device=resolved.device,

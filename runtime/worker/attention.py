@@ -55,7 +55,7 @@ def select_backend(
 
     rotary = write("rotary_and_write_kv_cache")
     both_ours = attention.name.split("+")[0] == rotary.name == _cuda.PROVIDER.name
-    rotates = both_ours and _rotating.serves(dtype, head_dim)
+    rotates = both_ours and not batch_invariant and _rotating.serves(dtype, head_dim)
     return AttentionBackend(
         name=attention.name,
         reason=attention.reason,

@@ -21,7 +21,9 @@ def clusters_that_fit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """clusters_that_fit(n): a device that launches clusters of up to n blocks, larger ones quicker."""
 
     def take_at_most(most: int) -> None:
-        def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: GemmConfig) -> Tensor:
+        def launch(
+            x: Tensor, weight: Tensor, bias: Tensor | None, config: GemmConfig, splits_all: bool
+        ) -> Tensor:
             if config.multicast * config.split_k > most:
                 raise KernelLaunchError("linear: too many resources requested (CUDA error 912)")
             return x.new_full((), 10.0 / (config.multicast * config.split_k))

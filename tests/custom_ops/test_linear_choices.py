@@ -19,8 +19,10 @@ from lamina.custom_ops.linear.choices import (
     candidates,
     checked,
     choose,
+    guess,
     is_measured,
     most_stages,
+    one_order,
     parse_entry,
     persistent_stages,
     shipped,
@@ -42,7 +44,13 @@ def test_an_entry_survives_its_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [[], ["linear", 8, 4, 4, "bfloat16", "dense", [1, 8, 1, 1], 1.0, 2.0], [*entry().to_json(), 1]]
+    "line",
+    [
+        [],
+        ["linear", 8, 4, 4, "bfloat16", "dense", [1, 8, 1, 1], 1.0, 2.0],
+        [*entry().to_json(), 3],
+        [*entry().to_json(), 1, 1],
+    ],
 )
 def test_a_line_of_another_shape_is_refused(line: list[object]) -> None:
     with pytest.raises((TypeError, ValueError)):
@@ -159,3 +167,30 @@ def test_what_is_shipped_can_be_launched() -> None:
             continue
         assert isinstance(shipped_entry.kernel, GemmConfig)
         assert shipped_entry.kernel.stages <= most_of(site, shipped_entry.kernel)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (6144, 4096), (64, 64), (1040, 72), (151936, 2560)])
+@pytest.mark.parametrize("processors", PROCESSORS)
+def test_every_number_of_rows_is_summed_in_one_order_where_that_is_asked_for(
+    kind: Kind, n: int, k: int, processors: int
+) -> None:
+    split_k = one_order(n, k, processors)
+    for site in sites_of("gated" if kind == "gated" else "linear", n, k, split_k=split_k):
+        found = [guess(site, processors), *candidates(site, processors)]
+        assert len(found) > 1
+        assert all(config is not None and config.split_k == split_k for config in found)
+        assert (
+            parse_entry(Entry(site=site, kernel=found[1], microseconds=3.0, otherwise=2.0).to_json()).site
+            == site
+        )
+
+
+def test_a_measured_configuration_of_one_order_is_taken_though_the_library_is_faster() -> None:
+    site = replace(SITE, split_k=2)
+    slow = Entry(site=site, kernel=CONFIG._replace(split_k=2), microseconds=9.0, otherwise=5.0)
+    adopt("a slow GPU", [slow])
+    assert choose(site, "a slow GPU").kernel == slow.kernel
+    assert choose(SITE, "a slow GPU").kernel is None
+    with pytest.raises(ValueError, match="does not divide columns by 2"):
+        parse_entry([*slow.to_json()[:6], [*CONFIG], 9.0, 5.0, 2])

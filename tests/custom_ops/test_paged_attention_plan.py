@@ -120,3 +120,15 @@ def test_kernels_count_keys_and_rows_within_32_bits(call: dict[str, Any]) -> Non
         largest = max(limits.min_split_keys, limits.max_split_keys, limits.max_rows)
         assert largest + call["capacity"] - 1 < 2**31
         assert limits.max_split_keys >= min(call["capacity"], MAX_SPLIT_KEYS)
+
+
+@given(calls(), calls())
+def test_one_kernel_serves_every_batch_that_is_to_leave_no_trace(
+    call: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """Whole sequences, whatever the sizes: what is split depends on them."""
+    many = call["many"]
+    for each in (call, {**other, "many": many}):
+        (launch,) = launches(**each, batch_invariant=True)
+        assert (launch.kernel, launch.limits.num_splits) == (many, 1)
+        assert (launch.limits.min_rows, launch.workspace_floats) == (0, 0)

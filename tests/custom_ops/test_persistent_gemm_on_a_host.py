@@ -60,6 +60,7 @@ def launched(
     bias: Tensor,
     seed: int = 0,
     scales: tuple[Tensor, Tensor] | None = None,
+    splits_all: bool = False,
 ) -> Tensor:
     """What the kernel writes, its threads in an order of a seed."""
     groups, section, share, split, clusters, n, k, num_rows, is_gated = case
@@ -71,7 +72,7 @@ def launched(
         of_x, of_weight = scales
         strides = (1, 0, 0) if of_weight.dim() == 1 else (*of_x.stride(), of_weight.shape[1])
         more = [of_x.data_ptr(), of_weight.data_ptr(), *strides, weight.dtype == torch.int8]
-    assert kernel.run(struct.pack("21q", *pointers, *numbers, *more)) == b""
+    assert kernel.run(struct.pack("22q", *pointers, *numbers, *more, splits_all)) == b""
     return out
 
 
@@ -145,3 +146,32 @@ def test_gate_and_up_are_rounded_before_they_meet(kernel: ctypes.CDLL) -> None:
     gated, up = (x[:, :1].float() * weight[:, 0].float() + bias.float()).bfloat16().double().chunk(2, dim=1)
     right = (torch.nn.functional.silu(gated).bfloat16().double() * up).bfloat16()
     assert (out == right).double().mean() > 0.99  # exp itself may be the one or the other neighbour
+
+
+# groups, rows of x at once, share, split, clusters: of tiles that fill several waves, the last not whole
+ONE_ORDER = [(1, 128, 1, 2, 1), (2, 192, 1, 2, 2), (2, 192, 2, 1, 1)]
+
+
+@pytest.mark.parametrize("shape", ONE_ORDER, ids=str)
+def test_every_tile_sums_in_one_order_where_that_is_asked_for(
+    kernel: ctypes.CDLL, shape: tuple[int, int, int, int, int]
+) -> None:
+    """Of the halves of K, whose sums are added, or of K as a whole; in whatever wave."""
+    _, _, _, split_k, _ = shape
+    n, k, num_rows = 11 * 64 - 8, 512, 190
+    torch.manual_seed(0)
+    x, weight = torch.randn(num_rows, k).bfloat16(), torch.randn(n, k).bfloat16()
+    out = launched(
+        kernel, (*shape, n, k, num_rows, False), x, weight, torch.zeros(n).bfloat16(), splits_all=True
+    )
+    parts = zip(x.chunk(split_k, dim=1), weight.chunk(split_k, dim=1), strict=True)
+    halves = [by_columns(*part) for part in parts]
+    assert torch.equal(out, sum(halves[1:], halves[0]).bfloat16())
+
+
+def by_columns(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T in float32, one column after another, as the host adds up."""
+    sums = torch.zeros(x.shape[0], weight.shape[0])
+    for left, right in zip(x.float().T, weight.float().T, strict=True):
+        sums += left[:, None] * right[None]
+    return sums

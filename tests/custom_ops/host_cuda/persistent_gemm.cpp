@@ -11,13 +11,13 @@ struct Arguments {
   Bf16* out;
   int64_t tokens, n, k, x_stride, warpgroups, section, multicast, split_k, clusters, is_gated, seed;
   const float *x_scale, *scale;  // of operands in one byte
-  int64_t token_stride, group_stride, groups, is_whole;
+  int64_t token_stride, group_stride, groups, is_whole, splits_all;
 };
 
 template <typename S, bool kGated>
 void run_shape(lamina::Linear<typename S::In, Bf16> p, const Arguments& a) {
   constexpr int kColumns = lamina::kTileColumns<typename S::In>, kBytes = sizeof(typename S::In);
-  p.bias = a.bias, p.out = a.out;
+  p.bias = a.bias, p.out = a.out, p.splits_all = a.splits_all != 0;
   p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
   p.box_rows = lamina::rows_to_copy<S>(p.tokens);
   CUtensorMap weight{a.weight, {a.k, a.n, 1, 1}, {1, a.k, 0, 0}, {kColumns, 64, 1, 1}, kBytes};

@@ -1,0 +1,176 @@
+"""What batch invariance costs on one GPU: decode steps and prefill, with the mode and without.
+
+Each shape has random weights. Decode steps are CUDA graphs that are replayed, prefill is one request's
+prompt; both runtimes are of the same settings but for the mode. With --gemms those of the shape are timed
+alone, by each split-K, and with --mixes logits are compared bit for bit.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import workloads
+from gpu import describe_machine
+from gpu_steps import BLOCK_SIZE, DecodeStep
+
+from lamina import CompileConfig, Runtime, SamplingParams
+from lamina.custom_ops.linear import autotune, choices
+from lamina.runtime.batch_invariance import check_batch_invariance
+from lamina.runtime.config import RuntimeConfig
+
+RESULT = Path(__file__).resolve().parent / "results" / "batch_invariance.json"
+QWEN3 = {  # of 4B
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+    "rope_scaling": None,
+}
+DEVICE = torch.device("cuda", 0)
+MANY = (512, 2048, 8192)  # rows of x, of prefill
+
+
+def main() -> None:
+    """Print figures of each shape, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", default=["8b", "qwen3-4b"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 128, 256])
+    parser.add_argument("--context", type=int, default=640, help="tokens of each request")
+    parser.add_argument("--prompts", nargs="+", type=int, default=[128, 512, 2048, 4096])
+    parser.add_argument("--mixes", type=int, default=0, help="random mixes to compare bit for bit")
+    parser.add_argument("--gemms", action="store_true", help="time the GEMMs by either split-K too")
+    parser.add_argument("--steps", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--cache-dir")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args()
+    workloads.SHAPES["qwen3-4b"] = QWEN3
+    document: dict[str, Any] = {"machine": describe_machine(), "context": options.context, "shapes": {}}
+    for shape in options.shapes:
+        found = document["shapes"][shape] = {}
+        if options.steps:
+            for mode in (False, True):
+                found["invariant" if mode else "plain"] = timed(shape, mode, options)
+            print_ratios(shape, found)
+        if options.gemms:
+            found["gemms"] = gemms(shape)
+        if options.mixes:
+            found["mixes"] = mixes(shape, options)
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def settings(shape: str, options: argparse.Namespace, **compiled: Any) -> dict[str, Any]:
+    """Of a runtime with random weights."""
+    folder = workloads.write_config(shape, Path("/tmp/lamina-shapes") / shape)
+    blocks_each = -(-options.context // BLOCK_SIZE)
+    return {
+        "model": folder,
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "device": "cuda",
+        "max_model_len": 8192,
+        "max_num_seqs": max(options.batches),
+        "num_kv_blocks": max(1024, max(options.batches) * blocks_each + 16),
+        "block_size": BLOCK_SIZE,
+        "prefix_cache": False,
+        "compile": CompileConfig(cuda_graphs="lazy", verify=False, **compiled),
+        "cache_dir": options.cache_dir,
+    }
+
+
+def timed(shape: str, mode: bool, options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of decode steps by batch, and of prefill by the length of a prompt."""
+    started = time.perf_counter()
+    with Runtime.from_pretrained(**settings(shape, options, batch_invariant=mode)) as runtime:
+        print(f"{shape}, batch_invariant {mode}: ready in {time.perf_counter() - started:.0f} s", flush=True)
+        decode = {
+            batch: statistics.median(DecodeStep(runtime, batch, options.context).milliseconds())
+            for batch in options.batches
+        }
+        runtime._loaded.runner.drop_captures()
+        prefill = {length: prefilled(runtime, length) for length in options.prompts}
+    torch.cuda.empty_cache()
+    return {"decode_ms": decode, "prefill_ms": prefill}
+
+
+def prefilled(runtime: Runtime, length: int) -> float:
+    """Milliseconds to the one token of an answer, the best of some."""
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    taken = []
+    for prompt in workloads.prompts(6, length, seed=length):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        runtime.generate([prompt], params)
+        taken.append((time.perf_counter() - started) * 1e3)
+    return min(taken)
+
+
+def print_ratios(shape: str, found: dict[str, Any]) -> None:
+    for what in ("decode_ms", "prefill_ms"):
+        for size, plain in found["plain"][what].items():
+            ours = found["invariant"][what][size]
+            print(f"{shape:10} {what:10} {size:6} {plain:9.3f} {ours:9.3f} {ours / plain:6.3f}", flush=True)
+
+
+def gemms(shape: str) -> list[dict[str, Any]]:
+    """Best microseconds of each GEMM by split-K 1 and 2, and of the library, by the number of rows."""
+    sizes, lines = workloads.SHAPES[shape], []
+    hidden, width = sizes["hidden_size"], sizes["head_dim"]
+    queries, keys = sizes["num_attention_heads"] * width, sizes["num_key_value_heads"] * width
+    of_model: list[tuple[choices.Kind, int, int]] = [
+        ("linear", queries + 2 * keys, hidden),
+        ("linear", hidden, queries),
+        ("gated", 2 * sizes["intermediate_size"], hidden),
+        ("linear", hidden, sizes["intermediate_size"]),
+    ]
+    processors = choices.processors_of(DEVICE)
+    for kind, n, k in of_model:
+        chosen = choices.one_order(n, k, processors)
+        for num_tokens in (*choices.BUCKETS, *MANY):
+            site = choices.Site(kind=kind, num_tokens=min(num_tokens, choices.BUCKETS[-1]), n=n, k=k)
+            line: dict[str, Any] = {"kind": kind, "n": n, "k": k, "rows": num_tokens, "taken": chosen}
+            ways = autotune.ways_of(replace(site, num_tokens=num_tokens), DEVICE, torch.bfloat16)
+            line["library"] = autotune._microseconds(ways.library, ways.weights)
+            for split_k in (1, 2):
+                of_order = replace(site, split_k=split_k)
+                ways = autotune.ways_of(replace(of_order, num_tokens=num_tokens), DEVICE, torch.bfloat16)
+                configs = choices.candidates(of_order, processors)
+                if num_tokens > choices.BUCKETS[-1]:
+                    configs = tuple(config for config in configs if config.clusters)
+                best = min((microseconds(ways, config), config) for config in configs)
+                line[f"split {split_k}"] = best
+            lines.append(line)
+            print(line, flush=True)
+    return lines
+
+
+def microseconds(ways: autotune.Ways, config: choices.GemmConfig) -> float:
+    return autotune._microseconds(lambda weight: ways.ours(config, weight), ways.weights)
+
+
+def mixes(shape: str, options: argparse.Namespace) -> dict[str, Any]:
+    """So many random mixes, whose logits are compared with those of each request alone."""
+    own = settings(shape, options)
+    own |= {"compile": CompileConfig(verify=False, batch_invariant=True), "prefix_cache": True}
+    started = time.perf_counter()
+    found = check_batch_invariance(RuntimeConfig(**own), [], options.mixes, lambda *_: None)
+    seconds = time.perf_counter() - started
+    verdict = "right" if found.is_right else f"WRONG: {found.mismatches[:3]}, first {found.first}"
+    print(
+        f"{shape}: {found.num_mixes} mixes, {found.num_logits} logits, {seconds:.0f} s: {verdict}", flush=True
+    )
+    return {"mixes": found.num_mixes, "logits": found.num_logits, "is_right": found.is_right}
+
+
+if __name__ == "__main__":
+    main()
