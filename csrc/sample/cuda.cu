@@ -9,14 +9,11 @@ int sample(const Sample<T>& args, bool are_chunks_known, cudaStream_t stream) {
   if (args.num_rows == 0) return cudaSuccess;
   const auto rows = static_cast<unsigned>(args.num_rows);
   if (!are_chunks_known) {
-    constexpr int kMany = 4;
-    const auto blocks = [&](int each) { return static_cast<unsigned>(ceil_div(args.num_chunks, kScanWarps * each)); };
-    if (args.num_rows >= 16) {
-      scan_chunks<T, kWidth, kMany><<<dim3(blocks(kMany), rows), kScanWarps * kWarp, 0, stream>>>(args);
-    } else {
-      scan_chunks<T, kWidth, 1><<<dim3(blocks(1), rows), kScanWarps * kWarp, 0, stream>>>(args);
-    }
-    if (const int error = launch_error()) return error;
+    const bool are_many = args.num_rows >= 16;
+    const int each = are_many ? 4 : 1;  // chunks a warp
+    const dim3 grid(static_cast<unsigned>(ceil_div(args.num_chunks, kScanWarps * each)), rows);
+    const auto scan = are_many ? scan_chunks<T, kWidth, 4> : scan_chunks<T, kWidth, 1>;
+    if (const int error = launch_pdl(scan, grid, dim3(kScanWarps * kWarp), stream, args)) return error;
   }
   const size_t shared_bytes = sizeof(Shared) + 2 * sizeof(float) * static_cast<size_t>(args.num_chunks);
   const auto kernel = choose_tokens<T, kWidth>;

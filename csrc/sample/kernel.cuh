@@ -18,7 +18,8 @@ constexpr int kRowsAtOnce = 100;  // fewer, and every row has a multiprocessor f
 // kChunks chunks a warp, read before the first is looked at.
 template <typename T, int kWidth, int kChunks>
 __global__ void __launch_bounds__(kScanWarps* kWarp) scan_chunks(Sample<T> args) {
-  start_successor();
+  wait_for_predecessor();
+  start_successor();  // not before: choose_tokens reads what a kernel ahead may have written
   const int row = static_cast<int>(blockIdx.y);
   const int first = static_cast<int>(blockIdx.x * kScanWarps + threadIdx.x / kWarp) * kChunks;
   Piece<T, kWidth> pieces[kChunks];

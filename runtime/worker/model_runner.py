@@ -298,7 +298,7 @@ class ModelRunner:
             prompts = prompt_logprobs(batch.logprobs, hidden, self._logits, self._num_valid_ids)
             self._logprobs = LogprobsTensors(prompts=prompts)
         if batch.logits_rows.shape[0]:
-            logits = self._logits(hidden.index_select(0, batch.logits_rows))
+            logits = self._logits(_sampled_rows(hidden, batch))
             sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
         self._judge(batch, hidden, request_ids)
         return Computed(hidden, logits)
@@ -329,6 +329,13 @@ def _first_of_each(num_sampled: Ints, num_kept: Ints) -> Flags:
     places = np.arange(int(num_sampled.sum())) - np.repeat(np.cumsum(num_sampled) - num_sampled, num_sampled)
     kept: Flags = places < np.repeat(num_kept, num_sampled)
     return kept
+
+
+def _sampled_rows(hidden: Tensor, batch: BatchView) -> Tensor:
+    """Of hidden states [T, H] those that are sampled from: all, in their order, where there are as many."""
+    if len(batch.logits_rows) == len(hidden):
+        return hidden
+    return hidden.index_select(0, batch.logits_rows)
 
 
 def _copy_to_host(values: Tensor) -> Tensor:
