@@ -12,6 +12,9 @@ from . import options
 if TYPE_CHECKING:
     from ..compiler.execution.plan import Compiled
 
+Errors = Annotated[
+    bool, typer.Option("--errors", help="Read the weights, and tell scales and error of each quantized one.")
+]
 Html = Annotated[Path | None, typer.Option(help="Write a page to look at, in one file without links.")]
 
 
@@ -19,24 +22,28 @@ Html = Annotated[Path | None, typer.Option(help="Write a page to look at, in one
 def explain(
     settings: options.Settings,
     model: options.Model = None,
+    errors: Errors = False,
     as_json: options.Json = False,
     html: Html = None,
 ) -> None:
     """Show each unique piece, what the passes did to it and why not more, its kernels and the guards.
 
-    Weights are not read. What the cache lacks is compiled.
+    Weights are not read, but for --errors. What the cache lacks is compiled.
     """
-    config = settings.config(model, load_format="dummy")
+    config = settings.config(model, **({} if errors else {"load_format": "dummy"}))
     from .progress import loading_progress
 
     with loading_progress() as progress:
         from ..common.store import Store
         from ..compiler.inspect.explain import explain_text
         from ..compiler.inspect.explain_page import explain_page
-        from ..runtime.startup.loader import compile_only, resolve_runtime
+        from ..models.quantization.kept import listed
+        from ..runtime.startup.loader import compile_only, read_weights, resolve_runtime
 
         resolved = resolve_runtime(config, progress)
         compiled = compile_only(resolved, progress)
+        weights = read_weights(resolved, progress) if errors else None
+    kept = resolved.schemes.kept(resolved.dtype) if weights is None else weights.kept()
     if html is not None:
         page = explain_page(
             compiled, Store(config.cache_dir), title=Path(config.model).name, numerics=config.numerics
@@ -45,10 +52,12 @@ def explain(
         typer.echo(f"written: {html}", err=True)
         return
     if as_json:
-        facts = _facts(compiled) | {"quantization": resolved.schemes.facts()}
+        projections = {name: asdict(one) for name, one in kept.items()}
+        facts = _facts(compiled) | {"quantization": resolved.schemes.facts() | {"projections": projections}}
         print(json.dumps(facts, indent=2))
         return
-    print("\n".join([explain_text(compiled), *resolved.schemes.sentences()]))
+    sentences = (resolved.schemes if weights is None else weights).sentences()
+    print("\n".join([explain_text(compiled), *sentences, *listed(kept)]))
 
 
 def _facts(compiled: "Compiled") -> dict[str, Any]:

@@ -43,6 +43,8 @@ def verify(
 
 
 def _text(found: "Verified") -> str:
+    from ..models.quantization.kept import listed
+
     pair = f"{'rms':>10} {'largest':>11}"
     lines = [
         f"{'':>7}  {'compiled to eager':>22}  {'compiled to transformers':>26}  {'eager to it':>22}",
@@ -65,11 +67,7 @@ def _text(found: "Verified") -> str:
         for one in found.differences
     ]
     lines += found.quantization
-    lines += [
-        f"  {name}: off by {error.relative_rms:.2%} rms, {error.max_error:.2e} at most"
-        for name, error in found.quantization_errors.items()
-        if error.max_error
-    ]
+    lines += listed(found.projections)
     lines.append(f"{len(found.differences)} of {sum(map(len, found.prompts))} likeliest tokens differ")
     if found.reference != "transformers":
         lines.append(found.reference)

@@ -8,6 +8,7 @@ from ..compiler.execution.cuda_graphs import GraphRecord
 from ..compiler.execution.plan import Compiled
 from ..compiler.inspect.explain import explain_text
 from ..compiler.inspect.explain_page import explain_page
+from ..models.quantization.kept import listed
 from .startup.description import settings_in_force
 from .startup.loaded import LoadedRuntime
 
@@ -47,6 +48,7 @@ def explanation_of(loaded: LoadedRuntime) -> str:
     text = "the model runs eagerly: nothing was compiled" if compiled is None else explain_text(compiled)
     served = ["\nkernels of GEMMs:", *(f"  {line}" for line in kernels)] if kernels else []
     quantized = [f"\n{sentence}" for sentence in loaded.weights.sentences()]
+    quantized += listed(loaded.weights.kept())
     late = [f"built in the middle of a request: {what}" for what in loaded.late_builds.events]
     return "\n".join([text, *quantized, *served, *late])
 

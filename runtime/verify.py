@@ -20,7 +20,7 @@ from ..compiler.passes.graph import Pass
 from ..custom_ops.paged_attention.reference import dense_attention
 from ..custom_ops.rotary_embedding.reference import rotary_embedding
 from ..custom_ops.sample.reference import are_broken
-from ..models.checkpoints.loaded_weights import QuantizationError
+from ..models.quantization.kept import KeptProjection
 from .config import RuntimeConfig
 from .reference_run import Observed, by_transformers
 from .startup.loader import compile_only, read_weights, resolve_runtime
@@ -73,7 +73,7 @@ class Verified:
     culprit: Culprit | None
     reference: str  # transformers, or why not
     quantization: tuple[str, ...]  # how projections are kept, in sentences; the reference has what they mean
-    quantization_errors: dict[str, QuantizationError]  # of each projection that is kept otherwise
+    projections: dict[str, KeptProjection]  # those that are kept otherwise
 
     @property
     def is_right(self) -> bool:
@@ -117,7 +117,7 @@ def verify(
         culprit=culprit,
         reference=reference,
         quantization=loaded.sentences(),
-        quantization_errors=loaded.errors(),
+        projections=loaded.kept(),
     )
 
 

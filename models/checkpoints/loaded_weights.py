@@ -2,25 +2,18 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...common.errors import LoadError, UnsupportedError
+from ..quantization.kept import SCALE, KeptProjection, QuantizationError
 from ..quantization.model_schemes import SEPARATOR, ModelSchemes
 from ..quantization.scheme import QuantScheme
 
 CHUNK_ELEMENTS = 1 << 22  # of a projection that are worked on at once, in float32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuantizationError:
-    """How far what is kept of a tensor is from the checkpoint's weights."""
-
-    relative_rms: float  # root of the mean square of the error, by that of the weights
-    max_error: float  # the largest error of a weight, in the weights' own unit
 
 
 @dataclass(slots=True)
@@ -57,6 +50,7 @@ class LoadedWeights:
         # Of a checkpoint: "layers.0.k_scale", float32 [1] or [kv_heads].
         self.kv_scales: dict[str, Tensor] = {}
         self._placed: set[str] = set()
+        self._scales: dict[str, tuple[float, float]] = {}  # of each projection that has some, once settled
 
     def room(self, parameter: str) -> Tensor:
         """Memory for a whole parameter, to be filled and taken: its own, where it is kept as it is."""
@@ -126,6 +120,9 @@ class LoadedWeights:
     def settle(self) -> None:
         """Lay projections out as their schemes multiply them, once every row is there and was measured."""
         for name, scheme in self.schemes.schemes.items():
+            scale = self.by_name.get(f"{name}{SEPARATOR}{SCALE}")
+            if scale is not None:
+                self._scales[name] = (float(scale.min()), float(scale.max()))
             if scheme.settle is not None:
                 scheme.settle([self.by_name[part] for part in self._parts[name]])
 
@@ -148,6 +145,14 @@ class LoadedWeights:
     def errors(self) -> dict[str, QuantizationError]:
         """The error of every projection that is kept otherwise than the dtype has it."""
         return {name: sums.summary() for name, sums in self._sums.items()}
+
+    def kept(self) -> dict[str, KeptProjection]:
+        """What is kept of each projection with a scheme, with its scales and its error."""
+        errors, planned = self.errors(), self.schemes.kept(self.dtype)
+        return {
+            name: replace(one, scales=self._scales.get(name), error=errors[name])
+            for name, one in planned.items()
+        }
 
     def total_error(self) -> QuantizationError:
         """The error of all of them together."""
@@ -180,7 +185,14 @@ class LoadedWeights:
             "schemes": self.schemes.facts()["schemes"],
             "bytes": sum(part.nbytes for part in parts),
             "total": asdict(self.total_error()),
-            "tensors": {name: asdict(error) for name, error in self.errors().items()},
+            "tensors": {
+                name: {
+                    "scheme": self.schemes.schemes[name].name,
+                    "scales": self._scales.get(name),
+                    **asdict(error),
+                }
+                for name, error in self.errors().items()
+            },
         }
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...common.errors import UnsupportedError
 from ..layers import Ops
 from ..registry import ParameterSpec
+from .kept import KeptProjection
 from .scheme import QuantScheme, Shape, StoredWeight, TensorTable
 
 SEPARATOR = "%"  # between a projection's name and that of a part, which no parameter's name begins with
@@ -110,6 +111,20 @@ class ModelSchemes:
         if own and dense:
             own.append(f"{len(dense)} projections in the runtime's dtype, {_few(dense)}")
         return tuple([f"quantization {one}" for one in (*own, *self.notes)])
+
+    def kept(self, dtype: torch.dtype) -> dict[str, KeptProjection]:
+        """What will be kept of each projection with a scheme, in a runtime of that dtype."""
+        return {
+            name: KeptProjection(
+                scheme=scheme.name or "",
+                shape=self._shape(name),
+                parts={
+                    part: f"{str(kind).removeprefix('torch.')} {list(shape)}"
+                    for part, (shape, kind) in scheme.parts(self._shape(name), dtype).items()
+                },
+            )
+            for name, scheme in self.schemes.items()
+        }
 
     def facts(self) -> dict[str, Any]:
         """What of it decides how a model computes, as plain data: each scheme with its projections."""

@@ -79,6 +79,8 @@ def test_memory_is_exact_before_and_what_is_kept_is_said(
         "quantization w4a16: 6 projections in four bits a weight, a scale and a zero for 32 columns, off by"
     )
     assert wanted in explained
+    assert "  layers.0.qkv [128, 64] w4a16: numbers uint8 [128, 32], scale bfloat16 [128, 2]" in explained
+    assert all("; scales from " in line for line in explained.splitlines() if line.startswith("  layers."))
     assert any(line.startswith(wanted) for line in said())
 
 
@@ -95,9 +97,36 @@ def test_commands_say_how_projections_are_kept_without_reading_them(
     assert json.loads(told.stdout)["quantization"] == sentences
     options = ["--model", str(folder), "--dtype", "float32", "--cache-dir", str(compile_cache)]
     told = CliRunner().invoke(app, ["explain", *options])
-    assert told.stdout.endswith("\n".join([*sentences, ""]))
+    sizes = {"qkv": (128, 64), "o": (64, 64), "gate_up": (256, 64)}
+    lines = [
+        f"  layers.0.{name} to layers.1.{name} [{rows}, {columns}] w4a16: "
+        f"numbers uint8 [{rows}, {columns // 2}], scale float32 [{rows}, {columns // 32}], "
+        f"zero float32 [{rows}, {columns // 32}]"
+        for name, (rows, columns) in sizes.items()
+    ]
+    assert told.stdout.endswith("\n".join([*sentences, *lines, ""]))
     told = CliRunner().invoke(app, ["explain", "--json", *options])
-    assert json.loads(told.stdout)["quantization"]["name"] == "compressed-tensors"
+    facts = json.loads(told.stdout)["quantization"]
+    assert facts["name"] == "compressed-tensors"
+    assert facts["projections"]["layers.1.o"]["parts"]["scale"] == "float32 [64, 2]"
+    assert facts["projections"]["layers.1.o"]["error"] is None
+
+
+def test_explain_reads_the_weights_where_their_errors_are_asked_for(
+    save: Callable[..., tuple[Path, Path]], compile_cache: Path
+) -> None:
+    folder, _ = save(packed("down_proj"))
+    options = ["--errors", "--model", str(folder), "--dtype", "bfloat16", "--cache-dir", str(compile_cache)]
+    told = CliRunner().invoke(app, ["explain", *options])
+    lines = [line for line in told.stdout.splitlines() if line.startswith("  layers.")]
+    assert [line.split()[0] for line in lines] == [
+        f"layers.{layer}.{name}" for layer in (0, 1) for name in ("qkv", "o", "gate_up")
+    ]
+    assert all("; scales from " in line and "; off by " in line for line in lines)
+    told = CliRunner().invoke(app, ["explain", "--json", *options])
+    kept = json.loads(told.stdout)["quantization"]["projections"]
+    assert all(0 < one["error"]["relative_rms"] < 2**-7 for one in kept.values())
+    assert all(0 < one["scales"][0] < one["scales"][1] for one in kept.values())
 
 
 def plan_factors(folder: Path, cache: Path, **settings: Any) -> Any:
@@ -126,7 +155,13 @@ def test_verify_compares_with_the_dequantized_model(
     assert found.reference == "transformers"
     assert all(row.compiled is not None and row.compiled.rms < 1e-5 for row in found.layers)
     assert found.quantization == (f"quantization w4a16: 8 projections {KEPT}, as the checkpoint has them",)
-    assert set(found.quantization_errors) == set(config_projections())
+    assert set(found.projections) == set(config_projections())
+    qkv = found.projections["layers.0.qkv"]
+    assert (qkv.scheme, qkv.shape, qkv.parts[""]) == ("w4a16", (128, 64), "uint8 [128, 32]")
+    assert qkv.scales is not None
+    assert 0 < qkv.scales[0] < qkv.scales[1] < 1
+    assert qkv.error is not None
+    assert qkv.error.max_error == 0
 
 
 def config_projections() -> list[str]:
