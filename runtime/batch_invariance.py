@@ -23,7 +23,8 @@ from .startup.loader import load, resolve_runtime
 from .startup.resolved import ResolvedRuntime
 
 LENGTHS = (1, 2, 15, 16, 17, 40, 65, 130, 257, 600)  # tokens of prompts of random ids
-NUM_TOKENS = 6  # of an answer
+FEW_TOKENS = 6  # of an answer at most
+MOST_BLOCKS = 3.5  # of an answer, where requests are to be preempted: each is admitted with room for one more
 SIZES = (1, 2, 3, 7, 12, 32)  # requests of a mix
 ARRIVALS = 6  # steps in which they come
 CHUNK = 17  # tokens of a prompt in a step, where prompts are cut
@@ -46,6 +47,9 @@ class Variant(NamedTuple):
 
     name: str
     changes: dict[str, Any]  # of RuntimeConfig
+    num_tokens: int = FEW_TOKENS  # of an answer, at most
+    sizes: tuple[int, ...] = SIZES
+    part: int = 4  # of ten mixes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,14 +101,16 @@ def check_batch_invariance(
         raise ConfigError("compile is False; wanted True or a CompileConfig(batch_invariant=True)")
     resolved = resolve_runtime(config, progress)
     chance = random.Random(seed)
-    run = _Run([*map(tuple, prompts), *_random_prompts(resolved, chance)], chance)
-    variants = _variants(resolved, max(map(len, run.prompts)) + NUM_TOKENS)
+    num_tokens = min(int(resolved.block_size * MOST_BLOCKS), resolved.max_model_len // 2)
+    own = [tuple(prompt[: resolved.max_model_len - num_tokens]) for prompt in prompts]
+    run = _Run([*own, *_random_prompts(resolved, num_tokens, chance)], num_tokens, chance)
+    variants = _variants(resolved, max(map(len, run.prompts)) + num_tokens, num_tokens)
     first = None
     for number, variant in enumerate(variants):
         progress("verify", number / len(variants), variant.name)
         loaded = load(replace(config, **variant.changes), progress)
         try:
-            run.mixes(loaded, variant.name, _share(num_mixes, number, len(variants)))
+            run.mixes(loaded, variant, -(-num_mixes * variant.part // 10))
             if run.mismatches:
                 first = first_difference(loaded, run.prompts)
                 break
@@ -115,18 +121,16 @@ def check_batch_invariance(
     return run.found(variants, first)
 
 
-def _share(count: int, number: int, of: int) -> int:
-    return count * (number + 1) // of - count * number // of
-
-
 def _give_back(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def _random_prompts(resolved: ResolvedRuntime, chance: random.Random) -> list[tuple[int, ...]]:
+def _random_prompts(
+    resolved: ResolvedRuntime, num_tokens: int, chance: random.Random
+) -> list[tuple[int, ...]]:
     """Of several lengths; every second one begins as the longest does, so that prefixes are found."""
-    vocab, longest = resolved.model.vocab_size, resolved.max_model_len - NUM_TOKENS
+    vocab, longest = resolved.model.vocab_size, resolved.max_model_len - num_tokens
     lengths = [length for length in LENGTHS if length <= longest] or [longest]
     base = [chance.randrange(vocab) for _ in range(max(lengths))]
     return [
@@ -135,7 +139,7 @@ def _random_prompts(resolved: ResolvedRuntime, chance: random.Random) -> list[tu
     ]
 
 
-def _variants(resolved: ResolvedRuntime, longest: int) -> tuple[Variant, ...]:
+def _variants(resolved: ResolvedRuntime, longest: int, num_tokens: int) -> tuple[Variant, ...]:
     """The caller's settings, then others that must not show."""
     config = resolved.config
     compiled = config.compile_config
@@ -148,15 +152,16 @@ def _variants(resolved: ResolvedRuntime, longest: int) -> tuple[Variant, ...]:
         Variant(
             f"prompts in chunks of {CHUNK}, nothing captured", {"prefill_chunk": CHUNK, "compile": uncaptured}
         ),
-        Variant("too few blocks for all", {"num_kv_blocks": enough + 2, "swap_bytes": None}),
+        Variant("too few blocks for all", {"num_kv_blocks": enough + 2}, num_tokens, SIZES[-2:], 2),
     )
 
 
 class _Run:
     """Mixes of requests, and what became of them so far."""
 
-    def __init__(self, prompts: Sequence[tuple[int, ...]], chance: random.Random) -> None:
+    def __init__(self, prompts: Sequence[tuple[int, ...]], num_tokens: int, chance: random.Random) -> None:
         self.prompts = prompts
+        self._num_tokens = num_tokens  # of any answer, at most
         self.mismatches: list[Mismatch] = []
         self._chance = chance
         self._alone: dict[Place, Tensor] = {}
@@ -164,14 +169,15 @@ class _Run:
         self._num_mixes = self._num_requests = self._num_logits = 0
         self._num_preemptions = self._num_cached_tokens = 0
 
-    def mixes(self, loaded: LoadedRuntime, name: str, count: int) -> None:
+    def mixes(self, loaded: LoadedRuntime, variant: Variant, count: int) -> None:
         """Run so many; before the first of all, each request alone."""
         if not self._alone:
             for prompt in range(len(self.prompts)):
-                self._run(loaded, [Asked(prompt, NUM_TOKENS, 0, f"alone {prompt}")], self._keep)
+                self._run(loaded, [Asked(prompt, self._num_tokens, 0, f"alone {prompt}")], self._keep)
         for _ in range(count):
             self._num_mixes += 1
-            self._run(loaded, self._mix(), partial(self._compare, f"{self._num_mixes}, {name}"))
+            mix = self._mix(variant)
+            self._run(loaded, mix, partial(self._compare, f"{self._num_mixes}, {variant.name}"))
 
     def found(self, variants: Sequence[Variant], first: str | None) -> Invariance:
         return Invariance(
@@ -185,16 +191,16 @@ class _Run:
             first=first,
         )
 
-    def _mix(self) -> list[Asked]:
+    def _mix(self, variant: Variant) -> list[Asked]:
         chance = self._chance
         return [
             Asked(
                 prompt=chance.randrange(len(self.prompts)),
-                num_tokens=chance.randint(1, NUM_TOKENS),
+                num_tokens=chance.randint(1, variant.num_tokens),
                 arrival=chance.randrange(ARRIVALS),
                 salt=chance.choice(("", f"{self._num_mixes} {number}")),
             )
-            for number in range(chance.choice(SIZES))
+            for number in range(chance.choice(variant.sizes))
         ]
 
     def _run(
