@@ -135,31 +135,35 @@ __device__ __forceinline__ void mainloop(Sum (&sums)[kCount], int row, int count
   release_stage<S>(at, before);
 }
 
-// The same in FP8, with the scales of the tile. Of more than 128 rows of x half are summed up at a time: registers have
-// no room for the sums of all twice.
+// The same in FP8, with the scales of the tile. Of more than 128 rows of x half are summed up at a time; registers have
+// room for the sums of one half at a time beside those of 256.
 template <typename S, int kCount>
 __device__ __forceinline__ void scaled_mainloop(float (&sums)[kCount], int row, const PersistentTile& work,
                                                 const LaneScales& scales, const PersistentLayout& at,
                                                 PipelineState<S::kStages>& state, Float8 format) {
-  constexpr int kSome = kCount > 64 ? kCount / 2 : kCount;
+  constexpr int kParts = kCount > 64 ? 2 : 1, kSome = kCount / kParts;
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  PipelineState<S::kStages> taken = state;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
-  for (int step = 0; step < work.count; ++step, state.advance()) {
-    wait_barrier(at.full + state.stage * 8, state.parity);
+  const auto begin = [&](auto& part, int, auto parity) {
+    constexpr int kPart = decltype(parity)::value * (kParts - 1);
+    if (kPart == 0) wait_barrier(at.full + state.stage * 8, state.parity);
     const uint32_t tiles = at.tiles + state.stage * S::kStageBytes;
-#pragma unroll
-    for (int first = 0; first < kCount; first += kSome) {
-      const int from = row + 2 * first;
-      float part[kSome];
-      wgmma_fence();
-      begin_tile<2 * kSome>(part, tiles + group * kTileBytes, tiles + S::kWeightBytes + from * kRowBytes, format);
-      wgmma_wait<0>();
-      if (first + kSome == kCount) release_stage<S>(at, state.stage);
-      pin(part);
-      scales.add(sums + first, part, work.token + from, work.begin + step);
-    }
-  }
+    const uint32_t x = tiles + S::kWeightBytes + (row + 2 * kPart * kSome) * kRowBytes;
+    wgmma_fence();
+    begin_tile<2 * kSome>(part, tiles + group * kTileBytes, x, format);
+    if (kPart == kParts - 1) state.advance();
+  };
+  const auto finish = [&](auto& part, int index, auto parity) {
+    constexpr int kPart = decltype(parity)::value * (kParts - 1), kFirst = kPart * kSome;
+    if (kPart == kParts - 1) release_stage<S>(at, taken.stage), taken.advance();
+    scales.add(sums + kFirst, part, work.token + row + 2 * kFirst, work.begin + index / kParts);
+  };
+  if constexpr (kCount + 2 * kSome <= 192)
+    take_in_turns<float, kSome>(work.count * kParts, begin, finish);
+  else
+    take_one_by_one<float, kSome, kParts>(work.count * kParts, begin, finish);
   scales.finish(sums, work.token + row);
 }
 

@@ -111,6 +111,69 @@ __device__ __forceinline__ void begin_tile(Partial<In> (&part)[columns / 2], uin
   wgmma_commit();
 }
 
+// Which of two neighbouring tiles, as a constant.
+using Even = std::integral_constant<int, 0>;
+using Odd = std::integral_constant<int, 1>;
+
+// Takes `total` tiles in order, two of them under way at a time, so that the tensor cores go on while the sums of one
+// are added up: begin(part, index, parity) starts one, finish(part, index, parity) has its sums.
+template <typename Part, int kCount, typename Begin, typename Finish>
+__device__ __forceinline__ void take_in_turns(int total, const Begin& begin, const Finish& finish) {
+  Part even[kCount], odd[kCount];
+  const auto finish_even = [&](int index) { pin(even), finish(even, index, Even{}); };
+  const auto finish_odd = [&](int index) { pin(odd), finish(odd, index, Odd{}); };
+  if (total == 0) return;
+  begin(even, 0, Even{});
+  int index = 1;
+  for (; index + 1 < total; index += 2) {
+    begin(odd, index, Odd{});
+    wgmma_wait<1>();
+    finish_even(index - 1);
+    begin(even, index + 1, Even{});
+    wgmma_wait<1>();
+    finish_odd(index);
+  }
+  if (index == total) {
+    wgmma_wait<0>();
+    finish_even(index - 1);
+    return;
+  }
+  begin(odd, index, Odd{});
+  wgmma_wait<1>();
+  finish_even(index - 1);
+  wgmma_wait<0>();
+  finish_odd(index);
+}
+
+// The same in pairs, of which none is under way while the next one is waited for.
+template <typename Part, int kCount, typename Begin, typename Finish>
+__device__ __forceinline__ void take_in_pairs(int total, const Begin& begin, const Finish& finish) {
+  for (int index = 0; index < total; index += 2) {
+    Part even[kCount], odd[kCount];
+    begin(even, index, Even{});
+    begin(odd, index + 1, Odd{});
+    wgmma_wait<1>();
+    pin(even), finish(even, index, Even{});
+    wgmma_wait<0>();
+    pin(odd), finish(odd, index + 1, Odd{});
+  }
+}
+
+// The same, each by itself, in steps of one or two.
+template <typename Part, int kCount, int kOfStep, typename Begin, typename Finish>
+__device__ __forceinline__ void take_one_by_one(int total, const Begin& begin, const Finish& finish) {
+  const auto take = [&](int index, auto parity) {
+    Part part[kCount];
+    begin(part, index, parity);
+    wgmma_wait<0>();
+    pin(part), finish(part, index, parity);
+  };
+  for (int index = 0; index < total; index += kOfStep) {
+    take(index, Even{});
+    if constexpr (kOfStep == 2) take(index + 1, Odd{});
+  }
+}
+
 // Sums of whole numbers over all columns, times the scales.
 template <int kCount>
 __device__ __forceinline__ void scale_totals(float (&sums)[kCount], const int (&totals)[kCount],

@@ -116,27 +116,31 @@ __device__ __forceinline__ void scaled_mainloop(typename S::Sums& sums, const Sp
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), lane = threadIdx.x % kWarp;
   const LaneScales scales(p, first_row<kWarpgroups, false>(work, group, p.n));
   wait_for_predecessor();  // the scales of x are read by these threads
-  int stage = 0, parity = 0;
-  for (int step = work.begin; step < work.end; ++step) {
-    wait_barrier(at.full + stage * 8, parity);
-    const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * kTileBytes;
-    const uint32_t x = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kTileBytes;
-    float parts[S::kTiles][S::kTokenRows / 2];
+  int stage = 0, parity = 0, taken = 0;
+  const auto begin = [&](auto& part, int, auto is_odd) {
+    constexpr int kTile = decltype(is_odd)::value * (S::kTiles - 1);
+    if (kTile == 0) wait_barrier(at.full + stage * 8, parity);
+    const uint32_t tiles = at.tiles + stage * S::kStageBytes + (kTile * kWarpgroups + group) * kTileBytes;
+    const uint32_t x = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kTileBytes + kTile * S::kXBytes;
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < S::kTiles; ++i)
-      begin_tile<S::kTokenRows>(parts[i], tiles + i * kWarpgroups * kTileBytes, x + i * S::kXBytes, Float8{});
-    if constexpr (S::kTiles == 2) {
-      wgmma_wait<1>();
-      pin(parts[0]);
-      scales.add(sums, parts[0], work.token, step * 2);
+    begin_tile<S::kTokenRows>(part, tiles, x, Float8{});
+    if (kTile == S::kTiles - 1 && ++stage == at.stages) stage = 0, parity ^= 1;
+  };
+  const auto finish = [&](auto& part, int index, auto is_odd) {
+    if (decltype(is_odd)::value * (S::kTiles - 1) == S::kTiles - 1) {
+      release_stage(work, at, lane, taken);
+      if (++taken == at.stages) taken = 0;
     }
-    wgmma_wait<0>();
-    release_stage(work, at, lane, stage);
-    pin(parts[S::kTiles - 1]);
-    scales.add(sums, parts[S::kTiles - 1], work.token, step * S::kTiles + S::kTiles - 1);
-    if (++stage == at.stages) stage = 0, parity ^= 1;
-  }
+    scales.add(sums, part, work.token, work.begin * S::kTiles + index);
+  };
+  constexpr int kCount = S::kTokenRows / 2;
+  const int tiles = (work.end - work.begin) * S::kTiles;
+  if constexpr (S::kTiles == 2)
+    take_in_pairs<float, kCount>(tiles, begin, finish);
+  else if constexpr (kWarpgroups * S::kTokenRows <= 128)
+    take_in_turns<float, kCount>(tiles, begin, finish);
+  else  // registers have no room for two
+    take_one_by_one<float, kCount, 1>(tiles, begin, finish);
   scales.finish(sums, work.token);
 }
 

@@ -69,33 +69,57 @@ __device__ __forceinline__ void find_peaks(const QuantizingLinear<In, T>& p, int
   }
 }
 
-// Columns of a rank's tiles, 16 a thread, in TMA's 128-byte swizzle: unit u of row r lies at u ^ r. Whole groups of 8
-// neighbouring lanes have a tile's row.
+// Sixteen columns of a row of a rank's tiles.
+template <typename T>
+struct Unit {
+  int unit, row, tile;
+  Vec<T, 8> halves[2];
+};
+
+// The one of a number; all of it is 0 behind the end of x.
+template <typename S, typename In, typename T>
+__device__ __forceinline__ Unit<T> load_unit(const QuantizingLinear<In, T>& p, const SplitKTile& work, int rows,
+                                             int number, bool is_there) {
+  Unit<T> found{number % 8, number / 8 % rows, number / 8 / rows, {}};
+  const int column = work.begin * S::kStep + found.tile * kGroup + found.unit * 16;
+  if (!is_there || column >= p.k) return found;
+  const T* from = p.x + (work.token + found.row) * p.x_stride + column;
+  found.halves[0] = load<8>(from), found.halves[1] = load<8>(from + 8);
+  return found;
+}
+
+// Lays it in shared memory in TMA's 128-byte swizzle: unit u of row r lies at u ^ r. Whole groups of 8 neighbouring
+// lanes have a tile's row.
+template <typename S, typename In, typename T>
+__device__ __forceinline__ void lay_unit(const QuantizingLinear<In, T>& p, const QuantizingLayout& at,
+                                         const Unit<T>& given, bool is_there) {
+  float scale;
+  if (p.groups == 0) {
+    scale = scale_of<In>(__int_as_float(at.peaks[given.row]));
+  } else {
+    scale = scale_of<In>(lanes_peak<8>(max_or_nan(peak_of(given.halves[0]), peak_of(given.halves[1]))));
+  }
+  if (!is_there) return;
+  if (given.unit == 0) at.scales[p.groups == 0 ? given.row : given.tile * S::kTokenRows + given.row] = scale;
+  const uint32_t place = at.x + given.tile * S::kXBytes + given.row * kRowBytes + (given.unit ^ given.row) * 16;
+  auto* const to = reinterpret_cast<uint8_t*>(shared_floats(place));
+  store_bytes<In>(to, given.halves[0], scale);
+  store_bytes<In>(to + 8, given.halves[1], scale);
+}
+
+// All of a rank's columns, of which a thread loads some units at once, since nothing else hides how long that takes.
 template <typename S, typename In, typename T>
 __device__ __forceinline__ void lay_out(const QuantizingLinear<In, T>& p, const SplitKTile& work, int rows,
                                         const QuantizingLayout& at) {
-  const int first = work.begin * S::kStep, tiles = (work.end - work.begin) * S::kTiles, units = tiles * rows * 8;
-  for (int i = threadIdx.x; i < (units + kWarp - 1) / kWarp * kWarp; i += S::kThreads) {
-    const int unit = i % 8, row = i / 8 % rows, tile = i / 8 / rows;
-    const int column = first + tile * kGroup + unit * 16;
-    const bool is_there = i < units && column < p.k;
-    Vec<T, 8> halves[2] = {};
-    if (is_there) {
-      const T* from = p.x + (work.token + row) * p.x_stride + column;
-      halves[0] = load<8>(from), halves[1] = load<8>(from + 8);
-    }
-    float scale;
-    if (p.groups == 0) {
-      scale = scale_of<In>(__int_as_float(at.peaks[row]));
-    } else {
-      scale = scale_of<In>(lanes_peak<8>(max_or_nan(peak_of(halves[0]), peak_of(halves[1]))));
-    }
-    if (i >= units) continue;
-    if (unit == 0) at.scales[p.groups == 0 ? row : tile * S::kTokenRows + row] = scale;
-    const uint32_t place = at.x + tile * S::kXBytes + row * kRowBytes + (unit ^ row) * 16;
-    auto* const to = reinterpret_cast<uint8_t*>(shared_floats(place));
-    store_bytes<In>(to, halves[0], scale);
-    store_bytes<In>(to + 8, halves[1], scale);
+  constexpr int kAtOnce = 4;
+  const int units = (work.end - work.begin) * S::kTiles * rows * 8;
+  for (int first = threadIdx.x; first - static_cast<int>(threadIdx.x % kWarp) < units; first += kAtOnce * S::kThreads) {
+    Unit<T> loaded[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      loaded[i] = load_unit<S>(p, work, rows, first + i * S::kThreads, first + i * S::kThreads < units);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) lay_unit<S>(p, at, loaded[i], first + i * S::kThreads < units);
   }
 }
 

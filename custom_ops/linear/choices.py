@@ -23,6 +23,11 @@ Kind = Literal["linear", "gated"]
 BYTES = ("fp8", "fp8_block", "int8")  # e4m3 by a scale a row, or a row and 128 columns; whole numbers
 
 BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the tensor cores
+MANY = (
+    512,
+    2048,
+    8192,
+)  # rows, of weights in one byte: there it does not; beyond, the last one's choice holds
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
 MAX_STAGES = 24  # of the kernel
 POWERS = (1, 2, 4, 8)  # blocks of a cluster that divide work evenly
@@ -46,7 +51,7 @@ class Site:
     """A GEMM, x @ weight.T, as far as a choice depends on it."""
 
     kind: Kind  # alone, or with silu_and_mul behind it
-    num_tokens: int  # one of BUCKETS
+    num_tokens: int  # one of BUCKETS, or of MANY
     n: int  # rows of the weights
     k: int
     dtype: str = "bfloat16"  # of x
@@ -169,7 +174,8 @@ def sites_of(
 ) -> tuple[Site, ...]:
     """The sites of a GEMM, one for each bucket of rows; op is linear, norm, norm_gated or gated."""
     one = Site(kind="linear", num_tokens=1, n=n, k=k, dtype=dtype, weights=weights, split_k=split_k)
-    alone = tuple(replace(one, num_tokens=bucket) for bucket in BUCKETS)
+    buckets = (*BUCKETS, *MANY) if one.is_in_bytes else BUCKETS
+    alone = tuple(replace(one, num_tokens=bucket) for bucket in buckets)
     gated = tuple(replace(site, kind="gated") for site in alone)
     return {"norm_gated": (*alone, *gated), "gated": gated}.get(op, alone)
 
@@ -200,14 +206,15 @@ def candidates(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
 
 def persistent_candidates(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
     """The persistent kernel's configurations worth measuring: a grid that the GPU holds at once."""
-    pairs = num_processors // 2
-    if pairs == 0 or site.num_tokens not in PERSISTENT_TOKENS or site.n % (16 if site.kind == "gated" else 8):
+    pairs, is_many = num_processors // 2, site.num_tokens in MANY
+    if pairs == 0 or site.num_tokens < PERSISTENT_TOKENS[0] or site.n % (16 if site.kind == "gated" else 8):
         return ()
+    grids = (pairs,) if is_many else dict.fromkeys((pairs // 8 * 8 or pairs, pairs))
     return tuple(
         GemmConfig(warpgroups, tokens, *cluster, persistent_stages(warpgroups, tokens), clusters)
         for warpgroups, tokens, cluster in itertools.product((1, 2), PERSISTENT_TOKENS, PERSISTENT_CLUSTERS)
-        for clusters in dict.fromkeys((pairs // 8 * 8 or pairs, pairs))
-        if (warpgroups == 2 or cluster == (1, 2))
+        for clusters in grids
+        if (warpgroups == 2 or (cluster == (1, 2) and not is_many))
         and tokens <= site.num_tokens
         and site.split_k in (0, cluster[1])
     )
@@ -244,6 +251,8 @@ def _is_compiled(site: Site, warpgroups: int, tokens: int) -> bool:
 
 
 def _tile_tokens(site: Site) -> tuple[int, ...]:
+    if site.num_tokens in MANY:
+        return ()  # for persistent kernels alone
     if site.num_tokens == BUCKETS[-1]:
         return (128,) if site.is_in_bytes else (128, 256)  # of FP8 sums are kept twice
     return (max(8, site.num_tokens),)
@@ -283,6 +292,11 @@ def ceil_div(count: int, size: int) -> int:
 def bucket_of(num_tokens: int) -> int | None:
     """The number of rows that a choice is made for, None above all."""
     return next((bucket for bucket in BUCKETS if num_tokens <= bucket), None)
+
+
+def bucket_of_bytes(num_tokens: int) -> int:
+    """The same for weights in one byte, of which there is a choice for any number."""
+    return bucket_of(num_tokens) or next((bucket for bucket in MANY if num_tokens <= bucket), MANY[-1])
 
 
 @cached_until_adopted

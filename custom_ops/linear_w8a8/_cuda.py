@@ -15,7 +15,7 @@ from ..linear.choices import GemmConfig
 from ..scaled_linear._cuda import config_of, source_of
 from . import _composed
 
-FEW = 8  # rows; each block reads them whole, for their scales: of more, a kernel of its own is quicker
+FEW = 2  # rows; each block reads them whole, for their scales: of more, a kernel of its own is quicker
 MOST_TILES, TILE = 128, 128  # of columns, that a block holds; columns of one
 
 

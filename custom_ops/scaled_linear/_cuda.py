@@ -13,11 +13,11 @@ from .._shared.quantized import FORMATS, INT8, NARROW
 from .._shared.registry import Provider
 from ..linear._cuda import check_capability
 from ..linear.choices import (
-    BUCKETS,
+    MANY,
     GemmConfig,
     Method,
     Site,
-    bucket_of,
+    bucket_of_bytes,
     cached_until_adopted,
     choose,
     device_name_of,
@@ -89,8 +89,9 @@ def library(
 ) -> Tensor:
     """The op by torch's GEMM in FP8 where that takes the tensors, else by the formula in float32."""
     if not has_library(x.shape[0], weight, scale, dtype):
-        why = f"weights {list(weight.shape)} with scales {list(scale.shape)} in {dtype}"
-        log_once(logger, 30, f"scaled_linear of {why} is multiplied in float32: no kernel takes it")
+        if dtype != torch.float64:  # which verification asks for, and no kernel is meant for
+            why = f"weights {list(weight.shape)} with scales {list(scale.shape)} in {dtype}"
+            log_once(logger, 30, f"scaled_linear of {why} is multiplied in float32: no kernel takes it")
         return formula(x, x_scale, weight, scale, bias, dtype)
     out: Tensor = SCALED_MM(x, weight.t(), x_scale[:, None], scale[None], bias, None, dtype)
     return out
@@ -113,23 +114,22 @@ def config_of(
     is_summed = weight.dtype == FP8 or weight.shape[1] <= MOST_WHOLE
     if not fits or not is_summed or num_tokens == 0 or dtype not in NARROW:
         return None
-    bucket = bucket_of(num_tokens)
     is_served = has_library(num_tokens, weight, scale, dtype) and not needs_ours
-    if bucket is None and is_served:
-        return None
     (n, k), weights = weight.shape, kept_as(weight.dtype, scale.dim())
-    site = Site(
-        kind="linear", num_tokens=bucket or BUCKETS[-1], n=n, k=k, dtype=name_of(dtype), weights=weights
-    )
+    bucket = bucket_of_bytes(num_tokens)
+    site = Site(kind="linear", num_tokens=bucket, n=n, k=k, dtype=name_of(dtype), weights=weights)
     return _config_of(site, weight.device, is_served)
 
 
 @cached_until_adopted
 def _config_of(site: Site, device: torch.device, has_library: bool) -> GemmConfig | None:
-    """What was measured; where nothing was, or there is no library to be slower than, a guess."""
+    """What was measured; where nothing was, or there is no library to be slower than, a guess.
+
+    Many rows of which nothing is known are the library's.
+    """
     choice = choose(site, device_name_of(device, getattr(torch, site.dtype)))
     assert not isinstance(choice.kernel, Method), "a method of CPUs"
-    if choice.kernel is not None or (choice.is_measured and has_library):
+    if choice.kernel is not None or (has_library and (choice.is_measured or site.num_tokens in MANY)):
         return choice.kernel
     return guess(site, processors_of(device))
 

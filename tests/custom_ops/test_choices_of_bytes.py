@@ -62,11 +62,33 @@ def test_a_kernel_that_starts_early_may_be_a_little_slower_alone(microseconds: f
     assert choices.choose(site, NAME).kernel == (config if is_ours else None)
 
 
-def test_above_all_buckets_the_library_serves_where_it_can() -> None:
+def test_many_rows_of_which_nothing_is_known_are_the_librarys_where_it_can() -> None:
     for grouped, dtype in (False, torch.bfloat16), (True, torch.bfloat16), (False, torch.float16):
         config = scaled.config_of(1000, *weight_of(4096, 4096, grouped=grouped), dtype)
         assert (config is None) == (not grouped and dtype == torch.bfloat16)
         assert config is None or config.clusters
+
+
+def test_many_rows_are_whose_they_were_measured_to_be_and_beyond_all_the_last_ones() -> None:
+    weight, scale = weight_of(2048, 4096)
+    config = GemmConfig(2, 256, 2, 1, 4, 66)
+    entries = [
+        Entry(
+            site=Site(kind="linear", num_tokens=bucket, n=2048, k=4096, weights="fp8"),
+            kernel=config._replace(clusters=clusters),
+            microseconds=5.0,
+            otherwise=9.0,
+        )
+        for bucket, clusters in zip(choices.MANY, (64, 65, 66), strict=True)
+    ]
+    choices.adopt(NAME, entries)
+    for num_tokens, clusters in (257, 64), (512, 64), (513, 65), (8192, 66), (100_000, 66):
+        assert scaled.config_of(num_tokens, weight, scale, torch.bfloat16) == config._replace(
+            clusters=clusters
+        )
+    for site in (entry.site for entry in entries):
+        assert {one.tile_tokens for one in candidates(site, 132)} == {128, 256}
+        assert all(one.clusters == 66 and one.warpgroups == 2 for one in candidates(site, 132))
 
 
 def test_whole_numbers_have_no_library_and_are_summed_up_in_32_bits() -> None:
@@ -89,9 +111,9 @@ def test_what_tma_or_the_epilogue_does_not_take_has_no_configuration(
 
 def test_few_rows_in_16_bits_are_quantized_by_the_projection_itself() -> None:
     weight, scale = weight_of(4096, 4096)
-    x = torch.empty(8, 4096, dtype=torch.bfloat16)
+    x = torch.empty(few.FEW, 4096, dtype=torch.bfloat16)
     config = few.few_rows_config(x, weight, scale)
     assert config is not None
     assert (config.tile_tokens, config.multicast, config.clusters) == (8, 1, 0)
-    for other in (torch.empty(9, 4096, dtype=torch.bfloat16), x.t()[:, :8].t()[:, ::2]):
+    for other in (torch.empty(few.FEW + 1, 4096, dtype=torch.bfloat16), x[:, ::2]):
         assert few.few_rows_config(other, weight[:, : other.shape[1]].contiguous(), scale) is None
