@@ -1,8 +1,8 @@
 // Programmatic dependent launch (PDL, sm_90 and later): a kernel that starts while its predecessor still runs.
 //
 // Inside a CUDA graph a kernel launched by launch_pdl may begin before the kernel ahead of it has ended. Before
-// wait_for_predecessor it writes nothing, and it reads nothing that a kernel of the graph writes. Every block of every
-// such kernel calls that, so the end of one implies the end of all before it.
+// wait_for_predecessor it writes nothing, and it reads nothing that a kernel of the graph writes. Of every such kernel
+// some block calls that, and every block that has work, so the end of one implies the end of all before it.
 #pragma once
 
 #include <cuda_runtime.h>

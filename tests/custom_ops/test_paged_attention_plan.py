@@ -84,6 +84,8 @@ def test_a_launch_has_room_for_all_its_tiles_and_partial_results(call: dict[str,
         hopper = launch.kernel == HOPPER  # counts the units that were taken as well
         assert launch.num_counters == launch.num_units * (limits.num_splits > 1 or hopper) + hopper
         assert 1 <= limits.fill_splits <= limits.num_splits
+        beyond = launch.num_units * (limits.num_splits - limits.fill_splits)
+        assert min(beyond, 1) <= limits.num_extra <= min(beyond, shape.blocks)
 
 
 def test_one_sequence_is_split_over_the_whole_gpu() -> None:
@@ -95,6 +97,13 @@ def test_many_sequences_are_split_only_for_the_longest_among_them() -> None:
     (launch,) = launches(num_seqs=64, num_tokens=64)
     assert launch.limits.fill_splits == 1
     assert launch.limits.num_splits == min(32768 // MAX_SPLIT_KEYS, 8 * 396 // 512)
+
+
+def test_splits_of_long_sequences_are_shared_by_a_part_of_the_gpu() -> None:
+    """Most of these blocks have nothing to do where no sequence is long: all of them are there at once."""
+    for num_seqs in (32, 49, 128, 256):
+        (launch,) = launches(num_seqs=num_seqs, num_tokens=num_seqs, capacity=131_072)
+        assert launch.limits.num_extra <= max(396 - 8 * num_seqs, 396 // 4)
 
 
 def test_a_short_capacity_is_not_split() -> None:
