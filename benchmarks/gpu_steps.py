@@ -85,7 +85,7 @@ class DecodeStep:
         runner.drop_captures()
         graphs = runner._graphs
         graphs._to_capture.clear()
-        runner.plan_captures([self.batch], [])
+        runner.plan_captures([Decode(self.batch)], [])
         assert runner.capture_next()
         self._replay = graphs._cuda_graphs._captures[Decode(self.batch)].replay
         self._fill(runner._input_batch)
