@@ -109,7 +109,7 @@ def of_projection(
     tried = [default]
     if options.tune:
         site, processors = site_of(kind, bucket, n, k, DTYPE, group), processors_of(DEVICE)
-        tried += candidates(site, group, processors, by_warps=options.by_warps)
+        tried += candidates(site, group, processors)
     times: dict[GemmConfig, float] = {}
     for config in dict.fromkeys(tried):
         try:
@@ -201,7 +201,6 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--zero", action="store_true", help="with zero points")
     parser.add_argument("--tune", action="store_true", help="try every configuration")
-    parser.add_argument("--by-warps", action="store_true", help="and those of mma.sync")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()

@@ -34,12 +34,10 @@ PREFIX = "w4a16/"  # of how sites name the weights
 RESIDENT_OF_FEW, RESIDENT = 3, 2  # blocks a processor that run at once, of up to 16 rows of x and of more
 MOST_BLOCKS = 6  # that are worth a try
 BARRIER_BYTES, ALIGN_BYTES, SYSTEM_BYTES = 448, 1024, 1024
-BY_WARPS = {
-    1: (8, 16, 32),
-    2: (8, 16, 32),
-    4: (),
-}  # the same of mma.sync, where a configuration's clusters are 1
 WARPGROUPS = {1: (8, 16, 32, 64, 128), 2: (8, 16, 32, 64, 128), 4: (32, 64)}  # tile_tokens compiled for each
+# The same of mma.sync, where a configuration's clusters are 1. A WGMMA takes 32 clocks for its operand in
+# registers, however few rows x has: at a few rows that is more than memory takes.
+BY_WARPS = {1: (8, 16, 32), 2: (8, 16, 32), 4: ()}
 
 
 def weights_name(group: int, k: int) -> str:
@@ -131,16 +129,11 @@ def most_stages(
     return next(fitting, None)
 
 
-def candidates(
-    site: Site, group: int, num_processors: int, *, by_warps: bool = False
-) -> tuple[GemmConfig, ...]:
-    """The configurations worth measuring on so many multiprocessors; those of mma.sync only if asked for.
-
-    That kernel gave the right results on a host, but has not been tried on a GPU.
-    """
+def candidates(site: Site, group: int, num_processors: int) -> tuple[GemmConfig, ...]:
+    """The configurations worth measuring on so many multiprocessors, by WGMMA and by mma.sync."""
     found = tuple(dict.fromkeys(_candidates(site, group, num_processors)))
     few = [config for config in found if config.tile_tokens in BY_WARPS[config.warpgroups]]
-    return (*found, *(config._replace(clusters=1) for config in few if by_warps))
+    return (*found, *(config._replace(clusters=1) for config in few))
 
 
 def _candidates(site: Site, group: int, num_processors: int) -> Iterator[GemmConfig]:

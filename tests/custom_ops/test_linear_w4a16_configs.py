@@ -7,6 +7,7 @@ import torch
 
 from lamina.custom_ops.linear.choices import BUCKETS, MAX_SHARED, GemmConfig, Kind, checked, sites_of
 from lamina.custom_ops.linear_w4a16.configs import (
+    BY_WARPS,
     SYSTEM_BYTES,
     WARPGROUPS,
     candidates,
@@ -24,10 +25,11 @@ SHAPES = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (3072, 2048)
 
 def fits(config: GemmConfig, k: int, group: int) -> bool:
     """Whether a GPU can launch it, and the kernel has it."""
-    warpgroups, tokens, _, split_k, stages, _ = checked(config)
+    warpgroups, tokens, _, split_k, stages, by_warps = checked(config)
     size = shared_bytes(warpgroups, tokens, group, stages)
     useful = stages <= max(2, num_steps(tokens, k, split_k))
-    return tokens in WARPGROUPS[warpgroups] and size <= MAX_SHARED - SYSTEM_BYTES and useful
+    compiled = BY_WARPS if by_warps else WARPGROUPS
+    return tokens in compiled[warpgroups] and size <= MAX_SHARED - SYSTEM_BYTES and useful
 
 
 @pytest.mark.parametrize("group", [32, 64, 128, -1])
@@ -42,6 +44,7 @@ def test_every_configuration_can_be_launched(n: int, k: int, num_processors: int
             assert all(fits(config, k, group) for config in (guess, *tried))
             assert all(config.warpgroups > 1 for config in tried) or kind == "linear"
             assert tried
+            assert any(config.clusters for config in tried) == (bucket <= 32)
 
 
 def test_what_nobody_measured_is_served_nearly_as_the_fastest_on_an_h200() -> None:
