@@ -33,13 +33,14 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 128, 256])
     parser.add_argument("--context", type=int, default=192, help="tokens of each request")
     parser.add_argument("--max-model-len", type=int, default=16384, help="what block tables have room for")
+    parser.add_argument("--quantization", help="as the setting of that name")
     parser.add_argument("--cache-dir")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     document: dict[str, Any] = {"machine": describe_machine(), "shapes": {}}
     for shape in options.shapes:
         sizes = max(options.batches), options.context, options.max_model_len
-        with load(shape, options.cache_dir, *sizes) as runtime:
+        with load(shape, options.cache_dir, *sizes, options.quantization) as runtime:
             found = document["shapes"][shape] = {}
             for batch in options.batches:
                 found[batch] = look_at(DecodeStep(runtime, batch, options.context), shape)
@@ -47,7 +48,12 @@ def main() -> None:
 
 
 def load(
-    shape: str, cache_dir: str | None, max_num_seqs: int, context: int, max_model_len: int = 16384
+    shape: str,
+    cache_dir: str | None,
+    max_num_seqs: int,
+    context: int,
+    max_model_len: int = 16384,
+    quantization: str | None = None,
 ) -> Runtime:
     """A shape with random weights, and nothing captured yet."""
     folder = workloads.write_config(shape, Path("/tmp/lamina-shapes") / shape)
@@ -61,6 +67,7 @@ def load(
         max_num_seqs=max_num_seqs,
         num_kv_blocks=max(1024, max_num_seqs * blocks_each + 16),
         block_size=BLOCK_SIZE,
+        quantization=quantization,
         compile=CompileConfig(cuda_graphs="lazy"),
         cache_dir=cache_dir,
     )

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument(
         "--most", type=int, default=5, help="configurations of a site that are tried in steps"
     )
+    parser.add_argument("--quantization", help="as the setting of that name")
     parser.add_argument("--cache-dir")
     parser.add_argument("--out", type=Path, default=MEASURED, help="default: the package's own file")
     options = parser.parse_args()
@@ -48,7 +49,8 @@ def main() -> None:
     measured = json.loads(MEASURED.read_text())
     entries = {entry.site: entry for entry in map(parse_entry, measured.get(name, []))}
     for shape in options.shapes:
-        with load(shape, options.cache_dir, max(options.rows), CONTEXT) as runtime:
+        sizes = max(options.rows), CONTEXT
+        with load(shape, options.cache_dir, *sizes, quantization=options.quantization) as runtime:
             for rows in options.rows:
                 entries |= {entry.site: entry for entry in tune(runtime, shape, rows, options)}
                 lines = [entry.to_json() for entry in entries.values()]
