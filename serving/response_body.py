@@ -8,17 +8,19 @@ if TYPE_CHECKING:
 
 
 class ResponseBody:
-    """Takes a body once its response has begun. All but end() happens at once."""
+    """Takes a body once its response has begun. All but end() happens at once.
+
+    is_full: whether the client has left so much unread that it should be sent no more for now; the connection
+    says so. on_writable: called when a client that was full takes more.
+    """
+
+    __slots__ = ("_cycle", "_transport", "is_full", "on_writable")
 
     def __init__(self, cycle: "RequestResponseCycle") -> None:
         """cycle: the response, of which uvicorn writes the head and notes the end."""
-        self.on_writable: Callable[[], None] | None = None  # called when a client that was full takes more
-        self._cycle, self._flow, self._transport = cycle, cycle.flow, cycle.transport
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the client has left so much unread that it should be sent no more for now."""
-        return self._flow.write_paused
+        self.on_writable: Callable[[], None] | None = None
+        self.is_full = cycle.flow.write_paused
+        self._cycle, self._transport = cycle, cycle.transport
 
     def write(self, data: bytes) -> None:
         """Sends some bytes, or keeps them for a client that is full; one that has gone is sent none."""

@@ -157,6 +157,15 @@ class Generation:
         """Whether there is nothing more to wait for: read_nowait() returns [], or raises what ended it."""
         return not (self._readers or self._ready) or self._has_failed or self._is_closed
 
+    @property
+    def only_reader(self) -> Reader | None:
+        """Who reads its answer, if that is the only one and there is more to be read.
+
+        For programs that read very many: a text that is got by Reader.read_text() is not read again.
+        """
+        is_only = len(self._parent.submissions) == len(self._readers) == 1
+        return self._readers[0] if is_only else None
+
     def notify(self, on_news: Callable[[], None] | None) -> None:
         """Has on_news() called, in the loop's thread, when there is something new; None: no more.
 

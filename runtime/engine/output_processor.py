@@ -128,15 +128,16 @@ class Answer:
         return RequestTimes(queued=times.queued, first_token=times.first_token, finished=times.finished)
 
     def _catch_up(self, output: EngineOutput) -> None:
-        num_before, token_ids = output.num_before, self.token_ids
+        _, num_before, new_token_ids, logprobs, prompt_logprobs, finish = output
+        token_ids = self.token_ids
         assert num_before <= len(token_ids), "an output was lost"
-        if output.prompt_logprobs:
-            self.prompt_logprobs = output.prompt_logprobs
-        token_ids += output.new_token_ids[len(token_ids) - num_before :]
-        if output.logprobs:
-            self.logprobs += output.logprobs[len(self.logprobs) - num_before :]
+        if prompt_logprobs:
+            self.prompt_logprobs = prompt_logprobs
+        token_ids += new_token_ids[len(token_ids) - num_before :]
+        if logprobs:
+            self.logprobs += logprobs[len(self.logprobs) - num_before :]
         if self.new_detokenizer is not None:
-            self._write(self.new_detokenizer, output.finish)
+            self._write(self.new_detokenizer, finish)
 
     def _write(self, new_detokenizer: Callable[[], IncrementalDetokenizer], finish: Finish | None) -> None:
         """Turns new tokens into text, up to the one that completes a stop string."""
@@ -145,8 +146,8 @@ class Answer:
             detokenizer = self._replayed(new_detokenizer)
         token_ids, pieces = self.token_ids, self._pieces
         num_before_last = len(token_ids) - (finish is not None)
-        for token_id in token_ids[len(pieces) : num_before_last]:
-            pieces.append(detokenizer.append_token(token_id))
+        while len(pieces) < num_before_last:
+            pieces.append(detokenizer.append_token(token_ids[len(pieces)]))
             if detokenizer.stop_reason is not None:
                 del token_ids[len(pieces) :], self.logprobs[len(pieces) :]
                 break
@@ -230,6 +231,8 @@ def _text_failure(cause: BaseException) -> EngineError:
 class Reader:
     """What one caller has read of an answer that is streamed."""
 
+    __slots__ = ("_answer", "_is_first", "_num_tokens", "is_done")
+
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._num_tokens = 0
@@ -244,6 +247,19 @@ class Reader:
     def next(self) -> StreamDelta | None:
         """Returns the next piece, None while there is none, or no more; an error is no piece."""
         return self.read(1)
+
+    def read_text(self, most: int) -> tuple[str, int] | None:
+        """Returns new text, and of how many tokens it is, where read() would return nothing but that.
+
+        None: there is nothing new, more than `most` tokens are, or they are the first or the last.
+        """
+        answer, start = self._answer, self._num_tokens
+        end, is_over = answer.published
+        if is_over or self._is_first or not 0 < end - start <= most:
+            return None
+        self._num_tokens = end
+        pieces = answer._pieces
+        return (pieces[start] if end - start == 1 else "".join(pieces[start:end])), end - start
 
     def read(self, most: int = sys.maxsize) -> StreamDelta | None:
         """Returns all new pieces as one, of at most so many tokens; None where next() has none."""

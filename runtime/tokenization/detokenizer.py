@@ -24,6 +24,11 @@ class IncrementalDetokenizer:
     complete counts, then the first to begin. The work for a token does not grow with the text.
     """
 
+    __slots__ = (  # one is looked at for every token: what lies together is found sooner
+        *("num_tokens", "stop_reason", "_tokenizer", "_window", "_stop", "_beginnings", "_longest_stop"),
+        *("_hidden_stops", "_min_tokens", "_include_stop", "_held", "_uncertain", "_recent"),
+    )
+
     def __init__(
         self,
         tokenizer: Decoder,
@@ -44,15 +49,9 @@ class IncrementalDetokenizer:
         self._hidden_stops = _hidden_stops(tokenizer, stop) if skip_special_tokens else {}
         self._min_tokens = min_tokens
         self._include_stop = include_stop_str_in_output
-        self._pieces: list[str] = []
         self._held = ""  # certain, not yet given out
         self._uncertain: list[str] = []  # the text after it, as it looks now
         self._recent = ""  # where the two end, as far as a stop string may begin in it
-
-    @property
-    def text(self) -> str:
-        """All text returned so far."""
-        return "".join(self._pieces)
 
     def append(self, token_ids: Sequence[int]) -> str:
         """Takes tokens, up to the one that completes a stop string; returns the text they make certain."""
@@ -66,7 +65,7 @@ class IncrementalDetokenizer:
         special = self._tokenizer.special_tokens.get(token_id)
         if special is not None:
             rest = self.finish()
-            return rest if self.stop_reason is not None else rest + self._give(special)
+            return rest if self.stop_reason is not None else rest + special
         self._take(token_id)
         return ""
 
@@ -78,7 +77,7 @@ class IncrementalDetokenizer:
         self._held, self._uncertain = "", []
         may_stop = self.num_tokens > self._min_tokens
         found = _first_stop(self._stop, rest, _num_equal(before, rest)) if may_stop else None
-        return self._give(rest) if found is None else self._end(rest[: found[0]], found[1])
+        return rest if found is None else self._end(rest[: found[0]], found[1])
 
     def append_token(self, token_id: int) -> str:
         """As append() of one token."""
@@ -86,11 +85,10 @@ class IncrementalDetokenizer:
             return ""
         self.num_tokens += 1
         if not (self._held or self._uncertain):
-            token = self._window.plain(token_id)
-            if token is not None and self._beginnings.isdisjoint(token.text):
-                self._window.take(token)
+            text = self._window.take_plain(token_id, self._beginnings)
+            if text is not None:
                 self._recent = ""  # no stop string begins in what was told
-                return self._give(token.text)
+                return text
         may_stop = self.num_tokens > self._min_tokens
         if may_stop and token_id in self._hidden_stops:
             return self._end(self._visible(), self._hidden_stops[token_id])
@@ -103,7 +101,7 @@ class IncrementalDetokenizer:
             self._recent = searched[-self._longest_stop + 1 :] if self._longest_stop > 1 else ""
         cut = len(self._held) - _num_held_back(self._stop, self._held)
         certain, self._held = self._held[:cut], self._held[cut:]
-        return self._give(certain)
+        return certain
 
     def _take(self, token_id: int) -> tuple[str, int]:
         """Adds a token's text; returns where a stop string may lie, and how much of it was searched."""
@@ -123,11 +121,7 @@ class IncrementalDetokenizer:
     def _end(self, before: str, stop: str) -> str:
         self.stop_reason = stop
         self._held, self._uncertain = "", []
-        return self._give(before + stop if self._include_stop else before)
-
-    def _give(self, piece: str) -> str:
-        self._pieces.append(piece)
-        return piece
+        return before + stop if self._include_stop else before
 
 
 def detokenizer_of(

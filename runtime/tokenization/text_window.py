@@ -32,6 +32,11 @@ class TextWindow:
     token made everything before it certain; else its text goes on what is uncertain.
     """
 
+    __slots__ = (
+        *("is_settled", "_tokenizer", "_bytes", "_plain", "_hidden", "_skip_special_tokens", "_ids"),
+        *("_num_certain", "_uncertain", "_run", "_of_prompt"),
+    )
+
     def __init__(self, tokenizer: Decoder, prompt: Sequence[int], skip_special_tokens: bool) -> None:
         self.is_settled = True
         self._tokenizer = tokenizer
@@ -46,15 +51,20 @@ class TextWindow:
         self._of_prompt = ""  # of the uncertain text, what belongs to the prompt if nothing completes it
         self._begin(prompt)
 
-    def plain(self, token_id: int) -> PlainToken | None:
-        """Returns a token that may be taken as it is, where all text before it is certain; else None."""
+    def take_plain(self, token_id: int, but: frozenset[str]) -> str | None:
+        """Takes a token whose text is the same wherever it stands, where all before it is certain.
+
+        Returns the text, which is certain, and all the context that the next one needs. None: the token is
+        another, or its text has one of the characters of `but`; it was not taken.
+        """
         if not self._num_certain or self._uncertain or self._of_prompt or self._run is not None:
             return None
-        return self._plain[token_id]
-
-    def take(self, token: PlainToken) -> None:
-        """Takes a token that plain() gave: it is certain, and all the context that the next one needs."""
-        self._ids, self._num_certain, self.is_settled = token.ids, token.num_alone, True
+        token = self._plain[token_id]
+        if token is None or (but and not but.isdisjoint(token.text)):
+            return None
+        text, self._ids, self._num_certain = token
+        self.is_settled = True
+        return text
 
     def append(self, token_id: int) -> tuple[str, str]:
         """Takes a token; returns the text it makes certain, and the uncertain text after that."""

@@ -60,14 +60,18 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Wait for a client that takes less than it is sent, while it takes something in send_timeout."""
         super().pause_writing()
+        if self._body is not None:
+            self._body.is_full = True
         self._watch_reading()
 
     def resume_writing(self) -> None:
         """Go on with a client that has taken what it was sent."""
         super().resume_writing()
         self._stop_watching()
-        if self._body is not None and self._body.on_writable is not None:
-            self._body.on_writable()
+        if self._body is not None:
+            self._body.is_full = False
+            if self._body.on_writable is not None:
+                self._body.on_writable()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless the client was refused: then it is passed over."""

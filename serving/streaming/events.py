@@ -61,12 +61,16 @@ class ChunkEvents:
             )
             for index, number in enumerate(numbers)
         ]
-        self._is_plain = settings.stream_interval == 1 and not (
+        is_plain = settings.stream_interval == 1 and not (
             settings.new_reader
             or settings.new_logprobs
             or settings.return_token_ids
             or settings.continuous_usage
             or settings.omits_answer
+        )
+        self._is_plain = is_plain
+        self.write_text: Callable[[str, int], bytes] | None = (
+            self._write_text if is_plain and len(self._choices) == 1 else None
         )
         self._prompt_logprobs: dict[int, Sequence[Found]] = {}  # by the prompt's number
         self._num_tokens = 0  # told so far
@@ -83,6 +87,12 @@ class ChunkEvents:
             else:
                 self._add(events, choice, delta)
         return "".join(events).encode()
+
+    def _write_text(self, text: str, num_tokens: int) -> bytes:
+        """Returns the chunk of a text of the only choice, which has begun."""
+        self._num_tokens += num_tokens
+        choice = self._choices[0]
+        return (choice.open + quoted(text) + choice.close).encode() if text else b""
 
     def end(self) -> bytes:
         """Returns usage and timing, if they are wanted, and the mark of the end."""

@@ -62,6 +62,10 @@ class Writing:
 class MessageEvents:
     """The events of a message: its start, its blocks piece by piece, why it ended and what it took."""
 
+    write_text: Callable[[str, int], bytes] | None = (
+        None  # what stands around a text depends on what came before
+    )
+
     def __init__(self, writing: Writing, usage: Callable[[int], Usage]) -> None:
         """usage: what it says when so many tokens have been sent."""
         self._writing, self._usage = writing, usage

@@ -67,6 +67,10 @@ class Writing:
 class ResponseEvents:
     """The events of a response: its beginning, its items piece by piece, and its end."""
 
+    write_text: Callable[[str, int], bytes] | None = (
+        None  # what stands around a text depends on what came before
+    )
+
     def __init__(self, writing: Writing, usage: Callable[[int], Usage]) -> None:
         """usage: what it says when so many tokens have been sent."""
         self._writing, self._usage = writing, usage

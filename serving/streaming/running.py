@@ -11,6 +11,7 @@ from ..protocol.usage import Usage, usage
 
 if TYPE_CHECKING:
     from ...runtime.engine.generation import Generation
+    from ...runtime.engine.output_processor import Reader
     from ..admission.lease import Lease
 
 
@@ -47,6 +48,11 @@ class Running:
         """Has on_news() called when there is something new of any answer; None: no more."""
         for generation in self.generations:
             generation.notify(on_news)
+
+    @property
+    def only_reader(self) -> "Reader | None":
+        """Who reads the only answer there is, None where there are several: what it reads is read."""
+        return None if self._only is None else self._only.only_reader
 
     def read_nowait(self, most: int) -> list[StreamDelta]:
         """Returns what is new of any answer, one delta each and so many tokens at most; [] where nothing is.

@@ -28,8 +28,18 @@ MOST_TOKENS = 256  # of a stream that are written before others have their turn
 LOOKS = 4  # at whether a stream is idle, in the time after which it is
 
 
+ReadText = Callable[[int], tuple[str, int] | None]
+WriteText = Callable[[str, int], bytes]
+
+
 class Events(Protocol):
     """How one endpoint writes its stream; each method returns whole events, b"" for none."""
+
+    write_text: WriteText | None
+    """Writes text of so many tokens of the only answer, of which write() has written the beginning.
+
+    None where a text is not written by itself, whatever stands around it.
+    """
 
     def write(self, deltas: list[StreamDelta]) -> bytes:
         """What is new."""
@@ -78,7 +88,14 @@ class _Stream:
     """One stream while it is written. Its task sends the head and the end.
 
     What lies between is written by whoever brings news, in one call a step: no task is woken for a token.
+    Mostly that is text of an answer that has begun and goes on, for which there is a shorter way.
     """
+
+    __slots__ = (
+        *("is_started", "_running", "_events", "_config", "_body", "_loop", "_begun", "_over", "_first"),
+        *("_num_bytes", "_num_tokens_when_full", "_num_bytes_seen", "_num_idle", "_timer", "_rest"),
+        "_text",
+    )
 
     def __init__(self, running: Running, events: Events, config: ServeConfig, body: ResponseBody) -> None:
         self.is_started = False
@@ -92,6 +109,7 @@ class _Stream:
         self._num_bytes_seen, self._num_idle = 0, 0  # by the timer, and how often it has seen as many
         self._timer: asyncio.TimerHandle | None = None
         self._rest: asyncio.Handle | None = None  # the turn in which more is written
+        self._text: tuple[ReadText, WriteText] | None = None  # the shorter way, where there is one
 
     async def run(self, send_head: Callable[[], Awaitable[None]]) -> None:
         """Returns when all is sent; raises what ends it before that, or if its client does not read."""
@@ -118,6 +136,9 @@ class _Stream:
         await send_head()
         self.is_started = True
         self._body.write(self._first or COMMENT)
+        reader, write_text = self._running.only_reader, self._events.write_text
+        if reader is not None and write_text is not None:
+            self._text = reader.read_text, write_text
         self._watch()
 
     async def _last(self) -> bytes:
@@ -134,6 +155,14 @@ class _Stream:
 
     def _write_news(self) -> None:
         """Writes what is new, unless the client is to read first: then it waits, and is merged."""
+        if self._text is not None and not self._body.is_full:
+            read, write = self._text
+            found = read(MOST_TOKENS)
+            if found is not None:
+                if data := write(*found):
+                    self._num_bytes += len(data)
+                    self._body.write(data)
+                return
         if self._rest is not None or self._over.done():
             return
         try:
@@ -149,6 +178,7 @@ class _Stream:
             elif _num_tokens(deltas) >= MOST_TOKENS:
                 self._rest = self._loop.call_soon(self._write_rest)
         except Exception as error:
+            self._text = None
             self._over.set_exception(error)
 
     def _write_rest(self) -> None:

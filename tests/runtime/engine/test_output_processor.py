@@ -140,6 +140,30 @@ def test_pieces_merged_in_any_way_join_to_the_whole(tokenizer, words, stop, data
     )
 
 
+@given(words=WORDS, stop=st.sampled_from([None, "stop", ["t", "你"]]), data=st.data())
+def test_text_read_by_itself_and_deltas_join_to_the_whole(tokenizer, words, stop, data):
+    ids = tokenizer.encode("".join(words), add_special_tokens=False)
+    answer, processor = answer_of(tokenizer, stop=stop), OutputProcessor()
+    reader, text, num_tokens = Reader(answer), "", 0
+    processor.add(answer)
+    end = Finish(reason="abort", times=TIMES)
+    for batch in [*token_by_token(ids, None), [output(ids, len(ids), len(ids), end)]]:
+        processor.process(batch)
+        for most in data.draw(st.lists(st.sampled_from([0, 1, 2, 100]), max_size=3)):
+            begun, unread = num_tokens > 0, answer.published.num_tokens - num_tokens
+            if most and (found := reader.read_text(most)) is not None:
+                assert begun
+                assert found[1] == unread <= most
+                assert not answer.published.is_over
+                text, num_tokens = text + found[0], num_tokens + found[1]
+            elif most == 0 and (delta := reader.read()) is not None:
+                text, num_tokens = text + delta.text, num_tokens + len(delta.token_ids)
+    while (delta := reader.read()) is not None:
+        text, num_tokens = text + delta.text, num_tokens + len(delta.token_ids)
+    assert reader.read_text(100) is None
+    assert (text, num_tokens) == (answer.text, len(answer.token_ids))
+
+
 @given(words=WORDS, stop=st.sampled_from(["stop", "t", "你", " w"]), min_tokens=st.integers(0, 9))
 def test_what_follows_a_stop_string_is_dropped_whatever_the_core_ended_by(tokenizer, words, stop, min_tokens):
     ids = tokenizer.encode("".join(words), add_special_tokens=False)

@@ -92,7 +92,7 @@ def test_deltas_join_to_the_decoded_whole(
     detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
     chunks = [token_ids[i:j] for i, j in zip([0, *cuts], [*cuts, len(token_ids)], strict=True)]
     joined = "".join([*(detokenizer.append(chunk) for chunk in chunks), detokenizer.finish()])
-    assert joined == tokenizer.decode(token_ids, skip_special_tokens=skip) == detokenizer.text
+    assert joined == tokenizer.decode(token_ids, skip_special_tokens=skip)
     assert detokenizer.num_tokens == len(token_ids)
 
 
@@ -106,8 +106,8 @@ def test_any_ids_at_all_join_to_the_decoded_whole(
         st.sampled_from(sorted(tokenizer.special_tokens)),
     )
     token_ids = data.draw(st.lists(ids, max_size=60))
-    deltas, detokenizer = stream(tokenizer, token_ids, skip_special_tokens=skip)
-    assert "".join(deltas) == tokenizer.decode(token_ids, skip_special_tokens=skip) == detokenizer.text
+    deltas, _ = stream(tokenizer, token_ids, skip_special_tokens=skip)
+    assert "".join(deltas) == tokenizer.decode(token_ids, skip_special_tokens=skip)
 
 
 @given(text=TEXTS)
@@ -273,17 +273,17 @@ def test_a_character_that_the_end_leaves_incomplete_is_one_that_stops(
     *_, cut = (ids_of(tokenizer, "hh😀")[:-count] for count in range(1, 4))
     assert tokenizer.decode(cut).endswith(stop)
     before = tokenizer.decode(cut).partition(stop)[0]
-    _, detokenizer = stream(tokenizer, cut, stop=[stop], include_stop_str_in_output=include)
-    assert (detokenizer.text, detokenizer.stop_reason) == (before + stop * include, stop)
-    _, detokenizer = stream(tokenizer, cut, stop=[stop], min_tokens=len(cut))
-    assert (detokenizer.text, detokenizer.stop_reason) == (tokenizer.decode(cut), None)
+    deltas, detokenizer = stream(tokenizer, cut, stop=[stop], include_stop_str_in_output=include)
+    assert ("".join(deltas), detokenizer.stop_reason) == (before + stop * include, stop)
+    deltas, detokenizer = stream(tokenizer, cut, stop=[stop], min_tokens=len(cut))
+    assert ("".join(deltas), detokenizer.stop_reason) == (tokenizer.decode(cut), None)
 
 
 def test_a_stop_in_what_the_end_leaves_incomplete_comes_before_a_stop_token(bbpe: Tokenizer) -> None:
     detokenizer = IncrementalDetokenizer(bbpe, stop=["\ufffd"], include_stop_str_in_output=True)
-    detokenizer.append(ids_of(bbpe, "h日")[:-1])
-    detokenizer.append_stop_token(next(iter(bbpe.special_tokens)))
-    assert (detokenizer.text, detokenizer.stop_reason) == ("h\ufffd", "\ufffd")
+    text = detokenizer.append(ids_of(bbpe, "h日")[:-1])
+    text += detokenizer.append_stop_token(next(iter(bbpe.special_tokens)))
+    assert (text, detokenizer.stop_reason) == ("h\ufffd", "\ufffd")
 
 
 @given(text=TEXTS, data=st.data())
@@ -293,7 +293,7 @@ def test_no_stop_string_is_left_in_a_text_that_ends_anywhere(
     token_ids = ids_of(tokenizer, text)
     token_ids = token_ids[: data.draw(st.integers(0, len(token_ids)))]
     stops = data.draw(st.lists(st.sampled_from(["\ufffd", "l\ufffd", "\ufffd\ufffd", "😀"]), min_size=1))
-    _, detokenizer = stream(tokenizer, token_ids, stop=stops)
-    assert not any(stop in detokenizer.text for stop in stops)
+    deltas, detokenizer = stream(tokenizer, token_ids, stop=stops)
+    assert not any(stop in "".join(deltas) for stop in stops)
     if not any(stop in tokenizer.decode(token_ids) for stop in stops) and detokenizer.stop_reason is None:
-        assert detokenizer.text == tokenizer.decode(token_ids)
+        assert "".join(deltas) == tokenizer.decode(token_ids)

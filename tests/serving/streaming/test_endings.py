@@ -192,7 +192,7 @@ def test_an_idle_stream_is_kept_alive_by_comments(start_server):
 
 def test_a_stream_without_news_sends_one_comment_after_another() -> None:
     class Running:
-        is_read = False
+        is_read, only_reader = False, None
 
         def notify(self, on_news):
             self.on_news = on_news
@@ -204,6 +204,8 @@ def test_a_stream_without_news_sends_one_comment_after_another() -> None:
             pass
 
     class Events:
+        write_text = None
+
         def end(self):
             return b"the end"
 

@@ -123,6 +123,8 @@ def test_calls_in_a_long_response_are_read_beside_the_loop(start_server, monkeyp
 class Ahead:
     """What is running is far ahead of its stream: so many tokens are there to be read at once."""
 
+    only_reader = None
+
     def __init__(self, num_tokens):
         self.num_left, self.num_output_tokens = num_tokens, num_tokens
 
@@ -144,6 +146,8 @@ class Ahead:
 
 class Plain:
     """Events that are the text alone."""
+
+    write_text = None
 
     def write(self, deltas):
         return "".join(delta.text for delta in deltas).encode()
