@@ -42,6 +42,7 @@ def explain(
 
         resolved = resolve_runtime(config, progress)
         compiled = compile_only(resolved, progress)
+        drafter = None if resolved.drafter is None else compile_only(resolved.drafter, progress)
         weights = read_weights(resolved, progress) if errors else None
     kept = resolved.schemes.kept(resolved.dtype) if weights is None else weights.kept()
     if html is not None:
@@ -54,10 +55,12 @@ def explain(
     if as_json:
         projections = {name: asdict(one) for name, one in kept.items()}
         facts = _facts(compiled) | {"quantization": resolved.schemes.facts() | {"projections": projections}}
+        facts["drafter"] = None if drafter is None else _facts(drafter)
         print(json.dumps(facts, indent=2))
         return
-    sentences = (resolved.schemes if weights is None else weights).sentences()
-    print("\n".join([explain_text(compiled), *sentences, *listed(kept)]))
+    sentences = [*(resolved.schemes if weights is None else weights).sentences(), *listed(kept)]
+    sentences += [] if drafter is None else ["\nthe drafter\n", explain_text(drafter)]
+    print("\n".join([explain_text(compiled), *sentences]))
 
 
 def _facts(compiled: "Compiled") -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The figures of a running engine, under names that stay."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def collect_stats(loaded: LoadedRuntime) -> dict[str, Any]:
         "swap": _swap_stats(loaded),
         "prefix_cache": core["prefix_cache"],
         "latency": core["latency"],
-        "compile": _compile_stats(loaded.compiled, len(loaded.late_builds.events)),
+        "compile": _compile_stats(_plans(loaded), len(loaded.late_builds.events)),
         "cuda_graphs": _graph_stats(loaded),
         "cpu_call_graphs": {"replays": loaded.runner.num_cpu_replays},
         "startup": {
@@ -49,6 +50,8 @@ def explanation_of(loaded: LoadedRuntime) -> str:
     served = ["\nkernels of GEMMs:", *(f"  {line}" for line in kernels)] if kernels else []
     quantized = [f"\n{sentence}" for sentence in loaded.weights.sentences()]
     quantized += listed(loaded.weights.kept())
+    if loaded.drafter is not None and loaded.drafter.compiled is not None:
+        text += f"\n\nthe drafter\n\n{explain_text(loaded.drafter.compiled)}"
     late = [f"built in the middle of a request: {what}" for what in loaded.late_builds.events]
     return "\n".join([text, *quantized, *served, *late])
 
@@ -62,18 +65,21 @@ def page_of(loaded: LoadedRuntime) -> str:
     return explain_page(compiled, resolved.store, title=title, numerics=numerics, graphs=_ledger(loaded))
 
 
-def _compile_stats(compiled: Compiled | None, num_late: int) -> dict[str, Any]:
+def _plans(loaded: LoadedRuntime) -> list[Compiled]:
+    """The plans of the model and of what drafts for it, of those that are compiled."""
+    drafted = None if loaded.drafter is None else loaded.drafter.compiled
+    return [compiled for compiled in (loaded.compiled, drafted) if compiled is not None]
+
+
+def _compile_stats(plans: Sequence[Compiled], num_late: int) -> dict[str, Any]:
     """Counts of pieces, and their seconds; `recompiles` are kernels that were built after the start."""
-    if compiled is None:
-        counts = dict.fromkeys(("pieces", "unique_pieces", "compiled", "loaded"), 0)
-        return {**counts, "recompiles": num_late, "seconds": 0.0}
     return {
-        "pieces": compiled.num_pieces,
-        "unique_pieces": len(compiled.plan.pieces),
-        "compiled": compiled.num_compiled,
-        "loaded": compiled.num_loaded,
+        "pieces": sum(compiled.num_pieces for compiled in plans),
+        "unique_pieces": sum(len(compiled.plan.pieces) for compiled in plans),
+        "compiled": sum(compiled.num_compiled for compiled in plans),
+        "loaded": sum(compiled.num_loaded for compiled in plans),
         "recompiles": num_late,
-        "seconds": sum(compiled.seconds.values()),
+        "seconds": sum((second for compiled in plans for second in compiled.seconds.values()), 0.0),
     }
 
 

@@ -55,6 +55,11 @@ def read_head(folder: Path, *, is_dummy: bool = False) -> Head:
     return Head(config, definition, _checkpoint(config, definition, files, folder), files)
 
 
+def has_head(folder: Path) -> bool:
+    """Whether the checkpoint in a folder is one of a head, by its tensors."""
+    return any(name.endswith("fc.weight") for held in tensor_headers(folder).values() for name in held)
+
+
 def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
     nested = raw.get(NESTED)
     return {**(nested if isinstance(nested, dict) else {}), **{k: v for k, v in raw.items() if k != NESTED}}

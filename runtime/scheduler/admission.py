@@ -86,9 +86,10 @@ class Admission:
         """Give a waiting request blocks and a row; its tokens in this step, None where it must wait."""
         self.commit()
         step = self._in_flight.next_step
+        ahead = request.num_tokens + self._config.num_lookahead_tokens
         num_cached = self._kv_cache.admit(
             request,
-            request.num_tokens,
+            max(request.num_tokens, min(ahead, request.max_total_tokens - 1)),
             num_reusable=request.num_reusable,
             spare_blocks=self._spare_blocks(request),
             step=step,

@@ -22,7 +22,8 @@ class SchedulerConfig:
 
     max_drafts: draft tokens of a request, 0 where nobody drafts. token_cost: how much longer a token more
     makes a step, as a part of what a step takes that has next to none. max_num_samples: of a step with
-    drafts; None for one a request.
+    drafts; None for one a request. num_lookahead_tokens: beyond those of a step, that each request is to have
+    blocks for where there are any: a model that drafts keeps keys and values of its drafts there.
     """
 
     max_num_seqs: int
@@ -34,6 +35,7 @@ class SchedulerConfig:
     max_drafts: int = 0
     token_cost: float = 0.0
     max_num_samples: int | None = None
+    num_lookahead_tokens: int = 0
 
     @property
     def most_samples(self) -> int:

@@ -94,8 +94,15 @@ class Planner:
     def _grow(self, counts: Ints, num_drafts: Ints | int = 0) -> Ints | None:
         """Blocks for all rows that advance; returns who lacks some, and nothing is done, if blocks are short.
 
-        num_drafts: to be computed beyond the newest token, of all rows or of each.
+        num_drafts: to be computed beyond the newest token, of all rows or of each. Where there are
+        enough, there are blocks for the tokens ahead of these, too.
         """
+        ahead = self._config.num_lookahead_tokens
+        if ahead and self._grow_by(counts, num_drafts + ahead) is None:
+            return None
+        return self._grow_by(counts, num_drafts)
+
+    def _grow_by(self, counts: Ints, num_drafts: Ints | int) -> Ints | None:
         batch = self._batch
         short = batch.drafts.short_of_blocks(len(batch), self._kv_cache.block_size, num_drafts)
         if not len(short):

@@ -15,11 +15,10 @@ from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ...compiler.execution.plan import BoundPlan, Compiled, Plan
 from ...compiler.passes.gemms import Gemm
-from ...custom_ops import linear
 from ...custom_ops._shared import registry
 from ...custom_ops._shared.fp8 import FP8
 from ...models.checkpoints.loaded_weights import LoadedWeights
-from ...models.quantization.model_schemes import with_stored_weights
+from ...models.heads.definition import HeadDefinition
 from ..config import TOKENS_BESIDE_DECODE
 from ..engine.engine_core import EngineCore
 from ..engine.input_processor import grammar_compiler
@@ -31,7 +30,7 @@ from ..scheduler.decision_log import DecisionLog, open_decision_log
 from ..scheduler.scheduler import Scheduler
 from ..structured_output.compiler import GrammarCompiler
 from ..tokenization.tokenizer import Tokenizer
-from ..worker.attention import AttentionBackend, PagedAttention, allocate_caches, each_layer_once
+from ..worker.attention import AttentionBackend, PagedAttention, allocate_caches
 from ..worker.grammar_masks import NewMatcher
 from ..worker.graph_runner import Forward
 from ..worker.host_blocks import HostBlocks
@@ -40,7 +39,9 @@ from ..worker.logits_adjuster import load_kernels
 from ..worker.model_runner import Logits, ModelRunner
 from . import memory
 from .captures import capture, new_cuda_graphs
+from .drafter_build import LoadedDrafter, NewModelDrafter, drafter_caches, new_model_drafter
 from .drafters import new_drafter
+from .forwards import forward_of, logits_of
 from .kernel_choice import choose_gemm_kernels
 from .loaded import LoadedRuntime
 from .resolved import ResolvedRuntime
@@ -60,6 +61,7 @@ def build(
     attention: AttentionBackend,
     compiled: Compiled | None,
     weights: LoadedWeights,
+    drafter: LoadedDrafter | None,
     tokenizer: Tokenizer | None,
     eos_token_ids: frozenset[int],
     progress: Progress,
@@ -70,12 +72,12 @@ def build(
     Raises NotWarmError where require_warm and kernels of GEMMs are not measured, ConfigError where the GPU
     has room for no block beside the step.
     """
-    gemm_kernels = _choose_gemm_kernels(resolved, compiled, progress)  # before anything is captured
+    gemm_kernels = _choose_gemm_kernels(resolved, compiled, drafter, progress)  # before anything is captured
     registry.select("sample", device=resolved.device, dtype=resolved.dtype)  # built now, not amid a request
     watch.lap("autotune")
     num_valid_ids = min(resolved.model.vocab_size, tokenizer.size) if tokenizer else resolved.model.vocab_size
     grammars = grammar_compiler(tokenizer, num_valid_ids, eos_token_ids) if tokenizer else None
-    new_runner = _new_runners(resolved, attention, compiled, weights, num_valid_ids, grammars)
+    new_runner = _new_runners(resolved, attention, compiled, weights, num_valid_ids, grammars, drafter)
     resolved = _with_final_cache(resolved, new_runner)
     cuda_graphs = new_cuda_graphs(resolved)
     runner = new_runner(resolved, cuda_graphs)
@@ -98,6 +100,7 @@ def build(
         cuda_graphs=cuda_graphs,
         compiled=compiled,
         weights=weights,
+        drafter=drafter,
         tokenizer=tokenizer,
         grammars=grammars,
         eos_token_ids=eos_token_ids,
@@ -111,23 +114,37 @@ def build(
 
 
 def gemms_of(plan: Plan | None, resolved: ResolvedRuntime) -> tuple[Gemm, ...]:
-    """The GEMMs that a plan leaves to our ops, and that of the LM head, which always is."""
-    model, dtype = resolved.model, str(resolved.dtype).removeprefix("torch.")
-    head = Gemm(
-        kind="linear",
-        rows=model.vocab_size,
-        columns=model.hidden_size,
-        dtype=dtype,
-        batch_invariant=resolved.config.batch_invariant,
-    )
-    return (*(plan.gemms if plan else ()), head)
+    """The GEMMs that a plan leaves to our ops, and those around it, which always are: that of the LM head."""
+    dtype = str(resolved.dtype).removeprefix("torch.")
+    gemms = [
+        Gemm(
+            kind="linear",
+            rows=rows,
+            columns=columns,
+            dtype=dtype,
+            batch_invariant=resolved.config.batch_invariant,
+        )
+        for rows, columns in _shapes_around(resolved)
+    ]
+    return (*(plan.gemms if plan else ()), *gemms)
+
+
+def _shapes_around(resolved: ResolvedRuntime) -> list[tuple[int, ...]]:
+    """Of the projections that are no part of the plan."""
+    model, specs = resolved.model, resolved.schemes.specs
+    if isinstance(resolved.definition, HeadDefinition):
+        return [specs[name].shape for name in ("fc", "lm_head") if name in specs]
+    return [(model.vocab_size, model.hidden_size)]
 
 
 def _choose_gemm_kernels(
-    resolved: ResolvedRuntime, compiled: Compiled | None, progress: Progress
+    resolved: ResolvedRuntime, compiled: Compiled | None, drafter: LoadedDrafter | None, progress: Progress
 ) -> tuple[str, ...]:
+    gemms = gemms_of(compiled.plan if compiled else None, resolved)
+    if resolved.drafter is not None and drafter is not None:
+        gemms += gemms_of(drafter.compiled.plan if drafter.compiled else None, resolved.drafter)
     return choose_gemm_kernels(
-        gemms_of(compiled.plan if compiled else None, resolved),
+        tuple(dict.fromkeys(gemms)),
         resolved.device,
         resolved.dtype,
         resolved.store,
@@ -181,6 +198,7 @@ def _new_scheduler(
         max_drafts=resolved.max_drafts,
         token_cost=TOKEN_COSTS[resolved.device.type],
         max_num_samples=resolved.max_num_samples,
+        num_lookahead_tokens=0 if resolved.drafter is None else resolved.max_drafts,
     )
     return Scheduler(limits, kv_cache, DecisionLog(decision_log) if decision_log else None)
 
@@ -192,14 +210,22 @@ def _new_runners(
     weights: LoadedWeights,
     num_valid_ids: int,
     grammars: GrammarCompiler | None,
+    drafter: LoadedDrafter | None,
 ) -> NewRunner:
     """A function that makes runners of one model, each with a cache of its own."""
     tensors = weights.by_name | resolved.rope_tables()
+    logits = logits_of(resolved, tensors)
+    drafts: NewModelDrafter | None = None
+    if drafter is not None:
+        drafts = partial(
+            new_model_drafter, loaded=drafter, tensors=tensors, logits=logits, num_valid_ids=num_valid_ids
+        )
     return partial(
         _new_runner,
         backend=attention,
-        forward=_forward(resolved, compiled, tensors),
-        logits=_logits(resolved, tensors),
+        forward=forward_of(resolved, compiled, tensors),
+        logits=logits,
+        new_model_drafter=drafts,
         kv_scales=kv_scales_of(resolved, weights.kv_scales),
         num_valid_ids=num_valid_ids,
         new_matcher=None if grammars is None else grammars.matcher,
@@ -216,6 +242,7 @@ def _new_runner(
     kv_scales: Sequence[tuple[float, float]],
     num_valid_ids: int,
     new_matcher: NewMatcher | None,
+    new_model_drafter: NewModelDrafter | None,
 ) -> ModelRunner:
     groups, slots = memory.layer_groups(resolved.model), memory.swap_slots(resolved)
     caches = allocate_caches(
@@ -228,7 +255,7 @@ def _new_runner(
         device=resolved.device,
     )
     load_kernels(resolved.device, resolved.dtype)
-    input_batch = _new_input_batch(resolved, len(groups))
+    own, input_batch = drafter_caches(resolved), _new_input_batch(resolved, len(groups))
     return ModelRunner(
         forward=forward,
         logits=logits,
@@ -237,10 +264,10 @@ def _new_runner(
         num_valid_ids=num_valid_ids,
         cuda_graphs=cuda_graphs,
         cpu_call_graphs=_new_cpu_call_graphs(resolved, backend, forward),
-        host_blocks=HostBlocks(caches, slots) if slots else None,
+        host_blocks=HostBlocks([*caches, *own], slots) if slots else None,
         new_matcher=new_matcher,
         jump_forward=resolved.config.jump_forward,
-        drafter=new_drafter(resolved, input_batch),
+        drafter=new_model_drafter(resolved, own) if new_model_drafter else new_drafter(resolved, input_batch),
     )
 
 
@@ -321,29 +348,3 @@ def _scale_of(name: str, scales: Mapping[str, Tensor]) -> float:
             f"kv_cache_dtype is 'fp8', and {name} differs from head to head; wanted one a layer, or 'auto'"
         )
     return float(found.pop())
-
-
-def _forward(resolved: ResolvedRuntime, compiled: Compiled | None, tensors: Mapping[str, Tensor]) -> Forward:
-    """The compiled plan on its weights, or the model as it is written."""
-    if compiled is not None:
-        return compiled.plan.bind(tensors, resolved.device)
-
-    model, weights, ops = resolved.model, resolved.joined(tensors), resolved.ops()
-    forward, num_layers = resolved.definition.forward, model.num_layers
-
-    def eager(token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
-        return forward(model, weights, token_ids, positions, each_layer_once(attend, num_layers), ops)
-
-    return eager
-
-
-def _logits(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Logits:
-    """The model's, but the GEMM of the LM head is never left to torch: kernels for few rows are ours."""
-    model, weights, logits_of = resolved.model, resolved.joined(tensors), resolved.definition.logits
-    gemm = partial(linear, batch_invariant=resolved.config.batch_invariant)
-    ops = with_stored_weights(resolved.ops()._replace(linear=gemm))
-
-    def logits(hidden: Tensor) -> Tensor:
-        return logits_of(model, weights, hidden, ops)
-
-    return logits

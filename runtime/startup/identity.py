@@ -23,6 +23,7 @@ def system_fingerprint(loaded: LoadedRuntime) -> str:
         "serving": warm.serving_factors(resolved, resolved.plan_factors()),
         "machine": _machine(resolved.device),
         "weights": "dummy" if resolved.checkpoint is None else _digest(resolved.folder),
+        "drafter": None if resolved.drafter is None else resolved.drafter.model.architecture,
     }
     text = json.dumps(factors, sort_keys=True, default=str)
     return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:24]}"

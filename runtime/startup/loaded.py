@@ -11,6 +11,7 @@ from ..kv_cache.manager import KVCacheManager
 from ..structured_output.compiler import GrammarCompiler
 from ..tokenization.tokenizer import Tokenizer
 from ..worker.model_runner import ModelRunner
+from .drafter_build import LoadedDrafter
 from .resolved import ResolvedRuntime
 from .stopwatch import Stopwatch
 from .warm_manifest import LateBuilds
@@ -27,6 +28,7 @@ class LoadedRuntime:
     cuda_graphs: CudaGraphs | None
     compiled: Compiled | None  # None: the model runs eagerly
     weights: LoadedWeights
+    drafter: LoadedDrafter | None  # of a model or head that drafts, if any
     tokenizer: Tokenizer | None
     grammars: GrammarCompiler | None  # for its tokenizer
     eos_token_ids: frozenset[int]  # every id that ends an answer

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -10,27 +10,26 @@ from typing import Any
 
 import torch
 
-from ...common.errors import ConfigError, LoadError, UnsupportedError
+from ...common.errors import ConfigError, LoadError
 from ...common.logging import get_logger
 from ...common.progress import Progress
 from ...common.store import Store
 from ...compiler import cache
 from ...compiler.compile import compile_program
 from ...compiler.execution.plan import Compiled
+from ...compiler.passes.gemms import Gemm
 from ...compiler.torch_internals.torch_section import neutral
 from ...custom_ops._shared.ledger import LEDGER, watched
 from ...custom_ops._shared.triton_cache import keep_triton_kernels
 from ...models.checkpoints.gguf import config_of_gguf
 from ...models.checkpoints.loaded_weights import LoadedWeights
-from ...models.checkpoints.quantized.configs import read_dialect
-from ...models.checkpoints.quantized.modules import own_schemes, quantized_modules
 from ...models.checkpoints.source import resolve_source
 from ...models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
 from ...models.config import ModelConfig, read_model_config
 from ...models.generation_config import GenerationDefaults, read_generation_config
-from ...models.quantization.model_schemes import ModelSchemes, uniform
-from ...models.quantization.scheme import find_scheme
-from ...models.registry import ParameterSpec, find_model
+from ...models.heads.checkpoint import read_head, target_ids
+from ...models.heads.definition import HeadDefinition
+from ...models.registry import find_model
 from .. import IMPORT_STARTED
 from ..config import RuntimeConfig
 from ..sampling_params import describe_defaults
@@ -38,11 +37,14 @@ from ..tokenization.tokenizer import Tokenizer, load_tokenizer
 from ..worker.attention import AttentionBackend, check_layer, check_name, select_backend
 from . import warm_manifest as warm
 from .builder import build, gemms_of
+from .drafter_build import LoadedDrafter
+from .drafting import check_vocabulary
 from .kernel_choice import measurements_kept, missing_measurements, require_one_order
 from .loaded import LoadedRuntime
 from .memory_report import Sizing, size
 from .resolve import resolve, resolve_device, resolve_dtype
 from .resolved import ResolvedRuntime
+from .schemes import resolve_schemes
 from .stopwatch import Stopwatch
 from .threads import settle_threads
 
@@ -68,9 +70,24 @@ def missing(config: RuntimeConfig, progress: Progress) -> warm.Lacks:
     lacks = [] if factors is None else cache.missing_parts(factors, store, must_be_checked=must_be_checked)
     loaded = None if lacks or factors is None else cache.load_plan(factors, store, resolved.device)
     gemms = gemms_of(loaded[0] if loaded else None, resolved)
+    if resolved.drafter is not None:
+        own, own_gemms = _lacks_of_drafter(resolved.drafter, must_be_checked=must_be_checked)
+        lacks, gemms = lacks + own, gemms + own_gemms
     lacks += warm.missing_kernels(store, warm.serving_factors(resolved, factors))
     unmeasured = missing_measurements(gemms, resolved.device, resolved.dtype, store)
     return warm.Lacks(missing=tuple(lacks), unmeasured=tuple(unmeasured))
+
+
+def _lacks_of_drafter(
+    drafter: ResolvedRuntime, *, must_be_checked: bool
+) -> tuple[list[str], tuple[Gemm, ...]]:
+    """What a start would have to make of a drafter's plan, and the GEMMs that it calls."""
+    factors = drafter.plan_factors()
+    if factors is None:
+        return [], gemms_of(None, drafter)
+    lacks = cache.missing_parts(factors, drafter.store, must_be_checked=must_be_checked)
+    loaded = None if lacks else cache.load_plan(factors, drafter.store, drafter.device)
+    return [f"of the drafter {lack}" for lack in lacks], gemms_of(loaded[0] if loaded else None, drafter)
 
 
 def sizing(config: RuntimeConfig, progress: Progress) -> Sizing:
@@ -94,6 +111,8 @@ def note_use(resolved: ResolvedRuntime) -> None:
     measured = measurements_kept(resolved.device, resolved.dtype, store)
     warm.note(store, serving, plan, measured)
     keys = [warm.serving_key(serving), *([] if plan is None else [plan])]
+    if resolved.drafter is not None and (own := resolved.drafter.plan_factors()) is not None:
+        warm.note_name(store, [cache.plan_key(own)], resolved.drafter.config.model)
     if folder.parent.parent.parent in (store.root, store.home):
         keys.append(folder.name)  # a folder of the store: a file that was converted
     warm.note_name(store, keys, resolved.config.model)
@@ -118,7 +137,7 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     definition = find_model(model.architecture)
     is_dummy = config.load_format == "dummy"
     checkpoint = None if is_dummy else read_checkpoint(definition, model, folder)
-    schemes = _schemes(config, folder, definition.parameters(model))
+    schemes = resolve_schemes(config.quantization, folder, definition.parameters(model))
     schemes.check(device)
     if config.batch_invariant:
         schemes.check_batch_invariant(device)
@@ -132,24 +151,8 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
         schemes=schemes,
         dtype=resolve_dtype(config.dtype, model.dtype, device),
         device=device,
+        progress=progress,
     )
-
-
-def _schemes(config: RuntimeConfig, folder: Path, specs: Mapping[str, ParameterSpec]) -> ModelSchemes:
-    """What the checkpoint's own config says, else what the setting asks for.
-
-    Raises UnsupportedError where both say something, and not the same.
-    """
-    dialect = read_dialect(folder)
-    if dialect is None:
-        return uniform(find_scheme(config.quantization), specs)
-    own = own_schemes(dialect, quantized_modules(dialect, specs), specs)
-    if config.quantization not in (None, own.name, *{scheme.name for scheme in own.schemes.values()}):
-        raise UnsupportedError(
-            f"quantization is {config.quantization!r}, and the checkpoint {folder} is quantized already "
-            f"({dialect.name}); use quantization=None, or the checkpoint that it was made of"
-        )
-    return own
 
 
 def read_weights(resolved: ResolvedRuntime, progress: Progress) -> LoadedWeights:
@@ -187,12 +190,16 @@ def _load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None)
             logger.info("%s", sentence)
         watch.lap("weights")
         tokenizer = tokenizer_read.result()
+        check_vocabulary(resolved, tokenizer)
         watch.lap("tokenizer")
+    drafter = None if resolved.drafter is None else _load_drafter(resolved.drafter, progress)
+    watch.lap("drafter")
     loaded = build(
         resolved,
         attention=attention,
         compiled=compiled,
         weights=weights,
+        drafter=drafter,
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(resolved, tokenizer),
         progress=progress,
@@ -201,6 +208,19 @@ def _load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None)
     note_use(loaded.resolved)
     warm.say_what_was_loaded(resolved.store, compiled, watch.seconds)
     return loaded
+
+
+def _load_drafter(drafter: ResolvedRuntime, progress: Progress) -> LoadedDrafter:
+    """A model that drafts, compiled and read."""
+    ids = None
+    if isinstance(drafter.definition, HeadDefinition):
+        ids = target_ids(read_head(drafter.folder, is_dummy=drafter.checkpoint is None))
+    return LoadedDrafter(
+        attention=select_attention(drafter),
+        compiled=_compile(drafter, progress),
+        weights=read_weights(drafter, progress),
+        target_ids=ids,
+    )
 
 
 def _ending_early(progress: Progress, reads: Sequence[Future[Any]]) -> Progress:

@@ -77,15 +77,37 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     return 2 * num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
 
 
+def cache_block_bytes(resolved: "ResolvedRuntime", block_size: int | None = None) -> int:
+    """The same for a runtime; a drafter's layers lie in the blocks of every group, though one has their use.
+
+    block_size: tokens of a block; None: as many as the runtime's.
+    """
+    model, dtype = resolved.model, resolved.kv_cache_dtype
+    size = resolved.block_size if block_size is None else block_size
+    total = block_bytes(model, size, dtype)
+    if resolved.drafter is not None:
+        own = resolved.drafter.model
+        layers = own.num_layers * len(layer_groups(model))
+        total += 2 * layers * size * own.num_kv_heads * own.head_dim * dtype.itemsize
+    return total
+
+
+def weight_bytes(resolved: "ResolvedRuntime", dtype: torch.dtype | None = None) -> int:
+    """Bytes of the weights, a drafter's included; dtype: another than the runtime's."""
+    dtype = dtype or resolved.dtype
+    drafted = 0 if resolved.drafter is None else resolved.drafter.schemes.num_bytes(dtype)
+    return resolved.schemes.num_bytes(dtype) + drafted
+
+
 def default_swap_bytes(resolved: "ResolvedRuntime") -> int:
     """Bytes of the host for preempted requests: as many as the cache has, or an eighth of those free."""
-    cache = resolved.num_kv_blocks * block_bytes(resolved.model, resolved.block_size, resolved.kv_cache_dtype)
+    cache = resolved.num_kv_blocks * cache_block_bytes(resolved)
     return min(cache, int(available_bytes(torch.device("cpu")) * SWAP_FRACTION))
 
 
 def swap_slots(resolved: "ResolvedRuntime") -> int:
     """Blocks that swap_bytes of host memory hold."""
-    block = block_bytes(resolved.model, resolved.block_size, resolved.kv_cache_dtype)
+    block = cache_block_bytes(resolved)
     return slots_within(resolved.swap_bytes, block, is_pinned=resolved.device.type == "cuda")
 
 
@@ -105,11 +127,11 @@ def num_kv_blocks(resolved: "ResolvedRuntime") -> int:
 
     ConfigError, with both figures, where not even one block beside the null block fits.
     """
-    per_block = block_bytes(resolved.model, resolved.block_size, resolved.kv_cache_dtype)
+    per_block = cache_block_bytes(resolved)
     per_request = -(-resolved.max_model_len // resolved.block_size)
     wanted = resolved.max_num_seqs * per_request + 1
     available = available_bytes(resolved.device)
-    weights = resolved.schemes.num_bytes(resolved.dtype)
+    weights = weight_bytes(resolved)
     budget = int(available * resolved.config.memory_fraction) - weights - adjusting_bytes(resolved)
     if resolved.device.type == "cpu":
         budget = min(budget, CPU_CACHE_BYTES)
@@ -126,7 +148,7 @@ def num_kv_blocks(resolved: "ResolvedRuntime") -> int:
 def check_weights_and_rope(resolved: "ResolvedRuntime") -> None:
     """ConfigError, naming the field, where a size that config.json gives is beyond what is available."""
     model, available = resolved.model, available_bytes(resolved.device)
-    weights = resolved.schemes.num_bytes(resolved.dtype)
+    weights = weight_bytes(resolved)
     shapes = rotation_shapes(model, resolved.max_model_len).values()
     angles = sum(4 * rows * columns for rows, columns in shapes)
     if weights > available:
@@ -146,7 +168,7 @@ def check_weights_and_rope(resolved: "ResolvedRuntime") -> None:
 
 def check_fit(resolved: "ResolvedRuntime") -> None:
     """ConfigError, with both figures, where the cache that was asked for cannot be had."""
-    per_block = block_bytes(resolved.model, resolved.block_size, resolved.kv_cache_dtype)
+    per_block = cache_block_bytes(resolved)
     available = available_bytes(resolved.device)
     if resolved.num_kv_blocks * per_block > available:
         raise ConfigError(
@@ -163,7 +185,7 @@ def blocks_left(resolved: "ResolvedRuntime", activation_bytes: int) -> int:
     """
     free, total = torch.cuda.mem_get_info(resolved.device)
     memory_fraction = resolved.config.memory_fraction
-    per_block = block_bytes(resolved.model, resolved.block_size, resolved.kv_cache_dtype)
+    per_block = cache_block_bytes(resolved)
     adjusting = adjusting_bytes(resolved)
     kept = int(total * (1 - memory_fraction)) + activation_bytes + GRAPH_BYTES + adjusting
     wanted = resolved.max_num_seqs * -(-resolved.max_model_len // resolved.block_size) + 1

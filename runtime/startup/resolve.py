@@ -8,6 +8,7 @@ import torch
 
 from ...common.errors import ConfigError, UnsupportedError, shown
 from ...common.logging import get_logger, log_once
+from ...common.progress import Progress, say_nothing
 from ...common.store import Store
 from ...compiler.numerics import MAX_NUM_TOKENS
 from ...custom_ops._shared.fp8 import FP8
@@ -19,6 +20,7 @@ from ...models.registry import find_model
 from ..config import DTYPES, RuntimeConfig
 from ..worker.slabs import taken_bytes
 from . import memory
+from .drafting import with_drafter
 from .resolved import ResolvedRuntime
 from .step_time import prefill_tokens
 
@@ -82,8 +84,9 @@ def resolve(
     schemes: ModelSchemes,
     dtype: torch.dtype,
     device: torch.device,
+    progress: Progress = say_nothing,
 ) -> ResolvedRuntime:
-    """A model with its settings, sized for this machine.
+    """A model with its settings and its drafter, sized for this machine.
 
     Raises ConfigError for what does not fit, and for positions beyond those that the checkpoint is meant for.
     """
@@ -112,7 +115,7 @@ def resolve(
         num_kv_blocks=config.num_kv_blocks or 0,
         swap_bytes=0,
     )
-    return _sized(resolved)
+    return _sized(with_drafter(resolved, progress))
 
 
 def _sized(resolved: ResolvedRuntime) -> ResolvedRuntime:
@@ -144,7 +147,7 @@ def _check_long_context(config: RuntimeConfig, model: ModelConfig, max_model_len
 def _swap_bytes(resolved: ResolvedRuntime) -> int:
     """What was asked for, if it can be had; else what memory allows on a GPU, and nothing on a CPU."""
     config, model = resolved.config, resolved.model
-    asked, block = config.swap_bytes, memory.block_bytes(model, resolved.block_size, resolved.kv_cache_dtype)
+    asked, block = config.swap_bytes, memory.cache_block_bytes(resolved)
     if asked == 0 or not config.prefix_cache or (asked is None and resolved.device.type == "cpu"):
         return 0
     if memory.layer_groups(model) != (memory.LayerGroup(window=None, layers=tuple(range(model.num_layers))),):

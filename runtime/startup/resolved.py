@@ -1,9 +1,9 @@
 """A model on a machine with nothing left to choose: settings, files and sizes, in one frozen object."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from ...models import rope
 from ...models.checkpoints.weights import Checkpoint
 from ...models.config import ModelConfig
 from ...models.generation_config import GenerationDefaults
+from ...models.heads.definition import STATES, HeadDefinition, with_residuals
 from ...models.layers import EXACT_OPS, FAST_OPS, Ops
 from ...models.quantization.model_schemes import ModelSchemes, with_stored_weights
 from ...models.quantization.scheme import TensorTable
@@ -47,6 +48,10 @@ class ResolvedRuntime:
     block_size: int  # tokens
     num_kv_blocks: int  # the null block included
     swap_bytes: int  # of host memory at most, for blocks of requests that were preempted
+    drafter: Self | None = None  # the model or head that drafts for this one, if any; of a runtime of its own
+    residuals: tuple[int, ...] = ()  # the layers whose residual sums are further columns of hidden states
+    # Shape and dtype of what a head reads of its target's weights, by name.
+    borrowed: TensorTable = field(default_factory=dict)
 
     @property
     def max_drafts(self) -> int:
@@ -61,20 +66,29 @@ class ResolvedRuntime:
 
     def program(self) -> Program:
         """What the compiler is handed."""
-        model, forward_of, ops = self.model, self.definition.forward, self.ops()
-        join = self.schemes.join
+        model, ops, join = self.model, self.ops(), self.schemes.join
+        forward_of = with_residuals(self.definition.forward, self.residuals)
 
         def forward(
             weights: Mapping[str, Tensor], token_ids: Tensor, positions: Tensor, attend: Any
         ) -> Tensor:
             return forward_of(model, join(weights), token_ids, positions, attend, ops)
 
+        def from_states(
+            weights: Mapping[str, Tensor], token_ids: Tensor, positions: Tensor, attend: Any, states: Tensor
+        ) -> Tensor:
+            joined = {**join(weights), STATES: states}
+            return forward_of(model, joined, token_ids, positions, attend, ops)
+
+        is_head = isinstance(self.definition, HeadDefinition)
         return Program(
-            forward=forward,
+            forward=from_states if is_head else forward,
+            states=(model.hidden_size, self.dtype) if is_head else None,
             parameters=self.parameter_table(),
             key={  # for who reads a miss; schemes may differ and have the same tensors
                 "architecture": model.architecture,
                 "num_layers": model.num_layers,
+                "residuals": list(self.residuals),
                 "quantization": self.schemes.facts(),
             },
             device=self.device,
@@ -90,7 +104,7 @@ class ResolvedRuntime:
 
     def parameter_table(self) -> TensorTable:
         """Shape and dtype of every tensor that the forward may read."""
-        table = self.schemes.parameter_table(self.dtype)
+        table = self.borrowed | self.schemes.parameter_table(self.dtype)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         rotation = rope.rotation_shapes(self.model, self.max_model_len)
         return table | {name: (shape, wide) for name, shape in rotation.items()}

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 STAGES = (
     *("imports", "config", "kernels", "weights", "tokenizer", "capture", "compile", "load"),
+    "drafter",  # a model or head that drafts: compiled or loaded, and read
     *("autotune", "kv_cache", "cuda_graphs"),  # kv_cache: what a trial of the largest step leaves, allocated
 )
 Result = TypeVar("Result")

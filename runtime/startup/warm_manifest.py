@@ -74,6 +74,7 @@ def serving_factors(resolved: ResolvedRuntime, plan: Mapping[str, Any] | None) -
     config, compiled = resolved.config, resolved.config.compile_config
     return {
         **(plan or {"plan": "eager"}),
+        **_drafter_factors(resolved.drafter),
         "dtype": str(resolved.dtype),
         "kv_cache_dtype": str(resolved.kv_cache_dtype),
         "quantization": resolved.schemes.facts(),
@@ -84,6 +85,14 @@ def serving_factors(resolved: ResolvedRuntime, plan: Mapping[str, Any] | None) -
         "kernels": cache.hash_files(_kernel_sources()),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
     }
+
+
+def _drafter_factors(drafter: ResolvedRuntime | None) -> dict[str, Any]:
+    """Of a model that drafts: which plan it has; nothing where there is none."""
+    if drafter is None:
+        return {}
+    plan = drafter.plan_factors()
+    return {"drafter": "eager" if plan is None else cache.plan_key(plan)}
 
 
 def note(

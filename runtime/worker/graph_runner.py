@@ -40,7 +40,7 @@ class Mixed:
 class Computed(NamedTuple):
     """What a whole step computed, sampling included."""
 
-    hidden: Tensor  # [tokens, H]
+    hidden: Tensor  # [tokens, H], and further columns where a drafter wants them
     logits: Tensor | None  # [samples, vocab] that it took its samples from, if any
 
 

@@ -17,18 +17,20 @@ STAGED_BYTES = 32 << 20  # on the device, of blocks that are copied together
 class HostBlocks:
     """Slots that hold a block of every layer each, keys and values; pinned memory for a GPU.
 
+    Layers may have blocks of different sizes, all of one dtype.
+
     Copies are launched on the current stream, so that they run in the order of the steps that they belong to;
     the host itself never reads or writes a slot. A copy gathers the blocks of all layers on the device first:
     a slot lies in one piece, so that one transfer takes it.
     """
 
     def __init__(self, caches: Sequence[tuple[Tensor, Tensor]], num_slots: int) -> None:
-        self._caches = [
-            as_bytes(cache) for pair in caches for cache in pair
-        ]  # [num_blocks, block_size, heads, head_dim]
+        # [num_blocks, numbers of a block]
+        self._caches = [as_bytes(cache).flatten(1) for pair in caches for cache in pair]
         first = self._caches[0]
         self._device, self._dtype = first.device, first.dtype
-        self._shape = (len(self._caches), *first.shape[1:])  # of a slot
+        self._widths = [cache.shape[1] for cache in self._caches]
+        self._shape = (sum(self._widths),)  # of a slot
         self.slot_bytes = sum(cache[0].nbytes for cache in self._caches)
         self._num_slots, self._is_pinned = num_slots, self._device.type == "cuda"
         self._slots_per_slab = slots_of_slab(self.slot_bytes, is_pinned=self._is_pinned)
@@ -52,7 +54,7 @@ class HostBlocks:
 
     def _swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
         blocks = self._send([block for block, _ in moves])
-        staged = torch.stack([cache.index_select(0, blocks) for cache in self._caches], dim=1)
+        staged = torch.cat([cache.index_select(0, blocks) for cache in self._caches], dim=1)
         for (_, slot), block in zip(moves, staged, strict=True):
             self._slot(slot).copy_(block, non_blocking=True)
 
@@ -61,7 +63,7 @@ class HostBlocks:
         for (slot, _), block in zip(moves, staged, strict=True):
             block.copy_(self._slot(slot), non_blocking=True)
         blocks = self._send([block for _, block in moves])
-        for cache, filled in zip(self._caches, staged.unbind(1), strict=True):
+        for cache, filled in zip(self._caches, torch.split(staged, self._widths, dim=1), strict=True):
             cache.index_copy_(0, blocks, filled)
 
     def _slot(self, number: int) -> Tensor:

@@ -291,22 +291,31 @@ class ModelRunner:
         self._attention.begin(batch)
         self._input_batch.take_token_ids(batch)
 
-    def _sample(self, batch: BatchView, hidden: Tensor, request_ids: tuple[str, ...]) -> Computed:
+    def _sample(self, batch: BatchView, computed: Tensor, request_ids: tuple[str, ...]) -> Computed:
         """Leave a token a sampling row where the next step finds it, and judge drafts by it."""
-        logits = None
+        logits, hidden = None, self._parts(computed)[0]
         if batch.logprobs is not None:
             prompts = prompt_logprobs(batch.logprobs, hidden, self._logits, self._num_valid_ids)
             self._logprobs = LogprobsTensors(prompts=prompts)
         if batch.logits_rows.shape[0]:
             logits = self._logits(_sampled_rows(hidden, batch))
             sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
-        self._judge(batch, hidden, request_ids)
-        return Computed(hidden, logits)
+        self._judge(batch, computed, request_ids)
+        return Computed(computed, logits)
 
-    def _judge(self, batch: BatchView, hidden: Tensor, request_ids: tuple[str, ...]) -> None:
+    def _parts(self, computed: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [T, H], and the residual sums [T, n * H] beside them that a drafter wants, if any."""
+        num_sums = 0 if self._speculator is None else len(self._speculator.wants_aux)
+        if not num_sums:
+            return computed, None
+        width = computed.shape[1] // (1 + num_sums)
+        return computed[:, :width], computed[:, width:]
+
+    def _judge(self, batch: BatchView, computed: Tensor, request_ids: tuple[str, ...]) -> None:
         """Judge a step's drafts by its samples and have others proposed, if anybody drafts."""
         if self._speculator is not None and self._draft_rows is not None:
-            self._speculator.finish(batch, self._draft_rows, hidden, (), request_ids)
+            hidden, sums = self._parts(computed)
+            self._speculator.finish(batch, self._draft_rows, hidden, sums, request_ids)
 
     def _launched(self, plan: SchedulerOutput) -> LaunchedStep:
         """Start the tokens in flight to the host: the next step overwrites where they are."""

@@ -80,7 +80,7 @@ class Speculator:
         batch: BatchView,
         rows: DraftRows,
         hidden: Tensor,
-        aux_hidden: tuple[Tensor, ...],
+        aux_hidden: Tensor | None,
         request_ids: tuple[str, ...],
     ) -> None:
         """Judge the step's drafts by its samples, keep what holds, and have the next ones proposed."""
@@ -107,6 +107,9 @@ class Speculator:
                 newest=newest,
                 num_computed=computed,
                 is_sampling=rows.num_samples > 0,
+                num_samples=rows.num_samples,
+                first_samples=rows.first_samples,
+                capacities=rows.capacities,
                 hidden=hidden,
                 aux_hidden=aux_hidden,
                 num_drafts=rows.num_next,

@@ -1,0 +1,73 @@
+"""What a runner calls of a model: its plan on its weights, or the model as it is written, and its scores."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from torch import Tensor
+
+from ...compiler.execution.plan import Compiled
+from ...custom_ops import linear
+from ...models.heads.definition import STATES, HeadDefinition, with_residuals
+from ...models.layers import Ops
+from ...models.quantization.model_schemes import with_stored_weights
+from ..worker.attention import PagedAttention, each_layer_once
+from ..worker.drafters.eagle import HeadForward, Map
+from ..worker.graph_runner import Forward
+from .resolved import ResolvedRuntime
+
+
+def forward_of(
+    resolved: ResolvedRuntime, compiled: Compiled | None, tensors: Mapping[str, Tensor]
+) -> Forward:
+    """The compiled plan on its weights, or the model as it is written."""
+    if compiled is not None:
+        return compiled.plan.bind(tensors, resolved.device)
+
+    model, weights, ops = resolved.model, resolved.joined(tensors), resolved.ops()
+    forward, num_layers = with_residuals(resolved.definition.forward, resolved.residuals), model.num_layers
+
+    def eager(token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
+        return forward(model, weights, token_ids, positions, each_layer_once(attend, num_layers), ops)
+
+    return eager
+
+
+def head_forward_of(
+    resolved: ResolvedRuntime, compiled: Compiled | None, tensors: Mapping[str, Tensor]
+) -> HeadForward:
+    """The same of a head, which takes states beside tokens."""
+    if compiled is not None:
+        plan = compiled.plan.bind(tensors, resolved.device)
+
+        def bound(token_ids: Tensor, positions: Tensor, attend: PagedAttention, states: Tensor) -> Tensor:
+            return plan(token_ids, positions, attend, states=states)
+
+        return bound
+    model, weights, ops = resolved.model, resolved.joined(tensors), resolved.ops()
+    forward, num_layers = resolved.definition.forward, resolved.model.num_layers
+
+    def eager(token_ids: Tensor, positions: Tensor, attend: PagedAttention, states: Tensor) -> Tensor:
+        given, attend_ = {**weights, STATES: states}, each_layer_once(attend, num_layers)
+        return forward(model, given, token_ids, positions, attend_, ops)
+
+    return eager
+
+
+def logits_of(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Map:
+    """The model's, but the GEMM of the LM head is never left to torch: kernels for few rows are ours."""
+    model, weights, logits = resolved.model, resolved.joined(tensors), resolved.definition.logits
+    ops = _own_gemms(resolved)
+    return lambda hidden: logits(model, weights, hidden, ops)
+
+
+def combine_of(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Map:
+    """What a head makes of its target's states."""
+    definition, model, weights = resolved.definition, resolved.model, resolved.joined(tensors)
+    assert isinstance(definition, HeadDefinition)
+    combine, ops = definition.combine, _own_gemms(resolved)
+    return lambda states: combine(model, weights, states, ops)
+
+
+def _own_gemms(resolved: ResolvedRuntime) -> Ops:
+    gemm = partial(linear, batch_invariant=resolved.config.batch_invariant)
+    return with_stored_weights(resolved.ops()._replace(linear=gemm))

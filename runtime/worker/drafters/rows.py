@@ -1,0 +1,81 @@
+"""Steps of one token a row that follow a step of the model: where their keys and values go, on the device."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from ..drafter import DraftInput
+from ..input_batch import NO_SLOT, BatchView
+
+
+def one_a_row(step: DraftInput, token_ids: Tensor, positions: Tensor, block_size: int) -> BatchView:
+    """A step of a token [rows] int32 a row at these positions [rows] int32.
+
+    A row amid a prompt has no length. What lies beyond a row's blocks is written nowhere.
+    """
+    num_rows = len(positions)
+    rows = torch.arange(num_rows + 1, dtype=torch.int32, device=positions.device)
+    lengths = torch.minimum(positions + 1, step.capacities)
+    return _moved(
+        step,
+        token_ids,
+        positions,
+        torch.where(step.is_sampling, lengths, 0),
+        rows[:-1],
+        step.capacities,
+        step.is_sampling,
+        block_size,
+        query_start_loc=rows,
+        max_query_len=1,
+    )
+
+
+def one_further(step: DraftInput, token_ids: Tensor, block_size: int) -> BatchView:
+    """The same tokens of a decode step one position on, of rows that have equally many.
+
+    token_ids [tokens] int32 are those that stand there.
+    """
+    batch, num_rows = step.batch, len(step.capacities)
+    each = len(batch.token_ids) // num_rows
+    rows = torch.arange(len(batch.token_ids), device=token_ids.device) // each
+    lengths = torch.minimum(batch.seq_lens + 1, step.capacities)
+    return _moved(
+        step,
+        token_ids,
+        batch.positions + 1,
+        torch.where(step.is_sampling, lengths, 0),
+        rows,
+        step.capacities.index_select(0, rows),
+        step.is_sampling.index_select(0, rows),
+        block_size,
+    )
+
+
+def _moved(
+    step: DraftInput,
+    token_ids: Tensor,
+    positions: Tensor,
+    seq_lens: Tensor,
+    rows: Tensor,  # of each token
+    capacities: Tensor,  # of each token's row
+    is_written: Tensor,  # whether its row has anything to be written
+    block_size: int,
+    **changes: object,
+) -> BatchView:
+    """The step's batch with other tokens, whose slots are looked up in the tables of the first group."""
+    inside = torch.minimum(positions, capacities - 1).clamp(min=0)
+    columns = inside // block_size
+    blocks = step.batch.block_tables[0][rows, columns]
+    slots = (blocks - columns) * block_size + inside
+    is_inside = is_written & (positions < capacities) & (positions >= 0)
+    return dataclasses.replace(
+        step.batch,
+        num_tokens=len(token_ids),
+        token_ids=token_ids,
+        positions=inside,
+        slot_mappings=(torch.where(is_inside, slots, NO_SLOT),),
+        seq_lens=seq_lens,
+        logprobs=None,
+        **changes,  # type: ignore[arg-type]
+    )
