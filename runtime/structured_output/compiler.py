@@ -10,6 +10,9 @@ from ...common.errors import RequestError, clipped
 from ...common.extras import require
 from .deep_stack import call_deep
 from .grammar import PACKAGE
+from .token_bytes import TokenBytes
+from .tracked_form import tracked_form
+from .unique_items import UniqueItemsMatcher
 
 MAX_KEPT = 256  # grammars, the last used
 MAX_SHOWN = 500  # characters of what llguidance says
@@ -32,6 +35,7 @@ class GrammarCompiler:
         self._num_valid_ids = num_valid_ids
         self._eos_token_ids = sorted(id_ for id_ in eos_token_ids if id_ < num_valid_ids)
         self._tokenizer: Any = None
+        self._token_bytes: TokenBytes | None = None  # once a form has unique items
         self._compiled: dict[str, Any] = {}  # the last used at the end
         self._lock = threading.Lock()
         self._beginning = threading.Lock()  # held while the tokenizer is made
@@ -59,12 +63,22 @@ class GrammarCompiler:
     def _compile(self, grammar: str) -> Any:
         llguidance = require(PACKAGE, extra="structured")
         limits = llguidance.LLParserLimits(initial_lexer_fuel=_fuel(grammar))
-        matcher = llguidance.LLMatcher(self._own_tokenizer(llguidance), grammar, log_level=0, limits=limits)
+        tracked = tracked_form(grammar)
+        plain, tokenizer = tracked.grammar if tracked else grammar, self._own_tokenizer(llguidance)
+        matcher = llguidance.LLMatcher(tokenizer, plain, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # some grammars are found wrong by their first mask alone
         if matcher.is_error():
             raise RequestError(f"structured_outputs cannot be enforced: {error_of(matcher)}")
-        return matcher
+        if tracked is None:
+            return matcher
+        return UniqueItemsMatcher(matcher, self._own_token_bytes(tokenizer), tracked.tracker())
+
+    def _own_token_bytes(self, tokenizer: Any) -> TokenBytes:
+        with self._beginning:
+            if self._token_bytes is None:
+                self._token_bytes = TokenBytes(tokenizer)
+            return self._token_bytes
 
     def _own_tokenizer(self, llguidance: Any) -> Any:
         with self._beginning:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -9,6 +10,7 @@ from ...common.errors import RequestError
 from ...common.extras import require
 from ..structured_outputs import StructuredOutputs
 from .json_schema import enforceable
+from .tracked_form import check_trackable, has_unique_items, marked, tracked_form
 
 PACKAGE = "llguidance"
 GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -37,7 +39,10 @@ def _after_reasoning(grammar: str, form: StructuredOutputs) -> str:
     )
     first, *others = held
     whole = [{"lark_grammar": "\n".join(rules)}, {**first, "name": "form"}, *others]
-    return json.dumps({"grammars": whole})
+    found = json.dumps({"grammars": whole})
+    if tracked_form(grammar) is None:
+        return found
+    return marked(found, after=form.reasoning_end, begun_by=form.reasoning_begin)
 
 
 def _grammar(form: StructuredOutputs) -> str:
@@ -55,9 +60,23 @@ def _grammar(form: StructuredOutputs) -> str:
         "whitespace_flexible": not form.compact,
     }
     try:
-        return str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=settings))
+        grammar = str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=settings))
     except ValueError as error:  # as of one that is nested too deeply
         raise RequestError(f"structured_outputs.json cannot be read: {error}") from error
+    return marked(grammar) if _is_tracked(schema, form) else grammar
+
+
+def _is_tracked(schema: Mapping[str, Any], form: StructuredOutputs) -> bool:
+    """Whether unique items are followed; RequestError for those that cannot be, unless lenient."""
+    if not has_unique_items(schema):
+        return False
+    try:
+        check_trackable(schema)
+    except RequestError:
+        if form.lenient:
+            return False
+        raise
+    return True
 
 
 def _schema_of(form: StructuredOutputs) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from .one_of import exclusive
 from .open_names import closed
 from .patterns import quotable
 from .string_formats import with_known_format
-from .whole_schema import DEEPEST, DRAFT, LATER_DRAFT, Whole, with_targets_apart
+from .whole_schema import DEEPEST, DRAFT, LATER_DRAFT, NAMED, Whole, with_targets_apart
 
 MAX_PATTERNS = 64  # of names in one object, as each is held against all others
 MAX_PATTERN = 10_000  # characters of a pattern; of several, the root of the sum of their squares
@@ -24,7 +24,6 @@ ONE = (  # keywords with a schema
 )
 DEFINITIONS = ("$defs", "definitions")
 LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")  # with a list of them
-NAMED = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
 
 
 def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:

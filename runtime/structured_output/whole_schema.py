@@ -3,9 +3,14 @@
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 DEEPEST = 128  # of a schema, as llguidance has it too
 MAX_WORK = 100_000  # parts that are looked at in one schema
+NAMED = (  # keywords with names of schemas
+    *("$defs", "definitions", "dependencies", "dependentSchemas"),
+    *("patternProperties", "properties"),
+)
 DRAFT = re.compile(r"^https?://json-schema.org/(?:(draft-0[4-7])/)?schema#?$")
 LATER_DRAFT = re.compile(r"^https?://json-schema.org/draft/20(?:19-09|20-12)/schema#?$")
 
@@ -20,6 +25,8 @@ class Whole:
     def __init__(self, schema: Any) -> None:
         self._schema, self._left = schema, MAX_WORK
         self.weight = 0  # of the patterns that are seen
+        own_id = schema.get("$id", schema.get("id")) if isinstance(schema, Mapping) else None
+        self._own_id = own_id.removesuffix("#") if isinstance(own_id, str) else ""
         named = schema.get("$schema") if isinstance(schema, Mapping) else None
         draft = DRAFT.match(named) if isinstance(named, str) else None
         early = draft[1] if draft else None
@@ -32,16 +39,20 @@ class Whole:
         if self._left < 0:
             raise TooMuchError
 
-    def resolved(self, ref: str) -> Any:
+    def resolved(self, ref: Any) -> Any:
         """Returns what a reference within the schema stands for; None where that is not known."""
         found = self._schema
-        if not ref.startswith("#"):
+        pointer = ref.removeprefix(self._own_id) if isinstance(ref, str) else ""
+        if not pointer.startswith("#"):
             return None
-        for part in ref[1:].strip("/").split("/") if ref != "#" else ():
-            name = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or name not in found:
+        for part in pointer[1:].strip("/").split("/") if pointer.strip("#/") else ():
+            name = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            elif isinstance(found, Mapping) and name in found:
+                found = found[name]
+            else:
                 return None
-            found = found[name]
         return found
 
 

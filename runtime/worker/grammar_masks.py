@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ...common.errors import LaminaError, RequestError
 from ..protocol.scheduler_output import Constrained
 from ..structured_output.compiler import error_of
+from ..structured_output.unique_items import UniqueItemsMatcher
 from .grammar_walk import GrammarWalk
 
 Bits = NDArray[np.int32]  # [samples, words], a bit an id: bit i % 32 of word i // 32
@@ -119,7 +120,8 @@ class GrammarMasks:
         """Write the mask of each sample, several at once where their matchers stay where they are."""
         together: list[tuple[Any, int]] = []
         for one, walk in standing:
-            if one.drafts or len(standing) <= FEW or walk.token_at(one.num_output) is not None:
+            alone = one.drafts or len(standing) <= FEW or isinstance(walk.matcher, UniqueItemsMatcher)
+            if alone or walk.token_at(one.num_output) is not None:
                 walk.look_at(one.num_output, one.drafts, masks[one.which :])
             else:
                 together.append((walk.matcher, one.which))

@@ -25,6 +25,7 @@ LEAVES = st.one_of(
     st.just({"type": "boolean"}),
     st.just({"type": "integer", "minimum": 0, "maximum": 120}),
     st.just({"type": "string", "maxLength": 3}),
+    st.just({"type": "array", "uniqueItems": True, "items": {"enum": ["once upon", "once", 1, 12, True]}}),
 )
 
 

@@ -34,6 +34,11 @@ SCHEMA = {
 }
 
 
+UNIQUE = {"type": "array", "uniqueItems": True, "items": {"enum": ["one", "only", "one of", 1, 12, True]}}
+SCHEMAS = {"": SCHEMA, "unique": UNIQUE}
+FORMS = st.sampled_from([*SCHEMAS]) | REGEXES
+
+
 @pytest.fixture(scope="module", params=["bytes", "words"])
 def compiler(request, bbpe_tokenizer):
     """For a tokenizer of bytes, and for one of words beside them: texts have several tokenizations."""
@@ -105,12 +110,12 @@ def one_by_one(compiler, grammar, choose, most=60):
 
 
 def form(regex):
-    return grammar_of(
-        StructuredOutputs(regex=regex) if regex else StructuredOutputs(json=SCHEMA, compact=True)
-    )
+    if regex not in SCHEMAS:
+        return grammar_of(StructuredOutputs(regex=regex))
+    return grammar_of(StructuredOutputs(json=SCHEMAS[regex], compact=True))
 
 
-@given(regex=st.one_of(st.just(""), REGEXES), seed=st.integers(0, 99))
+@given(regex=FORMS, seed=st.integers(0, 99))
 def test_masks_are_those_of_the_grammar_and_a_forced_token_is_the_only_one(compiler, regex, seed):
     grammar = form(regex)
     tokens, allowed = one_by_one(compiler, grammar, random.Random(seed).choice)
@@ -123,7 +128,7 @@ def test_masks_are_those_of_the_grammar_and_a_forced_token_is_the_only_one(compi
 
 
 @given(
-    regex=st.one_of(st.just(""), REGEXES),
+    regex=FORMS,
     seed=st.integers(0, 99),
     moves=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 6), st.integers(0, 9)), max_size=8),
 )
@@ -153,7 +158,7 @@ def test_masks_of_drafts_are_those_one_by_one_wherever_the_request_stood_before(
                 assert (mask == -1).all(), "what comes after a draft that cannot be is left alone"
 
 
-@given(regex=REGEXES, seed=st.integers(0, 99), steps=st.lists(st.tuples(st.integers(0, 5), st.booleans())))
+@given(regex=FORMS, seed=st.integers(0, 99), steps=st.lists(st.tuples(st.integers(0, 5), st.booleans())))
 def test_drafts_that_held_need_not_be_said_again(compiler, regex, seed, steps):
     """As the step after them computes the newest token alone."""
     grammar = form(regex)
@@ -213,7 +218,7 @@ def rows(compiler):
 
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_rows_with_drafts_and_without_have_their_own_masks_in_one_step(compiler, rows, count):
-    grammars = [form(regex) for regex in ("[ab]{2,9}", "x+y", "once upon[ab]", "")] * 3
+    grammars = [form(regex) for regex in ("[ab]{2,9}", "x+y", "unique", "")] * 3
     answers = [one_by_one(compiler, grammar, random.Random(7).choice) for grammar in grammars[:count]]
     step = rows(grammars[:count])
     drafts = [tokens[:-1][: number % 3] for number, (tokens, _) in enumerate(answers)]
@@ -311,7 +316,7 @@ def test_a_constant_is_looked_at_once_however_long_it_is(compiler):
     assert len(asked) <= 2
 
 
-@pytest.mark.parametrize("regex", ["[ab]once upon[cd]{2}x", "", "a{1,3}"])
+@pytest.mark.parametrize("regex", ["[ab]once upon[cd]{2}x", "", "unique", "a{1,3}"])
 def test_an_interrupt_at_any_line_of_a_move_leaves_what_follows_as_it_is(compiler, regex):
     """Moves forward, back and within a run, each once interrupted and then asked for again."""
     tokens, allowed = one_by_one(compiler, form(regex), random.Random(5).choice)
