@@ -205,7 +205,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no object": ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]}, "tools[0].input_schema"),
     "a server's tool": ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
     "what cannot be enforced": (
-        {"tools": schema(**{"not": {"required": ["a"]}}), "tool_choice": {"type": "any"}},
+        {"tools": schema(**{"not": {"propertyNames": {}}}), "tool_choice": {"type": "any"}},
         "not",
     ),
     "thinking": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is enabled"),

@@ -184,7 +184,7 @@ REFUSED = {
     "no text": ({"tools": bad_tool(name="x", parameters="x")}, "tools[1].function.parameters"),
     "what cannot be enforced": (
         {
-            "tools": bad_tool(name="x", parameters={"type": "object", "not": {"required": ["a"]}}),
+            "tools": bad_tool(name="x", parameters={"type": "object", "not": {"propertyNames": {}}}),
             "tool_choice": "required",
         },
         "tools[1].function.parameters",
