@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,8 +15,10 @@ from ...common.store import Store
 from ..config import ModelConfig
 from ..registry import find_model
 from .gguf_config import ROPE_TENSORS, checkpoint_config, family_of, row_order
-from .gguf_file import GGUFContent, GGUFFile, chunks, read_header
+from .gguf_file import GGUFContent, GGUFFile, GGUFTensor, chunks, read_header, row_chunks
 from .gguf_tokenizer import TOKENIZER_ERROR, write_tokenizer
+from .quantized import gguf_blocks
+from .quantized.modules import WEIGHT
 from .safetensors_header import header
 from .shards import SINGLE_NAME
 from .weights import check_tensors
@@ -34,26 +36,29 @@ def convert_gguf(
     dtype: torch.dtype,
     progress: Progress | None = None,
     needs_tokenizer: bool = True,
+    keeps_blocks: bool = False,
 ) -> Path:
     """The folder with this file's config, weights (in `dtype`) and tokenizer; made at the first call.
 
+    keeps_blocks: projections in four bits stay as they lie where the file has all of their rows so.
     Where a tokenizer cannot be read that is not needed, a note of why lies in its place. Raises LoadError
     where the file changes meanwhile, and StoreError where the folder cannot be written.
     """
     content = GGUFContent(path)
     identity = _identity(content)
     known = store.read_ref(MEMO, identity)
-    folder = store.folder(FOLDER_KIND, _key(known, dtype)) if isinstance(known, str) else None
+    folder = store.folder(FOLDER_KIND, _key(known, dtype, keeps_blocks)) if isinstance(known, str) else None
     if folder is not None:
         return folder
     digest = content.digest()
-    key = _key(digest, dtype)
+    key = _key(digest, dtype, keeps_blocks)
 
     def write(new: Path) -> None:
         file = read_header(content)
-        _write_configs(file, new, dtype)
+        kept = _kept_blocks(file, dtype) if keeps_blocks else {}
+        _write_configs(file, new, dtype, kept)
         _write_tokenizer(file, new, needs_tokenizer)
-        _write_weights(file, new / SINGLE_NAME, dtype, progress)
+        _write_weights(file, new / SINGLE_NAME, dtype, kept, progress)
         content.require(digest)
 
     folder = _found_or_made(store, FOLDER_KIND, key, write)
@@ -61,13 +66,16 @@ def convert_gguf(
     return folder
 
 
-def config_of_gguf(path: Path, store: Store, *, dtype: torch.dtype) -> Path:
+def config_of_gguf(path: Path, store: Store, *, dtype: torch.dtype, keeps_blocks: bool = False) -> Path:
     """A folder with what this file's metadata say of the model, and no weights: a few kilobytes, at once."""
     content = GGUFContent(path)
-    key = _key(_identity(content), dtype)
-    return _found_or_made(
-        store, CONFIG_KIND, key, lambda new: _write_configs(read_header(content), new, dtype)
-    )
+    key = _key(_identity(content), dtype, keeps_blocks)
+
+    def write(new: Path) -> None:
+        file = read_header(content)
+        _write_configs(file, new, dtype, _kept_blocks(file, dtype) if keeps_blocks else {})
+
+    return _found_or_made(store, CONFIG_KIND, key, write)
 
 
 def _found_or_made(store: Store, kind: str, key: str, write: Callable[[Path], None]) -> Path:
@@ -88,8 +96,9 @@ def _found_or_made(store: Store, kind: str, key: str, write: Callable[[Path], No
     return folder
 
 
-def _key(digest: str, dtype: torch.dtype) -> str:
-    return f"{digest}-v{CONVERTER_VERSION}-{str(dtype).removeprefix('torch.')}"
+def _key(digest: str, dtype: torch.dtype, keeps_blocks: bool) -> str:
+    kept = "-blocks" if keeps_blocks else ""
+    return f"{digest}-v{CONVERTER_VERSION}-{str(dtype).removeprefix('torch.')}{kept}"
 
 
 def _identity(content: GGUFContent) -> str:
@@ -101,13 +110,33 @@ def _identity(content: GGUFContent) -> str:
     return str(xxhash.xxh3_128_hexdigest(os.fsencode(identity)))
 
 
-def _write_configs(file: GGUFFile, folder: Path, dtype: torch.dtype) -> None:
+def _write_configs(file: GGUFFile, folder: Path, dtype: torch.dtype, kept: Mapping[str, str]) -> None:
     config = checkpoint_config(file, dtype)
     _check_tensors(file, ModelConfig.from_dict(config, origin=str(file.path)))
+    if kept:
+        modules = {name.removesuffix(WEIGHT): kind for name, kind in kept.items()}
+        config["quantization_config"] = {"quant_method": gguf_blocks.METHOD, "modules": modules}
     config = {name: value for name, value in config.items() if value is not None}
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _kept_blocks(file: GGUFFile, dtype: torch.dtype) -> dict[str, str]:
+    """The kind of each weight that can stay as it lies, by its name in a checkpoint: of whole projections."""
+    from gguf import GGMLQuantizationType
+
+    model = ModelConfig.from_dict(checkpoint_config(file, dtype), origin=str(file.path))
+    kinds = {
+        target: GGMLQuantizationType(file.tensors[name].quantization).name
+        for name, target in _checkpoint_names(file).items()
+    }
+    kept: dict[str, str] = {}
+    for spec in find_model(model.architecture).parameters(model).values():
+        own = {kinds.get(source) for source in spec.source_shapes}
+        if spec.projection and spec.tied_to is None and len(own) == 1 and own <= set(gguf_blocks.HEADS):
+            kept |= {source: kinds[source] for source in spec.source_shapes}
+    return kept
 
 
 def _write_tokenizer(file: GGUFFile, folder: Path, is_needed: bool) -> None:
@@ -138,13 +167,29 @@ def _check_tensors(file: GGUFFile, config: ModelConfig) -> None:
     check_tensors(find_model(config.architecture), config, shapes, file.path)
 
 
-def _write_weights(file: GGUFFile, target: Path, dtype: torch.dtype, progress: Progress | None) -> None:
+def _entry(
+    tensor: GGUFTensor, name: str, dtype: torch.dtype, kept: Mapping[str, str]
+) -> tuple[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """What a tensor is called in a checkpoint, and its dtype and shape there."""
+    if name not in kept:
+        return name, (dtype, tensor.shape)
+    module, size = name.removesuffix(WEIGHT), (tensor.num_rows, tensor.row_bytes)
+    return f"{module}.{gguf_blocks.TENSOR}", (torch.uint8, size)
+
+
+def _write_weights(
+    file: GGUFFile, target: Path, dtype: torch.dtype, kept: Mapping[str, str], progress: Progress | None
+) -> None:
     """A safetensors file, written as it is dequantized, so that no more than a chunk is ever in memory."""
     family, names = family_of(file), _checkpoint_names(file)
-    layout = {target_name: (dtype, file.tensors[name].shape) for name, target_name in names.items()}
+    layout = dict(_entry(file.tensors[name], target, dtype, kept) for name, target in names.items())
     with open(target, "wb") as out:
         out.write(header(layout))
-        for done, name in enumerate(names, start=1):
+        for done, (name, target_name) in enumerate(names.items(), start=1):
+            if target_name in kept:
+                for rows in row_chunks(file.tensors[name], row_order(file, family, name)):
+                    out.write(rows.data)
+                continue
             offset = family.norm_offset if name.endswith("norm.weight") else 0.0
             for chunk in chunks(file.tensors[name], row_order(file, family, name)):
                 values = chunk - offset if offset else chunk

@@ -242,7 +242,7 @@ def chunks(tensor: GGUFTensor, row_order: npt.NDArray[np.int64] | None = None) -
     import gguf
 
     kind = gguf.GGMLQuantizationType(tensor.quantization)
-    for rows in _row_blocks(tensor, row_order):
+    for rows in row_chunks(tensor, row_order):
         try:
             values = gguf.dequantize(rows, kind)
         except NotImplementedError as error:  # of integers and float64, which no model's weights are
@@ -250,7 +250,7 @@ def chunks(tensor: GGUFTensor, row_order: npt.NDArray[np.int64] | None = None) -
         yield torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
-def _row_blocks(
+def row_chunks(
     tensor: GGUFTensor, row_order: npt.NDArray[np.int64] | None
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """The tensor as [rows, bytes per row], a bounded number at a time."""

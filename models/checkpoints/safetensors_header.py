@@ -16,6 +16,7 @@ DTYPE_NAMES = {
     torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.int8: "I8",
+    torch.uint8: "U8",
     torch.int32: "I32",
     torch.int64: "I64",
 }

@@ -28,8 +28,10 @@ def resolve_source(
     dtype: torch.dtype = torch.bfloat16,
     progress: Progress | None = None,
     needs_tokenizer: bool = True,
+    keeps_blocks: bool = False,
 ) -> Path:
-    """The folder with the model's config and weights; `dtype` is what a GGUF file is converted to.
+    """The folder with the model's config and weights; `dtype` is what a GGUF file is converted to, but for
+    projections in four bits where it keeps their blocks.
 
     Raises LoadError for a name of nothing, and for what holds no model.
     """
@@ -41,7 +43,14 @@ def resolve_source(
             raise LoadError(
                 f"{path} is a file; wanted a model folder, a .gguf file or a hub id such as owner/name"
             )
-        return convert_gguf(path, store, dtype=dtype, progress=progress, needs_tokenizer=needs_tokenizer)
+        return convert_gguf(
+            path,
+            store,
+            dtype=dtype,
+            progress=progress,
+            needs_tokenizer=needs_tokenizer,
+            keeps_blocks=keeps_blocks,
+        )
     if not HUB_ID.fullmatch(str(name)) or path.suffix.lower() == ".gguf":
         raise LoadError(
             f"{shown(str(name))} does not exist; wanted a model folder, a .gguf file or a hub id "

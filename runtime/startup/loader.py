@@ -274,8 +274,10 @@ def _find_folder(config: RuntimeConfig, store: Store, device: torch.device, prog
     if config.load_format == "dummy" and folder.is_dir():
         return folder
     dtype = resolve_dtype(config.dtype, torch.bfloat16, device)
+    # on a GPU a GGUF file's four-bit blocks are read as they lie, where nothing else is asked for
+    keeps = device.type == "cuda" and config.quantization is None
     if config.load_format == "dummy" and folder.is_file() and folder.suffix.lower() == ".gguf":
-        return config_of_gguf(folder, store, dtype=dtype)
+        return config_of_gguf(folder, store, dtype=dtype, keeps_blocks=keeps)
     return resolve_source(
         config.model,
         store=store,
@@ -284,6 +286,7 @@ def _find_folder(config: RuntimeConfig, store: Store, device: torch.device, prog
         dtype=dtype,
         progress=progress,
         needs_tokenizer=config.tokenizer is None,
+        keeps_blocks=keeps,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...fields import Fields, read_json
-from . import awq, bitsandbytes, compressed_tensors, float8, gptq
+from . import awq, bitsandbytes, compressed_tensors, float8, gguf_blocks, gptq
 from .dialect import Dialect, refused
 
 READERS: Mapping[str, Callable[[Fields], Dialect]] = {
@@ -17,6 +17,7 @@ READERS: Mapping[str, Callable[[Fields], Dialect]] = {
     "gptq": gptq.read,
     "awq": awq.read,
     "bitsandbytes": bitsandbytes.read,
+    gguf_blocks.METHOD: gguf_blocks.read,
 }
 FIELD = "quantization_config"
 # Files beside config.json that some tools write, and the method of those that do not say it.

@@ -45,6 +45,7 @@ def write_gguf(
     folder: Path,
     *,
     kind: KIND = KIND.F32,
+    kinds: dict[str, KIND] | None = None,  # of single tensors
     extra: dict[str, np.ndarray[Any, Any]] | None = None,
     fields: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
     architecture: str = "llama",
@@ -65,7 +66,7 @@ def write_gguf(
     writer.add_eos_token_id(config["eos_token_id"])
     fields(writer)
     for name, values in {**dict(_llama_cpp_tensors(folder, config)), **(extra or {})}.items():
-        quantized = kind if values.ndim == 2 else KIND.F32
+        quantized = (kinds or {}).get(name, kind) if values.ndim == 2 else KIND.F32
         writer.add_tensor(name, gguf.quantize(values, quantized), raw_dtype=quantized)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
