@@ -38,7 +38,7 @@ CHOICES = {
 TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")  # and what is a tuple
 # What the command line has no use for, or other words.
-NOT_SETTINGS = ("model", "seed", "compile", "speculative")
+NOT_SETTINGS = ("model", "seed", "compile")
 OF_COMPILING = ("batch_invariant",)  # fields of the CompileConfig that are options
 NOT_SAMPLING = ("logit_bias", "logits_processors", "structured_outputs", "detokenize")
 OF_SEVERAL = ("n", "best_of", "logprobs", "prompt_logprobs")

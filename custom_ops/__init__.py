@@ -16,6 +16,7 @@ from .linear_int8.op import linear_int8
 from .linear_w4a16.op import linear_w4a16
 from .linear_w8a8.op import linear_w8a8
 from .paged_attention.op import paged_attention
+from .propose_ngram.op import propose_ngram
 from .qk_norm.op import qk_norm
 from .quantize_rows.op import quantize_rows
 from .rms_norm.op import rms_norm
@@ -46,6 +47,7 @@ __all__ = [
     "linear_int8",
     "linear_w4a16",
     "paged_attention",
+    "propose_ngram",
     "qk_norm",
     "quantize_rows",
     "rms_norm",

@@ -14,7 +14,7 @@ from ..compiler.config import CompileConfig
 from ..compiler.numerics import MAX_NUM_TOKENS, NUMERICS, Numerics
 from ..models.quantization.scheme import find_scheme
 from .other_names import SETTINGS
-from .speculation.config import Draft, Eagle, NGram, Speculation
+from .speculation.config import Draft, Eagle, NGram, Speculation, parse_speculation
 from .validation import check_name, check_type, integer, number
 
 logger = get_logger("runtime")
@@ -41,7 +41,7 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "cache_dir": ((str, Path, NoneType), "a folder or None"),
     "allow_long_context": ((bool,), "True or False"),
     "require_warm": ((bool,), "True or False"),
-    "speculative": ((NGram, Draft, Eagle, NoneType), "an NGram, a Draft, an Eagle or None"),
+    "speculative": ((NGram, Draft, Eagle, str, NoneType), "an NGram, a Draft, an Eagle, text or None"),
     "generation_defaults": ((bool,), "True or False"),
 }
 MOST = 2**63 - 1  # of any count; what memory allows is asked later
@@ -92,8 +92,8 @@ class RuntimeConfig:
     """Whether requests that begin alike share blocks of the KV cache."""
     jump_forward: bool = True
     """Whether tokens that a form leaves no choice of come several at once, without a step for each."""
-    speculative: Speculation | None = None
-    """Who drafts tokens that a step verifies beside the next one: fewer steps for the same answers."""
+    speculative: Speculation | str | None = None
+    """Who drafts tokens that a step verifies beside the next one: ngram:3 drafts up to 3 out of the text."""
     swap_bytes: int | None = None
     """Host memory for blocks of preempted requests; otherwise what a GPU's host has to spare, none on a
     CPU."""
@@ -142,6 +142,8 @@ class RuntimeConfig:
         for name in ("tokenizer", *FIELD_TYPES):
             if isinstance(getattr(self, name), (str, Path)):
                 check_name(name, getattr(self, name))
+        if isinstance(self.speculative, str):
+            self._settle("speculative", parse_speculation(self.speculative))
         if self.swap_bytes and not self.prefix_cache:
             got = f"swap_bytes is {self.swap_bytes} and prefix_cache False"
             raise ConfigError(f"{got}; wanted swap_bytes 0, or the cache, which knows what blocks hold")

@@ -27,6 +27,7 @@ def collect_stats(loaded: LoadedRuntime) -> dict[str, Any]:
         "requests": core["requests"],
         "preemptions": core["preemptions"],
         "forced_tokens": core["forced_tokens"],
+        "speculation": core["speculation"],
         "swap": _swap_stats(loaded),
         "prefix_cache": core["prefix_cache"],
         "latency": core["latency"],

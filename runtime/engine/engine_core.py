@@ -117,6 +117,7 @@ class EngineCore:
             },
             "preemptions": scheduler.num_preemptions,
             "forced_tokens": scheduler.num_forced_tokens,
+            "speculation": scheduler.drafting.stats(),
             "prefix_cache": {
                 "queried_tokens": scheduler.num_queried_tokens,
                 "hit_tokens": scheduler.num_hit_tokens,

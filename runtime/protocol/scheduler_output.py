@@ -120,7 +120,8 @@ class Drafts:
     """
 
     sources: Ints  # [num_rows] the row of the step before whose drafts follow the newest token, or NO_DRAFTS
-    capacities: Ints  # [num_rows] tokens it may have: one from there on is written nowhere, nor does it hold
+    capacities: Ints  # [num_rows] tokens that its blocks have room for: one from there on is written nowhere
+    limits: Ints  # [num_rows] tokens that its request may have: a draft that would be the last cannot hold
     num_next: int  # drafts of each row that the step leaves for the next one, 0 for none
 
 

@@ -60,7 +60,12 @@ class DecisionLog:
             "queued": request.times.queued,
             "blocks": self._blocks(request, len(request.prompt_token_ids)),
         }
-        self._write(said | ({} if request.params.prompt_logprobs is None else {"prompt_logprobs": True}))
+        facts = {  # that decide how many tokens it computes at once
+            "prompt_logprobs": request.params.prompt_logprobs is not None,
+            "adjusts": request.adjusts,
+            "stops": bool(request.params.min_tokens and request.stop_token_ids),
+        }
+        self._write(said | {name: True for name, holds in facts.items() if holds})
 
     def on_finish(self, request: Request) -> None:
         """See Listener."""
@@ -153,6 +158,7 @@ class PlanEncoder:
             said["drafts"] = {
                 "sources": plan.drafts.sources.tolist(),
                 "capacities": plan.drafts.capacities.tolist(),
+                "limits": plan.drafts.limits.tolist(),
                 "next": plan.drafts.num_next,
             }
         if plan.new_blocks.size:

@@ -93,9 +93,13 @@ class DraftCounts:
         return useful
 
     def capacities(self, num: int, block_size: int) -> Ints:
-        """Tokens that each of the first rows may have computed in the blocks that it has."""
-        capacities: Ints = np.minimum(self._blocks[:num] * block_size, self._limit[:num] - 1)
+        """Tokens that the blocks of each of the first rows have room for."""
+        capacities: Ints = self._blocks[:num] * block_size
         return capacities
+
+    def limits(self, num: int) -> Ints:
+        """Tokens that each of the first rows may have in all, a copy [num]."""
+        return self._limit[:num].copy()
 
     def hold_rates(self, num: int) -> NDArray[np.float64]:
         """The share of drafts that held lately, of each of the first rows."""

@@ -1,5 +1,7 @@
 """How many draft tokens a step computes of each request: as many as pay, by how many of them held so far."""
 
+from typing import Any
+
 import numpy as np
 
 from ..protocol.runner_output import RunnerOutput
@@ -33,6 +35,15 @@ class Drafting:
     def is_on(self) -> bool:
         """Whether anybody drafts."""
         return self._config.max_drafts > 0
+
+    def stats(self) -> dict[str, Any]:
+        """Counts so far: rows of steps that had drafts, drafts, and those that held, in all and by place."""
+        return {
+            "drafts": self.num_drafting_rows,
+            "draft_tokens": self.num_drafted,
+            "accepted_tokens": self.num_accepted,
+            "accepted_by_place": self.accepted_at.tolist(),
+        }
 
     def each(self, counts: Ints, *, is_full: bool) -> Ints | None:
         """Drafts to compute of each row beside so many tokens; None for none at all.
@@ -68,6 +79,7 @@ class Drafting:
         return Drafts(
             sources=np.where(drafting, drafts.places(num), NO_DRAFTS),
             capacities=drafts.capacities(num, block_size),
+            limits=drafts.limits(num),
             num_next=self._config.max_drafts if self._k or drafting.any() else 0,
         )
 

@@ -129,11 +129,13 @@ class _Player:
             min_tokens=said["min_tokens"],
             seed=said["seed"],
             prompt_logprobs=0 if said.get("prompt_logprobs") else None,
+            presence_penalty=1.0 if said.get("adjusts") else 0.0,
         ).resolve(None, seed=0)
         logged.request = Request(
             request_id=said["add"],
             prompt_token_ids=tuple(map(logged.token, range(said["prompt"]))),
             params=params,
+            stop_token_ids=frozenset({STOP} if said.get("stops") else ()),
             max_total_tokens=said["limit"],
             priority=said["priority"],
         )

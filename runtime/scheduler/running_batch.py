@@ -40,7 +40,8 @@ class RunningBatch:
     A request that has all its tokens in flight is draining: it runs, but needs no row any more.
     """
 
-    def __init__(self, max_num_rows: int) -> None:
+    def __init__(self, max_num_rows: int, num_spare_columns: int = 0) -> None:
+        """num_spare_columns: of the null block, after the last of each block table."""
         self._counts = np.zeros((len(COUNTS), max_num_rows), np.int64)
         (
             self._computed,
@@ -70,7 +71,7 @@ class RunningBatch:
             last_step=self._last_step,
             serial=self._serial,
         )
-        self._tables = TableUpdates(max_num_rows)
+        self._tables = TableUpdates(max_num_rows, num_spare_columns)
         self._numbers = np.arange(max_num_rows)
         self._request_ids: tuple[str, ...] | None = None
         self._by_rank: Ints | None = None

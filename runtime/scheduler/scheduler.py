@@ -12,6 +12,7 @@ from ..kv_cache.manager import KVCacheManager
 from ..protocol.engine_output import FinishReason
 from ..protocol.runner_output import RunnerOutput
 from ..protocol.scheduler_output import Ints, SchedulerOutput
+from ..speculation.config import spare_columns
 from .admission import Admission
 from .beginnings import Beginnings
 from .config import SchedulerConfig
@@ -61,7 +62,8 @@ class Scheduler:
         self.alone: Request | None = None  # if any, the only one to be admitted
         self._kv_cache, self._listener, self._clock = kv_cache, listener, clock
         self._queue = RequestQueue()
-        self._batch = RunningBatch(config.max_num_seqs)
+        spare = spare_columns(config.max_drafts, kv_cache.block_size)
+        self._batch = RunningBatch(config.max_num_seqs, spare)
         self._in_flight = InFlight()
         self.drafting = Drafting(config, self._batch)
         self.num_forced_tokens = 0  # that came without a sample, as a grammar left no other

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..kv_cache.manager import KVCacheManager
-from ..protocol.scheduler_output import Ints
+from ..protocol.scheduler_output import NULL_BLOCK, Ints
 from .request import Request
 
 NOTHING = np.zeros((3, 0), np.int64)
@@ -14,8 +14,9 @@ NOTHING = np.zeros((3, 0), np.int64)
 class TableUpdates:
     """Which block tables of a running batch the device does not have as they are."""
 
-    def __init__(self, max_num_rows: int) -> None:
-        self._max_num_rows = max_num_rows
+    def __init__(self, max_num_rows: int, num_spare: int = 0) -> None:
+        """num_spare: columns after the last of a table that are to be of the null block, for drafts."""
+        self._max_num_rows, self._num_spare = max_num_rows, num_spare
         self.clear()
 
     def clear(self) -> None:
@@ -46,17 +47,22 @@ class TableUpdates:
         num_groups = kv_cache.num_groups
         firsts = range(0, self._max_num_rows * num_groups, self._max_num_rows)  # of each group's rows
         grown, columns_grown, block_ids = self._grown
+        null_blocks = (NULL_BLOCK,) * self._num_spare
         rows: list[int] = []
         columns = [*columns_grown] * num_groups
         blocks: list[int] = []
         for group, first in enumerate(firsts):
             rows += [first + row for row in grown]
             blocks += block_ids[group::num_groups]
+        if self._num_spare:
+            columns += [column + self._num_spare for column in columns]
+            rows += rows
+            blocks += [NULL_BLOCK] * len(blocks)
         for request in self._resend:
             for first, table in zip(firsts, kv_cache.tables(request.request_id), strict=True):
-                rows += [first + request.row] * len(table)
-                columns += range(len(table))
-                blocks += table
+                rows += [first + request.row] * (len(table) + self._num_spare)
+                columns += range(len(table) + self._num_spare)
+                blocks += (*table, *null_blocks)
         self.clear()
         return np.array(rows + columns + blocks, np.int64).reshape(3, -1)
 

@@ -9,6 +9,7 @@ from ..validation import check_name, integer
 
 MAX_DRAFTS = 7  # of a request in a step: with the token before them eight rows, as kernels for few rows take
 MAX_NGRAM = 32
+MOST_DIGITS = 9
 VLLM_NAMES = {
     "num_speculative_tokens": "that is k here",
     "prompt_lookup_max": "that is max_ngram here",
@@ -73,6 +74,26 @@ class Eagle:
 Speculation = NGram | Draft | Eagle
 
 
+def parse_speculation(text: str) -> Speculation:
+    """A drafter as a command line names it: ngram:3, draft:MODEL:3, eagle:MODEL:3, or without the number.
+
+    Raises ConfigError for anything else.
+    """
+    kind, _, rest = text.partition(":")
+    model, _, last = rest.rpartition(":") if kind != "ngram" else ("", "", rest)
+    if kind != "ngram" and not last.isdecimal():
+        model, last = rest, ""
+    k = {"k": int(last)} if last.isdecimal() and len(last) <= MOST_DIGITS else {}
+    if kind == "ngram" and (k or not rest):
+        return NGram(**k)
+    if kind in ("draft", "eagle") and model and (k or not last):
+        return Draft(model=model, **k) if kind == "draft" else Eagle(model=model, **k)
+    raise ConfigError(
+        f"speculative is {shown(text)}; wanted ngram, ngram:3, draft:MODEL:3 or eagle:MODEL:3, of up to "
+        f"{MAX_DRAFTS} draft tokens"
+    )
+
+
 def draft_lengths(k: int) -> tuple[int, ...]:
     """The numbers of drafts that a step may have, the largest first: each about half of the one before."""
     lengths = []
@@ -80,6 +101,11 @@ def draft_lengths(k: int) -> tuple[int, ...]:
         lengths.append(k)
         k //= 2
     return tuple(lengths)
+
+
+def spare_columns(k: int, block_size: int) -> int:
+    """Columns of a block table after a request's last that its drafts may reach; 0 where nobody drafts."""
+    return -(-(k + 1) // block_size) + 1 if k else 0
 
 
 def _settle_count(config: object, name: str, most: int) -> None:

@@ -28,6 +28,7 @@ from ..kv_cache.manager import KVCacheManager
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.decision_log import DecisionLog, open_decision_log
 from ..scheduler.scheduler import Scheduler
+from ..speculation.config import spare_columns
 from ..structured_output.compiler import GrammarCompiler
 from ..tokenization.tokenizer import Tokenizer
 from ..worker.attention import AttentionBackend, PagedAttention, allocate_caches
@@ -255,27 +256,28 @@ def _new_runner(
         device=resolved.device,
     )
     load_kernels(resolved.device, resolved.dtype)
-    own, input_batch = drafter_caches(resolved), _new_input_batch(resolved, len(groups))
+    own = drafter_caches(resolved)
     return ModelRunner(
         forward=forward,
         logits=logits,
         attention=_paged_attention(resolved, backend, caches, groups, kv_scales),
-        input_batch=input_batch,
+        input_batch=_new_input_batch(resolved, len(groups)),
         num_valid_ids=num_valid_ids,
         cuda_graphs=cuda_graphs,
         cpu_call_graphs=_new_cpu_call_graphs(resolved, backend, forward),
         host_blocks=HostBlocks([*caches, *own], slots) if slots else None,
         new_matcher=new_matcher,
         jump_forward=resolved.config.jump_forward,
-        drafter=new_model_drafter(resolved, own) if new_model_drafter else new_drafter(resolved, input_batch),
+        drafter=new_model_drafter(resolved, own) if new_model_drafter else new_drafter(resolved),
     )
 
 
 def _new_input_batch(resolved: ResolvedRuntime, num_groups: int) -> InputBatch:
+    block_size, k = resolved.block_size, resolved.max_drafts
     return InputBatch(
         max_num_seqs=resolved.max_num_seqs,
         max_num_tokens=resolved.max_num_batched_tokens,
-        max_blocks_per_seq=-(-(resolved.max_model_len + resolved.max_drafts + 1) // resolved.block_size),
+        max_blocks_per_seq=-(-resolved.max_model_len // block_size) + spare_columns(k, block_size),
         block_size=resolved.block_size,
         vocab_size=resolved.model.vocab_size,
         device=resolved.device,

@@ -1,17 +1,21 @@
-"""Drafters by what a runtime's settings ask for."""
+"""Drafters that are no models, by what a runtime's settings ask for."""
 
-from ...common.errors import UnsupportedError
+from ..speculation.config import NGram
 from ..worker.drafter import Drafter
-from ..worker.input_batch import InputBatch
+from ..worker.drafters.ngram import NGramDrafter
+from . import memory
 from .resolved import ResolvedRuntime
 
 
-def new_drafter(resolved: ResolvedRuntime, input_batch: InputBatch) -> Drafter | None:
-    """Who drafts for this runtime; None where nobody does.
-
-    UnsupportedError for one that this model cannot have.
-    """
+def new_drafter(resolved: ResolvedRuntime) -> Drafter | None:
+    """Who drafts for this runtime, out of its requests' own tokens; None where nobody does."""
     asked = resolved.config.speculative
-    if asked is None:
+    if not isinstance(asked, NGram):
         return None
-    raise UnsupportedError(f"speculative is {asked}, which nothing drafts for yet; wanted None")
+    return NGramDrafter(
+        num_blocks=memory.pool_blocks(resolved.num_kv_blocks, memory.layer_groups(resolved.model)),
+        block_size=resolved.block_size,
+        device=resolved.device,
+        min_ngram=asked.min_ngram,
+        max_ngram=asked.max_ngram,
+    )

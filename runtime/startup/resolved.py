@@ -56,7 +56,9 @@ class ResolvedRuntime:
     @property
     def max_drafts(self) -> int:
         """Draft tokens of a request in a step at most; 0 where nobody drafts."""
-        return 0 if self.config.speculative is None else self.config.speculative.k
+        asked = self.config.speculative
+        assert not isinstance(asked, str), "a setting that was not parsed"
+        return 0 if asked is None else asked.k
 
     @property
     def max_num_samples(self) -> int:

@@ -13,6 +13,7 @@ from ...custom_ops._shared.fp8 import FP8
 from ...custom_ops.paged_attention import _cuda, _rotating
 from ...custom_ops.paged_attention.phases import select_batch_invariant, select_by_phase
 from ...models.registry import AttentionSpec
+from ..protocol.scheduler_output import NULL_BLOCK
 from .input_batch import BatchView
 
 NO_LIMIT = -1
@@ -179,12 +180,16 @@ def allocate_caches(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values [num_blocks, block_size, num_kv_heads, head_dim] of every layer, of any contents.
+    """Keys and values [num_blocks, block_size, num_kv_heads, head_dim] of every layer.
 
-    Memory that no request reaches is never touched.
+    The null block is zeros, others have any contents. Memory that no request reaches is never touched.
     """
     shape = (num_blocks, block_size, num_kv_heads, head_dim)
-    return [
+    caches = [
         (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
         for _ in range(num_layers)
     ]
+    for keys, values in caches:
+        keys[NULL_BLOCK].zero_()
+        values[NULL_BLOCK].zero_()
+    return caches

@@ -11,7 +11,8 @@ from torch import Tensor
 from ..protocol.scheduler_output import ON_HOST, SchedulerOutput
 from .input_batch import BatchView, fill, send_to
 
-FIELDS = ("sources", "computed", "capacities", "first_samples", "num_drafts", "num_samples")  # of each row
+# Of each row.
+FIELDS = ("sources", "computed", "capacities", "limits", "first_samples", "num_drafts", "num_samples")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +22,7 @@ class DraftRows:
     sources: Tensor  # [seqs] the row of the step before that says how many tokens are computed, or ON_HOST
     computed: Tensor  # [seqs] tokens computed as the host knows: the least
     capacities: Tensor  # [seqs] a token from there on is written nowhere
+    limits: Tensor  # [seqs] tokens that it may have, of which the last is never computed
     first_samples: Tensor  # [seqs] where the row's samples begin
     num_drafts: Tensor  # [seqs] of its tokens, fillers among them
     num_samples: Tensor  # [seqs] 0 of a row amid a prompt
@@ -69,11 +71,12 @@ def _fill(packed: NDArray[np.int32], plan: SchedulerOutput, sizes: tuple[int, in
     """Padding rows have no source, no room and no drafts; padding tokens and samples are of row 0."""
     seqs, tokens, _ = sizes
     num_sampled = plan.num_sampled_tokens
-    room = plan.num_computed_tokens + plan.num_scheduled_tokens
+    drafts, lengths = plan.drafts, plan.num_computed_tokens + plan.num_scheduled_tokens
     columns: tuple[tuple[Any, int], ...] = (
         (plan.sources, ON_HOST),
         (plan.num_computed_tokens, 0),
-        (room if plan.drafts is None else plan.drafts.capacities, 0),
+        (lengths if drafts is None else drafts.capacities, 0),
+        (lengths + 1 if drafts is None else drafts.limits, 1),
         (np.cumsum(num_sampled) - num_sampled, 0),
         ((num_sampled - 1).clip(0), 0),
         (num_sampled, 0),

@@ -25,6 +25,10 @@ class Speculator:
     A step begins where the step before left its rows: positions, slots and lengths, written for the least
     that can be, are moved on by the drafts that held. Tokens that were computed in vain lie beyond, where
     the next ones overwrite them. Nothing here waits for the device.
+
+    All that a row's tokens can see is written, in this step at the latest: attention may multiply by 0 what a
+    token must not see, which has to be a number then. So drafts beyond what may count are written as well as
+    there are blocks, and beyond these lies the null block, of zeros.
     """
 
     def __init__(self, drafter: Drafter, input_batch: InputBatch) -> None:
@@ -62,17 +66,17 @@ class Speculator:
         ahead = torch.where(rows.sources >= 0, self._computed.index_select(0, sources) - rows.computed, 0)
         is_real = batch.slot_mappings[0] != NO_SLOT  # no padding
         by_token = torch.where(is_real, ahead.index_select(0, rows.token_rows), 0)
-        capacities = rows.capacities.index_select(0, rows.token_rows)
         positions = batch.positions + by_token
-        is_inside = positions < capacities
-        batch.positions.copy_(torch.minimum(positions, (capacities - 1).clamp(min=0)))
+        is_inside = positions < rows.capacities.index_select(0, rows.token_rows)
+        last = (rows.limits.index_select(0, rows.token_rows) - 1).clamp(min=0)  # that angles are known of
+        batch.positions.copy_(torch.minimum(positions, last))
         batch.seq_lens.add_(ahead)
         batch.sample_positions.add_(ahead.index_select(0, rows.sample_rows))
         block_size = self._input_batch.block_size
-        columns = batch.positions // block_size
+        columns = positions // block_size
         for slots, tables in zip(batch.slot_mappings, batch.block_tables, strict=True):
             blocks = tables[rows.token_rows, columns]
-            moved = (blocks - columns) * block_size + batch.positions
+            moved = (blocks - columns) * block_size + positions
             slots.copy_(torch.where(is_inside & is_real, moved, NO_SLOT))
 
     def finish(
@@ -96,7 +100,8 @@ class Speculator:
         newest = self._input_batch.newest[:num_rows]
         newest.copy_(sampled.gather(1, accepted.long().unsqueeze(1)).squeeze(1))
         computed = self._computed[:num_rows]
-        torch.minimum(batch.seq_lens - rows.num_drafts + accepted, rows.capacities, out=computed)
+        most = torch.minimum(rows.capacities, rows.limits - 1)
+        torch.minimum(batch.seq_lens - rows.num_drafts + accepted, most, out=computed)
         self.drafts[:num_rows].fill_(NO_DRAFT)
         self._drafter.propose(
             DraftInput(
@@ -137,7 +142,8 @@ class Speculator:
         after = batch.logits_rows[before] + 1
         drafts = self._input_batch.taken_ids[after.clamp(max=len(batch.token_ids) - 1)]
         is_own = self._places[: rows.most_drafts] < rows.num_drafts.unsqueeze(1)
-        is_inside = batch.sample_positions[before] < rows.capacities.unsqueeze(1)
+        most = torch.minimum(rows.capacities, rows.limits - 1)
+        is_inside = batch.sample_positions[before] < most.unsqueeze(1)
         is_draft = is_own & is_inside & (drafts >= 0)
         holds = is_draft & (drafts == sampled[:, :-1])
         torch.sum(holds.to(torch.int32).cumprod(1), 1, dtype=torch.int32, out=verdict.accepted)

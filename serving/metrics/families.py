@@ -56,6 +56,11 @@ def _captured(stats: Mapping[str, Any]) -> Labelled:
     }
 
 
+def _accepted(stats: Mapping[str, Any]) -> Labelled:
+    counts = stats["speculation"]["accepted_by_place"]
+    return {(str(place),): float(count) for place, count in enumerate(counts)}
+
+
 INFO = ("device", "dtype", "kv_cache_dtype", "quantization", "attention")
 
 # Read from Runtime.stats(); left out while the engine does not step.
@@ -77,6 +82,27 @@ ENGINE_FAMILIES = (
         "num_forced_tokens",
         "Tokens of answers that came without a sample, as their form left no other.",
         lambda s: s["forced_tokens"],
+    ),
+    _counter(
+        "spec_decode_num_drafts",
+        "Times that a request had draft tokens in a step.",
+        lambda s: s["speculation"]["drafts"],
+    ),
+    _counter(
+        "spec_decode_num_draft_tokens",
+        "Draft tokens that steps verified.",
+        lambda s: s["speculation"]["draft_tokens"],
+    ),
+    _counter(
+        "spec_decode_num_accepted_tokens",
+        "Draft tokens that held.",
+        lambda s: s["speculation"]["accepted_tokens"],
+    ),
+    _counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens that held, by their place among those of a request in a step, from 0.",
+        _accepted,
+        "position",
     ),
     _counter(
         "prefix_cache_queries",

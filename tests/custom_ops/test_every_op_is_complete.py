@@ -101,6 +101,7 @@ def test_only_declared_arguments_are_written(op: str) -> None:
         "copy_blocks": {"key_cache", "value_cache"},
         "keep_typical": {"logits"},
         "paged_attention": {"out"},
+        "propose_ngram": {"out"},
         "rotary_and_write_kv_cache": {"key_cache", "value_cache"},
         "sample": {"out"},
         "write_kv_cache": {"key_cache", "value_cache"},

@@ -27,6 +27,7 @@ from lamina.runtime.sampling_params import SamplingParams, stopping_token_ids
 from lamina.runtime.scheduler.config import SchedulerConfig
 from lamina.runtime.scheduler.request import Request
 from lamina.runtime.scheduler.scheduler import Scheduler
+from lamina.runtime.speculation.config import spare_columns
 from lamina.runtime.worker.grammar_masks import GrammarMasks
 from lamina.runtime.worker.input_batch import NO_SLOT, InputBatch
 from lamina.runtime.worker.model_runner import LaunchedStep
@@ -137,7 +138,7 @@ class Server:
         self.input_batch = InputBatch(
             max_num_seqs=seqs,
             max_num_tokens=budget,
-            max_blocks_per_seq=blocks + drafts + 1,
+            max_blocks_per_seq=blocks + spare_columns(drafts, block_size),
             block_size=block_size,
             vocab_size=VOCAB,
             device=torch.device("cpu"),

@@ -1,1 +1,1 @@
-"""Drafters that are models, with keys and values of their own beside those of the model that they serve."""
+"""Drafters: out of the text itself, or models with keys and values of their own."""
