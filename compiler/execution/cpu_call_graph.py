@@ -16,6 +16,7 @@ from .plan import BoundPlan
 
 logger = get_logger("compiler")
 
+Key = tuple[int, int, int]  # tokens, tokens of each sequence, threads
 MAX_TOKENS = 64  # of a captured step; beyond, what surrounds the kernels no longer shows
 PAGE = 4096  # bytes; memory of captures comes in multiples
 EMPTY = frozenset(
@@ -29,7 +30,7 @@ class NotCapturable(Exception):
 
 
 class CpuCallGraphs:
-    """forward of a plan by the captured calls of its kernels, for steps of one token a sequence.
+    """forward of a plan by the captured calls of its kernels, for steps of equally many tokens a sequence.
 
     The second step of a size is captured. Its graph is replayed once it has reproduced, bit for bit, a step
     that it was not made from. All graphs share their memory: what one returns is good until the next.
@@ -38,19 +39,26 @@ class CpuCallGraphs:
     def __init__(self, plan: BoundPlan) -> None:
         self._plan = plan
         self._memory = _Memory()
-        self._seen: set[tuple[int, int]] = set()
-        self._graphs: dict[tuple[int, int], _CallGraph | None] = {}  # by tokens, threads; None: not to be had
+        self._seen: set[Key] = set()
+        self._graphs: dict[Key, _CallGraph | None] = {}  # None: not to be had
         self.num_replays = 0  # so far
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, attend: Attend, reads: Sequence[Tensor]
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        reads: Sequence[Tensor],
+        *,
+        query_len: int = 1,
     ) -> Tensor:
         """Hidden states [T, H] of T tokens; `reads` are the tensors that are rewritten before each step.
 
-        token_ids and positions [T] int32. CompileError where one of `reads` moved since the capture. A graph
-        that computes something else than the step itself is dropped, with a warning.
+        token_ids and positions [T] int32; query_len: tokens of each sequence. CompileError where one of
+        `reads` moved since the capture. A graph that computes something else than the step itself is dropped,
+        with a warning.
         """
-        key = token_ids.shape[0], torch.get_num_threads()
+        key = token_ids.shape[0], query_len, torch.get_num_threads()
         run = partial(self._plan, token_ids, positions, attend)
         graph = self._graphs.get(key)
         if graph is None:
@@ -72,7 +80,7 @@ class CpuCallGraphs:
         self._seen.clear()
         self._memory = _Memory()
 
-    def _verify(self, key: tuple[int, int], graph: "_CallGraph", run: Callable[[], Tensor]) -> Tensor:
+    def _verify(self, key: Key, graph: "_CallGraph", run: Callable[[], Tensor]) -> Tensor:
         """What the step itself computes, which says whether its graph is to be trusted."""
         expected, is_same = graph.verify(run)
         if not is_same:
@@ -81,7 +89,7 @@ class CpuCallGraphs:
             self._graphs[key] = None
         return expected
 
-    def _capture(self, key: tuple[int, int], run: Callable[[], Tensor], reads: Sequence[Tensor]) -> Tensor:
+    def _capture(self, key: Key, run: Callable[[], Tensor], reads: Sequence[Tensor]) -> Tensor:
         capture = _Capture(self._memory)
         try:
             with capture, captured_by(capture):

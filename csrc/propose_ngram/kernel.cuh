@@ -41,16 +41,16 @@ struct PagedRow {
 __global__ void __launch_bounds__(kNgramThreads) propose_ngram_kernel(ProposeNgram args) {
   __shared__ unsigned long long found[kNgramThreads];
   const int64_t row = blockIdx.x;
-  const PagedRow own{args.tokens, args.block_tables + row * args.table_stride, args.block_size,
-                     args.num_computed[row], args.newest[row]};
+  const PagedRow own{args.tokens, args.block_tables + row * args.table_stride, args.block_size, args.num_computed[row],
+                     args.newest[row]};
   unsigned long long best = 0;  // the length of a match, then its place: the last of the longest is the largest
   for (int place = threadIdx.x; place < own.end; place += kNgramThreads) {
     const unsigned long long length = own.length(place, args.max_ngram);
     const unsigned long long match = length << 32 | static_cast<unsigned>(place);
     best = match > best ? match : best;
   }
-  best = combine_threads<kNgramThreads>(
-      best, found, [](unsigned long long a, unsigned long long b) { return a > b ? a : b; });
+  best = combine_threads<kNgramThreads>(best, found,
+                                        [](unsigned long long a, unsigned long long b) { return a > b ? a : b; });
   const int place = static_cast<int>(best & 0xffffffffu), period = own.end - place;
   const bool is_found = static_cast<int>(best >> 32) >= args.min_ngram;
   for (int i = threadIdx.x; i < args.k; i += kNgramThreads)

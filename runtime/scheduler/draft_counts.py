@@ -1,5 +1,6 @@
 """Drafts of the rows of a running batch: how many are in flight, were proposed, and held lately."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from .in_flight import Launched
 WHOLE = 1 << 20  # shares are counted in parts of this
 UNTRIED = WHOLE // 2  # share of drafts that hold, of a request of which nothing is known
 FORGETTING = 512  # steps without drafts in which a share comes back to that, so that they are tried again
-COUNTS = (
+DRAFT_COUNTS = (
     "unjudged",  # drafts in steps launched and not yet read: so many more tokens it may have
     "proposed",  # drafts that the last step left for it, as far as is known
     "hold_rate",  # share of its drafts that held lately, in parts of WHOLE
@@ -22,22 +23,12 @@ FIRST_COUNTS = 0, 0, UNTRIED  # of a request that gets a row
 class DraftCounts:
     """The counts of drafts by row, which move with the other columns of the batch."""
 
-    def __init__(
-        self,
-        columns: NDArray[np.int64],
-        *,
-        computed: Ints,
-        total: Ints,
-        limit: Ints,
-        blocks: Ints,
-        place: Ints,
-        last_step: Ints,
-        serial: Ints,
-    ) -> None:
-        """columns [len(COUNTS), max_num_rows] to be written here; the batch's others, to be read."""
-        self._unjudged, self._proposed, self._hold_rate = columns
-        self._computed, self._total, self._limit = computed, total, limit
-        self._blocks, self._place, self._last_step, self._serial = blocks, place, last_step, serial
+    def __init__(self, columns: Mapping[str, Ints]) -> None:
+        """columns: all of the batch by name, [max_num_rows] each; DRAFT_COUNTS are written here alone."""
+        self._unjudged, self._proposed, self._hold_rate = (columns[name] for name in DRAFT_COUNTS)
+        self._computed, self._total, self._limit = (columns[name] for name in ("computed", "total", "limit"))
+        self._blocks, self._place, self._last_step = (columns[n] for n in ("blocks", "place", "last_step"))
+        self._serial = columns["serial"]
 
     def launch(self, plan: SchedulerOutput) -> None:
         """A plan of the first rows is in flight."""

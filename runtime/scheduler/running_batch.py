@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from ..kv_cache.manager import KVCacheManager
 from ..protocol.scheduler_output import ON_HOST, Flags, Ints, SchedulerOutput
-from . import draft_counts
-from .draft_counts import DraftCounts
+from .draft_counts import DRAFT_COUNTS, FIRST_COUNTS, DraftCounts
 from .in_flight import Launched
 from .request import Request
 from .row_sampling import RowSampling
@@ -27,7 +26,7 @@ COUNTS = (
     "blocks",  # in its block table
     "most_blocks",  # that it may come to have
     "serial",  # of what has the row: another one each time that a request gets a row, 0 for nothing
-    *draft_counts.COUNTS,
+    *DRAFT_COUNTS,
 )
 
 
@@ -55,22 +54,13 @@ class RunningBatch:
             self._blocks,
             self._most_blocks,
             self._serial,
-            *drafts,
+            *_,
         ) = self._counts
         self.requests: list[Request] = []  # by row, to be read alone
         self.sampling = RowSampling(
             self.requests, total=self._total, known=self._known, num_prompt=self._num_prompt
         )
-        self.drafts = DraftCounts(
-            self._counts[-len(drafts) :],
-            computed=self._computed,
-            total=self._total,
-            limit=self._limit,
-            blocks=self._blocks,
-            place=self._place,
-            last_step=self._last_step,
-            serial=self._serial,
-        )
+        self.drafts = DraftCounts(dict(zip(COUNTS, self._counts, strict=True)))
         self._tables = TableUpdates(max_num_rows, num_spare_columns)
         self._numbers = np.arange(max_num_rows)
         self._request_ids: tuple[str, ...] | None = None
@@ -130,7 +120,7 @@ class RunningBatch:
             blocks,
             most_blocks,
             self._num_serials,
-            *draft_counts.FIRST_COUNTS,
+            *FIRST_COUNTS,
         )
         self.sampling.enter(row, request)
         self._all_in_reach &= not in_flight
@@ -375,7 +365,7 @@ class RunningBatch:
         return lost if lost.any() else None
 
     def token_ids(self, counts: Ints) -> NDArray[np.int32]:
-        """So many uncomputed tokens of each of the first rows; see step_token_ids."""
+        """See step_token_ids."""
         columns = (column[: len(counts)] for column in (self._newest, self._computed, self._total))
         return step_token_ids(counts, self.requests, *columns)
 

@@ -150,9 +150,12 @@ class GraphRunner:
     def forward(self, batch: BatchView) -> Tensor:
         """Hidden states [T, H] without a CUDA graph, or while one is captured; good until the next step."""
         inputs = batch.token_ids, batch.positions
-        if self._cpu_call_graphs is None or not batch.max_query_len == 1 == batch.num_tokens / batch.num_seqs:
+        query_len = batch.max_query_len
+        is_decode = batch.num_samples == batch.num_tokens == batch.num_seqs * query_len
+        if self._cpu_call_graphs is None or not is_decode:
             return self._forward(*inputs, self._attention)
-        return self._cpu_call_graphs.forward(*inputs, self._attention, (*inputs, *_attention_reads(batch)))
+        reads = *inputs, *_attention_reads(batch)
+        return self._cpu_call_graphs.forward(*inputs, self._attention, reads, query_len=query_len)
 
     def _capture(self, graphs: CudaGraphs, key: Decode | Mixed, run_step: RunStep) -> None:
         """Run once, so that modules and workspaces are loaded, then capture."""

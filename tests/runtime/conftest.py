@@ -84,6 +84,21 @@ class ScriptedDrafter:
                 draft_ids[row, : len(drafts)] = torch.tensor(drafts, dtype=torch.int32)
 
 
+def input_batch_of(config, blocks, block_size, num_groups):
+    """What a server with these limits writes its steps into."""
+    return InputBatch(
+        max_num_seqs=config.max_num_seqs,
+        max_num_tokens=config.max_num_batched_tokens,
+        max_blocks_per_seq=blocks + spare_columns(config.max_drafts, block_size),
+        block_size=block_size,
+        vocab_size=VOCAB,
+        device=torch.device("cpu"),
+        num_groups=num_groups,
+        max_drafts=config.max_drafts,
+        max_num_samples=config.most_samples,
+    )
+
+
 class Server:
     """Everything an engine has but the engine."""
 
@@ -135,17 +150,7 @@ class Server:
             token_cost=token_cost,
         )
         self.scheduler = Scheduler(self.config, self.kv_cache, clock=clock)
-        self.input_batch = InputBatch(
-            max_num_seqs=seqs,
-            max_num_tokens=budget,
-            max_blocks_per_seq=blocks + spare_columns(drafts, block_size),
-            block_size=block_size,
-            vocab_size=VOCAB,
-            device=torch.device("cpu"),
-            num_groups=len(windows),
-            max_drafts=drafts,
-            max_num_samples=seqs * (1 + drafts),
-        )
+        self.input_batch = input_batch_of(self.config, blocks, block_size, len(windows))
         self.drafter = ScriptedDrafter(self, script)
         self.speculator = Speculator(self.drafter, self.input_batch) if drafts else None
         self.eos = eos
