@@ -22,7 +22,7 @@ def run(graph: fx.Graph, choose: Choose = choose) -> tuple[fx.Graph, PassReport]
         gemm = gate.args[0]
         if gemm.target is not LINEAR or True in gemm.args[GATED:]:  # the latter: it is gated itself
             continue
-        reason = "others read the projection too" if len(gemm.users) > 1 else None
+        reason = _obstacle(gemm)
         choice = choose(OP, gemm.meta["val"].device, gemm.meta["val"].dtype)
         if reason or not choice.is_op:
             skipped.append(f"{gate.name}: {reason or choice.reason}")
@@ -32,6 +32,11 @@ def run(graph: fx.Graph, choose: Choose = choose) -> tuple[fx.Graph, PassReport]
         replace(gate, emit(graph, gate, LINEAR, *arguments, True))
     erase_dead(graph)
     return graph, PassReport(name=NAME, num_matches=len(chosen), skipped=tuple(skipped), chosen=tuple(chosen))
+
+
+def _obstacle(gemm: fx.Node) -> str | None:
+    """Why a projection must stay as it is."""
+    return "others read the projection too" if len(gemm.users) > 1 else None
 
 
 def gated_w4a16_pass(choose: Choose) -> Pass:

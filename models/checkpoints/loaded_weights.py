@@ -80,8 +80,8 @@ class LoadedWeights:
     def place(self, parameter: str, start: int, count: int, given: Sequence[Tensor]) -> None:
         """Fill the parts of `count` rows from `start` onward with those that a checkpoint has.
 
-        Numbers stay as they are; scales are rounded to the dtype of their part. Raises UnsupportedError where
-        a part that is the same for all rows of a parameter differs from what was placed before.
+        Numbers stay as they are; scales are rounded to the dtype of their part. Raises LoadError for those
+        beyond it, UnsupportedError where a part that is the same for all rows differs from the one before.
         """
         scheme = self.schemes.schemes[parameter]
         parts = self._rows_of_parts(parameter, start, count)
@@ -92,6 +92,8 @@ class LoadedWeights:
                     "others (g_idx of the modules that are fused); wanted one order for all"
                 )
             part.copy_(values)
+            if part.dtype != values.dtype and not bool(part.isfinite().all()):
+                raise LoadError(f"{parameter} has scales that are beyond {part.dtype}; use a wider dtype")
         self._placed |= self._shared(parameter)
         pairs = [pair for pair in zip(parts, given, strict=True) if pair[0].dtype != pair[1].dtype]
         if all(torch.equal(part.to(values.dtype), values) for part, values in pairs):

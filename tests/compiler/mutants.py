@@ -26,6 +26,7 @@ JOINED = {
     "qk_norm": (RMS_NORM,),
     "rms_norm_quantized": (ADD_RMS_NORM, RMS_NORM),
     "act_and_mul_quantized": (SILU_AND_MUL, GELU_AND_MUL),
+    "gated_w4a16": (SILU_AND_MUL, GELU_AND_MUL),
 }
 
 

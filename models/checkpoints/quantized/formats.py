@@ -126,7 +126,10 @@ def dequantized(
     """A format that is multiplied as it lies by no scheme: its rows are kept in the runtime's dtype."""
 
     def unpack(given: Tensors, shape: Shape) -> tuple[Tensor]:
-        return (rows(given, shape),)
+        own = rows(given, shape)
+        if not bool(own.isfinite().all()):
+            raise LoadError("has scales or a table by which its weights are not finite")
+        return (own,)
 
     return Format(name=name, scheme=UNQUANTIZED, tensors=tensors, unpack=unpack)
 

@@ -76,8 +76,9 @@ def _own_settings(fields: Fields, rules: Mapping[str, Any], base: Settings, modu
 def _listed_modules(fields: Fields) -> tuple[str, ...]:
     """The modules of a layer that are quantized; empty: all."""
     lists = fields.values.get("modules_in_block_to_quantize") or ()
-    names = [name for one in lists for name in (one if isinstance(one, list) else [one])]
-    if not all(isinstance(name, str) for name in names):
+    is_list = isinstance(lists, (list, tuple))
+    names = [name for one in lists for name in (one if isinstance(one, list) else [one])] if is_list else []
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise fields.error("modules_in_block_to_quantize", lists, "lists of names")
     return tuple(names)
 

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ....common.errors import LoadError, UnsupportedError
+from ....custom_ops._shared.fp8 import LARGEST
 from ...quantization.model_schemes import ModelSchemes
 from ...quantization.scheme import QuantScheme, Shape
 from ...quantization.unquantized import UNQUANTIZED
@@ -66,16 +68,26 @@ class QuantizedModule:
     def unpack(self, tensors: Mapping[str, Tensor]) -> Sequence[Tensor]:
         """The parts of the format's scheme. LoadError, naming tensor or module, where they are damaged."""
         for key, tensor in tensors.items():
-            if _is_scale(tensor) and not bool(tensor.isfinite().all()):
-                raise LoadError(f"{self.name}.{key} holds values that are not finite")
+            if not _is_finite(tensor):
+                raise LoadError(
+                    f"{self.name}.{key} holds values that are not finite, or too large to be; download the "
+                    "checkpoint again"
+                )
         try:
             return self.format.unpack(tensors, self.shape)
         except LoadError as error:
             raise LoadError(f"{self.name} {error}") from error
 
 
-def _is_scale(tensor: Tensor) -> bool:
-    return tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether its numbers are, and if they are scales, so are those of e4m3 that they multiply."""
+    if tensor.dtype == torch.float8_e4m3fn:
+        return not bool(
+            (tensor.view(torch.uint8).bitwise_and(127) == 127).any()
+        )  # of which torch asks nothing
+    if not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1:
+        return True
+    return bool((tensor.to(torch.float32) * LARGEST).isfinite().all())
 
 
 def quantized_modules(

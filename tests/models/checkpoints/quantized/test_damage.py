@@ -219,6 +219,10 @@ def of_weights(**changes: Any) -> dict[str, Any]:
         (GPTQ | {"checkpoint_format": "gptq_p"}, "checkpoint_format is 'gptq_p'"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         (GPTQ | {"dynamic": {"+:.*q_proj": {"bits": 8}}}, "bits is 8"),
+        (
+            GPTQ | {"modules_in_block_to_quantize": 3},
+            "modules_in_block_to_quantize is 3; wanted lists of names",
+        ),
         (GPTQ | {"dynamic": {"-:(": {}}}, r"dynamic is '\('; wanted a regular expression"),
         (AWQ | {"version": "gemv"}, "version is 'gemv'.*'gemm'"),
         (AWQ | {"bits": 3}, "bits is 3"),
