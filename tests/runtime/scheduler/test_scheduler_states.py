@@ -235,10 +235,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         answering = [part for part in parts if part.request_id in running]
         if any(r.num_computed >= len(self.server.requests[r.request_id].prompt_token_ids) for r in answering):
             assert plan.num_tokens <= (config.max_tokens_beside_decode or plan.num_tokens)
-        bound = (
-            plan.num_tokens if config.max_prefill_tokens is None else config.max_prefill_tokens + len(parts)
-        )
-        assert plan.num_tokens <= bound
+        if config.max_prefill_tokens is not None:  # beyond one of each running request, which may sit it out
+            num_running = len(running | set(plan.request_ids))
+            assert plan.num_tokens <= config.max_prefill_tokens + num_running
         assert len(set(plan.request_ids)) == len(parts) <= config.max_num_seqs
         assert all(0 < len(r.token_ids) <= (config.prefill_chunk or plan.num_tokens) for r in parts)
         assert all(self.server.requests[name].num_preemptions for name in plan.preempted_ids)
