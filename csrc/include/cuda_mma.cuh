@@ -19,6 +19,14 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// The pointer, of which the compiler loses what it knows. Where it knows that shared memory begins at a uniform register,
+// ptxas of CUDA 13.0 folds that into cp.async, to an instruction that GPUs refuse as illegal.
+template <typename T>
+__device__ __forceinline__ T* opaque(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
+
 // cp.async: starts to copy 16 bytes to shared memory, or to put 16 zero bytes there; `from` must be valid either way.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool copied, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(shared_address(to)),

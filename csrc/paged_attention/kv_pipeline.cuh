@@ -31,7 +31,7 @@ class KVPipeline {
     const int warp = static_cast<int>(threadIdx.x) / 32, team = warp / S::kTeamWarps;
     warp_row_ = warp % S::kTeamWarps * 16;
     first_ = work.begin + team * S::kTileKeys;
-    memory_ = memory + team * S::kStages * 2 * kPartElements;
+    memory_ = opaque(memory + team * S::kStages * 2 * kPartElements);
     if constexpr (S::kRotates) find_new(a, work);
   }
 

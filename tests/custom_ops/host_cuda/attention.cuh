@@ -57,6 +57,10 @@ constexpr int kCodeOfBf16 = 1;
 inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_normal() { return 0; }
 
+template <typename T>
+T* opaque(T* pointer) {
+  return pointer;
+}
 inline void copy_async(void* to, const void* from, bool copied, uint64_t) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) std::abort();
   host::copies[threadIdx.x].back().push_back({to, copied ? from : nullptr});
