@@ -8,7 +8,7 @@ import argparse
 import json
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,16 +129,9 @@ class DecodeStep:
             taken.append(start.elapsed_time(end) / replays)
         return taken[1:]
 
-    def profiled(self) -> list["Ran"]:
-        """Every kernel and copy of some steps, in order."""
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-            for _ in range(PROFILED):
-                self._replay()
-            torch.cuda.synchronize()
-        on_device = torch.autograd.DeviceType.CUDA
-        spans = [event for event in found.events() if event.device_type == on_device]
-        ran = [Ran(span.name, span.time_range.start, span.time_range.end) for span in spans]
-        return sorted(ran, key=lambda each: each.start)
+    def profiled(self) -> list[list["Ran"]]:
+        """Every kernel and copy of some steps but the first, in order."""
+        return profiled(self._replay)
 
 
 class Ran(NamedTuple):
@@ -149,20 +142,39 @@ class Ran(NamedTuple):
     end: float
 
 
+def profiled(replay: Callable[[], object]) -> list[list[Ran]]:
+    """Every kernel and copy of some replays but the first, in order."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        for _ in range(PROFILED):
+            replay()
+        torch.cuda.synchronize()
+    on_device = torch.autograd.DeviceType.CUDA
+    spans = [event for event in found.events() if event.device_type == on_device]
+    ran = [Ran(span.name, span.time_range.start, span.time_range.end) for span in spans]
+    ran.sort(key=lambda each: each.start)
+    each = len(ran) // PROFILED
+    return [ran[i : i + each] for i in range(each, each * PROFILED, each)]
+
+
 def look_at(step: DecodeStep, shape: str) -> dict[str, Any]:
     """Milliseconds of a step, alone and profiled, and a line for each kernel."""
     alone = statistics.median(step.milliseconds())
-    each = len(ran := step.profiled()) // PROFILED
-    steps = [ran[i : i + each] for i in range(each, each * PROFILED, each)]  # but the first
+    steps = step.profiled()
     lines = table(steps)
-    profiled = sum(line["adds_us"] for line in lines) / 1e3
-    print(f"\n{shape} batch {step.batch}: {alone:.3f} ms a step, {profiled:.3f} profiled, {each} kernels")
+    in_profile = sum(line["adds_us"] for line in lines) / 1e3
+    took = f"{alone:.3f} ms a step, {in_profile:.3f} profiled, {len(steps[0])} kernels"
+    print(f"\n{shape} batch {step.batch}: {took}")
+    show(lines)
+    return {"ms": alone, "profiled_ms": in_profile, "kernels": lines}
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    """Print a table, the most first."""
     print(f"{'adds us':>9} {'runs us':>9} {'times':>5} {'adds each':>9} {'runs each':>9}  kernel")
     for line in lines:
         adds, runs, times = line["adds_us"], line["runs_us"], line["times"]
         figures = f"{adds:9.1f} {runs:9.1f} {times:5} {adds / times:9.2f} {runs / times:9.2f}"
         print(f"{figures}  {line['kernel']}", flush=True)
-    return {"ms": alone, "profiled_ms": profiled, "kernels": lines}
 
 
 def table(steps: list[list[Ran]]) -> list[dict[str, Any]]:
