@@ -19,8 +19,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The pointer, of which the compiler loses what it knows. Where it knows that shared memory begins at a uniform register,
-// ptxas of CUDA 13.0 folds that into cp.async, to an instruction that GPUs refuse as illegal.
+// The pointer, of which the compiler loses what it knows. Where it knows that shared memory begins at a uniform
+// register, ptxas of CUDA 13.0 folds that into cp.async, to an instruction that GPUs refuse as illegal.
 template <typename T>
 __device__ __forceinline__ T* opaque(T* pointer) {
   asm volatile("" : "+l"(pointer));

@@ -1,5 +1,5 @@
-// In place of cuda_mma.cuh, cache_policy.cuh, fp8.cuh and scaled_half.cuh: what the attention kernels of all GPUs need to
-// run on a host as plain C++, in bfloat16. Copies arrive when they are waited for.
+// In place of cuda_mma.cuh, cache_policy.cuh, fp8.cuh and scaled_half.cuh: what the attention kernels of all GPUs need
+// to run on a host as plain C++, in bfloat16. Copies arrive when they are waited for.
 #pragma once
 
 #include <deque>
