@@ -24,6 +24,7 @@ from lamina.custom_ops.linear import autotune
 from lamina.custom_ops.linear.choices import (
     BUCKETS,
     BYTES,
+    MANY,
     MEASURED,
     Entry,
     GemmConfig,
@@ -47,7 +48,8 @@ def main() -> None:
         "--weights", default="dense", choices=["dense", *BYTES, *FOUR_BITS], help="how they are kept"
     )
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--rows", nargs="+", type=int, default=list(BUCKETS), choices=list(BUCKETS))
+    rows = [*BUCKETS, *MANY]
+    parser.add_argument("--rows", nargs="+", type=int, default=rows, choices=rows)
     parser.add_argument("--shape", nargs=2, type=int, action="append", default=[], metavar=("N", "K"))
     options = parser.parse_args()
     plain.check_capability("linear")
