@@ -1,8 +1,9 @@
 """What batch invariance costs on one GPU: decode steps and prefill, with the mode and without.
 
-Each shape has random weights. Decode steps are CUDA graphs that are replayed, prefill is one request's
-prompt; both runtimes are of the same settings but for the mode. With --gemms those of the shape are timed
-alone, by each split-K, and with --mixes logits are compared bit for bit.
+Each shape has random weights and is compiled once. The same steps are then taken by the kernels of the mode,
+in place of those that a runtime without it chooses: captured anew, on the same weights and caches. With
+--gemms those of the shape are timed alone, by each split-K, and with --mixes logits of a runtime that has the
+mode are compared bit for bit.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,13 @@ from gpu import describe_machine
 from gpu_steps import BLOCK_SIZE, DecodeStep
 
 from lamina import CompileConfig, Runtime, SamplingParams
+from lamina.custom_ops.add_rms_norm_linear import _cuda as fused
+from lamina.custom_ops.linear import _cuda as plain
 from lamina.custom_ops.linear import autotune, choices
 from lamina.runtime.batch_invariance import check_batch_invariance
 from lamina.runtime.config import RuntimeConfig
+from lamina.runtime.startup import kernel_choice
+from lamina.runtime.startup.builder import gemms_of
 
 RESULT = Path(__file__).resolve().parent / "results" / "batch_invariance.json"
 QWEN3 = {  # of 4B
@@ -59,8 +65,7 @@ def main() -> None:
     for shape in options.shapes:
         found = document["shapes"][shape] = {}
         if options.steps:
-            for mode in (False, True):
-                found["invariant" if mode else "plain"] = timed(shape, mode, options)
+            found |= timed(shape, options)
             print_ratios(shape, found)
         if options.gemms:
             found["gemms"] = gemms(shape)
@@ -69,7 +74,7 @@ def main() -> None:
         options.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def settings(shape: str, options: argparse.Namespace, **compiled: Any) -> dict[str, Any]:
+def settings(shape: str, options: argparse.Namespace) -> dict[str, Any]:
     """Of a runtime with random weights."""
     folder = workloads.write_config(shape, Path("/tmp/lamina-shapes") / shape)
     blocks_each = -(-options.context // BLOCK_SIZE)
@@ -83,24 +88,47 @@ def settings(shape: str, options: argparse.Namespace, **compiled: Any) -> dict[s
         "num_kv_blocks": max(1024, max(options.batches) * blocks_each + 16),
         "block_size": BLOCK_SIZE,
         "prefix_cache": False,
-        "compile": CompileConfig(cuda_graphs="lazy", verify=False, **compiled),
+        "compile": CompileConfig(cuda_graphs="lazy", verify=False),
         "cache_dir": options.cache_dir,
     }
 
 
-def timed(shape: str, mode: bool, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of decode steps by batch, and of prefill by the length of a prompt."""
+def timed(shape: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of decode steps by batch, and of prefill by the length of a prompt, of both modes."""
     started = time.perf_counter()
-    with Runtime.from_pretrained(**settings(shape, options, batch_invariant=mode)) as runtime:
-        print(f"{shape}, batch_invariant {mode}: ready in {time.perf_counter() - started:.0f} s", flush=True)
-        decode = {
-            batch: statistics.median(DecodeStep(runtime, batch, options.context).milliseconds())
-            for batch in options.batches
-        }
-        runtime._loaded.runner.drop_captures()
-        prefill = {length: prefilled(runtime, length) for length in options.prompts}
+    found: dict[str, Any] = {}
+    with Runtime.from_pretrained(**settings(shape, options)) as runtime:
+        print(f"{shape}: ready in {time.perf_counter() - started:.0f} s", flush=True)
+        for mode in ("plain", "invariant"):
+            if mode == "invariant":
+                turn_invariant(runtime, options.batches)
+                print(f"{shape}: in the mode in {time.perf_counter() - started:.0f} s", flush=True)
+            steps = (DecodeStep(runtime, batch, options.context) for batch in options.batches)
+            decode = {step.batch: statistics.median(step.milliseconds()) for step in steps}
+            runtime._loaded.runner.drop_captures()
+            prefill = {length: prefilled(runtime, length) for length in options.prompts}
+            found[mode] = {"decode_ms": decode, "prefill_ms": prefill}
     torch.cuda.empty_cache()
-    return {"decode_ms": decode, "prefill_ms": prefill}
+    return found
+
+
+def turn_invariant(runtime: Runtime, batches: list[int]) -> None:
+    """Have every later step of this process taken by the kernels of the mode, as a runtime with it would."""
+    loaded = runtime._loaded
+    attention = loaded.runner._attention
+    attention._flags = (True,)
+    attention._backend = replace(attention._backend, rotating_decode=None)
+    for module, launch in ((plain, plain.launch), (fused, fused.launch)):
+        module.config_of = module.config_of_one_order
+        module.launch = partial(launched_in_order, launch)
+    gemms = [replace(gemm, batch_invariant=True) for gemm in gemms_of(loaded.compiled.plan, loaded.resolved)]
+    buckets = {choices.bucket_of(batch) for batch in batches}
+    sites = kernel_choice.sites_of(gemms, DEVICE, torch.bfloat16)
+    autotune.autotune([site for site in sites if site.num_tokens in buckets], DEVICE, torch.bfloat16)
+
+
+def launched_in_order(launch: Any, x: Any, weight: Any, bias: Any, config: Any, _: bool = False) -> Any:
+    return launch(x, weight, bias, config, True)
 
 
 def prefilled(runtime: Runtime, length: int) -> float:
@@ -117,9 +145,10 @@ def prefilled(runtime: Runtime, length: int) -> float:
 
 def print_ratios(shape: str, found: dict[str, Any]) -> None:
     for what in ("decode_ms", "prefill_ms"):
-        for size, plain in found["plain"][what].items():
-            ours = found["invariant"][what][size]
-            print(f"{shape:10} {what:10} {size:6} {plain:9.3f} {ours:9.3f} {ours / plain:6.3f}", flush=True)
+        for size, without in found["plain"][what].items():
+            within = found["invariant"][what][size]
+            figures = f"{without:9.3f} {within:9.3f} {within / without:6.3f}"
+            print(f"{shape:10} {what:10} {size:6} {figures}", flush=True)
 
 
 def gemms(shape: str) -> list[dict[str, Any]]:

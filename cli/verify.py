@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,9 +10,12 @@ from . import options
 
 if TYPE_CHECKING:
     from ..compiler.inspect.verify import Error
+    from ..runtime.batch_invariance import Invariance
+    from ..runtime.config import RuntimeConfig
     from ..runtime.verify import Verified
 
 Prompts = Annotated[list[str] | None, typer.Option("--prompt", help="A text to compare on; may be repeated.")]
+Mixes = Annotated[int, typer.Option(min=1, help="With --batch-invariant: random mixes of requests to run.")]
 MaxTokens = Annotated[int, typer.Option(help="Tokens to continue each prompt by before comparing.")]
 
 
@@ -22,6 +25,7 @@ def verify(
     model: options.Model = None,
     prompts: Prompts = None,
     max_tokens: MaxTokens = 4,
+    mixes: Mixes = 50,
     as_json: options.Json = False,
 ) -> None:
     """Compare the compiled model with itself run op by op and with transformers, layer by layer.
@@ -29,8 +33,15 @@ def verify(
     Exits with 1 where rounding does not explain a difference, naming the first piece that differs, the pass
     that makes it so, and the setting that leaves the pass out. Where values are not finite, it names the
     first layer that has such, and the weights that are not finite, before anything is compared.
+
+    With --batch-invariant it compares instead, bit for bit, the logits of requests alone and in random mixes:
+    of several sizes, cut, with prefixes from the cache, preempted. Exits with 1 where any differs, naming the
+    first layer that makes it so.
     """
     config = settings.config(model, verify=False)
+    if config.batch_invariant:
+        _compare_mixes(config, prompts or (), mixes, as_json)
+        return
     from .progress import loading_progress
 
     with loading_progress() as progress:
@@ -40,6 +51,37 @@ def verify(
     print(json.dumps(asdict(found) | {"is_right": found.is_right}, indent=2) if as_json else _text(found))
     if not found.is_right:
         raise typer.Exit(1)
+
+
+def _compare_mixes(config: "RuntimeConfig", prompts: Any, num_mixes: int, as_json: bool) -> None:
+    from .progress import loading_progress
+
+    with loading_progress() as progress:
+        from ..runtime.batch_invariance import check_batch_invariance
+
+        found = check_batch_invariance(config, prompts, num_mixes, progress)
+    print(
+        json.dumps(asdict(found) | {"is_right": found.is_right}, indent=2) if as_json else _mixes_text(found)
+    )
+    if not found.is_right:
+        raise typer.Exit(1)
+
+
+def _mixes_text(found: "Invariance") -> str:
+    lines = [
+        f"{found.num_mixes} mixes of {found.num_requests} requests: {', '.join(found.variants)}",
+        f"{found.num_logits} rows of logits compared; {found.num_preemptions} requests preempted, "
+        f"{found.num_cached_tokens} tokens of prompts found in the prefix cache",
+    ]
+    lines += [
+        f"mix {one.mix}: prompt {one.prompt}, behind token {one.position}: {one.num_ids} logits differ, by "
+        f"{one.largest:.3g} at most"
+        for one in found.mismatches
+    ]
+    if found.is_right:
+        return "\n".join([*lines, "right: every bit is that of the request alone"])
+    where = found.first or "no call of the plan shows it alone; what captures or schedules steps may"
+    return "\n".join([*lines, f"WRONG: {where}"])
 
 
 def _text(found: "Verified") -> str:

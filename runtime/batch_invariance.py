@@ -21,6 +21,7 @@ from .startup import memory
 from .startup.loaded import LoadedRuntime
 from .startup.loader import load, resolve_runtime
 from .startup.resolved import ResolvedRuntime
+from .verify import token_ids_of
 
 LENGTHS = (1, 2, 15, 16, 17, 40, 65, 130, 257, 600)  # tokens of prompts of random ids
 FEW_TOKENS = 6  # of an answer at most
@@ -47,7 +48,7 @@ class Variant(NamedTuple):
 
     name: str
     changes: dict[str, Any]  # of RuntimeConfig
-    num_tokens: int = FEW_TOKENS  # of an answer, at most
+    num_tokens: tuple[int, int] = (1, FEW_TOKENS)  # of an answer, at least and at most
     sizes: tuple[int, ...] = SIZES
     part: int = 4  # of ten mixes
 
@@ -84,7 +85,7 @@ class Invariance:
 
 def check_batch_invariance(
     config: RuntimeConfig,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[str | Sequence[int]],
     num_mixes: int,
     progress: Progress,
     *,
@@ -92,17 +93,17 @@ def check_batch_invariance(
 ) -> Invariance:
     """Compares logits of requests in random mixes with those of the same requests alone, bit for bit.
 
-    prompts: token ids; beside them there are some of random ids. The mixes run as `config` says, then with
-    prompts cut and nothing captured, then with so few blocks that requests are preempted, until one shows
-    other bits. The mode need not be on: what is found without it shows what it is for. Raises ConfigError
-    where nothing is compiled, LogitsError where a request fails, and what loading raises.
+    prompts: texts or token ids; beside them there are some of random ids. The mixes run as `config` says,
+    then with prompts cut and nothing captured, then with so few blocks that requests are preempted, until one
+    shows other bits. The mode need not be on: what is found without it shows what it is for. Raises
+    ConfigError where nothing is compiled, LogitsError where a request fails, and what loading raises.
     """
     if config.compile_config is None:
         raise ConfigError("compile is False; wanted True or a CompileConfig(batch_invariant=True)")
     resolved = resolve_runtime(config, progress)
     chance = random.Random(seed)
     num_tokens = min(int(resolved.block_size * MOST_BLOCKS), resolved.max_model_len // 2)
-    own = [tuple(prompt[: resolved.max_model_len - num_tokens]) for prompt in prompts]
+    own = [tuple(ids[: resolved.max_model_len - num_tokens]) for ids in token_ids_of(resolved, prompts)]
     run = _Run([*own, *_random_prompts(resolved, num_tokens, chance)], num_tokens, chance)
     variants = _variants(resolved, max(map(len, run.prompts)) + num_tokens, num_tokens)
     first = None
@@ -152,7 +153,9 @@ def _variants(resolved: ResolvedRuntime, longest: int, num_tokens: int) -> tuple
         Variant(
             f"prompts in chunks of {CHUNK}, nothing captured", {"prefill_chunk": CHUNK, "compile": uncaptured}
         ),
-        Variant("too few blocks for all", {"num_kv_blocks": enough + 2}, num_tokens, SIZES[-2:], 2),
+        Variant(
+            "too few blocks for all", {"num_kv_blocks": enough + 2}, (num_tokens, num_tokens), SIZES[-2:], 2
+        ),
     )
 
 
@@ -196,7 +199,7 @@ class _Run:
         return [
             Asked(
                 prompt=chance.randrange(len(self.prompts)),
-                num_tokens=chance.randint(1, variant.num_tokens),
+                num_tokens=chance.randint(*variant.num_tokens),
                 arrival=chance.randrange(ARRIVALS),
                 salt=chance.choice(("", f"{self._num_mixes} {number}")),
             )

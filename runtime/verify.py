@@ -96,7 +96,7 @@ def verify(
     loaded = read_weights(resolved, progress)
     weights = loaded.by_name | resolved.rope_tables()
     subject = _Subject(resolved, weights)
-    prompts = _token_ids(resolved, prompts)
+    prompts = token_ids_of(resolved, prompts)
     for prompt in prompts:
         _check_finite(subject, subject.observe(subject.eager, prompt))
     compiled = compile_only(resolved, progress)
@@ -167,7 +167,8 @@ class _Subject:
         return out
 
 
-def _token_ids(resolved: ResolvedRuntime, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+def token_ids_of(resolved: ResolvedRuntime, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    """Token ids of prompts; of a few of our own where there are none. RequestError for what is no prompt."""
     tokenizer = load_tokenizer(resolved.folder, override=resolved.config.tokenizer)
     if tokenizer is None and not prompts:
         generator = torch.Generator().manual_seed(0)

@@ -42,6 +42,7 @@ def settings_in_force(loaded: LoadedRuntime) -> dict[str, Any]:
         "kv_cache_dtype": str(resolved.kv_cache_dtype).removeprefix("torch."),
         "quantization": resolved.schemes.name,
         "attention": loaded.attention,
+        "batch_invariant": resolved.config.batch_invariant,
         "gemm_kernels": list(loaded.gemm_kernels),
         "device": str(resolved.device),
     }

@@ -16,7 +16,10 @@ SAMPLE_BYTES = 4096
 
 
 def system_fingerprint(loaded: LoadedRuntime) -> str:
-    """Returns "fp_" and 24 hexadecimal digits: of weights, settings, compiled code, kernels and machine."""
+    """Returns "fp_" and 24 hexadecimal digits: of weights, settings, compiled code, kernels and machine.
+
+    "fp_batch_invariant_" where answers depend on nothing else, not on what ran beside them.
+    """
     resolved = loaded.resolved
     factors: dict[str, Any] = {
         "settings": settings_in_force(loaded),
@@ -26,7 +29,8 @@ def system_fingerprint(loaded: LoadedRuntime) -> str:
         "drafter": None if resolved.drafter is None else resolved.drafter.model.architecture,
     }
     text = json.dumps(factors, sort_keys=True, default=str)
-    return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    mode = "batch_invariant_" if resolved.config.batch_invariant else ""
+    return f"fp_{mode}{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
 def _machine(device: torch.device) -> list[Any]:

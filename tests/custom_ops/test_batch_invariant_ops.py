@@ -142,3 +142,15 @@ def test_the_formulas_are_batch_invariant_too():
         cache = Cache([100, 30], torch.float32, 0)
         (alone,) = cache.attend([(0, 41, 42)], window=30)
         assert same_bits(cache.attend([(1, 3, 30), (0, 17, 60)], window=30)[1][41 - 17 : 42 - 17], alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_logprobs_of_a_large_vocabulary_are_those_of_the_row_alone(dtype):
+    logits, own = random(7, 50_000, dtype=dtype, seed=0), torch.arange(7, dtype=torch.int32)
+    ids, logprobs, ranks = custom_ops.top_logprobs(logits, own, 49_999, 5)
+    for row in range(7):
+        rows = slice(row, row + 1)
+        alone = custom_ops.top_logprobs(logits[rows], own[rows], 49_999, 5)
+        assert torch.equal(alone[0], ids[rows])
+        assert same_bits(alone[1], logprobs[rows])
+        assert torch.equal(alone[2], ranks[rows])
