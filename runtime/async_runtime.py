@@ -1,13 +1,13 @@
 """What a user of asyncio holds: a model ready to generate, in a thread or a process of its own."""
 
 import asyncio
-import gc
 import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from ..common import garbage
 from ..common.errors import ClosedError, ConfigError, LaminaError, RequestError, shown
 from ..common.extras import require
 from ..common.forks import require_same_process
@@ -46,7 +46,7 @@ class AsyncRuntime:
             step_timeout = STEP_TIMEOUTS.get(opened.description.device.partition(":")[0], 30.0)
         self._client = AsyncClient(handle, step_timeout)
         self._pid = os.getpid()
-        self._is_frozen = False
+        self._thresholds: garbage.Thresholds | None = None  # of collections, before they were made seldom
 
     @classmethod
     async def from_pretrained(
@@ -146,14 +146,13 @@ class AsyncRuntime:
         self._client.listen(listener)
 
     def freeze_garbage(self) -> None:
-        """Leaves out of every later garbage collection what is there now, until close().
+        """Leaves out of every later garbage collection what is there now, and has them seldom, until close().
 
         A server does so once it is ready: collections then take no milliseconds out of a step. It is the
         whole process's, so a program that does more than serve may rather not.
         """
-        gc.collect()
-        gc.freeze()
-        self._is_frozen = True
+        if self._thresholds is None:
+            self._thresholds = garbage.freeze()
 
     async def close(self, timeout: float = 10.0) -> None:
         """Ends every request, each with finish_reason "abort", and gives back memory; twice is once.
@@ -162,9 +161,9 @@ class AsyncRuntime:
         """
         if self._pid != os.getpid():  # in a forked child nothing of it works
             return
-        if self._is_frozen:
-            self._is_frozen = False
-            gc.unfreeze()
+        if self._thresholds is not None:
+            thresholds, self._thresholds = self._thresholds, None
+            garbage.unfreeze(thresholds)
         closed = ClosedError("this runtime was closed; make a new one with AsyncRuntime.from_pretrained")
         await self._client.close(closed, timeout)
 

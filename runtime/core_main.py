@@ -5,7 +5,6 @@ Run by engine.core_process as `python -c … FOLDER PARENT`. Nothing heavy is im
 
 import ctypes
 import faulthandler
-import gc
 import logging
 import os
 import pickle
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from ..common import garbage
 from ..common.errors import ConfigError, EngineError, LaminaError, shown
 from ..common.logging import get_logger
 from .engine.core_socket import COMMANDS, HEARTBEAT_SECONDS, OUTPUTS, address
@@ -77,8 +77,7 @@ def _load_and_run(line: "_Line", start: Start) -> None:
     line.loop = loop = CoreLoop(service, line.take, line.send)
     description = service.description
     del service
-    gc.collect()
-    gc.freeze()  # what lives as long as the process is looked at by no collection
+    garbage.freeze()  # what lives as long as the process is looked at by no collection
     line.send(description)
     loop.run()
 

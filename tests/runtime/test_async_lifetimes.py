@@ -192,14 +192,19 @@ def test_methods_of_the_engine_are_called_by_name(serve):
     assert len(serve(body).outputs[0].token_ids) == 12
 
 
-def test_garbage_is_frozen_until_the_end(tiny_text_folder):
+def test_garbage_is_frozen_and_seldom_looked_for_until_the_end(tiny_text_folder):
+    before = gc.get_threshold()
+
     async def main():
         async with await AsyncRuntime.from_pretrained(tiny_text_folder, **SMALL) as runtime:
-            runtime.freeze_garbage()
+            for _ in range(2):
+                runtime.freeze_garbage()
             assert gc.get_freeze_count() > 1000
+            assert gc.get_threshold()[0] > 10 * before[0]
 
     asyncio.run(main())
     assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == before
 
 
 UNCLOSED = """
