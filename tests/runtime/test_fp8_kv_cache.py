@@ -11,6 +11,7 @@ from lamina import CompileConfig, Runtime, SamplingParams
 from lamina.common.errors import ConfigError, UnsupportedError
 from lamina.models import AttentionSpec
 from lamina.runtime.startup import memory
+from lamina.runtime.startup.identity import system_fingerprint
 from lamina.runtime.worker.attention import PagedAttention
 from lamina.runtime.worker.host_blocks import HostBlocks
 
@@ -199,6 +200,31 @@ def test_a_cache_of_given_bytes_holds_more_tokens(tiny_folder, monkeypatch):
             resolved = runtime.stats()["resolved"]
             assert resolved["kv_cache_dtype"] == ("float8_e4m3fn" if kv_cache_dtype == "fp8" else "float32")
     assert held["fp8"] == 4 * held["auto"]
+
+
+def test_what_identifies_answers_knows_the_dtype_of_the_cache_and_its_scales(tiny_folder, tmp_path):
+    """Blocks are shared within a runtime, which has one dtype; whoever compares answers has this to go by."""
+    scales = {"model.layers.0.self_attn.k_scale": torch.tensor([0.5])}
+    scaled = with_scales(tiny_folder, tmp_path / "scaled", scales)
+    found = []
+    for folder, kv_cache_dtype in (
+        (tiny_folder, "auto"),
+        (tiny_folder, "fp8"),
+        (scaled, "fp8"),
+        (scaled, "fp8"),
+    ):
+        with Runtime.from_pretrained(folder, **WIDE | {"kv_cache_dtype": kv_cache_dtype}) as runtime:
+            found.append(system_fingerprint(runtime._loaded))
+    assert len(set(found[:3])) == 3
+    assert found[2] == found[3]
+
+
+def test_requests_of_another_salt_get_no_blocks_in_fp8(tiny_folder):
+    with Runtime.from_pretrained(tiny_folder, **WIDE, block_size=4) as runtime:
+        for salt, hits in (("a", 0), ("b", 0), ("a", 24)):
+            before = runtime.stats()["prefix_cache"]["hit_tokens"]
+            runtime.generate([prompt(27, 3)], GREEDY, cache_salt=salt)
+            assert runtime.stats()["prefix_cache"]["hit_tokens"] - before == hits
 
 
 @pytest.mark.parametrize("given", ["fp8_e5m2", "float8", 8, None, True])
