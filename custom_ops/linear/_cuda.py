@@ -18,6 +18,7 @@ from .choices import (
     Method,
     Site,
     bucket_of,
+    bucket_of_prompt,
     cached_until_adopted,
     choose,
     device_name_of,
@@ -77,6 +78,8 @@ def check_capability(op: str) -> None:
 def config_of(kind: Kind, x: Tensor, weight: Tensor) -> GemmConfig | None:
     """The configuration that serves these tensors; None where the library does."""
     bucket = bucket_of(x.shape[0])
+    if bucket is None and kind == "gated":
+        bucket = bucket_of_prompt(x.shape[0])
     if bucket is None or not fits(x) or not fits(weight) or not weight.is_contiguous():
         return None
     n, k = weight.shape

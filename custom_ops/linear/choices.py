@@ -23,11 +23,10 @@ Kind = Literal["linear", "gated"]
 BYTES = ("fp8", "fp8_block", "int8")  # e4m3 by a scale a row, or a row and 128 columns; whole numbers
 
 BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the tensor cores
-MANY = (
-    512,
-    2048,
-    8192,
-)  # rows, of weights in one byte: there it does not; beyond, the last one's choice holds
+# Rows beyond, of weights in one byte: there it does not; and of prompts where the gate is part of the GEMM.
+# Above all of them the last one's choice holds.
+MANY = (512, 2048, 8192)
+PROMPT_ROWS, FULL = 256, 0.97  # of a prompt a tile takes, of which so many must be there
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
 MAX_STAGES = 24  # of the kernel
 POWERS = (1, 2, 4, 8)  # blocks of a cluster that divide work evenly
@@ -297,6 +296,13 @@ def bucket_of(num_tokens: int) -> int | None:
 def bucket_of_bytes(num_tokens: int) -> int:
     """The same for weights in one byte, of which there is a choice for any number."""
     return bucket_of(num_tokens) or next((bucket for bucket in MANY if num_tokens <= bucket), MANY[-1])
+
+
+def bucket_of_prompt(num_tokens: int) -> int | None:
+    """The one of MANY for a gate and what it gates; None where too many rows of its last tiles are empty."""
+    if num_tokens < FULL * PROMPT_ROWS * ceil_div(num_tokens, PROMPT_ROWS):
+        return None
+    return next((bucket for bucket in MANY if num_tokens <= bucket), MANY[-1])
 
 
 @cached_until_adopted

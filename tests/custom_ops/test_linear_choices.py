@@ -6,6 +6,7 @@ import pytest
 
 from lamina.custom_ops.linear.choices import (
     BUCKETS,
+    MANY,
     MAX_CLUSTER,
     MAX_SHARED,
     MAX_STAGES,
@@ -16,6 +17,7 @@ from lamina.custom_ops.linear.choices import (
     Site,
     adopt,
     bucket_of,
+    bucket_of_prompt,
     candidates,
     checked,
     choose,
@@ -157,10 +159,17 @@ def test_persistent_kernels_are_tried_for_many_rows_alone() -> None:
     assert not stays(256, n=4097)  # results are written eight at once
 
 
+def test_a_prompt_has_its_gate_in_the_gemm_where_tiles_are_full() -> None:
+    full = {256 * 2: 512, 510: 512, 1024: 2048, 1020: 2048, 4096: 8192, 8000: 8192, 8192: 8192, 16384: 8192}
+    assert {rows: bucket_of_prompt(rows) for rows in full} == full
+    assert not any(map(bucket_of_prompt, (257, 300, 384, 490, 600, 1100, 4120)))
+
+
 def test_what_is_shipped_can_be_launched() -> None:
     for (name, site), shipped_entry in shipped().items():
         assert choose(site, name).reason.startswith(f"measured on {name}")
-        assert site.num_tokens in BUCKETS
+        of_a_prompt = site.is_in_bytes or site.kind == "gated"
+        assert site.num_tokens in ((*BUCKETS, *MANY) if of_a_prompt else BUCKETS)
         if shipped_entry.kernel is None:  # whole steps decided
             assert choose(site, name).kernel is None
             assert parse_entry(shipped_entry.to_json()) == shipped_entry

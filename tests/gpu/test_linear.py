@@ -149,8 +149,8 @@ def test_the_persistent_kernel_before_a_gate(
     assert_close_to_reference: Callable[..., None], config: GemmConfig
 ) -> None:
     dtype = torch.bfloat16
-    for n, k in PERSISTENT_SHAPES:
-        x, weight, bias = rows(config.tile_tokens - 3, k, dtype), weights(n, k, dtype), vector(n, dtype)
+    for (n, k), num_rows in itertools.product(PERSISTENT_SHAPES, (config.tile_tokens - 3, 512, 1020)):
+        x, weight, bias = rows(num_rows, k, dtype), weights(n, k, dtype), vector(n, dtype)
         out = launch(x, weight, bias, config, call=fused.launch)
         exact, naive = (
             fused_formula.gate.silu_and_mul(formula.linear(x.to(wide), weight.to(wide), bias.to(wide)))
