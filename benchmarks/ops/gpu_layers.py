@@ -1,16 +1,19 @@
-"""All layers of a decode step in a CUDA graph, without a compiled model: rotation alone, and in attention.
+"""All layers of a decode step in a CUDA graph, without a compiled model: rotation alone or in attention.
 
 Quick to start, so that kernels can be compared within a minute; what each adds to the step with --profile.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import statistics
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gpu_linear import DEVICE, DTYPE, EPS, OPS, Model, make_model
@@ -20,10 +23,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gpu_steps import profiled, show, table
 from workloads import SHAPES
 
+from lamina.custom_ops._shared.build_cuda import load_cuda_kernel
+from lamina.custom_ops.linear import choices
+from lamina.custom_ops.paged_attention import _plan
 from lamina.models.registry import AttentionSpec
 from lamina.runtime.worker.attention import PagedAttention, allocate_caches, select_backend
 
 BLOCK_SIZE = 64
+KERNELS = [("paged_attention", "cuda"), ("paged_attention", "rotary")] + [
+    (op, "cuda")
+    for op in ("linear", "add_rms_norm_linear", "add_rms_norm", "rotary_and_write_kv_cache", "silu_and_mul")
+]
+
+
+class Way(NamedTuple):
+    """How the layers are run: by which kernels, and what is otherwise than as shipped."""
+
+    rotates: bool = True  # attention by itself
+    least_keys: int = 0  # of a split of decode attention; 0: as it is
+    stages: int = 0  # of the GEMM behind attention; 0: as many as are shipped
+
+
+WAYS = {
+    "two kernels": Way(rotates=False),
+    "one kernel": Way(),
+    "splits of 256": Way(least_keys=256),
+    "6 stages behind": Way(stages=6),
+    "both": Way(least_keys=256, stages=6),
+}
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_layers.json"
 
 
@@ -35,14 +62,20 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--profile", nargs="*", type=int, default=[], help="batches to be shown by kernel")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda kernel: load_cuda_kernel(*kernel), KERNELS))
     found: dict[str, Any] = {}
     for shape in options.shapes:
         model = make_model(shape)
         for batch in options.batches:
-            steps = {way: Layers(model, shape, batch, options, way) for way in ("two kernels", "one kernel")}
+            steps = {}
+            for name in options.ways:
+                with otherwise(WAYS[name], shape, batch):
+                    steps[name] = Layers(model, shape, batch, options, WAYS[name])
             taken = race(steps, options.rounds)
             found[f"{shape} {batch}"] = taken
             print(shape, "batch", batch, {way: round(ms, 4) for way, ms in taken.items()}, flush=True)
@@ -53,10 +86,31 @@ def main() -> None:
                     show(table(profiled(step.graph.replay)))
 
 
+@contextlib.contextmanager
+def otherwise(way: Way, shape: str, batch: int) -> Iterator[None]:
+    """While it lasts, what is captured is as the way says."""
+    hidden, name = SHAPES[shape]["hidden_size"], choices.device_name_of(DEVICE, DTYPE)
+    bucket, keys = choices.bucket_of(batch), _plan.MIN_SPLIT_KEYS
+    site = choices.Site(kind="linear", num_tokens=bucket or batch, n=hidden, k=hidden)
+    config = choices.choose(site, name).kernel
+    if way.stages and isinstance(config, choices.GemmConfig) and not config.clusters:
+        changed = config._replace(stages=min(way.stages, config.stages))
+        choices.adopt(name, [choices.Entry(site=site, kernel=changed, microseconds=0.0, otherwise=1.0)])
+    if way.least_keys:
+        _plan.MIN_SPLIT_KEYS = (way.least_keys, way.least_keys, *keys[2:])
+    _plan.plan.cache_clear()
+    try:
+        yield
+    finally:
+        _plan.MIN_SPLIT_KEYS = keys
+        _plan.plan.cache_clear()
+        choices.adopt(name, [choices.Entry(site=site, kernel=config, microseconds=0.0, otherwise=1.0)])
+
+
 class Layers:
     """The layers, the norm behind them and the LM head over requests of one length, captured."""
 
-    def __init__(self, model: Model, shape: str, batch: int, options: argparse.Namespace, way: str) -> None:
+    def __init__(self, model: Model, shape: str, batch: int, options: argparse.Namespace, way: Way) -> None:
         sizes = SHAPES[shape]
         self.heads, self.kv_heads = sizes["num_attention_heads"], sizes["num_key_value_heads"]
         self.head_dim, self.model = sizes["head_dim"], model
@@ -79,7 +133,7 @@ class Layers:
         backend = select_backend(
             "auto", device=DEVICE, dtype=DTYPE, head_dim=self.head_dim, block_size=BLOCK_SIZE
         )
-        if way == "two kernels":
+        if not way.rotates:
             backend = dataclasses.replace(backend, rotating_decode=None)
         specs = [AttentionSpec(scale=self.head_dim**-0.5)] * len(model.layers)
         self.attention = PagedAttention(backend, caches, specs)
