@@ -1,6 +1,7 @@
 """Checkpoints that are quantized already, served: answers, memory, what is said, and what is refused."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from lamina import ConfigError, Runtime, SamplingParams, UnsupportedError
@@ -252,3 +254,49 @@ def test_weights_in_the_layout_of_a_gpu_answer_and_are_restored_alike(
     assert answers(folder, compile=False) == expected
     again = resolved.schemes.restored(shuffled)
     assert all(torch.equal(again[name], rows) for name, rows in restored.items())
+
+
+def test_a_model_may_hold_every_scheme_at_once(
+    tiny_folder: Path, tmp_path: Path, compile_cache: Path
+) -> None:
+    """Of four groups, each with a format of its own, in a file of mixed precision."""
+    token = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
+    four_bits, whole = weights_of(4, "int", "group", group_size=32), weights_of(8, "int", "channel")
+    float_ = weights_of(8, "float", "channel")
+    kinds: dict[str, tuple[str, dict[str, Any], Any, Callable[..., writers.Module]]] = {
+        "o_proj": ("pack-quantized", four_bits, None, partial(writers.ct_packed, group=32, sym=True)),
+        "up_proj|gate_proj": ("float-quantized", float_, token, partial(writers.float8, by="channel")),
+        "[qkv]_proj": (
+            "int-quantized",
+            whole,
+            token | {"type": "int"},
+            partial(writers.ct_int8, by_row=True),
+        ),
+        "down_proj": ("float-quantized", float_, None, partial(writers.float8, by="channel")),
+    }
+    held, stored, meant = load_file(tiny_folder / "model.safetensors"), {}, {}
+    for name, value in held.items():
+        module = name.removesuffix(".weight")
+        write = next((one[-1] for kind, one in kinds.items() if re.search(rf"\.({kind})$", module)), None)
+        if write is None:
+            stored[name] = meant[name] = value
+            continue
+        tensors, weights = write(value.numpy())
+        stored |= {f"{module}.{part}": one.contiguous() for part, one in tensors.items()}
+        meant[name] = torch.from_numpy(weights)
+    groups = {
+        kind: {"targets": [f"re:.*\\.({kind})$"], "weights": own, "input_activations": inputs, "format": form}
+        for kind, (form, own, inputs, _) in kinds.items()
+    }
+    config = json.loads((tiny_folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "compressed-tensors", "format": "mixed-precision"}
+    config["quantization_config"] |= {"config_groups": groups, "ignore": ["lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(stored, tmp_path / "model.safetensors")
+    resolved = resolve_runtime(RuntimeConfig(model=tmp_path, dtype="float32"), say_nothing)
+    restored = resolved.schemes.restored(read_weights(resolved, say_nothing).by_name)
+    assert all(torch.equal(restored[name], one) for name, one in meant.items())
+    names = {name: scheme.name for name, scheme in resolved.schemes.schemes.items() if ".0." in name}
+    expected = {"layers.0.qkv": "int8", "layers.0.o": "w4a16", "layers.0.gate_up": "fp8"}
+    assert names == expected
+    assert answers(tmp_path, compile=False) == answers(tmp_path, compile=True, cache_dir=compile_cache)
