@@ -111,7 +111,7 @@ def check_batch_invariance(
         progress("verify", number / len(variants), variant.name)
         loaded = load(replace(config, **variant.changes), progress)
         try:
-            run.mixes(loaded, variant, -(-num_mixes * variant.part // 10))
+            run.mixes(loaded, variant, max(1, num_mixes * variant.part // 10))
             if run.mismatches:
                 first = first_difference(loaded, run.prompts)
                 break

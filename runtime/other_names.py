@@ -11,6 +11,7 @@ SETTINGS = {
     "mem_fraction_static": "it is memory_fraction here",
     "enforce_eager": "it is compile=False here; compile=CompileConfig(cuda_graphs='off') keeps compiled code",
     "compilation_config": "it is compile=CompileConfig(...) here",
+    "batch_invariant": "it is compile=CompileConfig(batch_invariant=True) here",
     "tensor_parallel_size": ONE_DEVICE,
     "pipeline_parallel_size": ONE_DEVICE,
     "data_parallel_size": ONE_DEVICE,

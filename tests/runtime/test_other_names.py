@@ -29,6 +29,7 @@ KINDS = {
         ("gpu_memory_utilization", "memory_fraction"),
         ("enforce_eager", "compile=False"),
         ("tensor_parallel_size", "one device"),
+        ("batch_invariant", "CompileConfig.batch_invariant=True"),
         ("enable_prefix_caching", "prefix_cache"),
         ("trust_remote_code", "never runs code of a checkpoint"),
         ("max_model_length", "did you mean 'max_model_len'"),
