@@ -26,11 +26,48 @@ __device__ __forceinline__ int first_row(const SplitKTile& work, int group, int 
   return (work.tile * kHalf + group % kHalf) * kRows + (group < kHalf ? 0 : n / 2);
 }
 
-// The producer warp.
+// The tiles of x of a step, one after another at an offset in every block that shares them.
+template <typename S>
+__device__ __forceinline__ void load_x_tiles(const CUtensorMap* x, const SplitKTile& work, int step, uint32_t to,
+                                             uint32_t barrier, int box_rows, uint64_t policy) {
+#pragma unroll
+  for (int i = 0; i < S::kTiles; ++i, to += S::kXBytes) {
+    const int column = step * S::kStep + i * (S::kStep / S::kTiles);
+    if (work.multicast == 1) {
+      tma_load(to, x, column, work.token, barrier, policy);
+      continue;
+    }
+    const int row = work.multicast_rank * box_rows;
+    const auto peers = static_cast<uint16_t>(((1 << work.multicast) - 1) << (work.rank * work.multicast));
+    tma_load_multicast(to + row * kRowBytes, x, column, work.token + row, barrier, peers, policy);
+  }
+}
+
+// The producer warp: load_weight(step, stage) as stages get free, and behind it load_x(step, stage), as soon as the
+// kernel that makes x has ended.
+template <typename LoadWeight, typename LoadX>
+__device__ __forceinline__ void produce_stages(const SplitKTile& work, uint32_t empty, int stages, bool sends,
+                                               const LoadWeight& load_weight, const LoadX& load_x) {
+  const bool is_elected = threadIdx.x % kWarp == 0;
+  const int first = min(stages, work.end - work.begin);
+  for (int i = 0; is_elected && i < first; ++i) load_weight(work.begin + i, i);
+  __syncwarp();
+  if (work.multicast > 1 || sends) wait_for_cluster();  // every block has its barriers
+  if (!is_elected) return;
+  wait_for_predecessor();
+  for (int i = 0; i < first; ++i) load_x(work.begin + i, i);
+  int stage = 0, parity = 0;
+  for (int step = work.begin + first; step < work.end; ++step) {
+    wait_barrier(empty + stage * 8, parity);
+    load_weight(step, stage);
+    load_x(step, stage);
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+}
+
 template <typename S, int kWarpgroups, bool kGated, typename In, typename Out>
 __device__ __forceinline__ void produce_tiles(const CUtensorMap* weight, const CUtensorMap* x, const SplitKTile& work,
                                               const SharedLayout& at, const Linear<In, Out>& p, bool sends) {
-  const bool is_elected = threadIdx.x % kWarp == 0;
   const uint64_t once = evict_first(), often = evict_last();
   const int stage_bytes = S::kTiles * (kWarpgroups * kTileBytes + p.box_rows * work.multicast * kRowBytes);
   const auto load_weight = [&](int step, int stage) {
@@ -44,40 +81,15 @@ __device__ __forceinline__ void produce_tiles(const CUtensorMap* weight, const C
     }
   };
   const auto load_x = [&](int step, int stage) {
-    const uint32_t barrier = at.full + stage * 8;
-    uint32_t to = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kTileBytes;
-#pragma unroll
-    for (int i = 0; i < S::kTiles; ++i, to += S::kXBytes) {
-      const int column = step * S::kStep + i * kTileColumns<In>;
-      if (work.multicast == 1) {
-        tma_load(to, x, column, work.token, barrier, often);
-        continue;
-      }
-      const int row = work.multicast_rank * p.box_rows;
-      const auto peers = static_cast<uint16_t>(((1 << work.multicast) - 1) << (work.rank * work.multicast));
-      tma_load_multicast(to + row * kRowBytes, x, column, work.token + row, barrier, peers, often);
-    }
+    load_x_tiles<S>(x, work, step, at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kTileBytes,
+                    at.full + stage * 8, p.box_rows, often);
   };
-  const int first = min(at.stages, work.end - work.begin);
-  for (int i = 0; is_elected && i < first; ++i) load_weight(work.begin + i, i);
-  __syncwarp();
-  if (work.multicast > 1 || sends) wait_for_cluster();  // every block has its barriers
-  if (!is_elected) return;
-  wait_for_predecessor();
-  for (int i = 0; i < first; ++i) load_x(work.begin + i, i);
-  int stage = 0, parity = 0;
-  for (int step = work.begin + first; step < work.end; ++step) {
-    wait_barrier(at.empty + stage * 8, parity);
-    load_weight(step, stage);
-    load_x(step, stage);
-    if (++stage == at.stages) stage = 0, parity ^= 1;
-  }
+  produce_stages(work, at.empty, at.stages, sends, load_weight, load_x);
 }
 
-// Whoever writes into a stage must know that this warp has read it.
-__device__ __forceinline__ void release_stage(const SplitKTile& work, const SharedLayout& at, int lane, int stage) {
+// Whoever writes into a stage must know that this warp has read it; `empty` is the stage's barrier.
+__device__ __forceinline__ void release_stage(const SplitKTile& work, uint32_t empty, int lane) {
   if (lane >= work.multicast) return;
-  const uint32_t empty = at.empty + stage * 8;
   work.multicast == 1 ? arrive(empty) : arrive_at_peer(empty, work.rank * work.multicast + lane);
 }
 
@@ -102,7 +114,7 @@ __device__ __forceinline__ void mainloop(Sum (&sums)[S::kTokenRows / 2], const S
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (step > 0) release_stage(work, at, lane, before);
+    if (step > 0) release_stage(work, at.empty + before * 8, lane);
     before = stage;
     if (++stage == at.stages) stage = 0, parity ^= 1;
   }
@@ -128,7 +140,7 @@ __device__ __forceinline__ void scaled_mainloop(typename S::Sums& sums, const Sp
   };
   const auto finish = [&](auto& part, int index, auto is_odd) {
     if (decltype(is_odd)::value * (S::kTiles - 1) == S::kTiles - 1) {
-      release_stage(work, at, lane, taken);
+      release_stage(work, at.empty + taken * 8, lane);
       if (++taken == at.stages) taken = 0;
     }
     scales.add(sums, part, work.token, work.begin * S::kTiles + index);

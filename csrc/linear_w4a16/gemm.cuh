@@ -41,7 +41,6 @@ template <typename S, bool kGated, typename T>
 __device__ __forceinline__ void produce_nibbles(const CUtensorMap* x, const SplitKTile& work, const NibbleLayout& at,
                                                 const LinearW4A16<T>& p, bool sends) {
   constexpr int kWarpgroups = S::kBlockRows / kRows;
-  const bool is_elected = threadIdx.x % kWarp == 0;
   const uint64_t once = evict_first(), often = evict_last();
   const int k_tiles = p.k / kNibbleColumns, parts = p.zero == nullptr ? 1 : 2;
   const auto load_weight = [&](int step, int stage) {
@@ -67,34 +66,10 @@ __device__ __forceinline__ void produce_nibbles(const CUtensorMap* x, const Spli
     }
   };
   const auto load_x = [&](int step, int stage) {  // beyond the last column zeros
-    const uint32_t barrier = at.full + stage * 8;
-    uint32_t to = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kNibbleBytes;
-#pragma unroll
-    for (int i = 0; i < S::kTiles; ++i, to += S::kXBytes) {
-      const int column = step * S::kStep + i * kNibbleColumns;
-      if (work.multicast == 1) {
-        tma_load(to, x, column, work.token, barrier, often);
-        continue;
-      }
-      const int row = work.multicast_rank * p.box_rows;
-      const auto peers = static_cast<uint16_t>(((1 << work.multicast) - 1) << (work.rank * work.multicast));
-      tma_load_multicast(to + row * kNibbleColumns * 2, x, column, work.token + row, barrier, peers, often);
-    }
+    load_x_tiles<S>(x, work, step, at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kNibbleBytes,
+                    at.full + stage * 8, p.box_rows, often);
   };
-  const int first = min(at.stages, work.end - work.begin);
-  for (int i = 0; is_elected && i < first; ++i) load_weight(work.begin + i, i);
-  __syncwarp();
-  if (work.multicast > 1 || sends) wait_for_cluster();  // every block has its barriers
-  if (!is_elected) return;
-  wait_for_predecessor();
-  for (int i = 0; i < first; ++i) load_x(work.begin + i, i);
-  int stage = 0, parity = 0;
-  for (int step = work.begin + first; step < work.end; ++step) {
-    wait_barrier(at.empty + stage * 8, parity);
-    load_weight(step, stage);
-    load_x(step, stage);
-    if (++stage == at.stages) stage = 0, parity ^= 1;
-  }
+  produce_stages(work, at.empty, at.stages, sends, load_weight, load_x);
 }
 
 // Scales and zero points of a lane's rows, which lie at an offset.
@@ -141,11 +116,8 @@ __device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const S
         wgmma_from_registers<S::kTokenRows>(sums, left + 4 * k, right + (i * S::kXBytes / 16 + 2 * k), T{});
       wgmma_commit();
       wgmma_wait<1>();
-      pin(fragments[(i + 1) % 2]);                                 // which may be written again from here on
-      if (i == 0 && step > work.begin && lane < work.multicast) {  // the stage before has been read
-        const uint32_t empty = at.empty + before * 8;
-        work.multicast == 1 ? arrive(empty) : arrive_at_peer(empty, work.rank * work.multicast + lane);
-      }
+      pin(fragments[(i + 1) % 2]);  // which may be written again from here on
+      if (i == 0 && step > work.begin) release_stage(work, at.empty + before * 8, lane);
     }
     before = stage;
     if (++stage == at.stages) stage = 0, parity ^= 1;
@@ -199,10 +171,7 @@ __device__ __forceinline__ void multiply_by_warps(typename S::Sums& sums, const 
       }
     }
     __syncwarp();  // every lane has read the stage
-    if (lane < work.multicast) {
-      const uint32_t empty = at.empty + stage * 8;
-      work.multicast == 1 ? arrive(empty) : arrive_at_peer(empty, work.rank * work.multicast + lane);
-    }
+    release_stage(work, at.empty + stage * 8, lane);
     if (++stage == at.stages) stage = 0, parity ^= 1;
   }
 #pragma unroll

@@ -178,7 +178,7 @@ __device__ __forceinline__ void quantizing_mainloop(typename S::Sums& sums, cons
       begin_tile<S::kTokenRows>(parts[i], tiles + i * kWarpgroups * kTileBytes,
                                 places.x + ((step - work.begin) * S::kTiles + i) * S::kXBytes, In{});
     wgmma_wait<0>();
-    release_stage(work, at, lane, stage);
+    release_stage(work, at.empty + stage * 8, lane);
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i) {
       pin(parts[i]);

@@ -25,10 +25,15 @@ FP8_QUERIES = frozenset({torch.bfloat16, torch.float16})
 MAX_CACHE_BYTES = 1 << 36  # the kernels count the units of 16 bytes in 32 bits
 
 
+@functools.cache
+def find_fp8_kernel() -> CudaKernel:
+    """Build or load the kernel over a cache in FP8, once."""
+    return CudaKernel("paged_attention", LAYOUT, FP8_SOURCE)
+
+
 def load() -> Callable[..., None]:
     """Build or load the kernel; the op's function on it."""
     kernel = CudaKernel("paged_attention", LAYOUT)  # struct PagedAttentionArguments
-    fp8_kernel = functools.cache(lambda: CudaKernel("paged_attention", LAYOUT, FP8_SOURCE))
 
     def paged_attention(
         out: Tensor,
@@ -68,7 +73,7 @@ def load() -> Callable[..., None]:
             value_scale,
             batch_invariant=batch_invariant,
         )
-        run = fp8_kernel() if is_fp8 else kernel
+        run = find_fp8_kernel() if is_fp8 else kernel
         for fields in launches:
             run(query.device, *fields)
 

@@ -50,6 +50,9 @@ def select_backend(
         name, device=device, dtype=dtype, head_dim=head_dim, block_size=block_size, is_fp8=is_fp8
     )
 
+    if is_fp8 and attention.name == _cuda.PROVIDER.name:
+        _cuda.find_fp8_kernel()  # built now, not by the first step
+
     def write(op: str) -> registry.Selected:
         provider = name if name in registry.providers(op) else "auto"
         return registry.select(op, device=device, dtype=dtype, provider=provider)

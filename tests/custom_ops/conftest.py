@@ -6,7 +6,7 @@ import importlib
 import itertools
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -15,55 +15,7 @@ from torch import Tensor
 from lamina.custom_ops.paged_attention.reference import oldest_visible
 
 from . import host_kernels
-
-POISON_BLOCK = 2**30  # an index that no kernel may follow
-
-
-class PagedCase(NamedTuple):
-    """The arguments of lamina::paged_attention, in order."""
-
-    out: Tensor
-    query: Tensor
-    key_cache: Tensor
-    value_cache: Tensor
-    block_tables: Tensor
-    seq_lens: Tensor
-    query_start_loc: Tensor
-    max_query_len: int
-    scale: float
-    window: int
-    chunk: int
-    soft_cap: float
-    key_scale: float = 1.0
-    value_scale: float = 1.0
-
-    def to(self, dtype: torch.dtype) -> "PagedCase":
-        """The same values in another dtype, caches too, with an output of their own."""
-        return self._replace(
-            out=torch.full(self.out.shape, torch.nan, dtype=dtype),
-            query=self.query.to(dtype),
-            key_cache=self.key_cache.to(dtype) * self.key_scale,
-            value_cache=self.value_cache.to(dtype) * self.value_scale,
-            key_scale=1.0,
-            value_scale=1.0,
-        )
-
-    def alone(self, sequence: int) -> "PagedCase":
-        """One sequence of the batch, on the same caches."""
-        first, last = self.query_start_loc[sequence : sequence + 2].tolist()
-        return self._replace(
-            out=torch.full_like(self.out[first:last], torch.nan),
-            query=self.query[first:last],
-            block_tables=self.block_tables[sequence : sequence + 1],
-            seq_lens=self.seq_lens[sequence : sequence + 1],
-            query_start_loc=int32([0, last - first]),
-            max_query_len=last - first,
-        )
-
-
-def int32(values: Sequence[int]) -> Tensor:
-    """An int32 tensor."""
-    return torch.tensor(values, dtype=torch.int32)
+from .paged_case import POISON_BLOCK, PagedCase, int32
 
 
 def _make_case(

@@ -2,44 +2,16 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lamina.custom_ops.paged_attention import reference
 
+from ..custom_ops.paged_case import POISON_BLOCK, PagedCase, int32
+
 DEVICE = torch.device("cuda")
-POISON_BLOCK = 2**30  # an index that no kernel may follow
 CANARY = 7.0
-
-
-class Case(NamedTuple):
-    """The arguments of lamina::paged_attention, in order."""
-
-    out: Tensor
-    query: Tensor
-    key_cache: Tensor
-    value_cache: Tensor
-    block_tables: Tensor
-    seq_lens: Tensor
-    query_start_loc: Tensor
-    max_query_len: int
-    scale: float
-    window: int
-    chunk: int
-    soft_cap: float
-    key_scale: float = 1.0
-    value_scale: float = 1.0
-
-    def widened(self, dtype: torch.dtype) -> "Case":
-        """The same with caches of numbers in this dtype."""
-        return self._replace(
-            key_cache=self.key_cache.to(dtype) * self.key_scale,
-            value_cache=self.value_cache.to(dtype) * self.value_scale,
-            key_scale=1.0,
-            value_scale=1.0,
-        )
 
 
 def make_case(
@@ -60,7 +32,7 @@ def make_case(
     capacity: int = 0,
     extra_tokens: int = 0,
     seed: int = 0,
-) -> Case:
+) -> PagedCase:
     """Random inputs in wider rows than needed; NaN in all that must not be read or must be written."""
     generator = torch.Generator(DEVICE).manual_seed(seed)
     starts = [0, *itertools.accumulate(query_lens)]
@@ -86,14 +58,14 @@ def make_case(
     num_tokens = starts[-1] + extra_tokens
     query = _of_nan((num_tokens, num_heads + 1, head_dim), dtype)[:, 1:]
     query[: starts[-1]] = torch.randn(starts[-1], *query.shape[1:], generator=generator, device=DEVICE) * 2
-    return Case(
+    return PagedCase(
         out=torch.full((num_tokens, 2 * num_heads, head_dim), CANARY, dtype=dtype, device=DEVICE)[:, ::2],
         query=query,
         key_cache=keys,
         value_cache=values,
         block_tables=tables,
-        seq_lens=_int32(seq_lens),
-        query_start_loc=_int32(starts),
+        seq_lens=int32(seq_lens, DEVICE),
+        query_start_loc=int32(starts, DEVICE),
         max_query_len=max(query_lens, default=0),
         scale=head_dim**-0.5,
         window=window,
@@ -104,22 +76,18 @@ def make_case(
     )
 
 
-def _int32(values: Sequence[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
-
-
 def _of_nan(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.full(shape, torch.nan, dtype=dtype, device=DEVICE)
 
 
-def exact(case: Case) -> Tensor:
+def exact(case: PagedCase) -> Tensor:
     """The formula in float64."""
-    out = torch.full(case.out.shape, torch.nan, dtype=torch.float64, device=DEVICE)
-    reference.paged_attention(*case.widened(torch.float64)._replace(out=out, query=case.query.double()))
-    return out
+    wide = case.to(torch.float64)
+    reference.paged_attention(*wide)
+    return wide.out
 
 
-def naive(case: Case) -> Tensor:
+def naive(case: PagedCase) -> Tensor:
     """GEMM, softmax, GEMM, each rounded to the inputs' dtype."""
     case = case.widened(case.query.dtype)
     out = torch.full_like(case.out, torch.nan)

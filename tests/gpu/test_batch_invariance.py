@@ -25,7 +25,7 @@ from lamina.custom_ops.linear.choices import (
 from lamina.runtime.batch_invariance import check_batch_invariance
 from lamina.runtime.config import RuntimeConfig
 
-from .paged_cases import DEVICE, Case, make_case
+from .paged_cases import DEVICE, PagedCase, make_case
 
 pytestmark = pytest.mark.gpu
 OPS = torch.ops.lamina
@@ -123,7 +123,7 @@ def test_every_configuration_worth_measuring_sums_in_the_one_order(shape: tuple[
     assert not wrong
 
 
-def rows_of(case: Case, parts: Sequence[tuple[int, int, int]], flag: bool = True) -> tuple[Tensor, ...]:
+def rows_of(case: PagedCase, parts: Sequence[tuple[int, int, int]], flag: bool = True) -> tuple[Tensor, ...]:
     """Attention of rows first to before last of sequences of a case of whole prompts, in one call."""
     starts = case.query_start_loc.tolist()
     query = torch.cat([case.query[starts[seq] + first : starts[seq] + last] for seq, first, last in parts])

@@ -14,7 +14,7 @@ from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.paged_attention import _flash_attn
 from lamina.custom_ops.paged_attention.phases import LONGEST_DECODE, select_by_phase
 
-from .paged_cases import CANARY, DEVICE, Case, exact, make_case, naive
+from .paged_cases import CANARY, DEVICE, PagedCase, exact, make_case, naive
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +31,7 @@ def version() -> str:
     return choice.version.name
 
 
-def run(case: Case) -> Tensor:
+def run(case: PagedCase) -> Tensor:
     """What it writes over poison."""
     case.out.fill_(torch.nan)
     select("paged_attention", device=DEVICE, dtype=case.query.dtype, provider="flash_attn").call(*case)
@@ -39,10 +39,10 @@ def run(case: Case) -> Tensor:
 
 
 @pytest.fixture(scope="session")
-def check(assert_close_to_reference: Callable[..., None]) -> Callable[[Case], Tensor]:
+def check(assert_close_to_reference: Callable[..., None]) -> Callable[[PagedCase], Tensor]:
     """check(case) -> its output: at most twice the naive version's error, zeros for queries without keys."""
 
-    def compare(case: Case) -> Tensor:
+    def compare(case: PagedCase) -> Tensor:
         out, expected = run(case), exact(case)
         written = expected.isfinite()
         rest = out[~written]
@@ -68,20 +68,20 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_decode_prefill_and_mixed_batches_err_no_more_than_twice_the_plain_version(
-    check: Callable[[Case], Tensor], shape: dict[str, Any]
+    check: Callable[[PagedCase], Tensor], shape: dict[str, Any]
 ) -> None:
     check(make_case([1, 700, 0, 64, 1029], [1, 1, 1, 1, 1], **shape))
     check(make_case([300, 40, 0, 777], [300, 1, 0, 200], **shape, extra_tokens=3))
     check(make_case([5000, 129], [70, 129], **shape))
 
 
-def test_a_window_of_readable_blocks(check: Callable[[Case], Tensor]) -> None:
+def test_a_window_of_readable_blocks(check: Callable[[PagedCase], Tensor]) -> None:
     case = make_case([300, 40, 777, 5000], [300, 1, 200, 1])
     for window in (1, 100, 1000):
         check(case._replace(window=window))
 
 
-def test_more_sequences_than_one_lookup_takes(check: Callable[[Case], Tensor]) -> None:
+def test_more_sequences_than_one_lookup_takes(check: Callable[[PagedCase], Tensor]) -> None:
     check(make_case([17] * 290 + [400] * 10, [1] * 290 + [300] * 10))
 
 
@@ -94,7 +94,9 @@ def test_rows_beyond_the_batch_and_heads_beside_the_output_are_left_alone() -> N
         assert (untouched == CANARY).all()
 
 
-def test_a_captured_call_honours_grown_lengths_and_a_smaller_batch(check: Callable[[Case], Tensor]) -> None:
+def test_a_captured_call_honours_grown_lengths_and_a_smaller_batch(
+    check: Callable[[PagedCase], Tensor],
+) -> None:
     static = make_case([4000, 4000, 4000], [1, 1, 1], capacity=4096)
     run(static)  # compiles
     call = select("paged_attention", provider="flash_attn", **PROVIDER).call

@@ -17,13 +17,13 @@ from lamina.custom_ops._shared.fp8_cache import to_fp8
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.paged_attention import _cuda
 
-from .paged_cases import CANARY, DEVICE, Case, make_case
+from .paged_cases import CANARY, DEVICE, PagedCase, make_case
 from .test_paged_attention import batches, check, run  # noqa: F401
 from .test_paged_attention_triton import check as check_triton  # noqa: F401
 
 pytestmark = pytest.mark.gpu
 
-Check = Callable[[Case], Tensor]
+Check = Callable[[PagedCase], Tensor]
 by_either = pytest.mark.parametrize("prefill", ["many", "hopper"], indirect=True)
 DTYPES = [torch.bfloat16, torch.float16]
 SCALED = {"cache_dtype": FP8, "key_scale": 0.7, "value_scale": 3.0}

@@ -13,14 +13,14 @@ from lamina.common.errors import ShapeError, UnsupportedError
 from lamina.custom_ops import paged_attention, rms_norm, write_kv_cache
 from lamina.custom_ops._shared.registry import select
 
-from .paged_cases import CANARY, DEVICE, Case, exact, make_case, naive
+from .paged_cases import CANARY, DEVICE, PagedCase, exact, make_case, naive
 
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
-def run(case: Case) -> Tensor:
+def run(case: PagedCase) -> Tensor:
     """What the kernels write over poison."""
     case.out.fill_(torch.nan)
     select("paged_attention", device=DEVICE, dtype=case.query.dtype, provider="cuda").call(*case)
@@ -31,10 +31,10 @@ Check = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
-def check(assert_close_to_reference: Check) -> Callable[[Case], Tensor]:
+def check(assert_close_to_reference: Check) -> Callable[[PagedCase], Tensor]:
     """check(case) -> the kernels' output, which errs at most twice as much as the naive version."""
 
-    def compare(case: Case) -> Tensor:
+    def compare(case: PagedCase) -> Tensor:
         out, expected = run(case), exact(case)
         written = expected.isfinite()
         assert torch.equal(out.isfinite(), written), "rows written or left alone wrongly, or poison was read"
@@ -75,7 +75,7 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=120, derandomize=False)
 @given(batch=batches())
 def test_any_batch_errs_no_more_than_twice_the_plain_version(
-    check: Callable[[Case], Tensor], dtype: torch.dtype, batch: dict[str, Any]
+    check: Callable[[PagedCase], Tensor], dtype: torch.dtype, batch: dict[str, Any]
 ) -> None:
     check(make_case(**batch, dtype=dtype))
 
@@ -84,7 +84,7 @@ def test_any_batch_errs_no_more_than_twice_the_plain_version(
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16])
 def test_every_kernel_in_decode_and_in_prefill(
-    check: Callable[[Case], Tensor], dtype: torch.dtype, head_dim: int, group: int
+    check: Callable[[PagedCase], Tensor], dtype: torch.dtype, head_dim: int, group: int
 ) -> None:
     shape = {"num_heads": 2 * group, "num_kv_heads": 2, "head_dim": head_dim, "dtype": dtype}
     check(make_case([1, 700, 0, 64, 1029], [1, 1, 1, 1, 1], **shape))
@@ -95,7 +95,7 @@ def test_every_kernel_in_decode_and_in_prefill(
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("block_size", [16, 64, 128, 256])
 def test_prefill_of_ragged_chunks_over_prefixes_beside_decode(
-    check: Callable[[Case], Tensor], dtype: torch.dtype, head_dim: int, block_size: int
+    check: Callable[[PagedCase], Tensor], dtype: torch.dtype, head_dim: int, block_size: int
 ) -> None:
     shape = {"head_dim": head_dim, "block_size": block_size, "dtype": dtype}
     check(make_case([1], [1], num_heads=40, num_kv_heads=2, **shape))
@@ -110,7 +110,7 @@ def test_prefill_of_ragged_chunks_over_prefixes_beside_decode(
 @pytest.mark.parametrize("limit", [("window", n) for n in (1, 100, 400)] + [("chunk", n) for n in (64, 200)])
 @pytest.mark.parametrize("block_size", [16, 64, 256])
 def test_prefill_and_decode_that_see_a_window_or_their_own_chunk(
-    check: Callable[[Case], Tensor], dtype: torch.dtype, limit: tuple[str, int], block_size: int
+    check: Callable[[PagedCase], Tensor], dtype: torch.dtype, limit: tuple[str, int], block_size: int
 ) -> None:
     """Blocks and keys that no query sees are poison, whatever tile they lie in."""
     lens, query_lens = [1000, 77, 0, 1300, 5, 640, 3000], [300, 1, 0, 17, 5, 128, 1]
@@ -121,7 +121,7 @@ def test_prefill_and_decode_that_see_a_window_or_their_own_chunk(
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_every_kernel_once_in_small_shapes(check: Callable[[Case], Tensor], head_dim: int) -> None:
+def test_every_kernel_once_in_small_shapes(check: Callable[[PagedCase], Tensor], head_dim: int) -> None:
     """What the sanitizers run, which slow kernels down a hundredfold."""
     shape = {"head_dim": head_dim, "num_kv_heads": 2, "capacity": 4096, "block_size": 64}
     check(make_case([1, 300, 0, 530], [1, 1, 1, 1], num_heads=8, **shape))
@@ -133,7 +133,7 @@ def test_every_kernel_once_in_small_shapes(check: Callable[[Case], Tensor], head
 
 
 @pytest.mark.parametrize("query_len", [*range(1, 140, 3), 255, 256, 257, 300])
-def test_a_chunk_of_any_length_over_a_prefix(check: Callable[[Case], Tensor], query_len: int) -> None:
+def test_a_chunk_of_any_length_over_a_prefix(check: Callable[[PagedCase], Tensor], query_len: int) -> None:
     for head_dim in (64, 128):
         check(
             make_case([query_len + 345, 9], [query_len, 1], head_dim=head_dim, block_size=64, seed=query_len)
@@ -143,7 +143,7 @@ def test_a_chunk_of_any_length_over_a_prefix(check: Callable[[Case], Tensor], qu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_keys_whose_scores_dwarf_those_of_other_keys(
-    check: Callable[[Case], Tensor], dtype: torch.dtype, head_dim: int
+    check: Callable[[PagedCase], Tensor], dtype: torch.dtype, head_dim: int
 ) -> None:
     """What was summed so far must shrink, in some rows or in all, whatever order keys are visited in."""
     for lens, query_lens in (([1500], [900]), ([700, 5000, 333], [700, 40, 1])):
@@ -156,7 +156,7 @@ def test_keys_whose_scores_dwarf_those_of_other_keys(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lens", [(40000,), (127, 128, 129, 16384), (5000,) * 3])
 def test_long_contexts_are_joined_from_their_splits(
-    check: Callable[[Case], Tensor], dtype: torch.dtype, lens: tuple[int, ...]
+    check: Callable[[PagedCase], Tensor], dtype: torch.dtype, lens: tuple[int, ...]
 ) -> None:
     check(make_case(lens, [1] * len(lens), num_heads=32, num_kv_heads=8, dtype=dtype))
     check(
@@ -164,12 +164,12 @@ def test_long_contexts_are_joined_from_their_splits(
     )
 
 
-def test_a_chunk_over_a_long_prefix_is_joined_from_its_splits(check: Callable[[Case], Tensor]) -> None:
+def test_a_chunk_over_a_long_prefix_is_joined_from_its_splits(check: Callable[[PagedCase], Tensor]) -> None:
     check(make_case([20000], [37], num_heads=32, num_kv_heads=8))
     check(make_case([9000, 4000], [64, 1], num_heads=6, num_kv_heads=2, head_dim=64))
 
 
-def test_a_full_gpu_of_ragged_sequences(check: Callable[[Case], Tensor]) -> None:
+def test_a_full_gpu_of_ragged_sequences(check: Callable[[PagedCase], Tensor]) -> None:
     lens = torch.randint(0, 1500, (256,)).tolist()
     check(make_case(lens, [1] * 256, num_heads=32, num_kv_heads=8, capacity=32768))
 
@@ -209,7 +209,7 @@ def test_repeated_runs_have_the_same_bits(query_lens: list[int]) -> None:
 
 @pytest.mark.parametrize("head_dim,num_heads", [(128, 32), (64, 24), (256, 8)])
 def test_a_captured_call_honours_grown_lengths_moved_blocks_and_a_smaller_batch(
-    check: Callable[[Case], Tensor], head_dim: int, num_heads: int
+    check: Callable[[PagedCase], Tensor], head_dim: int, num_heads: int
 ) -> None:
     shape = {"num_heads": num_heads, "num_kv_heads": 8, "head_dim": head_dim, "capacity": 20100}
     static = make_case([20000, 3, 500, 0], [1, 1, 1, 1], **shape)

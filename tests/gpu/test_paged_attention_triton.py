@@ -9,14 +9,14 @@ from torch import Tensor
 
 from lamina.custom_ops._shared.registry import select
 
-from .paged_cases import CANARY, DEVICE, Case, exact, make_case, naive
+from .paged_cases import CANARY, DEVICE, PagedCase, exact, make_case, naive
 
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
-def run(case: Case) -> Tensor:
+def run(case: PagedCase) -> Tensor:
     """What the kernels write over poison."""
     case.out.fill_(torch.nan)
     select("paged_attention", device=DEVICE, dtype=case.query.dtype, provider="triton").call(*case)
@@ -24,10 +24,10 @@ def run(case: Case) -> Tensor:
 
 
 @pytest.fixture(scope="session")
-def check(assert_close_to_reference: Callable[..., None]) -> Callable[[Case], Tensor]:
+def check(assert_close_to_reference: Callable[..., None]) -> Callable[[PagedCase], Tensor]:
     """check(case) -> the kernels' output, which errs at most twice as much as the naive version."""
 
-    def compare(case: Case) -> Tensor:
+    def compare(case: PagedCase) -> Tensor:
         out, expected = run(case), exact(case)
         written = expected.isfinite()
         assert torch.equal(out.isfinite(), written), "rows written or left alone wrongly, or poison was read"
@@ -53,7 +53,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_decode_prefill_and_mixed_batches_err_no_more_than_twice_the_plain_version(
-    check: Callable[[Case], Tensor], dtype: torch.dtype, shape: dict[str, Any]
+    check: Callable[[PagedCase], Tensor], dtype: torch.dtype, shape: dict[str, Any]
 ) -> None:
     check(make_case([1, 700, 0, 64, 1029], [1, 1, 1, 1, 1], **shape, dtype=dtype))
     check(make_case([300, 40, 0, 777], [300, 1, 0, 200], **shape, dtype=dtype))
@@ -70,7 +70,9 @@ def test_padding_rows_and_rows_beyond_the_batch_keep_what_they_held() -> None:
         assert (case.out[4:] == CANARY).all()
 
 
-def test_a_captured_call_honours_grown_lengths_and_a_smaller_batch(check: Callable[[Case], Tensor]) -> None:
+def test_a_captured_call_honours_grown_lengths_and_a_smaller_batch(
+    check: Callable[[PagedCase], Tensor],
+) -> None:
     static = make_case([4000, 4000, 4000], [1, 1, 1], capacity=4096)
     run(static)
     call = select("paged_attention", device=DEVICE, dtype=torch.bfloat16, provider="triton").call
