@@ -13,8 +13,12 @@ from ..common.extras import require
 from ..common.forks import require_same_process
 from ..common.progress import Progress, say_nothing
 from .engine.async_client import AsyncClient, EngineListener, Generation, Health
+from .engine.beam_driver import BeamRounds
+from .engine.beam_search import BeamSearchParams
 from .engine.core_handle import CoreHandle, OpenedCore
 from .engine.input_processor import InputProcessor, input_processor
+from .engine.outputs import RequestOutput
+from .engine.parallel_sampling import ParentRequest
 from .protocol.core_description import CoreDescription
 from .request_options import RequestOptions
 from .sampling_params import SamplingParams
@@ -89,11 +93,30 @@ class AsyncRuntime:
         """
         require_same_process(self._pid)
         _require_loop()
-        if request_id is not None:
-            request_id = text("request_id", request_id)
-        return self._client.generate(
-            self.input.prepare_one(prompt, params, RequestOptions(**options), request_id)
-        )
+        asked = self.input.prepare_one(prompt, params, RequestOptions(**options), _checked_id(request_id))
+        return self._client.generate(asked)
+
+    async def beam_search(
+        self,
+        prompt: "Prompt",
+        params: BeamSearchParams | None = None,
+        *,
+        request_id: str | None = None,
+        **options: "Unpack[RequestSettings]",
+    ) -> RequestOutput:
+        """Returns the likeliest continuations of one prompt, the best first; otherwise as generate().
+
+        What is asked beside it is served in the same steps. It ends within a step where its task is
+        cancelled; abort() and a timeout end it with what it has found.
+        """
+        require_same_process(self._pid)
+        rounds = BeamRounds(RequestOptions(**options))
+        searched = self.input.prepare_search(prompt, params, _checked_id(request_id))
+        for submissions in rounds.of([searched]):
+            parent = ParentRequest(prompt=None, num_wanted=len(submissions), submissions=tuple(submissions))
+            await self._client.generate(parent).ended()
+        await self.call("count_whole", searched.times, searched.num_tokens)
+        return searched.output(self.input.tokenizer)
 
     def chat(
         self,
@@ -172,6 +195,10 @@ class AsyncRuntime:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _checked_id(request_id: str | None) -> str | None:
+    return None if request_id is None else text("request_id", request_id)
 
 
 def _require_loop() -> None:

@@ -12,6 +12,7 @@ from ..common.progress import Progress
 from .config import RuntimeConfig
 from .engine.core_handle import OpenedCore
 from .engine.core_loop import CoreService
+from .protocol.engine_output import Timeline
 from .startup.description import describe
 from .startup.identity import system_fingerprint
 from .startup.loaded import LoadedRuntime
@@ -38,6 +39,7 @@ def open_core(
                 "fingerprint": lambda: system_fingerprint(held[0]),
                 "explain": lambda: explanation_of(held[0]),
                 "explain_html": lambda: page_of(held[0]),
+                "count_whole": lambda times, count: held[0].core.count_whole(Timeline(*times), count),
             },
             on_build=loaded.late_builds,
             check_device=partial(check_device, loaded.resolved.device),

@@ -89,9 +89,10 @@ class Runtime:
     ) -> list[RequestOutput]:
         """Returns the likeliest continuations of each prompt, the best first; options as in generate()."""
         asked = self._open_input
-        rounds = BeamRounds(RequestOptions(**options), self._client.run)
+        rounds = BeamRounds(RequestOptions(**options))
         searched = asked.prepare_searches(prompts, params)
-        rounds.run(searched)
+        for submissions in rounds.of(searched):
+            self._client.run(submissions)
         for search in searched:
             self._client.count_whole(search.times, search.num_tokens)
         return [search.output(asked.tokenizer) for search in searched]

@@ -273,7 +273,7 @@ class AsyncClient:
             self._asked.pop(state.reference, None)
         finish, published = output.finish, answer.published
         assert finish is not None
-        if not self._listeners:
+        if not (self._listeners and request.is_counted):
             return
         num_output_tokens = output.num_before + len(output.new_token_ids)
         done = FinishedRequest(

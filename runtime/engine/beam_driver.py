@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..protocol.engine_output import Timeline
@@ -21,6 +21,7 @@ class Searched:
     """A prompt and its search; the counts and times are those of its requests together."""
 
     name: str
+    asked_id: str  # what the caller knows it by
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     search: BeamSearch
@@ -62,7 +63,7 @@ class Searched:
         times = self.times
         assert times.queued is not None
         return RequestOutput(
-            request_id=self.name,
+            request_id=self.asked_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=tuple(
@@ -78,21 +79,20 @@ class Searched:
 class BeamRounds:
     """Searches advanced together. A beam finds what it shares with the round before in the prefix cache.
 
-    run(submissions) sees requests to their ends. Of a beam, fewer tokens than a block has are computed again
-    in every round, so that no block has to be copied when beams part.
+    Of a beam, fewer tokens than a block has are computed again in every round, so that no block has to be
+    copied when beams part.
     """
 
-    def __init__(self, options: RequestOptions, run: Callable[[Sequence[Submission]], None]) -> None:
+    def __init__(self, options: RequestOptions) -> None:
         self._options = options
-        self._run = run
         self._deadline = None if options.timeout is None else time.monotonic() + options.timeout
 
-    def run(self, searched: Sequence[Searched]) -> None:
-        """Runs round after round, until every search is over."""
+    def of(self, searched: Sequence[Searched]) -> Iterator[list[Submission]]:
+        """Yields the requests of each round, to be seen to their ends, until every search is over."""
         while live := [each for each in searched if each.search.live]:
             options, num_top = self._options_now(), max(each.search.num_top for each in live)
             rounds = [[_asked(each, beam, num_top, options) for beam in each.search.live] for each in live]
-            self._run([submission for submissions in rounds for submission in submissions])
+            yield [submission for submissions in rounds for submission in submissions]
             for each, submissions in zip(live, rounds, strict=True):
                 each.take_in([submission.answer for submission in submissions])
 
@@ -120,7 +120,7 @@ def _asked(searched: Searched, beam: Beam, num_top: int, options: RequestOptions
         cache_salt=options.cache_salt,
         is_counted=False,
     )
-    return Submission(request, Answer(request_id=name, asked_id=name))
+    return Submission(request, Answer(request_id=name, asked_id=searched.asked_id))
 
 
 def _likeliest(answer: Answer, num_top: int) -> Likeliest:

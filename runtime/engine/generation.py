@@ -177,6 +177,13 @@ class Generation:
 
     async def output(self) -> RequestOutput:
         """Returns the prompt with its whole answers, once all have ended, whatever was read before."""
+        await self.ended()
+        if sum(map(_num_logprobs, self._parent.answers)) > MOST_LOGPROBS:
+            return await asyncio.to_thread(self._parent.output)
+        return self._parent.output()
+
+    async def ended(self) -> None:
+        """Waits until every answer has ended; raises the error of the first that has one."""
         while not self.is_over:
             if self._is_closed:
                 raise ClosedError("this generation was closed before it had ended")
@@ -187,9 +194,6 @@ class Generation:
                 self._close()
                 raise
         self._raise_error()
-        if sum(map(_num_logprobs, self._parent.answers)) > MOST_LOGPROBS:
-            return await asyncio.to_thread(self._parent.output)
-        return self._parent.output()
 
     async def aclose(self) -> None:
         """Ends what is left of it: nothing more can be read, and output() raises ClosedError."""

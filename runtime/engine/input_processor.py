@@ -86,10 +86,14 @@ class InputProcessor:
 
     def prepare_searches(self, prompts: Prompts, params: BeamSearchParams | None) -> list[Searched]:
         """Returns a beam search for each prompt."""
-        params = BeamSearchParams() if params is None else params
-        if not isinstance(params, BeamSearchParams):
-            raise RequestError(f"params is {shown(params)}; wanted a BeamSearchParams")
-        return each(as_list(prompts), lambda _, prompt: self._search(prompt, params))
+        given = _beam_params(params)
+        return each(as_list(prompts), lambda _, prompt: self._search(prompt, given))
+
+    def prepare_search(
+        self, prompt: Prompt, params: BeamSearchParams | None, asked_id: str | None
+    ) -> Searched:
+        """Returns a beam search for one prompt; asked_id: what the caller calls it."""
+        return self._search(checked_kind(prompt), _beam_params(params), asked_id)
 
     def chat_params(self, params: SamplingParams | None) -> SamplingParams:
         """Returns what a chat is sampled with: as given, else as the checkpoint says, else CHAT_DEFAULTS."""
@@ -230,14 +234,16 @@ class InputProcessor:
             wants_each_token=wants_each_token,
         )
 
-    def _search(self, prompt: Prompt, params: BeamSearchParams) -> Searched:
+    def _search(self, prompt: Prompt, params: BeamSearchParams, asked_id: str | None = None) -> Searched:
         token_ids, num_ids, width = self.prompt_ids(prompt), self.num_valid_ids, params.beam_width
         if width > num_ids:
             raise RequestError(f"beam_width is {width}; wanted at most {num_ids}, the number of tokens")
         check_ids(SamplingParams(stop_token_ids=params.stop_token_ids), (), num_ids)
         room = self.max_prompt_tokens + 1 - len(token_ids)
+        name = str(next(self._numbers))
         return Searched(
-            name=str(next(self._numbers)),
+            name=name,
+            asked_id=name if asked_id is None else asked_id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=token_ids,
             search=BeamSearch(params, self.eos_token_ids, room=room, vocab_size=num_ids),
@@ -305,3 +311,9 @@ def grammar_compiler(
     return GrammarCompiler(
         tokenizer.as_json, num_valid_ids=num_valid_ids, eos_token_ids=sorted(eos_token_ids)
     )
+
+
+def _beam_params(params: BeamSearchParams | None) -> BeamSearchParams:
+    if params is not None and not isinstance(params, BeamSearchParams):
+        raise RequestError(f"params is {shown(params)}; wanted a BeamSearchParams")
+    return params or BeamSearchParams()
