@@ -34,6 +34,19 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool copi
                : "memory");
 }
 
+// The same, or nothing at all: without a branch, of which there would be one a copy.
+__device__ __forceinline__ void copy_async_unless(bool is_left_out, void* to, const void* from, bool copied,
+                                                  uint64_t policy) {
+  asm volatile(
+      "{\n"
+      ".reg .pred is_started;\n"
+      "setp.eq.u32 is_started, %4, 0;\n"
+      "@is_started cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n"
+      "}\n" ::"r"(shared_address(to)),
+      "l"(from), "r"(copied ? 16 : 0), "l"(policy), "r"(static_cast<uint32_t>(is_left_out))
+      : "memory");
+}
+
 // Ends a group of cp.async copies; groups finish in order.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 

@@ -56,7 +56,7 @@ class KVPipeline {
       const uint32_t index = static_cast<uint32_t>(key) / block_size_, token = static_cast<uint32_t>(key) % block_size_;
       const uint32_t block = static_cast<uint32_t>(table_[index]);
       if (S::kRotates && token_of(key) != kNoToken) {
-        key_row_ = kNewRow;
+        value_row_ = kNewRow;  // and no row of keys
         return;
       }
       key_row_ = block * key_strides_.block + token * key_strides_.token;
@@ -72,11 +72,18 @@ class KVPipeline {
       const int index = i * 32 + lane_id(), row = index / kChunks, chunk = index % kChunks;
       const uint32_t key_row = __shfl_sync(kAllLanes, key_row_, row);
       const uint32_t value_row = __shfl_sync(kAllLanes, value_row_, row);
-      if (S::kRotates && key_row == kNewRow) continue;
       const bool inside = key_row != kNoRow && chunk < chunks_;
       const int offset = row * S::kPitch + chunk * (16 / static_cast<int>(sizeof(T)));
-      copy_async(to_keys + offset, keys_ + (inside ? static_cast<int64_t>(key_row) + chunk : 0), inside, policy_);
-      copy_async(to_values + offset, values_ + (inside ? static_cast<int64_t>(value_row) + chunk : 0), inside, policy_);
+      const uint4* from_keys = keys_ + (inside ? static_cast<int64_t>(key_row) + chunk : 0);
+      const uint4* from_values = values_ + (inside ? static_cast<int64_t>(value_row) + chunk : 0);
+      if constexpr (S::kRotates) {
+        const bool is_new = value_row == kNewRow;
+        copy_async_unless(is_new, to_keys + offset, from_keys, inside, policy_);
+        copy_async_unless(is_new, to_values + offset, from_values, inside, policy_);
+      } else {
+        copy_async(to_keys + offset, from_keys, inside, policy_);
+        copy_async(to_values + offset, from_values, inside, policy_);
+      }
     }
   }
 

@@ -65,6 +65,9 @@ inline void copy_async(void* to, const void* from, bool copied, uint64_t) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) std::abort();
   host::copies[threadIdx.x].back().push_back({to, copied ? from : nullptr});
 }
+inline void copy_async_unless(bool is_left_out, void* to, const void* from, bool copied, uint64_t policy) {
+  if (!is_left_out) copy_async(to, from, copied, policy);
+}
 inline void commit_copies() { host::copies[threadIdx.x].emplace_back(); }
 template <int pending>
 void wait_for_copies() {
