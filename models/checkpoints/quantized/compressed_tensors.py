@@ -1,6 +1,7 @@
 """Checkpoints of compressed-tensors: groups of modules, each with a format of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,8 @@ FORMATS = (
 )
 DEFAULTS = {("int", 4): "pack-quantized", ("int", 8): "int-quantized", ("float", 4): FORMATS[-1]}
 LINEAR = "Linear"  # the class of every projection
+ZERO_POINTS = frozenset({"I8", "I32", "F8_E4M3", "BF16", "F16", "F32"})
+WORD_OF_EIGHTS = -0x77777778
 STATIC = ("input_scale", "input_zero_point", "input_global_scale")
 
 
@@ -58,7 +61,7 @@ def read(fields: Fields) -> Dialect:
         if not isinstance(raw, dict):
             raise refused(fields, f"config_groups.{name}", raw, "a group of targets and weights, written out")
         own = Fields(raw, f"{fields.origin}: config_groups.{name}")
-        read_groups.append(Group(own.texts("targets"), _format(own, fields)))
+        read_groups.append(Group(own.texts("targets"), _with_idle_zeros(_format(own, fields))))
         notes |= dict.fromkeys(_notes(own))
 
     def format_of(module: str) -> Format | None:
@@ -67,6 +70,29 @@ def read(fields: Fields) -> Dialect:
         return _first_match(fields, read_groups, module)
 
     return Dialect(name="compressed-tensors", format_of=format_of, notes=tuple(notes))
+
+
+def _with_idle_zeros(form: Format) -> Format:
+    """The format with zero points beside symmetric weights, too, which some tools write: all are zero."""
+    name = "weight_zero_point"
+
+    def tensors(shape: Shape) -> Mapping[str, Expected]:
+        return {name: Expected((), ZERO_POINTS, is_required=False), **form.tensors(shape)}
+
+    def unpack(given: Tensors, shape: Shape) -> Sequence[Tensor]:
+        if name in form.tensors(shape) or name not in given:
+            return form.unpack(given, shape)
+        if not _is_zero(given[name]):
+            raise LoadError(f"has a {name} other than zero though symmetric is true")
+        return form.unpack({key: one for key, one in given.items() if key != name}, shape)
+
+    return replace(form, tensors=tensors, unpack=unpack)
+
+
+def _is_zero(zero: Tensor) -> bool:
+    """Whether zero points are all 0; packed, 8 stands for it."""
+    is_packed = zero.dtype == torch.int32 and bool((zero == WORD_OF_EIGHTS).all())
+    return is_packed or not bool(zero.to(torch.float32).any())
 
 
 def _refuse_transforms(fields: Fields) -> None:

@@ -20,7 +20,7 @@ from lamina.models.checkpoints.shards import Header
 from lamina.models.fields import Fields
 
 from . import writers
-from .writers import DYNAMIC, Array, Module, ct, weights_of
+from .writers import DYNAMIC, PACKED, Array, Module, ct, weights_of
 
 Write = Callable[[Array], Module]
 MODULE = "model.layers.0.mlp.down_proj"
@@ -248,3 +248,33 @@ def test_a_state_of_nf4_that_says_something_else_is_refused(state: bytes) -> Non
     tensors["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(state), dtype=torch.uint8)
     with pytest.raises(LoadError, match=r"down_proj (has a quant_state that cannot be read|says it is nf4)"):
         kept(format_of(config), tensors, (4, 8))
+
+
+SYMMETRIC = {
+    "four bits": (PACKED.config, PACKED.write),
+    "whole numbers": (
+        ct("int-quantized", weights_of(8, "int", "channel"), writers.ct_packed_bytes, "int8").config,
+        partial(writers.ct_int8, by_row=True),
+    ),
+    "float8": (
+        ct("float-quantized", weights_of(8, "float", "channel"), writers.ct_packed_bytes, None).config,
+        partial(writers.float8, by="channel"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.float8_e4m3fn])
+def test_zero_points_beside_symmetric_weights_may_lie_in_a_file_if_they_are_zero(
+    name: str, dtype: torch.dtype
+) -> None:
+    config, write = SYMMETRIC[name]
+    tensors, meant = write(normal((16, 64), 1) + 0.1)
+    idle = tensors | {"weight_zero_point": torch.zeros(16, 1).to(dtype)}
+    assert torch.equal(kept(format_of(config), idle, (16, 64)), torch.from_numpy(meant))
+    if dtype == torch.int32:
+        eights = tensors | {"weight_zero_point": torch.full((2, 2), -0x77777778, dtype=dtype)}
+        assert torch.equal(kept(format_of(config), eights, (16, 64)), torch.from_numpy(meant))
+    idle["weight_zero_point"] = torch.ones(16, 1).to(dtype)
+    with pytest.raises(LoadError, match="down_proj has a weight_zero_point other than zero though symmetric"):
+        kept(format_of(config), idle, (16, 64))
