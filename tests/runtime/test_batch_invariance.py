@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lamina import CompileConfig, Runtime, SamplingParams
 from lamina.common.errors import ConfigError, UnsupportedError
@@ -94,6 +96,37 @@ def test_logprobs_of_tokens_and_of_prompts_are_the_same_beside_others(tiny_folde
             (alone,) = runtime.generate([prompt], asked, cache_salt="alone")
             assert beside.outputs[0].logprobs == alone.outputs[0].logprobs
             assert beside.prompt_logprobs == alone.prompt_logprobs
+
+
+@pytest.fixture(scope="module")
+def runtimes(tiny_folder):
+    """One that takes prompts in chunks of 23 without recording a step, and one that does neither."""
+    chunks = {
+        "prefill_chunk": 23,
+        "compile": CompileConfig(batch_invariant=True, verify=False, cuda_graphs="off"),
+    }
+    settings = {"dtype": "float32", "max_num_batched_tokens": 100}
+    with (
+        Runtime(config_of(tiny_folder, **settings)) as whole,
+        Runtime(config_of(tiny_folder, **settings | chunks)) as cut,
+    ):
+        yield whole, cut
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 90), st.integers(1, 6)), min_size=1, max_size=12),
+    st.sampled_from(["", "cold"]),
+    st.booleans(),
+)
+def test_any_requests_together_get_the_logprobs_of_each_alone(runtimes, requests, salt, is_cut):
+    """Prompts that begin alike or not, of any length, found in the prefix cache or not, cut or whole."""
+    whole, cut = runtimes
+    prompts = [[(97 * kind + 7 * at) % 300 for at in range(length)] for kind, length, _ in requests]
+    asked = [SamplingParams(temperature=0.0, max_tokens=tokens, logprobs=20) for *_, tokens in requests]
+    together = (cut if is_cut else whole).generate(prompts, asked, cache_salt=salt)
+    for number, (prompt, params) in enumerate(zip(prompts, asked, strict=True)):
+        (alone,) = whole.generate([prompt], params, cache_salt=f"alone {number}")
+        assert together[number].outputs[0].logprobs == alone.outputs[0].logprobs
 
 
 def test_a_seed_gives_the_same_answer_beside_any_number_of_others(tiny_folder):
