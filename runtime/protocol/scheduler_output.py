@@ -96,7 +96,8 @@ class Constrained(NamedTuple):
 class Adjusted:
     """Samples whose logits are adjusted before a token is chosen, by the tokens that come before.
 
-    The device keeps the tokens of each in a slot. It appends the newest itself, as a row samples, and is sent
+    The device keeps the tokens of each in a slot. It appends the newest itself, as a row samples, and the
+    drafts that come after it, of which the samples are a row's next ones. It is sent
     those that it has missed, which for a request without a slot so far are all of them. A request with logits
     processors is named in `histories`; the worker knows the processors by its id.
     """

@@ -1,6 +1,6 @@
 """What the tokens of running requests are drawn with: parameters, excluded ids, adjustments of logits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +30,17 @@ class RowSampling:
     it, so that a step without costs nothing.
     """
 
-    def __init__(self, requests: Sequence[Request], *, total: Ints, known: Ints, num_prompt: Ints) -> None:
-        """All of the batch, to be read: who has each row, and columns of counts [max_num_rows]."""
-        num_rows = len(total)
+    def __init__(self, requests: Sequence[Request], columns: Mapping[str, Ints]) -> None:
+        """All of the batch, to be read: who has each row, and columns of counts by name [max_num_rows]."""
+        num_rows = len(columns["total"])
         self._requests = requests
-        self._total, self._known, self._num_prompt = total, known, num_prompt
+        self._total, self._known = columns["total"], columns["known"]
+        self._num_prompt, self._unjudged = columns["num_prompt"], columns["unjudged"]
         self._parameters = np.zeros(num_rows, SAMPLING)
         # The same memory in words: numpy copies structured arrays field by field.
         self._words = self._parameters.view(np.int64).reshape(num_rows, -1)
         self._slots = np.zeros(num_rows, np.int64)  # where the device keeps the row's tokens, or NO_SLOT
+        self._slotted_alone = np.zeros(num_rows, bool)  # and the host has to know them before the next
         self._num_sent = np.zeros(num_rows, np.int64)  # of them, how many it has
         self.clear()
 
@@ -54,6 +56,7 @@ class RowSampling:
         params = request.params
         self._parameters[row] = _first_choice(request)
         self._slots[row] = self._free_slots.pop() if request.adjusts else NO_SLOT
+        self._slotted_alone[row] = request.grammar is not None or bool(params.logits_processors)
         self._num_sent[row] = 0
         if params.wants_logprobs:
             self._reporting[request] = None
@@ -73,7 +76,7 @@ class RowSampling:
 
     def move(self, to: int | Ints, source: int | Ints) -> None:
         """Whoever had these rows has those now."""
-        for column in (self._words, self._slots, self._num_sent):
+        for column in (self._words, self._slots, self._slotted_alone, self._num_sent):
             column[to] = column[source]
         self._all = None
 
@@ -89,7 +92,7 @@ class RowSampling:
 
     def need_exact_counts(self, num: int) -> Flags:
         """Which of the first rows are sampled by what the host knows only once drafts are judged."""
-        exact: Flags = self._slots[:num] != NO_SLOT
+        exact = self._slotted_alone[:num].copy()
         exact[[r.row for r in self._early if r.row < num and r.stop_token_ids]] = True
         return exact
 
@@ -134,24 +137,25 @@ class RowSampling:
         if not len(rows):
             return None
         requests = [self._requests[row] for row in rows.tolist()]
+        counts = np.where(self._slotted_alone[rows], 1, num_sampled[rows])  # what follows one are fillers
+        starts, which = np.cumsum(counts) - counts, np.repeat(np.arange(len(rows)), counts)
+        firsts = (np.cumsum(num_sampled) - num_sampled)[rows] - starts
+        each = rows[which]
+        placed = [*zip(starts.tolist(), requests, strict=True)]
         return Adjusted(
-            samples=(np.cumsum(num_sampled) - num_sampled)[rows],  # what follows are fillers
-            params=tuple(request.plain_params for request in requests),
-            num_prompt=self._num_prompt[rows],
-            slots=self._slots[rows],
+            samples=firsts[which] + np.arange(len(which)),
+            params=tuple(requests[number].plain_params for number in which.tolist()),
+            num_prompt=self._num_prompt[each],
+            slots=self._slots[each],
             missed=self._send(rows),
-            longest=int(self._total[rows].max()),
-            histories=tuple(
-                _history(which, request)
-                for which, request in enumerate(requests)
-                if request.params.logits_processors
-            ),
-            constrained=tuple(
-                self._constrained(which, request)
-                for which, request in enumerate(requests)
-                if request.grammar is not None
-            ),
+            longest=int((self._total[rows] + self._unjudged[rows] + counts).max()) - 1,
+            histories=tuple(_history(start, r) for start, r in placed if r.params.logits_processors),
+            constrained=tuple(self._constrained(start, r) for start, r in placed if r.grammar is not None),
         )
+
+    def hold(self, rows: slice | int, num_drafts: Ints) -> None:
+        """So many drafts of these rows were right, which the device has among its tokens."""
+        self._num_sent[rows] += num_drafts
 
     def check(self) -> None:
         """Every row is sampled as its request wants; slots are free or used, one of them; for tests."""

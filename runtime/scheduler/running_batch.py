@@ -57,10 +57,9 @@ class RunningBatch:
             *_,
         ) = self._counts
         self.requests: list[Request] = []  # by row, to be read alone
-        self.sampling = RowSampling(
-            self.requests, total=self._total, known=self._known, num_prompt=self._num_prompt
-        )
-        self.drafts = DraftCounts(dict(zip(COUNTS, self._counts, strict=True)))
+        columns = dict(zip(COUNTS, self._counts, strict=True))
+        self.sampling = RowSampling(self.requests, columns)
+        self.drafts = DraftCounts(columns)
         self._tables = TableUpdates(max_num_rows, num_spare_columns)
         self._numbers = np.arange(max_num_rows)
         self._request_ids: tuple[str, ...] | None = None
@@ -393,6 +392,7 @@ class RunningBatch:
         """
         self._total[rows] += num_drafts
         self._known[rows] += num_drafts
+        self.sampling.hold(rows, num_drafts)
         self._computed[rows] = np.minimum(self._computed[rows] + num_drafts, self._limit[rows] - 1)
 
     def _changed(self) -> None:

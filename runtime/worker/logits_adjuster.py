@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import custom_ops
 from ...common.errors import LaminaError
 from ...custom_ops._shared import registry
-from ...custom_ops.adjust_logits.reference import WORD_BITS
+from ...custom_ops.adjust_logits.reference import WORD_BITS, remember
 from ...custom_ops.sample.reference import are_broken, num_chunks_of
 from ..protocol.scheduler_output import SAMPLING, Adjusted, Banned, sampling_row
 from ..sampling_params import LogitsProcessor, SamplingParams
@@ -49,6 +49,7 @@ class _Tables(NamedTuple):
     top_p: Tensor
     min_p: Tensor
     seeds: Tensor
+    has_drafts: bool  # a request has several samples
     allowed_bits: NDArray[np.int32] | None = None  # as `allowed`, on the host; None: no grammar asked for it
 
     def are_of(self, adjusted: Adjusted) -> bool:
@@ -168,6 +169,10 @@ class Adjuster:
         self, tables: _Tables, batch: BatchView, logits: Tensor, *, are_summed: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Adjusted logits of the samples, and what sampling wants to know of their chunks, where it pays."""
+        if tables.has_drafts:  # which the samples after them see
+            newest = batch.token_ids.index_select(0, batch.logits_rows.index_select(0, tables.samples))
+            positions = batch.sample_positions.index_select(0, tables.samples)
+            remember(self._history, tables.slots, positions, newest)
         num_rows, width = len(tables.samples), -(-self._num_valid_ids // WIDTH_UNIT) * WIDTH_UNIT
         scores = torch.empty(num_rows, width, dtype=torch.float32, device=self._device)
         chunks = scores.new_empty(num_rows, num_chunks_of(self._num_valid_ids) if are_summed else 0, 2)
@@ -224,6 +229,7 @@ class Adjuster:
         top_k = np.where(sampling["top_k"] < self._num_valid_ids, sampling["top_k"], 0)
         return _Tables(
             adjusted=adjusted,
+            has_drafts=len({*adjusted.slots.tolist()}) < len(adjusted.slots),
             temperature=self._sent(sampling["temperature"]),
             top_k=self._sent(top_k.astype(np.int32)),
             top_p=self._sent(sampling["top_p"]),

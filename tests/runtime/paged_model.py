@@ -74,7 +74,7 @@ class PagedModel:
     def _run_with_drafts(self, view, adjusted):
         starts, lengths = view.query_start_loc.tolist()[: view.num_seqs + 1], view.sample_positions.tolist()
         rows = [bisect_right(starts, place) - 1 for place in view.logits_rows.tolist()]
-        last = {}  # what a row's sample before has seen; an answer that is complete has no room for more
+        last = {}
         prefixes = []
         for row, length in zip(rows, lengths, strict=True):
             tables = [table[row].tolist() for table in view.block_tables]
@@ -83,11 +83,12 @@ class PagedModel:
                 seen = [self._read(*each, length, 1) for each in zip(tables, windows, strict=True)]
                 last[row] = self.visible(seen[0])
             except (AssertionError, KeyError, IndexError, TypeError):
-                pass
-            prefixes.append(last.get(row, ()))
+                prefixes.append(None)
+                continue
+            prefixes.append(last[row])
         if adjusted is not None:
-            self._remember(view, adjusted, prefixes)
-        return self._chosen(view, prefixes)
+            self._remember(view, adjusted, prefixes, has_drafts=True)
+        return self._chosen(view, [prefix or () for prefix in prefixes])
 
     def _store(self, view, has_drafts=False):
         tokens = [
@@ -110,7 +111,7 @@ class PagedModel:
                 self.slots[slot] = (position, token)
         assert view.seq_lens[view.num_seqs :].tolist() == [0] * (len(view.seq_lens) - view.num_seqs)
 
-    def _remember(self, view, adjusted, sampled):
+    def _remember(self, view, adjusted, sampled, has_drafts=False):
         """As a device does: what it missed, then the newest token, which only it may know."""
         for slot, start, tokens in adjusted.missed:
             self.said |= {(slot, start + place): token for place, token in enumerate(tokens)}
@@ -118,9 +119,11 @@ class PagedModel:
         for sample, slot in zip(adjusted.samples.tolist(), adjusted.slots.tolist(), strict=True):
             length, seen = lengths[sample], sampled[sample]
             self.said[slot, length - 1] = view.token_ids[view.logits_rows[sample]].item()
-            said = tuple(self.said[slot, place] for place in range(length))
-            assert said[length - len(seen) :] == seen
-        assert adjusted.longest == max(lengths[sample] for sample in adjusted.samples.tolist())
+            if seen is not None:  # there are blocks for it
+                said = tuple(self.said[slot, place] for place in range(length))
+                assert said[length - len(seen) :] == seen
+        longest = max(lengths[sample] for sample in adjusted.samples.tolist())
+        assert adjusted.longest >= longest if has_drafts else adjusted.longest == longest
 
     def _prefix(self, view, row):
         """All that the row's queries see, from the first one's window on."""

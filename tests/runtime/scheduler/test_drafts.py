@@ -118,7 +118,7 @@ def test_the_last_tokens_before_the_limit_have_no_more_drafts_than_can_count(mak
 def test_rows_without_drafts_get_fillers_so_that_all_have_equally_many(make_server):
     server = make_server(blocks=40, drafts=3)
     server.add("a", 3, 1, max_tokens=20)
-    server.add("b", 3, 2, max_tokens=20, presence_penalty=1.0)
+    server.add("b", 3, 2, max_tokens=20, min_tokens=20, stop_token_ids=(3,))
     server.step()
     plan = server.step()
     assert plan.query_len == 4

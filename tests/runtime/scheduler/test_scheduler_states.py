@@ -41,6 +41,11 @@ ARRIVALS = st.fixed_dictionaries(
 )
 
 
+def wrong_by_lot(right, lots):
+    """Drafts of which some are wrong, and sometimes fewer than wanted."""
+    return [(token + (lots.random() < 0.3)) % 11 for token in right][: lots.randint(0, len(right))]
+
+
 class Clock:
     """Stands still unless told otherwise."""
 
@@ -72,12 +77,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         window=st.none() | st.integers(1, 10),
         swap=st.sampled_from([8, 3, 1, 0]),
         forced=st.sampled_from([0, 2, 9]),
+        drafts=st.sampled_from([0, 3, 1, 6]),
         first=st.lists(ARRIVALS, min_size=2, max_size=5),
     )
     def start(self, eos, first, **limits):
         self.clock = Clock()
         if limits["window"] or not limits["prefix_cache"]:
             limits["swap"] = 0
+        if limits["forced"]:
+            limits["drafts"] = 0  # forced tokens are those of grammars, which have no drafts
+        limits["script"] = wrong_by_lot
         self.server = self.make_server(eos=eos, clock=self.clock, **limits)
         self.scheduler = self.server.scheduler
         self.ended_early = set()
@@ -86,6 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "with a prefix cache": limits["prefix_cache"],
             "with slots to swap to": limits["swap"],
             "with forced tokens": limits["forced"],
+            "with drafts": limits["drafts"],
         }
         SCHEDULER.update(programs=1, **{f"programs {name}": 1 for name, is_on in names.items() if is_on})
         self.first = first

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from lamina import NGram, Runtime, SamplingParams
+from lamina.compiler.execution.cuda_graphs import CudaGraphs
 from lamina.runtime.scheduler.replay import replay
+from lamina.runtime.startup import builder, captures
 
 from .drafting import SCRIPTS, SETTINGS, Scripted, use
 
@@ -103,6 +105,23 @@ def test_every_feature_is_the_same_at_every_position(
     assert (counts["accepted_tokens"] == 0) == (script == "wrong")
     played = replay(tmp_path / "log")
     assert (played.difference, played.num_steps) == (None, steps)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_captured_steps_with_drafts_come_to_the_same(tiny_text_folder, monkeypatch, plain, depth):
+    """On a CPU a capture is the step itself on the memory of the capture, so that what is stale shows."""
+    drafter = Scripted(SCRIPTS["alternating"])
+    drafter.answers = known(plain[0])
+    use(monkeypatch, drafter, depth=depth)
+    monkeypatch.setattr(builder, "new_cuda_graphs", lambda resolved: CudaGraphs(resolved.device))
+    monkeypatch.setattr(captures, "DECODE_SIZES", (1, 4, 6))
+    with Runtime.from_pretrained(tiny_text_folder, speculative=NGram(k=3), **SETTINGS) as runtime:
+        found = runtime.generate(*asked(0))
+        graphs, counts = runtime.stats()["cuda_graphs"], runtime.stats()["speculation"]
+    assert said(found) == said(plain[0])
+    assert graphs["replays"] > graphs["eager_steps"]
+    assert graphs["padded_tokens"] > 0
+    assert counts["accepted_tokens"] > 0
 
 
 def test_right_drafts_take_most_steps_away(tiny_folder, monkeypatch):
