@@ -85,7 +85,7 @@ def by_two(library: ctypes.CDLL, step: Step, masks: tuple[int, int, float]) -> T
 
 def at_once(library: ctypes.CDLL, step: Step, masks: tuple[int, int, float]) -> Tensor:
     """The same by the one kernel."""
-    out = torch.full_like(step.query, torch.nan)
+    out = torch.full_like(step.query, torch.nan, memory_format=torch.contiguous_format)
     run = kernel_of(library, "run_rotating", _rotating.ROTATING_LAYOUT)
     _rotating.attend(run, _rotating.SOURCE, out, *step, step.query.shape[2] ** -0.5, *masks)
     return out
@@ -146,6 +146,25 @@ def test_long_sequences_among_short_ones_have_their_splits_shared_out(
     check(library, make_step([5, 700, 33, 300, 1, 0], kv_heads=1, width=64), blocks=blocks)
 
 
+def test_a_token_without_a_slot_is_written_nowhere_and_its_sequence_sees_the_cache(
+    library: ctypes.CDLL,
+) -> None:
+    step = make_step([40, 17, 33], kv_heads=1)
+    for cache in (step.key_cache, step.value_cache):
+        cache.view(-1, *cache.shape[2:])[step.slot_mapping[1]] = 0.5
+    step.slot_mapping[1] = -1
+    check(library, step)
+
+
+def test_tensors_that_lie_otherwise_are_read_as_they_are(library: ctypes.CDLL) -> None:
+    """Angles as parts of wider rows, heads of a token apart from each other, queries that are transposed."""
+    step = make_step([40, 17, 33], kv_heads=2)
+    apart = [torch.stack([tensor, tensor * 0], 2).flatten(1, 2)[:, ::2] for tensor in step[:3]]
+    apart[0] = step.query.transpose(1, 2).contiguous().transpose(1, 2)
+    angles = [torch.stack([tensor, tensor * 0], 2)[..., 0] for tensor in step[3:5]]
+    check(library, Step(*apart, *angles, *step[5:]))
+
+
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_step(library: ctypes.CDLL, data: st.DataObject) -> None:
@@ -155,5 +174,6 @@ def test_any_step(library: ctypes.CDLL, data: st.DataObject) -> None:
         lens.append(data.draw(st.integers(lens[0] // 16 * 16 + 1, lens[0] // 16 * 16 + 16)))
         shared[len(lens) - 1] = 0
     lens += [0] * data.draw(st.integers(0, 2))
-    step = make_step(lens, kv_heads=1, shared=shared, seed=data.draw(st.integers(0, 99)))
+    sizes = {"block_size": 16} if shared else {"block_size": data.draw(st.sampled_from([8, 16, 24, 64]))}
+    step = make_step(lens, kv_heads=1, shared=shared, seed=data.draw(st.integers(0, 99)), **sizes)
     check(library, step, blocks=data.draw(st.integers(1, 60)))
