@@ -46,7 +46,8 @@ def main() -> None:
     parser.add_argument("--cache-dir")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    document: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "shape": options.shape, "batches": {}}
+    shape = options.model.name if options.model else options.shape
+    document: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "shape": shape, "batches": {}}
     with tempfile.TemporaryDirectory() as folder, _open(options, Path(folder)) as runtime:
         for batch in options.batches:
             document["batches"][batch] = measure(runtime, batch, options.rounds)
@@ -69,10 +70,11 @@ def _open(options: argparse.Namespace, folder: Path) -> Runtime:
 
 def measure(runtime: Runtime, batch: int, rounds: int) -> dict[str, Any]:
     """Tokens/s by the number of constrained requests, and the medians of their ratios to none."""
-    counts = sorted({0, 1, batch})
+    counts, size = sorted({0, 1, batch}), runtime.tokenizer.size
     rates: dict[int, list[float]] = {count: [] for count in counts}
     for number in range(rounds + 1):
-        prompts = workloads.prompts(batch, PROMPT, 1000 * batch + number)
+        drawn = workloads.prompts(batch, PROMPT, 1000 * batch + number)
+        prompts = [[id_ % size for id_ in prompt] for prompt in drawn]
         runtime.generate(prompts, SamplingParams(max_tokens=1))  # all find them in the prefix cache then
         for count in counts if number % 2 else reversed(counts):
             rate = _rate(runtime, prompts, count, seed=number)

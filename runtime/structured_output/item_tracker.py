@@ -13,24 +13,33 @@ NUMBERS = b"-0123456789"  # what they begin with
 LONGEST_INT = 300  # digits that are read as a number
 
 
-class Used(NamedTuple):
-    """The finished items of an array whose items are unique."""
+class Used:
+    """The finished items of a list whose items are unique; others are made of it, and it stays."""
 
-    values: frozenset[str] = frozenset()  # one text for all that are equal
-    texts: tuple[bytes, ...] = ()  # as they were written, less blanks; in order
+    __slots__ = ("_last", "_texts", "values")
+
+    def __init__(self, values: frozenset[str] = frozenset(), texts: tuple[bytes, ...] = ()) -> None:
+        """values: one text for all that are equal; texts: as they were written, less blanks, in order."""
+        self.values, self._texts = values, texts
+        self._last: tuple[bytes, Used | None] | None = None  # what was asked for last
 
     def with_item(self, text: bytes) -> "Used | None":
         """Returns these and another; None where it equals one of them."""
+        if self._last is None or self._last[0] != text:
+            self._last = text, self._made(text)
+        return self._last[1]
+
+    def _made(self, text: bytes) -> "Used | None":
         value = _one_text(text)
         if value in self.values:
             return None
-        texts = list(self.texts)
+        texts = list(self._texts)
         insort(texts, text)
         return Used(self.values | {value}, tuple(texts))
 
     def has_number(self, text: bytes) -> bool:
         """Whether a number that begins so, and may be done, equals one of them: 1. and 1.0 are 1."""
-        if text[:1] not in NUMBERS or not text:
+        if text[:1] not in NUMBERS or not 0 < len(text) <= LONGEST_INT:
             return False
         try:
             return _one_text(text.removesuffix(b".")) in self.values
@@ -39,8 +48,8 @@ class Used(NamedTuple):
 
     def following(self, beginning: bytes) -> tuple[bytes, ...]:
         """Returns the texts that begin so."""
-        start = bisect_left(self.texts, beginning)
-        return self.texts[start : bisect_left(self.texts, beginning + b"\xff", lo=start)]
+        start = bisect_left(self._texts, beginning)
+        return self._texts[start : bisect_left(self._texts, beginning + b"\xff", lo=start)]
 
 
 class Held(NamedTuple):
@@ -71,6 +80,10 @@ class Standing(NamedTuple):
     is_escaped: bool = False
     string_start: int = 0
     before: bytes | None = None  # what came of the reasoning, as far as it matters; none once the form began
+
+    def is_name(self) -> bool:
+        """Whether a name is being written, or is to come."""
+        return self.held.kind == OBJECT and self.held.name is None
 
     def open_items(self) -> Iterator[tuple[Used, bytes]]:
         """Yields the used items of each open list whose items are unique, and what is written of its next."""
@@ -183,6 +196,8 @@ class _Cursor:
         if self.held.is_within or (self.is_string and self._is_name):
             self.text += byte
         if byte == b",":
+            is_outermost = self.held.outer is not None and not self.held.outer.is_within
+            self.text = b"" if is_outermost and self.held.used is not None else self.text
             self.held = self.held._replace(start=len(self.text))
         if byte in b"]}" and self.held.outer is not None:
             self.held = self.held.outer

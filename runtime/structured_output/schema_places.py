@@ -7,6 +7,7 @@ from typing import Any
 from .whole_schema import Whole
 
 WAYS = ("allOf", "anyOf", "oneOf")
+BOUNDS = ("const", "enum", "format", "maxLength", "pattern")  # of texts
 OTHER_NAMES = ("additionalProperties", "unevaluatedProperties")
 OTHER_ITEMS = ("items", "additionalItems", "unevaluatedItems")
 
@@ -16,6 +17,8 @@ class Place:
 
     def __init__(self, places: "Places", schemas: tuple[Mapping[str, Any], ...]) -> None:
         self._places, self._schemas = places, schemas
+        bounded = [key for schema in schemas for key in BOUNDS if key in schema]
+        self.has_free_texts = not bounded  # each text of it can go on as one that was not there before
         self.has_unique_items = any(schema.get("uniqueItems") is True for schema in schemas)
 
     def property(self, name: str) -> "Place":

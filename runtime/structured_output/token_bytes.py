@@ -43,6 +43,11 @@ class TokenBytes:
         return self.those(lambda own: b'"' in own)
 
     @cached_property
+    def closing(self) -> Words:
+        """Those that may end a string, and an item or a list behind it."""
+        return self.those(re.compile(rb'".*[,\]]', re.DOTALL).search)
+
+    @cached_property
     def separating(self) -> Words:
         return self.those(re.compile(rb"[,\]]").search)
 

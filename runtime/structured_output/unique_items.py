@@ -15,7 +15,8 @@ from .token_bytes import TokenBytes, Words, ids_in
 
 ENDS = b",]"  # of items
 SAME_NUMBER = b".0"  # what a number may go on with that stays what it is
-MOST_LOOKS = 300  # bytes that are looked ahead for a token in all; where that is not enough it is allowed
+MOST_ALIKE = 200  # items that begin as what is written, and are looked at
+MOST_LOOKS = 400  # places that are looked at for a mask in all; where that is not enough tokens are allowed
 
 
 class UniqueItemsMatcher:
@@ -25,7 +26,8 @@ class UniqueItemsMatcher:
         """matcher: at the beginning of an answer."""
         self._matcher, self._tokens, self._tracker = matcher, tokens, tracker
         self._standings: list[Standing | None] = [tracker.first]  # by tokens; none after an item came twice
-        self._looks = 0
+        self._looks = 0  # that are left for the mask that is made
+        self._known: dict[tuple[int, bytes, bool], bool] = {}  # places of it: whether nothing can come
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._matcher, name)
@@ -93,15 +95,10 @@ class UniqueItemsMatcher:
             return
         if self._matcher.is_stopped():
             return
-        seen: dict[tuple[bytes, bool], bool] = {}
+        self._looks, self._known = MOST_LOOKS, {}
         for token_id in self._candidates(mask, standing):
             after = self._after(standing, token_id)
-            if after is not None:
-                key = (after.text, after.is_string)
-                if key not in seen:
-                    self._looks = MOST_LOOKS
-                    seen[key] = self._is_stuck(self._matcher, token_id, after)
-            if after is None or seen[key]:
+            if after is None or self._is_stuck(self._matcher, token_id, after):
                 mask[token_id // 32] &= ~np.uint32(1 << token_id % 32)
 
     def _candidates(self, mask: Words, standing: Standing) -> Iterator[int]:
@@ -112,8 +109,11 @@ class UniqueItemsMatcher:
         elif not standing.held.is_within:
             yield from ids_in(mask & tokens.repeating)
         elif standing.is_string:
-            yield from ids_in(mask & tokens.quoting)
-            yield from (id_ for id_ in self._same(standing) if mask[id_ // 32] >> (id_ % 32) & 1)
+            is_alike = any(used.following(text) for used, text in standing.open_items())
+            is_alike = is_alike or b"\\" in standing.text[standing.string_start :]
+            yield from ids_in(mask & (tokens.quoting if is_alike else tokens.closing))
+            if standing.is_name() or not standing.held.inner().has_free_texts:
+                yield from (id_ for id_ in self._same(standing) if mask[id_ // 32] >> (id_ % 32) & 1)
         elif any(used.following(text) or used.has_number(text) for used, text in standing.open_items()):
             yield from ids_in(mask & ~tokens.blank)
         else:
@@ -122,15 +122,21 @@ class UniqueItemsMatcher:
     def _same(self, standing: Standing) -> set[int]:
         """Returns the tokens within a string by which an item goes on as one before."""
         found: set[int] = set()
+        ids, longest = self._tokens.ids, self._tokens.longest
         for used, text in standing.open_items():
-            for other in used.following(text):
-                rest = other[len(text) : len(text) + self._tokens.longest].partition(b'"')[0]
-                ends = range(1, len(rest) + 1)
-                found.update(self._tokens.ids[rest[:end]] for end in ends if rest[:end] in self._tokens.ids)
+            for other in used.following(text)[:MOST_ALIKE]:
+                rest = other[len(text) : len(text) + longest].partition(b'"')[0]
+                found.update(ids[rest[:end]] for end in range(1, len(rest) + 1) if rest[:end] in ids)
         return found
 
     def _is_stuck(self, matcher: Any, token_id: int, after: Standing) -> bool:
         """Whether every way to go on after a token ends an item like one before."""
+        place = after.held.number, after.text, after.is_string
+        if place not in self._known:
+            self._known[place] = self._looked_at(matcher, token_id, after)
+        return self._known[place]
+
+    def _looked_at(self, matcher: Any, token_id: int, after: Standing) -> bool:
         nexts: set[int] = set()
         is_open = False
         for used, text in after.open_items():
@@ -139,7 +145,8 @@ class UniqueItemsMatcher:
             is_open = is_open or bool(others) or is_number
             nexts.update(SAME_NUMBER if is_number else b"")
             nexts.update(other[len(text)] for other in others if len(other) > len(text))
-        if not is_open:
+        self._looks -= is_open
+        if not is_open or self._looks < 0:
             return False
         ahead = matcher.deep_copy()
         ahead.consume_token(token_id)
@@ -160,6 +167,5 @@ class UniqueItemsMatcher:
         return all(self._is_stuck_after(ahead, way, standing) for way in ways)  # where bytes are forced
 
     def _is_stuck_after(self, ahead: Any, token_id: int, standing: Standing) -> bool:
-        self._looks -= 1
         after = self._after(standing, token_id)
-        return after is None or (self._looks >= 0 and self._is_stuck(ahead, token_id, after))
+        return after is None or self._is_stuck(ahead, token_id, after)

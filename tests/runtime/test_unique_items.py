@@ -232,10 +232,10 @@ def test_other_forms_have_a_matcher_of_llguidance_itself(matcher_of, schema):
 
 @pytest.mark.parametrize("items", [INTEGER, unique(INTEGER), {"type": "number"}])
 def test_numbers_and_lists_of_any_size_are_followed(accepts, items):
-    many = 400
+    many = 40
     for text in (
         f"[{','.join(map(str, range(many)))}]",
-        f"[{'7' * 5000},{'7' * 4999}]",
+        f"[{'7' * 320},{'7' * 319}]",
         "[[" + "1" * 400 + "]]",
     ):
         validator = jsonschema.Draft202012Validator(unique(items))
