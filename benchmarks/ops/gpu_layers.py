@@ -142,6 +142,7 @@ class Layers:
 
     def _captured(self) -> Any:
         stream: Any = torch.cuda.Stream()
+        torch.cuda.synchronize()  # block tables and caches are written on another stream
         with torch.cuda.stream(stream):
             self.run()
         torch.cuda.synchronize()
