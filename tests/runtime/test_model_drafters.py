@@ -101,3 +101,78 @@ def test_a_head_changes_no_answer(
     answers, drafting = run(Eagle(model=heads[kind], k=3), params)
     assert answers == alone(params)
     assert drafting.num_drafted > 0
+
+
+CROWDED = {
+    "few blocks": {"num_kv_blocks": 14, "max_num_seqs": 4},
+    "swap": {"num_kv_blocks": 14, "max_num_seqs": 4, "swap_bytes": 1 << 24},
+    "small blocks": {"block_size": 2, "num_kv_blocks": 300},
+    "prompts in parts": {"prefill_chunk": 7},
+    "few tokens a step": {"max_num_batched_tokens": 16},
+    "no prefix cache": {"prefix_cache": False},
+}
+
+
+@pytest.mark.parametrize("crowded", CROWDED)
+def test_a_twin_stays_right_through_whatever_becomes_of_blocks(
+    crowded: str, tiny_folder: Path, run: Run, alone: Callable[..., Answers]
+) -> None:
+    answers, drafting = run(Draft(model=tiny_folder, k=3), DRAWN, **CROWDED[crowded])
+    assert answers == alone(DRAWN)
+    assert drafting.num_accepted > 0
+    if "few blocks" not in crowded and crowded != "swap":  # blocks ahead are not had where others need them
+        assert drafting.num_accepted == drafting.num_drafted
+
+
+@pytest.mark.parametrize("crowded", CROWDED)
+def test_a_head_changes_no_answer_whatever_becomes_of_blocks(
+    crowded: str, heads: dict[str, Path], run: Run, alone: Callable[..., Answers]
+) -> None:
+    answers, _ = run(Eagle(model=heads["eagle-3 of few ids"], k=2), DRAWN, **CROWDED[crowded])
+    assert answers == alone(DRAWN)
+
+
+def test_a_prefix_that_is_a_hit_brings_the_drafters_keys_along(tiny_folder: Path, run: Run) -> None:
+    shared = [*range(40, 140)]
+    prompts = [[*shared, 7], [*shared, 8, 9], [*shared, 7]]
+    with Runtime.from_pretrained(
+        tiny_folder,
+        compile=False,
+        dtype="float64",
+        num_kv_blocks=64,
+        speculative=Draft(model=tiny_folder, k=3),
+    ) as runtime:
+        for prompt in prompts:
+            runtime.generate([prompt], DRAWN)
+        counts, hits = runtime.stats()["speculation"], runtime.stats()["prefix_cache"]
+    assert counts["accepted_tokens"] == counts["draft_tokens"] > 0
+    assert hits["hit_tokens"] >= 2 * 96
+
+
+PROCESSED = {
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4},
+    "min_tokens": {"min_tokens": 9, "ignore_eos": False},
+    "min_p": {"min_p": 0.3},
+    "bias": {"logit_bias": {5: 30.0}},
+    "logprobs": {"logprobs": 2},
+}
+
+
+@pytest.mark.parametrize("processed", PROCESSED)
+def test_what_samples_are_processed_by_holds_at_every_position(
+    processed: str, tiny_folder: Path, run: Run, alone: Callable[..., Answers]
+) -> None:
+    settings: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 24, "ignore_eos": True}
+    params = SamplingParams(**settings | PROCESSED[processed])
+    assert run(Draft(model=tiny_folder, k=3), params)[0] == alone(params)
+
+
+def test_an_answer_ends_at_its_last_position_exactly(
+    tiny_folder: Path, run: Run, alone: Callable[..., Answers]
+) -> None:
+    for max_tokens in (1, 2, 3, 4, 5, 64):
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        answers, _ = run(Draft(model=tiny_folder, k=7), params, max_model_len=66)
+        assert answers == alone(params, max_model_len=66)
+        limits = [min(max_tokens, 66 - len(prompt)) for prompt in PROMPTS]
+        assert [len(answer) for answer in answers] == limits
