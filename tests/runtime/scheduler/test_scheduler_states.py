@@ -84,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.clock = Clock()
         if limits["window"] or not limits["prefix_cache"]:
             limits["swap"] = 0
-        if limits["forced"]:
+        if limits.setdefault("drafts", 0) and limits["forced"]:
             limits["drafts"] = 0  # forced tokens are those of grammars, which have no drafts
         limits["script"] = wrong_by_lot
         self.server = self.make_server(eos=eos, clock=self.clock, **limits)
@@ -185,8 +185,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             plan = self.server.pending[0][0]
             parts = [part for part in self.server.parts(plan) if part.samples]
             known = {r.request_id: r.num_tokens for r in self.live()}
+            has_drafts = self.server.config.max_drafts > 0  # then nothing is forced, and all is new
             news = [
-                p.request_id for p in parts if p.num_computed + len(p.token_ids) == known.get(p.request_id)
+                part.request_id
+                for part in parts
+                if part.num_computed + len(part.token_ids) == known.get(part.request_id)
+                or (has_drafts and part.request_id in known)
             ]
             received = self.server.land()
             assert [r.request_id for r in received] == news, "not those who had not been told of their token"
@@ -241,21 +245,24 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_plan(self, plan, running):
         config, parts = self.server.config, self.server.parts(plan)
         assert 0 < plan.num_tokens == plan.num_scheduled_tokens.sum() <= config.max_num_batched_tokens
+        drafts = (plan.num_sampled_tokens - 1).clip(0).tolist()  # for which none of the other limits are
+        num_tokens = plan.num_tokens - sum(drafts)
         # not those that come back in this step
         answering = [part for part in parts if part.request_id in running]
         if any(r.num_computed >= len(self.server.requests[r.request_id].prompt_token_ids) for r in answering):
-            assert plan.num_tokens <= (config.max_tokens_beside_decode or plan.num_tokens)
+            assert num_tokens <= (config.max_tokens_beside_decode or num_tokens)
         if config.max_prefill_tokens is not None:  # beyond one of each running request, which may sit it out
             num_running = len(running | set(plan.request_ids))
-            assert plan.num_tokens <= config.max_prefill_tokens + num_running
+            assert num_tokens <= config.max_prefill_tokens + num_running
         assert len(set(plan.request_ids)) == len(parts) <= config.max_num_seqs
-        assert all(0 < len(r.token_ids) <= (config.prefill_chunk or plan.num_tokens) for r in parts)
+        counts = [len(part.token_ids) - more for part, more in zip(parts, drafts, strict=True)]
+        assert all(0 < count <= (config.prefill_chunk or num_tokens) for count in counts)
         assert all(self.server.requests[name].num_preemptions for name in plan.preempted_ids)
-        for part in parts:
+        for part, count in zip(parts, counts, strict=True):
             request = self.server.requests[part.request_id]
             assert request.status is RequestStatus.RUNNING
-            assert part.num_computed + len(part.token_ids) < request.max_total_tokens, "computed for nothing"
-            if part.num_computed + len(part.token_ids) < len(request.prompt_token_ids):
+            assert part.num_computed + count < request.max_total_tokens, "computed for nothing"
+            if part.num_computed + count < len(request.prompt_token_ids):
                 assert not part.samples, "a chunk that is not the last samples nothing"
 
     @invariant()
