@@ -98,11 +98,15 @@ def read_windows(folder: Path, num_tokens: int) -> list[list[int]]:
 def by_transformers(folder: Path, dtype: str, windows: Windows) -> Logprobs:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    return logprobs_by(AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)), windows)
+
+
+def logprobs_by(model: Any, windows: Windows) -> Logprobs:
+    """What a model of transformers finds of each token but a window's first."""
     logprobs: Logprobs = []
     for ids in windows:
         with torch.inference_mode():
-            logits = model(torch.tensor([ids])).logits[0, :-1].float()
+            logits = model.eval()(torch.tensor([ids])).logits[0, :-1].float()
         logprobs += logits.log_softmax(dim=-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
     return logprobs
 
