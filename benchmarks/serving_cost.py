@@ -3,6 +3,7 @@
 The client runs here, in a process of its own; the cost is that of the thread or process that answers HTTP, by
 what the kernel has counted for it, from before the first request until the last has been read. An engine that
 runs ahead has its tokens merged, which costs less: --rate holds it to a pace at which each is an event.
+--bare: what the same events cost a program that does nothing but write them.
 """
 
 import argparse
@@ -56,11 +57,13 @@ def main() -> None:
     parser.add_argument("--chat", action="store_true", help="chats in place of completions")
     parser.add_argument("--whole", action="store_true", help="answers whole, in place of streams")
     parser.add_argument("--rate", type=float, help="tokens a second that the engine makes at most, in all")
+    parser.add_argument("--bare", action="store_true", help="sockets alone, with --rate: bare_writer.py")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     machine = {name: describe_machine()[name] for name in ("cpu", "cores", "python", "versions")}
     document: dict[str, Any] = {"machine": machine, "cases": []}
     document |= {"engine": options.engine, "chat": options.chat, "whole": options.whole, "rate": options.rate}
+    document["bare"] = options.bare
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
         for streams in options.streams:
@@ -114,6 +117,8 @@ def served(folder: Path, options: argparse.Namespace, streams: int) -> Iterator[
     command = [sys.executable, *program, "serve", str(folder), "--engine", options.engine, "--port", "0"]
     command += ["--load-format", "dummy", "--max-num-seqs", str(streams), "--max-sequences", "4096"]
     command += ["--num-kv-blocks", str(streams * 64 + 1), "--max-num-batched-tokens", "4096"]
+    if options.bare:
+        command = [sys.executable, str(HERE / "bare_writer.py"), str(options.rate), str(streams)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # so small a model gains nothing from more
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:

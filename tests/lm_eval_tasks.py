@@ -1,9 +1,12 @@
 """Tasks of lm-eval's harness that need no hub, and what a model answers to them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+LIKELIHOODS = ("chosen", "whole")
+BFLOAT16 = 2**-6  # of a score: bfloat16 keeps eight bits of what it is the sum of
 QUESTIONS = [
     {"question": "The sky is", "choices": [" blue", " a kind of fish", " seven"], "answer": 0},
     {"question": "One and one are", "choices": [" two", " three or so", " none"], "answer": 0},
@@ -43,8 +46,8 @@ def write_tasks(folder: Path) -> Path:
     return folder
 
 
-def ask(model: Any, folder: Path, cache: Path) -> dict[str, Any]:
-    """Results of every task, by a model of the harness."""
+def ask(model: Any, folder: Path, cache: Path, tasks: Sequence[str] = tuple(TASKS)) -> dict[str, Any]:
+    """Results of these tasks, by a model of the harness."""
     import datasets
     import lm_eval
     from lm_eval.tasks import TaskManager
@@ -52,7 +55,7 @@ def ask(model: Any, folder: Path, cache: Path) -> dict[str, Any]:
     datasets.config.HF_DATASETS_CACHE = cache
     manager = TaskManager(include_path=[str(folder)])
     results: dict[str, Any] = lm_eval.simple_evaluate(
-        model=model, tasks=[*TASKS], task_manager=manager, bootstrap_iters=0
+        model=model, tasks=[*tasks], task_manager=manager, bootstrap_iters=0
     )
     return results
 
@@ -61,3 +64,9 @@ def responses(results: dict[str, Any], task: str) -> list[Any]:
     """What was answered to each document, in their order."""
     samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
     return [sample["filtered_resps"] for sample in samples]
+
+
+def scores(results: dict[str, Any], task: str) -> list[float]:
+    """The likelihood of every text that the task asks for."""
+    found = [each for answers in responses(results, task) for each in answers]
+    return [each[0] if isinstance(each, tuple) else each for each in found]

@@ -11,7 +11,7 @@ from lamina.cli import app
 from lamina.common.errors import RequestError
 from lamina.runtime.runtime import Runtime
 
-from ..lm_eval_tasks import TASKS, ask, responses, write_tasks
+from ..lm_eval_tasks import BFLOAT16, LIKELIHOODS, TASKS, ask, responses, scores, write_tasks
 
 pytest.importorskip("lm_eval")
 pytestmark = [
@@ -57,6 +57,24 @@ def test_likelihoods_are_those_of_transformers(evaluated):
 def test_likelihoods_of_whole_texts_are_those_of_transformers(evaluated):
     ours, theirs = (responses(results, "whole") for results in evaluated)
     assert [score for (score,) in ours] == pytest.approx([score for (score,) in theirs], abs=1e-4)
+
+
+def test_likelihoods_in_bfloat16_are_those_of_transformers_within_what_it_keeps(
+    evaluated, folder_of_tasks, text_folder, tmp_path
+):
+    from lm_eval.models.huggingface import HFLM
+
+    from lamina.runtime.lm_eval_model import RuntimeLM
+
+    given = folder_of_tasks, tmp_path, LIKELIHOODS
+    theirs = ask(HFLM(pretrained=str(text_folder), dtype="bfloat16", device="cpu", batch_size=1), *given)
+    with Runtime.from_pretrained(text_folder, dtype="bfloat16", compile=False) as runtime:
+        ours = ask(RuntimeLM(runtime), *given)
+    for task in LIKELIHOODS:
+        found, other, exact = (scores(results, task) for results in (ours, theirs, evaluated[0]))
+        assert found == pytest.approx(other, rel=BFLOAT16)
+        assert found == pytest.approx(exact, rel=BFLOAT16)
+        assert found != pytest.approx(exact, rel=1e-5)  # it is another dtype
 
 
 def test_answers_are_those_of_transformers_to_the_letter(evaluated):

@@ -6,7 +6,7 @@ import pytest
 
 from lamina.runtime.runtime import Runtime
 
-from ...lm_eval_tasks import ask, responses, write_tasks
+from ...lm_eval_tasks import BFLOAT16, LIKELIHOODS, TASKS, ask, responses, scores, write_tasks
 
 pytest.importorskip("lm_eval")
 pytest.importorskip("tenacity")
@@ -17,8 +17,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def evaluated(start_server, tiny_text_folder, tmp_path_factory):
-    """Samples of every task, over HTTP and by a runtime in this process, both in float32."""
+def evaluate(start_server, tiny_text_folder, tmp_path_factory):
+    """evaluate(dtype, tasks) -> samples of tasks over HTTP, and by a runtime in this process."""
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
     from lamina.runtime.lm_eval_model import RuntimeLM
@@ -29,28 +29,36 @@ def evaluated(start_server, tiny_text_folder, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("served") / "model"
     shutil.copytree(tiny_text_folder, folder)
-    given = write_tasks(tmp_path_factory.mktemp("tasks")), tmp_path_factory.mktemp("datasets")
-    server = start_server(folder=folder, settings={"dtype": "float32"})
-    model = LocalCompletionsAPI(
-        base_url=f"{server.url}/v1/completions",
-        model="tiny",
-        tokenizer_backend="remote",
-        max_length=256,
-        batch_size=2,
-    )
-    with Runtime.from_pretrained(folder, dtype="float32", compile=False) as runtime:
-        found = ask(model, *given), ask(AsOverHttp(runtime), *given)
-    model.tokenizer.session.close()  # which it never does, and which would be told of whatever test runs then
-    server.close()
-    return found
+    paths = write_tasks(tmp_path_factory.mktemp("tasks")), tmp_path_factory.mktemp("datasets")
+
+    def evaluated(dtype, tasks):
+        server = start_server(folder=folder, settings={"dtype": dtype})
+        model = LocalCompletionsAPI(
+            base_url=f"{server.url}/v1/completions",
+            model="tiny",
+            tokenizer_backend="remote",
+            max_length=256,
+            batch_size=2,
+        )
+        with Runtime.from_pretrained(folder, dtype=dtype, compile=False) as runtime:
+            found = ask(model, *paths, tasks), ask(AsOverHttp(runtime), *paths, tasks)
+        model.tokenizer.session.close()  # which it never does, and which would be told of in any later test
+        server.close()
+        return found
+
+    return evaluated
 
 
-@pytest.mark.parametrize("task", ["chosen", "whole"])
-def test_likelihoods_over_http_are_those_of_the_model(evaluated, task):
-    for own, other in zip(*(responses(results, task) for results in evaluated), strict=True):
-        assert own == [pytest.approx(score, abs=1e-4) for score in other]
+def test_likelihoods_and_answers_over_http_are_those_of_the_model(evaluate):
+    over_http, beside = evaluate("float32", tuple(TASKS))
+    for task in LIKELIHOODS:
+        assert scores(over_http, task) == pytest.approx(scores(beside, task), abs=1e-4)
+        greedy = [[each[1:] for each in answers] for answers in responses(over_http, "chosen")]
+        assert greedy == [[each[1:] for each in answers] for answers in responses(beside, "chosen")]
+    assert responses(over_http, "written") == responses(beside, "written")
 
 
-def test_answers_over_http_are_those_of_the_model(evaluated):
-    ours, theirs = (responses(results, "written") for results in evaluated)
-    assert ours == theirs
+def test_likelihoods_in_bfloat16_are_those_of_the_model_within_what_it_keeps(evaluate):
+    over_http, beside = evaluate("bfloat16", LIKELIHOODS)
+    for task in LIKELIHOODS:
+        assert scores(over_http, task) == pytest.approx(scores(beside, task), rel=BFLOAT16)
