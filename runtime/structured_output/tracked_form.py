@@ -50,11 +50,11 @@ def check_trackable(schema: Mapping[str, Any]) -> None:
     """Raises RequestError for a schema in which it cannot be told which lists have unique items."""
     root = Whole(schema)
     refs = [(key, value) for key, value in _keywords(schema, 0) if key in REFERENCES]
-    untold = [(key, value) for key, value in refs if key != "$ref" or root.resolved(value) is None]
+    unsaid = [(key, value) for key, value in refs if key != "$ref" or root.resolved(value) is None]
     if refs:
         inner = [pair for pair in _keywords(schema, -1) if pair[0] in ("$id", "id")]
-        untold += [(key, value) for key, value in inner if isinstance(value, str)]
-    for key, value in untold[:1]:
+        unsaid += [(key, value) for key, value in inner if isinstance(value, str)]
+    for key, value in unsaid[:1]:
         raise RequestError(
             f"structured_outputs cannot be enforced: uniqueItems in a schema with {key} {shown(value)}; "
             f"wanted references of the form #/$defs/name"

@@ -100,7 +100,7 @@ def test_logprobs_of_tokens_and_of_prompts_are_the_same_beside_others(tiny_folde
 
 @pytest.fixture(scope="module")
 def runtimes(tiny_folder):
-    """One that takes prompts in chunks of 23 without recording a step, and one that does neither."""
+    """One that takes prompts in chunks of 23 without a captured step, and one that does neither."""
     chunks = {
         "prefill_chunk": 23,
         "compile": CompileConfig(batch_invariant=True, verify=False, cuda_graphs="off"),
