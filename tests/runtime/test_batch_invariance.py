@@ -33,7 +33,7 @@ def _short_prompts(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_are_the_same_in_any_mix(tiny_folder, dtype):
-    """Of recorded calls and not, in chunks, with prefixes found, and preempted."""
+    """With captured steps and without, in chunks, with prefixes found, and preempted."""
     found = check_batch_invariance(config_of(tiny_folder, dtype=dtype), [[5, 6, 7]], 10, say_nothing)
     assert found.is_right, found
     assert found.num_logits > 300
