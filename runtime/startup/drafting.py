@@ -12,24 +12,27 @@ from ...models.heads.checkpoint import has_head, read_head
 from ...models.heads.definition import HeadDefinition, check_head, head_config
 from ...models.quantization.model_schemes import ModelSchemes
 from ...models.quantization.scheme import TensorTable
-from ...models.registry import find_model
+from ...models.registry import ModelDefinition, find_model
 from ..speculation.config import Draft, Eagle
 from ..tokenization.tokenizer import Tokenizer, load_tokenizer
 from .resolved import ResolvedRuntime
 from .schemes import resolve_schemes
 
 
+def refuse_head(definition: ModelDefinition, folder: Path) -> None:
+    """Raise ConfigError for a head in the place of a model."""
+    if isinstance(definition, HeadDefinition):
+        raise ConfigError(
+            f"{folder} is a head that drafts for another model; give it as speculative=Eagle(model) to that "
+            "model's runtime"
+        )
+
+
 def with_drafter(resolved: ResolvedRuntime, progress: Progress) -> ResolvedRuntime:
     """The same with the model that drafts for it, if any; no weights are read.
 
-    Raises ConfigError for a head as a model, and for a drafter that does not fit; LoadError for files of it
-    that are missing or damaged.
+    Raises ConfigError for a drafter that does not fit, LoadError for files of it that are missing or damaged.
     """
-    if isinstance(resolved.definition, HeadDefinition):
-        raise ConfigError(
-            f"{resolved.folder} is a head that drafts for another model; give it as speculative=Eagle(model) "
-            "to that model's runtime"
-        )
     speculative = resolved.config.speculative
     if not isinstance(speculative, (Draft, Eagle)):
         return resolved
@@ -81,6 +84,7 @@ def _draft_model(drafter: ResolvedRuntime, target: ResolvedRuntime) -> ResolvedR
         raise ConfigError(f"{folder} is a head and no model of its own; wanted speculative=Eagle(model)")
     model = read_model_config(folder)
     definition = find_model(model.architecture)
+    refuse_head(definition, folder)
     checkpoint = None if is_dummy else read_checkpoint(definition, model, folder)
     schemes = resolve_schemes(None, folder, definition.parameters(model))
     schemes.check(target.device)

@@ -38,7 +38,7 @@ from ..worker.attention import AttentionBackend, check_layer, check_name, select
 from . import warm_manifest as warm
 from .builder import build, gemms_of
 from .drafter_build import LoadedDrafter
-from .drafting import check_vocabulary
+from .drafting import check_vocabulary, refuse_head
 from .kernel_choice import measurements_kept, missing_measurements, require_one_order
 from .loaded import LoadedRuntime
 from .memory_report import Sizing, size
@@ -135,6 +135,7 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     folder = _find_folder(config, store, device, progress)
     model, defaults = _read_configs(folder, config)
     definition = find_model(model.architecture)
+    refuse_head(definition, folder)
     is_dummy = config.load_format == "dummy"
     checkpoint = None if is_dummy else read_checkpoint(definition, model, folder)
     schemes = resolve_schemes(config.quantization, folder, definition.parameters(model))
