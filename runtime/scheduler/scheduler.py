@@ -28,7 +28,7 @@ from .request_queue import RequestQueue
 from .running_batch import RunningBatch
 
 News = TypeVar("News")  # a token, or several
-MIXED_STEP_COST = 0.25  # of a decode step, that it takes longer where a row has several tokens
+MIXED_STEP_COST = 1.0  # of a decode step, that it takes longer where a row has several tokens
 
 
 class Scheduler:
