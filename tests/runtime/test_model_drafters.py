@@ -132,6 +132,15 @@ def test_a_head_changes_no_answer_whatever_becomes_of_blocks(
     assert answers == alone(DRAWN)
 
 
+@pytest.mark.parametrize("kind", ["draft", "eagle-3"])
+def test_rows_amid_a_prompt_draft_nothing_beside_others_by_kernels_that_check_lengths(
+    kind: str, tiny_folder: Path, heads: dict[str, Path], run: Run, alone: Callable[..., Answers]
+) -> None:
+    narrow = {"dtype": "float32", "prefill_chunk": 7}
+    drafter = Draft(model=tiny_folder, k=3) if kind == "draft" else Eagle(model=heads[kind], k=3)
+    assert run(drafter, PLAIN, **narrow)[0] == alone(PLAIN, **narrow)
+
+
 def test_a_prefix_that_is_a_hit_brings_the_drafters_keys_along(tiny_folder: Path, run: Run) -> None:
     shared = [*range(40, 140)]
     prompts = [[*shared, 7], [*shared, 8, 9], [*shared, 7]]

@@ -12,7 +12,8 @@ from ..input_batch import NO_SLOT, BatchView
 def one_a_row(step: DraftInput, token_ids: Tensor, positions: Tensor, block_size: int) -> BatchView:
     """A step of a token [rows] int32 a row at these positions [rows] int32.
 
-    A row amid a prompt has no length. What lies beyond a row's blocks is written nowhere.
+    A row amid a prompt has any length, and what comes of it means nothing: attention wants as many tokens as
+    it has queries. What lies beyond a row's blocks is written nowhere.
     """
     num_rows = len(positions)
     rows = torch.arange(num_rows + 1, dtype=torch.int32, device=positions.device)
@@ -21,7 +22,7 @@ def one_a_row(step: DraftInput, token_ids: Tensor, positions: Tensor, block_size
         step,
         token_ids,
         positions,
-        torch.where(step.is_sampling, lengths, 0),
+        torch.where(step.is_sampling, lengths, 1).clamp(min=1),
         rows[:-1],
         step.capacities,
         step.is_sampling,
@@ -44,7 +45,7 @@ def one_further(step: DraftInput, token_ids: Tensor, block_size: int) -> BatchVi
         step,
         token_ids,
         batch.positions + 1,
-        torch.where(step.is_sampling, lengths, 0),
+        torch.where(step.is_sampling, lengths, each).clamp(min=each),
         rows,
         step.capacities.index_select(0, rows),
         step.is_sampling.index_select(0, rows),
