@@ -114,12 +114,21 @@ def trace_once(
 
 def _fact_of(guard: Any) -> GuardFact:
     arguments = getattr(guard.orig_guard.create_fn, "keywords", {})
+    subject = guard.name
+    if guard.guard_type == "HASATTR" and "attr" not in arguments:  # torch 2.11: it is in the source
+        subject, arguments = _split_attribute(guard.orig_guard.originating_source)
     return GuardFact(
         kind=str(guard.guard_type),
-        subject=str(guard.name),
+        subject=str(subject),
         text=repr(guard.value)[:200],
         arguments={name: _plain(value) for name, value in arguments.items()},
     )
+
+
+def _split_attribute(source: Any) -> tuple[Any, Mapping[str, Any]]:
+    """The expression of what an attribute is looked for in, and its name."""
+    attribute = source if hasattr(source, "member") else source.base  # of modules the source is in another
+    return _plain(attribute.base), {"attr": attribute.member}
 
 
 def _plain(value: Any) -> Any:
