@@ -45,6 +45,7 @@ class Computed(NamedTuple):
 
 
 RunStep = Callable[[BatchView, Decode], Computed]
+Prepare = Callable[[BatchView], None]
 
 
 class GraphRunner:
@@ -86,17 +87,17 @@ class GraphRunner:
         self._to_capture = _largest_first(decodes, mixed)
         return len(self._to_capture)
 
-    def capture_next(self, run_step: RunStep) -> bool:
+    def capture_next(self, run_step: RunStep, prepare: Prepare = lambda batch: None) -> bool:
         """Capture one size, which serves steps from then on; False where none is left.
 
-        No step may be in flight.
+        No step may be in flight. prepare: called with a whole step's padding before it runs.
         """
         if not self._to_capture:
             return False
         assert self._cuda_graphs is not None, "nothing to capture with"
         key = self._to_capture[0]
         if key not in self._cuda_graphs:  # it is, where an interrupt came right after its capture
-            self._capture(self._cuda_graphs, key, run_step)
+            self._capture(self._cuda_graphs, key, run_step, prepare)
         if isinstance(key, Decode):
             self._decodes = tuple(sorted({*self._decodes, key}, key=_num_tokens))
         else:
@@ -157,12 +158,13 @@ class GraphRunner:
         reads = *inputs, *_attention_reads(batch)
         return self._cpu_call_graphs.forward(*inputs, self._attention, reads, query_len=query_len)
 
-    def _capture(self, graphs: CudaGraphs, key: Decode | Mixed, run_step: RunStep) -> None:
+    def _capture(self, graphs: CudaGraphs, key: Decode | Mixed, run_step: RunStep, prepare: Prepare) -> None:
         """Run once, so that modules and workspaces are loaded, then capture."""
         if isinstance(key, Decode):
             num_tokens = _num_tokens(key)
             padding = self._input_batch.write(no_requests(), num_tokens, key.size, num_tokens)
             batch = dataclasses.replace(padding, max_query_len=key.query_len)
+            prepare(batch)
             run_step(batch, key)
             graphs.capture(key, lambda: run_step(batch, key), _reads(batch))
             return

@@ -199,7 +199,7 @@ class ModelRunner:
 
         No step may be in flight.
         """
-        return self._graphs.capture_next(self._run_padding)
+        return self._graphs.capture_next(self._run_padding, self._pad)
 
     def drop_captures(self) -> None:
         """Drop every capture and its memory; the sizes are to be captured again."""
@@ -211,6 +211,7 @@ class ModelRunner:
         num_samples = num_seqs if self._speculator is None else num_samples
         padding = self._input_batch.write(no_requests(), num_tokens, num_seqs, num_samples)
         batch = dataclasses.replace(padding, max_query_len=num_tokens)  # loads prefill's kernels too
+        self._pad(batch)
         with torch.inference_mode():
             self._run_padding(batch, Decode(num_seqs))
 
@@ -272,6 +273,11 @@ class ModelRunner:
         if self._speculator is not None:
             self._draft_rows = self._speculator.write(plan, batch)
         return batch
+
+    def _pad(self, batch: BatchView) -> None:
+        """Say of drafts that a step is padding: what steps of other sizes left there means nothing to it."""
+        if self._speculator is not None:
+            self._speculator.write(no_requests(), batch)
 
     def _run_padding(self, batch: BatchView, key: Decode) -> Computed:
         """A step of padding, to be captured."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.heads import RandomHead
 
-from lamina import Draft, Eagle, Runtime, SamplingParams
+from lamina import CompileConfig, Draft, Eagle, Runtime, SamplingParams
 from lamina.common.errors import ConfigError, LoadError
 from lamina.common.progress import say_nothing
 from lamina.runtime.config import RuntimeConfig
@@ -17,9 +17,44 @@ from lamina.runtime.startup import loader
 PROMPTS = [[5, 6, 7, 8], [9] * 20]
 PARAMS = SamplingParams(max_tokens=24, temperature=0.6, seed=1, ignore_eos=True)
 
+LAYERS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+
 
 def answers(runtime: Runtime) -> list[list[int]]:
     return [list(one.outputs[0].token_ids) for one in runtime.generate(PROMPTS, PARAMS)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_second_start_compiles_neither_the_model_nor_its_head(
+    tiny_folder: Path, compile_cache: Path, tmp_path: Path
+) -> None:
+    head = RandomHead(is_third=True, changes=LAYERS, draft_vocab_size=50).save(tmp_path / "head")
+    settings: dict[str, Any] = {
+        "model": tiny_folder,
+        "dtype": "float32",
+        "num_kv_blocks": 32,
+        "max_num_seqs": 2,
+        "cache_dir": compile_cache,
+        "compile": CompileConfig(cuda_graphs="on"),  # steps with drafts as they are captured
+    }
+    drafting = settings | {"speculative": Eagle(model=head, k=2)}
+    assert any("drafter" in lack for lack in loader.missing(RuntimeConfig(**drafting), say_nothing).missing)
+    with Runtime(RuntimeConfig(**settings)) as runtime:
+        plain = answers(runtime)
+    with Runtime(RuntimeConfig(**drafting)) as runtime:
+        assert answers(runtime) == plain
+        stats, text = runtime.stats(), runtime.explain()
+        assert stats["speculation"]["draft_tokens"] > 0
+        assert stats["cuda_graphs"]["replays"] > 0
+        assert "the drafter" in text
+    assert loader.missing(RuntimeConfig(**drafting), say_nothing) == loader.warm.Lacks(
+        missing=(), unmeasured=()
+    )
+    with Runtime(RuntimeConfig(**drafting, require_warm=True)) as runtime:
+        assert runtime.stats()["compile"]["compiled"] == 0
+        assert runtime.stats()["compile"]["loaded"] == stats["compile"]["unique_pieces"]
+        assert answers(runtime) == plain
 
 
 def sizing(model: Path, speculative: Any, **settings: Any) -> Any:
