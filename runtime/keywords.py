@@ -12,6 +12,7 @@ import torch
 from ..compiler.config import CompileConfig
 from ..compiler.numerics import Numerics
 from .config import KVCacheDtype, LoadFormat
+from .speculation.config import Speculation
 
 
 class RuntimeSettings(TypedDict, total=False):
@@ -34,6 +35,7 @@ class RuntimeSettings(TypedDict, total=False):
     memory_fraction: float
     prefix_cache: bool
     jump_forward: bool
+    speculative: Speculation | str | None
     swap_bytes: int | None
     record: str | Path | None
     compile: bool | CompileConfig

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lamina import Runtime, SamplingParams
-from lamina.common.errors import CompileError, EngineError
+from lamina.common.errors import CompileError
 from lamina.models import registry
 from lamina.models.families.llama import LLAMA
 from lamina.runtime.worker.attention import check_layer
@@ -47,7 +47,7 @@ def answer(folder, **settings):
 
 @pytest.mark.parametrize("renumber, message", WRONG.values(), ids=WRONG)
 def test_an_eager_model_that_numbers_its_layers_wrongly_is_told(numbered, renumber, message):
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(CompileError, match=message):
         answer(numbered(renumber), compile=False)
 
 

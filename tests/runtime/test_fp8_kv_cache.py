@@ -172,6 +172,8 @@ def test_each_layer_has_its_own_scales_in_what_it_writes_and_reads():
     calls = []
 
     class Backend:
+        rotating_decode = None
+
         def write_kv_cache(self, *arguments):
             calls.append(arguments[-2:])
 

@@ -219,7 +219,7 @@ def test_others_are_not_let_in_without_keys_unless_that_is_said() -> None:
 def test_files_that_hold_no_certificate_are_one_message(tmp_path: Path) -> None:
     (tmp_path / "cert.pem").write_text("no certificate")
     message = refused_start("nothing", "--port", "0", "--tls-cert", str(tmp_path / "cert.pem"))
-    assert "tls_cert" in message
+    assert "--tls-cert" in message
     assert "PEM" in message
     with pytest.raises(ConfigError, match=r"missing\.pem: No such file"):
         tls_context(ServeConfig(model_names=("tiny",), tls_cert=tmp_path / "missing.pem"))
@@ -227,7 +227,7 @@ def test_files_that_hold_no_certificate_are_one_message(tmp_path: Path) -> None:
 
 def test_any_origin_with_credentials_is_one_message() -> None:
     message = refused_start("nothing", "--cors-origins", "*", "--cors-credentials")
-    assert "cors_origins" in message
+    assert "--cors-origins" in message
 
 
 def test_a_folder_without_a_model_is_one_message(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_folder_without_a_model_is_one_message(tmp_path: Path) -> None:
 
 def test_a_setting_that_the_runtime_cannot_have_is_one_message() -> None:
     message = refused_start("nothing", "--port", "0", "--engine", "thread", "--max-num-seqs", "0")
-    assert "max_num_seqs" in message
+    assert "--max-num-seqs" in message
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it() -> None:

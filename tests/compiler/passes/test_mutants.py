@@ -224,7 +224,8 @@ PRECONDITIONS = [
 )
 def test_a_precondition_left_out_is_caught(monkeypatch, step, module, reason, kind, check):
     kinds = (kind, "linear", "norm") if kind.startswith("add_") else (kind,)
-    monkeypatch.setattr(module, "_obstacle", forgetting(module._obstacle, reason))
+    name = "obstacle" if module is linear else "_obstacle"
+    monkeypatch.setattr(module, name, forgetting(getattr(module, name), reason))
     assert_caught(step, check, kinds)
     assert is_caught(step, census, kinds)
 

@@ -47,11 +47,11 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def bytes_of_tensors() -> dict[int, int]:
-    """Of every storage that a living tensor has, by its address."""
+    """Of every storage that a living tensor has, by its address; those of a tracer have none."""
     gc.collect()
     found = {}
     for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor) and one.device.type == "cpu" and one.numel():
+        if type(one) in (torch.Tensor, torch.nn.Parameter) and one.device.type == "cpu" and one.numel():
             storage = one.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return found

@@ -148,7 +148,7 @@ def test_reasoning_is_an_item_before_the_message(thinking_client: httpx.Client) 
         ({"max_tool_calls": 3}, "max_tool_calls"),
         (
             {
-                "tools": [{**FUNCTIONS[0], "parameters": {"properties": {"a": {"not": {}}}}}],
+                "tools": [{**FUNCTIONS[0], "parameters": {"properties": {"a": {"contains": {}}}}}],
                 "tool_choice": "required",
             },
             "tools[0].parameters",
