@@ -8,6 +8,7 @@ import asyncio
 import json
 import sys
 import time
+from typing import cast
 
 import uvloop
 
@@ -29,7 +30,7 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Its request is to come."""
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Read the request's length, and begin with all others when the last has come."""
@@ -38,7 +39,7 @@ class Stream(asyncio.Protocol):
         if not body or len(body) < int(head.lower().partition(b"content-length:")[2].split()[0]):
             return
         self.num_tokens = json.loads(body)["max_tokens"]
-        self.transport.write(HEAD)  # type: ignore[attr-defined]
+        self.transport.write(HEAD)
         self.waiting.append(self)
         if len(self.waiting) == self.num_streams:
             self.writing = asyncio.ensure_future(write_all(self.rate, [*self.waiting]))
@@ -52,9 +53,9 @@ async def write_all(rate: float, streams: list[Stream]) -> None:
         due = max(due + len(streams) / rate, time.monotonic())
         await asyncio.sleep(due - time.monotonic())
         for stream in streams:
-            stream.transport.write(CHUNK)  # type: ignore[attr-defined]
+            stream.transport.write(CHUNK)
     for stream in streams:
-        stream.transport.write(LAST.format(num_tokens).encode())  # type: ignore[attr-defined]
+        stream.transport.write(LAST.format(num_tokens).encode())
         stream.transport.close()
 
 
