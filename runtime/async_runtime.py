@@ -13,7 +13,7 @@ from ..common.extras import require
 from ..common.forks import require_same_process
 from ..common.progress import Progress, say_nothing
 from .engine.async_client import AsyncClient, EngineListener, Generation, Health
-from .engine.beam_driver import BeamRounds
+from .engine.beam_driver import BeamRounds, Searched
 from .engine.beam_search import BeamSearchParams
 from .engine.core_handle import CoreHandle, OpenedCore
 from .engine.input_processor import InputProcessor, input_processor
@@ -50,6 +50,7 @@ class AsyncRuntime:
             step_timeout = STEP_TIMEOUTS.get(opened.description.device.partition(":")[0], 30.0)
         self._client = AsyncClient(handle, step_timeout)
         self._pid = os.getpid()
+        self._searches: dict[str, Searched] = {}  # beam searches that go on, by their own names
         self._thresholds: garbage.Thresholds | None = None  # of collections, before they were made seldom
 
     @classmethod
@@ -112,9 +113,15 @@ class AsyncRuntime:
         require_same_process(self._pid)
         rounds = BeamRounds(RequestOptions(**options))
         searched = self.input.prepare_search(prompt, params, _checked_id(request_id))
-        for submissions in rounds.of([searched]):
-            parent = ParentRequest(prompt=None, num_wanted=len(submissions), submissions=tuple(submissions))
-            await self._client.generate(parent).ended()
+        self._searches[searched.name] = searched
+        try:
+            for submissions in rounds.of([searched]):
+                parent = ParentRequest(
+                    prompt=None, num_wanted=len(submissions), submissions=tuple(submissions)
+                )
+                await self._client.generate(parent).ended()
+        finally:
+            del self._searches[searched.name]
         await self.call("count_whole", searched.times, searched.num_tokens)
         return searched.output(self.input.tokenizer)
 
@@ -138,7 +145,10 @@ class AsyncRuntime:
     async def abort(self, request_id: str) -> bool:
         """Ends every answer of that id within a step, each with finish_reason "abort"; False without any."""
         require_same_process(self._pid)
-        return self._client.abort(request_id)
+        searches = [each for each in self._searches.values() if each.asked_id == request_id]
+        for each in searches:  # whose live requests may have all ended, before those of the next round
+            each.is_aborted = True
+        return self._client.abort(request_id) or bool(searches)
 
     def fail(self, error: LaminaError) -> None:
         """Ends every answer that is being written by this error; more may be asked."""

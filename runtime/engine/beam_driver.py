@@ -30,6 +30,7 @@ class Searched:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_requests: int = 0
+    is_aborted: bool = False  # to be over with the round that is on its way
 
     def take_in(self, answers: Sequence[Answer]) -> None:
         """Takes in what became of the live beams of a round."""
@@ -40,8 +41,8 @@ class Searched:
         self.last = finishes[-1].times
         self.num_preemptions += sum(finish.num_preemptions for finish in finishes)
         cut_off = next((answer for answer in answers if not answer.logprobs), None)
-        if cut_off is not None:
-            self.search.stop("abort", cut_off.stop_reason)
+        if cut_off is not None or self.is_aborted:
+            self.search.stop("abort", None if cut_off is None else cut_off.stop_reason)
         else:
             self.search.advance([_likeliest(answer, self.search.num_top) for answer in answers])
 
