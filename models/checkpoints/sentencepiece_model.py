@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from ...common.errors import LoadError, UnsupportedError
+from .character_map import check_character_map
 from .gguf_vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from .sentencepiece_merges import SPACE, merges_by_score
 
@@ -64,11 +65,13 @@ def build_sentencepiece(model: SentencePieceModel, origin: Path) -> Tokenizer:
 
     One thing differs: of a BPE model a text that is one user-defined piece and nothing else gets no prefix.
     UnsupportedError where a user-defined piece is changed by what is done to a text beforehand, or, of a
-    unigram model, weighed against others of blanks.
+    unigram model, weighed against others of blanks; LoadError where its map of characters is damaged.
     """
     is_bpe = model.kind == BPE
     tokenizer = Tokenizer(_bpe(model) if is_bpe else _unigram(model))
     own = [model.texts[token_id] for token_id in model.of_type(USER_DEFINED)]
+    if model.character_map:
+        check_character_map(model.character_map, origin)
     tokenizer.normalizer = _normalizer(model, own)
     changed = [
         text

@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 from ...models.checkpoints import tekken
+from ...models.checkpoints.character_map import check_normalizer
 from ...models.checkpoints.sentencepiece_model import build_sentencepiece, read_sentencepiece
 from ...models.fields import whole_file
 
@@ -168,7 +169,9 @@ def _backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokeni
     if os.path.lexists(path):
         if config.get("fix_mistral_regex") and cuts_words_wrongly(folder):
             return tokenizers.Tokenizer.from_str(_with_words_of_mistral(path)), {}
-        return tokenizers.Tokenizer.from_file(str(whole_file(path))), {}
+        backend = tokenizers.Tokenizer.from_file(str(whole_file(path)))
+        check_normalizer(backend, path)
+        return backend, {}
     if os.path.lexists(folder / TEKKEN_JSON):
         backend = tekken.build_tekken(folder / TEKKEN_JSON)
         roles = {name: text for name, text in tekken.ROLES.items() if backend.token_to_id(text) is not None}
