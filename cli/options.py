@@ -34,6 +34,7 @@ CHOICES = {
     "numerics": ("fast", "exact"),
     "attention": ("auto", "cuda", "triton", "flash_attn", "cpu", "reference"),
     "load_format": ("auto", "dummy"),
+    "executor": ("auto", "uniproc", "multiproc", "ray"),
 }
 TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")  # and what is a tuple

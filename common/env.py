@@ -5,6 +5,7 @@ import functools
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -84,6 +85,12 @@ def omp_binding() -> str | None:
     """OMP_PROC_BIND or OMP_PLACES, which bind threads to cores, as NAME=value, or None."""
     names = ("OMP_PROC_BIND", "OMP_PLACES")
     return next((f"{name}={os.environ[name]}" for name in names if os.environ.get(name)), None)
+
+
+def gloo_over_loopback() -> None:
+    """Have gloo talk over loopback, whatever the machine's name resolves to; a user's own choice wins."""
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def hub_token() -> str | None:

@@ -9,6 +9,7 @@ LaminaError
 │   └── ProcessorError              a logits processor of a request failed
 ├── EngineError                     a step failed at one request, which ended
 ├── EngineDeadError                 the core of an async engine is lost, and every request with it
+├── GroupError                      a rank of a model that is spread over several is lost or late
 ├── WireError                       data between the engine's process and this one that is damaged
 ├── ShapeError (ValueError)         a tensor whose shape, dtype or device does not fit an op
 ├── LoadError                       a model folder or file that is missing, damaged or incomplete
@@ -107,6 +108,10 @@ class EngineError(LaminaError):
 
 class EngineDeadError(LaminaError):
     """The core of an AsyncRuntime is lost: every request in it ended, and no other can be served."""
+
+
+class GroupError(LaminaError):
+    """A rank that a model is spread over is lost or late, or does something else than the others."""
 
 
 class WireError(LaminaError):

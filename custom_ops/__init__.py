@@ -6,6 +6,7 @@ from .add_rms_norm_linear.op import add_rms_norm_linear
 from .add_rms_norm_quantized.op import add_rms_norm_quantized
 from .add_zero_centred_rms_norm.op import add_zero_centred_rms_norm
 from .adjust_logits.op import adjust_logits
+from .all_reduce.op import all_reduce
 from .attention_site.op import attention_site
 from .copy_blocks.op import copy_blocks
 from .gelu_and_mul.op import gelu_and_mul
@@ -37,6 +38,7 @@ __all__ = [
     "add_rms_norm_linear",
     "add_zero_centred_rms_norm",
     "adjust_logits",
+    "all_reduce",
     "attention_site",
     "copy_blocks",
     "gelu_and_mul",

@@ -14,6 +14,7 @@ from ..compiler.config import CompileConfig
 from ..compiler.numerics import MAX_NUM_TOKENS, NUMERICS, Numerics
 from ..models.quantization.scheme import find_scheme
 from .other_names import SETTINGS
+from .parallel import ExecutorName, ParallelConfig
 from .speculation.config import Draft, Eagle, NGram, Speculation, parse_speculation
 from .validation import check_name, check_type, integer, number
 
@@ -70,6 +71,10 @@ class RuntimeConfig:
     """Of the KV cache; auto is dtype, fp8 stores keys and values in one byte each (e4m3)."""
     device: str | torch.device = "auto"
     """Where to run; auto is the first GPU if there is one."""
+    tensor_parallel: int = 1
+    """Ranks that share out every layer among them, its heads and its columns."""
+    executor: ExecutorName = "auto"
+    """Who runs the ranks; auto is this process where there is one, and a process each for more."""
     quantization: str | None = None
     """A scheme for projections by its name: int8 (on a CPU), fp8, fp8_block or w4a16 (four bits a weight)."""
     max_model_len: int | None = None
@@ -151,9 +156,15 @@ class RuntimeConfig:
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8"))
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         find_scheme(self.quantization)
+        self._settle("tensor_parallel", self.parallel.tensor_parallel)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens > MAX_NUM_TOKENS:
             got = f"max_num_batched_tokens is {self.max_num_batched_tokens}"
             raise ConfigError(f"{got}; wanted at most {MAX_NUM_TOKENS}, the bound of compiled pieces")
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        """Over how many ranks the model is spread, and who runs them."""
+        return ParallelConfig(tensor_parallel=self.tensor_parallel, executor=self.executor)
 
     @property
     def compile_config(self) -> CompileConfig | None:

@@ -12,6 +12,7 @@ import torch
 from ..compiler.config import CompileConfig
 from ..compiler.numerics import Numerics
 from .config import KVCacheDtype, LoadFormat
+from .parallel import ExecutorName
 from .speculation.config import Speculation
 
 
@@ -24,6 +25,8 @@ class RuntimeSettings(TypedDict, total=False):
     dtype: str | torch.dtype
     kv_cache_dtype: KVCacheDtype
     device: str | torch.device
+    tensor_parallel: int
+    executor: ExecutorName
     quantization: str | None
     max_model_len: int | None
     allow_long_context: bool

@@ -12,7 +12,7 @@ SETTINGS = {
     "enforce_eager": "it is compile=False here; compile=CompileConfig(cuda_graphs='off') keeps compiled code",
     "compilation_config": "it is compile=CompileConfig(...) here",
     "batch_invariant": "it is compile=CompileConfig(batch_invariant=True) here",
-    "tensor_parallel_size": ONE_DEVICE,
+    "tensor_parallel_size": "it is tensor_parallel here",
     "pipeline_parallel_size": ONE_DEVICE,
     "data_parallel_size": ONE_DEVICE,
     "device_map": "it is device='auto', 'cpu' or 'cuda' here",

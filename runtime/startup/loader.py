@@ -125,6 +125,7 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     UnsupportedError for a model, device or scheme that cannot be served.
     """
     check_name(config.attention)
+    config.parallel.check_served()
     store = Store(config.cache_dir)
     device = resolve_device(config.device)
     LEDGER.keep_in(store)

@@ -14,7 +14,7 @@ from lamina.cli import app, options
 from lamina.compiler.numerics import NUMERICS
 from lamina.custom_ops._shared import registry
 from lamina.models.quantization.scheme import scheme_names
-from lamina.runtime import config
+from lamina.runtime import config, parallel
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.sampling_params import SamplingParams
 from lamina.runtime.worker import attention
@@ -38,6 +38,7 @@ def test_choices_are_those_of_the_library():
         "numerics": NUMERICS,
         "attention": ("auto", *registry.providers("paged_attention")),
         "load_format": get_args(config.LoadFormat),
+        "executor": get_args(parallel.ExecutorName),
     }
     assert {name: set(values) for name, values in truth.items()} == {
         name: set(values) for name, values in options.CHOICES.items()

@@ -28,7 +28,7 @@ KINDS = {
     [
         ("gpu_memory_utilization", "memory_fraction"),
         ("enforce_eager", "compile=False"),
-        ("tensor_parallel_size", "one device"),
+        ("tensor_parallel_size", "it is tensor_parallel here"),
         ("batch_invariant", "CompileConfig.batch_invariant=True"),
         ("enable_prefix_caching", "prefix_cache"),
         ("trust_remote_code", "never runs code of a checkpoint"),

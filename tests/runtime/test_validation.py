@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina import BeamSearchParams, ConfigError, LaminaError, RequestError, SamplingParams
-from lamina.common.errors import MOST_SAID, clipped, shown
+from lamina import BeamSearchParams, ConfigError, LaminaError, RequestError, Runtime, SamplingParams
+from lamina.common.errors import MOST_SAID, UnsupportedError, clipped, shown
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.request_options import RequestOptions
 
@@ -46,6 +46,10 @@ REFUSED = [
     (RuntimeConfig, "dtype", HUGE, "wanted at most 4095 bytes"),
     (RuntimeConfig, "cache_dir", "a\0b", "no NUL"),
     (RuntimeConfig, "attention", "\ud800", "without surrogates"),
+    (RuntimeConfig, "tensor_parallel", 0, "wanted an integer, from 1 to 1024"),
+    (RuntimeConfig, "tensor_parallel", True, "wanted an integer, from 1 to 1024"),
+    (RuntimeConfig, "executor", "threads", "wanted auto or uniproc or multiproc or ray"),
+    (RuntimeConfig, "executor", np.array(["ray"]), "wanted auto or uniproc"),
     (RuntimeConfig, "numerics", np.array(["fast", "x"]), "wanted fast or exact"),
 ]
 
@@ -149,3 +153,16 @@ def test_an_error_keeps_the_beginning_and_the_end_of_a_text_that_is_too_long():
     assert str(error).startswith("field is xx")
     assert str(error).endswith("; wanted less")
     assert clipped("short") == "short"
+
+
+@pytest.mark.parametrize(
+    "setting, wanted",
+    [
+        ({"tensor_parallel": 2}, "tensor_parallel is 2; wanted 1"),
+        ({"executor": "ray"}, "executor is 'ray'; wanted"),
+    ],
+    ids=str,
+)
+def test_ranks_that_nobody_runs_are_refused_before_anything_is_read(setting, wanted):
+    with pytest.raises(UnsupportedError, match=wanted):
+        Runtime.from_pretrained("nowhere", **setting)

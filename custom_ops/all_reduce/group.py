@@ -1,0 +1,105 @@
+"""What the ranks of a model say to each other: sums, parts, small objects; and which group a rank is of."""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ...common.errors import GroupError
+
+
+class Group(Protocol):
+    """`size` ranks, numbered from 0, that call the same methods in the same order.
+
+    Whatever a method returns has the same bits on every rank. GroupError where another rank is lost, late or
+    calls something else.
+    """
+
+    size: int
+    rank: int
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """A new tensor like x: the sum over ranks in their order, in float32 or wider, rounded once."""
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """A new tensor: every rank's x in the order of ranks, one beside the other along a dimension."""
+
+    def broadcast_object(self, value: Any, src: int = 0) -> Any:
+        """Rank src's value, whatever others bring: what JSON can say, with lists for tuples."""
+
+    def barrier(self) -> None:
+        """Return once every rank is here."""
+
+    def close(self) -> None:
+        """Leave the group; twice is once."""
+
+
+class SoloGroup:
+    """The group of a rank that is alone."""
+
+    size, rank = 1, 0
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See Group."""
+        return x.clone()
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """See Group."""
+        return x.clone()
+
+    def broadcast_object(self, value: Any, src: int = 0) -> Any:
+        """See Group."""
+        return value
+
+    def barrier(self) -> None:
+        """See Group."""
+
+    def close(self) -> None:
+        """See Group."""
+
+
+_of_thread = threading.local()
+_of_process: Group = SoloGroup()
+
+
+def set_group(group: Group | None) -> None:
+    """Make this process a rank of the group; None: it is alone again."""
+    global _of_process
+    _of_process = SoloGroup() if group is None else group
+
+
+@contextlib.contextmanager
+def group_of_thread(group: Group) -> Iterator[None]:
+    """While it lasts, this thread is a rank of the group, whatever its process is."""
+    before = getattr(_of_thread, "group", None)
+    _of_thread.group = group
+    try:
+        yield
+    finally:
+        _of_thread.group = before
+
+
+def current_group() -> Group:
+    """The group that this thread is a rank of, or else this process; one of its own if neither is."""
+    return getattr(_of_thread, "group", None) or _of_process
+
+
+def group_of(world_size: int) -> Group:
+    """The current group. GroupError where it has another number of ranks."""
+    group = current_group()
+    if group.size != world_size:
+        got = f"all_reduce: world_size is {world_size}"
+        raise GroupError(f"{got}; wanted {group.size}, as this process is rank {group.rank} of so many")
+    return group
+
+
+def sum_in_rank_order(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of the tensors from the first on, in float32 or wider, rounded once to their dtype."""
+    dtype = parts[0].dtype
+    total = parts[0].to(torch.promote_types(dtype, torch.float32), copy=True)
+    for part in parts[1:]:
+        total += part
+    return total.to(dtype)

@@ -1,0 +1,55 @@
+"""Over how many devices and processes a model is spread, and who runs them."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..common.errors import ConfigError, UnsupportedError, shown
+from .validation import integer
+
+ExecutorName = Literal["auto", "uniproc", "multiproc", "ray"]
+MOST_RANKS = 1024
+SERVED: dict[str, int] = {"tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel": 1}  # at most, so far
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """How a model is spread over ranks. ConfigError, naming the field, for a value that it cannot have."""
+
+    tensor_parallel: int = 1
+    """Ranks that share out every layer, its heads and its columns; 1 keeps a layer whole."""
+    pipeline_parallel: int = 1
+    """Stages that share out the layers, each of which is as many ranks as tensor_parallel says."""
+    data_parallel: int = 1
+    """Replicas of all this, each with requests of its own."""
+    executor: ExecutorName = "auto"
+    """Who runs the ranks; auto is this process where there is one rank, and a process each for more."""
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
+            wanted = f"from 1 to {MOST_RANKS}"
+            ranks = integer(
+                name, getattr(self, name), wanted, low=1, high=MOST_RANKS, optional=False, error=ConfigError
+            )
+            object.__setattr__(self, name, ranks)  # only while being built
+        names = get_args(ExecutorName)
+        if not isinstance(self.executor, str) or self.executor not in names:
+            raise ConfigError(f"executor is {shown(self.executor)}; wanted {' or '.join(names)}")
+        if self.executor == "uniproc" and self.world_size > 1:
+            raise ConfigError(
+                f"executor is 'uniproc' and {self.world_size} ranks are asked for; wanted auto or multiproc"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of one replica."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def check_served(self) -> None:
+        """UnsupportedError, naming the field, for what no executor serves yet."""
+        for name, most in SERVED.items():
+            if getattr(self, name) > most:
+                raise UnsupportedError(
+                    f"{name} is {getattr(self, name)}; wanted {most}, as more is not served"
+                )
+        if self.executor not in ("auto", "uniproc"):
+            raise UnsupportedError(f"executor is {self.executor!r}; wanted auto or uniproc")
