@@ -16,6 +16,7 @@ from .linear.op import linear
 from .linear_int8.op import linear_int8
 from .linear_w4a16.op import linear_w4a16
 from .linear_w8a8.op import linear_w8a8
+from .lora.op import lora
 from .paged_attention.op import paged_attention
 from .propose_ngram.op import propose_ngram
 from .qk_norm.op import qk_norm
@@ -48,6 +49,7 @@ __all__ = [
     "linear_w8a8",
     "linear_int8",
     "linear_w4a16",
+    "lora",
     "paged_attention",
     "propose_ngram",
     "qk_norm",

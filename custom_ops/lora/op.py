@@ -1,0 +1,76 @@
+"""lamina::lora, what low-rank adapters add to a projection, another one for each token."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...common.errors import ShapeError
+from .._shared.library import define_op
+from .._shared.registry import Provider
+from .._shared.triton_provider import triton_provider
+from . import _cpu, reference
+
+NO_SLOT = -1  # of tokens without an adapter
+
+
+def lora(
+    y: Tensor,  # [num_tokens, out_features], what the projection came to without an adapter
+    x: Tensor,  # [num_tokens, in_features], what it was given
+    a: Tensor,  # [num_slots, num_parts * rank, in_features]
+    b: Tensor,  # [num_slots, out_features, rank]
+    scales: Tensor,  # [num_slots, num_parts] float32; 0: a slot changes nothing of a part
+    slots: Tensor,  # [num_tokens or more] int32, of each token; NO_SLOT: it has none
+    rows: Sequence[int],  # of each part, so many of the outputs: of a fused projection one for each module
+) -> Tensor:
+    """y + scale * (x @ a.T) @ b.T by the slot of each token, [num_tokens, out_features], of y's dtype.
+
+    Multiply-adds are in float32 (float64 for float64), nothing between is rounded, and the result is rounded
+    once. A token's bits depend on it and on its slot alone; where nothing is added they are those of y.
+    """
+    result: Tensor = torch.ops.lamina.lora.default(y, x, a, b, scales, slots, rows)
+    return result
+
+
+def _fake(
+    y: Tensor, x: Tensor, a: Tensor, b: Tensor, scales: Tensor, slots: Tensor, rows: Sequence[int]
+) -> Tensor:
+    return y.new_empty(y.shape)
+
+
+def _check(
+    y: Tensor, x: Tensor, a: Tensor, b: Tensor, scales: Tensor, slots: Tensor, rows: Sequence[int]
+) -> None:
+    if y.dim() != 2 or x.dim() != 2 or len(x) != len(y) or a.dim() != 3 or b.dim() != 3:
+        got = f"y is {list(y.shape)}, x {list(x.shape)}, a {list(a.shape)}, b {list(b.shape)}"
+        raise ShapeError(
+            f"lora: {got}; wanted [T, out], [T, in], [slots, parts * rank, in], [slots, out, rank]"
+        )
+    if sum(rows) != y.shape[1] or any(count < 1 for count in rows):
+        raise ShapeError(f"lora: rows is {list(rows)}; wanted the parts of {y.shape[1]} outputs")
+    num_slots, num_parts, rank = len(a), len(rows), b.shape[2]
+    wanted = (num_slots, num_parts * rank, x.shape[1]), (num_slots, y.shape[1], rank), (num_slots, num_parts)
+    if (tuple(a.shape), tuple(b.shape), tuple(scales.shape)) != wanted:
+        got = f"a is {list(a.shape)}, b {list(b.shape)}, scales {list(scales.shape)}"
+        raise ShapeError(f"lora: {got}; wanted {', '.join(str(list(shape)) for shape in wanted)}")
+    if slots.dim() != 1 or len(slots) < len(y):
+        raise ShapeError(f"lora: slots is {list(slots.shape)}; wanted [{len(y)}] or longer")
+    if {x.dtype, a.dtype, b.dtype} != {y.dtype}:
+        raise ShapeError(f"lora: x is {x.dtype}, a {a.dtype}, b {b.dtype}; wanted y's {y.dtype}")
+    if slots.dtype != torch.int32 or scales.dtype not in (torch.float32, torch.float64):
+        got = f"slots is {slots.dtype}, scales {scales.dtype}"
+        raise ShapeError(f"lora: {got}; wanted torch.int32 and torch.float32")
+    if not all(tensor.is_contiguous() for tensor in (a, b, scales, slots)):
+        raise ShapeError("lora: wanted a, b, scales and slots contiguous")
+
+
+define_op(
+    "lora(Tensor y, Tensor x, Tensor a, Tensor b, Tensor scales, Tensor slots, int[] rows) -> Tensor",
+    fake=_fake,
+    check=_check,
+    providers=(
+        triton_provider("lora", dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16})),
+        _cpu.PROVIDER,
+        Provider(name="reference", load=lambda: reference.lora),
+    ),
+)

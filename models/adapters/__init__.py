@@ -1,0 +1,1 @@
+"""Low-rank adapters as PEFT writes them, and as the slots of a runtime hold them."""

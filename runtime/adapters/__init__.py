@@ -1,0 +1,1 @@
+"""Adapters by name: how many a runtime holds, which there are, and who finds others."""
