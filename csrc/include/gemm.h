@@ -10,6 +10,7 @@
 #include "amx.h"
 #include "buffer.h"
 #include "int8.h"
+#include "thread_pool.h"
 #include "vector.h"
 
 namespace lamina {
@@ -323,6 +324,7 @@ class Units {
 };
 
 constexpr int64_t kChunkTokens = 512;  // packed at once: they stay in a core's own cache while the weights go by
+constexpr int64_t kPackedAlone = 16;   // tokens that a thread packs before another one would have begun
 
 // Calls write(token, row, sums of the first strip, sums of the second) for every token and unit. rows(first, count,
 // pointers) leaves pointers to `count` contiguous rows of x, at most 16, that live until the thread's next call, as
@@ -335,24 +337,19 @@ void multiply(const Kernel& kernel, const Units& units, int64_t work, int64_t to
   const size_t elements = kernel.packed_elements(std::min(tokens, kChunkTokens));
   using Packed = typename Kernel::Packed;
   auto* packed = reinterpret_cast<Packed*>(buffer.reserve(elements * sizeof(Packed) / sizeof(float) + 1));
-  const int64_t num_units = units.count();
   constexpr int kPack = Kernel::kPackTokens;
-  // One thread or all: a team of another size would end and start threads.
-  [[maybe_unused]] const bool parallel = threads > 1 && tokens * work > kMinParallelWork;
-#pragma omp parallel num_threads(threads) if (parallel)
-  {
-    [[maybe_unused]] typename Kernel::Scope scope;
-    for (int64_t first = 0; first < tokens; first += kChunkTokens) {
-      const int64_t count = std::min(kChunkTokens, tokens - first);
-#pragma omp for schedule(static)
-      for (int64_t token = 0; token < count; token += kPack) {
-        const T* from[kPack];
-        const int some = static_cast<int>(std::min<int64_t>(kPack, count - token));
-        rows(first + token, some, from);
-        kernel.pack(from, token, some, packed);
-      }
-#pragma omp for schedule(static)
-      for (int64_t i = 0; i < num_units; i++) {
+  const int at_once = tokens * work > kMinParallelWork ? threads : 1;
+  for (int64_t first = 0; first < tokens; first += kChunkTokens) {
+    const int64_t count = std::min(kChunkTokens, tokens - first);
+    parallel_chunks((count + kPack - 1) / kPack, count > kPackedAlone ? at_once : 1, [&](int64_t i) {
+      const T* from[kPack];
+      const int some = static_cast<int>(std::min<int64_t>(kPack, count - i * kPack));
+      rows(first + i * kPack, some, from);
+      kernel.pack(from, i * kPack, some, packed);
+    });
+    parallel(units.count(), at_once, [&](Chunks& chunks) {
+      [[maybe_unused]] typename Kernel::Scope scope;
+      for (int64_t i; chunks.claim(i);) {
         const auto unit = units[i];
         Vec sums[2][kBlockTokens];
         for (int64_t block = 0; block < count; block += kBlockTokens) {
@@ -361,7 +358,7 @@ void multiply(const Kernel& kernel, const Units& units, int64_t work, int64_t to
           for (int t = 0; t < some; t++) write(first + block + t, units.row(i), sums[0][t], sums[1][t]);
         }
       }
-    }
+    });
   }
 }
 

@@ -63,9 +63,9 @@ struct LinearW4A16 {
         for (int64_t k = 0; k < of_group; k += Pairs::kStep)
           Pairs::pack(x + t * x_token + g * group + k, std::min(group - k, depth - g * group - k),
                       packed + t * of_token + g * of_group + k);
-    [[maybe_unused]] const bool parallel = threads > 1 && tokens * rows * depth > kMinParallelWork;
-#pragma omp parallel for schedule(static) num_threads(threads) if (parallel)
-    for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
+    const int64_t num_chunks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
+    parallel_chunks(num_chunks, tokens * rows * depth > kMinParallelWork ? threads : 1, [&](int64_t chunk) {
+      const int64_t row = chunk * kRowsAtOnce;
       float sums[kRowsAtOnce][kFewTokens];
       switch (tokens) {
         case 1:
@@ -83,7 +83,7 @@ struct LinearW4A16 {
       for (int r = 0; r < std::min<int64_t>(kRowsAtOnce, rows - row); r++)
         for (int64_t t = 0; t < tokens; t++)
           store_one(out + t * rows + row + r, sums[r][t] + (bias == nullptr ? 0.0f : to_float(bias[row + r])));
-    }
+    });
   }
 
   template <int count>

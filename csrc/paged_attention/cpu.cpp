@@ -2,11 +2,8 @@
 #include <optional>
 #include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "kernel.h"
+#include "thread_pool.h"
 
 namespace lamina {
 namespace {
@@ -97,49 +94,56 @@ class Plan {
   }
 };
 
+// The part of a job's results that a head and a split of the keys stand for.
 template <typename T>
-void run(const Attention<T>& a, int threads) {
-  thread_local Plan<T> plan;
-  thread_local Buffer parts_buffer;
-  plan.make(a, threads);
-  float* parts = parts_buffer.reserve(plan.num_parts_floats);
-  const std::vector<Job>& jobs = plan.jobs;
-  const std::vector<Unit>& units = plan.units;
-  const int num_units = static_cast<int>(units.size()), num_jobs = static_cast<int>(jobs.size());
-  const int kv_heads = static_cast<int>(a.num_kv_heads);
-  // One thread or all: a team of another size would end and start threads.
-  [[maybe_unused]] const bool parallel = threads > 1 && num_units > 1 && plan.work > kMinParallelWork;
-#pragma omp parallel num_threads(threads) if (parallel)
-  {
+float* part_of(const Attention<T>& a, const Job& job, float* parts, int64_t head, int split) {
+  return parts + job.parts + Partial::size(job.tile.rows, a.padded_dim()) * (head * job.splits() + split);
+}
+
+template <typename T>
+void attend_unit(const Attention<T>& a, Worker<T>& worker, const Job& job, const Unit& unit, float* parts) {
+  const bool whole = unit.split < 0;
+  if (job.tile.rows <= kMaxRowsInParts)
+    worker.prefetch(job.tile, unit.first_head, unit.last_head, whole ? job.first_split : unit.split);
+  for (int head = unit.first_head; head < unit.last_head; head++) {
+    if (whole) {
+      worker.finish(job.tile, head, job.first_split, job.last_split);
+      continue;
+    }
+    float* part = part_of(a, job, parts, head, unit.split - job.first_split);
+    worker.attend_split(job.tile, head, unit.split, Partial(part, job.tile.rows, a.padded_dim()));
+  }
+}
+
+// body(worker, chunk) for every chunk, by a worker a thread.
+template <typename T, typename Body>
+void each(const Attention<T>& a, int64_t num_chunks, int threads, const Body& body) {
+  parallel(num_chunks, threads, [&](Chunks& chunks) {
     thread_local Buffer panels;
     Worker<T> worker(a, panels);
     std::optional<AmxAttention::Scope> scope;
     if (worker.by_amx()) scope.emplace();
-#pragma omp for schedule(dynamic, 1)
-    for (int i = 0; i < num_units; i++) {
-      const Unit& unit = units[i];
-      const Job& job = jobs[unit.job];
-      const bool whole = unit.split < 0;
-      if (job.tile.rows <= kMaxRowsInParts)
-        worker.prefetch(job.tile, unit.first_head, unit.last_head, whole ? job.first_split : unit.split);
-      for (int head = unit.first_head; head < unit.last_head; head++) {
-        if (whole) {
-          worker.finish(job.tile, head, job.first_split, job.last_split);
-          continue;
-        }
-        size_t size = Partial::size(job.tile.rows, a.padded_dim());
-        float* part = parts + job.parts + size * (head * job.splits() + unit.split - job.first_split);
-        worker.attend_split(job.tile, head, unit.split, Partial(part, job.tile.rows, a.padded_dim()));
-      }
-    }
-#pragma omp for schedule(static)
-    for (int i = 0; i < num_jobs * kv_heads; i++) {
-      const Job& job = jobs[i / kv_heads];
-      if (job.parts < 0) continue;
-      size_t size = Partial::size(job.tile.rows, a.padded_dim()) * job.splits();
-      worker.finish_parts(job.tile, i % kv_heads, parts + job.parts + size * (i % kv_heads), job.splits());
-    }
-  }
+    for (int64_t chunk; chunks.claim(chunk);) body(worker, chunk);
+  });
+}
+
+template <typename T>
+void run(const Attention<T>& a, int threads) {
+  thread_local Plan<T> made;
+  thread_local Buffer parts_buffer;
+  made.make(a, threads);
+  const Plan<T>& plan = made;  // of this thread, for others
+  float* parts = parts_buffer.reserve(plan.num_parts_floats);
+  if (plan.work <= kMinParallelWork) threads = 1;
+  each(a, plan.units.size(), threads, [&](Worker<T>& worker, int64_t i) {
+    attend_unit(a, worker, plan.jobs[plan.units[i].job], plan.units[i], parts);
+  });
+  if (plan.num_parts_floats == 0) return;
+  each(a, plan.jobs.size() * a.num_kv_heads, threads, [&](Worker<T>& worker, int64_t i) {
+    const Job& job = plan.jobs[i / a.num_kv_heads];
+    const int head = static_cast<int>(i % a.num_kv_heads);
+    if (job.parts >= 0) worker.finish_parts(job.tile, head, part_of(a, job, parts, head, 0), job.splits());
+  });
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #endif
 
 #include "kernel.h"
+#include "thread_pool.h"
 
 // As the caller packs them: 8 bytes each, strides in elements.
 struct RotaryAndWriteKvCacheArguments {
@@ -29,7 +30,7 @@ struct RotaryAndWriteKvCacheArguments {
 
 namespace {
 
-constexpr int64_t kMinParallelElements = 1 << 16;
+constexpr int64_t kMinParallelElements = 1 << 16, kGrain = 4;  // tokens
 
 // -1 when done, or the index of a token whose slot is beyond the cache; then nothing is written.
 template <typename T, typename Cached>
@@ -50,11 +51,11 @@ int64_t rotary_and_write_as(const RotaryAndWriteKvCacheArguments& p) {
       p.head_dim / 2,
       static_cast<float>(p.key_scale),
       static_cast<float>(p.value_scale)};
-  [[maybe_unused]] const int threads = static_cast<int>(p.threads);
-  [[maybe_unused]] const bool parallel =
-      p.num_tokens * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim > kMinParallelElements;
-#pragma omp parallel for num_threads(threads) if (parallel)
-  for (int64_t token = 0; token < p.num_tokens; token++) step.run(token);
+  const bool is_large = p.num_tokens * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim > kMinParallelElements;
+  lamina::parallel_ranges(p.num_tokens, kGrain, is_large ? static_cast<int>(p.threads) : 1,
+                          [&step](int64_t begin, int64_t end) {
+                            for (int64_t token = begin; token < end; token++) step.run(token);
+                          });
   return -1;
 }
 

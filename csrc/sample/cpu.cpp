@@ -1,5 +1,6 @@
 // The C entry points of sample.
 #include "kernel.h"
+#include "thread_pool.h"
 
 // As the caller packs them: 8 bytes each, strides in elements.
 struct SampleArguments {
@@ -21,17 +22,15 @@ constexpr int64_t kMinParallelLogits = 1 << 15;  // below, waking threads costs 
 
 template <typename T>
 int64_t sample(const SampleArguments& p) {
-  [[maybe_unused]] const int threads = static_cast<int>(p.threads);
-  [[maybe_unused]] const bool parallel = threads > 1 && p.rows > 1 && p.rows * p.num_ids > kMinParallelLogits;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (parallel)
-  for (int64_t r = 0; r < p.rows; r++) {
+  const int threads = p.rows * p.num_ids > kMinParallelLogits ? static_cast<int>(p.threads) : 1;
+  lamina::parallel_chunks(p.rows, threads, [&p](int64_t r) {
     thread_local lamina::RowSampler sampler;
     const lamina::RowSettings settings{
         p.temperature[r], p.top_p[r], p.min_p[r], p.top_k[r], p.seeds[r], p.positions[r], p.banned + r * p.num_banned,
         p.num_banned};
     const T* logits = static_cast<const T*>(p.logits) + r * p.row_stride;
     p.out[r] = static_cast<int32_t>(sampler.sample(logits, p.num_ids, settings));
-  }
+  });
   return 0;
 }
 

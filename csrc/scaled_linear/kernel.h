@@ -16,9 +16,7 @@ struct WidenFp8 {
 
   void run(int threads) const {
     const int64_t groups = (weight.depth + kGroup - 1) / kGroup;
-    [[maybe_unused]] const bool parallel = threads > 1 && weight.rows * weight.depth > kMinParallelWork;
-#pragma omp parallel for schedule(static) num_threads(threads) if (parallel)
-    for (int64_t row = 0; row < weight.rows; row++) {
+    parallel_chunks(weight.rows, weight.rows * weight.depth > kMinParallelWork ? threads : 1, [&](int64_t row) {
       const Float8* from = weight.data + row * weight.stride;
       float* to = out + row * weight.depth;
       for (int64_t k = 0; k < weight.depth; k += kLanes) {
@@ -28,7 +26,7 @@ struct WidenFp8 {
         if (count < kLanes) std::memcpy(end, from + k, count);
         store_some(to + k, load(count < kLanes ? end : from + k) * broadcast(factor), count);
       }
-    }
+    });
   }
 };
 

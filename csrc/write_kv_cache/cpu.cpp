@@ -2,6 +2,7 @@
 #include <initializer_list>
 
 #include "kernel.h"
+#include "thread_pool.h"
 
 // As the caller packs them: 8 bytes each, strides in elements.
 struct WriteKvCacheArguments {
@@ -21,7 +22,7 @@ struct WriteKvCacheArguments {
 
 namespace {
 
-constexpr int64_t kMinParallelBytes = 1 << 20;
+constexpr int64_t kMinParallelBytes = 1 << 20, kGrain = 16;  // tokens
 
 void write(const WriteKvCacheArguments& p) {
   constexpr lamina::Narrow kNarrow[] = {nullptr, lamina::narrow_head<float>, lamina::narrow_head<lamina::BFloat16>,
@@ -56,13 +57,11 @@ void write(const WriteKvCacheArguments& p) {
                                  narrow,
                                  p.head_dim,
                                  static_cast<float>(p.value_scale)};
-  [[maybe_unused]] const int threads = static_cast<int>(p.threads);
-  [[maybe_unused]] const bool parallel = 2 * p.num_tokens * p.num_kv_heads * bytes > kMinParallelBytes;
-#pragma omp parallel for num_threads(threads) if (parallel)
-  for (int64_t token = 0; token < p.num_tokens; token++) {
-    key.write(token);
-    value.write(token);
-  }
+  const bool is_large = 2 * p.num_tokens * p.num_kv_heads * bytes > kMinParallelBytes;
+  lamina::parallel_ranges(p.num_tokens, kGrain, is_large ? static_cast<int>(p.threads) : 1,
+                          [&](int64_t begin, int64_t end) {
+                            for (int64_t token = begin; token < end; token++) key.write(token), value.write(token);
+                          });
 }
 
 }  // namespace

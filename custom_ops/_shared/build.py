@@ -1,6 +1,7 @@
 """Native kernels: csrc/<op>/cpu.cpp compiled once by the machine's C++ compiler, kept in the store."""
 
 import ctypes
+import functools
 import hashlib
 import json
 import platform
@@ -21,23 +22,35 @@ logger = get_logger("custom_ops")
 
 CSRC = Path(__file__).resolve().parent.parent.parent / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
-OPENMP = "-fopenmp"
+THREAD_POOL = "thread_pool"  # what every kernel's work is spread by
 ATTEMPTS = 5  # to load what a collection may remove as soon as it is built
 
 
 def load_kernel(op: str) -> ctypes.CDLL:
     """The shared library of csrc/<op>/cpu.cpp, built on first use on this machine."""
+    load_thread_pool()
     return load_library(op, LEDGER.store, lambda: build_kernel(op, CSRC, LEDGER.store))
 
 
-def load_library(op: str, store: Store, build: Callable[[], Path]) -> ctypes.CDLL:
+@functools.cache
+def load_thread_pool() -> ctypes.CDLL:
+    """The library of csrc/thread_pool: one a process, whose symbols those that are loaded later find."""
+    store = LEDGER.store
+    return load_library(
+        THREAD_POOL, store, lambda: build_kernel(THREAD_POOL, CSRC, store), mode=ctypes.RTLD_GLOBAL
+    )
+
+
+def load_library(
+    op: str, store: Store, build: Callable[[], Path], mode: int = ctypes.RTLD_LOCAL
+) -> ctypes.CDLL:
     """The library that `build` finds or makes, opened while no collection can remove it."""
     for _ in range(ATTEMPTS):
         path = build()
         with store.using():
             if path.exists():
                 try:
-                    return ctypes.CDLL(str(path))
+                    return ctypes.CDLL(str(path), mode=mode)
                 except OSError as error:
                     raise KernelBuildError(
                         f"the kernel of {op} was built but cannot be loaded: {error}"
@@ -103,7 +116,8 @@ def find_compiler() -> list[str]:
 
 def _flags() -> list[str]:
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    return ["-std=c++17", "-O3", native, OPENMP, "-fPIC", "-shared"]
+    linked = ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []  # the thread pool
+    return ["-std=c++17", "-O3", native, "-pthread", "-fPIC", "-shared", *linked]
 
 
 def _key(op: str, csrc: Path) -> str:
@@ -146,20 +160,10 @@ def _build(op: str, csrc: Path, store: Store, key: str) -> Path:
             str(target),
         ]
         result = run_tool(command)
-        if result.returncode and not _has_openmp(compiler, folder):
-            logger.warning("%s has no OpenMP: the kernel of %s runs on one thread", compiler[0], op)
-            result = run_tool([word for word in command if word != OPENMP])
         if result.returncode:
             raise KernelBuildError(f"the kernel of {op} did not compile: {first_error(result.stderr)}")
         version = run_tool([*compiler, "--version"]).stdout.partition("\n")[0]
         return keep(store, key, target, op=op, compiler=version)
-
-
-def _has_openmp(compiler: Sequence[str], folder: Path) -> bool:
-    source = folder / "probe.cpp"
-    source.write_text("#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n")
-    command = [*compiler, OPENMP, "-fPIC", "-shared", str(source), "-o", str(folder / "probe.so")]
-    return run_tool(command).returncode == 0
 
 
 def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from lamina.common.collection import collect
 from lamina.common.errors import KernelBuildError
 from lamina.common.store import PLAIN, Store
 from lamina.custom_ops._shared import build
-from lamina.custom_ops._shared.build import build_kernel, find_built, find_compiler, load_library
+from lamina.custom_ops._shared.build import build_kernel, find_built, load_library
 from lamina.custom_ops._shared.ledger import Ledger, watched
 
 SOURCE = '#include "shared.h"\nextern "C" int answer() { return ANSWER; }\n'
@@ -169,28 +169,6 @@ def test_a_compile_error_shows_the_first_error_line(csrc: Path, store: Store) ->
     assert "cpu.cpp:1:" in str(raised.value)
     assert "undeclared_name" in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_a_compiler_without_openmp_builds_for_one_thread_and_says_so(
-    csrc: Path,
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    real, wrapper = find_compiler()[0], tmp_path / "c++"
-    wrapper.write_text(
-        "#!/bin/sh\n"
-        'case " $* " in *" -fopenmp "*) echo "error: unsupported option -fopenmp" >&2; exit 1;; esac\n'
-        f'exec {real} "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("CXX", str(wrapper))
-    with caplog.at_level(logging.WARNING):
-        assert answer(build_kernel("op", csrc, store)) == 42
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{wrapper} has no OpenMP: the kernel of op runs on one thread"
-    ]
 
 
 @pytest.mark.parametrize("variable,value", [("CXX", "/nowhere/c++"), ("PATH", "/nowhere")])
