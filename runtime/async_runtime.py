@@ -164,6 +164,18 @@ class AsyncRuntime:
         found: dict[str, Any] = await self.call("stats")
         return found
 
+    async def sleep(self, level: int = 1) -> None:
+        """Gives the device's memory back until wake(), as Runtime.sleep() does; requests wait meanwhile."""
+        await self.call("sleep", level)
+
+    async def wake(self) -> None:
+        """Takes the memory again, as Runtime.wake() does; LoadError where dropped weights cannot be read."""
+        await self.call("wake")
+
+    async def is_sleeping(self) -> bool:
+        """Returns whether sleep() was called, and wake() was not since."""
+        return bool(await self.call("is_sleeping"))
+
     async def call(self, method: str, *arguments: Any) -> Any:
         """Returns what a method of the engine returns, between two steps.
 

@@ -158,9 +158,11 @@ class _Line:
         assert isinstance(start, Start), start
         return start
 
-    def take(self, waits: bool) -> Sequence[Command]:
+    def take(self, seconds: float | None) -> Sequence[Command]:
         """See CoreLoop."""
-        commands = [wire.decode(self._commands.recv())] if waits else []
+        commands = []
+        if seconds != 0 and self._commands.poll(None if seconds is None else int(1000 * seconds)):
+            commands.append(wire.decode(self._commands.recv()))
         while int(self._commands.events) & zmq.POLLIN:
             commands.append(wire.decode(self._commands.recv()))
         return commands

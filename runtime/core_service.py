@@ -13,6 +13,7 @@ from .config import RuntimeConfig
 from .engine.core_handle import OpenedCore
 from .engine.core_loop import CoreService
 from .protocol.engine_output import Timeline
+from .startup.captures import is_lazy
 from .startup.description import describe
 from .startup.identity import system_fingerprint
 from .startup.loaded import LoadedRuntime
@@ -41,6 +42,7 @@ def open_core(
                 "explain_html": lambda: page_of(held[0]),
                 "count_whole": lambda times, count: held[0].core.count_whole(Timeline(*times), count),
             },
+            is_lazy=is_lazy(loaded.resolved.config),
             on_build=loaded.late_builds,
             check_device=partial(check_device, loaded.resolved.device),
             give_back=partial(_give_back, held),

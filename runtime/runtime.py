@@ -21,6 +21,7 @@ from .keywords import RequestSettings, RuntimeSettings
 from .prompts import Params, Prompt, Prompts
 from .request_options import RequestOptions
 from .sampling_params import SamplingParams
+from .startup.captures import is_lazy
 from .startup.description import describe
 from .startup.loaded import LoadedRuntime
 from .startup.loader import load, note_use
@@ -195,6 +196,29 @@ class Runtime:
         """Captures every size again, after suspend()."""
         while self.idle():
             pass
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives the device's memory back until wake(): the KV cache, captures, and the weights.
+
+        level: 1 keeps the weights in pinned host memory, and on a CPU where they are; 2 drops them, to be
+        read again. What is being written keeps its tokens and is computed again from them after wake();
+        threads that wait for answers go on waiting, and the thread that called this gets RequestError where
+        it asks for one. Deadlines go on. RequestError for another level.
+        """
+        self._client.sleep(level)
+
+    def wake(self) -> None:
+        """Takes the memory again, after sleep(): with an empty prefix cache, and captures as they were.
+
+        Does nothing where it is awake. Raises LoadError where weights that were dropped cannot be read; it
+        sleeps on then, and can be woken again.
+        """
+        self._client.wake(capture=not is_lazy(self.config))
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether sleep() was called, and wake() was not since."""
+        return self._client.look(lambda: self._open.core.is_asleep)
 
     def stats(self) -> dict[str, Any]:
         """Returns counters and settings, under names that stay."""

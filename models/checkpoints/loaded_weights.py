@@ -39,7 +39,6 @@ class LoadedWeights:
         self.specs, self.dtype, self.device = specs, dtype, torch.device(device)
         self.schemes = schemes
         self._parts = {name: tuple(parts) for name, parts in schemes.tables(dtype).items()}
-        self._sums = {name: _Sums() for name in names}
         self._tied = {specs[name].tied_to: name for name in names if specs[name].tied_to}
         own = {
             name: torch.empty(shape, dtype=kind, device=device)
@@ -47,8 +46,13 @@ class LoadedWeights:
         }
         ordered = {name: own[schemes.tied().get(name, name)] for name in specs}
         self.by_name: dict[str, Tensor] = {**ordered, **own}
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Be filled anew from the first row on, in the memory that is there; nothing measured counts."""
         # Of a checkpoint: "layers.0.k_scale", float32 [1] or [kv_heads].
         self.kv_scales: dict[str, Tensor] = {}
+        self._sums = {name: _Sums() for name in self.schemes.schemes}
         self._placed: set[str] = set()
         self._scales: dict[str, tuple[float, float]] = {}  # of each projection that has some, once settled
 

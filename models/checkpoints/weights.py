@@ -96,12 +96,15 @@ def load_weights(
     device: torch.device | str,
     schemes: ModelSchemes | None = None,
     progress: Progress = say_nothing,
+    into: LoadedWeights | None = None,
 ) -> LoadedWeights:
     """Every weight of a checkpoint, projections as their schemes keep them; None: as the checkpoint does.
 
-    Raises LoadError for a file that is damaged, or holds something else than its header said.
+    into: weights of the same schemes, dtype and device, which are filled anew in place of new ones. Raises
+    LoadError for a file that is damaged, or holds something else than its header said.
     """
-    weights = LoadedWeights(schemes or checkpoint.schemes, dtype=dtype, device=device)
+    weights = into or LoadedWeights(schemes or checkpoint.schemes, dtype=dtype, device=device)
+    weights.begin_again()
     files, slots = checkpoint.files, checkpoint.slots
     quantized, scales = _ModuleReader(checkpoint, weights), []
     done, total = 0, sum(len(names) for names in files.values())
@@ -159,13 +162,15 @@ def dummy_weights(
     device: torch.device | str,
     seed: int,
     schemes: ModelSchemes | None = None,
+    into: LoadedWeights | None = None,
 ) -> LoadedWeights:
     """Weights as a new model would have them: norms of one, all else normal with deviation 0.02.
 
-    Schemes make of them what they would make of a checkpoint's.
+    Schemes make of them what they would make of a checkpoint's. into: as in load_weights().
     """
     schemes = schemes or ModelSchemes(specs=definition.parameters(config))
-    weights = LoadedWeights(schemes, dtype=dtype, device=device)
+    weights = into or LoadedWeights(schemes, dtype=dtype, device=device)
+    weights.begin_again()
     generator = torch.Generator(device=device).manual_seed(seed)
     for name, spec in weights.specs.items():
         if not spec.tied_to:

@@ -18,6 +18,7 @@ from .outputs import StreamDelta
 from .parallel_sampling import new_deltas
 
 T = TypeVar("T")
+ASLEEP_SECONDS = 0.05  # between two looks at deadlines while the core sleeps
 
 
 def runtime_closed() -> ClosedError:
@@ -61,6 +62,9 @@ class Client:
         self._inside = threading.Lock()  # held by the thread that has the other while it is inside
         self._asked: dict[weakref.ref[Ticket], tuple[str, ...]] = {}  # request ids
         self._dropped: deque[weakref.ref[Ticket]] = deque()
+        self._awake = threading.Event()  # not while the core sleeps
+        self._awake.set()
+        self._put_to_sleep_by: int | None = None  # the thread that did, while it sleeps
 
     def run(self, submissions: Sequence[Submission]) -> None:
         """Sees these to their ends; raises the error of the first that has one, and ends the others."""
@@ -101,8 +105,9 @@ class Client:
 
     @as_written
     def step(self) -> None:
-        """Steps the core once and processes its outputs."""
+        """Steps the core once and processes its outputs; while it sleeps waits a little for its waking."""
         self.enter(self._step)
+        self._awake.wait(ASLEEP_SECONDS)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request wherever it stands; False for one that is not live."""
@@ -121,6 +126,14 @@ class Client:
     def drop_captures(self) -> None:
         """Drops every captured graph, which idle() captures again; RequestError while requests are live."""
         self.enter(EngineCore.drop_captures)
+
+    def sleep(self, level: int) -> None:
+        """Gives the device's memory back; whoever steps waits until wake()."""
+        self.enter(lambda core: self._sleep(core, level))
+
+    def wake(self, *, capture: bool) -> None:
+        """Takes the device's memory again, and lets those step who wait."""
+        self.enter(lambda core: self._wake(core, capture))
 
     def count_whole(self, times: Timeline, num_tokens: int) -> None:
         """Counts as one what was served by requests that were parts of it."""
@@ -175,6 +188,10 @@ class Client:
 
     def _step(self, core: EngineCore) -> None:
         self._deliver(core)  # what an interrupt may have left
+        if core.is_asleep and self._put_to_sleep_by == threading.get_ident():
+            raise RequestError(
+                "this runtime sleeps, and whoever put it to sleep asks it for an answer; call wake() first"
+            )
         with watched(self._on_build):
             core.step()
         self._deliver(core)
@@ -188,7 +205,23 @@ class Client:
         with watched(self._on_build):
             return core.idle()
 
+    def _sleep(self, core: EngineCore, level: int) -> None:
+        try:
+            core.sleep(level)
+        finally:
+            if core.is_asleep:
+                self._put_to_sleep_by = threading.get_ident()
+                self._awake.clear()
+            self._deliver(core)
+
+    def _wake(self, core: EngineCore, capture: bool) -> None:
+        with watched(self._on_build):
+            core.wake(capture=capture)
+        self._put_to_sleep_by = None
+        self._awake.set()
+
     def _close(self) -> None:
+        self._awake.set()
         self._is_closed, core = True, self._core
         if core is not None:  # also where an interrupt cut a first call short
             core.close()

@@ -28,7 +28,8 @@ from ..protocol.interrupts import InterruptAtRequestError
 from .engine_core import EngineCore
 
 logger = get_logger("runtime")
-Take = Callable[[bool], Sequence[Command]]
+Take = Callable[[float | None], Sequence[Command]]
+ASLEEP_SECONDS = 0.1  # between two looks at deadlines while the core sleeps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,7 @@ class CoreService:
     core: EngineCore
     description: CoreDescription
     methods: Mapping[str, Callable[..., Any]]  # that a Call may name
+    is_lazy: bool  # whether captures are left to moments in which there is nothing else to do
     on_build: Watcher  # called with what is built in the middle of a step; may raise
     check_device: Callable[[], None]  # raises where the device computes nothing any more
     give_back: Callable[[], None]  # what is held beside the core
@@ -46,8 +48,8 @@ class CoreService:
 class CoreLoop:
     """Steps a core while it has work, and waits for commands while it has none. One thread runs it.
 
-    take(waits) returns the commands that have come, in order, and waits for the first of them if asked to.
-    send() gets one message of outputs a step.
+    take(seconds) returns the commands that have come, in order, and waits so long for the first of them;
+    None: until it comes. send() gets one message of outputs a step.
 
     An error of one request ends that request. What the core does not survive ends the loop: run() raises it.
     """
@@ -61,7 +63,14 @@ class CoreLoop:
     ) -> None:
         self._service, self._core = service, service.core
         self._take, self._send, self._clock = take, send, clock
-        self._methods = {**service.methods, "suspend": self._suspend, "resume": self._resume}
+        self._methods: dict[str, Callable[..., Any]] = {
+            **service.methods,
+            "suspend": self._suspend,
+            "resume": self._resume,
+            "sleep": self._sleep,
+            "wake": self._wake,
+            "is_sleeping": lambda: self._core.is_asleep,
+        }
         self._may_capture = True  # what is left to be captured, while nothing else is to be done
         self._is_ending = False
         self._num_steps = 0
@@ -87,10 +96,11 @@ class CoreLoop:
             num_steps=self._num_steps,
             step_seconds=None if since is None else max(0.0, self._clock() - since),
             building=self._building,
+            is_asleep=self._core.is_asleep,
         )
 
     def _turn(self) -> None:
-        for command in self._take(not (self._core.has_work or self._may_capture)):
+        for command in self._take(self._seconds_to_wait()):
             self._obey(command)
         if self._core.has_work:
             with self._busy():
@@ -98,6 +108,12 @@ class CoreLoop:
         elif self._may_capture:
             self._capture()
         self._send_outputs()
+
+    def _seconds_to_wait(self) -> float | None:
+        """For how long there is nothing to do but to wait for commands; None: until one comes."""
+        if self._core.has_work:
+            return ASLEEP_SECONDS if self._core.is_asleep else 0.0
+        return 0.0 if self._may_capture else None
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -177,6 +193,16 @@ class CoreLoop:
             raise RequestError("resume while requests are live; wait for them or abort them first")
         while self._core.idle():
             pass
+        self._may_capture = True
+
+    def _sleep(self, level: int = 1) -> None:
+        """See EngineCore.sleep."""
+        self._core.sleep(level)
+        self._may_capture = False
+
+    def _wake(self) -> None:
+        """See EngineCore.wake; where captures are lazy, they are made as there is time for them."""
+        self._core.wake(capture=not self._service.is_lazy)
         self._may_capture = True
 
     @contextmanager

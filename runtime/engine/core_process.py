@@ -146,6 +146,7 @@ class _Child:
             num_steps=heard.num_steps,
             step_seconds=None if step_seconds is None else step_seconds + silence,
             building=heard.building,
+            is_asleep=heard.is_asleep,
         )
 
     def end(self, timeout: float) -> None:

@@ -5,7 +5,8 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
 from ...common.errors import ClosedError, shown
@@ -121,8 +122,11 @@ class _Worker(threading.Thread):
         self._reason = shown(error, 500)
         logger.critical("the engine's core is lost: %s", self._reason, exc_info=error)
 
-    def _take(self, waits: bool) -> Sequence[Command]:
-        taken = [self.commands.get()] if waits else []
+    def _take(self, seconds: float | None) -> Sequence[Command]:
+        taken: list[Command] = []
+        if seconds != 0:
+            with suppress(Empty):
+                taken.append(self.commands.get(timeout=seconds))
         while not self.commands.empty():
             taken.append(self.commands.get())
         return taken

@@ -59,11 +59,17 @@ class EngineCore:
         self._suspects = Suspects()
         self.latencies = Latencies()
         self.first_token_seconds: float | None = None  # of the first request of all, from its arrival
+        self.sleep_level = 0  # above 0 while it sleeps
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: a request is live, or a step in flight."""
+        """Whether a request is live, or a step in flight."""
         return self.scheduler.has_work or bool(self._pending)
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether a step would compute nothing, as the device's memory is given back."""
+        return self.sleep_level > 0
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request; RequestError where one of the same id is live."""
@@ -91,7 +97,8 @@ class EngineCore:
         """Launches a step if there is one; updates from the oldest if enough are launched or none can be.
 
         An error ends the request that it is due to. Where nothing says whose it is, the step is tried again,
-        and then the requests in it one by one. Raises what came from outside, as Ctrl-C.
+        and then the requests in it one by one. Raises what came from outside, as Ctrl-C. While it sleeps
+        requests wait, and those whose deadline passes end.
         """
         try:
             self._whole(self._step)
@@ -128,7 +135,7 @@ class EngineCore:
 
     def idle(self) -> bool:
         """Captures one more size where no request is live; False where there is nothing to do."""
-        return not self.has_work and self._executor.capture_next()
+        return not (self.has_work or self.is_asleep) and self._executor.capture_next()
 
     def drop_captures(self) -> None:
         """Drops every captured graph; steps run without until idle() captures them again.
@@ -138,6 +145,31 @@ class EngineCore:
         if self.has_work:
             raise RequestError("suspend while requests are live; wait for them or abort them first")
         self._executor.drop_captures()
+
+    def sleep(self, level: int) -> None:
+        """Gives the device's memory back; live requests keep their tokens, and wait to be computed again.
+
+        Level 1 keeps the weights on the host, 2 drops them. RequestError for another level. A core that
+        sleeps can sleep more deeply, never less.
+        """
+        if type(level) is not int or level not in (1, 2):
+            raise RequestError(f"level is {shown(level)}; wanted 1, to keep the weights on the host, or 2")
+        while self._pending:
+            try:
+                self._whole(self._finish_pending)
+            except Exception as error:
+                self._whole(partial(self._answer_for, error))
+        self._whole(partial(self._sleep, level))
+
+    def wake(self, *, capture: bool = True) -> None:
+        """Takes the device's memory again; a call that was interrupted or failed can be made again.
+
+        capture: every size that was captured before, too. Raises LoadError where weights that were dropped
+        cannot be read.
+        """
+        if self.is_asleep:
+            self._executor.collective_rpc("wake", capture)
+            self.sleep_level = 0
 
     def close(self) -> None:
         """Aborts every live request and shuts the executor down; a second call does nothing."""
@@ -229,11 +261,24 @@ class EngineCore:
             self._finish_pending()
         return True
 
+    def _sleep(self, level: int) -> None:
+        self.scheduler.reopen()  # nothing of the cache counts any more, not even who is cached
+        was, self.sleep_level = self.sleep_level, max(level, self.sleep_level)  # whatever comes between
+        try:
+            self._executor.collective_rpc("sleep", level)
+        except Exception:
+            if not was:
+                self._executor.collective_rpc("wake", True)
+            self.sleep_level = was
+            raise
+
     def _step(self) -> None:
         if self._suspects and self._suspects.clear_innocent():
             self._compute_alone(self._suspects.alone)
         for request in self.scheduler.expire():
             self._send(request)
+        if self.is_asleep:
+            return
         needs_tokens = self.scheduler.needs_tokens
         if needs_tokens and self._pending:  # the client may end some by their text before the next is planned
             self._finish_pending()

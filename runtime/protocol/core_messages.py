@@ -67,3 +67,4 @@ class CoreStatus:
     num_steps: int = 0
     step_seconds: float | None = None  # how long the step that runs now has been running; None: none runs
     building: str | None = None  # what is being compiled or built in the middle of that step
+    is_asleep: bool = False  # whether it waits to be woken, its device's memory given back

@@ -21,7 +21,7 @@ from .engine_output import EngineOutput
 from .engine_request import EngineRequest
 from .process_messages import CoreLost, FolderFound, LoadProgress, ProcessEnded, Start
 
-VERSION = 3  # to be raised whenever a field is added, dropped or moved
+VERSION = 4  # to be raised whenever a field is added, dropped or moved
 PLAIN = (str, int, float, bool)  # of an error's attributes, those that travel
 ERRORS: dict[str, type[LaminaError]] = {
     name: kind

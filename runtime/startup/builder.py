@@ -32,6 +32,7 @@ from ..speculation.config import spare_columns
 from ..structured_output.compiler import GrammarCompiler
 from ..tokenization.tokenizer import Tokenizer
 from ..worker.attention import AttentionBackend, PagedAttention, allocate_caches
+from ..worker.device_memory import DeviceMemory, ModelWeights
 from ..worker.grammar_masks import NewMatcher
 from ..worker.graph_runner import Forward
 from ..worker.host_blocks import HostBlocks
@@ -63,12 +64,15 @@ def build(
     compiled: Compiled | None,
     weights: LoadedWeights,
     drafter: LoadedDrafter | None,
+    read_again: Callable[[], None],
     tokenizer: Tokenizer | None,
     eos_token_ids: frozenset[int],
     progress: Progress,
     watch: Stopwatch,
 ) -> LoadedRuntime:
     """The runtime that serves; on a GPU its cache takes what a trial run of the largest step leaves.
+
+    read_again(): fills all weights anew in their memory, as after a sleep that dropped them.
 
     Raises NotWarmError where require_warm and kernels of GEMMs are not measured, ConfigError where the GPU
     has room for no block beside the step.
@@ -78,10 +82,11 @@ def build(
     watch.lap("autotune")
     num_valid_ids = min(resolved.model.vocab_size, tokenizer.size) if tokenizer else resolved.model.vocab_size
     grammars = grammar_compiler(tokenizer, num_valid_ids, eos_token_ids) if tokenizer else None
-    new_runner = _new_runners(resolved, attention, compiled, weights, num_valid_ids, grammars, drafter)
+    new_runner = _new_runners(
+        resolved, attention, compiled, weights, num_valid_ids, grammars, drafter, read_again
+    )
     resolved = _with_final_cache(resolved, new_runner)
-    cuda_graphs = new_cuda_graphs(resolved)
-    runner = new_runner(resolved, cuda_graphs)
+    runner = new_runner(resolved, cuda_graphs := new_cuda_graphs(resolved))
     watch.lap("kv_cache")
     runner.profile(min(2, resolved.max_num_batched_tokens), 1)  # builds what else a step calls
     watch.lap("kernels")
@@ -212,12 +217,15 @@ def _new_runners(
     num_valid_ids: int,
     grammars: GrammarCompiler | None,
     drafter: LoadedDrafter | None,
+    read_again: Callable[[], None],
 ) -> NewRunner:
     """A function that makes runners of one model, each with a cache of its own."""
     tensors = weights.by_name | resolved.rope_tables()
     logits = logits_of(resolved, tensors)
     drafts: NewModelDrafter | None = None
+    own = [*weights.by_name.values()]
     if drafter is not None:
+        own += drafter.weights.by_name.values()
         drafts = partial(
             new_model_drafter, loaded=drafter, tensors=tensors, logits=logits, num_valid_ids=num_valid_ids
         )
@@ -230,6 +238,7 @@ def _new_runners(
         kv_scales=kv_scales_of(resolved, weights.kv_scales),
         num_valid_ids=num_valid_ids,
         new_matcher=None if grammars is None else grammars.matcher,
+        model_weights=ModelWeights(own, read_again),
     )
 
 
@@ -244,6 +253,7 @@ def _new_runner(
     num_valid_ids: int,
     new_matcher: NewMatcher | None,
     new_model_drafter: NewModelDrafter | None,
+    model_weights: ModelWeights,
 ) -> ModelRunner:
     groups, slots = memory.layer_groups(resolved.model), memory.swap_slots(resolved)
     caches = allocate_caches(
@@ -269,6 +279,7 @@ def _new_runner(
         new_matcher=new_matcher,
         jump_forward=resolved.config.jump_forward,
         drafter=new_model_drafter(resolved, own) if new_model_drafter else new_drafter(resolved),
+        memory=DeviceMemory(model_weights, [*caches, *own]),
     )
 
 

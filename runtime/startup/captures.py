@@ -33,7 +33,7 @@ def capture(runner: ModelRunner, resolved: ResolvedRuntime, progress: Progress) 
     """Plan all sizes, and capture them now unless that is left to idle moments."""
     sizes, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
     number = runner.plan_captures(decode_captures(resolved, sizes), mixed)
-    for count in range(0 if _is_lazy(resolved.config) else number):
+    for count in range(0 if is_lazy(resolved.config) else number):
         runner.capture_next()
         progress("cuda_graphs", (count + 1) / number, "")
 
@@ -61,7 +61,8 @@ def decode_captures(resolved: ResolvedRuntime, sizes: Sequence[int]) -> tuple[De
     )
 
 
-def _is_lazy(config: RuntimeConfig) -> bool:
+def is_lazy(config: RuntimeConfig) -> bool:
+    """Whether captures are left to moments in which there is nothing else to do."""
     return config.compile_config is not None and config.compile_config.cuda_graphs == "lazy"
 
 

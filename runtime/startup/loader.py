@@ -12,7 +12,7 @@ import torch
 
 from ...common.errors import ConfigError, LoadError
 from ...common.logging import get_logger
-from ...common.progress import Progress
+from ...common.progress import Progress, say_nothing
 from ...common.store import Store
 from ...compiler import cache
 from ...compiler.compile import compile_program
@@ -157,13 +157,19 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     )
 
 
-def read_weights(resolved: ResolvedRuntime, progress: Progress) -> LoadedWeights:
-    """The weights, projections as their scheme keeps them. LoadError where they cannot be read or held."""
-    into: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device, "schemes": resolved.schemes}
+def read_weights(
+    resolved: ResolvedRuntime, progress: Progress, into: LoadedWeights | None = None
+) -> LoadedWeights:
+    """The weights, projections as their scheme keeps them. LoadError where they cannot be read or held.
+
+    into: those that were read before, to be filled anew in their memory.
+    """
+    kept: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device, "schemes": resolved.schemes}
     try:
         if resolved.checkpoint is None:
-            return dummy_weights(resolved.definition, resolved.model, seed=resolved.config.seed, **into)
-        return load_weights(resolved.checkpoint, progress=progress, **into)
+            seed = resolved.config.seed
+            return dummy_weights(resolved.definition, resolved.model, seed=seed, into=into, **kept)
+        return load_weights(resolved.checkpoint, progress=progress, into=into, **kept)
     except torch.OutOfMemoryError as error:
         raise LoadError(
             f"the weights of {resolved.folder} do not fit on {resolved.device}: {error}; use a smaller dtype"
@@ -202,6 +208,7 @@ def _load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None)
         compiled=compiled,
         weights=weights,
         drafter=drafter,
+        read_again=partial(_read_again, resolved, weights, drafter),
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(resolved, tokenizer),
         progress=progress,
@@ -223,6 +230,13 @@ def _load_drafter(drafter: ResolvedRuntime, progress: Progress) -> LoadedDrafter
         weights=read_weights(drafter, progress),
         target_ids=ids,
     )
+
+
+def _read_again(resolved: ResolvedRuntime, weights: LoadedWeights, drafter: LoadedDrafter | None) -> None:
+    """Fill the weights anew, a drafter's too, from where they came."""
+    read_weights(resolved, say_nothing, into=weights)
+    if resolved.drafter is not None and drafter is not None:
+        read_weights(resolved.drafter, say_nothing, into=drafter.weights)
 
 
 def _ending_early(progress: Progress, reads: Sequence[Future[Any]]) -> Progress:

@@ -41,6 +41,10 @@ class HostBlocks:
         """Host memory taken so far."""
         return sum(taken_bytes(slab.nbytes, is_pinned=self._is_pinned) for slab in self._slabs.values())
 
+    def clear(self) -> None:
+        """Give back the memory of every slot; what they held is lost."""
+        self._slabs.clear()
+
     def copy(self, copies: Copies) -> None:
         """Launch the copies that a step begins with: all that leave, and then all that come.
 

@@ -18,6 +18,7 @@ from ..protocol.scheduler_output import ON_HOST, Constrained, Flags, Ints, Sched
 from ..sampling_params import LogitsProcessor
 from .attention import PagedAttention
 from .broken_logits import failed_prompts, failed_samples
+from .device_memory import DeviceMemory
 from .draft_batch import DraftRows
 from .drafter import Drafter
 from .grammar_masks import GrammarMasks, NewMatcher
@@ -121,12 +122,14 @@ class ModelRunner:
         new_matcher: NewMatcher | None = None,
         jump_forward: bool = True,
         drafter: Drafter | None = None,
+        memory: DeviceMemory | None = None,
     ) -> None:
         """new_matcher: what makes matchers of grammars, None where there is no tokenizer.
 
         jump_forward: whether a step says what grammars force to follow its samples. drafter: of as many
-        drafts as the input batch has room for.
+        drafts as the input batch has room for. memory: what is given back while it sleeps, if it may.
         """
+        self._memory = memory
         self._logits = logits
         self._attention = attention
         self._input_batch = input_batch
@@ -204,6 +207,28 @@ class ModelRunner:
     def drop_captures(self) -> None:
         """Drop every capture and its memory; the sizes are to be captured again."""
         self._graphs.drop()
+
+    def sleep(self, level: int) -> None:
+        """Give back the KV cache, its copies on the host, every capture, and the weights as the level says.
+
+        No step may be in flight; the next plan must have all block tables anew. A level that is deeper than
+        the one before drops more.
+        """
+        assert self._memory is not None, "a runner without anything to give back"
+        self.drop_captures()
+        if self.host_blocks is not None:
+            self.host_blocks.clear()
+        self._last = self._logprobs = None
+        self._memory.give_back(level)
+
+    def wake(self, capture: bool) -> None:
+        """Take again what sleep() gave back, with an empty cache; capture: and every size."""
+        assert self._memory is not None, "a runner without anything to give back"
+        self._memory.take()
+        self._input_batch.forget()
+        self._adjuster.forget()
+        while capture and self.capture_next():
+            pass
 
     def profile(self, num_tokens: int, num_seqs: int) -> None:
         """Run the largest step there can be on padding, to see what memory it takes beside the cache."""
