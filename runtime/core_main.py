@@ -1,19 +1,16 @@
 """The process of a core: it connects to its parent, loads, steps what it is sent, and ends with it.
 
-Run by engine.core_process as `python -c … FOLDER PARENT`. Nothing heavy is imported before it is connected.
+Run by engine.core_process as `python -c … PARENT FOLDER`. Nothing heavy is imported before it is connected.
 """
 
-import ctypes
 import faulthandler
-import logging
 import os
 import pickle
 import shutil
-import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -21,6 +18,7 @@ import zmq
 from ..common import garbage
 from ..common.errors import ConfigError, EngineError, LaminaError, shown
 from ..common.logging import get_logger
+from .child_process import ParentWatch, end_with, leave_signals_to_parent, log_to_stderr
 from .engine.core_socket import COMMANDS, HEARTBEAT_SECONDS, OUTPUTS, address
 from .protocol import wire
 from .protocol.core_messages import Command, CoreStatus
@@ -31,23 +29,23 @@ if TYPE_CHECKING:
 
 SECONDS_TO_CONNECT = 60.0
 SECONDS_TO_SEND = 5.0  # of what is not sent yet at the end
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 LOADING = CoreStatus(is_alive=False, reason="it is being loaded")
 
 
 def main() -> None:
     """Runs until it is asked to end, or the process that started it is gone; exits with 1 where it failed."""
-    folder, parent = sys.argv[1], int(sys.argv[2])
+    parent, folder = int(sys.argv[1]), sys.argv[2]
     faulthandler.enable()
-    for interrupt in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(interrupt, signal.SIG_IGN)  # they are for the process that serves, which ends this one
-    watch = _Watch(parent, folder)
+    leave_signals_to_parent()
+    watch = ParentWatch(parent, HEARTBEAT_SECONDS)
+    watch.before_end = partial(shutil.rmtree, folder, ignore_errors=True)
+    watch.start()
     line = _Line(folder)
     start = line.connect()
     shutil.rmtree(folder, ignore_errors=True)  # both ends have the sockets: nobody is to find them any more
-    _end_with(parent)
+    end_with(parent, "lamina-engine")
     watch.beat = line.beat
-    _log_to_stderr(start.log_level)
+    log_to_stderr(start.log_level, "lamina engine")
     is_lost = _serve(line, start)
     line.close()
     sys.exit(1 if is_lost else 0)
@@ -92,46 +90,6 @@ def _settings(start: Start) -> tuple[Any, dict[str, Any]]:
             'of in a module that both can import, or use engine="thread"'
         ) from error
     return model, settings
-
-
-def _log_to_stderr(level: int) -> None:
-    """Logs go where those of the parent go by default, and say whose they are."""
-    handler, root = logging.StreamHandler(), logging.getLogger("lamina")
-    handler.setFormatter(logging.Formatter("lamina engine: %(message)s"))
-    root.addHandler(handler)
-    root.setLevel(level)
-    root.propagate = False
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, however that happens."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.prctl(PR_SET_NAME, b"lamina-engine")
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before
-        os._exit(1)
-
-
-class _Watch(threading.Thread):
-    """Sends heartbeats from a thread of its own, and ends the process where its parent has gone."""
-
-    def __init__(self, parent: int, folder: str) -> None:
-        super().__init__(name="lamina-heartbeat", daemon=True)
-        self.beat: Callable[[], None] = _no_beat
-        self._parent, self._folder = parent, folder
-        self.start()
-
-    def run(self) -> None:
-        while os.getppid() == self._parent:
-            self.beat()
-            time.sleep(HEARTBEAT_SECONDS)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # and compilers that it may have started
-
-
-def _no_beat() -> None:
-    """Before there is anybody to hear it."""
 
 
 class _Line:

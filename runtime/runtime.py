@@ -226,7 +226,7 @@ class Runtime:
 
     def explain(self) -> str:
         """Returns what was compiled, in words: unique pieces, what passes did, kernels and GEMMs."""
-        return explanation_of(self._open)
+        return self._client.look(lambda: explanation_of(self._open))
 
     def close(self) -> None:
         """Aborts what is running and gives back memory; a second call does nothing."""

@@ -9,16 +9,12 @@ import logging
 import os
 import pickle
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +23,7 @@ import zmq
 from ...common.errors import ClosedError, ConfigError, EngineDeadError, shown
 from ...common.logging import get_logger
 from ...common.progress import Progress
+from ..child_process import ChildProcess
 from ..protocol import wire
 from ..protocol.core_description import CoreDescription
 from ..protocol.core_messages import Command, CoreStatus, Reply, Shutdown, StepOutputs
@@ -36,7 +33,6 @@ from .core_handle import OpenedCore, Receiver
 from .core_socket import COMMANDS, OUTPUTS, address
 
 logger = get_logger("runtime")
-BOOT = "import sys; sys.path[:] = sys.argv[3:]; from lamina.runtime.core_main import main; main()"
 SILENT_SECONDS = 4.0  # without a heartbeat, after which the process counts as hanging
 SILENT_BUILDING_SECONDS = 30.0  # likewise while something is built, by code that may not let others run
 MILLISECONDS_TO_DRAIN = 100  # for what a process sent that is no more
@@ -91,33 +87,35 @@ class ProcessCore:
 class _Child:
     """The process as its two threads know it, which know nothing of the handle, so that it can be dropped.
 
-    One starts it and waits for its end: the kernel ends a process with the thread that started it. The other
-    reads what it sends.
+    One starts it and waits for its end, as ChildProcess says. The other reads what it sends.
     """
 
     def __init__(self, settings: bytes, tokenizer: Any, progress: Progress) -> None:
         self.opened: Future[OpenedCore] = Future()
         self.opened.set_running_or_notify_cancel()
-        self.pid: int | None = None
         self._folder = _private_folder()
         self._override, self._progress = tokenizer, progress
         self._parent = os.getpid()
         self._context = zmq.Context(io_threads=1)
         self._outputs, self._commands = self._open_sockets()
         self._lock = threading.Lock()  # of the socket of commands, and of whether the process is gone
-        self._is_reaped = self._is_killed = self._is_closing = False
+        self._is_closing = False
         self._receive: Receiver | None = None
         self._reason: str | None = None  # why it is not alive
         self._heard: tuple[CoreStatus, float] = LOADING, time.monotonic()
         self._tokenizer: Tokenizer | None = None
         self._failure: Exception | None = None  # what it, or who follows it, did not survive
         self._ending = "it did not end"
-        self._waiter = threading.Thread(target=self._run, name="lamina-core-waiter", daemon=True)
+        self._process = ChildProcess("core_main", [self._folder], self._tell_end)
         self._reader = threading.Thread(target=self._read, name="lamina-core-reader", daemon=True)
         _running.add(self)
         self._reader.start()
-        self._waiter.start()
+        self._process.start()
         self.send(Start(settings=settings, log_level=logging.getLogger("lamina").getEffectiveLevel()))
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
 
     def start(self, receive: Receiver) -> None:
         with self._lock:
@@ -155,10 +153,10 @@ class _Child:
         self._is_closing = True
         if self.opened.done():
             self.send(Shutdown())
-            self._waiter.join(timeout)
-        if self._waiter.is_alive():
+            self._process.join(timeout)
+        if self._process.is_alive:
             self.kill()
-            self._waiter.join(SECONDS_TO_DIE)
+            self._process.join(SECONDS_TO_DIE)
         self._reader.join(SECONDS_TO_DIE)
 
     def drop(self) -> None:
@@ -168,10 +166,7 @@ class _Child:
 
     def kill(self) -> None:
         """End it by force, with whatever it has started; may be called at any line of any thread."""
-        self._is_killed = True
-        if self.pid is not None and not self._is_reaped and os.getpid() == self._parent:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()
 
     def _open_sockets(self) -> tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]:
         outputs, commands = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
@@ -184,37 +179,11 @@ class _Child:
         commands.connect(address(self._folder, COMMANDS))
         return outputs, commands
 
-    def _run(self) -> None:
-        """Start the process, wait for its end, and tell the reader."""
-        try:
-            reason = "it was closed" if self._is_killed else self._wait(self._spawn())
-        except Exception as error:  # no memory, no interpreter, a path that is none
-            reason = f"its process could not be started: {shown(error)}"
+    def _tell_end(self, reason: str) -> None:
+        """Tell the reader that the process is no more."""
         with self._context.socket(zmq.PUSH) as socket:
             socket.connect(ENDED)
             socket.send(wire.encode(ProcessEnded(reason=reason)))
-
-    def _spawn(self) -> "subprocess.Popen[bytes]":
-        path = [os.path.abspath(entry) for entry in sys.path]
-        process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, self._folder, str(self._parent), *path],
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # what it prints is a log, too
-            start_new_session=True,
-        )
-        self.pid = process.pid
-        if self._is_killed:  # meanwhile
-            self.kill()
-        return process
-
-    def _wait(self, process: "subprocess.Popen[bytes]") -> str:
-        """Wait for the process's end, and for that of all that it started; returns why it ended."""
-        with suppress(ChildProcessError):  # who ignores SIGCHLD has no children to wait for
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # while nobody else can have its number
-        self._is_reaped = True
-        return _ending(process.pid, process.wait())
 
     def _read(self) -> None:
         """Read what the process sends, until it is no more and all has been read."""
@@ -261,7 +230,7 @@ class _Child:
 
     def _lose(self) -> None:
         """It is no more: give back what it took, and tell whoever waits."""
-        self._waiter.join()
+        self._process.join()
         with self._lock:
             self._reason = "it was closed" if self._is_closing else self._why()
             receive = self._receive
@@ -303,15 +272,6 @@ def _private_folder() -> str:
         return tempfile.mkdtemp(prefix="lamina-", dir="/tmp")
     except OSError as error:
         raise ConfigError(f"there is no room for the engine's sockets: {error}; set TMPDIR") from error
-
-
-def _ending(pid: int, status: int) -> str:
-    """How a process ended, in words."""
-    if status >= 0:
-        return f"its process {pid} ended with exit status {status}"
-    known = {number.value: number.name for number in signal.Signals}
-    why = ", as the kernel does for want of memory" if status == -signal.SIGKILL else ""
-    return f"its process {pid} was ended by {known.get(-status, f'signal {-status}')}{why}"
 
 
 @atexit.register

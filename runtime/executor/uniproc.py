@@ -1,6 +1,6 @@
 """The executor whose only worker runs in this process, in the thread that calls it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...common.errors import ClosedError, UnsupportedError, shown
@@ -14,8 +14,12 @@ from .executor import StepHandle
 class UniprocExecutor:
     """An Executor over one model runner, which it owns from now on."""
 
-    def __init__(self, model_runner: ModelRunner) -> None:
+    def __init__(
+        self, model_runner: ModelRunner, facts: Mapping[str, Callable[[], Any]] | None = None
+    ) -> None:
+        """facts: what collective_rpc may ask for beside the runner's own methods."""
         self._model_runner: ModelRunner | None = model_runner
+        self._facts = {} if facts is None else facts
 
     @property
     def model_runner(self) -> ModelRunner:
@@ -53,16 +57,25 @@ class UniprocExecutor:
 
     def collective_rpc(self, method: str, *args: Any) -> list[Any]:
         """See Executor."""
-        call = None if method.startswith("_") else getattr(self.model_runner, method, None)
-        if not callable(call):
-            raise UnsupportedError(f"method is {shown(method)}; wanted a public method of ModelRunner")
-        return [call(*args)]
+        return [call_worker(self.model_runner, self._facts, method, args)]
 
     def shutdown(self) -> None:
         """See Executor."""
-        runner, self._model_runner = self._model_runner, None
+        runner, self._model_runner, self._facts = self._model_runner, None, {}
         if runner is not None:
             runner.close()
+
+
+def call_worker(
+    runner: ModelRunner, facts: Mapping[str, Callable[[], Any]], method: str, args: Sequence[Any]
+) -> Any:
+    """What a fact or a public method of a runner returns; UnsupportedError for one that there is not."""
+    own = None if method.startswith("_") else getattr(runner, method, None)
+    call = facts.get(method, own)
+    if not callable(call):
+        known = ", ".join(("a public method of ModelRunner", *facts))
+        raise UnsupportedError(f"method is {shown(method)}; wanted {known}")
+    return call(*args)
 
 
 class _Launched:

@@ -1,9 +1,8 @@
-"""The engine put together from weights and a plan: cache, runner, captures, scheduler."""
+"""A worker put together from weights and a plan: cache, runner, captures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -19,18 +18,8 @@ from ...custom_ops._shared import registry
 from ...custom_ops._shared.fp8 import FP8
 from ...models.checkpoints.loaded_weights import LoadedWeights
 from ...models.heads.definition import HeadDefinition
-from ..config import TOKENS_BESIDE_DECODE
-from ..engine.engine_core import EngineCore
-from ..engine.input_processor import grammar_compiler
-from ..executor.uniproc import UniprocExecutor
-from ..kv_cache.block_pool import BlockPool
-from ..kv_cache.manager import KVCacheManager
-from ..scheduler.config import SchedulerConfig
-from ..scheduler.decision_log import DecisionLog, open_decision_log
-from ..scheduler.scheduler import Scheduler
 from ..speculation.config import spare_columns
 from ..structured_output.compiler import GrammarCompiler
-from ..tokenization.tokenizer import Tokenizer
 from ..worker.attention import AttentionBackend, PagedAttention, allocate_caches
 from ..worker.device_memory import DeviceMemory, ModelWeights
 from ..worker.grammar_masks import NewMatcher
@@ -45,19 +34,16 @@ from .drafter_build import LoadedDrafter, NewModelDrafter, drafter_caches, new_m
 from .drafters import new_drafter
 from .forwards import forward_of, logits_of
 from .kernel_choice import choose_gemm_kernels
-from .loaded import LoadedRuntime
+from .loaded import LoadedWorker
 from .resolved import ResolvedRuntime
 from .stopwatch import Stopwatch
 from .warm_manifest import LateBuilds
 
 logger = get_logger("runtime")
 NewRunner = Callable[[ResolvedRuntime, CudaGraphs | None], ModelRunner]
-# How much longer a token more makes a step, as a part of a step of next to none: what drafts are weighed by.
-TOKEN_COSTS = {"cuda": 1 / 600, "cpu": 1 / 12}
-DEPTHS = {"cuda": 2, "cpu": 1}  # steps launched before the oldest is read; a CPU is busy with the step itself
 
 
-def build(
+def build_worker(
     resolved: ResolvedRuntime,
     *,
     attention: AttentionBackend,
@@ -65,12 +51,12 @@ def build(
     weights: LoadedWeights,
     drafter: LoadedDrafter | None,
     read_again: Callable[[], None],
-    tokenizer: Tokenizer | None,
-    eos_token_ids: frozenset[int],
+    num_valid_ids: int,
+    grammars: GrammarCompiler | None,
     progress: Progress,
     watch: Stopwatch,
-) -> LoadedRuntime:
-    """The runtime that serves; on a GPU its cache takes what a trial run of the largest step leaves.
+) -> LoadedWorker:
+    """What runs steps; on a GPU its cache takes what a trial run of the largest step leaves.
 
     read_again(): fills all weights anew in their memory, as after a sleep that dropped them.
 
@@ -80,8 +66,6 @@ def build(
     gemm_kernels = _choose_gemm_kernels(resolved, compiled, drafter, progress)  # before anything is captured
     registry.select("sample", device=resolved.device, dtype=resolved.dtype)  # built now, not amid a request
     watch.lap("autotune")
-    num_valid_ids = min(resolved.model.vocab_size, tokenizer.size) if tokenizer else resolved.model.vocab_size
-    grammars = grammar_compiler(tokenizer, num_valid_ids, eos_token_ids) if tokenizer else None
     new_runner = _new_runners(
         resolved, attention, compiled, weights, num_valid_ids, grammars, drafter, read_again
     )
@@ -93,29 +77,17 @@ def build(
     if cuda_graphs is not None:
         capture(runner, resolved, progress)
         watch.lap("cuda_graphs")
-    kv_cache, decision_log = _new_kv_cache(resolved), _open_decision_log(resolved)
-    scheduler = _new_scheduler(resolved, kv_cache, decision_log)
-    core = EngineCore(scheduler, UniprocExecutor(runner), depth=DEPTHS[resolved.device.type])
-    watch.lap("kv_cache")
     compile_config = resolved.config.compile_config
-    return LoadedRuntime(
+    return LoadedWorker(
         resolved=resolved,
-        core=core,
-        kv_cache=kv_cache,
         runner=runner,
         cuda_graphs=cuda_graphs,
         compiled=compiled,
         weights=weights,
         drafter=drafter,
-        tokenizer=tokenizer,
-        grammars=grammars,
-        eos_token_ids=eos_token_ids,
-        num_valid_ids=num_valid_ids,
         attention=attention.name,
         gemm_kernels=gemm_kernels,
-        decision_log=decision_log,
         late_builds=LateBuilds(strict=bool(compile_config and compile_config.strict)),
-        watch=watch,
     )
 
 
@@ -173,40 +145,6 @@ def _with_final_cache(resolved: ResolvedRuntime, new_runner: NewRunner) -> Resol
     del trial
     torch.cuda.empty_cache()
     return replace(resolved, num_kv_blocks=memory.blocks_left(resolved, activations))
-
-
-def _new_kv_cache(resolved: ResolvedRuntime) -> KVCacheManager:
-    groups = memory.layer_groups(resolved.model)
-    return KVCacheManager(
-        BlockPool(memory.pool_blocks(resolved.num_kv_blocks, groups)),
-        resolved.block_size,
-        prefix_cache=resolved.config.prefix_cache,
-        windows=[group.window for group in groups],
-        swap_slots=memory.swap_slots(resolved),
-    )
-
-
-def _open_decision_log(resolved: ResolvedRuntime) -> TextIO | None:
-    path = resolved.config.record
-    return None if path is None else open_decision_log(path)
-
-
-def _new_scheduler(
-    resolved: ResolvedRuntime, kv_cache: KVCacheManager, decision_log: TextIO | None
-) -> Scheduler:
-    limits = SchedulerConfig(
-        max_num_seqs=resolved.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
-        max_model_len=resolved.max_model_len,
-        max_tokens_beside_decode=max(TOKENS_BESIDE_DECODE, resolved.max_num_seqs),
-        prefill_chunk=resolved.prefill_chunk,
-        max_prefill_tokens=resolved.max_prefill_tokens,
-        max_drafts=resolved.max_drafts,
-        token_cost=TOKEN_COSTS[resolved.device.type],
-        max_num_samples=resolved.max_num_samples,
-        num_lookahead_tokens=0 if resolved.drafter is None else resolved.max_drafts,
-    )
-    return Scheduler(limits, kv_cache, DecisionLog(decision_log) if decision_log else None)
 
 
 def _new_runners(

@@ -32,21 +32,25 @@ from ...models.heads.definition import HeadDefinition
 from ...models.registry import find_model
 from .. import IMPORT_STARTED
 from ..config import RuntimeConfig
+from ..engine.input_processor import grammar_compiler
+from ..executor.uniproc import UniprocExecutor
 from ..sampling_params import describe_defaults
 from ..tokenization.tokenizer import Tokenizer, load_tokenizer
 from ..worker.attention import AttentionBackend, check_layer, check_name, select_backend
 from . import warm_manifest as warm
-from .builder import build, gemms_of
+from .builder import build_worker, gemms_of
 from .drafter_build import LoadedDrafter
 from .drafting import check_vocabulary, refuse_head
+from .engine_builder import build_engine
 from .kernel_choice import measurements_kept, missing_measurements, require_one_order
-from .loaded import LoadedRuntime
+from .loaded import LoadedRuntime, LoadedWorker, Vocabulary
 from .memory_report import Sizing, size
 from .resolve import resolve, resolve_device, resolve_dtype
 from .resolved import ResolvedRuntime
 from .schemes import resolve_schemes
 from .stopwatch import Stopwatch
 from .threads import settle_threads
+from .worker_facts import facts_of
 
 IMPORT_SECONDS = time.perf_counter() - IMPORT_STARTED  # torch above all
 logger = get_logger("runtime")
@@ -184,39 +188,64 @@ def _load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None)
         on_folder(resolved.folder)
     _say_what_fits(size(resolved), is_asked_for=config.max_model_len is not None)
     watch.lap("config")
+    worker, vocabulary = load_worker(resolved, progress, watch)
+    return build_engine(
+        worker.resolved,
+        UniprocExecutor(worker.runner, facts_of(worker)),
+        worker=worker,
+        vocabulary=vocabulary,
+        attention=worker.attention,
+        gemm_kernels=worker.gemm_kernels,
+        late_builds=worker.late_builds,
+        watch=watch,
+    )
+
+
+def load_worker(
+    resolved: ResolvedRuntime, progress: Progress, watch: Stopwatch
+) -> tuple[LoadedWorker, Vocabulary]:
+    """A worker ready to run steps, and what the ids of its model mean."""
     with ThreadPoolExecutor(max_workers=2) as pool:
         weights_read = pool.submit(watch.overlap, "weights", partial(read_weights, resolved, progress))
-        read = partial(load_tokenizer, resolved.folder, override=config.tokenizer)
-        tokenizer_read = pool.submit(watch.overlap, "tokenizer", read)
+        vocabulary_read = pool.submit(watch.overlap, "tokenizer", partial(read_vocabulary, resolved))
         attention = select_attention(resolved)
         watch.lap("kernels")
-        compiled = _compile(resolved, _ending_early(progress, (weights_read, tokenizer_read)))
+        compiled = _compile(resolved, _ending_early(progress, (weights_read, vocabulary_read)))
         watch.lap("compile")
         watch.split("compile", compiled.seconds if compiled else {})
         weights = weights_read.result()
         for sentence in weights.sentences():
             logger.info("%s", sentence)
         watch.lap("weights")
-        tokenizer = tokenizer_read.result()
-        check_vocabulary(resolved, tokenizer)
+        vocabulary = vocabulary_read.result()
+        check_vocabulary(resolved, vocabulary.tokenizer)
         watch.lap("tokenizer")
     drafter = None if resolved.drafter is None else _load_drafter(resolved.drafter, progress)
     watch.lap("drafter")
-    loaded = build(
+    worker = build_worker(
         resolved,
         attention=attention,
         compiled=compiled,
         weights=weights,
         drafter=drafter,
         read_again=partial(_read_again, resolved, weights, drafter),
-        tokenizer=tokenizer,
-        eos_token_ids=_eos_token_ids(resolved, tokenizer),
+        num_valid_ids=vocabulary.num_valid_ids,
+        grammars=vocabulary.grammars,
         progress=progress,
         watch=watch,
     )
-    note_use(loaded.resolved)
+    note_use(worker.resolved)
     warm.say_what_was_loaded(resolved.store, compiled, watch.seconds)
-    return loaded
+    return worker, vocabulary
+
+
+def read_vocabulary(resolved: ResolvedRuntime) -> Vocabulary:
+    """What the ids of a model mean, by its tokenizer and whatever else says where answers end."""
+    tokenizer = load_tokenizer(resolved.folder, override=resolved.config.tokenizer)
+    vocab_size, eos = resolved.model.vocab_size, _eos_token_ids(resolved, tokenizer)
+    num_valid_ids = min(vocab_size, tokenizer.size) if tokenizer else vocab_size
+    grammars = grammar_compiler(tokenizer, num_valid_ids, eos) if tokenizer else None
+    return Vocabulary(tokenizer, eos, num_valid_ids, grammars)
 
 
 def _load_drafter(drafter: ResolvedRuntime, progress: Progress) -> LoadedDrafter:

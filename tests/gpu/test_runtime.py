@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lamina import CompileConfig, Runtime, SamplingParams
-from lamina.runtime.startup import builder
+from lamina.runtime.startup import engine_builder
 from lamina.runtime.startup.memory import available_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -151,7 +151,7 @@ def test_any_number_of_steps_in_flight_gives_the_same_tokens(
     stopping = SamplingParams(
         temperature=0, max_tokens=40, stop_token_ids=list(alone[0][3:6]), ignore_eos=True
     )
-    monkeypatch.setitem(builder.DEPTHS, "cuda", depth)
+    monkeypatch.setitem(engine_builder.DEPTHS, "cuda", depth)
     with open_runtime(num_kv_blocks=17, block_size=16) as runtime:
         for params in (GREEDY, SEEDED, stopping):
             assert _tokens(runtime, PROMPTS, params) == _tokens(captured, PROMPTS, params)
@@ -165,7 +165,7 @@ def test_blocks_that_go_to_pinned_memory_and_back_give_the_same_tokens(
     open_runtime: Callable[..., Runtime], captured: Runtime, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     """What a large cache gives, captured steps included; in between nearly every block has been elsewhere."""
-    monkeypatch.setitem(builder.DEPTHS, "cuda", depth)
+    monkeypatch.setitem(engine_builder.DEPTHS, "cuda", depth)
     with open_runtime(num_kv_blocks=17, block_size=16, swap_bytes=64 * 16 * 512) as runtime:
         for params in (GREEDY, SEEDED):
             assert _tokens(runtime, PROMPTS, params) == _tokens(captured, PROMPTS, params)

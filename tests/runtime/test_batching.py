@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina import Runtime, SamplingParams
-from lamina.runtime.startup import builder
+from lamina.runtime.startup import engine_builder
 
 WIDE = {"dtype": "float64", "compile": False}
 
@@ -96,7 +96,7 @@ def test_random_traffic_changes_nobodys_tokens_and_leaves_nothing(
     limits["swap_bytes"] *= limits["prefix_cache"]
     wanted = [(prompt(min(length, capacity), seed), params) for length, seed, params in wanted]
     with (
-        patch.dict(builder.DEPTHS, cpu=depth),
+        patch.dict(engine_builder.DEPTHS, cpu=depth),
         Runtime.from_pretrained(tiny_folder, **WIDE, **limits) as runtime,
     ):
         streams = {number: runtime.stream(*request) for number, request in enumerate(wanted)}

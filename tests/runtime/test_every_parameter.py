@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lamina import CompileConfig, RequestError, Runtime, SamplingParams, StructuredOutputs
-from lamina.runtime.startup import builder
+from lamina.runtime.startup import engine_builder
 
 PROMPT = "the end of the beginning"
 PLAIN = {"temperature": 1.0, "top_k": 8, "seed": 11, "max_tokens": 10, "ignore_eos": True}
@@ -119,7 +119,7 @@ def served(open_mode, alone):
     @functools.cache
     def serve(mode):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(builder.DEPTHS, "cpu", 2 if mode == "two in flight" else 1)
+            patch.setitem(engine_builder.DEPTHS, "cpu", 2 if mode == "two in flight" else 1)
             with open_mode(**MODES[mode]) as runtime:
                 if mode == "prefix hit":
                     ask(runtime, [PLAIN])

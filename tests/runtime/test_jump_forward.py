@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lamina import ConfigError, RequestError, Runtime, SamplingParams, StructuredOutputs
 from lamina.runtime.scheduler.replay import replay
-from lamina.runtime.startup import builder
+from lamina.runtime.startup import engine_builder
 
 pytest.importorskip("llguidance")
 SETTINGS = {"dtype": "float64", "compile": False, "num_kv_blocks": 256, "max_num_seqs": 8}
@@ -120,7 +120,7 @@ def runtimes(tiny_text_folder):
     with ExitStack() as stack:
 
         def opened(depth, **settings):
-            with patch.dict(builder.DEPTHS, cpu=depth):
+            with patch.dict(engine_builder.DEPTHS, cpu=depth):
                 return stack.enter_context(Runtime.from_pretrained(tiny_text_folder, **SETTINGS | settings))
 
         yield {
@@ -213,7 +213,7 @@ def test_a_decision_log_with_jumps_is_decided_again(tiny_text_folder, tmp_path, 
         (n, form, {"max_tokens": 20 + n, "seed": n, "temperature": 1.0}) for n, form in enumerate(forms)
     ]
     with (
-        patch.dict(builder.DEPTHS, cpu=depth),
+        patch.dict(engine_builder.DEPTHS, cpu=depth),
         Runtime.from_pretrained(tiny_text_folder, **SETTINGS | NARROW, record=path) as runtime,
     ):
         answers(runtime, requests)
@@ -318,7 +318,7 @@ def with_byte_fallback(make_tiny_folder, spm_tokenizer):
     folder = make_tiny_folder(vocab_size=320)
     with (
         Runtime.from_pretrained(folder, **settings, jump_forward=False) as plain,
-        patch.dict(builder.DEPTHS, cpu=2),
+        patch.dict(engine_builder.DEPTHS, cpu=2),
         Runtime.from_pretrained(folder, **settings) as jumping,
     ):
         yield plain, jumping

@@ -12,7 +12,7 @@ import pytest
 
 from lamina import ClosedError, ConfigError, EngineDeadError, LoadError
 from lamina.common.errors import UnknownSettingError, WireError
-from lamina.runtime.engine import core_process
+from lamina.runtime import child_process
 from lamina.runtime.engine.core_process import ProcessCore
 from lamina.runtime.protocol.core_messages import Shutdown
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_loaded_is_the_same_error_here(tiny_text_folder, own_temp
         ("import os; os.kill(os.getpid(), 9)", EngineDeadError, "SIGKILL, as the kernel does"),
         (
             "import sys, zmq; out = zmq.Context().socket(zmq.PUSH);"
-            "out.connect(f'ipc://{sys.argv[1]}/outputs'); out.send(b'noise');"
+            "out.connect(f'ipc://{sys.argv[2]}/outputs'); out.send(b'noise');"
             "import time; time.sleep(600)",
             WireError,
             "frame of 5 bytes",
@@ -69,7 +69,7 @@ def test_what_cannot_be_loaded_is_the_same_error_here(tiny_text_folder, own_temp
     ],
 )
 def test_a_process_that_fails_before_it_is_ready_is_an_error(own_temp, monkeypatch, program, kind, words):
-    monkeypatch.setattr(core_process, "BOOT", program)
+    monkeypatch.setattr(child_process, "BOOT", program)
     handle = ProcessCore("nothing", {}, lambda *_: None)
     with pytest.raises(kind, match=words):
         handle.opened.result(60)
@@ -97,7 +97,7 @@ def test_a_temporary_folder_of_a_long_path_is_no_obstacle(own_temp, monkeypatch)
     long = own_temp / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    monkeypatch.setattr(core_process, "BOOT", "raise SystemExit(7)")
+    monkeypatch.setattr(child_process, "BOOT", "raise SystemExit(7)")
     handle = ProcessCore("nothing", {}, lambda *_: None)
     with pytest.raises(EngineDeadError, match="exit status 7"):
         handle.opened.result(60)

@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from lamina import LaminaError, Runtime, SamplingParams
 from lamina.runtime.scheduler.scheduler import Scheduler
-from lamina.runtime.startup import builder
+from lamina.runtime.startup import engine_builder
 from lamina.runtime.tokenization.detokenizer import IncrementalDetokenizer
 
 from ..every_line import count, happening, raising, traced
@@ -50,7 +50,7 @@ def token_ids(deltas):
 @pytest.fixture(scope="module", params=[1, 2], ids=["read at once", "read a step late"])
 def runtime(request, tiny_text_folder):
     with (
-        patch.dict(builder.DEPTHS, cpu=request.param),
+        patch.dict(engine_builder.DEPTHS, cpu=request.param),
         Runtime.from_pretrained(tiny_text_folder, **SMALL) as runtime,
     ):
         yield runtime

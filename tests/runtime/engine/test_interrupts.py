@@ -12,7 +12,7 @@ import lamina
 from lamina import EngineError, Runtime, SamplingParams
 from lamina.runtime.engine.output_processor import OutputProcessor
 from lamina.runtime.scheduler.request_queue import RequestQueue
-from lamina.runtime.startup import builder
+from lamina.runtime.startup import engine_builder
 from lamina.runtime.worker.model_runner import LaunchedStep, ModelRunner
 
 from ..every_line import count, happening, raising, traced
@@ -35,7 +35,7 @@ def tokens(outputs):
 @pytest.fixture(scope="module", params=[1, 2], ids=["read at once", "read a step late"])
 def runtime(request, tiny_text_folder):
     with (
-        patch.dict(builder.DEPTHS, cpu=request.param),
+        patch.dict(engine_builder.DEPTHS, cpu=request.param),
         Runtime.from_pretrained(tiny_text_folder, **SMALL) as runtime,
     ):
         yield runtime

@@ -9,7 +9,7 @@ import torch
 
 from lamina import CompileConfig, RequestError, Runtime, SamplingParams
 from lamina.common.errors import EngineError
-from lamina.runtime.startup import builder
+from lamina.runtime.startup import engine_builder
 from lamina.runtime.worker import logprobs as worker_logprobs
 
 NUM_TOP, NUM_PROMPT_TOP = 4, 2
@@ -79,7 +79,7 @@ def check_output(output, oracle):
 @pytest.mark.parametrize("settings", WAYS_TO_SERVE, ids=str)
 def test_they_are_the_log_softmax_of_transformers_however_requests_are_served(open_runtime, oracle, settings):
     settings = dict(settings)
-    with patch.dict(builder.DEPTHS, cpu=settings.pop("depth", 1)):
+    with patch.dict(engine_builder.DEPTHS, cpu=settings.pop("depth", 1)):
         runtime = open_runtime(**settings)
     others = [runtime.generate([prompt], PLAIN)[0].outputs[0].token_ids for prompt in PROMPTS]
     outputs = runtime.generate([*PROMPTS, PROMPTS[3]], [WANTED] * 4 + [PLAIN])
@@ -168,7 +168,7 @@ ADJUSTMENTS = [
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_of_a_token_chosen_from_adjusted_logits_the_model_s_own_are_told(open_runtime, oracle, depth):
-    with patch.dict(builder.DEPTHS, cpu=depth):
+    with patch.dict(engine_builder.DEPTHS, cpu=depth):
         runtime = open_runtime()
     params = [dataclasses.replace(WANTED, **adjusted) for adjusted in ADJUSTMENTS]
     outputs = runtime.generate([PROMPTS[1]] * 5, params)
@@ -207,7 +207,7 @@ def test_each_token_is_told_with_its_text_where_there_is_text(scripted, worded):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_there_are_as_many_as_tokens_where_a_stop_string_cuts_the_answer(scripted, worded, depth):
     tokenizer, ids = worded("DEF", "G", "HI", "J", "K")
-    with patch.dict(builder.DEPTHS, cpu=depth):
+    with patch.dict(engine_builder.DEPTHS, cpu=depth):
         runtime = scripted(ids, tokenizer=tokenizer)
     params = SamplingParams(temperature=0, max_tokens=12, stop=["HIJ"], logprobs=1)
     answer = runtime.generate([[0]], params)[0].outputs[0]

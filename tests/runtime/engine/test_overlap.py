@@ -7,7 +7,7 @@ import pytest
 from lamina import Runtime, SamplingParams
 from lamina.runtime.protocol.scheduler_output import ON_HOST
 from lamina.runtime.scheduler.request import RequestStatus
-from lamina.runtime.startup import builder
+from lamina.runtime.startup import engine_builder
 from lamina.runtime.worker.model_runner import LaunchedStep, ModelRunner
 
 DEPTHS = (1, 2, 3)
@@ -169,7 +169,7 @@ def open_at(monkeypatch, tiny_folder):
     """open_at(depth, **settings) -> Runtime of TINY that has so many steps in flight."""
 
     def make(depth, **settings):
-        monkeypatch.setitem(builder.DEPTHS, "cpu", depth)
+        monkeypatch.setitem(engine_builder.DEPTHS, "cpu", depth)
         return Runtime.from_pretrained(tiny_folder, compile=False, **settings)
 
     return make
@@ -221,7 +221,7 @@ def test_at_depth_two_a_step_is_launched_before_the_last_one_is_read(open_at, mo
 
 
 def test_a_stop_string_ends_a_request_before_its_processors_see_beyond_it(tiny_text_folder, monkeypatch):
-    monkeypatch.setitem(builder.DEPTHS, "cpu", 2)
+    monkeypatch.setitem(engine_builder.DEPTHS, "cpu", 2)
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     with Runtime.from_pretrained(tiny_text_folder, compile=False) as runtime:
         text = runtime.generate("a", greedy)[0].outputs[0].text

@@ -2,7 +2,7 @@
 
 import torch
 
-import lamina.runtime.startup.builder as builder
+from lamina.runtime.startup import builder, engine_builder
 
 from ..asking import SMALL
 
@@ -68,7 +68,7 @@ def use(monkeypatch, drafter, *, depth=1):
     monkeypatch.setattr(
         builder, "new_drafter", lambda resolved: drafter if resolved.config.speculative else None
     )
-    monkeypatch.setattr(builder, "DEPTHS", {"cpu": depth, "cuda": depth})
+    monkeypatch.setattr(engine_builder, "DEPTHS", {"cpu": depth, "cuda": depth})
 
 
 SETTINGS = SMALL | {"dtype": "float64", "compile": False}

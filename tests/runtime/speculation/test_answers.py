@@ -144,7 +144,7 @@ def test_right_drafts_take_most_steps_away(tiny_folder, monkeypatch):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_ngrams_are_found_in_prompts_computed_or_cached(tiny_folder, monkeypatch, depth):
-    monkeypatch.setattr("lamina.runtime.startup.builder.DEPTHS", {"cpu": depth})
+    monkeypatch.setattr("lamina.runtime.startup.engine_builder.DEPTHS", {"cpu": depth})
     params = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
     prompts = [[5, 6, 7, 8] * 6, [9, 10, 11] * 8]
     with Runtime.from_pretrained(tiny_folder, **SETTINGS) as runtime:
