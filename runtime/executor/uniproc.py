@@ -7,7 +7,8 @@ from ...common.errors import ClosedError, UnsupportedError, shown
 from ..protocol.runner_output import RunnerOutput, failed_step
 from ..protocol.scheduler_output import SchedulerOutput
 from ..sampling_params import LogitsProcessor
-from ..worker.model_runner import LaunchedStep, ModelRunner
+from ..worker.launched_step import LaunchedStep
+from ..worker.model_runner import ModelRunner
 from .executor import StepHandle
 
 

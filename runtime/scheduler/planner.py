@@ -68,7 +68,7 @@ class Planner:
             num_sampled_tokens=num_sampled,
             sampling=sampling.parameters(num_sampled, is_one_each=is_one_each),
             banned=sampling.banned(num_sampled),
-            adjusted=sampling.adjusted(num_sampled),
+            adjusted=sampling.adjusted(num_sampled, is_one_each=is_one_each),
             new_blocks=batch.new_blocks(self._kv_cache),
             copies=self._kv_cache.copies(step),
             preempted_ids=self._live.take_preempted_ids(),

@@ -1,6 +1,7 @@
 """What the tokens of running requests are drawn with: parameters, excluded ids, adjustments of logits."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,26 @@ from ..protocol.scheduler_output import (
     TokenHistory,
     sampling_row,
 )
+from ..sampling_params import SamplingParams
 from .prefix_view import PrefixView
 from .request import Request
 
 NO_SLOT = -1  # of a request whose tokens the device need not keep
 NO_ROWS = np.zeros(0, np.int64)
+
+
+class _AdjustedPart(NamedTuple):
+    """What stays of Adjusted while the same rows have as many samples each."""
+
+    rows: Ints  # that have any
+    counts: Ints  # samples of each
+    samples: Ints
+    params: tuple[SamplingParams, ...]
+    num_prompt: Ints
+    slots: Ints
+    processed: list[tuple[int, Request]]  # with logits processors: the first sample of each, and whose it is
+    bound: Flags  # which of the rows have a grammar
+    constrained: list[tuple[Any, ...]]  # of them the first samples, rows, request ids, and who may jump
 
 
 class RowSampling:
@@ -49,7 +65,12 @@ class RowSampling:
         self._reporting: dict[Request, None] = {}  # log-probabilities are wanted of them
         self._early: dict[Request, None] = {}  # they may not have min_tokens so far
         self._free_slots = list(range(len(self._slots)))[::-1]  # the lowest last
+        self._change()
+
+    def _change(self) -> None:
+        """Who has which row is no more what it was."""
         self._all: NDArray[np.void] | None = None
+        self._adjusted_part: _AdjustedPart | None = None
 
     def enter(self, row: int, request: Request) -> None:
         """A request has that row now, which nobody had."""
@@ -62,7 +83,7 @@ class RowSampling:
             self._reporting[request] = None
         if params.min_tokens:
             self._early[request] = None
-        self._all = None
+        self._change()
 
     def leave(self, row: int, request: Request) -> None:
         """A request gives up its row."""
@@ -72,13 +93,13 @@ class RowSampling:
             self._free_slots.sort(reverse=True)  # slots far up make the device keep room for those below
         self._reporting.pop(request, None)
         self._early.pop(request, None)
-        self._all = None
+        self._change()
 
     def move(self, to: int | Ints, source: int | Ints) -> None:
         """Whoever had these rows has those now."""
         for column in (self._words, self._slots, self._slotted_alone, self._num_sent):
             column[to] = column[source]
-        self._all = None
+        self._change()
 
     @property
     def need_tokens(self) -> bool:
@@ -128,29 +149,51 @@ class RowSampling:
             for place in range(early[row])
         )
 
-    def adjusted(self, num_sampled: Ints) -> Adjusted | None:
-        """What is to be adjusted of the samples of the first rows, taken as sent from now on."""
-        rows = self._slotted
-        if len(rows):
-            rows = rows[: np.searchsorted(rows, len(num_sampled))]
-            rows = rows[num_sampled[rows] > 0]
+    def adjusted(self, num_sampled: Ints, *, is_one_each: bool = False) -> Adjusted | None:
+        """What is to be adjusted of the samples of the first rows, taken as sent from now on.
+
+        is_one_each: as for parameters(); then only what a step changes is found out anew.
+        """
+        is_all = is_one_each and len(num_sampled) == len(self._requests)
+        part = self._adjusted_part if is_all else None
+        if part is None:
+            part = self._adjusted_of(num_sampled)
+            self._adjusted_part = part if is_all else None
+        rows = part.rows
         if not len(rows):
             return None
+        outputs = (self._total - self._num_prompt)[rows[part.bound]].tolist()
+        return Adjusted(
+            samples=part.samples,
+            params=part.params,
+            num_prompt=part.num_prompt,
+            slots=part.slots,
+            missed=self._send(rows),
+            longest=int((self._total[rows] + self._unjudged[rows] + part.counts).max()) - 1,
+            histories=tuple(_history(start, request) for start, request in part.processed),
+            constrained=tuple(map(Constrained, *part.constrained[:3], outputs, part.constrained[3])),
+        )
+
+    def _adjusted_of(self, num_sampled: Ints) -> _AdjustedPart:
+        rows = self._slotted
+        rows = rows[: np.searchsorted(rows, len(num_sampled))]
+        rows = rows[num_sampled[rows] > 0]
         requests = [self._requests[row] for row in rows.tolist()]
         counts = np.where(self._slotted_alone[rows], 1, num_sampled[rows])  # what follows one are fillers
         starts, which = np.cumsum(counts) - counts, np.repeat(np.arange(len(rows)), counts)
         firsts = (np.cumsum(num_sampled) - num_sampled)[rows] - starts
-        each = rows[which]
         placed = [*zip(starts.tolist(), requests, strict=True)]
-        return Adjusted(
+        bound = [(start, r.row, r.request_id, r.may_jump) for start, r in placed if r.grammar is not None]
+        return _AdjustedPart(
+            rows=rows,
+            counts=counts,
             samples=firsts[which] + np.arange(len(which)),
             params=tuple(requests[number].plain_params for number in which.tolist()),
-            num_prompt=self._num_prompt[each],
-            slots=self._slots[each],
-            missed=self._send(rows),
-            longest=int((self._total[rows] + self._unjudged[rows] + counts).max()) - 1,
-            histories=tuple(_history(start, r) for start, r in placed if r.params.logits_processors),
-            constrained=tuple(self._constrained(start, r) for start, r in placed if r.grammar is not None),
+            num_prompt=self._num_prompt[rows[which]],
+            slots=self._slots[rows[which]],
+            processed=[(start, r) for start, r in placed if r.params.logits_processors],
+            bound=np.array([r.grammar is not None for r in requests], bool),
+            constrained=[*zip(*bound, strict=True)] if bound else [(), (), (), ()],
         )
 
     def hold(self, rows: slice | int, num_drafts: Ints) -> None:
@@ -176,10 +219,6 @@ class RowSampling:
             return NO_ROWS
         slotted: Ints = (self._slots[: len(self._requests)] != NO_SLOT).nonzero()[0]
         return slotted
-
-    def _constrained(self, which: int, request: Request) -> Constrained:
-        num_output = int(self._total[request.row] - self._num_prompt[request.row])
-        return Constrained(which, request.row, request.request_id, num_output, request.may_jump)
 
     def _send(self, rows: Ints) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
         """What the device lacks of these rows' tokens but for the newest: slots, first positions, tokens."""

@@ -45,7 +45,7 @@ class GrammarMasks:
         self._jump_forward = jump_forward
         self._pool: ThreadPoolExecutor | None = None
         self._executor: Any = None  # llguidance's own threads
-        self._walks: dict[str, Future[GrammarWalk]] = {}
+        self._walks: dict[str, Future[GrammarWalk] | GrammarWalk] = {}  # futures until they are asked for
 
     def add(self, request_id: str, grammar: str) -> None:
         """Know a request's grammar, until remove()."""
@@ -56,7 +56,7 @@ class GrammarMasks:
 
     def remove(self, request_id: str) -> None:
         """Let go of it, if there is any."""
-        if (walk := self._walks.pop(request_id, None)) is not None:
+        if isinstance(walk := self._walks.pop(request_id, None), Future):
             walk.cancel()
 
     def close(self) -> None:
@@ -83,23 +83,24 @@ class GrammarMasks:
         standing: list[tuple[Constrained, GrammarWalk]] = []
         for one in constrained:
             try:
-                walk = self._walks[one.request_id].result()  # raises what was wrong with the grammar
+                walk = self._walk(one.request_id)
             except LaminaError as failure:
                 failures[one.request_id] = failure
                 continue
             if walk.move(one.num_output, partial(newest, one)):
                 standing.append((one, walk))
         self._fill(standing, masks)
-        for one, walk in standing:
-            own = slice(one.which, one.which + 1 + len(one.drafts))
-            for which in range(own.start, own.stop):
+        for one, _ in standing if banned else ():
+            for which in range(one.which, one.which + 1 + len(one.drafts)):
                 _clear(masks[which], banned.get(which, ()))
-            left = bits[own] & masks[own]
-            wrong = _wrong(walk.matcher, left[0])
-            if wrong is None:
-                bits[own] = left
-            else:
-                failures[one.request_id] = wrong
+        left = bits & masks
+        has_any = np.bitwise_or.reduce(left, axis=1).tolist()
+        for one, walk in standing:
+            if not has_any[one.which] or walk.matcher.is_error():
+                failures[one.request_id] = _failure(walk.matcher)
+                own = slice(one.which, one.which + 1 + len(one.drafts))
+                left[own] = bits[own]
+        bits[:] = left
         return failures
 
     def forced(
@@ -110,11 +111,19 @@ class GrammarMasks:
         sampled: the token of each of these samples.
         """
         found: dict[str, tuple[int, ...]] = {}
+        if not self._jump_forward:
+            return found
         for one, token in zip(constrained, sampled, strict=True):
-            walk = self._walks.get(one.request_id)
-            if walk is not None and one.may_jump and self._jump_forward:
-                found[one.request_id] = walk.result().forced_after(one.num_output, token)
+            if one.may_jump and one.request_id in self._walks:
+                found[one.request_id] = self._walk(one.request_id).forced_after(one.num_output, token)
         return {request_id: tokens for request_id, tokens in found.items() if tokens}
+
+    def _walk(self, request_id: str) -> GrammarWalk:
+        """A request's walk, waited for where it is still to begin; raises what was wrong with its grammar."""
+        walk = self._walks[request_id]
+        if isinstance(walk, Future):
+            walk = self._walks[request_id] = walk.result()
+        return walk
 
     def _fill(self, standing: Sequence[tuple[Constrained, GrammarWalk]], masks: Bits) -> None:
         """Write the mask of each sample, several at once where their matchers stay where they are."""
@@ -138,15 +147,13 @@ def _new_walk(new_matcher: NewMatcher, grammar: str) -> GrammarWalk:
     return GrammarWalk(new_matcher(grammar))
 
 
-def _wrong(matcher: Any, left: NDArray[np.int32]) -> RequestError | None:
+def _failure(matcher: Any) -> RequestError:
     if matcher.is_error():
         return RequestError(f"structured_outputs cannot go on: {error_of(matcher)}")
-    if not left.any():
-        return RequestError(
-            "structured_outputs leaves no token here that min_tokens and allowed_token_ids allow as well; "
-            "wanted a form that they agree with"
-        )
-    return None
+    return RequestError(
+        "structured_outputs leaves no token here that min_tokens and allowed_token_ids allow as well; "
+        "wanted a form that they agree with"
+    )
 
 
 def _clear(bits: NDArray[np.int32], ids: Sequence[int]) -> None:

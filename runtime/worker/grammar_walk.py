@@ -97,8 +97,9 @@ class GrammarWalk:
     def _find_run(self, position: int) -> None:
         """Settle what comes from here for certain, and the end after it where nothing else can."""
         tokens = self.matcher.compute_ff_tokens()
-        self._seen += tokens
-        self.matcher.consume_tokens(tokens)  # many at once: a constant may be long
+        if tokens:
+            self._seen += tokens
+            self.matcher.consume_tokens(tokens)  # many at once: a constant may be long
         if self.matcher.is_stopped() and not self.matcher.is_error():
             ends = np.unpackbits(np.frombuffer(self.matcher.compute_bitmask(), np.uint8), bitorder="little")
             ids = ends.nonzero()[0].tolist()

@@ -370,19 +370,19 @@ def fill(array: NDArray[Any], field: slice, values: NDArray[Any], *, padding: in
 
 def send(values: NDArray[Any], device: torch.device) -> Tensor:
     """A copy on the device."""
-    held = torch.from_numpy(values)
-    if device.type == "cpu":
-        return held.clone()
-    staged = _staged(values.size, device, held.dtype)
-    staged.numpy()[:] = values.reshape(-1)
-    return staged.to(device, non_blocking=True).view(values.shape)
+    return staged(values, device).to(device, non_blocking=True)
+
+
+def staged(values: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy on the host, to be sent to a device without waiting for it; on the CPU it is there already."""
+    memory = _staged(values.size, device, torch.from_numpy(values[:0]).dtype).view(values.shape)
+    memory.numpy()[...] = values
+    return memory
 
 
 def send_to(memory: Tensor, values: NDArray[np.int32]) -> None:
     """Write values at the beginning of memory on a device, which is in use until then."""
-    staged = _staged(len(values), memory.device)
-    staged.numpy()[:] = values
-    memory[: len(values)].copy_(staged, non_blocking=True)
+    memory[: len(values)].copy_(staged(values, memory.device), non_blocking=True)
 
 
 def _staged(size: int, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:

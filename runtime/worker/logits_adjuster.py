@@ -16,7 +16,7 @@ from ...custom_ops.sample.reference import are_broken, num_chunks_of
 from ..protocol.scheduler_output import SAMPLING, Adjusted, Banned, sampling_row
 from ..sampling_params import LogitsProcessor, SamplingParams
 from .grammar_masks import GrammarMasks, NewestTokens, no_newest_tokens
-from .input_batch import NO_ID, BatchView, send
+from .input_batch import NO_ID, BatchView, send, staged
 from .logits_processors import apply_processors
 from .sampler import SamplingRows, sample
 
@@ -98,6 +98,7 @@ class Adjuster:
         self._device = device
         self._most = max_slots, max_tokens  # what the history may grow to, which memory is kept for
         self._history = torch.empty(0, 0, dtype=torch.int32, device=device)
+        self._scores_memory = torch.empty(0, dtype=torch.float32, device=device)
         self._tables: _Tables | None = None
         self.processors: dict[str, Sequence[LogitsProcessor]] = {}  # by the id of a request that brings any
         self.grammars = GrammarMasks(None) if grammars is None else grammars
@@ -130,7 +131,7 @@ class Adjuster:
             tables, failures = self._constrained(adjusted, tables, newest, banned)
         rows = tables.sampling_rows(batch, self._num_valid_ids)
         is_final = not adjusted.histories and tables.typical_p is None
-        scores, chunks = self._scores(tables, batch, logits, are_summed=is_final and logits.is_cuda)
+        scores, chunks = self._adjusted_scores(tables, batch, logits, are_summed=is_final and logits.is_cuda)
         failures |= self._process(adjusted, scores)
         if tables.typical_p is not None:
             custom_ops.keep_typical(scores, rows.temperature, tables.typical_p)
@@ -145,12 +146,12 @@ class Adjuster:
             bits = _allowed(tables.adjusted.params, self._num_valid_ids, always=True)
             tables = self._tables = tables._replace(allowed_bits=bits)
         assert tables.allowed_bits is not None
-        bits, places = tables.allowed_bits.copy(), {}
+        allowed, places = staged(tables.allowed_bits, self._device), {}
         if banned:
             places = {int(sample): which for which, sample in enumerate(adjusted.samples)}
         excluded = {places[sample]: ids for sample, ids in banned if sample in places}
-        failures = self.grammars.restrict(bits, adjusted.constrained, newest, excluded)
-        return tables._replace(allowed=self._sent(bits)), failures
+        failures = self.grammars.restrict(allowed.numpy(), adjusted.constrained, newest, excluded)
+        return tables._replace(allowed=allowed.to(self._device, non_blocking=True)), failures
 
     def _process(self, adjusted: Adjusted, scores: Tensor) -> dict[str, LaminaError]:
         """Let requests' own processors change their scores [n, width]; returns by request what failed."""
@@ -165,7 +166,7 @@ class Adjuster:
                 own.zero_()
         return failures
 
-    def _scores(
+    def _adjusted_scores(
         self, tables: _Tables, batch: BatchView, logits: Tensor, *, are_summed: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Adjusted logits of the samples, and what sampling wants to know of their chunks, where it pays."""
@@ -174,7 +175,7 @@ class Adjuster:
             positions = batch.sample_positions.index_select(0, tables.samples)
             remember(self._history, tables.slots, positions, newest)
         num_rows, width = len(tables.samples), -(-self._num_valid_ids // WIDTH_UNIT) * WIDTH_UNIT
-        scores = torch.empty(num_rows, width, dtype=torch.float32, device=self._device)
+        scores = self._scores_of(num_rows, width)
         chunks = scores.new_empty(num_rows, num_chunks_of(self._num_valid_ids) if are_summed else 0, 2)
         custom_ops.adjust_logits(
             logits,
@@ -197,6 +198,12 @@ class Adjuster:
             chunks,
         )
         return scores, chunks if are_summed else None
+
+    def _scores_of(self, num_rows: int, width: int) -> Tensor:
+        """Memory for adjusted logits, the same in each step: new memory of that size is slow to be given."""
+        if self._scores_memory.numel() < num_rows * width:
+            self._scores_memory = self._scores_memory.new_empty(num_rows * width)
+        return self._scores_memory[: num_rows * width].view(num_rows, width)
 
     def _send_missed(self, adjusted: Adjusted) -> None:
         """Write the tokens that the device has missed, but for the newest: adjusting adds that."""

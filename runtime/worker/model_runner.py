@@ -2,22 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...common.errors import LaminaError
 from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
-from ..protocol.runner_output import RunnerOutput
-from ..protocol.scheduler_output import ON_HOST, Constrained, Flags, Ints, SchedulerOutput, no_requests
+from ..protocol.scheduler_output import SchedulerOutput, no_requests
 from ..sampling_params import LogitsProcessor
 from .attention import PagedAttention
-from .broken_logits import failed_prompts, failed_samples
 from .device_memory import DeviceMemory
 from .draft_batch import DraftRows
 from .drafter import Drafter
@@ -25,6 +20,7 @@ from .grammar_masks import GrammarMasks, NewMatcher
 from .graph_runner import Computed, Decode, Forward, GraphRunner, Mixed
 from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch
+from .launched_step import LaunchedStep, NewestTokens
 from .logits_adjuster import Adjuster
 from .logprobs import LogprobsTensors, prompt_logprobs, sample_logprobs
 from .sampler import rows_of, sample
@@ -32,77 +28,6 @@ from .speculator import Speculator
 
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
 OnLogits = Callable[[SchedulerOutput, Tensor], None]  # a step, and logits [its samples or more, vocab]
-
-
-class LaunchedStep:
-    """A step that was launched; its tokens are read when they are needed."""
-
-    def __init__(
-        self,
-        plan: SchedulerOutput,
-        sampled: Tensor,
-        logprobs: LogprobsTensors | None,
-        arrived: torch.cuda.Event | None,
-        failures: Mapping[str, LaminaError],
-        grammars: GrammarMasks,
-        verdict: Tensor | None = None,
-    ) -> None:
-        """verdict: [3, rows] int32, what became of drafts; None where nobody drafts."""
-        self._plan = plan
-        self._grammars = grammars
-        self._verdict = verdict
-        self._sampled = sampled
-        self._logprobs = logprobs
-        self._arrived = arrived
-        self._failures = failures
-
-    def token_ids(self) -> NDArray[np.int32]:
-        """Its samples, waiting for the device where it is still at work."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        token_ids: NDArray[np.int32] = self._sampled.numpy()
-        return token_ids
-
-    def newest(self, row: int) -> int:
-        """The newest token of a row that sampled."""
-        num_sampled, token_ids = self._plan.num_sampled_tokens, self.token_ids()
-        first = int(num_sampled[:row].sum())
-        accepted = 0 if self._verdict is None else int(self._verdict[0, row])
-        return int(token_ids[first + accepted])
-
-    def read(self) -> RunnerOutput:
-        """What the step came to, waiting for the device where it is still at work.
-
-        A token of a request that failed means nothing.
-        """
-        token_ids, num_sampled = self.token_ids(), self._plan.num_sampled_tokens
-        accepted, drafted, proposed = (None,) * 3 if self._verdict is None else self._verdict.numpy()
-        holds = None
-        if accepted is not None and len(token_ids) > np.count_nonzero(num_sampled):
-            num_sampled = np.where(num_sampled > 0, 1 + accepted, 0).astype(np.int64)
-            holds = _first_of_each(self._plan.num_sampled_tokens, num_sampled)
-        return RunnerOutput(
-            token_ids=token_ids if holds is None else token_ids[holds],
-            num_sampled=None if holds is None else num_sampled,
-            num_drafted=None if holds is None or drafted is None else drafted.astype(np.int64),
-            num_proposed=None if proposed is None else proposed.astype(np.int64),
-            logprobs=None if self._logprobs is None else self._logprobs.read(),
-            failures=self._all_failures(token_ids if holds is None else np.where(holds, token_ids, 0)),
-            forced=self._forced(token_ids),
-        )
-
-    def _forced(self, token_ids: NDArray[np.int32]) -> Mapping[str, tuple[int, ...]]:
-        adjusted = self._plan.adjusted
-        if adjusted is None or not adjusted.constrained:
-            return {}
-        which = adjusted.samples[[one.which for one in adjusted.constrained]]
-        return self._grammars.forced(adjusted.constrained, token_ids[which].tolist())
-
-    def _all_failures(self, token_ids: NDArray[np.int32]) -> Mapping[str, LaminaError]:
-        failures: dict[str, LaminaError] = {**failed_samples(self._plan, token_ids), **self._failures}
-        if self._logprobs is not None and self._logprobs.prompts:
-            failures |= failed_prompts(self._plan, self._logprobs.prompts[-1])
-        return failures
 
 
 class ModelRunner:
@@ -258,25 +183,12 @@ class ModelRunner:
             self.on_logits(plan, logits)
         if plan.adjusted is not None:
             assert logits is not None, "samples of a step without any"
-            ends = np.cumsum(plan.num_scheduled_tokens) - (plan.num_sampled_tokens - 1).clip(0)
-            newest = partial(self._newest_tokens, plan, ends)
+            newest = NewestTokens(plan, self._last)
             self._failures = self._adjuster.choose(plan.adjusted, batch, logits, newest, plan.banned)
             self._judge(batch, computed.hidden, plan.request_ids)
         if batch.logprobs is not None and self._logprobs is not None and logits is not None:
             samples = sample_logprobs(batch.logprobs, logits, batch.sampled, self._num_valid_ids)
             self._logprobs = self._logprobs._replace(samples=samples)
-
-    def _newest_tokens(
-        self, plan: SchedulerOutput, ends: Ints, one: Constrained, count: int
-    ) -> Sequence[int]:
-        """The last tokens of a row, so many; waits for the step before where one is its sample."""
-        end = int(ends[one.row])
-        assert count <= plan.num_scheduled_tokens[one.row], "a grammar has missed tokens"
-        tokens: list[int] = plan.token_ids[end - count : end].tolist()
-        if plan.sources[one.row] != ON_HOST:
-            assert self._last is not None, "a token of a step that never was"
-            tokens[-1] = self._last.newest(int(plan.sources[one.row]))
-        return tokens
 
     def _computed(self, plan: SchedulerOutput) -> tuple[BatchView, Computed]:
         """The step in the input batch, and what it computed."""
@@ -362,13 +274,6 @@ class ModelRunner:
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
         return LaunchedStep(plan, staged, logprobs, arrived, self._failures, grammars, verdict)
-
-
-def _first_of_each(num_sampled: Ints, num_kept: Ints) -> Flags:
-    """Which samples are among the first so many of their row, [samples]."""
-    places = np.arange(int(num_sampled.sum())) - np.repeat(np.cumsum(num_sampled) - num_sampled, num_sampled)
-    kept: Flags = places < np.repeat(num_kept, num_sampled)
-    return kept
 
 
 def _sampled_rows(hidden: Tensor, batch: BatchView) -> Tensor:

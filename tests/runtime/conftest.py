@@ -30,7 +30,7 @@ from lamina.runtime.scheduler.scheduler import Scheduler
 from lamina.runtime.speculation.config import spare_columns
 from lamina.runtime.worker.grammar_masks import GrammarMasks
 from lamina.runtime.worker.input_batch import NO_SLOT, InputBatch
-from lamina.runtime.worker.model_runner import LaunchedStep
+from lamina.runtime.worker.launched_step import LaunchedStep
 from lamina.runtime.worker.speculator import Speculator
 
 from .asking import SMALL

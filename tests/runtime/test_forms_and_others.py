@@ -8,6 +8,11 @@ import pytest
 
 from lamina import BeamSearchParams, LogitsError, RequestError, Runtime, SamplingParams, StructuredOutputs
 from lamina.common.errors import UnknownParameterError
+from lamina.runtime.startup import engine_builder
+from lamina.runtime.worker.grammar_masks import GrammarMasks
+from lamina.runtime.worker.graph_runner import GraphRunner
+from lamina.runtime.worker.launched_step import LaunchedStep
+from lamina.runtime.worker.logits_adjuster import Adjuster
 
 pytest.importorskip("llguidance")
 SETTINGS = {"dtype": "float32", "compile": False, "num_kv_blocks": 256, "block_size": 4, "max_num_seqs": 16}
@@ -174,3 +179,26 @@ def test_an_answer_that_is_given_up_anywhere_leaves_the_next_as_it_is(runtimes, 
         stream.close()
         assert tuple(got) == alone[: len(got)]
         assert ask(jumps, EITHER).token_ids == alone
+
+
+def test_masks_are_filled_while_the_step_runs_whose_samples_they_are_for(tiny_text_folder, monkeypatch):
+    """With two steps in flight: the forward is launched, the tokens before it are read, masks are made."""
+    events = []
+
+    def note(kind, name, event):
+        method = getattr(kind, name)
+        monkeypatch.setattr(
+            kind, name, lambda self, *args, **named: (events.append(event), method(self, *args, **named))[1]
+        )
+
+    note(GraphRunner, "forward", "forward")
+    note(LaunchedStep, "newest", "tokens")
+    note(GrammarMasks, "_fill", "masks")
+    note(Adjuster, "_adjusted_scores", "sample")
+    note(LaunchedStep, "read", "read")
+    monkeypatch.setitem(engine_builder.DEPTHS, "cpu", 2)
+    with Runtime.from_pretrained(tiny_text_folder, **SETTINGS, jump_forward=False) as runtime:
+        params = SamplingParams(structured_outputs=StructuredOutputs(regex="[ab]{6}"), max_tokens=5)
+        runtime.generate(["Once", "upon", "a"], params)
+    step = ["forward", "tokens", "masks", "sample", "read"]
+    assert events[events.index("tokens") - 1 :] == [*step * 4, "read"]

@@ -13,7 +13,8 @@ from lamina.runtime.scheduler.live_requests import LiveRequests
 from lamina.runtime.scheduler.request_queue import RequestQueue
 from lamina.runtime.scheduler.running_batch import RunningBatch
 from lamina.runtime.tokenization.detokenizer import IncrementalDetokenizer
-from lamina.runtime.worker.model_runner import LaunchedStep, ModelRunner
+from lamina.runtime.worker.launched_step import LaunchedStep
+from lamina.runtime.worker.model_runner import ModelRunner
 
 from ..every_line import count
 

@@ -13,7 +13,8 @@ from lamina import EngineError, Runtime, SamplingParams
 from lamina.runtime.engine.output_processor import OutputProcessor
 from lamina.runtime.scheduler.request_queue import RequestQueue
 from lamina.runtime.startup import engine_builder
-from lamina.runtime.worker.model_runner import LaunchedStep, ModelRunner
+from lamina.runtime.worker.launched_step import LaunchedStep
+from lamina.runtime.worker.model_runner import ModelRunner
 
 from ..every_line import count, happening, raising, traced
 

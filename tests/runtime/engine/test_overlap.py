@@ -8,7 +8,8 @@ from lamina import Runtime, SamplingParams
 from lamina.runtime.protocol.scheduler_output import ON_HOST
 from lamina.runtime.scheduler.request import RequestStatus
 from lamina.runtime.startup import engine_builder
-from lamina.runtime.worker.model_runner import LaunchedStep, ModelRunner
+from lamina.runtime.worker.launched_step import LaunchedStep
+from lamina.runtime.worker.model_runner import ModelRunner
 
 DEPTHS = (1, 2, 3)
 

@@ -16,7 +16,7 @@ from lamina.runtime.executor.uniproc import UniprocExecutor
 from lamina.runtime.protocol.interrupts import InterruptAtRequestError
 from lamina.runtime.protocol.runner_output import RunnerOutput, failed_step
 from lamina.runtime.worker.graph_runner import Decode
-from lamina.runtime.worker.model_runner import LaunchedStep
+from lamina.runtime.worker.launched_step import LaunchedStep
 
 from ..paged_model import VOCAB
 from .conftest import BLOCK_SIZE, BLOCKS, SEQS, TOKENS

@@ -1,0 +1,125 @@
+"""A step that was launched: its tokens, once they are there, and those of the rows of the step after it."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...common.errors import LaminaError
+from ..protocol.runner_output import RunnerOutput
+from ..protocol.scheduler_output import ON_HOST, Constrained, Flags, Ints, SchedulerOutput
+from .broken_logits import failed_prompts, failed_samples
+from .grammar_masks import GrammarMasks
+from .logprobs import LogprobsTensors
+
+
+class LaunchedStep:
+    """A step that was launched; its tokens are read when they are needed."""
+
+    def __init__(
+        self,
+        plan: SchedulerOutput,
+        sampled: Tensor,
+        logprobs: LogprobsTensors | None,
+        arrived: torch.cuda.Event | None,
+        failures: Mapping[str, LaminaError],
+        grammars: GrammarMasks,
+        verdict: Tensor | None = None,
+    ) -> None:
+        """verdict: [3, rows] int32, what became of drafts; None where nobody drafts."""
+        self._plan = plan
+        self._grammars = grammars
+        self._verdict = verdict
+        self._sampled = sampled
+        self._logprobs = logprobs
+        self._arrived = arrived
+        self._failures = failures
+
+    def token_ids(self) -> NDArray[np.int32]:
+        """Its samples, waiting for the device where it is still at work."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        token_ids: NDArray[np.int32] = self._sampled.numpy()
+        return token_ids
+
+    def newest(self) -> list[int]:
+        """The newest token of each row, any id where a row sampled none; waits likewise."""
+        num_sampled, token_ids = self._plan.num_sampled_tokens, self.token_ids()
+        if not len(token_ids):
+            return [0] * len(num_sampled)
+        firsts = np.cumsum(num_sampled) - num_sampled
+        accepted = 0 if self._verdict is None else self._verdict[0].numpy()
+        newest: list[int] = token_ids[(firsts + accepted).clip(max=len(token_ids) - 1)].tolist()
+        return newest
+
+    def read(self) -> RunnerOutput:
+        """What the step came to, waiting for the device where it is still at work.
+
+        A token of a request that failed means nothing.
+        """
+        token_ids, num_sampled = self.token_ids(), self._plan.num_sampled_tokens
+        accepted, drafted, proposed = (None,) * 3 if self._verdict is None else self._verdict.numpy()
+        holds = None
+        if accepted is not None and len(token_ids) > np.count_nonzero(num_sampled):
+            num_sampled = np.where(num_sampled > 0, 1 + accepted, 0).astype(np.int64)
+            holds = _first_of_each(self._plan.num_sampled_tokens, num_sampled)
+        return RunnerOutput(
+            token_ids=token_ids if holds is None else token_ids[holds],
+            num_sampled=None if holds is None else num_sampled,
+            num_drafted=None if holds is None or drafted is None else drafted.astype(np.int64),
+            num_proposed=None if proposed is None else proposed.astype(np.int64),
+            logprobs=None if self._logprobs is None else self._logprobs.read(),
+            failures=self._all_failures(token_ids if holds is None else np.where(holds, token_ids, 0)),
+            forced=self._forced(token_ids),
+        )
+
+    def _forced(self, token_ids: NDArray[np.int32]) -> Mapping[str, tuple[int, ...]]:
+        adjusted = self._plan.adjusted
+        if adjusted is None or not adjusted.constrained:
+            return {}
+        which = adjusted.samples[[one.which for one in adjusted.constrained]]
+        return self._grammars.forced(adjusted.constrained, token_ids[which].tolist())
+
+    def _all_failures(self, token_ids: NDArray[np.int32]) -> Mapping[str, LaminaError]:
+        failures: dict[str, LaminaError] = {**failed_samples(self._plan, token_ids), **self._failures}
+        if self._logprobs is not None and self._logprobs.prompts:
+            failures |= failed_prompts(self._plan, self._logprobs.prompts[-1])
+        return failures
+
+
+class NewestTokens:
+    """The newest tokens of a plan's constrained rows; those that the step before samples are read at once."""
+
+    def __init__(self, plan: SchedulerOutput, last: LaunchedStep | None) -> None:
+        """last: the step before, if there was any."""
+        self._plan, self._last = plan, last
+        self._ends: Ints = np.cumsum(plan.num_scheduled_tokens) - (plan.num_sampled_tokens - 1).clip(0)
+        self._sources: list[int] = plan.sources.tolist()
+        self._sampled: list[int] | None = None  # of each row of that step, once they were asked for
+
+    def __call__(self, one: Constrained, count: int) -> Sequence[int]:
+        """The last tokens of a row, so many; waits for the step before where one is its sample."""
+        source = self._sources[one.row]
+        if count == 1 and source != ON_HOST:
+            return (self._newest(source),)
+        end = int(self._ends[one.row])
+        assert count <= self._plan.num_scheduled_tokens[one.row], "a grammar has missed tokens"
+        tokens: list[int] = self._plan.token_ids[end - count : end].tolist()
+        if source != ON_HOST:
+            tokens[-1] = self._newest(source)
+        return tokens
+
+    def _newest(self, row: int) -> int:
+        if self._sampled is None:
+            assert self._last is not None, "a token of a step that never was"
+            self._sampled = self._last.newest()
+        return self._sampled[row]
+
+
+def _first_of_each(num_sampled: Ints, num_kept: Ints) -> Flags:
+    """Which samples are among the first so many of their row, [samples]."""
+    places = np.arange(int(num_sampled.sum())) - np.repeat(np.cumsum(num_sampled) - num_sampled, num_sampled)
+    kept: Flags = places < np.repeat(num_kept, num_sampled)
+    return kept
