@@ -15,7 +15,7 @@ KEYED = {
     "numerics": "fast or exact",
     "tokens": "the hint and the largest number of tokens",
     "settings": "Lamina's settings of Inductor",
-    "toolchain": "torch, Python, threads and instruction set, or CUDA, Triton and the GPU's capability",
+    "toolchain": "torch, Python and instruction set, or CUDA, Triton and the GPU's capability",
 }
 READ_AS = {
     "value({0})": "a constant, function, class or module that was read: a function by its code, with its "

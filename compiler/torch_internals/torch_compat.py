@@ -106,6 +106,7 @@ def is_random(target: object) -> bool:
 # Inductor settings that change the code; they are part of every piece's key.
 SETTINGS: dict[str, Any] = {
     "benchmark_harness": False,
+    "cpp.threads": 1,  # code for any number of them: our kernels have a pool, little is left beside them
     "deterministic": True,  # no reduction is re-tuned by timing
     "emulate_precision_casts": True,  # rounds to the model's dtype wherever eager does
     "fx_graph_cache": False,  # a hit there would skip our passes; our store replaces it
@@ -268,7 +269,7 @@ def _loading_kernels() -> Iterator[None]:
 
 
 def toolchain(device: torch.device) -> dict[str, str]:
-    """What code depends on beside its graph: torch, Python, instruction set and threads, or the GPU."""
+    """What code depends on beside its graph: torch, Python and instruction set, or the GPU."""
     stamp = {
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "python": sys.implementation.cache_tag or "",
@@ -279,7 +280,7 @@ def toolchain(device: torch.device) -> dict[str, str]:
         return stamp | {"cuda": str(torch.version.cuda), "sm": f"{major}{minor}", "triton": triton}
     features = hashlib.sha256(instruction_set().encode()).hexdigest()[:16]
     isa = f"{torch.backends.cpu.get_cpu_capability()} {platform.machine()} {features}"
-    return stamp | {"isa": isa, "threads": str(torch.get_num_threads())}
+    return stamp | {"isa": isa}
 
 
 def fake_tensors(

@@ -2,8 +2,10 @@
 //
 // A thread joins a job while that is open; its caller takes chunks itself until none is left, closes the job and waits
 // for those that have joined, never for one that has not come. Idle threads spin, since the next kernel of a step
-// begins within microseconds, and then sleep.
+// begins within microseconds, and then sleep. A thread that the system wakes on its caller's own CPU, as it likes to
+// where another process has the rest, would only take turns with it, and moves away.
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <chrono>
@@ -20,7 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kNumSlots = 16;  // callers at once; more compute alone
-constexpr auto kSpin = std::chrono::microseconds(100);
+constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr uint32_t kOpen = 1u << 31, kTaken = 1u << 30, kJoined = (1u << 12) - 1;
 constexpr int kWantedShift = 12;
 static_assert(kMaxThreads <= kJoined, "what a state has room for");
@@ -32,6 +34,34 @@ void relax() {
   asm volatile("yield");
 #endif
 }
+
+#if defined(__linux__)
+// The CPUs that the process may use, as they were when its pool was made.
+class Cpus {
+ public:
+  Cpus() {
+    if (sched_getaffinity(0, sizeof(all_), &all_) != 0) CPU_ZERO(&all_);
+  }
+  static int current() { return sched_getcpu(); }
+
+  // Keeps this thread off a CPU, where there is another.
+  void leave(int cpu) const {
+    cpu_set_t others = all_;
+    if (cpu < 0 || cpu >= CPU_SETSIZE || CPU_COUNT(&all_) < 2) return;
+    CPU_CLR(cpu, &others);
+    sched_setaffinity(0, sizeof(others), &others);
+  }
+
+ private:
+  cpu_set_t all_;
+};
+#else
+class Cpus {
+ public:
+  static int current() { return -1; }
+  void leave(int) const {}
+};
+#endif
 
 // Whether a condition came true while this thread spun for it.
 template <typename Condition>
@@ -46,15 +76,19 @@ bool spin(const Condition& is_met) {
 // it.
 struct alignas(64) Slot {
   std::atomic<uint32_t> state{0};
+  std::atomic<int> cpu{-1};  // of the caller
   ParallelJob* job = nullptr;
 
   bool open(ParallelJob* of) {
     uint32_t free = 0;
     if (!state.compare_exchange_strong(free, kTaken, std::memory_order_acquire)) return false;
     job = of;
+    cpu.store(Cpus::current(), std::memory_order_relaxed);
     state.store(kTaken | kOpen | static_cast<uint32_t>(of->num_parts - 1) << kWantedShift, std::memory_order_release);
     return true;
   }
+
+  bool is_open() const { return (state.load(std::memory_order_acquire) & kOpen) != 0; }
 
   bool join() {
     uint32_t now = state.load(std::memory_order_relaxed);
@@ -144,6 +178,9 @@ class Pool {
   bool help(int number) {
     bool has_helped = false;
     for (Slot& slot : slots_) {
+      if (!slot.is_open()) continue;
+      const int cpu = Cpus::current();
+      if (cpu >= 0 && cpu == slot.cpu.load(std::memory_order_relaxed)) cpus_.leave(cpu);
       if (!slot.join()) continue;
       run_part(*slot.job, number % slot.job->num_parts);
       has_helped = true;
@@ -155,6 +192,7 @@ class Pool {
     return has_helped;
   }
 
+  const Cpus cpus_;
   Slot slots_[kNumSlots];
   alignas(64) std::atomic<uint32_t> num_opened_{0};
   std::atomic<int> num_threads_{0}, num_sleeping_{0}, num_waiting_{0};

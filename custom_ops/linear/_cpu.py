@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
 from .._shared.registry import Provider
 from .choices import (
     BUCKETS,
+    Choice,
     GemmConfig,
     Kind,
     Method,
@@ -71,6 +73,24 @@ def methods(dtype: torch.dtype, num_tokens: int) -> tuple[Method, ...]:
     return (Method.DOT,) if num_tokens <= MANY else ()
 
 
+def ways(dtype: torch.dtype, num_tokens: int) -> tuple[Method | None, ...]:
+    """What may serve so many rows, the likeliest first; None is the library.
+
+    Its threads wait for one another at every GEMM, which a decode step beside other work cannot afford, and
+    in float32 its sums of few rows depend on how many threads there are.
+    """
+    return (*methods(dtype, num_tokens), *((None,) if num_tokens > MANY else ()))
+
+
+def choice_of(site: Site, dtype: torch.dtype) -> Choice:
+    """What serves a site: what was measured, else the likeliest."""
+    likeliest, *others = ways(dtype, site.num_tokens)
+    if not others:
+        return Choice(kernel=likeliest, reason="nothing else serves so many rows", is_measured=False)
+    choice = choose(site, device_name_of(CPU, dtype))
+    return choice if choice.is_measured else replace(choice, kernel=likeliest)
+
+
 def one_method(dtype: torch.dtype) -> Method:
     """The method for every number of rows alike: either adds up a row's products in one order of its own."""
     return Method.AMX if dtype == torch.bfloat16 and _has_amx() else Method.DOT
@@ -81,23 +101,19 @@ def method_of(kind: Kind, x: Tensor, weight: Tensor) -> Method | None:
     if weight.stride(1) != 1:
         return None
     rows, columns = weight.shape
-    return _method(kind, x.shape[0], rows, columns, x.dtype, torch.get_num_threads())
+    return _method(kind, x.shape[0], rows, columns, x.dtype)
 
 
 @cached_until_adopted
-def _method(
-    kind: Kind, num_tokens: int, rows: int, columns: int, dtype: torch.dtype, num_threads: int
-) -> Method | None:
-    """By measurement where there is one, on so many threads, else the likeliest."""
+def _method(kind: Kind, num_tokens: int, rows: int, columns: int, dtype: torch.dtype) -> Method | None:
+    """By measurement where there is one, else the likeliest; the same for any number of threads."""
     if 0 in (num_tokens, rows, columns):
         return None
     bucket = bucket_of(num_tokens) or BUCKETS[-1]
     site = Site(kind=kind, num_tokens=bucket, n=rows, k=columns, dtype=name_of(dtype))
-    choice = choose(site, device_name_of(CPU, dtype))
-    if choice.is_measured:
-        assert not isinstance(choice.kernel, GemmConfig), "a configuration of GPUs"
-        return choice.kernel
-    return next(iter(methods(dtype, num_tokens)), None)
+    kernel = choice_of(site, dtype).kernel
+    assert not isinstance(kernel, GemmConfig), "a configuration of GPUs"
+    return kernel
 
 
 @functools.cache

@@ -43,7 +43,8 @@ Stream: Any = torch.cuda.Stream  # torch leaves them without types
 Event: Any = torch.cuda.Event
 ROTATED_BYTES = 160 << 20  # of weights that a measurement goes through: they must come from device memory
 MIN_CALLS, REPEATS = 8, 3
-MOST_ROUNDS, ROUNDS_TAKE = 20, 0.02  # of all calls on a CPU; seconds of the slowest, about
+# On a CPU: seconds that the rounds of a site take at most, and how near its best a call must come again.
+RACE_TAKES, SETTLED = 0.5, 1.05
 
 
 def autotune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tuple[Entry, ...]:
@@ -212,10 +213,17 @@ def _measure_on_cpu(site: Site, dtype: torch.dtype) -> Entry:
             return F.linear(x, weight)
         return _composed.add_rms_norm_linear(*norm, weight, None, True)
 
-    methods = plain_cpu.methods(dtype, site.num_tokens)
-    *taken, library = _race([*(partial(ours, method) for method in methods), otherwise], weights)
-    best = min(taken)
-    return Entry(site=site, kernel=methods[taken.index(best)], microseconds=best, otherwise=library)
+    ways = plain_cpu.ways(dtype, site.num_tokens)
+    times = _race([otherwise if way is None else partial(ours, way) for way in ways], weights)
+    found = dict(zip(ways, times, strict=True))
+    best = min((way for way in ways if way is not None), key=lambda way: found[way].best)
+    return Entry(
+        site=site,
+        kernel=best,
+        microseconds=found[best].best,
+        otherwise=min(time.best for way, time in found.items() if way is not best),
+        spread=max(time.spread for time in times),
+    )
 
 
 @functools.lru_cache(maxsize=1)  # the sites of a shape come one after another
@@ -224,16 +232,38 @@ def _weights(rows: int, columns: int, dtype: torch.dtype) -> list[Tensor]:
     return [weight.clone() for _ in range(ceil_div(ROTATED_BYTES, weight.nbytes))]
 
 
-def _race(calls: list[Callable[[Tensor], object]], weights: list[Tensor]) -> list[float]:
-    """Best microseconds of each call, in rounds of all of them: what else runs must not decide."""
+class Times(NamedTuple):
+    """What a call took, in microseconds: the best of its times, and their median over that."""
+
+    best: float
+    spread: float
+
+
+def _race(
+    calls: list[Callable[[Tensor], object]],
+    weights: list[Tensor],
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Times]:
+    """What each call takes, in rounds of all of them: what else runs must not decide.
+
+    They end once the best time of each was reached again, nearly, or when they have taken long.
+    """
     following = itertools.cycle(weights)
 
-    def seconds(call: Callable[[Tensor], object]) -> float:
-        started = time.perf_counter()
+    def microseconds(call: Callable[[Tensor], object]) -> float:
+        started = clock()
         call(next(following))
-        return time.perf_counter() - started
+        return (clock() - started) * 1e6
 
-    longest = max(seconds(call) for call in calls)  # the first calls, which prepare as well
-    num_rounds = max(REPEATS, min(MOST_ROUNDS, int(ROUNDS_TAKE / longest)))
-    rounds = [[seconds(call) for call in calls] for _ in range(num_rounds)]
-    return [min(times) * 1e6 for times in zip(*rounds, strict=True)]
+    end = clock() + RACE_TAKES
+    for call in calls:  # the first time, which prepares as well
+        microseconds(call)
+    taken: list[list[float]] = [[] for _ in calls]
+    while len(taken[0]) < REPEATS or (clock() < end and not all(map(_is_settled, taken))):
+        for call, times in zip(calls, taken, strict=True):
+            times.append(microseconds(call))
+    return [Times(min(times), statistics.median(times) / min(times)) for times in taken]
+
+
+def _is_settled(times: list[float]) -> bool:
+    return sorted(times)[REPEATS - 1] < SETTLED * min(times)

@@ -39,6 +39,7 @@ BOUND_BY_MEMORY, CLEARLY = 64, 0.97
 # In FP8 torch's GEMM loses 1 to 3 us more than ours behind a norm (H200), as it starts when that has ended.
 AMID_OTHERS = 1.03
 CLOSE = 1.15  # on a CPU, where other processes disturb: the library must win by more
+DISTURBED = 1.5  # times of one kernel, the median over the best, from which something else was running
 # Blocks a processor: fewer leave memory idle; more need no split-K.
 FEWEST, MOST_SPLIT = Fraction(5, 11), Fraction(25, 11)
 EVEN_HALVES = 256  # columns: of halves that are whole steps of every kernel
@@ -96,21 +97,28 @@ class Entry:
     """What was measured of a site: the fastest kernel of ours with its time, and `otherwise`, that of the
     library or of the ops the site stands for, one after another.
 
-    kernel None: whole steps were faster without, whatever a benchmark of the GEMM alone says.
+    kernel None: whole steps were faster without, whatever a benchmark of the GEMM alone says. spread: median
+    of the times over the best one; well above 1 something else was running.
     """
 
     site: Site
     kernel: GemmConfig | Method | None
     microseconds: float
     otherwise: float
+    spread: float = 1.0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether other work may have decided what was found."""
+        return self.spread > DISTURBED
 
     def to_json(self) -> list[Any]:
         """One line of a file of measurements."""
         site = self.site
         shape = [site.kind, site.num_tokens, site.n, site.k, site.dtype, site.weights]
         kernel = self.kernel.value if isinstance(self.kernel, Method) else self.kernel and [*self.kernel]
-        order = [site.split_k] if site.split_k else []
-        return [*shape, kernel, self.microseconds, self.otherwise, *order]
+        more = [site.split_k, self.spread] if self.spread != 1.0 else [site.split_k] if site.split_k else []
+        return [*shape, kernel, self.microseconds, self.otherwise, *more]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,15 +144,18 @@ def cached_until_adopted(lookup: Lookup) -> Lookup:
 
 def parse_entry(line: Iterable[Any]) -> Entry:
     """What Entry.to_json wrote. Raises ValueError or TypeError for anything else."""
-    kind, num_tokens, n, k, dtype, weights, kernel, microseconds, otherwise, *order = line
-    (split_k,) = order or (0,)
-    if order and (split_k not in POWERS or kernel is None or GemmConfig(*kernel).split_k != split_k):
+    kind, num_tokens, n, k, dtype, weights, kernel, microseconds, otherwise, *more = line
+    if len(more) > 2:
+        raise ValueError(f"{more} is no split-K and spread")
+    split_k, spread = more[0] if more else 0, more[1] if len(more) > 1 else 1.0
+    if split_k and (split_k not in POWERS or kernel is None or GemmConfig(*kernel).split_k != split_k):
         raise ValueError(f"{kernel} does not divide columns by {split_k}")
     return Entry(
         site=Site(kind=kind, num_tokens=num_tokens, n=n, k=k, dtype=dtype, weights=weights, split_k=split_k),
         kernel=Method(kernel) if isinstance(kernel, str) else kernel and checked(GemmConfig(*kernel)),
         microseconds=float(microseconds),
         otherwise=float(otherwise),
+        spread=float(spread),
     )
 
 
@@ -313,6 +324,8 @@ def choose(site: Site, device_name: str) -> Choice:
         return Choice(kernel=None, reason=f"not measured on {device_name}", is_measured=False)
     here = "here" if (device_name, site) in _adopted else f"on {device_name}"
     reason = f"measured {here}: {entry.microseconds:.1f} us, otherwise {entry.otherwise:.1f} us"
+    if entry.is_doubtful:
+        reason += f", beside other work: the median was {entry.spread:.1f} times the best"
     if entry.kernel is None:
         reason += ", but whole steps gain from that"
     limit = entry.otherwise * allowance(entry)
@@ -350,10 +363,13 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def device_name_of(device: torch.device, dtype: torch.dtype) -> str:
-    """The name by which measurements know a device; of a CPU with its threads and the dtype."""
+    """The name by which measurements know a device; of a CPU with the dtype.
+
+    Not with the number of threads, so that another number gives the same tokens.
+    """
     if device.type == "cuda":
         return _gpu_name(device)
-    return f"{_name_of_cpu()} with {torch.get_num_threads()} threads in {dtype}"
+    return f"{_name_of_cpu()} in {dtype}"
 
 
 @functools.cache

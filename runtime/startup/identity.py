@@ -36,7 +36,7 @@ def system_fingerprint(loaded: LoadedRuntime) -> str:
 def _machine(device: torch.device) -> list[Any]:
     if device.type == "cuda":
         return [torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)]
-    return [torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
+    return [torch.backends.cpu.get_cpu_capability()]
 
 
 def _digest(folder: Path) -> str:

@@ -57,16 +57,30 @@ def choose_gemm_kernels(
         raise NotWarmError(f"the cache {store.root} lacks measurements of {lacks[0]}")
     if not _is_chosen(device, dtype):
         return ()
-    sites, device_name = sites_of(gemms, device, dtype), choices.device_name_of(device, dtype)
+    sites = sites_of(gemms, device, dtype)
+    if not require_warm:
+        _settle([site for site in sites if _has_choice(site, device, dtype)], device, dtype, store, progress)
+    return tuple(_described(site, device, dtype) for site in sites)
+
+
+def _settle(
+    sites: Sequence[Site], device: torch.device, dtype: torch.dtype, store: Store, progress: Progress
+) -> None:
+    """Measure and keep what is not known of these sites, and once more what was found beside other work."""
+    device_name = choices.device_name_of(device, dtype)
     key = measurements_key(device, device_name, dtype)
-    if _missing(sites, device_name):
-        with store.lock(MEASUREMENTS):  # of processes that start at once the first measures for all
-            known = read_measurements(store, key)
-            choices.adopt(device_name, known)
-            measured = _measure(_missing(sites, device_name), device, dtype, progress)
-            entries = [entry.to_json() for entry in (*known, *measured)]
-            store.remember(MEASUREMENTS, key, {"device": device_name, "entries": entries})
-    return tuple(_described(site, device_name) for site in sites)
+    doubtful = [entry.site for entry in read_measurements(store, key) if entry.is_doubtful]
+    if not {*_missing(sites, device_name), *doubtful} & {*sites}:
+        return
+    with store.lock(MEASUREMENTS):  # of processes that start at once the first measures for all
+        known = {entry.site: entry for entry in read_measurements(store, key)}
+        choices.adopt(device_name, known.values())
+        again = [site for site in sites if site in known and known[site].is_doubtful]
+        for entry in _measure([*_missing(sites, device_name), *again], device, dtype, progress):
+            known[entry.site] = min(entry, known.get(entry.site, entry), key=lambda one: one.spread)
+        choices.adopt(device_name, known.values())
+        entries = [entry.to_json() for entry in known.values()]
+        store.remember(MEASUREMENTS, key, {"device": device_name, "entries": entries})
 
 
 def _build_for_bytes(kept: torch.dtype, device: torch.device, dtype: torch.dtype) -> None:
@@ -97,7 +111,8 @@ def missing_measurements(
         return []
     device_name = choices.device_name_of(device, dtype)
     choices.adopt(device_name, read_measurements(store, measurements_key(device, device_name, dtype)))
-    return [f"kernels of {site}" for site in _missing(sites_of(gemms, device, dtype), device_name)]
+    sites = [site for site in sites_of(gemms, device, dtype) if _has_choice(site, device, dtype)]
+    return [f"kernels of {site}" for site in _missing(sites, device_name)]
 
 
 def measurements_kept(device: torch.device, dtype: torch.dtype, store: Store) -> tuple[str, ...]:
@@ -117,8 +132,16 @@ def _missing(sites: Iterable[Site], device_name: str) -> list[Site]:
     return [site for site in sites if not choices.is_measured(site, device_name)]
 
 
-def _described(site: Site, device_name: str) -> str:
-    choice = choices.choose(site, device_name)
+def _has_choice(site: Site, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether anything depends on what is measured."""
+    return device.type != "cpu" or len(_cpu.ways(dtype, site.num_tokens)) > 1
+
+
+def _described(site: Site, device: torch.device, dtype: torch.dtype) -> str:
+    if device.type == "cpu":
+        choice = _cpu.choice_of(site, dtype)
+    else:
+        choice = choices.choose(site, choices.device_name_of(device, dtype))
     return f"{site}: {_served_by(choice)} ({choice.reason})"
 
 

@@ -212,5 +212,5 @@ def test_compiling_leaves_the_process_as_it_was(tmp_path):
 def test_the_toolchain_stamp_names_what_code_depends_on_and_no_place():
     stamp = toolchain(torch.device("cpu"))
     assert torch.__version__ in stamp["torch"]
-    assert {"isa", "threads"} <= stamp.keys()
+    assert "isa" in stamp
     assert str(Path.home()) not in json.dumps(stamp)

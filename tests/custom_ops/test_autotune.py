@@ -1,11 +1,15 @@
-"""GEMM autotune: what a part of a GPU cannot launch is left out, and logged."""
+"""GEMM autotune: what a part of a GPU cannot launch is left out; what else runs on a CPU does not decide."""
 
 import logging
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lamina.common.errors import KernelLaunchError
@@ -61,3 +65,17 @@ def test_where_nothing_can_be_launched_the_library_serves(clusters_that_fit: Cal
     choices.adopt("a part of a GPU", [entry])
     assert choices.choose(SITE, "a part of a GPU").kernel is None
     assert choices.is_measured(SITE, "a part of a GPU")
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 0.4))
+def test_what_else_runs_does_not_decide_a_race(seed: int, disturbed: float) -> None:
+    """Of calls that take 1 and 1.2 ms the first wins, though many of their times are longer by any amount."""
+    numbers, now = random.Random(seed), [0.0]
+
+    def call(seconds: float, _: torch.Tensor) -> None:
+        now[0] += seconds * (1 + (numbers.random() < disturbed) * numbers.uniform(0, 50))
+
+    calls: list[Any] = [partial(call, 1e-3), partial(call, 1.2e-3)]
+    first, second = autotune._race(calls, [torch.empty(0)], lambda: now[0])
+    assert first.best < second.best
+    assert min(first.spread, second.spread) >= 1

@@ -130,6 +130,22 @@ def test_a_batch_of_all_prompts_gives_the_tokens_of_transformers(
         _check(output.prompt or "", output.outputs[0].token_ids, answer)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_another_number_of_threads_gives_the_same_tokens_and_compiles_nothing(
+    folder: Path, dtype: str
+) -> None:
+    found = []
+    for number in (1, 2, 3, 16):
+        torch.set_num_threads(number)
+        with Runtime.from_pretrained(
+            folder, dtype=dtype, max_model_len=1024, require_warm=number > 1
+        ) as runtime:
+            outputs = runtime.generate(PROMPTS, GREEDY)
+            found.append([output.outputs[0].token_ids for output in outputs])
+    assert found == [found[0]] * len(found)
+
+
 def test_a_stream_gives_the_tokens_and_the_text_of_the_whole_answer(
     runtime: Runtime, together: list[RequestOutput], answers: list[Answer]
 ) -> None:

@@ -164,6 +164,31 @@ def test_where_nothing_is_to_choose_nothing_is_done(
     assert not asked
 
 
+@pytest.mark.parametrize("found_next, kept", [(1.1, 1.1), (4.0, 3.0)])
+def test_what_was_measured_beside_other_work_is_measured_again(
+    store: Store, asked: list[Site], monkeypatch: pytest.MonkeyPatch, found_next: float, kept: float
+) -> None:
+    spread = 3.0
+
+    def tune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tuple[Entry, ...]:
+        asked.extend(sites := tuple(sites))
+        entry = Entry(site=sites[0], kernel=CONFIG, microseconds=5.0, otherwise=9.0, spread=spread)
+        return tuple(replace(entry, site=site) for site in sites)
+
+    monkeypatch.setattr(autotune, "autotune", tune)
+    lines = settle(store, GEMMS[:1])
+    assert all("beside other work: the median was 3.0 times the best" in line for line in lines)
+    num_sites, spread = len(asked), found_next
+    start_anew()
+    assert missing_measurements(GEMMS[:1], CUDA, torch.bfloat16, store) == []
+    assert settle(store, GEMMS[:1], require_warm=True) == lines
+    assert len(asked) == num_sites  # who wants no work gets none
+    assert (settle(store, GEMMS[:1]) == lines) == (kept == 3.0)
+    assert len(asked) == 2 * num_sites
+    key = kernel_choice.measurements_key(CUDA, DEVICE, torch.bfloat16)
+    assert {entry.spread for entry in kernel_choice.read_measurements(store, key)} == {kept}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_cpu_autotunes_its_gemms_once_and_says_what_serves_them(
     store: Store, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
@@ -173,7 +198,11 @@ def test_a_cpu_autotunes_its_gemms_once_and_says_what_serves_them(
     gemms = (Gemm(kind="norm_gated", rows=1024, columns=1024, dtype="any"),)
     lines = choose_gemm_kernels(gemms, CPU, dtype, store)
     assert len(lines) == 2 * sum(bool(_cpu.methods(dtype, rows)) for rows in choices.BUCKETS)
-    assert any("AMX tiles (measured here" in line or "dot products (measured here" in line for line in lines)
+    for rows in choices.BUCKETS:
+        told = [line for line in lines if f"up to {rows} rows" in line]
+        others = len(_cpu.ways(dtype, rows)) > 1
+        assert all(("(measured here" in line) == others for line in told)
+        assert all(("(nothing else serves so many rows)" in line) != others for line in told)
     start_anew()
     monkeypatch.setattr(autotune, "autotune", None)
     assert choose_gemm_kernels(gemms, CPU, dtype, store, require_warm=True) == lines
