@@ -78,7 +78,7 @@ def _version(name: str) -> str | None:
 
 
 def describe_fit(config: "RuntimeConfig") -> dict[str, Any]:
-    """Whether the longest requests fit, from the model's config alone; one from a hub is fetched first."""
+    """Whether the longest requests fit, by the model's config alone; one from a hub is fetched first."""
     from ..runtime.startup.loader import sizing
     from .progress import loading_progress
 
@@ -86,6 +86,7 @@ def describe_fit(config: "RuntimeConfig") -> dict[str, Any]:
         fit = sizing(config, progress)
     return {
         "model": str(config.model),
+        "ranks": fit.ranks,
         "quantization": list(fit.quantization),
         "weights_gib": round(fit.weight_bytes / 2**30, 2),
         "penalties_mib": round(fit.adjusting_bytes / 2**20, 1),

@@ -49,11 +49,14 @@ def _check(config: "RuntimeConfig") -> dict[str, Any]:
 
 
 def _fill(config: "RuntimeConfig") -> dict[str, Any]:
+    """What one rank makes is what the others will load: it is tried alone, as if they said what it says."""
+    from ..custom_ops.all_reduce.group import MirrorGroup, group_of_thread
     from ..runtime.runtime import Runtime
     from .progress import loading_progress
 
     started = time.perf_counter()
-    with loading_progress() as progress, Runtime(config, progress) as runtime:
+    alone = group_of_thread(MirrorGroup(config.tensor_parallel))
+    with loading_progress() as progress, alone, Runtime(config, progress) as runtime:
         runtime.warm_up()
         stats = runtime.stats()
     return {

@@ -117,6 +117,7 @@ class ModelConfig:
     dtype: torch.dtype = torch.float32
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    ranks: int = 1  # that share the model out; heads and columns above are then those of one of them
     own: object = None  # what only this model has: a frozen dataclass that its definition makes and reads
 
     def __post_init__(self) -> None:
@@ -172,6 +173,11 @@ class ModelConfig:
     def sliding_layers(self) -> tuple[bool, ...]:
         """Whether each layer's tokens see a window alone."""
         return tuple(kind == SLIDING for kind in self.layer_kinds)
+
+    @property
+    def vocab_rows(self) -> int:
+        """How many rows a rank has of what has one for each id; the last ones of the last are padding."""
+        return -(-self.vocab_size // self.ranks)
 
     @property
     def rotary_dim(self) -> int:

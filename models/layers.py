@@ -37,6 +37,8 @@ class Ops(NamedTuple):
     zero_centred_rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_zero_centred_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+    # Rows of a table [rows, H] by ids [T] int32: [T, H].
+    embedding: Callable[[Tensor, Tensor], Tensor] = F.embedding
     # Shown the sum [T, H] that each layer begins with, by its number, and the one that the final norm takes.
     show_residual: Callable[[int, Tensor], None] = lambda layer, residual: None
 

@@ -25,9 +25,9 @@ class ParameterSpec:
     equally long). `sources` are one tensor for each part, or one that holds all. A parameter with `tied_to`
     is that other one under a second name; its sources may be absent from the file.
     A `projection` is a matrix that the model gives to Ops.linear and to nothing else, so that it may be
-    quantized. `shard_axis` is the dimension along which devices would share it out, each part for itself:
-    0 where each computes some of the outputs, 1 where each sums over some of the inputs, None where each
-    needs it whole. On one device it changes nothing.
+    quantized; a `table` is one that it gives to Ops.embedding alone. `shard_axis` is the dimension along
+    which ranks share it out, each part for itself: 0 where each computes some of the outputs, 1 where each
+    sums over some of the inputs, None where each needs it whole. For one rank it changes nothing.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +35,7 @@ class ParameterSpec:
     rows: tuple[int, ...] = ()
     tied_to: str | None = None
     projection: bool = False
+    table: bool = False
     shard_axis: int | None = None
 
     def __post_init__(self) -> None:

@@ -100,6 +100,7 @@ def check_batch_invariance(
     """
     if config.compile_config is None:
         raise ConfigError("compile is False; wanted True or a CompileConfig(batch_invariant=True)")
+    config.parallel.require_one_rank("mixes are compared in one process")
     resolved = resolve_runtime(config, progress)
     chance = random.Random(seed)
     num_tokens = min(int(resolved.block_size * MOST_BLOCKS), resolved.max_model_len // 2)

@@ -8,7 +8,6 @@ from .validation import integer
 
 ExecutorName = Literal["auto", "uniproc", "multiproc", "ray"]
 MOST_RANKS = 1024
-SERVED: dict[str, int] = {"tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel": 1}  # at most, so far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,12 +43,15 @@ class ParallelConfig:
         """Ranks of one replica."""
         return self.tensor_parallel * self.pipeline_parallel
 
-    def check_served(self) -> None:
-        """UnsupportedError, naming the field, for what no executor serves yet."""
-        for name, most in SERVED.items():
-            if getattr(self, name) > most:
-                raise UnsupportedError(
-                    f"{name} is {getattr(self, name)}; wanted {most}, as more is not served"
-                )
+    def require_one_rank(self, reason: str) -> None:
+        """ConfigError, with the reason, where a model is spread over several ranks."""
+        if self.world_size > 1:
+            raise ConfigError(f"tensor_parallel is {self.tensor_parallel}; wanted 1, since {reason}")
+
+    def check_group(self, size: int) -> None:
+        """UnsupportedError where a process that is one of `size` ranks is asked to be one of others."""
+        if self.tensor_parallel != size:
+            got = f"tensor_parallel is {self.tensor_parallel}"
+            raise UnsupportedError(f"{got}; wanted {size}, as this process is one of so many ranks")
         if self.executor not in ("auto", "uniproc"):
             raise UnsupportedError(f"executor is {self.executor!r}; wanted auto or uniproc")

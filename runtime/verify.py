@@ -92,6 +92,7 @@ def verify(
     """
     if config.compile_config is None:
         raise ConfigError("compile is False; wanted True or a CompileConfig, to have anything to verify")
+    config.parallel.require_one_rank("verify compares what one process computes")
     resolved = resolve_runtime(replace(config, speculative=None), progress)  # which changes no answer
     loaded = read_weights(resolved, progress)
     weights = loaded.by_name | resolved.rope_tables()

@@ -11,6 +11,7 @@ from .registry import Provider
 _Library: Any = torch.library.Library  # torch leaves it without types
 LIBRARY = _Library("lamina", "FRAGMENT")
 
+OF_RANKS = frozenset({"all_reduce"})
 DEVICES = {"CPU": "cpu", "CUDA": "cuda"}  # dispatch key: device type
 
 
@@ -46,8 +47,12 @@ def _automatic(op: str, device_type: str) -> Callable[..., Any]:
 def direct_call(op: str, device: torch.device) -> Callable[..., Any]:
     """What torch.ops.lamina.<op> does on a device, without the dispatcher and the check of its arguments.
 
-    For compiled pieces, whose arguments were checked when they were made.
+    For compiled pieces, whose arguments were checked when they were made. An op that asks other ranks goes
+    through the dispatcher all the same: there a capture takes it for one call, not for what it is made of.
     """
+    if op in OF_RANKS:
+        dispatched: Callable[..., Any] = getattr(torch.ops.lamina, op).default
+        return dispatched
     return _by_dtype(lambda dtype: registry.unchecked(op, device=device, dtype=dtype))
 
 

@@ -37,18 +37,21 @@ class Group(Protocol):
         """Leave the group; twice is once."""
 
 
-class SoloGroup:
-    """The group of a rank that is alone."""
+class MirrorGroup:
+    """Rank 0 of a group whose other ranks, if any, say what it says: to be alone, or try a program alone."""
 
-    size, rank = 1, 0
+    rank = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See Group."""
-        return x.clone()
+        return sum_in_rank_order([x] * self.size)
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """See Group."""
-        return x.clone()
+        return torch.cat([x] * self.size, dim=dim)
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
         """See Group."""
@@ -62,13 +65,13 @@ class SoloGroup:
 
 
 _of_thread = threading.local()
-_of_process: Group = SoloGroup()
+_of_process: Group = MirrorGroup(1)
 
 
 def set_group(group: Group | None) -> None:
     """Make this process a rank of the group; None: it is alone again."""
     global _of_process
-    _of_process = SoloGroup() if group is None else group
+    _of_process = MirrorGroup(1) if group is None else group
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from lamina.models import ModelDefinition, ParameterSpec
@@ -40,7 +39,7 @@ def forward(
     def norm(x: Tensor, name: str) -> Tensor:
         return ops.rms_norm(x.flatten(1), weights[name], config.rms_norm_eps).view(x.shape)
 
-    x = F.embedding(token_ids, weights["embedding"])
+    x = ops.embedding(token_ids, weights["embedding"])
     for index in range(config.num_layers):
         prefix, layer = f"layers.{index}", llama.layer_weights(weights, index)
         query, key, value = llama.project(config, layer, x, ops)

@@ -56,30 +56,48 @@ class LoadedWeights:
         self._placed: set[str] = set()
         self._scales: dict[str, tuple[float, float]] = {}  # of each projection that has some, once settled
 
-    def room(self, parameter: str) -> Tensor:
+    def room(self, parameter: str, shape: tuple[int, ...]) -> Tensor:
         """Memory for a whole parameter, to be filled and taken: its own, where it is kept as it is."""
-        if parameter not in self._parts:
+        if parameter not in self._parts and shape == self.specs[parameter].shape:
             return self.by_name[parameter]
-        return torch.empty(self.specs[parameter].shape, dtype=self.dtype, device=self.device)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def fill_up(self, rank: int) -> None:
+        """For ranks: zeros in rows that stand for nothing, and the number of a table's first row."""
+        for name, first in self.schemes.first_rows(rank).items():
+            self.by_name[name].fill_(first)
+        for name, spec in self.specs.items():
+            filled = max(run.to + run.num_rows for run, _ in self.schemes.runs_of(name, rank))
+            if filled < spec.shape[0]:
+                for part in self._own_parts(name):
+                    part.narrow(0, filled, spec.shape[0] - filled).zero_()
+
+    def _own_parts(self, parameter: str) -> list[Tensor]:
+        """The tensors that have a row for each of a parameter."""
+        if parameter not in self._parts:
+            return [self.by_name[parameter]]
+        return self._rows_of_parts(parameter, 0, self.specs[parameter].shape[0])
 
     def rows(self, parameter: str, start: int, count: int) -> Tensor:
         """Rows of a parameter that is kept as it is."""
         return self.by_name[parameter].narrow(0, start, count)
 
-    def take(self, parameter: str, start: int, rows: Tensor) -> None:
+    def take(self, parameter: str, start: int, rows: Tensor, columns: tuple[int, int] | None = None) -> None:
         """Fill rows of a parameter from `start` onward, and those of a projection that is tied to it.
 
-        Raises LoadError where the scheme cannot keep them.
+        columns: the first of those that are kept of each row, and how many; None: all. A scheme is given
+        whole rows. Raises LoadError where it cannot keep them.
         """
         if parameter not in self._parts:
             own = self.rows(parameter, start, rows.shape[0])
+            rows = rows if columns is None else rows.narrow(1, *columns)
             if own.data_ptr() != rows.data_ptr():  # else they were filled where they belong, in room()
                 own.copy_(rows)
         for name in (parameter, self._tied.get(parameter)):
             if name is not None and name in self._parts:
                 step = max(1, CHUNK_ELEMENTS // rows.shape[1])
                 for first in range(0, rows.shape[0], step):
-                    self._store(name, start + first, rows[first : first + step])
+                    self._store(name, start + first, rows[first : first + step], columns)
 
     def place(self, parameter: str, start: int, count: int, given: Sequence[Tensor]) -> None:
         """Fill the parts of `count` rows from `start` onward with those that a checkpoint has.
@@ -139,14 +157,27 @@ class LoadedWeights:
         sums.error += float(off.square_().sum(dtype=torch.float64))
         sums.weight += float(wanted.square().sum(dtype=torch.float64))
 
-    def _store(self, name: str, start: int, rows: Tensor) -> None:
+    def _store(self, name: str, start: int, rows: Tensor, columns: tuple[int, int] | None) -> None:
         parts = self._rows_of_parts(name, start, rows.shape[0])
         wide, scheme = rows.to(self.device, torch.float32), self.schemes.schemes[name]
         try:
-            scheme.store(wide, parts)
+            if columns is None:
+                scheme.store(wide, parts)
+            else:
+                self._store_columns(self.schemes.whole_schemes[name], wide, parts, columns)
         except LoadError as error:
             raise LoadError(f"{name} {error}") from error
-        self._measure(name, scheme.restore(parts), wide)
+        self._measure(name, scheme.restore(parts), wide if columns is None else wide.narrow(1, *columns))
+
+    def _store_columns(
+        self, scheme: QuantScheme, rows: Tensor, parts: Sequence[Tensor], columns: tuple[int, int]
+    ) -> None:
+        """What is kept of some columns of rows is what one rank alone would keep of them."""
+        table = scheme.parts((rows.shape[0], rows.shape[1]), self.dtype).values()
+        whole = [torch.empty(shape, dtype=kind, device=self.device) for shape, kind in table]
+        scheme.store(rows, whole)
+        for part, own in zip(parts, scheme.columns_of(whole, rows.shape[1], columns), strict=True):
+            part.copy_(own)
 
     def errors(self) -> dict[str, QuantizationError]:
         """The error of every projection that is kept otherwise than the dtype has it."""

@@ -3,10 +3,10 @@
 import dataclasses
 import re
 from collections import Counter, deque
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from ...common.progress import Progress, say_nothing
 from ..config import DTYPES, ModelConfig
 from ..quantization.model_schemes import ModelSchemes
 from ..registry import ModelDefinition, ParameterSpec
+from ..sharding import Run, Share
 from .loaded_weights import LoadedWeights
 from .quantized.configs import read_dialect
 from .quantized.kv_scales import is_kv_scale, kv_scales
@@ -95,35 +96,41 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     schemes: ModelSchemes | None = None,
+    rank: int = 0,
     progress: Progress = say_nothing,
     into: LoadedWeights | None = None,
 ) -> LoadedWeights:
     """Every weight of a checkpoint, projections as their schemes keep them; None: as the checkpoint does.
 
-    into: weights of the same schemes, dtype and device, which are filled anew in place of new ones. Raises
-    LoadError for a file that is damaged, or holds something else than its header said.
+    Where the schemes are of one of several ranks, its part of each: of what is kept as it lies nothing else
+    is read. into: weights of the same schemes, dtype and device, which are filled anew in place of new ones.
+    Raises LoadError for a file that is damaged, or holds something else than its header said.
     """
     weights = into or LoadedWeights(schemes or checkpoint.schemes, dtype=dtype, device=device)
     weights.begin_again()
-    files, slots = checkpoint.files, checkpoint.slots
-    quantized, scales = _ModuleReader(checkpoint, weights), []
+    files, slots, shares = checkpoint.files, checkpoint.slots, weights.schemes.shares(rank)
+    quantized, scales = _ModuleReader(checkpoint, weights, shares), []
     done, total = 0, sum(len(names) for names in files.values())
     for path, names in files.items():
         own = [name for name in names if not (name in slots and slots[name].is_copy)]
-        for name, tensor in _tensors(path, [name for name in own if not DERIVED_TENSORS.fullmatch(name)]):
+        wanted = [name for name in own if not DERIVED_TENSORS.fullmatch(name)]
+        for part, tensor in _tensors(path, _parts(wanted, slots, shares, weights)):
+            name = part.name
             if name in checkpoint.owners:
                 quantized.take(name, tensor)
-            elif name in slots:
-                weights.take(slots[name].parameter, slots[name].start, _floating(name, tensor, path))
+            elif part.run is not None:
+                columns = None if part.columns else shares[name].columns
+                weights.take(slots[name].parameter, part.run.to, _floating(name, tensor, path), columns)
             elif is_kv_scale(name):
                 scales.append((name, tensor))
             else:
                 _check_zero(name, tensor, path)
-            done += 1
+            done += part.is_last
             progress("weights", done / total, path.name)
     for path, names in files.items():
-        copies = {name: slots[name] for name in names if name in slots and slots[name].is_copy}
-        _warn_of_ignored_copies(path, copies, weights)
+        copies = [name for name in names if name in slots and slots[name].is_copy]
+        _warn_of_ignored_copies(path, _parts(copies, slots, shares, weights), slots, weights)
+    weights.fill_up(rank)
     weights.kv_scales |= kv_scales(scales, checkpoint.num_kv_heads)
     weights.settle()
     progress("weights", 1.0, "")
@@ -133,8 +140,8 @@ def load_weights(
 class _ModuleReader:
     """Takes the tensors of quantized modules in any order, and fills a parameter once a module is whole."""
 
-    def __init__(self, checkpoint: Checkpoint, weights: LoadedWeights) -> None:
-        self._checkpoint, self._weights = checkpoint, weights
+    def __init__(self, checkpoint: Checkpoint, weights: LoadedWeights, shares: Mapping[str, Share]) -> None:
+        self._checkpoint, self._weights, self._shares = checkpoint, weights, shares
         self._held: dict[str, dict[str, Tensor]] = {}
         self._counts = Counter(module for module, _ in checkpoint.owners.values())
 
@@ -147,11 +154,14 @@ class _ModuleReader:
             self._fill(self._checkpoint.modules[module], self._held.pop(module))
 
     def _fill(self, module: QuantizedModule, tensors: Mapping[str, Tensor]) -> None:
-        parts = module.unpack(tensors)
-        if module.format.is_dequantized:
-            self._weights.take(module.parameter, module.start, parts[0])
-        else:
-            self._weights.place(module.parameter, module.start, module.shape[0], parts)
+        parts, share = module.unpack(tensors), self._shares[module.source]
+        for run in share.runs:
+            if module.format.is_dequantized:
+                rows = parts[0].narrow(0, run.start, run.num_rows)
+                self._weights.take(module.parameter, run.to, rows, share.columns)
+            else:
+                kept = module.part(parts, run, share.columns)
+                self._weights.place(module.parameter, run.to, run.num_rows, kept)
 
 
 def dummy_weights(
@@ -162,24 +172,29 @@ def dummy_weights(
     device: torch.device | str,
     seed: int,
     schemes: ModelSchemes | None = None,
+    rank: int = 0,
     into: LoadedWeights | None = None,
 ) -> LoadedWeights:
     """Weights as a new model would have them: norms of one, all else normal with deviation 0.02.
 
-    Schemes make of them what they would make of a checkpoint's. into: as in load_weights().
+    Schemes make of them what they would make of a checkpoint's, and ranks have their parts of them. into: as
+    in load_weights().
     """
     schemes = schemes or ModelSchemes(specs=definition.parameters(config))
     weights = into or LoadedWeights(schemes, dtype=dtype, device=device)
     weights.begin_again()
     generator = torch.Generator(device=device).manual_seed(seed)
+    whole = schemes.whole_specs
     for name, spec in weights.specs.items():
         if not spec.tied_to:
-            value = weights.room(name)
+            value = weights.room(name, whole[name].shape)
             if name.endswith("norm"):
                 value.fill_(1.0)
             else:
                 value.normal_(0.0, 0.02, generator=generator)
-            weights.take(name, 0, value)
+            for run, columns in weights.schemes.runs_of(name, rank):
+                weights.take(name, run.to, value.narrow(0, run.start, run.num_rows), columns)
+    weights.fill_up(rank)
     weights.settle()
     return weights
 
@@ -251,14 +266,47 @@ def _hint_of_ties(definition: ModelDefinition, config: ModelConfig, missing: Seq
     return '; if its embedding serves for them, config.json should say "tie_word_embeddings": true'
 
 
-def _tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """The named tensors of a file, as views of it."""
-    left = deque(names)
+class _Part(NamedTuple):
+    """Of a tensor in a file: all of it, or rows, and columns, that are wanted."""
+
+    name: str
+    run: Run | None = None
+    columns: tuple[int, int] | None = None
+    is_last: bool = True  # of this tensor
+
+    def read(self, file: Any) -> Tensor:
+        """A view of an open file."""
+        if self.run is None:
+            whole: Tensor = file.get_tensor(self.name)
+            return whole
+        rows = slice(self.run.start, self.run.start + self.run.num_rows)
+        own: Tensor = file.get_slice(self.name)[rows]
+        return own if self.columns is None else own.narrow(1, *self.columns)
+
+
+def _parts(
+    names: Iterable[str], slots: Mapping[str, Slot], shares: Mapping[str, Share], weights: LoadedWeights
+) -> list[_Part]:
+    """What is to be read of each tensor; a scheme wants whole rows, and modules are unpacked whole."""
+    found = []
+    for name in names:
+        if name not in slots:
+            found.append(_Part(name))
+            continue
+        runs, columns = shares[name]
+        columns = None if slots[name].parameter in weights.schemes.schemes else columns
+        found += [_Part(name, run, columns, run is runs[-1]) for run in runs]
+    return found
+
+
+def _tensors(path: Path, parts: Iterable[_Part]) -> Iterator[tuple[_Part, Tensor]]:
+    """Parts of a file's tensors, as views of it."""
+    left = deque(parts)
     while left:
         mapped = 0
         with opened(path) as file:
             while left and mapped < MAPPED_BYTES:
-                tensor = file.get_tensor(left[0])
+                tensor = left[0].read(file)
                 mapped += tensor.nbytes
                 yield left.popleft(), tensor
 
@@ -275,11 +323,15 @@ def _check_zero(name: str, tensor: Tensor, path: Path) -> None:
         raise LoadError(f"{name} in {path} is not all zero, and the model's config gives it no place")
 
 
-def _warn_of_ignored_copies(path: Path, slots: Mapping[str, Slot], weights: LoadedWeights) -> None:
-    for name, tensor in _tensors(path, list(slots)):
-        slot = slots[name]
-        kept = weights.rows(slot.parameter, slot.start, slot.shape[0])
-        if not torch.equal(_floating(name, tensor, path).to(kept.dtype), kept.cpu()):
+def _warn_of_ignored_copies(
+    path: Path, parts: Iterable[_Part], slots: Mapping[str, Slot], weights: LoadedWeights
+) -> None:
+    for part, tensor in _tensors(path, parts):
+        assert part.run is not None, "a copy of nothing"
+        kept = weights.rows(slots[part.name].parameter, part.run.to, part.run.num_rows)
+        if not torch.equal(_floating(part.name, tensor, path).to(kept.dtype), kept.cpu()):
             logger.warning(
-                "%s in %s differs from the embedding it is tied to; the embedding is used", name, path.name
+                "%s in %s differs from the embedding it is tied to; the embedding is used",
+                part.name,
+                path.name,
             )

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import ModelConfig, layer_types
@@ -95,7 +94,7 @@ def decode(
         """What a part adds, behind its own norm, and the sum behind the norm of the part that follows."""
         return ops.add_zero_centred_rms_norm(norm(x, own), residual, weights[following], eps)
 
-    embedded = F.embedding(token_ids, weights["embedding"])
+    embedded = ops.embedding(token_ids, weights["embedding"])
     residual = embedded * rounded(config.embedding_scale, embedded.dtype)
     x = norm(residual, "layers.0.input_norm")
     for index in range(config.num_layers):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import ModelConfig
@@ -44,7 +43,7 @@ def forward(
     def mlp(layer: LayerWeights, x: Tensor) -> Tensor:
         return llama.gated_mlp(config, layer, x, ops) * config.residual_scale
 
-    embedded = F.embedding(token_ids, weights["embedding"]) * config.embedding_scale
+    embedded = ops.embedding(token_ids, weights["embedding"]) * config.embedding_scale
     return llama.decode(config, weights, embedded, attention, mlp, ops)
 
 

@@ -3,14 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import ModelConfig
 from ..layers import Attend, Ops
 from ..registry import ModelDefinition, ParameterSpec, register_model
-
-ROWS, COLUMNS = 0, 1  # of a projection, [out, in]: what devices would share out
+from ..sharding import COLUMNS, ROWS
 
 
 class LayerWeights(NamedTuple):
@@ -30,10 +28,10 @@ class LayerWeights(NamedTuple):
 
 def parameters(config: ModelConfig) -> dict[str, ParameterSpec]:
     """Every weight by name, with the checkpoint tensors it is made of."""
-    embedding_shape = (config.vocab_size, config.hidden_size)
+    embedding_shape = (config.vocab_rows, config.hidden_size)
     specs = {
         "embedding": ParameterSpec(
-            shape=embedding_shape, sources=("model.embed_tokens.weight",), shard_axis=ROWS
+            shape=embedding_shape, sources=("model.embed_tokens.weight",), table=True, shard_axis=ROWS
         )
     }
     for layer in range(config.num_layers):
@@ -109,7 +107,7 @@ def forward(
     def mlp(layer: LayerWeights, x: Tensor) -> Tensor:
         return gated_mlp(config, layer, x, ops)
 
-    return decode(config, weights, F.embedding(token_ids, weights["embedding"]), attention, mlp, ops)
+    return decode(config, weights, ops.embedding(token_ids, weights["embedding"]), attention, mlp, ops)
 
 
 def decode(

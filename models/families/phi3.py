@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import ModelConfig
@@ -77,7 +76,7 @@ def forward(
     def mlp(layer: LayerWeights, x: Tensor) -> Tensor:
         return llama.gated_mlp(config, layer, x, ops)
 
-    embedded = F.embedding(token_ids, weights["embedding"])
+    embedded = ops.embedding(token_ids, weights["embedding"])
     return llama.decode(config, weights, embedded, attention, mlp, ops)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import ModelConfig
@@ -50,7 +49,7 @@ def forward(
     def mlp(layer: LayerWeights, x: Tensor) -> Tensor:
         return llama.gated_mlp(config, layer, x, ops)
 
-    embedded = F.embedding(token_ids, weights["embedding"])
+    embedded = ops.embedding(token_ids, weights["embedding"])
     return llama.decode(config, weights, embedded, attention, mlp, ops)
 
 

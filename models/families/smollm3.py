@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import ModelConfig, layer_types, num_layers
@@ -58,7 +57,7 @@ def forward(
     def mlp(layer: LayerWeights, x: Tensor) -> Tensor:
         return llama.gated_mlp(config, layer, x, ops)
 
-    embedded = F.embedding(token_ids, weights["embedding"])
+    embedded = ops.embedding(token_ids, weights["embedding"])
     return llama.decode(config, weights, embedded, attention, mlp, ops)
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ... import custom_ops
+from ...common.errors import UnsupportedError
 from ...custom_ops._shared.fp8 import LARGEST, divided
-from .scheme import Parts, QuantScheme, Shape, largest_of, register_scheme
+from .scheme import Parts, QuantScheme, Shape, cut_numbers, largest_of, register_scheme
 
 BLOCK = 128  # rows, and columns, of a block with one scale
 HEAD = frozenset({"lm_head"})  # stays dense where the setting asks: few bytes of all, in every token's way
@@ -39,6 +40,27 @@ def store_blocks(rows: Tensor, parts: Parts) -> None:
     peaks = torch.stack([largest_of(rows[:, first : first + BLOCK]) for first in blocks], dim=1)
     scale.copy_(divided(peaks, LARGEST))
     values.copy_(_rounded(rows, expanded(scale, rows.shape[1])))
+
+
+def share_rows(columns: int, count: int) -> QuantScheme:
+    """The same: a row's scale is that of its parts."""
+    return FP8
+
+
+def share_blocks(columns: int, count: int) -> QuantScheme:
+    """The same scheme: of whole blocks, or of parts of one. UnsupportedError for what cuts a block in two."""
+    if count % BLOCK and BLOCK % count:
+        raise UnsupportedError(
+            f"quantization is 'fp8_block', and ranks are to have {count} of {columns} columns each; "
+            f"wanted whole blocks of {BLOCK}, or equal parts of one"
+        )
+    return FP8_BLOCK
+
+
+def cut_blocks(parts: Parts, columns: int, first: int, count: int) -> Parts:
+    """Columns of the numbers, and the scales of the blocks that they are of."""
+    values, scale = parts
+    return values.narrow(1, first, count), scale[:, first // BLOCK : -(-(first + count) // BLOCK)]
 
 
 def restore(parts: Parts) -> Tensor:
@@ -73,6 +95,8 @@ FP8 = QuantScheme(
     store=store_rows,
     restore=restore,
     multiply=multiply,
+    share=share_rows,
+    cut=cut_numbers,
     exempt=HEAD,
 )
 FP8_BLOCK = QuantScheme(
@@ -83,6 +107,8 @@ FP8_BLOCK = QuantScheme(
     store=store_blocks,
     restore=restore,
     multiply=multiply,
+    share=share_blocks,
+    cut=cut_blocks,
     exempt=HEAD,
 )
 register_scheme(FP8)
@@ -100,5 +126,7 @@ def bounded(bound: float) -> QuantScheme:
         store=store_rows,
         restore=restore,
         multiply=partial(multiply, bound=bound),
+        share=lambda columns, count: bounded(bound),
+        cut=cut_numbers,
         exempt=HEAD,
     )

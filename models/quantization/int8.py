@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ... import custom_ops
 from ...custom_ops._shared.fp8 import divided
-from .scheme import Parts, QuantScheme, Shape, largest_of, register_scheme
+from .scheme import Parts, QuantScheme, Shape, cut_numbers, largest_of, register_scheme
 
 LARGEST = 127  # symmetric: -128 is left out, so that a weight and its negative cost the same error
 
@@ -38,6 +38,11 @@ def multiply(x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
     return linear(x, values, scale, bias)
 
 
+def share(columns: int, count: int) -> QuantScheme:
+    """The same: a row's scale is that of its parts."""
+    return INT8
+
+
 INT8 = QuantScheme(
     name="int8",
     kept="in one byte a weight",
@@ -46,5 +51,7 @@ INT8 = QuantScheme(
     store=store,
     restore=restore,
     multiply=multiply,
+    share=share,
+    cut=cut_numbers,
 )
 register_scheme(INT8)

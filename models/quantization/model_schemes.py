@@ -1,19 +1,37 @@
 """Which scheme keeps each projection of a model: one for all, or as a checkpoint has it module by module."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ...common.errors import UnsupportedError
+from ...custom_ops import all_reduce
 from ..layers import Ops
 from ..registry import ParameterSpec
+from ..sharding import COLUMNS, Run, Sharding, Share
 from .kept import KeptProjection
 from .scheme import QuantScheme, Shape, StoredWeight, TensorTable
 
+FIRST = "first"  # the part that says which row of a table a rank's first one is
 SEPARATOR = "%"  # between a projection's name and that of a part, which no parameter's name begins with
+
+
+class ColumnsOfRank(NamedTuple):
+    """A projection's columns of one rank; nothing but Ops.linear may meet one, which sums over all ranks."""
+
+    weight: Tensor | StoredWeight  # [out, in / ranks]
+    ranks: int
+
+
+class RowsOfRank(NamedTuple):
+    """A table's rows of one rank; nothing but Ops.embedding may meet one, which asks all ranks."""
+
+    rows: Tensor
+    first: Tensor  # int32 [1]: which row of the table the first one is
+    ranks: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +41,8 @@ class ModelSchemes:
     specs: Mapping[str, ParameterSpec]
     schemes: Mapping[str, QuantScheme] = field(default_factory=dict)  # by parameter, none of them dense
     name: str | None = None  # how the setting or the checkpoint calls it all
+    sharding: Sharding | None = None  # where these are one of several ranks
+    whole_schemes: Mapping[str, QuantScheme] = field(default_factory=dict)  # of the model that is shared out
     notes: tuple[str, ...] = ()  # what a checkpoint asks for and is done otherwise, in sentences
 
     def tables(self, dtype: torch.dtype) -> dict[str, TensorTable]:
@@ -39,7 +59,7 @@ class ModelSchemes:
         table: TensorTable = {name: (spec.shape, dtype) for name, spec in self.specs.items()}
         for parts in self.tables(dtype).values():
             table |= parts
-        return table
+        return table | {_part_name(name, FIRST): ((1,), torch.int32) for name in self._shared_tables()}
 
     def own_tensors(self, dtype: torch.dtype) -> TensorTable:
         """The same without those that are another parameter under a second name."""
@@ -84,13 +104,65 @@ class ModelSchemes:
         is_asked_for = {self.name} == {scheme.name for scheme in self.schemes.values()}
         return "quantization=None or " if is_asked_for else ""
 
+    def of_rank(self, sharding: Sharding) -> "ModelSchemes":
+        """The same for ranks that have parts. UnsupportedError, naming the parameter, for what has none."""
+        schemes = {}
+        for name, scheme in self.schemes.items():
+            whole, own = self._shape(name), sharding.specs[name].shape
+            try:
+                is_cut = whole[1] != own[1]
+                schemes[name] = scheme.for_columns(whole[1], own[1]) if is_cut else scheme
+            except UnsupportedError as error:
+                raise UnsupportedError(f"{name}: {error}") from error
+        return replace(
+            self, specs=sharding.specs, schemes=schemes, sharding=sharding, whole_schemes=self.schemes
+        )
+
+    @property
+    def whole_specs(self) -> Mapping[str, ParameterSpec]:
+        """The parameters of the whole model, whatever ranks share out of them."""
+        return self.specs if self.sharding is None else self.sharding.whole
+
+    def shares(self, rank: int) -> dict[str, Share]:
+        """What is kept of each tensor of a checkpoint, by a rank where there are several."""
+        sharding = self.sharding or Sharding(ranks=1, specs=self.specs, whole=self.specs)
+        return {source: share for name in self.specs for source, share in sharding.shares(name, rank).items()}
+
+    def runs_of(self, parameter: str, rank: int) -> list[tuple[Run, tuple[int, int] | None]]:
+        """What a rank keeps of a parameter that lies in one piece: runs of its rows, and columns of them."""
+        sharding = self.sharding or Sharding(ranks=1, specs=self.specs, whole=self.specs)
+        found, first = [], 0
+        whole = sharding.whole[parameter]
+        for source, share in sharding.shares(parameter, rank).items():
+            found += [(run._replace(start=run.start + first), share.columns) for run in share.runs]
+            first += whole.source_shapes[source][0]
+        return found
+
     def join(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The weights by name as a model's forward takes them, parts joined."""
-        joined = {
+        """The weights by name as a model's forward takes them: parts joined, and what ranks share marked."""
+        joined: dict[str, Any] = {
             name: StoredWeight(tuple([weights[part] for part in parts]), self.schemes[name])
             for name, parts in self._part_names().items()
         }
+        if self.sharding is not None:
+            ranks = self.sharding.ranks
+            for name, spec in self.specs.items():
+                if spec.projection and spec.shard_axis == COLUMNS:
+                    joined[name] = ColumnsOfRank(joined.get(name, weights[name]), ranks)
+            for name in self._shared_tables():
+                joined[name] = RowsOfRank(weights[name], weights[_part_name(name, FIRST)], ranks)
         return {**weights, **cast(Mapping[str, Tensor], joined)}
+
+    def first_rows(self, rank: int) -> dict[str, int]:
+        """By their names, the tensors that say which row of a table the first one of a rank is."""
+        return {_part_name(name, FIRST): rank * self.specs[name].shape[0] for name in self._shared_tables()}
+
+    def _shared_tables(self) -> list[str]:
+        """The tables of which ranks have some rows each."""
+        sharding = self.sharding
+        if sharding is None:
+            return []
+        return [name for name, spec in self.specs.items() if spec.table and sharding.is_shared(name)]
 
     def restored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What each parameter stands for, float32 where a scheme keeps it, by the names of its sources."""
@@ -165,16 +237,32 @@ def uniform(scheme: QuantScheme, specs: Mapping[str, ParameterSpec]) -> ModelSch
 
 
 def with_stored_weights(ops: Ops) -> Ops:
-    """The same operations, whose linear takes what a scheme keeps, too."""
+    """The same operations, which take what a scheme keeps, too, and what is one rank's of several."""
 
-    def linear(x: Tensor, weight: Tensor | StoredWeight, bias: Tensor | None = None, /) -> Tensor:
+    def multiplied(x: Tensor, weight: Tensor | StoredWeight, bias: Tensor | None) -> Tensor:
         if isinstance(weight, StoredWeight):
             multiply = weight.scheme.multiply
             assert multiply is not None
             return multiply(x, weight.parts, bias)
         return ops.linear(x, weight, bias)
 
-    return ops._replace(linear=linear)
+    def linear(
+        x: Tensor, weight: Tensor | StoredWeight | ColumnsOfRank, bias: Tensor | None = None, /
+    ) -> Tensor:
+        if not isinstance(weight, ColumnsOfRank):
+            return multiplied(x, weight, bias)
+        total = all_reduce(multiplied(x, weight.weight, None), weight.ranks)
+        return total if bias is None else total + bias
+
+    def embedding(token_ids: Tensor, table: Tensor | RowsOfRank) -> Tensor:
+        if not isinstance(table, RowsOfRank):
+            return ops.embedding(token_ids, table)
+        own = token_ids - table.first
+        is_own = (own >= 0) & (own < table.rows.shape[0])
+        rows = ops.embedding(torch.where(is_own, own, 0), table.rows)
+        return all_reduce(torch.where(is_own[:, None], rows, 0.0), table.ranks)
+
+    return ops._replace(linear=linear, embedding=embedding)
 
 
 def _few(names: list[str]) -> str:

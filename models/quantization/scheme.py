@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...common.errors import ConfigError, LoadError, shown
+from ...common.errors import ConfigError, LoadError, UnsupportedError, shown
 
 Shape = tuple[int, ...]
 TensorTable = dict[str, tuple[Shape, torch.dtype]]
@@ -22,6 +22,12 @@ def store_one(rows: Tensor, parts: Parts) -> None:
 def restore_one(parts: Parts) -> Tensor:
     """The one part in float32."""
     return parts[0].to(torch.float32, copy=True)
+
+
+def cut_numbers(parts: Parts, columns: int, first: int, count: int) -> Parts:
+    """Columns of the numbers; the scale of a row is that of every part of it."""
+    values, scale = parts
+    return values.narrow(1, first, count), scale
 
 
 def largest_of(rows: Tensor) -> Tensor:
@@ -44,6 +50,9 @@ class QuantScheme:
     `multiply(x, parts, bias)` is x [T, in] @ weight.T + bias [out] in x's dtype; None: the one part is for
     Ops.linear, and tied parameters share it. `settle(parts)` lays whole parts out as `multiply` reads them
     on their device, once nothing else will be written to them; `filled(parts)` are the parts before that.
+    Where ranks share out columns, `share(columns, count)` is the scheme that keeps so many of a row's,
+    UnsupportedError where a block with one scale would be cut, and `cut(parts, columns, first, count)` makes
+    its parts of those of whole rows.
     """
 
     name: str | None  # the value of the setting `quantization`
@@ -56,6 +65,8 @@ class QuantScheme:
     settle: Callable[[Parts], None] | None = None  # once all rows are filled, in place
     filled: Callable[[Parts], Parts] | None = None  # what was settled
     batch_invariant: frozenset[str] = frozenset()  # devices where a row's bits depend on no other row
+    share: Callable[[int, int], "QuantScheme"] | None = None  # None: a row stays whole
+    cut: Callable[[Parts, int, int, int], Parts] | None = None
     shared: frozenset[str] = frozenset()  # parts that are the same for all rows of a projection
     exempt: frozenset[str] = frozenset()  # parameters left as they are where the setting asks for the scheme
 
@@ -75,6 +86,20 @@ class QuantScheme:
                 wanted = f'"" alone, of that shape in {dtype}, as there is no multiply'
             raise ConfigError(f"quantization {self.name!r} keeps {shape} as {dict(parts)}; wanted {wanted}")
         return parts
+
+    def for_columns(self, columns: int, count: int) -> "QuantScheme":
+        """The scheme that keeps `count` of a row's columns, in words of its own where it cannot."""
+        if self.share is None:
+            raise UnsupportedError(
+                f"quantization is {self.name!r}, which keeps rows of {columns} columns whole, and ranks are "
+                f"to have {count} each; wanted tensor_parallel 1, or a scheme with share and cut"
+            )
+        return self.share(columns, count)
+
+    def columns_of(self, parts: Parts, columns: int, kept: tuple[int, int]) -> Parts:
+        """The parts of some columns, the first and how many, of those of whole rows."""
+        assert self.cut is not None, "a scheme that keeps rows whole"
+        return self.cut(parts, columns, *kept)
 
     def check(self) -> None:
         """ConfigError where what it stores would be multiplied as every other weight is."""

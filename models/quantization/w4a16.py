@@ -1,5 +1,6 @@
 """Projections in four bits a weight: numbers from 0 to 15 less 8, by the scale of their group of columns."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,7 @@ from .scheme import Parts, QuantScheme, Shape, register_scheme
 
 GROUPS = (128, 64, 32)  # columns with one scale where nobody says: the first that divides all there are
 STEPS = 7.5  # of the largest weight of a group: half a step is then the largest error on either side
+SMALLEST_PART = 16  # columns of a group, where ranks have parts of larger ones
 OFFSET = 8  # what is stored of zero
 
 
@@ -65,6 +67,31 @@ class Layout:
         if self.group is None:
             return next((group for group in GROUPS if columns % group == 0), None)
         return columns if self.group == -1 else self.group
+
+    def share(self, columns: int, count: int) -> QuantScheme:
+        """The scheme whose groups divide a rank's columns: each has the scale of the one it is a part of.
+
+        UnsupportedError for an order of columns, and for groups that would be too small.
+        """
+        whole = self._group_of(columns)
+        said = f"quantization is 'w4a16', and ranks are to have {count} of {columns} columns each"
+        if self.order:
+            raise UnsupportedError(
+                f"{said}, which are in an order of their own (g_idx); wanted tensor_parallel 1"
+            )
+        group = math.gcd(whole or columns, count)
+        if group < SMALLEST_PART and group != whole:
+            raise UnsupportedError(f"{said}, by groups of {whole}; wanted groups that these cut evenly")
+        return w4a16(group, zero=self.zero)
+
+    def cut(self, parts: Parts, columns: int, first: int, count: int) -> Parts:
+        """Columns of the numbers, and for each group of them scale and zero of the one it is a part of."""
+        packed, scale, zero, _ = self.named(parts)
+        whole = columns // scale.shape[1]
+        group = math.gcd(whole, count)
+        groups = torch.arange(first, first + count, group, device=scale.device) // whole
+        zeros = [] if zero is None else [zero.index_select(1, groups)]
+        return [packed.narrow(1, first // 2, count // 2), scale.index_select(1, groups), *zeros]
 
     def named(self, parts: Parts) -> Named:
         """The parts by name."""
@@ -149,6 +176,8 @@ def w4a16(group: int | None = None, *, zero: bool = False, order: bool = False) 
         batch_invariant=frozenset({"cpu"}),
         settle=layout.settle,
         filled=layout.filled,
+        share=layout.share,
+        cut=layout.cut,
         shared=frozenset({"order"}),
         exempt=HEAD,
     )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from ...common.errors import ConfigError, shown
+from ...common.errors import ConfigError, UnsupportedError, shown
 from ...common.progress import Progress
 from ...models.checkpoints.source import resolve_source
 from ...models.checkpoints.weights import read_checkpoint
@@ -37,8 +37,10 @@ def with_drafter(resolved: ResolvedRuntime, progress: Progress) -> ResolvedRunti
     if not isinstance(speculative, (Draft, Eagle)):
         return resolved
     folder = _find_folder(resolved, speculative.model, progress)
-    config = replace(resolved.config, model=speculative.model, speculative=None, revision=None)
-    drafter = replace(resolved, config=config, folder=folder)
+    config = replace(
+        resolved.config, model=speculative.model, speculative=None, revision=None, tensor_parallel=1
+    )
+    drafter = replace(resolved, config=config, folder=folder, rank=0)  # every rank drafts for itself
     if isinstance(speculative, Draft):
         return replace(resolved, drafter=_draft_model(drafter, resolved))
     head = _head(drafter, resolved)
@@ -62,6 +64,11 @@ def _find_folder(resolved: ResolvedRuntime, model: str | Path, progress: Progres
 
 
 def _head(drafter: ResolvedRuntime, target: ResolvedRuntime) -> ResolvedRuntime:
+    if target.model.ranks > 1:
+        raise UnsupportedError(
+            f"speculative is an Eagle and tensor_parallel {target.model.ranks}, of which each rank has a "
+            "part of what a head reads; wanted ngram, a Draft, or tensor_parallel 1"
+        )
     head = read_head(drafter.folder, is_dummy=target.config.load_format == "dummy")
     check_head(head.config, head.definition, target.model)
     borrowed: TensorTable = {}

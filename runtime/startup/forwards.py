@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...compiler.execution.plan import Compiled
 from ...custom_ops import linear
+from ...custom_ops.all_reduce.group import group_of
 from ...models.heads.definition import STATES, HeadDefinition, with_residuals
 from ...models.layers import Ops
 from ...models.quantization.model_schemes import with_stored_weights
@@ -57,7 +58,15 @@ def logits_of(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Map:
     """The model's, but the GEMM of the LM head is never left to torch: kernels for few rows are ours."""
     model, weights, logits = resolved.model, resolved.joined(tensors), resolved.definition.logits
     ops = _own_gemms(resolved)
-    return lambda hidden: logits(model, weights, hidden, ops)
+
+    def of_all_ids(hidden: Tensor) -> Tensor:
+        """Each rank has scores of some ids, and tells the others."""
+        own = logits(model, weights, hidden, ops)
+        if own.shape[1] == model.vocab_size:
+            return own
+        return group_of(model.ranks).all_gather(own, 1)[:, : model.vocab_size]
+
+    return of_all_ids
 
 
 def combine_of(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Map:

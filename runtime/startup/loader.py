@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...common.errors import ConfigError, LoadError
+from ...common.errors import ConfigError, LoadError, UnsupportedError
 from ...common.logging import get_logger
 from ...common.progress import Progress, say_nothing
 from ...common.store import Store
@@ -21,6 +21,7 @@ from ...compiler.passes.gemms import Gemm
 from ...compiler.torch_internals.torch_section import neutral
 from ...custom_ops._shared.ledger import LEDGER, watched
 from ...custom_ops._shared.triton_cache import keep_triton_kernels
+from ...custom_ops.all_reduce.group import MirrorGroup, current_group, group_of_thread
 from ...models.checkpoints.gguf import config_of_gguf
 from ...models.checkpoints.loaded_weights import LoadedWeights
 from ...models.checkpoints.source import resolve_source
@@ -30,6 +31,7 @@ from ...models.generation_config import GenerationDefaults, read_generation_conf
 from ...models.heads.checkpoint import read_head, target_ids
 from ...models.heads.definition import HeadDefinition
 from ...models.registry import find_model
+from ...models.sharding import config_of_rank, sharding_of
 from .. import IMPORT_STARTED
 from ..config import RuntimeConfig
 from ..engine.input_processor import grammar_compiler
@@ -129,7 +131,6 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     UnsupportedError for a model, device or scheme that cannot be served.
     """
     check_name(config.attention)
-    config.parallel.check_served()
     store = Store(config.cache_dir)
     device = resolve_device(config.device)
     LEDGER.keep_in(store)
@@ -147,12 +148,15 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     schemes.check(device)
     if config.batch_invariant:
         schemes.check_batch_invariant(device)
+    ranks = config.tensor_parallel
+    if ranks > 1:
+        schemes = schemes.of_rank(sharding_of(definition, model, ranks))
     return resolve(
         config,
         store=store,
         folder=folder,
         checkpoint=checkpoint,
-        model=model,
+        model=config_of_rank(model, ranks),
         defaults=defaults,
         schemes=schemes,
         dtype=resolve_dtype(config.dtype, model.dtype, device),
@@ -169,6 +173,7 @@ def read_weights(
     into: those that were read before, to be filled anew in their memory.
     """
     kept: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device, "schemes": resolved.schemes}
+    kept["rank"] = resolved.rank
     try:
         if resolved.checkpoint is None:
             seed = resolved.config.seed
@@ -183,6 +188,7 @@ def read_weights(
 def _load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None) -> LoadedRuntime:
     watch = Stopwatch()
     watch.seconds["imports"] = IMPORT_SECONDS
+    config.parallel.check_group(current_group().size)
     resolved = resolve_runtime(config, progress)
     if on_folder is not None:
         on_folder(resolved.folder)
@@ -204,7 +210,15 @@ def _load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None)
 def load_worker(
     resolved: ResolvedRuntime, progress: Progress, watch: Stopwatch
 ) -> tuple[LoadedWorker, Vocabulary]:
-    """A worker ready to run steps, and what the ids of its model mean."""
+    """A worker ready to run steps, and what the ids of its model mean.
+
+    UnsupportedError for one of several ranks on a GPU.
+    """
+    if resolved.model.ranks > 1 and resolved.device.type != "cpu":
+        raise UnsupportedError(
+            f"tensor_parallel is {resolved.model.ranks} and device {resolved.device.type!r}, where sums of "
+            "ranks are not served; wanted device='cpu', or tensor_parallel 1"
+        )
     with ThreadPoolExecutor(max_workers=2) as pool:
         weights_read = pool.submit(watch.overlap, "weights", partial(read_weights, resolved, progress))
         vocabulary_read = pool.submit(watch.overlap, "tokenizer", partial(read_vocabulary, resolved))
@@ -347,14 +361,15 @@ def _compile(resolved: ResolvedRuntime, progress: Progress) -> Compiled | None:
     config = resolved.config
     if config.compile_config is None:
         return None
-    compiled = compile_program(
-        resolved.program(),
-        config.compile_config,
-        config.numerics,
-        resolved.store,
-        require_warm=config.require_warm,
-        progress=progress,
-    )
+    with group_of_thread(MirrorGroup(resolved.model.ranks)):  # other ranks may be busy with something else
+        compiled = compile_program(
+            resolved.program(),
+            config.compile_config,
+            config.numerics,
+            resolved.store,
+            require_warm=config.require_warm,
+            progress=progress,
+        )
     for layer in compiled.plan.layers:
         check_layer(layer, resolved.model.num_layers)
     return compiled

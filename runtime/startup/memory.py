@@ -130,15 +130,15 @@ def num_kv_blocks(resolved: "ResolvedRuntime") -> int:
     per_block = cache_block_bytes(resolved)
     per_request = -(-resolved.max_model_len // resolved.block_size)
     wanted = resolved.max_num_seqs * per_request + 1
-    available = available_bytes(resolved.device)
+    available = rank_bytes(resolved)
     weights = weight_bytes(resolved)
     budget = int(available * resolved.config.memory_fraction) - weights - adjusting_bytes(resolved)
     if resolved.device.type == "cpu":
-        budget = min(budget, CPU_CACHE_BYTES)
+        budget = min(budget, CPU_CACHE_BYTES // resolved.model.ranks)
     blocks = min(wanted, budget // per_block)
     if blocks < 2:
         raise ConfigError(
-            f"{available / 2**30:.1f} GiB are available{limited(resolved.device)}, the weights take "
+            f"{available / 2**30:.1f} GiB are available{limited(resolved)}, the weights take "
             f"{weights / 2**30:.1f} GiB and a block of KV cache "
             f"{per_block / 2**20:.1f} MiB: raise memory_fraction, lower block_size, or use a smaller dtype"
         )
@@ -147,13 +147,13 @@ def num_kv_blocks(resolved: "ResolvedRuntime") -> int:
 
 def check_weights_and_rope(resolved: "ResolvedRuntime") -> None:
     """ConfigError, naming the field, where a size that config.json gives is beyond what is available."""
-    model, available = resolved.model, available_bytes(resolved.device)
+    model, available = resolved.model, rank_bytes(resolved)
     weights = weight_bytes(resolved)
     shapes = rotation_shapes(model, resolved.max_model_len).values()
     angles = sum(4 * rows * columns for rows, columns in shapes)
     if weights > available:
         raise ConfigError(
-            f"{available / 2**30:.1f} GiB are available{limited(resolved.device)} and the weights take "
+            f"{available / 2**30:.1f} GiB are available{limited(resolved)} and the weights take "
             f"{weights / 2**30:.1f} GiB "
             f"(vocab_size {model.vocab_size}, hidden_size {model.hidden_size}, intermediate_size "
             f"{model.intermediate_size}, {model.num_layers} layers): use a smaller dtype or a smaller model"
@@ -169,12 +169,12 @@ def check_weights_and_rope(resolved: "ResolvedRuntime") -> None:
 def check_fit(resolved: "ResolvedRuntime") -> None:
     """ConfigError, with both figures, where the cache that was asked for cannot be had."""
     per_block = cache_block_bytes(resolved)
-    available = available_bytes(resolved.device)
+    available = rank_bytes(resolved)
     if resolved.num_kv_blocks * per_block > available:
         raise ConfigError(
             f"num_kv_blocks is {resolved.num_kv_blocks}, a KV cache of "
             f"{resolved.num_kv_blocks * per_block / 2**30:.1f} GiB where {available / 2**30:.1f} GiB are "
-            f"available{limited(resolved.device)}; wanted at most {available // per_block}"
+            f"available{limited(resolved)}; wanted at most {available // per_block}"
         )
 
 
@@ -216,6 +216,12 @@ def available_bytes(device: torch.device) -> int:
     return min(limit for limit in limits if limit is not None)
 
 
+def rank_bytes(resolved: "ResolvedRuntime") -> int:
+    """The same for one of several ranks: those on CPUs share a machine, on GPUs each has its own."""
+    available = available_bytes(resolved.device)
+    return available // resolved.model.ranks if resolved.device.type == "cpu" else available
+
+
 def machine_bytes() -> int:
     """Bytes that are free on the machine, whatever this process may have of them."""
     for line in (control_groups.read(Path("/proc/meminfo")) or "").splitlines():
@@ -233,12 +239,14 @@ def _address_space_left() -> int | None:
     return max(0, most - int(pages.split()[0]) * resource.getpagesize())
 
 
-def limited(device: torch.device) -> str:
+def limited(resolved: "ResolvedRuntime") -> str:
     """Why less is available than the machine has, in words that follow a figure; "" where it is not so."""
+    ranks, is_cpu = resolved.model.ranks, resolved.device.type == "cpu"
+    shared = f" to each of {ranks} ranks" if ranks > 1 else ""
     limit, left = control_groups.memory_limit(), control_groups.memory_left()
-    if device.type != "cpu" or limit is None or left is None or left > machine_bytes():
-        return ""
-    return f" by the limit of this control group, {limit / 2**30:.1f} GiB"
+    if not is_cpu or limit is None or left is None or left > machine_bytes():
+        return shared
+    return f"{shared} by the limit of this control group, {limit / 2**30:.1f} GiB"
 
 
 @functools.cache

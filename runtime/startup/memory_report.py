@@ -28,6 +28,7 @@ class Sizing:
     swap_bytes: int  # of the host, for blocks of requests that were preempted
     quantization: tuple[str, ...]  # how projections are kept, in sentences
     window: int | None  # of its tokens, as many of the last ones a request keeps; None: all
+    ranks: int = 1  # of which each takes as many bytes
 
     @property
     def capacity_tokens(self) -> int:
@@ -43,7 +44,9 @@ class Sizing:
     def sentence(self) -> str:
         """Whether a request of max_model_len tokens fits, and if not, everything that would help."""
         swap = f", {self.swap_bytes / 2**30:.1f} GiB of the host to swap to" if self.swap_bytes else ""
-        held = f"this fits {self.capacity_tokens:,} tokens ({self._cache_gib():.1f} GiB of KV cache{swap})"
+        each = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
+        cache = f"{self._cache_gib():.1f} GiB of KV cache{each}{swap}"
+        held = f"this fits {self.capacity_tokens:,} tokens ({cache})"
         if self.window is not None and self.window < self.max_model_len:
             held += f", and a request keeps its last {self.window:,}"
         if not self.missing_bytes:
@@ -67,11 +70,11 @@ class Sizing:
             elif fraction > self.memory_fraction:
                 yield f"memory_fraction={min(1.0, fraction + 0.005):.2f}"
         left = int(self.available_bytes * self.memory_fraction) - self.narrow_weight_bytes - kept
-        budget = min(left, memory.CPU_CACHE_BYTES) if is_cpu else left
+        budget = min(left, memory.CPU_CACHE_BYTES // self.ranks) if is_cpu else left
         if self.dtype.itemsize == 4 and wanted // 2 <= budget:
             yield "dtype='bfloat16'"
         left = int(self.available_bytes * self.memory_fraction) - self.weight_bytes - kept
-        budget = min(left, memory.CPU_CACHE_BYTES) if is_cpu else left
+        budget = min(left, memory.CPU_CACHE_BYTES // self.ranks) if is_cpu else left
         if self.kv_cache_dtype == self.dtype and wanted // self.dtype.itemsize <= budget:
             yield "kv_cache_dtype='fp8'"
 
@@ -85,7 +88,7 @@ def size(resolved: ResolvedRuntime) -> Sizing:
         kv_cache_dtype=resolved.kv_cache_dtype,
         weight_bytes=memory.weight_bytes(resolved),
         narrow_weight_bytes=memory.weight_bytes(resolved, torch.bfloat16),
-        available_bytes=memory.available_bytes(resolved.device),
+        available_bytes=memory.rank_bytes(resolved),
         adjusting_bytes=memory.adjusting_bytes(resolved),
         token_bytes=memory.cache_block_bytes(resolved, 1),
         block_size=resolved.block_size,
@@ -95,4 +98,5 @@ def size(resolved: ResolvedRuntime) -> Sizing:
         swap_bytes=resolved.swap_bytes,
         quantization=resolved.schemes.sentences(),
         window=memory.layer_groups(model)[0].window,
+        ranks=model.ranks,
     )

@@ -12,6 +12,7 @@ from ...common.progress import Progress, say_nothing
 from ...common.store import Store
 from ...compiler.numerics import MAX_NUM_TOKENS
 from ...custom_ops._shared.fp8 import FP8
+from ...custom_ops.all_reduce.group import current_group
 from ...models.checkpoints.weights import Checkpoint
 from ...models.config import ModelConfig
 from ...models.generation_config import GenerationDefaults
@@ -100,6 +101,7 @@ def resolve(
         folder=folder,
         checkpoint=checkpoint,
         model=model,
+        rank=current_group().rank if model.ranks > 1 else 0,
         definition=find_model(model.architecture),
         defaults=defaults,
         dtype=dtype,

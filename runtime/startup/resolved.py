@@ -33,7 +33,8 @@ class ResolvedRuntime:
     store: Store
     folder: Path  # of the checkpoint
     checkpoint: Checkpoint | None  # None: weights are made up
-    model: ModelConfig
+    model: ModelConfig  # of one of its ranks
+    rank: int  # which of these this process is
     definition: ModelDefinition
     defaults: GenerationDefaults
     dtype: torch.dtype  # of weights

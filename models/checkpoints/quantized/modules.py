@@ -13,6 +13,7 @@ from ...quantization.model_schemes import ModelSchemes
 from ...quantization.scheme import QuantScheme, Shape
 from ...quantization.unquantized import UNQUANTIZED
 from ...registry import ParameterSpec
+from ...sharding import Run
 from ..shards import Header
 from .dialect import Dialect
 from .formats import Expected, Format
@@ -29,6 +30,11 @@ class QuantizedModule:
     start: int
     shape: Shape
     format: Format
+
+    @property
+    def source(self) -> str:
+        """The weight in whose place it is."""
+        return f"{self.name}{WEIGHT}"
 
     def tensor_names(self) -> dict[str, tuple[str, ...]]:
         """The names that each tensor of the format may have in the checkpoint."""
@@ -64,6 +70,16 @@ class QuantizedModule:
             raise LoadError(
                 f"{name} in {origin} has shape {list(header.shape)}; {self.format.name} calls for {wanted}"
             )
+
+    def part(self, parts: Sequence[Tensor], run: Run, columns: tuple[int, int] | None) -> Sequence[Tensor]:
+        """Of all its parts those of some rows, and of some columns of them: the first, and how many."""
+        scheme = self.format.scheme
+        names = scheme.tensors(self.shape, torch.float32)
+        rows = [
+            part if name in scheme.shared else part.narrow(0, run.start, run.num_rows)
+            for name, part in zip(names, parts, strict=True)
+        ]
+        return rows if columns is None else scheme.columns_of(rows, self.shape[1], columns)
 
     def unpack(self, tensors: Mapping[str, Tensor]) -> Sequence[Tensor]:
         """The parts of the format's scheme. LoadError, naming tensor or module, where they are damaged."""
@@ -164,4 +180,4 @@ def names_of_tensors(modules: Sequence[QuantizedModule]) -> set[str]:
 
 def names_replaced(modules: Sequence[QuantizedModule]) -> set[str]:
     """The weights in whose place they are."""
-    return {f"{one.name}{WEIGHT}" for one in modules}
+    return {one.source for one in modules}

@@ -1,0 +1,94 @@
+"""What commands say and do of a model over ranks, where no other rank runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lamina import ConfigError, UnsupportedError
+from lamina.cli import app
+from lamina.common.progress import say_nothing
+from lamina.compiler import cache
+from lamina.custom_ops.all_reduce.group import group_of_thread
+from lamina.custom_ops.all_reduce.thread_group import ThreadGroup
+from lamina.runtime.batch_invariance import check_batch_invariance
+from lamina.runtime.config import RuntimeConfig
+from lamina.runtime.runtime import Runtime
+from lamina.runtime.startup.loader import resolve_runtime, sizing
+from lamina.runtime.verify import verify
+
+from ...families import FAMILIES
+
+
+def test_info_says_what_each_rank_takes(tmp_path: Path) -> None:
+    folder = FAMILIES["qwen2"].save(tmp_path)
+    told = {}
+    for ranks in (1, 2, 4):
+        options = [
+            "info",
+            "--json",
+            "--model",
+            str(folder),
+            "--tensor-parallel",
+            str(ranks),
+            "--dtype",
+            "float32",
+        ]
+        result = CliRunner().invoke(app, options)
+        assert result.exit_code == 0, result.output
+        told[ranks] = json.loads(result.stdout)
+    assert [told[ranks]["ranks"] for ranks in (1, 2, 4)] == [1, 2, 4]
+    per_token = [told[ranks]["cache_kib_per_token"] for ranks in (1, 2, 4)]
+    assert per_token == [per_token[0], per_token[0] / 2, per_token[0] / 2], "two heads of keys"
+    assert "GiB of KV cache on each of 4 ranks" in told[4]["fit"]
+    weights = [
+        sizing(RuntimeConfig(model=folder, tensor_parallel=ranks, dtype="float32"), say_nothing).weight_bytes
+        for ranks in (1, 2, 4)
+    ]
+    assert weights[0] > weights[1] > weights[2] > weights[0] / 4
+
+
+def test_what_ranks_cannot_share_out_is_said_on_the_command_line(tmp_path: Path) -> None:
+    folder = FAMILIES["qwen2"].save(tmp_path)
+    result = CliRunner().invoke(app, ["info", "--model", str(folder), "--tensor-parallel", "3"])
+    assert result.exit_code != 0
+    assert "wanted a divisor of num_attention_heads, 4" in str(result.output) + str(result.exception)
+
+
+@pytest.mark.long
+def test_one_machine_warms_up_for_all_ranks(tmp_path: Path, compile_cache: Path) -> None:
+    folder = FAMILIES["llama-chunks"].save(tmp_path)
+    options = ["--model", str(folder), "--tensor-parallel", "2", "--cache-dir", str(compile_cache)]
+    options += ["--dtype", "float32", "--num-kv-blocks", "8"]
+    result = CliRunner().invoke(app, ["warmup", "--json", *options])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["compile"]["pieces"] >= 3
+    check = CliRunner().invoke(app, ["warmup", "--check", *options])
+    assert check.exit_code == 0, check.output
+    alone = CliRunner().invoke(app, ["warmup", "--check", *options[:2], *options[4:]])
+    assert alone.exit_code == 1, "the plan of one rank is another"
+
+
+def test_a_plans_key_holds_how_many_ranks_there_are_and_not_which(tmp_path: Path) -> None:
+    folder, keys = FAMILIES["granite"].save(tmp_path), []
+    for rank in ThreadGroup(2).ranks:
+        with group_of_thread(rank):
+            resolved = resolve_runtime(RuntimeConfig(model=folder, tensor_parallel=2), say_nothing)
+            assert resolved.rank == rank.rank
+            factors = resolved.plan_factors()
+            assert factors is not None
+            keys.append(cache.plan_key(factors))
+    alone = resolve_runtime(RuntimeConfig(model=folder), say_nothing).plan_factors()
+    assert alone is not None
+    assert len({*keys, cache.plan_key(alone)}) == 2
+
+
+def test_what_compares_one_process_refuses_several_ranks(tmp_path: Path) -> None:
+    config = RuntimeConfig(model=FAMILIES["granite"].save(tmp_path), tensor_parallel=2)
+    with pytest.raises(ConfigError, match="tensor_parallel is 2; wanted 1, since verify compares"):
+        verify(config, [], 1, say_nothing)
+    with pytest.raises(ConfigError, match="tensor_parallel is 2; wanted 1, since mixes are compared"):
+        check_batch_invariance(config, [], 1, say_nothing)
+    with pytest.raises(UnsupportedError, match="tensor_parallel is 2; wanted 1, as this process is one of"):
+        Runtime(config)
