@@ -13,6 +13,7 @@ from .gelu_and_mul.op import gelu_and_mul
 from .keep_typical.op import keep_typical
 from .layer_norm.op import layer_norm
 from .linear.op import linear
+from .linear_blocks.op import linear_blocks
 from .linear_int8.op import linear_int8
 from .linear_w4a16.op import linear_w4a16
 from .linear_w8a8.op import linear_w8a8
@@ -46,6 +47,7 @@ __all__ = [
     "keep_typical",
     "layer_norm",
     "linear",
+    "linear_blocks",
     "linear_w8a8",
     "linear_int8",
     "linear_w4a16",

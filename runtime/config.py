@@ -76,7 +76,8 @@ class RuntimeConfig:
     executor: ExecutorName = "auto"
     """Who runs the ranks; auto is this process where there is one, and a process each for more."""
     quantization: str | None = None
-    """A scheme for projections by its name: int8 (on a CPU), fp8, fp8_block or w4a16 (four bits a weight)."""
+    """A scheme for projections by its name: int8, fp8, fp8_block, w4a16 (four bits a weight), q4 or q8 (in
+    blocks of 32 columns, on CPUs), or dense, which dequantizes a GGUF file."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together at most; otherwise what the checkpoint allows."""
     allow_long_context: bool = False

@@ -19,7 +19,10 @@ SUMMED_BY_LIBRARIES = (
     *(ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default, ATEN.baddbmm.default, ATEN.mv.default),
     *(ATEN.addmv.default, ATEN.dot.default, ATEN.convolution.default, ATEN._int_mm.default),
 )
-BY_ROWS_ALREADY = (OPS.linear_w4a16.default,)  # on CPUs; what a GPU cannot is refused before it compiles
+BY_ROWS_ALREADY = (
+    OPS.linear_w4a16.default,
+    OPS.linear_blocks.default,
+)  # on CPUs; what a GPU cannot is refused before it compiles
 
 
 def run(graph: fx.Graph) -> tuple[fx.Graph, PassReport]:

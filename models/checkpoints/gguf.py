@@ -23,9 +23,10 @@ from .safetensors_header import header
 from .shards import SINGLE_NAME
 from .weights import check_tensors
 
-CONVERTER_VERSION = 4
+CONVERTER_VERSION = 5
 FOLDER_KIND = "checkpoints"
 CONFIG_KIND = "configs"
+EMBEDDING = "token_embd.weight"
 MEMO = "gguf"  # the kind of the store's names for hashes of files
 
 
@@ -36,27 +37,28 @@ def convert_gguf(
     dtype: torch.dtype,
     progress: Progress | None = None,
     needs_tokenizer: bool = True,
-    keeps_blocks: bool = False,
+    kept_as: str | None = None,
 ) -> Path:
     """The folder with this file's config, weights (in `dtype`) and tokenizer; made at the first call.
 
-    keeps_blocks: projections in four bits stay as they lie where the file has all of their rows so.
+    kept_as: how projections in blocks stay as they lie where the file has all of their rows so, a key of
+    gguf_blocks.KEPT; None: they are dequantized.
     Where a tokenizer cannot be read that is not needed, a note of why lies in its place. Raises LoadError
     where the file changes meanwhile, and StoreError where the folder cannot be written.
     """
     content = GGUFContent(path)
     identity = _identity(content)
     known = store.read_ref(MEMO, identity)
-    folder = store.folder(FOLDER_KIND, _key(known, dtype, keeps_blocks)) if isinstance(known, str) else None
+    folder = store.folder(FOLDER_KIND, _key(known, dtype, kept_as)) if isinstance(known, str) else None
     if folder is not None:
         return folder
     digest = content.digest()
-    key = _key(digest, dtype, keeps_blocks)
+    key = _key(digest, dtype, kept_as)
 
     def write(new: Path) -> None:
         file = read_header(content)
-        kept = _kept_blocks(file, dtype) if keeps_blocks else {}
-        _write_configs(file, new, dtype, kept)
+        kept = _kept_blocks(file, dtype, kept_as)
+        _write_configs(file, new, dtype, kept, kept_as)
         _write_tokenizer(file, new, needs_tokenizer)
         _write_weights(file, new / SINGLE_NAME, dtype, kept, progress)
         content.require(digest)
@@ -66,14 +68,14 @@ def convert_gguf(
     return folder
 
 
-def config_of_gguf(path: Path, store: Store, *, dtype: torch.dtype, keeps_blocks: bool = False) -> Path:
+def config_of_gguf(path: Path, store: Store, *, dtype: torch.dtype, kept_as: str | None = None) -> Path:
     """A folder with what this file's metadata say of the model, and no weights: a few kilobytes, at once."""
     content = GGUFContent(path)
-    key = _key(_identity(content), dtype, keeps_blocks)
+    key = _key(_identity(content), dtype, kept_as)
 
     def write(new: Path) -> None:
         file = read_header(content)
-        _write_configs(file, new, dtype, _kept_blocks(file, dtype) if keeps_blocks else {})
+        _write_configs(file, new, dtype, _kept_blocks(file, dtype, kept_as), kept_as)
 
     return _found_or_made(store, CONFIG_KIND, key, write)
 
@@ -96,8 +98,8 @@ def _found_or_made(store: Store, kind: str, key: str, write: Callable[[Path], No
     return folder
 
 
-def _key(digest: str, dtype: torch.dtype, keeps_blocks: bool) -> str:
-    kept = "-blocks" if keeps_blocks else ""
+def _key(digest: str, dtype: torch.dtype, kept_as: str | None) -> str:
+    kept = "" if kept_as is None else f"-{kept_as}"
     return f"{digest}-v{CONVERTER_VERSION}-{str(dtype).removeprefix('torch.')}{kept}"
 
 
@@ -110,32 +112,47 @@ def _identity(content: GGUFContent) -> str:
     return str(xxhash.xxh3_128_hexdigest(os.fsencode(identity)))
 
 
-def _write_configs(file: GGUFFile, folder: Path, dtype: torch.dtype, kept: Mapping[str, str]) -> None:
+def _write_configs(
+    file: GGUFFile, folder: Path, dtype: torch.dtype, kept: Mapping[str, str], kept_as: str | None
+) -> None:
     config = checkpoint_config(file, dtype)
     _check_tensors(file, ModelConfig.from_dict(config, origin=str(file.path)))
     if kept:
         modules = {name.removesuffix(WEIGHT): kind for name, kind in kept.items()}
-        config["quantization_config"] = {"quant_method": gguf_blocks.METHOD, "modules": modules}
+        config["quantization_config"] = {
+            "quant_method": gguf_blocks.METHOD,
+            "kept_as": kept_as,
+            "modules": modules,
+        }
     config = {name: value for name, value in config.items() if value is not None}
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _kept_blocks(file: GGUFFile, dtype: torch.dtype) -> dict[str, str]:
-    """The kind of each weight that can stay as it lies, by its name in a checkpoint: of whole projections."""
+def _kept_blocks(file: GGUFFile, dtype: torch.dtype, kept_as: str | None) -> dict[str, str]:
+    """The kind of each weight that can stay as it lies, by its name in a checkpoint: of whole projections.
+
+    Among blocks as they are is a projection that is tied to the embedding, by the latter's kind.
+    """
     from gguf import GGMLQuantizationType
 
+    if kept_as is None:
+        return {}
     model = ModelConfig.from_dict(checkpoint_config(file, dtype), origin=str(file.path))
     kinds = {
         target: GGMLQuantizationType(file.tensors[name].quantization).name
         for name, target in _checkpoint_names(file).items()
     }
     kept: dict[str, str] = {}
-    for spec in find_model(model.architecture).parameters(model).values():
-        own = {kinds.get(source) for source in spec.source_shapes}
-        if spec.projection and spec.tied_to is None and len(own) == 1 and own <= set(gguf_blocks.HEADS):
-            kept |= {source: kinds[source] for source in spec.source_shapes}
+    specs = find_model(model.architecture).parameters(model)
+    for spec in specs.values():
+        sources = tuple(spec.source_shapes)
+        lying = sources if spec.tied_to is None else tuple(specs[spec.tied_to].source_shapes)
+        own = {kinds.get(source) for source in lying}
+        is_served = spec.tied_to is None or kept_as == "blocks"
+        if spec.projection and is_served and len(own) == 1 and own <= set(gguf_blocks.KEPT[kept_as]):
+            kept |= dict(zip(sources, map(kinds.__getitem__, lying), strict=True))
     return kept
 
 
@@ -181,11 +198,12 @@ def _write_weights(
     file: GGUFFile, target: Path, dtype: torch.dtype, kept: Mapping[str, str], progress: Progress | None
 ) -> None:
     """A safetensors file, written as it is dequantized, so that no more than a chunk is ever in memory."""
-    family, names = family_of(file), _checkpoint_names(file)
-    layout = dict(_entry(file.tensors[name], target, dtype, kept) for name, target in names.items())
+    family, names = family_of(file), list(_checkpoint_names(file).items())
+    names += [(EMBEDDING, name) for name in kept.keys() - {target_name for _, target_name in names}]  # tied
+    layout = dict(_entry(file.tensors[name], target, dtype, kept) for name, target in names)
     with open(target, "wb") as out:
         out.write(header(layout))
-        for done, (name, target_name) in enumerate(names.items(), start=1):
+        for done, (name, target_name) in enumerate(names, start=1):
             if target_name in kept:
                 for rows in row_chunks(file.tensors[name], row_order(file, family, name)):
                     out.write(rows.data)

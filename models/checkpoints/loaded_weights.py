@@ -1,7 +1,7 @@
 """Every weight of a model in memory, filled as rows come in, and what keeping projections so costs."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -34,12 +34,19 @@ class LoadedWeights:
     type. A tied parameter is the same tensor as the other, unless it is a projection that is kept otherwise.
     """
 
-    def __init__(self, schemes: ModelSchemes, *, dtype: torch.dtype, device: torch.device | str) -> None:
-        specs, names = schemes.specs, schemes.schemes
+    def __init__(
+        self,
+        schemes: ModelSchemes,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        placed: Collection[str] = (),  # parameters that a checkpoint has as they are kept
+    ) -> None:
+        specs, names = schemes.specs, schemes.schemes.keys()
         self.specs, self.dtype, self.device = specs, dtype, torch.device(device)
         self.schemes = schemes
         self._parts = {name: tuple(parts) for name, parts in schemes.tables(dtype).items()}
-        self._tied = {specs[name].tied_to: name for name in names if specs[name].tied_to}
+        self._tied = {specs[name].tied_to: name for name in names - set(placed) if specs[name].tied_to}
         own = {
             name: torch.empty(shape, dtype=kind, device=device)
             for name, (shape, kind) in schemes.own_tensors(dtype).items()

@@ -28,10 +28,10 @@ def resolve_source(
     dtype: torch.dtype = torch.bfloat16,
     progress: Progress | None = None,
     needs_tokenizer: bool = True,
-    keeps_blocks: bool = False,
+    kept_as: str | None = None,
 ) -> Path:
     """The folder with the model's config and weights; `dtype` is what a GGUF file is converted to, but for
-    projections in four bits where it keeps their blocks.
+    projections whose blocks it keeps, by kept_as as convert_gguf has it.
 
     Raises LoadError for a name of nothing, and for what holds no model.
     """
@@ -49,7 +49,7 @@ def resolve_source(
             dtype=dtype,
             progress=progress,
             needs_tokenizer=needs_tokenizer,
-            keeps_blocks=keeps_blocks,
+            kept_as=kept_as,
         )
     if not HUB_ID.fullmatch(str(name)) or path.suffix.lower() == ".gguf":
         raise LoadError(

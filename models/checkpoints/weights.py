@@ -106,7 +106,8 @@ def load_weights(
     is read. into: weights of the same schemes, dtype and device, which are filled anew in place of new ones.
     Raises LoadError for a file that is damaged, or holds something else than its header said.
     """
-    weights = into or LoadedWeights(schemes or checkpoint.schemes, dtype=dtype, device=device)
+    placed = {module.parameter for module in checkpoint.modules.values()}
+    weights = into or LoadedWeights(schemes or checkpoint.schemes, dtype=dtype, device=device, placed=placed)
     weights.begin_again()
     files, slots, shares = checkpoint.files, checkpoint.slots, weights.schemes.shares(rank)
     quantized, scales = _ModuleReader(checkpoint, weights, shares), []

@@ -9,10 +9,9 @@ from torch import Tensor
 from ... import custom_ops
 from ...common.errors import UnsupportedError
 from ...custom_ops._shared.fp8 import LARGEST, divided
-from .scheme import Parts, QuantScheme, Shape, cut_numbers, largest_of, register_scheme
+from .scheme import HEAD, Parts, QuantScheme, Shape, cut_numbers, largest_of, register_scheme
 
 BLOCK = 128  # rows, and columns, of a block with one scale
-HEAD = frozenset({"lm_head"})  # stays dense where the setting asks: few bytes of all, in every token's way
 
 
 def by_rows(shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch.dtype]]:
@@ -97,7 +96,7 @@ FP8 = QuantScheme(
     multiply=multiply,
     share=share_rows,
     cut=cut_numbers,
-    exempt=HEAD,
+    exempt=HEAD,  # few bytes of all, in every token's way
 )
 FP8_BLOCK = QuantScheme(
     name="fp8_block",

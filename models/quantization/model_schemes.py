@@ -13,7 +13,7 @@ from ..layers import Ops
 from ..registry import ParameterSpec
 from ..sharding import COLUMNS, Run, Sharding, Share
 from .kept import KeptProjection
-from .scheme import QuantScheme, Shape, StoredWeight, TensorTable
+from .scheme import HEAD, QuantScheme, Shape, StoredWeight, TensorTable
 
 FIRST = "first"  # the part that says which row of a table a rank's first one is
 SEPARATOR = "%"  # between a projection's name and that of a part, which no parameter's name begins with
@@ -101,7 +101,7 @@ class ModelSchemes:
 
     def _instead(self) -> str:
         """The first remedy for a device that cannot multiply: what the setting asks for can be left out."""
-        is_asked_for = {self.name} == {scheme.name for scheme in self.schemes.values()}
+        is_asked_for = self.name in {scheme.name for scheme in self.schemes.values()}
         return "quantization=None or " if is_asked_for else ""
 
     def of_rank(self, sharding: Sharding) -> "ModelSchemes":
@@ -233,7 +233,10 @@ def uniform(scheme: QuantScheme, specs: Mapping[str, ParameterSpec]) -> ModelSch
             f"quantization is {scheme.name!r}, but the model declares no projection; wanted at least one "
             "ParameterSpec(..., projection=True), or quantization=None"
         )
-    return ModelSchemes(specs=specs, schemes=dict.fromkeys(projections, scheme), name=scheme.name)
+    schemes = dict.fromkeys(projections, scheme)
+    if scheme.head is not None:
+        schemes |= dict.fromkeys(HEAD & schemes.keys(), scheme.head)
+    return ModelSchemes(specs=specs, schemes=schemes, name=scheme.name)
 
 
 def with_stored_weights(ops: Ops) -> Ops:

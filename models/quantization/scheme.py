@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...common.errors import ConfigError, LoadError, UnsupportedError, shown
 
+HEAD = frozenset({"lm_head"})
 Shape = tuple[int, ...]
 TensorTable = dict[str, tuple[Shape, torch.dtype]]
 Parts = Sequence[Tensor]  # of one projection, in the order of QuantScheme.tensors
@@ -69,6 +70,9 @@ class QuantScheme:
     cut: Callable[[Parts, int, int, int], Parts] | None = None
     shared: frozenset[str] = frozenset()  # parts that are the same for all rows of a projection
     exempt: frozenset[str] = frozenset()  # parameters left as they are where the setting asks for the scheme
+    head: "QuantScheme | None" = (
+        None  # keeps the LM head where the setting asks for the scheme; None: as others
+    )
 
     @property
     def is_dense(self) -> bool:

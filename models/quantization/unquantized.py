@@ -18,4 +18,11 @@ UNQUANTIZED = QuantScheme(
     devices=frozenset({"cpu", "cuda"}),
     tensors=tensors,
 )
+DENSE = QuantScheme(  # the same by a name, for files whose blocks would else be kept
+    name="dense",
+    kept=UNQUANTIZED.kept,
+    devices=UNQUANTIZED.devices,
+    tensors=tensors,
+)
 register_scheme(UNQUANTIZED)
+register_scheme(DENSE)

@@ -20,8 +20,7 @@ from ...custom_ops.linear_w4a16.layout import (
     unshuffle,
     unshuffle_groups,
 )
-from .fp8 import HEAD
-from .scheme import Parts, QuantScheme, Shape, register_scheme
+from .scheme import HEAD, Parts, QuantScheme, Shape, register_scheme
 
 GROUPS = (128, 64, 32)  # columns with one scale where nobody says: the first that divides all there are
 STEPS = 7.5  # of the largest weight of a group: half a step is then the largest error on either side

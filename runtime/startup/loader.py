@@ -24,6 +24,7 @@ from ...custom_ops._shared.triton_cache import keep_triton_kernels
 from ...custom_ops.all_reduce.group import MirrorGroup, current_group, group_of_thread
 from ...models.checkpoints.gguf import config_of_gguf
 from ...models.checkpoints.loaded_weights import LoadedWeights
+from ...models.checkpoints.quantized.gguf_blocks import KEPT_AS
 from ...models.checkpoints.source import resolve_source
 from ...models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
 from ...models.config import ModelConfig, read_model_config
@@ -333,10 +334,10 @@ def _find_folder(config: RuntimeConfig, store: Store, device: torch.device, prog
     if config.load_format == "dummy" and folder.is_dir():
         return folder
     dtype = resolve_dtype(config.dtype, torch.bfloat16, device)
-    # on a GPU a GGUF file's four-bit blocks are read as they lie, where nothing else is asked for
-    keeps = device.type == "cuda" and config.quantization is None
+    # a GGUF file's blocks are read as they lie, where nothing else is asked for
+    kept_as = None if config.quantization is not None else KEPT_AS[device.type]
     if config.load_format == "dummy" and folder.is_file() and folder.suffix.lower() == ".gguf":
-        return config_of_gguf(folder, store, dtype=dtype, keeps_blocks=keeps)
+        return config_of_gguf(folder, store, dtype=dtype, kept_as=kept_as)
     return resolve_source(
         config.model,
         store=store,
@@ -345,7 +346,7 @@ def _find_folder(config: RuntimeConfig, store: Store, device: torch.device, prog
         dtype=dtype,
         progress=progress,
         needs_tokenizer=config.tokenizer is None,
-        keeps_blocks=keeps,
+        kept_as=kept_as,
     )
 
 

@@ -88,7 +88,7 @@ def test_info_of_a_gguf_file_writes_kilobytes(demo_model, tmp_path):
     """In a process of its own: kernels that one has loaded are kept in whatever cache comes next."""
     command = [sys.executable, "-m", "lamina", "info", demo_model, "--json", "--cache-dir", tmp_path]
     facts = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    assert 0.2 < facts["weights_gib"] < 0.6
+    assert 0.1 < facts["weights_gib"] < 0.2  # its blocks as they lie
     assert facts["cache_dir"] == str(tmp_path)
     written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert written < 100_000

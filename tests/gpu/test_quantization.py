@@ -14,7 +14,7 @@ def bits(part: Tensor) -> Tensor:
     return part.cpu().contiguous().view(torch.uint8)
 
 
-@pytest.mark.parametrize("name", scheme_names())
+@pytest.mark.parametrize("name", [name for name in scheme_names() if "cuda" in find_scheme(name).devices])
 def test_rows_become_the_same_bits_on_every_device(name: str) -> None:
     scheme = find_scheme(name)
     rows = torch.randn(256, 1024) * torch.rand(256, 1)

@@ -21,6 +21,7 @@ class Dialect:
 
     name: str  # as the config calls it
     format_of: FormatOf  # of a module by its name; None: as it would without quantization
+    has_tied: bool = False  # whether it may hold a tied projection besides, kept otherwise
     notes: tuple[str, ...] = ()  # what is not done as the config says, in sentences
 
 

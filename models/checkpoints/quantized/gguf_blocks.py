@@ -1,4 +1,4 @@
-"""Checkpoints made of GGUF files whose blocks of 32 four-bit weights were kept as they lie: Q4_0, Q4_1."""
+"""Checkpoints made of GGUF files whose blocks of weights were kept as they lie."""
 
 from collections.abc import Mapping
 
@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from ....common.errors import LoadError
+from ....custom_ops.linear_blocks.layout import KINDS
 from ....custom_ops.linear_w4a16.layout import pack
 from ...fields import Fields
+from ...quantization.blocks import in_blocks
 from ...quantization.scheme import Shape
 from ...quantization.w4a16 import OFFSET
 from .dialect import Dialect, require
@@ -17,31 +19,53 @@ METHOD = "gguf"  # as config.json names it, where `modules` says which kind each
 TENSOR = "blocks"  # of a module: [out, bytes of a row]
 COLUMNS = 32  # of a block
 HEADS = {"Q4_0": 1, "Q4_1": 2}  # float16 numbers before the bytes of a block: its scale, and its minimum
+# How projections are kept, by the type of device, and which kinds: for the kernels of w4a16, or as they are.
+KEPT_AS = {"cuda": "w4a16", "cpu": "blocks"}
+KEPT = {"w4a16": tuple(HEADS), "blocks": tuple(KINDS)}
 
 
 def read(fields: Fields) -> Dialect:
     """The dialect of a config that a conversion wrote. UnsupportedError for a kind that is not kept."""
-    kinds = fields.object("modules")
+    kinds, kept_as = fields.object("modules"), fields.text("kept_as")
+    require(fields, "kept_as", kept_as, tuple(KEPT))
     for name, kind in kinds.items():
-        require(fields, f"modules.{name}", kind, tuple(HEADS))
-    forms = {kind: _format(kind) for kind in HEADS}
-    return Dialect(name=METHOD, format_of=lambda module: forms[kinds[module]] if module in kinds else None)
+        require(fields, f"modules.{name}", kind, KEPT[kept_as])
+    forms = {kind: _format(kind, kept_as) for kind in KEPT[kept_as]}
+    return Dialect(
+        name=METHOD,
+        format_of=lambda module: forms[kinds[module]] if module in kinds else None,
+        has_tied=True,
+    )
 
 
-def row_bytes(columns: int, kind: str) -> int:
-    """Bytes of so many columns."""
-    return columns // COLUMNS * (2 * HEADS[kind] + COLUMNS // 2)
-
-
-def _format(kind: str) -> Format:
+def _format(kind: str, kept_as: str) -> Format:
     def tensors(shape: Shape) -> Mapping[str, Expected]:
-        return {TENSOR: Expected(((shape[0], row_bytes(shape[1], kind)),), frozenset({"U8"}))}
+        size = shape[0], KINDS[kind].row_bytes(shape[1])
+        return {TENSOR: Expected((size,), frozenset({"U8"}))}
 
     def unpack(given: Tensors, shape: Shape) -> tuple[Tensor, ...]:
         return unpack_blocks(given[TENSOR], shape, kind)
 
+    def take(given: Tensors, shape: Shape) -> tuple[Tensor, ...]:
+        return (checked(given[TENSOR], kind),)
+
+    name = f"GGUF {kind}"
+    if kept_as == "blocks":
+        return Format(name=name, scheme=in_blocks(kind), tensors=tensors, unpack=take)
     scheme = four_bits(COLUMNS, zero=HEADS[kind] > 1, order=False)
-    return Format(name=f"GGUF {kind}", scheme=scheme, tensors=tensors, unpack=unpack)
+    return Format(name=name, scheme=scheme, tensors=tensors, unpack=unpack)
+
+
+def checked(rows: Tensor, kind: str) -> Tensor:
+    """The rows of blocks. LoadError where scales are not finite."""
+    blocks = torch.unflatten(rows, 1, (-1, KINDS[kind].num_bytes))
+    regions = KINDS[kind].regions
+    for part, (_, unit) in zip(
+        torch.split(blocks, [size for size, _ in regions], dim=2), regions, strict=True
+    ):
+        if unit == 2 and not bool(part.contiguous().view(torch.float16).isfinite().all()):
+            raise LoadError("has scales that are not finite")
+    return rows
 
 
 def unpack_blocks(rows: Tensor, shape: Shape, kind: str) -> tuple[Tensor, ...]:

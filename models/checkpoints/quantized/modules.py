@@ -111,14 +111,14 @@ def quantized_modules(
 ) -> tuple[QuantizedModule, ...]:
     """The modules of all projections that a checkpoint quantizes.
 
-    A tied projection is not one of them. UnsupportedError, naming the modules, where those of one parameter
-    lie differently, or for a parameter that cannot be kept so.
+    A tied projection is one of them where the dialect holds it besides. UnsupportedError, naming the modules,
+    where those of one parameter lie differently, or for a parameter that cannot be kept so.
     """
     if dialect is None:
         return ()
     modules: list[QuantizedModule] = []
     for parameter, spec in specs.items():
-        if spec.projection and spec.tied_to is None:
+        if spec.projection and (spec.tied_to is None or dialect.has_tied):
             modules += _modules_of(dialect, parameter, spec)
     return tuple(modules)
 

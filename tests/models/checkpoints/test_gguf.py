@@ -19,11 +19,13 @@ from torch import Tensor
 from lamina.common.contents import verify
 from lamina.common.errors import LaminaError, LoadError, UnsupportedError
 from lamina.common.store import Store
+from lamina.custom_ops.linear_blocks.layout import KINDS
 from lamina.models.checkpoints.gguf import convert_gguf
 from lamina.models.checkpoints.gguf_config import LAYER_MODULES, MODULES, checkpoint_config
 from lamina.models.checkpoints.gguf_file import read_gguf
 from lamina.models.config import read_model_config
 from lamina.models.generation_config import read_generation_config
+from lamina.models.quantization.blocks import STORES
 
 Run = Callable[..., Tensor]
 PROMPT = [1, 17, 300, 42, 42, 5, 199, 7]
@@ -67,12 +69,21 @@ def write_gguf(
     fields(writer)
     for name, values in {**dict(_llama_cpp_tensors(folder, config)), **(extra or {})}.items():
         quantized = (kinds or {}).get(name, kind) if values.ndim == 2 else KIND.F32
-        writer.add_tensor(name, gguf.quantize(values, quantized), raw_dtype=quantized)
+        writer.add_tensor(name, quantize(values, quantized), raw_dtype=quantized)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def quantize(values: np.ndarray[Any, Any], kind: KIND) -> np.ndarray[Any, Any]:
+    """Rows of blocks by the gguf package, of K-quants, which it does not write, by our own."""
+    if not kind.name.endswith("_K"):
+        return gguf.quantize(values, kind)
+    rows = torch.empty(values.shape[0], KINDS[kind.name].row_bytes(values.shape[1]), dtype=torch.uint8)
+    STORES[kind.name](torch.from_numpy(values), [rows])
+    return rows.numpy()
 
 
 def _llama_cpp_tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

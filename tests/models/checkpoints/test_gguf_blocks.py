@@ -1,7 +1,7 @@
-"""Four-bit blocks of GGUF files that are kept as they lie: what they stand for, and logits."""
+"""Blocks of GGUF files that are kept as they lie, for the kernels of w4a16 or as they are, and logits."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from lamina.common.errors import LoadError
 from lamina.common.progress import say_nothing
 from lamina.common.store import Store
+from lamina.custom_ops.linear_blocks.layout import KINDS
 from lamina.models.checkpoints.gguf import config_of_gguf, convert_gguf
-from lamina.models.checkpoints.quantized.gguf_blocks import HEADS, unpack_blocks
+from lamina.models.checkpoints.quantized.gguf_blocks import HEADS, KEPT, checked, unpack_blocks
 from lamina.models.checkpoints.weights import load_weights, read_checkpoint
 from lamina.models.config import read_model_config
 from lamina.models.quantization.w4a16 import w4a16
@@ -24,6 +26,7 @@ from lamina.models.registry import find_model
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.startup.loader import _find_folder as find_folder
 
+from ...families import oracle, oracle_logits
 from .test_gguf import KIND, PROMPT, Run, write_gguf
 
 every_kind = pytest.mark.parametrize("kind", [KIND.Q4_0, KIND.Q4_1])
@@ -75,14 +78,14 @@ def test_weights_and_logits_are_those_of_the_file_dequantized(
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, kind=kind)
     dense = convert_gguf(path, store, dtype=torch.float32)
-    kept = convert_gguf(path, store, dtype=torch.float32, keeps_blocks=True)
+    kept = convert_gguf(path, store, dtype=torch.float32, kept_as="w4a16")
     assert kept != dense
     assert (kept / "model.safetensors").stat().st_size < (dense / "model.safetensors").stat().st_size / 2
     wanted, found = restored(dense), restored(kept)
     for name, weight in found.items():
         torch.testing.assert_close(weight, wanted[name], rtol=0, atol=1e-6)
     torch.testing.assert_close(logits_of(kept, PROMPT), logits_of(dense, PROMPT), rtol=1e-3, atol=1e-4)
-    assert convert_gguf(path, store, dtype=torch.float32, keeps_blocks=True) == kept
+    assert convert_gguf(path, store, dtype=torch.float32, kept_as="w4a16") == kept
 
 
 def test_a_projection_of_several_kinds_is_dequantized_whole(
@@ -90,7 +93,7 @@ def test_a_projection_of_several_kinds_is_dequantized_whole(
 ) -> None:
     kinds = {"blk.0.attn_v.weight": KIND.Q8_0, "blk.1.ffn_up.weight": KIND.Q4_1}
     path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, kind=KIND.Q4_0, kinds=kinds)
-    folder = convert_gguf(path, store, dtype=torch.float32, keeps_blocks=True)
+    folder = convert_gguf(path, store, dtype=torch.float32, kept_as="w4a16")
     modules = json.loads((folder / "config.json").read_text())["quantization_config"]["modules"]
     layers = "model.layers"
     for name in (f"{layers}.0.self_attn.q_proj", f"{layers}.1.mlp.gate_proj", f"{layers}.1.mlp.up_proj"):
@@ -105,23 +108,112 @@ def test_a_file_of_other_kinds_says_nothing_of_quantization(
     tiny_folder: Path, tmp_path: Path, store: Store
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, kind=KIND.Q8_0)
-    folder = config_of_gguf(path, store, dtype=torch.float32, keeps_blocks=True)
+    folder = config_of_gguf(path, store, dtype=torch.float32, kept_as="w4a16")
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
 
 
 def test_the_config_alone_says_what_is_kept(tiny_folder: Path, tmp_path: Path, store: Store) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, kind=KIND.Q4_0)
-    folder = config_of_gguf(path, store, dtype=torch.float32, keeps_blocks=True)
+    folder = config_of_gguf(path, store, dtype=torch.float32, kept_as="w4a16")
     assert json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"] == "gguf"
 
 
 @pytest.mark.parametrize(
-    "device, quantization, is_kept", [("cpu", None, False), ("cuda", None, True), ("cuda", "int8", False)]
+    "device, quantization, kept_as",
+    [
+        ("cpu", None, "blocks"),
+        ("cpu", "dense", None),
+        ("cpu", "q8", None),
+        ("cuda", None, "w4a16"),
+        ("cuda", "int8", None),
+    ],
 )
-def test_blocks_are_kept_on_gpus_where_nothing_else_is_asked_for(
-    device: str, quantization: str | None, is_kept: bool, tiny_folder: Path, tmp_path: Path, store: Store
+def test_blocks_are_kept_where_nothing_else_is_asked_for(
+    device: str,
+    quantization: str | None,
+    kept_as: str | None,
+    tiny_folder: Path,
+    tmp_path: Path,
+    store: Store,
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, kind=KIND.Q4_0)
     config = RuntimeConfig(model=str(path), dtype="bfloat16", quantization=quantization, tokenizer="none")
     folder = find_folder(config, store, torch.device(device), say_nothing)
-    assert ("quantization_config" in json.loads((folder / "config.json").read_text())) == is_kept
+    said = json.loads((folder / "config.json").read_text()).get("quantization_config")
+    assert (said and said["kept_as"]) == kept_as
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "head_dim": 64}
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("kind", [KIND[name] for name in KEPT["blocks"]])
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_kind_is_multiplied_as_it_lies_and_close_to_transformers_on_the_dequantized_weights(
+    kind: KIND,
+    tied: bool,
+    make_tiny_folder: Callable[..., Path],
+    tmp_path: Path,
+    store: Store,
+    logits_of: Run,
+) -> None:
+    """What differs: x has eight bits at each product. A tied head is kept in the embedding's blocks."""
+    source = make_tiny_folder(**WIDE, tie_word_embeddings=tied)
+    path = write_gguf(tmp_path / "wide.gguf", source, kind=kind)
+    dense = convert_gguf(path, store, dtype=torch.float32)
+    kept = convert_gguf(path, store, dtype=torch.float32, kept_as="blocks")
+    config = read_model_config(kept)
+    checkpoint = read_checkpoint(find_model(config.architecture), config, kept)
+    assert {scheme.name for scheme in checkpoint.schemes.schemes.values()} == {kind.name.lower()}
+    assert "lm_head" in checkpoint.schemes.schemes
+    wanted, found = restored(dense), restored(kept)
+    for name, weight in wanted.items():
+        assert torch.equal(found[name], weight)
+    assert (
+        relative_error(logits_of(kept, PROMPT), oracle_logits(oracle(dense, "LlamaForCausalLM"), PROMPT))
+        < 0.03
+    )
+
+
+@pytest.mark.parametrize("kind", KEPT["blocks"])
+def test_rows_whose_scales_are_none_are_refused(kind: str) -> None:
+    rows = torch.zeros(3, KINDS[kind].num_bytes, dtype=torch.uint8)
+    assert checked(rows, kind) is rows
+    at = 0
+    for size, unit in KINDS[kind].regions:
+        if unit == 2:
+            spoiled = rows.clone()
+            spoiled[2, at + size - 1] = 0x7C  # infinity
+            with pytest.raises(LoadError, match="scales that are not finite"):
+                checked(spoiled, kind)
+        at += size
+
+
+def test_a_file_may_mix_kinds_and_only_a_fused_projection_of_several_is_dequantized(
+    make_tiny_folder: Callable[..., Path], tmp_path: Path, store: Store, logits_of: Run
+) -> None:
+    source = make_tiny_folder(**WIDE)
+    kinds = {
+        "blk.0.attn_v.weight": KIND.Q6_K,
+        "blk.0.ffn_down.weight": KIND.Q8_0,
+        "output.weight": KIND.Q6_K,
+        "token_embd.weight": KIND.F16,
+    }
+    path = write_gguf(tmp_path / "wide.gguf", source, kind=KIND.Q4_K, kinds=kinds)
+    kept = convert_gguf(path, store, dtype=torch.float32, kept_as="blocks")
+    config = read_model_config(kept)
+    schemes = read_checkpoint(find_model(config.architecture), config, kept).schemes.schemes
+    assert {name: scheme.name for name, scheme in schemes.items()} == {
+        "layers.0.o": "q4_k",
+        "layers.0.gate_up": "q4_k",
+        "layers.0.down": "q8_0",
+        "lm_head": "q6_k",
+    }
+    dense = convert_gguf(path, store, dtype=torch.float32)
+    assert (
+        relative_error(logits_of(kept, PROMPT), oracle_logits(oracle(dense, "LlamaForCausalLM"), PROMPT))
+        < 0.03
+    )

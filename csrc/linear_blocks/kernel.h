@@ -1,0 +1,155 @@
+// out = (silu_and_mul of) x @ w.T + bias by blocks of weights as a GGUF file has them, on raw pointers.
+//
+// x is quantized first; whole numbers are multiplied, and what each 32 columns sum up to goes by both scales into a sum
+// of floats. A lane is a row of weights, so nothing is summed across lanes, and each element of out is one chain over
+// its columns in order: its bits depend on no other row of x or of the weights.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "buffer.h"
+#include "formats.h"
+#include "quantized_rows.h"
+#include "rounding.h"
+#include "thread_pool.h"
+
+namespace lamina {
+
+constexpr int kTile = 8;                      // rows of x that meet weights unpacked once
+constexpr int64_t kQuantizedBytes = 1 << 20;  // of x that weights go by at once: they stay in a core's own cache
+constexpr int64_t kMinChunkTokens = 64;
+constexpr int64_t kMinParallelBlocks = 1 << 17;  // multiply-adds below which waking threads costs more than it saves
+constexpr int64_t kMinChunk = 1 << 16;           // of those that a thread claims at once
+constexpr int64_t kQuantizedAlone = 1 << 14;     // columns of x in all
+
+template <typename T>
+struct LinearBlocks {
+  const T* x;
+  int64_t x_token;  // stride; a row is contiguous
+  int64_t tokens;
+  const uint8_t* weight;  // groups of sixteen rows, interleaved; then those that are left, each as it lies
+  const T* bias;          // or null
+  T* out;                 // contiguous
+  int64_t rows, columns;
+  bool gated;  // rows of a gate, then as many of what it gates
+  int threads;
+
+  template <typename Format>
+  void run() const {
+    thread_local Buffer buffer;
+    const int64_t spans = columns / kSpan, most = kQuantizedBytes / static_cast<int64_t>(sizeof(QuantizedSpan));
+    const int64_t chunk = std::max(kMinChunkTokens, most / std::max<int64_t>(1, spans) / kTile * kTile);
+    const size_t needed = spans * std::min(tokens, chunk) * sizeof(QuantizedSpan);
+    auto* quantized = reinterpret_cast<QuantizedSpan*>(buffer.reserve(needed / sizeof(float) + 1));
+    for (int64_t first = 0; first < tokens; first += chunk) {
+      const int64_t count = std::min(chunk, tokens - first);
+      quantize(first, count, quantized);
+      multiply<Format>(first, count, quantized);
+    }
+  }
+
+ private:
+  int64_t spans() const { return columns / kSpan; }
+  int64_t out_rows() const { return gated ? rows / 2 : rows; }
+
+  // A span's rows of x are neighbours.
+  void quantize(int64_t first, int64_t count, QuantizedSpan* to) const {
+    const auto quantize_row = [&](int64_t t) {
+      const T* from = x + (first + t) * x_token;
+      for (int64_t s = 0; s < spans(); s++) quantize_span(from + s * kSpan, kSpan, to + s * count + t);
+    };
+    parallel_chunks(count, count * columns > kQuantizedAlone ? threads : 1, quantize_row);
+  }
+
+  template <typename Format>
+  void multiply(int64_t first, int64_t count, const QuantizedSpan* from) const {
+    const int64_t groups = (out_rows() + kGroupRows - 1) / kGroupRows;
+    const int64_t work = count * columns * kGroupRows,
+                  grain = std::max<int64_t>(1, kMinChunk / std::max<int64_t>(1, work));
+    const int at_once = work * groups > kMinParallelBlocks ? threads : 1;
+    parallel_ranges(groups, grain, at_once, [&](int64_t begin, int64_t end) {
+      for (int64_t group = begin; group < end; group++) multiply_group<Format>(group * kGroupRows, first, count, from);
+    });
+  }
+
+  template <typename Format>
+  void multiply_group(int64_t row, int64_t first, int64_t count, const QuantizedSpan* from) const {
+    const uint8_t* own = find_group<Format>(row, 0);
+    const uint8_t* other = gated ? find_group<Format>(out_rows() + row, 1) : nullptr;
+    for (int64_t t = 0; t < count; t += kTile) {
+      const int some = static_cast<int>(std::min<int64_t>(kTile, count - t));
+      for (int lane = 0; lane < kGroupRows; lane += kLanes) {
+        Vec sums[2][kTile];
+        multiply_some<Format, kTile>(own, lane, from + t, count, some, sums[0]);
+        if (gated) multiply_some<Format, kTile>(other, lane, from + t, count, some, sums[1]);
+        for (int i = 0; i < some; i++) write(first + t + i, row + lane, sums[0][i], sums[1][i]);
+      }
+    }
+  }
+
+  // Sixteen rows, interleaved now where they are the last and fewer.
+  template <typename Format>
+  const uint8_t* find_group(int64_t row, int which) const {
+    const int64_t blocks = columns / Format::kColumns, row_bytes = blocks * Format::kBytes;
+    const uint8_t* group = weight + row * row_bytes;
+    if (rows - row >= kGroupRows) return group;
+    thread_local Buffer buffers[2];
+    auto* own = reinterpret_cast<uint8_t*>(buffers[which].reserve(row_bytes * kGroupRows / sizeof(float) + 1));
+    interleave<Format>(group, static_cast<int>(rows - row), blocks, own);
+    return own;
+  }
+
+  template <typename Format, int some>
+  void multiply_some(const uint8_t* group, int lane, const QuantizedSpan* x, int64_t stride, int count,
+                     Vec* sums) const {
+    if (count == some) return multiply_rows<Format, some>(group, lane, x, stride, sums);
+    if constexpr (some > 1) multiply_some<Format, some - 1>(group, lane, x, stride, count, sums);
+  }
+
+  template <typename Format, int count>
+  void multiply_rows(const uint8_t* group, int lane, const QuantizedSpan* x, int64_t stride, Vec* sums) const {
+    constexpr int kSpans = Format::kColumns / kSpan, kHalf = kChunks / Format::kScales;
+    Vec sum[count] = {};
+    const uint8_t* end = group + columns / Format::kColumns * Format::kBytes * kGroupRows;
+    for (; group < end; group += Format::kBytes * kGroupRows) {
+      const Format block(group, lane);
+      for (int s = 0; s < kSpans; s++, x += stride) {
+        ByteVec numbers[kChunks];
+        block.unpack(s, numbers);
+        const Vec minimum = block.minimum(s);
+        Vec scales[Format::kScales];
+        for (int h = 0; h < Format::kScales; h++) scales[h] = block.scale(s, h);
+        for (int t = 0; t < count; t++) {
+          for (int h = 0; h < Format::kScales; h++) {
+            const int total = Format::kScales == 1 ? x[t].totals[0] + x[t].totals[1] : x[t].totals[h];
+            IntVec dots = -Format::kOffset * total - IntVec{};
+            for (int c = h * kHalf; c < (h + 1) * kHalf; c++)
+              dots = add_dots<Format::kIsWide>(dots, numbers[c], broadcast_four(x[t].values + 4 * c));
+            sum[t] += __builtin_convertvector(dots, Vec) * (scales[h] * x[t].scale);
+          }
+          if (Format::kHasMinimum) sum[t] += minimum * x[t].scaled_total;
+        }
+      }
+    }
+    for (int t = 0; t < count; t++) sums[t] = sum[t];
+  }
+
+  void write(int64_t token, int64_t row, Vec first, Vec second) const {
+    const int64_t width = out_rows(), count = width - row;
+    if (count <= 0) return;
+    first = finished(first, row, count);
+    if (gated) {
+      const Vec gate = rounded<T>(first), up = rounded<T>(finished(second, width + row, count));
+      first = rounded<T>(gate / (1.0f + exp(-gate))) * up;
+    }
+    store_some(out + token * width + row, first, count);
+  }
+
+  Vec finished(Vec sums, int64_t row, int64_t count) const {
+    return bias == nullptr ? sums : sums + load_some(bias + row, count);
+  }
+};
+
+}  // namespace lamina
