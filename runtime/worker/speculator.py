@@ -93,14 +93,15 @@ class Speculator:
         accepted = verdict.accepted
         self._verdict[:, :num_rows].zero_()
         sampled = batch.sampled.new_zeros(num_rows, rows.most_drafts + 1)
+        most = torch.minimum(rows.capacities, rows.limits - 1)  # tokens that may be computed of each row
         if num_samples:
             which = rows.first_samples.unsqueeze(1) + self._places[: rows.most_drafts + 1]
-            sampled = batch.sampled[which.clamp(max=num_samples - 1)]
-            self._judge(batch, rows, sampled, which, verdict)
+            which.clamp_(max=num_samples - 1)
+            sampled = batch.sampled[which]
+            self._judge(batch, rows, sampled, which[:, :-1], most, verdict)
         newest = self._input_batch.newest[:num_rows]
         newest.copy_(sampled.gather(1, accepted.long().unsqueeze(1)).squeeze(1))
         computed = self._computed[:num_rows]
-        most = torch.minimum(rows.capacities, rows.limits - 1)
         torch.minimum(batch.seq_lens - rows.num_drafts + accepted, most, out=computed)
         self.drafts[:num_rows].fill_(NO_DRAFT)
         self._drafter.propose(
@@ -133,16 +134,17 @@ class Speculator:
         batch: BatchView,
         rows: DraftRows,
         sampled: Tensor,
-        which: Tensor,
+        before: Tensor,
+        most: Tensor,
         verdict: Verdict,
     ) -> None:
-        """A draft holds where all before it do and it is what was sampled in its place."""
-        last = len(batch.sampled) - 1
-        before = which[:, :-1].clamp(max=last)
+        """A draft holds where all before it do and it is what was sampled in its place.
+
+        before [rows, drafts]: samples in the place of drafts. most [rows]: tokens that may be computed.
+        """
         after = batch.logits_rows[before] + 1
         drafts = self._input_batch.taken_ids[after.clamp(max=len(batch.token_ids) - 1)]
         is_own = self._places[: rows.most_drafts] < rows.num_drafts.unsqueeze(1)
-        most = torch.minimum(rows.capacities, rows.limits - 1)
         is_inside = batch.sample_positions[before] < most.unsqueeze(1)
         is_draft = is_own & is_inside & (drafts >= 0)
         holds = is_draft & (drafts == sampled[:, :-1])

@@ -1,5 +1,7 @@
 """Models and heads that draft: the answers are those of the model alone, and a twin of it is always right."""
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from tests.heads import RandomHead
 from lamina import Runtime, SamplingParams
 from lamina.runtime.scheduler.drafting import Drafting
 from lamina.runtime.speculation.config import Draft, Eagle
+from lamina.runtime.startup import engine_builder
 
 PROMPTS = [[5, 6, 7, 8], [9] * 20, [11, 12] * 30, [3], [*range(40, 80)]]
 PLAIN = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
@@ -185,3 +188,72 @@ def test_an_answer_ends_at_its_last_position_exactly(
         assert answers == alone(params, max_model_len=66)
         limits = [min(max_tokens, 66 - len(prompt)) for prompt in PROMPTS]
         assert [len(answer) for answer in answers] == limits
+
+
+def test_tokens_drawn_beside_sampled_drafts_are_distributed_as_the_model_says(
+    tiny_folder: Path, make_tiny_folder: Callable[..., Path], run: Run
+) -> None:
+    """What a drafter samples by odds of its own makes no token likelier or less likely."""
+    prompt, num_draws = [5, 6, 7, 8], 400
+    draws = [
+        SamplingParams(temperature=1.0, top_k=3, seed=seed, max_tokens=4, ignore_eos=True)
+        for seed in range(num_draws)
+    ]
+    settings = {"max_num_seqs": 8, "num_kv_blocks": 64}
+    drafter = Draft(model=make_tiny_folder(rms_norm_eps=0.5), k=2)  # the same weights, other odds
+    answers, drafting = run(drafter, draws, [prompt] * num_draws, **settings)  # type: ignore[arg-type]
+    assert 0 < drafting.num_accepted < drafting.num_drafted
+    firsts = Counter(answer[0] for answer in answers)
+    prompts = [[*prompt, first] for first in firsts]
+    likeliest = SamplingParams(temperature=0, logprobs=3, max_tokens=1, ignore_eos=True)
+    with Runtime.from_pretrained(tiny_folder, compile=False, dtype="float64") as runtime:
+        found = runtime.generate(prompts, likeliest)
+    excess, freedom = 0.0, 0
+    for (first, count), output in zip(firsts.items(), found, strict=True):
+        (at_first,) = output.outputs[0].logprobs or ()
+        odds = {token: math.exp(one.logprob) for token, one in at_first.items()}
+        seconds = Counter(answer[1] for answer in answers if answer[0] == first)
+        assert seconds.keys() <= odds.keys()
+        for token, own in odds.items():
+            expected = count * own / sum(odds.values())
+            excess += (seconds[token] - expected) ** 2 / expected
+        freedom += len(odds) - 1
+    assert excess < freedom + 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("kind", ["draft", "eagle-3"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_who_is_given_up_or_preempted_amid_drafts_leaves_the_others_as_they_are(
+    kind: str,
+    depth: int,
+    tiny_folder: Path,
+    heads: dict[str, Path],
+    alone: Callable[..., Answers],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(engine_builder.DEPTHS, "cpu", depth)
+    drafter = Draft(model=tiny_folder, k=3) if kind == "draft" else Eagle(model=heads[kind], k=3)
+    with Runtime.from_pretrained(
+        tiny_folder,
+        speculative=drafter,
+        compile=False,
+        dtype="float64",
+        num_kv_blocks=11,
+        max_num_seqs=4,
+    ) as runtime:
+        for num_seen in (1, 4):
+            given_up = [runtime.stream(prompt, DRAWN) for prompt in PROMPTS[:3]]
+            for stream in given_up:
+                for _ in range(num_seen):
+                    next(stream)
+            kept = [runtime.stream(prompt, DRAWN) for prompt in PROMPTS]
+            answers = [[*next(stream).token_ids] for stream in kept]
+            for number, stream in enumerate(kept):
+                if number < len(given_up):
+                    given_up[number].close()
+                for delta in stream:
+                    answers[number] += delta.token_ids
+            assert answers == alone(DRAWN)
+        assert runtime.stats()["preemptions"] > 0
+        assert runtime.stats()["blocks"]["used"] == 0
+        assert runtime.stats()["speculation"]["accepted_tokens"] > (0 if kind == "draft" else -1)
