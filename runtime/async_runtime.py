@@ -23,12 +23,14 @@ from .protocol.core_description import CoreDescription
 from .request_options import RequestOptions
 from .sampling_params import SamplingParams
 from .validation import text
+from .weight_messages import FILE, plain_of, written
 
 if TYPE_CHECKING:
     from .engine.core_loop import CoreService
     from .keywords import RequestSettings, RuntimeSettings
     from .prompts import Prompt
     from .tokenization.chat_messages import Messages
+    from .weight_messages import Weights
 
 EngineKind = Literal["thread", "process"]
 STEP_TIMEOUTS = {"cpu": 30.0, "cuda": 4.0}  # seconds, by device: a step on a CPU may take in a long prompt
@@ -171,6 +173,18 @@ class AsyncRuntime:
     async def wake(self) -> None:
         """Takes the memory again, as Runtime.wake() does; LoadError where dropped weights cannot be read."""
         await self.call("wake")
+
+    async def update_weights(self, weights: "Weights") -> None:
+        """Replaces weights in place, between two steps: what Runtime.update_weights() takes, says and raises.
+
+        Tensors for an engine in a process of its own travel by a file, in memory where there is room.
+        """
+        kind, value = plain_of(weights)
+        if kind == "tensors" and not self._client.takes_objects:
+            with await asyncio.to_thread(written, value) as folder:
+                await self.call("update_weights", "file", os.path.join(folder, FILE))
+        else:
+            await self.call("update_weights", kind, value)
 
     async def is_sleeping(self) -> bool:
         """Returns whether sleep() was called, and wake() was not since."""

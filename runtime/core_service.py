@@ -38,6 +38,7 @@ def open_core(
             methods={
                 "stats": lambda: collect_stats(held[0]),
                 "fingerprint": lambda: system_fingerprint(held[0]),
+                "update_weights": loaded.core.update_weights,
                 "explain": lambda: explanation_of(held[0]),
                 "explain_html": lambda: page_of(held[0]),
                 "count_whole": lambda times, count: held[0].core.count_whole(Timeline(*times), count),

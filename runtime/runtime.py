@@ -28,6 +28,7 @@ from .startup.loader import load, note_use
 from .stats import collect_stats, explanation_of, page_of
 from .tokenization.chat_messages import Messages
 from .tokenization.tokenizer import Tokenizer
+from .weight_messages import Weights, plain_of
 
 
 @outside_dynamo
@@ -214,6 +215,18 @@ class Runtime:
         sleeps on then, and can be woken again.
         """
         self._client.wake(capture=not is_lazy(self.config))
+
+    def update_weights(self, weights: Weights) -> None:
+        """Replaces weights in place, of the same model; nothing is compiled or captured again.
+
+        weights: tensors by the names that checkpoints use, some or all; a folder or hub id of another
+        checkpoint; or a WeightGroup that a trainer sends them to. All or nothing: names, shapes, dtypes and
+        values are checked before anything is written, and RequestError, ConfigError, UnsupportedError or
+        LoadError say what is amiss. The prefix cache is emptied. What is being written keeps its tokens, and
+        goes on with the new weights. A drafter's weights stay. While it sleeps it takes the memory of the
+        weights, and sleeps on.
+        """
+        self._client.update_weights(*plain_of(weights))
 
     @property
     def is_sleeping(self) -> bool:

@@ -59,9 +59,19 @@ class LoadedWeights:
         """Be filled anew from the first row on, in the memory that is there; nothing measured counts."""
         # Of a checkpoint: "layers.0.k_scale", float32 [1] or [kv_heads].
         self.kv_scales: dict[str, Tensor] = {}
-        self._sums = {name: _Sums() for name in self.schemes.schemes}
+        self._sums: dict[str, _Sums] = {}
         self._placed: set[str] = set()
         self._scales: dict[str, tuple[float, float]] = {}  # of each projection that has some, once settled
+        self.renew(self.schemes.schemes)
+
+    def renew(self, parameters: Iterable[str]) -> None:
+        """Have nothing that was measured of these projections count, which are filled anew."""
+        self._sums |= {name: _Sums() for name in parameters}
+
+    def kept_with(self, parameter: str) -> tuple[str, ...]:
+        """The projections with a scheme that rows of a parameter fill: itself, and the one tied to it."""
+        names = (parameter, self._tied.get(parameter))
+        return tuple(name for name in names if name is not None and name in self._parts)
 
     def room(self, parameter: str, shape: tuple[int, ...]) -> Tensor:
         """Memory for a whole parameter, to be filled and taken: its own, where it is kept as it is."""
@@ -100,11 +110,10 @@ class LoadedWeights:
             rows = rows if columns is None else rows.narrow(1, *columns)
             if own.data_ptr() != rows.data_ptr():  # else they were filled where they belong, in room()
                 own.copy_(rows)
-        for name in (parameter, self._tied.get(parameter)):
-            if name is not None and name in self._parts:
-                step = max(1, CHUNK_ELEMENTS // rows.shape[1])
-                for first in range(0, rows.shape[0], step):
-                    self._store(name, start + first, rows[first : first + step], columns)
+        for name in self.kept_with(parameter):
+            step = max(1, CHUNK_ELEMENTS // rows.shape[1])
+            for first in range(0, rows.shape[0], step):
+                self._store(name, start + first, rows[first : first + step], columns)
 
     def place(self, parameter: str, start: int, count: int, given: Sequence[Tensor]) -> None:
         """Fill the parts of `count` rows from `start` onward with those that a checkpoint has.
@@ -148,9 +157,13 @@ class LoadedWeights:
             for name in self._parts[parameter]
         ]
 
-    def settle(self) -> None:
-        """Lay projections out as their schemes multiply them, once every row is there and was measured."""
-        for name, scheme in self.schemes.schemes.items():
+    def settle(self, parameters: Iterable[str] | None = None) -> None:
+        """Lay projections out as their schemes multiply them, once every row is there and was measured.
+
+        parameters: those alone; None: all with a scheme.
+        """
+        for name in self.schemes.schemes if parameters is None else parameters:
+            scheme = self.schemes.schemes[name]
             scale = self.by_name.get(f"{name}{SEPARATOR}{SCALE}")
             if scale is not None:
                 self._scales[name] = (float(scale.min()), float(scale.max()))

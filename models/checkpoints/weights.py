@@ -200,7 +200,8 @@ def dummy_weights(
     return weights
 
 
-def _slots(specs: Mapping[str, ParameterSpec]) -> dict[str, Slot]:
+def slots_of(specs: Mapping[str, ParameterSpec]) -> dict[str, Slot]:
+    """Where each tensor of a checkpoint that is not quantized belongs, by name."""
     slots: dict[str, Slot] = {}
     for parameter, spec in specs.items():
         start = 0
@@ -223,7 +224,7 @@ def check_tensors(
     checkpoint may hold the tied name of a parameter alone.
     """
     specs, replaced = definition.parameters(config), names_replaced(modules)
-    slots = {name: slot for name, slot in _slots(specs).items() if name not in replaced}
+    slots = {name: slot for name, slot in slots_of(specs).items() if name not in replaced}
     slots = _held_ties(specs, slots, shapes)
     zeros = {f"{module.name}.bias" for module in modules}  # which some tools write where there is none
     unknown = sorted(

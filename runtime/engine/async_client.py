@@ -82,6 +82,11 @@ class AsyncClient:
         self._inbox = Inbox(self, asyncio.get_running_loop())
         handle.start(self._inbox.put)
 
+    @property
+    def takes_objects(self) -> bool:
+        """See CoreHandle."""
+        return self._handle.takes_objects
+
     def generate(self, parent: ParentRequest) -> Generation:
         """Queues what is to be written to a prompt; returns it as it is written."""
         self._require_usable()

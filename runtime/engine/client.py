@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...common.errors import ClosedError, RequestError
 from ...common.forks import require_same_process
@@ -129,7 +129,11 @@ class Client:
 
     def sleep(self, level: int) -> None:
         """Gives the device's memory back; whoever steps waits until wake()."""
-        self.enter(lambda core: self._sleep(core, level))
+        self.enter(lambda core: self._lulled(core, lambda: core.sleep(level)))
+
+    def update_weights(self, kind: str, value: Any) -> None:
+        """Replaces weights; where that leaves the core asleep, who steps waits for wake()."""
+        self.enter(lambda core: self._lulled(core, lambda: core.update_weights(kind, value)))
 
     def wake(self, *, capture: bool) -> None:
         """Takes the device's memory again, and lets those step who wait."""
@@ -205,9 +209,10 @@ class Client:
         with watched(self._on_build):
             return core.idle()
 
-    def _sleep(self, core: EngineCore, level: int) -> None:
+    def _lulled(self, core: EngineCore, action: Callable[[], None]) -> None:
+        """Does what may leave the core asleep."""
         try:
-            core.sleep(level)
+            action()
         finally:
             if core.is_asleep:
                 self._put_to_sleep_by = threading.get_ident()

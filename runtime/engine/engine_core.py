@@ -2,14 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from ...common.errors import EngineError, LaminaError, RequestError, shown
 from ...common.logging import get_logger
 from ..executor.executor import Executor, StepHandle
-from ..protocol.engine_output import EngineOutput, Finish, FinishReason, Timeline
+from ..protocol.engine_output import EngineOutput, FinishReason, Timeline
 from ..protocol.engine_request import EngineRequest
 from ..protocol.interrupts import InterruptAtRequestError
 from ..protocol.runner_output import RunnerOutput
@@ -18,18 +17,11 @@ from ..scheduler.faults import blamed
 from ..scheduler.request import Request
 from ..scheduler.scheduler import Scheduler
 from .latency import Latencies
+from .live import Live, finish_of, request_of, seconds_to_first_token
 from .suspects import Suspects
 
 logger = get_logger("runtime")
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request that has not ended, and how many of its output tokens were sent."""
-
-    request: Request
-    num_sent: int = 0
 
 
 class EngineCore:
@@ -54,7 +46,7 @@ class EngineCore:
         self._is_whole = True  # the books: not while something happens to them
         self._at_model: SchedulerOutput | None = None  # the step that is being launched or read
         self._pending: deque[tuple[SchedulerOutput, StepHandle]] = deque()
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._attentive: set[str] = set()  # those that want each token, not all at the end
         self._suspects = Suspects()
         self.latencies = Latencies()
@@ -154,11 +146,7 @@ class EngineCore:
         """
         if type(level) is not int or level not in (1, 2):
             raise RequestError(f"level is {shown(level)}; wanted 1, to keep the weights on the host, or 2")
-        while self._pending:
-            try:
-                self._whole(self._finish_pending)
-            except Exception as error:
-                self._whole(partial(self._answer_for, error))
+        self._wait_for_steps()
         self._whole(partial(self._sleep, level))
 
     def wake(self, *, capture: bool = True) -> None:
@@ -170,6 +158,16 @@ class EngineCore:
         if self.is_asleep:
             self._executor.collective_rpc("wake", capture)
             self.sleep_level = 0
+
+    def update_weights(self, kind: str, value: Any) -> None:
+        """Has workers replace their weights; live requests keep their tokens, and are computed again.
+
+        kind and value: as workers take them. Raises what they do, and the weights are as they were then.
+        Where they could not be kept, or an interrupt came between, it sleeps, until wake() has read them
+        again or an update has given them all.
+        """
+        self._wait_for_steps()
+        self._whole(partial(self._update_weights, kind, value))
 
     def close(self) -> None:
         """Aborts every live request and shuts the executor down; a second call does nothing."""
@@ -237,13 +235,13 @@ class EngineCore:
             self.scheduler.reopen()
 
     def _add(self, asked: EngineRequest) -> None:
-        request, request_id = _request_of(asked), asked.request_id
+        request, request_id = request_of(asked), asked.request_id
         self.scheduler.add(request)
         if asked.params.logits_processors or asked.grammar is not None:
             self._executor.add_request(request_id, asked.params.logits_processors or (), asked.grammar)
         if asked.wants_each_token:
             self._attentive.add(request_id)
-        self._live[request_id] = _Live(request)
+        self._live[request_id] = Live(request)
 
     def _abort(
         self,
@@ -271,6 +269,26 @@ class EngineCore:
                 self._executor.collective_rpc("wake", True)
             self.sleep_level = was
             raise
+
+    def _update_weights(self, kind: str, value: Any) -> None:
+        was, self.sleep_level = self.sleep_level, max(1, self.sleep_level)  # whatever comes between
+        try:
+            self._executor.collective_rpc("update_weights", kind, value)
+            self.sleep_level = was
+        except Exception:
+            if all(self._executor.collective_rpc("has_weights")):
+                self.sleep_level = was
+            raise
+        finally:
+            self.scheduler.reopen()  # what the cache holds was computed by other weights
+
+    def _wait_for_steps(self) -> None:
+        """Takes in every step in flight, and answers for those that fail."""
+        while self._pending:
+            try:
+                self._whole(self._finish_pending)
+            except Exception as error:
+                self._whole(partial(self._answer_for, error))
 
     def _step(self) -> None:
         if self._suspects and self._suspects.clear_innocent():
@@ -332,7 +350,7 @@ class EngineCore:
     def _take_in(self, plan: SchedulerOutput, output: RunnerOutput) -> None:
         received = self.scheduler.update(plan, output)
         if self.first_token_seconds is None and received:
-            self.first_token_seconds = _seconds_to_first_token(received[0])
+            self.first_token_seconds = seconds_to_first_token(received[0])
         attentive = self._attentive
         noted = [each for each in received if each.finish_reason or each.request_id in attentive]
         for request in noted:
@@ -349,7 +367,7 @@ class EngineCore:
                 new_token_ids=tuple(request.output_token_ids[num_sent:]),
                 logprobs=tuple(request.logprobs[num_sent:]) if request.logprobs else (),
                 prompt_logprobs=() if num_sent else tuple(request.prompt_logprobs),
-                finish=_finish_of(request, error) if is_over else None,
+                finish=finish_of(request, error) if is_over else None,
             )
         )
         live.num_sent = len(request.output_token_ids)
@@ -362,36 +380,3 @@ class EngineCore:
         self._executor.remove_request(request_id)
         self._attentive.discard(request_id)
         self._live.pop(request_id, None)
-
-
-def _request_of(asked: EngineRequest) -> Request:
-    """The scheduler's own of a request, with nothing computed."""
-    return Request(
-        request_id=asked.request_id,
-        prompt_token_ids=asked.prompt_token_ids,
-        params=asked.params,
-        stop_token_ids=asked.stop_token_ids,
-        max_total_tokens=asked.max_total_tokens,
-        priority=asked.priority,
-        timeout=asked.timeout,
-        cache_salt=asked.cache_salt,
-        grammar=asked.grammar,
-        is_counted=asked.is_counted,
-    )
-
-
-def _finish_of(request: Request, error: LaminaError | None) -> Finish:
-    assert request.finish_reason is not None
-    return Finish(
-        reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-        times=request.times,
-        num_cached_tokens=request.num_cached_tokens,
-        num_preemptions=request.num_preemptions,
-        error=error,
-    )
-
-
-def _seconds_to_first_token(request: Request) -> float | None:
-    queued, first_token = request.times.queued, request.times.first_token
-    return None if queued is None or first_token is None else first_token - queued

@@ -16,7 +16,7 @@ class UniprocExecutor:
     """An Executor over one model runner, which it owns from now on."""
 
     def __init__(
-        self, model_runner: ModelRunner, facts: Mapping[str, Callable[[], Any]] | None = None
+        self, model_runner: ModelRunner, facts: Mapping[str, Callable[..., Any]] | None = None
     ) -> None:
         """facts: what collective_rpc may ask for beside the runner's own methods."""
         self._model_runner: ModelRunner | None = model_runner
@@ -68,7 +68,7 @@ class UniprocExecutor:
 
 
 def call_worker(
-    runner: ModelRunner, facts: Mapping[str, Callable[[], Any]], method: str, args: Sequence[Any]
+    runner: ModelRunner, facts: Mapping[str, Callable[..., Any]], method: str, args: Sequence[Any]
 ) -> Any:
     """What a fact or a public method of a runner returns; UnsupportedError for one that there is not."""
     own = None if method.startswith("_") else getattr(runner, method, None)

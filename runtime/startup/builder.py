@@ -21,13 +21,14 @@ from ...models.heads.definition import HeadDefinition
 from ..speculation.config import spare_columns
 from ..structured_output.compiler import GrammarCompiler
 from ..worker.attention import AttentionBackend, PagedAttention, allocate_caches
-from ..worker.device_memory import DeviceMemory, ModelWeights
+from ..worker.device_memory import DeviceMemory
 from ..worker.grammar_masks import NewMatcher
 from ..worker.graph_runner import Forward
 from ..worker.host_blocks import HostBlocks
 from ..worker.input_batch import InputBatch
 from ..worker.logits_adjuster import load_kernels
 from ..worker.model_runner import Logits, ModelRunner
+from ..worker.model_weights import ModelWeights
 from . import memory
 from .captures import capture, new_cuda_graphs
 from .drafter_build import LoadedDrafter, NewModelDrafter, drafter_caches, new_model_drafter
@@ -38,6 +39,7 @@ from .loaded import LoadedWorker
 from .resolved import ResolvedRuntime
 from .stopwatch import Stopwatch
 from .warm_manifest import LateBuilds
+from .weight_sources import source_of
 
 logger = get_logger("runtime")
 NewRunner = Callable[[ResolvedRuntime, CudaGraphs | None], ModelRunner]
@@ -50,7 +52,6 @@ def build_worker(
     compiled: Compiled | None,
     weights: LoadedWeights,
     drafter: LoadedDrafter | None,
-    read_again: Callable[[], None],
     num_valid_ids: int,
     grammars: GrammarCompiler | None,
     progress: Progress,
@@ -58,17 +59,13 @@ def build_worker(
 ) -> LoadedWorker:
     """What runs steps; on a GPU its cache takes what a trial run of the largest step leaves.
 
-    read_again(): fills all weights anew in their memory, as after a sleep that dropped them.
-
     Raises NotWarmError where require_warm and kernels of GEMMs are not measured, ConfigError where the GPU
     has room for no block beside the step.
     """
     gemm_kernels = _choose_gemm_kernels(resolved, compiled, drafter, progress)  # before anything is captured
     registry.select("sample", device=resolved.device, dtype=resolved.dtype)  # built now, not amid a request
     watch.lap("autotune")
-    new_runner = _new_runners(
-        resolved, attention, compiled, weights, num_valid_ids, grammars, drafter, read_again
-    )
+    new_runner = _new_runners(resolved, attention, compiled, weights, num_valid_ids, grammars, drafter)
     resolved = _with_final_cache(resolved, new_runner)
     runner = new_runner(resolved, cuda_graphs := new_cuda_graphs(resolved))
     watch.lap("kv_cache")
@@ -155,15 +152,14 @@ def _new_runners(
     num_valid_ids: int,
     grammars: GrammarCompiler | None,
     drafter: LoadedDrafter | None,
-    read_again: Callable[[], None],
 ) -> NewRunner:
     """A function that makes runners of one model, each with a cache of its own."""
     tensors = weights.by_name | resolved.rope_tables()
     logits = logits_of(resolved, tensors)
     drafts: NewModelDrafter | None = None
-    own = [*weights.by_name.values()]
-    if drafter is not None:
-        own += drafter.weights.by_name.values()
+    owned = [ModelWeights(weights, source_of(resolved))]
+    if drafter is not None and resolved.drafter is not None:
+        owned.append(ModelWeights(drafter.weights, source_of(resolved.drafter)))
         drafts = partial(
             new_model_drafter, loaded=drafter, tensors=tensors, logits=logits, num_valid_ids=num_valid_ids
         )
@@ -176,7 +172,7 @@ def _new_runners(
         kv_scales=kv_scales_of(resolved, weights.kv_scales),
         num_valid_ids=num_valid_ids,
         new_matcher=None if grammars is None else grammars.matcher,
-        model_weights=ModelWeights(own, read_again),
+        model_weights=owned,
     )
 
 
@@ -191,7 +187,7 @@ def _new_runner(
     num_valid_ids: int,
     new_matcher: NewMatcher | None,
     new_model_drafter: NewModelDrafter | None,
-    model_weights: ModelWeights,
+    model_weights: Sequence[ModelWeights],
 ) -> ModelRunner:
     groups, slots = memory.layer_groups(resolved.model), memory.swap_slots(resolved)
     caches = allocate_caches(

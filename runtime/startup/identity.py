@@ -9,7 +9,7 @@ import torch
 
 from . import warm_manifest as warm
 from .description import settings_in_force
-from .loaded import LoadedRuntime
+from .loaded import LoadedRuntime, LoadedWorker
 
 NUM_SAMPLES = 64  # places of a file that are looked at: to read all of it would take as long as loading
 SAMPLE_BYTES = 4096
@@ -25,12 +25,18 @@ def system_fingerprint(loaded: LoadedRuntime) -> str:
         "settings": settings_in_force(loaded),
         "serving": warm.serving_factors(resolved, resolved.plan_factors()),
         "machine": _machine(resolved.device),
-        "weights": "dummy" if resolved.checkpoint is None else _digest(resolved.folder),
+        "weights": loaded.executor.collective_rpc("weight_identity"),
         "drafter": None if resolved.drafter is None else resolved.drafter.model.architecture,
     }
     text = json.dumps(factors, sort_keys=True, default=str)
     mode = "batch_invariant_" if resolved.config.batch_invariant else ""
     return f"fp_{mode}{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def weight_identity(worker: LoadedWorker) -> str:
+    """Returns a digest of where a worker's weights came from, or of themselves where they were given."""
+    source = worker.runner.own_weights.source
+    return str(source.digest) if source.folder is None else _digest(source.folder)
 
 
 def _machine(device: torch.device) -> list[Any]:

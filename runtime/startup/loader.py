@@ -12,7 +12,7 @@ import torch
 
 from ...common.errors import ConfigError, LoadError, UnsupportedError
 from ...common.logging import get_logger
-from ...common.progress import Progress, say_nothing
+from ...common.progress import Progress
 from ...common.store import Store
 from ...compiler import cache
 from ...compiler.compile import compile_program
@@ -22,10 +22,7 @@ from ...compiler.torch_internals.torch_section import neutral
 from ...custom_ops._shared.ledger import LEDGER, watched
 from ...custom_ops._shared.triton_cache import keep_triton_kernels
 from ...custom_ops.all_reduce.group import MirrorGroup, current_group, group_of_thread
-from ...models.checkpoints.gguf import config_of_gguf
 from ...models.checkpoints.loaded_weights import LoadedWeights
-from ...models.checkpoints.quantized.gguf_blocks import KEPT_AS
-from ...models.checkpoints.source import resolve_source
 from ...models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
 from ...models.config import ModelConfig, read_model_config
 from ...models.generation_config import GenerationDefaults, read_generation_config
@@ -45,6 +42,7 @@ from .builder import build_worker, gemms_of
 from .drafter_build import LoadedDrafter
 from .drafting import check_vocabulary, refuse_head
 from .engine_builder import build_engine
+from .folder import find_folder
 from .kernel_choice import measurements_kept, missing_measurements, require_one_order
 from .loaded import LoadedRuntime, LoadedWorker, Vocabulary
 from .memory_report import Sizing, size
@@ -139,7 +137,7 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
         keep_triton_kernels(store)
     else:
         settle_threads()  # first of all: code that is generated counts on it
-    folder = _find_folder(config, store, device, progress)
+    folder = find_folder(config, store, device, progress)
     model, defaults = _read_configs(folder, config)
     definition = find_model(model.architecture)
     refuse_head(definition, folder)
@@ -166,20 +164,14 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     )
 
 
-def read_weights(
-    resolved: ResolvedRuntime, progress: Progress, into: LoadedWeights | None = None
-) -> LoadedWeights:
-    """The weights, projections as their scheme keeps them. LoadError where they cannot be read or held.
-
-    into: those that were read before, to be filled anew in their memory.
-    """
-    kept: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device, "schemes": resolved.schemes}
-    kept["rank"] = resolved.rank
+def read_weights(resolved: ResolvedRuntime, progress: Progress) -> LoadedWeights:
+    """The weights, projections as their scheme keeps them. LoadError where they cannot be read or held."""
+    into: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device, "schemes": resolved.schemes}
+    into["rank"] = resolved.rank
     try:
         if resolved.checkpoint is None:
-            seed = resolved.config.seed
-            return dummy_weights(resolved.definition, resolved.model, seed=seed, into=into, **kept)
-        return load_weights(resolved.checkpoint, progress=progress, into=into, **kept)
+            return dummy_weights(resolved.definition, resolved.model, seed=resolved.config.seed, **into)
+        return load_weights(resolved.checkpoint, progress=progress, **into)
     except torch.OutOfMemoryError as error:
         raise LoadError(
             f"the weights of {resolved.folder} do not fit on {resolved.device}: {error}; use a smaller dtype"
@@ -243,7 +235,6 @@ def load_worker(
         compiled=compiled,
         weights=weights,
         drafter=drafter,
-        read_again=partial(_read_again, resolved, weights, drafter),
         num_valid_ids=vocabulary.num_valid_ids,
         grammars=vocabulary.grammars,
         progress=progress,
@@ -274,13 +265,6 @@ def _load_drafter(drafter: ResolvedRuntime, progress: Progress) -> LoadedDrafter
         weights=read_weights(drafter, progress),
         target_ids=ids,
     )
-
-
-def _read_again(resolved: ResolvedRuntime, weights: LoadedWeights, drafter: LoadedDrafter | None) -> None:
-    """Fill the weights anew, a drafter's too, from where they came."""
-    read_weights(resolved, say_nothing, into=weights)
-    if resolved.drafter is not None and drafter is not None:
-        read_weights(resolved.drafter, say_nothing, into=drafter.weights)
 
 
 def _ending_early(progress: Progress, reads: Sequence[Future[Any]]) -> Progress:
@@ -325,29 +309,6 @@ def _eos_token_ids(resolved: ResolvedRuntime, tokenizer: Tokenizer | None) -> fr
     defaults = describe_defaults(resolved.defaults)
     logger.info("eos token ids: %s; sampling defaults of the model: %s", sorted(eos), defaults)
     return frozenset(eos)
-
-
-def _find_folder(config: RuntimeConfig, store: Store, device: torch.device, progress: Progress) -> Path:
-    """The checkpoint's folder; dummy weights need no more of it than its config."""
-    progress("config", 0.0, str(config.model))
-    folder = Path(config.model).expanduser()
-    if config.load_format == "dummy" and folder.is_dir():
-        return folder
-    dtype = resolve_dtype(config.dtype, torch.bfloat16, device)
-    # a GGUF file's blocks are read as they lie, where nothing else is asked for
-    kept_as = None if config.quantization is not None else KEPT_AS[device.type]
-    if config.load_format == "dummy" and folder.is_file() and folder.suffix.lower() == ".gguf":
-        return config_of_gguf(folder, store, dtype=dtype, kept_as=kept_as)
-    return resolve_source(
-        config.model,
-        store=store,
-        revision=config.revision,
-        token=config.token,
-        dtype=dtype,
-        progress=progress,
-        needs_tokenizer=config.tokenizer is None,
-        kept_as=kept_as,
-    )
 
 
 def _read_configs(folder: Path, config: RuntimeConfig) -> tuple[ModelConfig, GenerationDefaults]:

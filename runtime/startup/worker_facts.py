@@ -11,15 +11,19 @@ from ...compiler.execution.plan import Compiled
 from ...compiler.inspect.explain import explain_text
 from ...compiler.inspect.explain_page import explain_page
 from ...models.quantization.kept import listed
+from .identity import weight_identity
 from .loaded import LoadedWorker
+from .weight_updates import update_weights
 
 
-def facts_of(worker: LoadedWorker) -> Mapping[str, Callable[[], Any]]:
+def facts_of(worker: LoadedWorker) -> Mapping[str, Callable[..., Any]]:
     """What Executor.collective_rpc asks of a worker, beside the public methods of its runner."""
     return {
         "worker_stats": partial(worker_stats, worker),
         "explain": partial(explanation_of, worker),
         "explain_html": partial(page_of, worker),
+        "weight_identity": partial(weight_identity, worker),
+        "update_weights": partial(update_weights, worker),
     }
 
 

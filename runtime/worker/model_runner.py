@@ -23,6 +23,7 @@ from .input_batch import BatchView, InputBatch
 from .launched_step import LaunchedStep, NewestTokens
 from .logits_adjuster import Adjuster
 from .logprobs import LogprobsTensors, prompt_logprobs, sample_logprobs
+from .model_weights import ModelWeights
 from .sampler import rows_of, sample
 from .speculator import Speculator
 
@@ -139,21 +140,33 @@ class ModelRunner:
         No step may be in flight; the next plan must have all block tables anew. A level that is deeper than
         the one before drops more.
         """
-        assert self._memory is not None, "a runner without anything to give back"
         self.drop_captures()
         if self.host_blocks is not None:
             self.host_blocks.clear()
         self._last = self._logprobs = None
-        self._memory.give_back(level)
+        self._own_memory.give_back(level)
 
     def wake(self, capture: bool) -> None:
         """Take again what sleep() gave back, with an empty cache; capture: and every size."""
-        assert self._memory is not None, "a runner without anything to give back"
-        self._memory.take()
+        self._own_memory.take()
         self._input_batch.forget()
         self._adjuster.forget()
         while capture and self.capture_next():
             pass
+
+    def has_weights(self) -> bool:
+        """Whether the model's weights are anywhere, and whole."""
+        return self.own_weights.place != "nowhere"
+
+    @property
+    def own_weights(self) -> ModelWeights:
+        """The model's weights, without those of what drafts for it."""
+        return self._own_memory.weights[0]
+
+    @property
+    def _own_memory(self) -> DeviceMemory:
+        assert self._memory is not None, "a runner that does not know its weights"
+        return self._memory
 
     def profile(self, num_tokens: int, num_seqs: int) -> None:
         """Run the largest step there can be on padding, to see what memory it takes beside the cache."""

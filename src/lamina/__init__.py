@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .runtime.sampling_params import SamplingParams
     from .runtime.speculation.config import Draft, Eagle, NGram
     from .runtime.structured_outputs import StructuredOutputs
+    from .runtime.weight_group import WeightGroup
 
 __version__ = "0.1.0"
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "NGram",
     "Draft",
     "Eagle",
+    "WeightGroup",
     "Pass",
     "PassReport",
     "register_model",
@@ -85,6 +87,7 @@ _HOMES = {
     "NGram": ".runtime.speculation.config",
     "Draft": ".runtime.speculation.config",
     "Eagle": ".runtime.speculation.config",
+    "WeightGroup": ".runtime.weight_group",
     "Pass": ".compiler.passes",
     "PassReport": ".compiler.passes",
     "quantize": ".runtime.quantize",

@@ -12,7 +12,7 @@ PUBLIC = {
         ConfigError EngineDeadError EngineError KernelBuildError LaminaError LoadError LogitsError
         Logprob NotWarmError OutOfBlocksError Pass PassReport ProcessorError QuantizedModel RequestError
         RequestOutput Runtime SamplingParams ShapeError StoreError StreamDelta StructuredOutputs
-        Draft Eagle NGram UnsupportedError quantize register_model
+        Draft Eagle NGram UnsupportedError WeightGroup quantize register_model
     """,
     "lamina.compiler.passes": """
         Any_ CANONICALISE Call Match PASS_NAMES Pass PassReport all_but copy_graph dtype_of emit erase_dead

@@ -102,7 +102,7 @@ def test_the_process_gives_the_memory_back(make_tiny_folder, level, what):
         runner = runtime._loaded.runner
         for keys, values in runner._memory._caches:
             keys.fill_(1.0), values.fill_(1.0)  # so that the system has given it
-        weights, total = runner._memory.weights.num_bytes, runner._memory.num_bytes
+        weights, total = runner._memory.weights[0].num_bytes, runner._memory.num_bytes
         assert weights > 64 << 20
         assert total - weights >= 8 << 20
         before = resident_bytes()
@@ -225,7 +225,7 @@ def test_to_wake_what_is_awake_does_nothing(open_runtime):
 def test_it_sleeps_more_deeply_and_never_less(open_runtime):
     runtime = open_runtime()
     right = tokens(runtime)
-    weights = runtime._loaded.runner._memory.weights
+    weights = runtime._loaded.runner._memory.weights[0]
     for level, place in ((1, "device"), (2, "nowhere"), (1, "nowhere")):
         runtime.sleep(level)
         assert weights.place == place
