@@ -8,7 +8,7 @@ LaminaError
 │   ├── PromptTooLongError          a prompt that the context or the KV cache has no room for
 │   └── ProcessorError              a logits processor of a request failed
 ├── EngineError                     a step failed at one request, which ended
-├── EngineDeadError                 the core of an async engine is lost, and every request with it
+├── EngineDeadError                 a core, or its workers, are lost, and every request with them
 ├── GroupError                      a rank of a model that is spread over several is lost or late
 ├── WireError                       data between the engine's process and this one that is damaged
 ├── ShapeError (ValueError)         a tensor whose shape, dtype or device does not fit an op
@@ -107,7 +107,7 @@ class EngineError(LaminaError):
 
 
 class EngineDeadError(LaminaError):
-    """The core of an AsyncRuntime is lost: every request in it ended, and no other can be served."""
+    """The core of an AsyncRuntime, or a worker, is lost: every request ended, and no other can be served."""
 
 
 class GroupError(LaminaError):

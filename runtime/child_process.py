@@ -14,7 +14,10 @@ from contextlib import suppress
 from ..common.errors import shown
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-BOOT = "import sys; sys.path[:] = sys.argv[COUNT:]; from lamina.runtime.MODULE import main; main()"
+BOOT = (
+    "import sys; sys.path[:] = sys.argv[COUNT:]; del sys.argv[COUNT:]; "
+    "from lamina.runtime.MODULE import main; main()"
+)
 
 
 class ChildProcess:

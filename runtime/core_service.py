@@ -12,6 +12,7 @@ from ..common.progress import Progress
 from .config import RuntimeConfig
 from .engine.core_handle import OpenedCore
 from .engine.core_loop import CoreService
+from .executor.executor import Executor
 from .protocol.engine_output import Timeline
 from .startup.captures import is_lazy
 from .startup.description import describe
@@ -45,11 +46,16 @@ def open_core(
             },
             is_lazy=is_lazy(loaded.resolved.config),
             on_build=loaded.late_builds,
-            check_device=partial(check_device, loaded.resolved.device),
+            check_device=partial(_check, loaded.executor, loaded.resolved.device),
             give_back=partial(_give_back, held),
         ),
         opened,
     )
+
+
+def _check(executor: Executor, device: torch.device) -> None:
+    executor.check()
+    check_device(device)
 
 
 def check_device(device: torch.device) -> None:

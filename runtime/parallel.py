@@ -43,15 +43,23 @@ class ParallelConfig:
         """Ranks of one replica."""
         return self.tensor_parallel * self.pipeline_parallel
 
+    @property
+    def has_processes(self) -> bool:
+        """Whether workers have processes of their own."""
+        return self.executor == "multiproc" or (self.executor == "auto" and self.world_size > 1)
+
     def require_one_rank(self, reason: str) -> None:
         """ConfigError, with the reason, where a model is spread over several ranks."""
         if self.world_size > 1:
             raise ConfigError(f"tensor_parallel is {self.tensor_parallel}; wanted 1, since {reason}")
 
     def check_group(self, size: int) -> None:
-        """UnsupportedError where a process that is one of `size` ranks is asked to be one of others."""
-        if self.tensor_parallel != size:
+        """UnsupportedError where a process that is one of `size` ranks is asked to be one of others.
+
+        One that is no rank of any may start processes that are.
+        """
+        if self.tensor_parallel != size and not (size == 1 and self.has_processes):
             got = f"tensor_parallel is {self.tensor_parallel}"
             raise UnsupportedError(f"{got}; wanted {size}, as this process is one of so many ranks")
-        if self.executor not in ("auto", "uniproc"):
-            raise UnsupportedError(f"executor is {self.executor!r}; wanted auto or uniproc")
+        if self.executor == "ray":
+            raise UnsupportedError("executor is 'ray'; wanted auto, uniproc or multiproc")

@@ -24,7 +24,7 @@ from .sampling_params import SamplingParams
 from .startup.captures import is_lazy
 from .startup.description import describe
 from .startup.loaded import LoadedRuntime
-from .startup.loader import load, note_use
+from .startup.loader import load
 from .stats import collect_stats, explanation_of, page_of
 from .tokenization.chat_messages import Messages
 from .tokenization.tokenizer import Tokenizer
@@ -173,7 +173,7 @@ class Runtime:
             self.generate([0], SamplingParams(temperature=temperature, **few))
         adjusted = SamplingParams(temperature=1.0, typical_p=0.9, presence_penalty=1.0, logprobs=1, **few)
         self.generate([0], adjusted)
-        note_use(self._open.resolved)
+        self._client.look(lambda: self._open.executor.collective_rpc("note_use"))
 
     def idle(self) -> bool:
         """Captures one more size; False where none is left, or a request is live.

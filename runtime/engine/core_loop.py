@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ...common.errors import EngineError, LaminaError, RequestError, UnsupportedError, shown
+from ...common.errors import EngineDeadError, EngineError, LaminaError, RequestError, UnsupportedError, shown
 from ...common.logging import get_logger
 from ...compiler.torch_internals.torch_section import neutral
 from ...custom_ops._shared.ledger import Watcher, watched
@@ -154,9 +154,8 @@ class CoreLoop:
             return
         self._core.outputs.clear()
         self._send(StepOutputs(outputs=outputs))
-        if any(
-            isinstance(output.finish.error, EngineError) for output in outputs if output.finish is not None
-        ):
+        errors = [output.finish.error for output in outputs if output.finish is not None]
+        if any(isinstance(error, (EngineError, EngineDeadError)) for error in errors):
             self._service.check_device()
 
     def _reply(self, call: Call) -> Reply:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from ...common.errors import EngineError, LaminaError, RequestError, shown
+from ...common.errors import EngineDeadError, EngineError, LaminaError, RequestError, shown
 from ...common.logging import get_logger
 from ..executor.executor import Executor, StepHandle
 from ..protocol.engine_output import EngineOutput, FinishReason, Timeline
@@ -207,6 +207,9 @@ class EngineCore:
     def _answer_for(self, error: Exception) -> None:
         """Ends the request that an error is due to, once it is known."""
         culprit, cause = blamed(error)
+        if isinstance(cause, EngineDeadError):
+            self._end_all(cause)
+            return
         if culprit is None:
             culprit = self._suspects.accuse(self.scheduler.to_suspect())
             self._compute_alone(self._suspects.alone)
@@ -216,6 +219,14 @@ class EngineCore:
         failure = EngineError(f"a step failed at this request, which ends alone: {shown(cause)}")
         failure.__cause__ = cause
         self._cut_off(culprit.request_id, failure)
+
+    def _end_all(self, error: EngineDeadError) -> None:
+        """Ends every request with an error: there is nothing left to compute any of them."""
+        self._pending.clear()
+        self.scheduler.reopen()
+        for live in [*self._live.values()]:
+            self.scheduler.abort(live.request.request_id)
+            self._send(live.request, error)
 
     def _cut_off(self, request_id: str, error: LaminaError | None) -> bool:
         """Ends a request whatever state it is in; everybody else is computed again."""

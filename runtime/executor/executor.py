@@ -54,5 +54,8 @@ class Executor(Protocol):
         UnsupportedError for a method that workers do not have.
         """
 
+    def check(self) -> None:
+        """EngineDeadError where workers are lost, as far as that is known; never waits."""
+
     def shutdown(self) -> None:
         """Stop the workers, join what was started for them, and free what they hold; twice is once."""

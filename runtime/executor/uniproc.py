@@ -60,6 +60,9 @@ class UniprocExecutor:
         """See Executor."""
         return [call_worker(self.model_runner, self._facts, method, args)]
 
+    def check(self) -> None:
+        """See Executor: it is here."""
+
     def shutdown(self) -> None:
         """See Executor."""
         runner, self._model_runner, self._facts = self._model_runner, None, {}

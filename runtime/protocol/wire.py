@@ -1,4 +1,4 @@
-"""Messages between the process of a core and the one that serves, as bytes: msgpack, in arrays.
+"""Messages between the processes of a runtime, as bytes: msgpack, in arrays.
 
 A frame is a byte for the version of all this, a byte for the kind of its message, and the message's fields in
 order. Outputs, of which there is one a request and step, are tuples that msgspec reads and writes as such;
@@ -7,10 +7,12 @@ whatever comes seldom is taken apart and put together here, with every value che
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import GenericAlias
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from ...common import errors
 from ...common.errors import LaminaError, UnsupportedError, WireError, shown
@@ -19,9 +21,21 @@ from .core_description import CoreDescription
 from .core_messages import AbortRequests, AddRequests, Call, CoreStatus, Reply, Shutdown, StepOutputs
 from .engine_output import EngineOutput
 from .engine_request import EngineRequest
+from .fields import PARAMS, kinds_of, named, values_of
 from .process_messages import CoreLost, FolderFound, LoadProgress, ProcessEnded, Start
+from .step_codec import apart_kind, array_as_ext, array_of_ext, put_together, taken_apart
+from .worker_messages import (
+    AddGrammar,
+    CallDone,
+    CallWorker,
+    ExecuteStep,
+    RemoveRequest,
+    StartWorker,
+    StepDone,
+    WorkerReady,
+)
 
-VERSION = 4  # to be raised whenever a field is added, dropped or moved
+VERSION = 5  # to be raised whenever a field is added, dropped or moved
 PLAIN = (str, int, float, bool)  # of an error's attributes, those that travel
 ERRORS: dict[str, type[LaminaError]] = {
     name: kind
@@ -50,7 +64,7 @@ def encode(message: Any) -> bytes:
         raise WireError(f"a {type(message).__name__} cannot be sent to another process: {error}") from error
 
 
-def decode(frame: bytes) -> Any:
+def decode(frame: "bytes | memoryview") -> Any:
     """Returns the message of a frame. WireError for whatever encode() does not make."""
     if len(frame) < 2 or frame[0] != VERSION:
         got = f"a frame of {len(frame)} bytes begins with {shown(bytes(frame[:2]))}"
@@ -66,19 +80,31 @@ def decode(frame: bytes) -> Any:
         raise WireError(f"a frame of {len(frame)} bytes is damaged: {shown(error, 300)}") from error
 
 
-def _error_as_plain(value: Any) -> Any:
+def _object_as_plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return array_as_ext(value)
+    if isinstance(value, LaminaError):
+        return _error_as_plain(value)
+    raise TypeError(f"{type(value).__name__} is no plain data")
+
+
+def _object_of_plain(kind: type, value: Any) -> Any:
+    if kind is np.ndarray and isinstance(value, np.ndarray):
+        return value
+    if kind is LaminaError:
+        return _error_of_plain(value)
+    raise TypeError(f"{type(value).__name__} is no {kind}")
+
+
+def _error_as_plain(value: LaminaError) -> Any:
     """An error as its class, its words and its plain attributes; of a class unknown here, the next above."""
-    if not isinstance(value, LaminaError):
-        raise TypeError(f"{type(value).__name__} is no plain data")
     name = next(kind.__name__ for kind in type(value).__mro__ if ERRORS.get(kind.__name__) is kind)
     words = tuple(_valid(arg if isinstance(arg, str) else shown(arg)) for arg in value.args)
     attributes = {key: own for key, own in vars(value).items() if type(own) in PLAIN}
     return name, words, {key: _valid(own) if isinstance(own, str) else own for key, own in attributes.items()}
 
 
-def _error_of_plain(kind: type, value: Any) -> LaminaError:
-    if kind is not LaminaError:
-        raise TypeError(f"{kind} is not what errors are")
+def _error_of_plain(value: Any) -> LaminaError:
     name, words, attributes = msgspec.convert(value, ERROR)
     found = ERRORS.get(name)
     if found is None:
@@ -93,39 +119,19 @@ def _valid(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-ELSEWHERE = ("logits_processors", "structured_outputs")  # objects, and what goes as a grammar
 ERROR = tuple[str, tuple[str, ...], dict[str, str | int | float | bool]]
-ENCODER = msgspec.msgpack.Encoder(enc_hook=_error_as_plain)
-PARAMS = tuple(each for each in dataclasses.fields(SamplingParams) if each.name not in ELSEWHERE)
+ENCODER = msgspec.msgpack.Encoder(enc_hook=_object_as_plain)
 REQUEST = tuple(each for each in dataclasses.fields(EngineRequest) if each.name != "params")
 
 
-def _values(message: Any, fields: tuple["dataclasses.Field[Any]", ...]) -> tuple[Any, ...]:
-    return tuple(getattr(message, each.name) for each in fields)
-
-
-def _kinds(fields: tuple["dataclasses.Field[Any]", ...]) -> Any:
-    return GenericAlias(tuple, tuple(each.type for each in fields))
-
-
-def _named(fields: tuple["dataclasses.Field[Any]", ...], values: tuple[Any, ...]) -> dict[str, Any]:
-    return {each.name: value for each, value in zip(fields, values, strict=True)}
-
-
 def _of_dataclass(kind: type) -> _Codec:
-    fields = dataclasses.fields(kind)
-    if not fields:
+    if not dataclasses.fields(kind):
         return _Codec(kind, lambda _: (), lambda _: kind(), _decoder(tuple[()]))
-    return _Codec(
-        kind,
-        lambda message: _values(message, fields),
-        lambda values: kind(**_named(fields, values)),
-        _decoder(_kinds(fields)),
-    )
+    return _Codec(kind, taken_apart, partial(put_together, kind), _decoder(apart_kind(kind)))
 
 
 def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
-    return msgspec.msgpack.Decoder(kind, dec_hook=_error_of_plain)
+    return msgspec.msgpack.Decoder(kind, dec_hook=_object_of_plain, ext_hook=array_of_ext)
 
 
 def _requests_apart(message: AddRequests) -> list[Any]:
@@ -139,13 +145,13 @@ def _request_apart(request: EngineRequest) -> tuple[Any, Any]:
             f"logits_processors holds {shown(params.logits_processors)}, and code cannot be sent to the "
             'engine\'s process; use engine="thread", or the blocking Runtime'
         )
-    return _values(request, REQUEST), _values(params, PARAMS)
+    return values_of(request, REQUEST), values_of(params, PARAMS)
 
 
 def _requests_together(values: Any) -> AddRequests:
     return AddRequests(
         requests=tuple(
-            EngineRequest(params=SamplingParams(**_named(PARAMS, params)), **_named(REQUEST, request))
+            EngineRequest(params=SamplingParams(**named(PARAMS, params)), **named(REQUEST, request))
             for request, params in values
         )
     )
@@ -156,12 +162,17 @@ CODECS: Mapping[int, _Codec] = {
         AddRequests,
         _requests_apart,
         _requests_together,
-        _decoder(GenericAlias(tuple, (GenericAlias(tuple, (_kinds(REQUEST), _kinds(PARAMS))), ...))),
+        _decoder(GenericAlias(tuple, (GenericAlias(tuple, (kinds_of(REQUEST), kinds_of(PARAMS))), ...))),
     ),
     2: _of_dataclass(AbortRequests),
     3: _of_dataclass(Call),
     4: _of_dataclass(Shutdown),
     5: _of_dataclass(Start),
+    6: _of_dataclass(StartWorker),
+    7: _of_dataclass(ExecuteStep),
+    8: _of_dataclass(AddGrammar),
+    9: _of_dataclass(RemoveRequest),
+    10: _of_dataclass(CallWorker),
     16: _Codec(
         StepOutputs,
         lambda message: message.outputs,
@@ -175,6 +186,9 @@ CODECS: Mapping[int, _Codec] = {
     21: _of_dataclass(FolderFound),
     22: _of_dataclass(CoreLost),
     23: _of_dataclass(ProcessEnded),
+    24: _of_dataclass(WorkerReady),
+    25: _of_dataclass(StepDone),
+    26: _of_dataclass(CallDone),
 }
 CODES = {codec.kind: code for code, codec in CODECS.items()}
 

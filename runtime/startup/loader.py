@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ...compiler.compile import compile_program
 from ...compiler.execution.plan import Compiled
 from ...compiler.passes.gemms import Gemm
 from ...compiler.torch_internals.torch_section import neutral
-from ...custom_ops._shared.ledger import LEDGER, watched
+from ...custom_ops._shared.ledger import LEDGER, Watcher, watched
 from ...custom_ops._shared.triton_cache import keep_triton_kernels
 from ...custom_ops.all_reduce.group import MirrorGroup, current_group, group_of_thread
 from ...models.checkpoints.loaded_weights import LoadedWeights
@@ -46,6 +47,7 @@ from .folder import find_folder
 from .kernel_choice import measurements_kept, missing_measurements, require_one_order
 from .loaded import LoadedRuntime, LoadedWorker, Vocabulary
 from .memory_report import Sizing, size
+from .over_processes import load_over_processes
 from .resolve import resolve, resolve_device, resolve_dtype
 from .resolved import ResolvedRuntime
 from .schemes import resolve_schemes
@@ -63,8 +65,28 @@ def load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None =
 
     on_folder: called with the checkpoint's folder, before anything large is read from it.
     """
-    with neutral(), watched(warm.refuse if config.require_warm else partial(warm.permit, progress)):
+    with neutral(), watched(_on_build(config, progress)):
         return _load(config, progress, on_folder)
+
+
+def load_rank(config: RuntimeConfig, progress: Progress, watch: Stopwatch) -> LoadedWorker:
+    """The same for one worker in a process of its own, without the engine."""
+    with neutral(), watched(_on_build(config, progress)):
+        resolved = _agreed(resolve_runtime(config, progress))
+        watch.lap("config")
+        return load_worker(resolved, progress, watch)[0]
+
+
+def _agreed(resolved: ResolvedRuntime) -> ResolvedRuntime:
+    """The same with as much memory for blocks as every rank has: they were sized one after the other."""
+    group, own = current_group(), [resolved.num_kv_blocks, resolved.swap_bytes]
+    sizes = [group.broadcast_object(own, src=rank) for rank in range(group.size)]
+    blocks, swap_bytes = map(min, zip(*sizes, strict=True))
+    return replace(resolved, num_kv_blocks=blocks, swap_bytes=swap_bytes)
+
+
+def _on_build(config: RuntimeConfig, progress: Progress) -> Watcher:
+    return warm.refuse if config.require_warm else partial(warm.permit, progress)
 
 
 def missing(config: RuntimeConfig, progress: Progress) -> warm.Lacks:
@@ -187,10 +209,12 @@ def _load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None)
         on_folder(resolved.folder)
     _say_what_fits(size(resolved), is_asked_for=config.max_model_len is not None)
     watch.lap("config")
+    if config.parallel.has_processes and current_group().size == 1:
+        return load_over_processes(resolved, progress, watch, read_vocabulary)
     worker, vocabulary = load_worker(resolved, progress, watch)
     return build_engine(
         worker.resolved,
-        UniprocExecutor(worker.runner, facts_of(worker)),
+        UniprocExecutor(worker.runner, facts_of(worker, partial(note_use, worker.resolved))),
         worker=worker,
         vocabulary=vocabulary,
         attention=worker.attention,

@@ -44,3 +44,11 @@ class Stopwatch:
             if part != stage:
                 self.seconds[part] = seconds
                 self.seconds[stage] -= seconds
+
+    def take_over(self, others: Mapping[str, float]) -> None:
+        """Book the time since the last lap as another process has; what that did not book are its imports."""
+        now = time.perf_counter()
+        for stage, seconds in others.items():
+            self.seconds[stage] += seconds
+        self.seconds["imports"] += now - self._last - sum(others.values())
+        self._last = now

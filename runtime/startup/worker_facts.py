@@ -16,10 +16,11 @@ from .loaded import LoadedWorker
 from .weight_updates import update_weights
 
 
-def facts_of(worker: LoadedWorker) -> Mapping[str, Callable[..., Any]]:
+def facts_of(worker: LoadedWorker, note_use: Callable[[], None]) -> Mapping[str, Callable[..., Any]]:
     """What Executor.collective_rpc asks of a worker, beside the public methods of its runner."""
     return {
         "worker_stats": partial(worker_stats, worker),
+        "note_use": note_use,
         "explain": partial(explanation_of, worker),
         "explain_html": partial(page_of, worker),
         "weight_identity": partial(weight_identity, worker),

@@ -37,6 +37,11 @@ class LaunchedStep:
         self._arrived = arrived
         self._failures = failures
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has computed it."""
+        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
+
     def token_ids(self) -> NDArray[np.int32]:
         """Its samples, waiting for the device where it is still at work."""
         if self._arrived is not None:

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from lamina.common.errors import ClosedError, LogitsError, ProcessorError, UnsupportedError
 from lamina.compiler.execution.cuda_graphs import CudaGraphs
 from lamina.runtime.executor.uniproc import UniprocExecutor
+from lamina.runtime.protocol import wire
 from lamina.runtime.protocol.interrupts import InterruptAtRequestError
 from lamina.runtime.protocol.runner_output import RunnerOutput, failed_step
+from lamina.runtime.protocol.worker_messages import ExecuteStep, StepDone
 from lamina.runtime.worker.graph_runner import Decode
 from lamina.runtime.worker.launched_step import LaunchedStep
 
@@ -56,6 +58,11 @@ def sent(value):
     return pickle.loads(pickle.dumps(value))
 
 
+def framed(message):
+    """What another process receives of it in a frame."""
+    return wire.decode(wire.encode(message))
+
+
 def plain(value: Any) -> Any:
     """A plan or an output as nested tuples that can be compared."""
     if isinstance(value, np.ndarray):
@@ -93,10 +100,13 @@ def test_copies_of_plans_through_the_executor_come_to_what_the_runner_says_of_th
         plan = server.scheduler.schedule()
         received = sent(plan)
         assert plain(received) == plain(plan)
+        if plan.adjusted is None or not plan.adjusted.histories:  # of code, which no frame holds
+            assert plain(framed(ExecuteStep(number=1, known_failure=0, plan=plan)).plan) == plain(plan)
         handle = executor.execute(received)
         assert handle.error is None
         output = sent(handle.result())
         assert plain(output) == plain(handle.result()) == plain(runner.execute(plan).read())
+        assert plain(framed(StepDone(number=1, output=output)).output) == plain(output)
         assert not output.failures
         assert len(output.token_ids) == plan.num_samples
         server.scheduler.update(plan, output)

@@ -1,0 +1,125 @@
+"""The loop of a worker in a process of its own: take messages, run steps, send what came of them."""
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...common.errors import EngineError, LaminaError, clipped, shown
+from ...compiler.torch_internals.torch_section import neutral
+from ...custom_ops._shared.ledger import Watcher, watched
+from ..protocol.core_messages import Shutdown
+from ..protocol.runner_output import RunnerOutput, failed_step
+from ..protocol.worker_messages import AddGrammar, CallDone, CallWorker, ExecuteStep, RemoveRequest, StepDone
+from ..worker.launched_step import LaunchedStep
+from ..worker.model_runner import ModelRunner
+from .uniproc import call_worker
+
+Take = Callable[[float | None], Any]  # (seconds to wait, None for ever) -> the next message, or None
+SECONDS_BETWEEN_LOOKS = 0.0001  # at a step that the device computes
+
+
+class WorkerLoop:
+    """Runs a rank's steps in the order in which they were sent. One thread runs it.
+
+    Rank 0 alone says what a step came to; any rank says that a step failed there. A step that was sent on top
+    of one that failed is not run: it fails, too.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        facts: Mapping[str, Callable[[], Any]],
+        *,
+        rank: int,
+        take: Take,
+        send: Callable[[Any], None],
+        on_build: Watcher,
+    ) -> None:
+        """facts: what may be asked for beside the runner's methods. on_build: told what steps build."""
+        self._runner, self._facts, self._rank = runner, facts, rank
+        self._take, self._send, self._on_build = take, send, on_build
+        self._pending: deque[tuple[int, LaunchedStep]] = deque()  # that are not read
+        self._failure = 0  # the number of the last step that failed here
+
+    def run(self) -> None:
+        """Returns after a Shutdown, with everything given back."""
+        try:
+            while True:
+                message = self._take(self._patience())
+                if isinstance(message, Shutdown):
+                    return
+                with neutral(), watched(self._on_build):
+                    self._obey(message)
+        finally:
+            self._runner.close()
+
+    def _patience(self) -> float | None:
+        """How long to wait for a message: a step in flight is read once it is done."""
+        if not self._pending:
+            return None
+        return 0 if self._pending[0][1].is_done else SECONDS_BETWEEN_LOOKS
+
+    def _obey(self, message: Any) -> None:
+        match message:
+            case None:
+                if self._pending[0][1].is_done:
+                    self._read_oldest()
+            case ExecuteStep():
+                self._execute(message)
+            case AddGrammar():
+                self._runner.add_request(message.request_id, (), message.grammar)
+            case RemoveRequest():
+                self._runner.remove_request(message.request_id)
+            case CallWorker():
+                self._answer(message)
+
+    def _execute(self, message: ExecuteStep) -> None:
+        if message.known_failure < self._failure:
+            self._say_failed(message.number, EngineError("a step that failed came before it"))
+            return
+        try:
+            launched = self._runner.execute(message.plan)
+        except Exception as error:
+            self._fail(message.number, error)
+            return
+        if self._rank == 0:
+            self._pending.append((message.number, launched))
+
+    def _read_oldest(self) -> None:
+        number, launched = self._pending.popleft()
+        try:
+            output: RunnerOutput = launched.read()
+        except Exception as error:
+            self._fail(number, error)
+        else:
+            self._send(StepDone(number=number, output=output))
+
+    def _fail(self, number: int, error: Exception) -> None:
+        self._failure = number
+        self._say_failed(number, error)
+
+    def _say_failed(self, number: int, error: Exception) -> None:
+        failed = failed_step(as_known(error))
+        self._send(StepDone(number=number, output=failed, traceback=_traceback_of(error)))
+
+    def _answer(self, call: CallWorker) -> None:
+        try:
+            value = call_worker(self._runner, self._facts, call.method, call.arguments)
+        except Exception as error:
+            known = as_known(error)
+            self._send(CallDone(number=call.number, error=known, traceback=_traceback_of(error)))
+        else:
+            self._send(CallDone(number=call.number, value=value))
+
+
+def as_known(error: BaseException) -> LaminaError:
+    """The error as one that can be sent: itself, or an EngineError with its words."""
+    if isinstance(error, LaminaError):
+        return error
+    return EngineError(shown(error, 500))
+
+
+def _traceback_of(error: BaseException) -> str:
+    text = clipped("".join(traceback.format_exception(error)))
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
