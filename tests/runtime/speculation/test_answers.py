@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from lamina import NGram, Runtime, SamplingParams
+from lamina import NGram, Runtime, SamplingParams, StructuredOutputs
 from lamina.compiler.execution.cuda_graphs import CudaGraphs
 from lamina.runtime.scheduler.replay import replay
-from lamina.runtime.startup import builder, captures
+from lamina.runtime.startup import builder, captures, engine_builder
 
 from .drafting import SCRIPTS, SETTINGS, Scripted, use
 
@@ -178,6 +178,48 @@ def test_tokens_at_a_temperature_are_distributed_as_without(tiny_folder, monkeyp
         counts = runtime.stats()["speculation"]
     assert said(found) == said(wanted)
     assert 0 < counts["accepted_tokens"] < counts["draft_tokens"]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_id_that_stops_amid_drafts_that_hold_ends_the_answer_there(tiny_folder, monkeypatch, depth):
+    prompt, greedy = [5, 6, 7], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    with Runtime.from_pretrained(tiny_folder, **SETTINGS) as runtime:
+        wanted = runtime.generate([prompt], greedy)
+    tokens = wanted[0].outputs[0].token_ids
+    drafter = Scripted(SCRIPTS["right"])
+    drafter.answers = known(wanted)
+    use(monkeypatch, drafter, depth=depth)
+    with Runtime.from_pretrained(tiny_folder, speculative=NGram(k=7), **SETTINGS) as runtime:
+        for place in (1, 5, 6, 7, 20, 39):
+            params = SamplingParams(temperature=0, max_tokens=40, stop_token_ids=[tokens[place]])
+            (output,) = runtime.generate([prompt], params)
+            answer, first = output.outputs[0], tokens.index(tokens[place])
+            assert list(answer.token_ids) == list(tokens[: first + 1])
+            assert (answer.finish_reason, answer.stop_reason) == ("stop", tokens[place])
+        assert runtime.stats()["speculation"]["accepted_tokens"] > 10
+        assert runtime.stats()["blocks"]["used"] == 0
+
+
+@pytest.mark.parametrize("jump_forward", [False, True])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_forms_are_kept_to_beside_drafts_of_others(tiny_text_folder, monkeypatch, depth, jump_forward):
+    """Rows with a form have fillers in the place of drafts, which move no grammar on."""
+    pytest.importorskip("llguidance")
+    monkeypatch.setitem(engine_builder.DEPTHS, "cpu", depth)
+    forms = [StructuredOutputs(regex="(abc){2}[de]{3}once upon a time[0-9]{2}"), None, None]
+    forms += [StructuredOutputs(choice=["once upon", "a time"]), None]
+    params = [
+        SamplingParams(temperature=0.7, top_k=3, seed=seed, max_tokens=40, structured_outputs=form)
+        for seed, form in enumerate(forms)
+    ]
+    prompts = [[70, 71, 72, 73] * 6, [80, 81] * 9, [90] * 20, [70, 71] * 4, [99, 98, 97] * 7]
+    answers, settings = [], SETTINGS | {"jump_forward": jump_forward}
+    for speculative in (None, NGram(k=3, min_ngram=1)):
+        with Runtime.from_pretrained(tiny_text_folder, speculative=speculative, **settings) as runtime:
+            answers.append(said(runtime.generate(prompts, params)))
+            counts = runtime.stats()["speculation"]
+    assert answers[0] == answers[1]
+    assert counts["draft_tokens"] > 0
 
 
 @pytest.fixture(autouse=True)
