@@ -6,7 +6,7 @@ import re
 import jsonschema
 import pytest
 
-from lamina import Runtime, SamplingParams, StructuredOutputs
+from lamina import CompileConfig, Runtime, SamplingParams, StructuredOutputs
 
 pytest.importorskip("llguidance")
 pytestmark = [pytest.mark.demo, pytest.mark.long, pytest.mark.timeout(900)]  # the first of all compiles it
@@ -76,6 +76,19 @@ def test_every_finished_answer_validates(runtime, temperature):
         else:
             assert answer.finish_reason == "length", name
     assert finished >= 55, f"{finished} of 60 answers ended"
+
+
+def test_forced_tokens_change_no_answer(demo_model):
+    """In the mode in which the number of a step's tokens changes no bits: jumps change that number."""
+    settings = {"max_num_seqs": 64, "compile": CompileConfig(batch_invariant=True)}
+    forms = [StructuredOutputs(json=schema, compact=True) for schema in SCHEMAS.values()]
+    texts, num_forced = [], []
+    for jumps in (False, True):
+        with Runtime.from_pretrained(demo_model, jump_forward=jumps, **settings) as own:
+            texts.append([(answer.text, answer.token_ids) for answer in ask(own, forms, 0.7)])
+            num_forced.append(own.stats()["forced_tokens"])
+    assert texts[0] == texts[1]
+    assert num_forced[0] == 0 < num_forced[1]
 
 
 def test_expressions_and_choices_are_kept(runtime):
