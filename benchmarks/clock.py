@@ -1,6 +1,8 @@
 """What a measurement costs: wall time, and processor time beside it."""
 
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -9,6 +11,7 @@ class Spent(NamedTuple):
 
     wall: float
     cpu: float
+    steps: tuple[float, ...] = ()  # seconds of each step, where several were made
 
 
 class Clock:
@@ -19,3 +22,10 @@ class Clock:
 
     def spent(self) -> Spent:
         return Spent(time.perf_counter() - self._started.wall, time.process_time() - self._started.cpu)
+
+    @staticmethod
+    def between(marks: Sequence[Spent]) -> Spent:
+        """From the first of several marks to the last, with the steps between them."""
+        walls = [mark.wall for mark in marks]
+        steps = tuple(later - earlier for earlier, later in pairwise(walls))
+        return Spent(walls[-1] - walls[0], marks[-1].cpu - marks[0].cpu, steps)

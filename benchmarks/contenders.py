@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import torch
 from clock import Clock, Spent
@@ -26,18 +27,6 @@ class Contender(Protocol):
         """For num_tokens tokens a prompt after the first."""
 
 
-class _Stepping(Runtime):
-    """Notes the time after each step."""
-
-    clock: Clock | None = None
-    marks: list[Spent]
-
-    def _step(self) -> None:
-        super()._step()
-        if self.clock is not None:
-            self.marks.append(self.clock.spent())
-
-
 class Lamina:
     """The runtime as a user gets it: scheduler, paged cache, sampling and outputs included."""
 
@@ -46,7 +35,7 @@ class Lamina:
     ) -> None:
         self.name = name
         # one step must hold every prompt, so that decoding starts for all of them at once
-        self.runtime = _Stepping.from_pretrained(
+        self.runtime = Runtime.from_pretrained(
             model,
             max_num_seqs=max_batch,
             max_num_batched_tokens=max_prompt_tokens,
@@ -58,16 +47,22 @@ class Lamina:
         return self._marks(prompts, 1)[0]
 
     def decode(self, prompts: Prompts, num_tokens: int) -> Spent:
-        first, *_, last = self._marks(prompts, num_tokens + 1)
-        return Spent(last.wall - first.wall, last.cpu - first.cpu)
+        return Clock.between(self._marks(prompts, num_tokens + 1))
 
     def _marks(self, prompts: Prompts, num_tokens: int) -> list[Spent]:
         """When each token was there."""
         params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
-        self.runtime.marks, self.runtime.clock = [], Clock()
-        self.runtime.generate(prompts, params)
-        assert len(self.runtime.marks) == num_tokens, "prompts were not computed in one step"
-        return self.runtime.marks
+        client, clock, marks = self.runtime._client, Clock(), []
+        step = client.step
+
+        def step_and_mark() -> None:
+            step()
+            marks.append(clock.spent())
+
+        with patch.object(client, "step", step_and_mark):
+            self.runtime.generate(prompts, params)
+        assert len(marks) == num_tokens, "prompts were not computed in one step"
+        return marks
 
 
 class Transformers:
@@ -101,11 +96,13 @@ class Transformers:
         cache, length = self._empty_cache(prompts), len(prompts[0])
         tokens = self._next(self.model.forward, torch.tensor(prompts), cache)
         clock = Clock()
+        marks = [clock.spent()]
         for position in range(length, length + num_tokens):
             positions = torch.full((1, 1), position)
             tokens = self._next(self.forward, tokens, cache, position_ids=positions)
             tokens.tolist()  # a server has to know each token to stop and to stream
-        return clock.spent()
+            marks.append(clock.spent())
+        return clock.between(marks)
 
     def _next(self, forward: Callable[..., Any], ids: Tensor, cache: Any, **arguments: Any) -> Tensor:
         """The likeliest token after each row [n, T] of ids: [n, 1]."""

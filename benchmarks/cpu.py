@@ -1,10 +1,12 @@
 """Decode and prefill on the CPU beside transformers and llama.cpp: interleaved rounds, medians and spread."""
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -37,6 +39,7 @@ Samples = dict[tuple[str, str], list[Spent]]
 def main() -> None:
     """Measure, write benchmarks/results/NAME.json, print the table."""
     options = parse_arguments()
+    torch.set_num_threads(options.threads)
     folder = resolve_source(options.model, store=Store(), dtype=getattr(torch, options.dtype))
     contenders = make_contenders(options, folder)
     samples: Samples = defaultdict(list)
@@ -56,6 +59,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tokens", type=at_least_one, default=32, help="tokens decoded a sequence and measurement"
     )
+    parser.add_argument(
+        "--threads", type=at_least_one, default=torch.get_num_threads(), help="of each contender"
+    )
+    parser.add_argument(
+        "--beside",
+        type=count,
+        default=0,
+        metavar="N",
+        help="busy processes of equal priority during every measurement, of all contenders alike",
+    )
     parser.add_argument("--batches", type=at_least_one, nargs="*", default=BATCHES)
     parser.add_argument(
         "--contenders", nargs="*", choices=(*OURS, *PEERS), default=(*OURS, *PEERS), help="beside --gguf"
@@ -69,6 +82,13 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--name", default="cpu", help="name of the result file")
     return parser.parse_args()
+
+
+def count(text: str) -> int:
+    """A whole number from the command line."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {text!r}; wanted a whole number")
+    return int(text)
 
 
 def at_least_one(text: str) -> int:
@@ -108,12 +128,23 @@ def run_round(
     """Every contender at every workload; what the machine was like. Round 0 compiles and is not kept."""
     load, memory = os.getloadavg()[0], bandwidth.measure()
     num_tokens = options.tokens if round_ else min(WARM_UP, options.tokens)
-    for key, spent in measure_round(contenders, round_, options.batches, num_tokens):
-        if round_:
-            samples[key].append(spent)
-        figure = tokens_of(key[0], num_tokens) / spent.wall
-        print(f"round {round_}: {key[0]}, {key[1]}: {figure:.1f} tokens/s", file=sys.stderr)
+    with busy(options.beside if round_ else 0):
+        for key, spent in measure_round(contenders, round_, options.batches, num_tokens):
+            if round_:
+                samples[key].append(spent)
+            figure = tokens_of(key[0], num_tokens) / spent.wall
+            print(f"round {round_}: {key[0]}, {key[1]}: {figure:.1f} tokens/s", file=sys.stderr)
     return {"load": load, **memory}
+
+
+@contextlib.contextmanager
+def busy(num_processes: int) -> Iterator[None]:
+    """So many processes that compute all the time, until the block ends."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(num_processes):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(process.kill)
+        yield
 
 
 def measure_round(
@@ -155,8 +186,8 @@ def report(
     return {
         "date": time.strftime("%Y-%m-%d"),
         "command": f"benchmarks/cpu.py --dtype {options.dtype} --rounds {options.rounds}"
-        f" --tokens {options.tokens} --contenders {' '.join(options.contenders)}"
-        + (f" --gguf {files}" if files else ""),
+        f" --tokens {options.tokens} --threads {options.threads} --beside {options.beside}"
+        f" --contenders {' '.join(options.contenders)}" + (f" --gguf {files}" if files else ""),
         "model": Path(options.model).name,
         "dtype": options.dtype,
         "context": CONTEXT,
@@ -185,8 +216,17 @@ def row_of(workload: str, contender: str, spent: Sequence[Spent], num_tokens: in
         "max": round(max(figures), 1),
         "samples": [round(figure, 1) for figure in figures],
         "wall_ms": round(statistics.median(one.wall for one in spent) / steps * 1e3, 2),
+        **steps_of([step for one in spent for step in one.steps]),
         "cpu_ms": round(statistics.median(one.cpu for one in spent) / steps * 1e3, 2),
     }
+
+
+def steps_of(steps: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile of a step, in milliseconds; nothing where there was one alone."""
+    if not steps:
+        return {}
+    last = sorted(steps)[min(len(steps) - 1, len(steps) * 99 // 100)]
+    return {"step_ms": round(statistics.median(steps) * 1e3, 2), "step_p99_ms": round(last * 1e3, 2)}
 
 
 if __name__ == "__main__":

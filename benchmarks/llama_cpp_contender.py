@@ -90,9 +90,11 @@ class Worker:
         with self._context(len(prompts), len(prompts[0]) + num_tokens) as context:
             tokens = self._first_tokens(context, prompts)
             clock = Clock()
+            marks = [clock.spent()]
             for position in range(len(prompts[0]), len(prompts[0]) + num_tokens):
                 tokens = self._step(context, [[token] for token in tokens], position)
-            return clock.spent()._asdict()
+                marks.append(clock.spent())
+            return clock.between(marks)._asdict()
 
     def continue_greedily(self, prompt: list[int], num_tokens: int) -> dict[str, list[int]]:
         """The answer to one prompt."""

@@ -16,12 +16,20 @@ def render(document: dict[str, Any]) -> str:
     contenders = sorted({row["contender"] for row in document["results"]})
     workloads = sorted({row["workload"] for row in document["results"]}, key=_natural)
     cells = {
-        (row["workload"], row["contender"]): f"{row['median']:g} ({row['min']:g} to {row['max']:g})"
+        (
+            row["workload"],
+            row["contender"],
+        ): f"{row['median']:g} ({row['min']:g} to {row['max']:g}){_tail(row)}"
         for row in document["results"]
     }
     lines = [["tokens/s", *contenders], ["---"] * (1 + len(contenders))]
     lines += [[load, *(cells.get((load, name), "") for name in contenders)] for load in workloads]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n" + _caption(document)
+
+
+def _tail(row: dict[str, Any]) -> str:
+    """How much longer a step in a hundred takes than the middle one, where steps were timed."""
+    return f"; p99 {row['step_p99_ms'] / row['step_ms']:.1f} times a step" if "step_ms" in row else ""
 
 
 def _natural(text: str) -> list[Any]:

@@ -64,9 +64,22 @@ def describe_machine(cache_dir: str | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "python_headers": Path(sysconfig.get_path("include"), "Python.h").exists(),
         "versions": {name: _version(name) for name in LIBRARIES},
+        "gemm_kernels": _gemm_kernels(root),
         "cache_dir": str(root),
         "cache_mib": round(_folder_bytes(root) / 2**20, 1),
     }
+
+
+def _gemm_kernels(root: Path) -> list[str]:
+    """What serves GEMMs on the CPU, and what it was measured at; nothing where no kernel was built yet."""
+    from ..common.store import Store
+    from ..custom_ops._shared.ledger import LEDGER
+    from ..runtime.startup.kernel_choice import describe_cpu_kernels
+
+    if not root.is_dir():
+        return []
+    LEDGER.keep_in(Store(root))
+    return list(describe_cpu_kernels(LEDGER.store))
 
 
 def _version(name: str) -> str | None:
@@ -103,7 +116,7 @@ def _as_text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {number}" for name, number in value.items())
     if isinstance(value, list):
-        return ", ".join(value) or "none"
+        return ("; " if any("," in one for one in value) else ", ").join(value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)

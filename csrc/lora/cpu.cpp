@@ -1,6 +1,7 @@
 // The C entry points of lora.
 #include "buffer.h"
 #include "kernel.h"
+#include "thread_pool.h"
 
 // As the caller packs them: 8 bytes each, strides in elements.
 struct LoraArguments {
@@ -49,16 +50,12 @@ int64_t lora(const LoraArguments& p) {
   }
   const int64_t shrinks = step.num_shrinks(), expands = step.num_expands();
   float* shrunk = scratch.reserve(p.tokens * step.num_parts * p.rank);
-  [[maybe_unused]] const int threads = static_cast<int>(p.threads);
-  [[maybe_unused]] const bool parallel =
-      num_adapted * p.rank * (step.num_parts * p.columns + step.num_rows) > kMinParallelElements;
-#pragma omp parallel num_threads(threads) if (parallel)
-  {
-#pragma omp for schedule(static)
-    for (int64_t unit = 0; unit < p.tokens * shrinks; unit++) step.shrink_unit(unit / shrinks, unit % shrinks, shrunk);
-#pragma omp for schedule(static)
-    for (int64_t unit = 0; unit < p.tokens * expands; unit++) step.expand_unit(unit / expands, unit % expands, shrunk);
-  }
+  const int64_t work = num_adapted * p.rank * (step.num_parts * p.columns + step.num_rows);
+  const int threads = work > kMinParallelElements ? static_cast<int>(p.threads) : 1;
+  lamina::parallel_chunks(p.tokens * shrinks, threads,
+                          [&](int64_t unit) { step.shrink_unit(unit / shrinks, unit % shrinks, shrunk); });
+  lamina::parallel_chunks(p.tokens * expands, threads,
+                          [&](int64_t unit) { step.expand_unit(unit / expands, unit % expands, shrunk); });
   return -1;
 }
 

@@ -1,6 +1,6 @@
 """Which kernels serve a model's GEMMs: looked up, or autotuned once and kept in the store."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -28,6 +28,8 @@ OPS = {"linear": "linear", "norm": "add_rms_norm_linear", "norm_gated": "add_rms
 MEASURED_OPS = "linear", "add_rms_norm_linear", "scaled_linear", "linear_w4a16"
 SOURCES = {"cuda": (".cu", ".cuh"), "cpu": (".cpp", ".h")}  # suffixes of what the kernels are made of
 BY_METHOD = {Method.DOT: "dot products", Method.AMX: "AMX tiles"}
+CPU = torch.device("cpu")
+CPU_DTYPES = torch.bfloat16, torch.float16, torch.float32
 logger = get_logger("runtime")
 
 
@@ -115,6 +117,27 @@ def missing_measurements(
     return [f"kernels of {site}" for site in _missing(sites, device_name)]
 
 
+def describe_cpu_kernels(store: Store) -> tuple[str, ...]:
+    """One line a dtype and what was measured in it: which kernels serve GEMMs on this CPU, and at what.
+
+    None where the kernels are not built yet.
+    """
+    if not is_built("linear"):
+        return ()
+    return tuple(line for dtype in CPU_DTYPES for line in _cpu_kernels_of(dtype, store))
+
+
+def _cpu_kernels_of(dtype: torch.dtype, store: Store) -> Iterator[str]:
+    most = {" or ".join(map(_named, _cpu.ways(dtype, rows))): rows for rows in (1, *choices.BUCKETS)}
+    *few, beyond = most
+    served = [*(f"{ways} up to {most[ways]} rows" for ways in few), f"{beyond} beyond"]
+    yield f"{choices.name_of(dtype)}: {', '.join(served)}"
+    device_name = choices.device_name_of(CPU, dtype)
+    known = read_measurements(store, measurements_key(CPU, device_name, dtype))
+    choices.adopt(device_name, known)
+    yield from (_described(entry.site, CPU, dtype) for entry in known)
+
+
 def measurements_kept(device: torch.device, dtype: torch.dtype, store: Store) -> tuple[str, ...]:
     """The names under which the store has what was measured on this device."""
     if not _is_chosen(device, dtype):
@@ -149,8 +172,12 @@ def _served_by(choice: Choice) -> str:
     if choice.kernel is None:
         return "the ops it stands for"
     if isinstance(choice.kernel, Method):
-        return BY_METHOD[choice.kernel]
+        return _named(choice.kernel)
     return f"the CUDA kernel, {choice.kernel}"
+
+
+def _named(way: Method | None) -> str:
+    return "the library" if way is None else BY_METHOD[way]
 
 
 def sites_of(gemms: Iterable[Gemm], device: torch.device, dtype: torch.dtype) -> tuple[Site, ...]:

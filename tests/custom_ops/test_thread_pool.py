@@ -1,6 +1,7 @@
 """The thread pool of kernels: every chunk once, whoever calls, forks, throws or does not come."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,16 @@ def test_every_chunk_is_computed_once_whoever_calls_forks_throws_or_does_not_com
     subprocess.run([*find_compiler(), *flags, *sources, "-o", str(program)], check=True)
     done = subprocess.run([program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, TRIED, "")
+
+
+def test_no_kernel_has_threads_beside_those_of_the_pool() -> None:
+    sources = [path for path in CSRC.rglob("*") if path.suffix in (".h", ".cpp") and "pool" not in path.stem]
+    own = re.compile(r"#pragma omp|<omp\.h>|std::(thread|async)\b|pthread_create")
+    found = [
+        str(path) for path in sources if path.parent.name != "thread_pool" and own.search(path.read_text())
+    ]
+    assert sources
+    assert found == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

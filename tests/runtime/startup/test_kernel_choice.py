@@ -13,7 +13,11 @@ from lamina.compiler.passes.gemms import Gemm
 from lamina.custom_ops.linear import _cpu, autotune, choices
 from lamina.custom_ops.linear.choices import Entry, GemmConfig, Site
 from lamina.runtime.startup import kernel_choice
-from lamina.runtime.startup.kernel_choice import choose_gemm_kernels, missing_measurements
+from lamina.runtime.startup.kernel_choice import (
+    choose_gemm_kernels,
+    describe_cpu_kernels,
+    missing_measurements,
+)
 
 DEVICE, CUDA, CPU = "a GPU on paper", torch.device("cuda"), torch.device("cpu")
 GEMMS = (
@@ -206,3 +210,30 @@ def test_a_cpu_autotunes_its_gemms_once_and_says_what_serves_them(
     start_anew()
     monkeypatch.setattr(autotune, "autotune", None)
     assert choose_gemm_kernels(gemms, CPU, dtype, store, require_warm=True) == lines
+
+
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_which_kernels_serve_a_cpu_and_at_what_is_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch, has_amx: bool
+) -> None:
+    monkeypatch.setattr(choices, "_adopted", {})
+    monkeypatch.setattr(_cpu, "_has_amx", lambda: has_amx)
+    monkeypatch.setattr(kernel_choice, "is_built", lambda op: True)
+    site = Site(kind="linear", num_tokens=256, n=4096, k=4096)
+    entry = Entry(site=site, kernel=choices.Method.AMX, microseconds=5.0, otherwise=9.0, spread=2.0)
+    name = choices.device_name_of(CPU, torch.bfloat16)
+    key = kernel_choice.measurements_key(CPU, name, torch.bfloat16)
+    store.write_ref(kernel_choice.MEASUREMENTS, key, {"device": name, "entries": [entry.to_json()]})
+    told = describe_cpu_kernels(store)
+    assert "float32: dot products up to 32 rows, the library beyond" in told
+    if not has_amx:
+        assert told[0] == "bfloat16: dot products up to 32 rows, the library beyond"
+        return
+    few = "AMX tiles or dot products up to 1 rows, AMX tiles up to 32 rows"
+    assert told[0] == f"bfloat16: {few}, AMX tiles or the library beyond"
+    assert "measured here: 5.0 us, otherwise 9.0 us, beside other work: the median was 2.0 times" in told[1]
+
+
+def test_before_kernels_are_built_nothing_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_choice, "is_built", lambda op: False)
+    assert describe_cpu_kernels(store) == ()
