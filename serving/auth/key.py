@@ -20,6 +20,7 @@ class Entry:
     priority: int = 0  # its requests are never more urgent; lower is served first
     routes: tuple[str, ...] | None = None  # paths; * at the end stands for any rest; None: all
     models: tuple[str, ...] | None = None  # names of models; None: all
+    admin: bool = False  # whether it may administer the server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,12 @@ class Key:
         if routes is not None and not any(_covers(route, path) for route in routes):
             message = f"this key may not use {path[:100]!r}"
             raise ApiError(status=403, message=message, code="route_not_allowed")
+
+    def require_admin(self) -> None:
+        """Raises ApiError 403 where it may not administer the server, as nobody may without a key."""
+        if not self.entry.admin:
+            message = "this needs an admin key: one with admin = true in the server's --api-key-file"
+            raise ApiError(status=403, message=message, code="admin_only")
 
 
 def key_of(request: "HTTPConnection") -> Key:

@@ -19,7 +19,7 @@ logger = get_logger("serving")
 MAX_FILE_BYTES = 1 << 20
 MAX_PRIORITY = 2**31
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
-FIELDS = ("key", *LIMITS, "priority", "routes", "models")
+FIELDS = ("key", *LIMITS, "priority", "routes", "models", "admin")
 HASHED = "sha256:"
 
 
@@ -99,6 +99,7 @@ def _entry(name: str, table: object, origin: str) -> Entry:
         priority=_priority(table.get("priority", 0), f"{place} priority"),
         routes=_strings(table.get("routes"), f"{place} routes", r"/[^*\s]*\*?"),
         models=_strings(table.get("models"), f"{place} models", r".+"),
+        admin=_flag(table.get("admin", False), f"{place} admin"),
     )
 
 
@@ -125,6 +126,12 @@ def _count(value: object, place: str) -> int | None:
 def _priority(value: object, place: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_PRIORITY:
         raise ConfigError(f"{place} is {shown(value)}; wanted a whole number, lower is served first")
+    return value
+
+
+def _flag(value: object, place: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{place} is {shown(value)}; wanted true or false")
     return value
 
 

@@ -191,7 +191,7 @@ class Live(ResponseModel, kw_only=True):
 class Ready(ResponseModel, kw_only=True):
     """Whether a step can run; with 503, an error stands beside these."""
 
-    status: Literal["starting", "ready", "draining", "failed", "stalled"]
+    status: Literal["starting", "ready", "draining", "failed", "stalled", "asleep"]
     reason: str | None
     num_steps: int = 0
     step_seconds: float | None = None

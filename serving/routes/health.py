@@ -22,7 +22,7 @@ async def live(request: Request) -> JSONResponse:
 async def ready(request: Request) -> Response:
     """Answers 200 where a request would be taken and a step can run, else 503 with the reason.
 
-    The status is starting, ready, draining, failed, or stalled where a step takes too long.
+    The status is starting, ready, draining, failed, stalled where a step takes too long, or asleep.
     """
     report = health_of(serving_of(request))
     if report["reason"] is None:
@@ -45,6 +45,8 @@ def health_of(serving: Serving) -> dict[str, Any]:
         else:
             report = {"status": "failed", "reason": loss(health.status)}
     status = health.status
+    if status.is_asleep and report["reason"] is None:
+        report = {"status": "asleep", "reason": "the engine sleeps, and requests wait; POST /wake_up"}
     return report | {
         "num_steps": status.num_steps,
         "step_seconds": status.step_seconds,

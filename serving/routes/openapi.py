@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ... import __version__
-from ..protocol import messages, response_models, response_objects, tokenize
+from ..protocol import admin, messages, response_models, response_objects, tokenize
 from ..protocol.chat import ChatRequest
 from ..protocol.completions import CompletionRequest
 from ..protocol.openapi import Endpoint, Operation, document
@@ -50,6 +50,10 @@ OPERATIONS = {
     "/health": Operation(answer=response_models.Ready),
     "/health/ready": Operation(answer=response_models.Ready),
     "/health/live": Operation(answer=response_models.Live),
+    "/sleep": Operation(answer=admin.Sleeping),
+    "/wake_up": Operation(answer=admin.Sleeping),
+    "/is_sleeping": Operation(answer=admin.Sleeping),
+    "/update_weights": Operation(body=admin.UpdateWeightsRequest, answer=admin.Updated),
     "/metrics": Operation(answer=str, media="text/plain"),
 }
 
