@@ -33,6 +33,7 @@ CHOICES = {
     "quantization": read_schemes(),
     "numerics": ("fast", "exact"),
     "attention": ("auto", "cuda", "triton", "flash_attn", "cpu", "reference"),
+    "pooling": ("auto", "last", "mean", "cls"),
     "load_format": ("auto", "dummy"),
     "executor": ("auto", "uniproc", "multiproc", "ray"),
 }

@@ -52,6 +52,7 @@ REFUSED_FIELDS: dict[str, tuple[Any, ...]] = {
     "num_local_experts": (0, 1),
     "num_experts": (0, 1),
     "alibi": (False,),
+    "is_causal": (True,),
     "parallel_attn": (False,),
 }
 # Fields of training, of generation and of other programs.
@@ -63,6 +64,8 @@ IGNORED_FIELDS = frozenset(
         *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample"),
         *("early_stopping", "embd_pdrop", "finetuning_task", "hidden_dropout", "id2label"),
         *("initializer_range", "is_decoder", "is_encoder_decoder", "keys_to_ignore_at_inference"),
+        *("classifier_from_token", "is_matryoshka", "matryoshka_dimensions"),  # read beside the modules
+        *("sbert_ce_default_activation_function", "sentence_transformers"),
         *("label2id", "length_penalty", "max_length", "max_new_tokens", "max_window_layers", "min_length"),
         *("model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences"),
         *("original_max_position_embeddings", "output_attentions", "output_hidden_states", "output_past"),
@@ -118,6 +121,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     ranks: int = 1  # that share the model out; heads and columns above are then those of one of them
+    num_labels: int = 0  # classes that a sequence may get; 0: the model gives none
     own: object = None  # what only this model has: a frozen dataclass that its definition makes and reads
 
     def __post_init__(self) -> None:

@@ -36,13 +36,25 @@ def whole_file(path: Path) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object a file holds."""
-    try:
-        value = json.loads(whole_file(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LoadError(f"{path} cannot be read as JSON: {error}; download it again") from error
+    value = _read(path)
     if not isinstance(value, dict):
         raise LoadError(f"{path} holds {type(value).__name__}, wanted a JSON object; download it again")
     return value
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """The JSON list a file holds."""
+    value = _read(path)
+    if not isinstance(value, list):
+        raise LoadError(f"{path} holds {type(value).__name__}, wanted a JSON list; download it again")
+    return value
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(whole_file(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadError(f"{path} cannot be read as JSON: {error}; download it again") from error
 
 
 class Fields:

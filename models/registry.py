@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -168,15 +169,34 @@ def register_model(architecture: str, definition: ModelDefinition) -> None:
 
 
 def find_model(architecture: str) -> ModelDefinition:
-    """The definition of an architecture: a registered one, else that of an installed package.
+    """The definition of an architecture: a registered one, that of an installed package, or one derived.
 
-    Raises UnsupportedError where there is none, naming those that there are; ConfigError where several
-    packages offer one, and LoadError where it fails to import.
+    Encoders (LlamaModel) and classifiers of sequences (LlamaForSequenceClassification) are derived from the
+    model with an LM head. Raises UnsupportedError where there is none, naming those that there are;
+    ConfigError where several packages offer one, and LoadError where it fails to import.
     """
     _import_families()
-    if architecture not in _definitions:
-        register_model(architecture, _from_package(architecture))
+    if architecture in _definitions:
+        return _definitions[architecture]
+    if (derived := _derived(architecture)) is not None:
+        return derived
+    register_model(architecture, _from_package(architecture))
     return _definitions[architecture]
+
+
+@lru_cache(maxsize=64)  # one object, so that definitions can be compared
+def _derived(architecture: str) -> ModelDefinition | None:
+    """The definition without an LM head of a model known with one, unless a package offers its own."""
+    from .pooling.derived import causal_name, derived
+
+    causal = causal_name(architecture)
+    if causal is None or _offered(architecture) or not (causal in _definitions or _offered(causal)):
+        return None
+    return derived(architecture, find_model(causal))
+
+
+def _offered(architecture: str) -> bool:
+    return any(entry.name == architecture for entry in metadata.entry_points(group=ENTRY_POINTS))
 
 
 def _import_families() -> None:

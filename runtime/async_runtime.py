@@ -19,6 +19,8 @@ from .engine.core_handle import CoreHandle, OpenedCore
 from .engine.input_processor import InputProcessor, input_processor
 from .engine.outputs import RequestOutput
 from .engine.parallel_sampling import ParentRequest
+from .engine.pooling_outputs import ClassificationOutput, EmbeddingOutput, ScoreOutput
+from .engine.pooling_processor import PoolingProcessor, TextOptions
 from .protocol.core_description import CoreDescription
 from .request_options import RequestOptions
 from .sampling_params import SamplingParams
@@ -28,7 +30,7 @@ from .weight_messages import FILE, plain_of, written
 if TYPE_CHECKING:
     from .engine.core_loop import CoreService
     from .keywords import RequestSettings, RuntimeSettings
-    from .prompts import Prompt
+    from .prompts import Prompt, Prompts
     from .tokenization.chat_messages import Messages
     from .weight_messages import Weights
 
@@ -48,6 +50,7 @@ class AsyncRuntime:
         """handle: of a core that is open; most callers want from_pretrained()."""
         self.description: CoreDescription = opened.description
         self.input: InputProcessor = input_processor(opened.description, opened.tokenizer, opened.grammars)
+        self.pooling = PoolingProcessor(input=self.input)
         if step_timeout is None:
             step_timeout = STEP_TIMEOUTS.get(opened.description.device.partition(":")[0], 30.0)
         self._client = AsyncClient(handle, step_timeout)
@@ -126,6 +129,90 @@ class AsyncRuntime:
             del self._searches[searched.name]
         await self.call("count_whole", searched.times, searched.num_tokens)
         return searched.output(self.input.tokenizer)
+
+    async def embed(
+        self,
+        texts: "Prompts",
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **options: "Unpack[RequestSettings]",
+    ) -> list[EmbeddingOutput]:
+        """Returns the vector of each text, in order; arguments and errors as of Runtime.embed().
+
+        All end within a step where its task is cancelled.
+        """
+        given = TextOptions(
+            prompt_name=prompt_name, prompt=prompt, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        asked = self.pooling.embed(
+            texts, given, RequestOptions(**options), dimensions=dimensions, normalize=normalize
+        )
+        return self.pooling.embeddings(await self._outputs_of(asked))
+
+    async def classify(
+        self,
+        texts: "Prompts",
+        *,
+        activation: bool = True,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **options: "Unpack[RequestSettings]",
+    ) -> list[ClassificationOutput]:
+        """Returns the classes of each text; arguments as of Runtime.classify(), otherwise as embed()."""
+        given = TextOptions(
+            prompt_name=prompt_name, prompt=prompt, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        asked = self.pooling.classify(texts, given, RequestOptions(**options), activation=activation)
+        return self.pooling.classes(await self._outputs_of(asked))
+
+    async def score(
+        self,
+        query: "Prompts",
+        documents: "Prompts",
+        *,
+        activation: bool = True,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **options: "Unpack[RequestSettings]",
+    ) -> list[ScoreOutput]:
+        """Returns how well documents answer a query; arguments as of Runtime.score()."""
+        given = TextOptions(
+            prompt_name=prompt_name, prompt=prompt, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        asked, parts = self.pooling.score(
+            query, documents, given, RequestOptions(**options), activation=activation
+        )
+        return self.pooling.scores(await self._outputs_of(asked), parts)
+
+    async def warm_up(self) -> None:
+        """Computes a token, and a result of one where the model makes such: then it can be asked."""
+        if "generate" in self.input.tasks:
+            canary = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+            await self.generate([0], canary).output()
+        if self.input.pooling is not None:
+            await self.pool(self.pooling.warming()).output()
+
+    def pool(self, asked: ParentRequest, request_id: str | None = None) -> Generation:
+        """Queues what `pooling` has made of a text; its output has the result.
+
+        request_id: what abort() calls it.
+        """
+        require_same_process(self._pid)
+        _require_loop()
+        if request_id is not None:
+            for submission in asked.submissions:
+                submission.answer.asked_id = request_id
+        return self._client.generate(asked)
+
+    async def _outputs_of(self, asked: list[ParentRequest]) -> list[RequestOutput]:
+        generations = [self.pool(each) for each in asked]  # dropped, they end
+        return [await generation.output() for generation in generations]
 
     def chat(
         self,

@@ -12,6 +12,7 @@ from ..common.logging import get_logger
 from ..common.names import refuse_unknown
 from ..compiler.config import CompileConfig
 from ..compiler.numerics import MAX_NUM_TOKENS, NUMERICS, Numerics
+from ..models.pooling.spec import POOLINGS
 from ..models.quantization.scheme import find_scheme
 from .other_names import SETTINGS
 from .parallel import ExecutorName, ParallelConfig
@@ -22,6 +23,7 @@ logger = get_logger("runtime")
 
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDtype = Literal["auto", "fp8"]
+PoolingSetting = Literal["auto", "last", "mean", "cls"]
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -100,6 +102,9 @@ class RuntimeConfig:
     """Whether tokens that a form leaves no choice of come several at once, without a step for each."""
     speculative: Speculation | str | None = None
     """Who drafts tokens that a step verifies beside the next one: ngram:3 drafts up to 3 out of the text."""
+    pooling: PoolingSetting = "auto"
+    """Which hidden states of a text make its vector; auto is what the checkpoint says. Others add vectors to
+    a model that generates."""
     swap_bytes: int | None = None
     """Host memory for blocks of preempted requests; otherwise what a GPU's host has to spare, none on a
     CPU."""
@@ -155,6 +160,10 @@ class RuntimeConfig:
             raise ConfigError(f"{got}; wanted swap_bytes 0, or the cache, which knows what blocks hold")
         _check_choice("numerics", self.numerics, NUMERICS)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8"))
+        _check_choice("pooling", self.pooling, ("auto", *POOLINGS))
+        if self.pooling != "auto" and self.speculative is not None:
+            got = f"pooling is {self.pooling} and speculative {shown(self.speculative)}"
+            raise ConfigError(f"{got}; wanted one of the two: drafts beside pooled prompts are not served")
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         find_scheme(self.quantization)
         self._settle("tensor_parallel", self.parallel.tensor_parallel)

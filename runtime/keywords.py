@@ -11,7 +11,7 @@ import torch
 
 from ..compiler.config import CompileConfig
 from ..compiler.numerics import Numerics
-from .config import KVCacheDtype, LoadFormat
+from .config import KVCacheDtype, LoadFormat, PoolingSetting
 from .parallel import ExecutorName
 from .speculation.config import Speculation
 
@@ -39,6 +39,7 @@ class RuntimeSettings(TypedDict, total=False):
     prefix_cache: bool
     jump_forward: bool
     speculative: Speculation | str | None
+    pooling: PoolingSetting
     swap_bytes: int | None
     record: str | Path | None
     compile: bool | CompileConfig

@@ -63,12 +63,14 @@ def check_prompt(
     max_model_len: int,
     capacity_tokens: int,
     declared_len: int | None = None,
+    num_new_tokens: int = 1,
 ) -> tuple[int, ...]:
     """Returns the prompt as plain ints; RequestError, saying what is wrong, where it cannot be served.
 
-    declared_len: positions that the checkpoint declares, for the remedy.
+    declared_len: positions that the checkpoint declares, for the remedy. num_new_tokens: for which
+    there is to be room beside it.
     """
-    ids = _plain_ids(token_ids, max_model_len, declared_len)
+    ids = _plain_ids(token_ids, max_model_len, declared_len, num_new_tokens)
     if not ids:
         raise RequestError("the prompt is empty (0 tokens); give at least one token, such as the model's BOS")
     for wrong in (min(ids), max(ids)):
@@ -85,17 +87,21 @@ def check_prompt(
     return ids
 
 
-def _plain_ids(token_ids: Iterable[int], max_model_len: int, declared_len: int | None) -> tuple[int, ...]:
+def _plain_ids(
+    token_ids: Iterable[int], max_model_len: int, declared_len: int | None, num_new_tokens: int
+) -> tuple[int, ...]:
+    most = max_model_len - num_new_tokens
     if isinstance(token_ids, (str, bytes)):
         raise RequestError(f"the prompt is {type(token_ids).__name__}, wanted token ids; encode text first")
     try:
-        ids = tuple(itertools.islice(token_ids, max_model_len))  # no more, however many there are
+        ids = tuple(itertools.islice(token_ids, most + 1))  # no more, however many there are
     except TypeError as error:
         raise RequestError(f"the prompt is {shown(token_ids)}, wanted a sequence of token ids") from error
-    if len(ids) >= max_model_len:
+    if len(ids) > most:
+        beside = " and one new token" if num_new_tokens else ""
         raise PromptTooLongError(
             f"the prompt has {_length_of(token_ids)} tokens, but max_model_len {max_model_len} leaves room "
-            f"for at most {max_model_len - 1} and one new token; shorten the prompt"
+            f"for at most {most}{beside}; shorten the prompt"
             f"{_longer(max_model_len, declared_len)}"
         )
     if set(map(type, ids)) <= {int}:

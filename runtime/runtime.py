@@ -17,6 +17,9 @@ from .engine.beam_search import BeamSearchParams
 from .engine.client import Client, runtime_closed
 from .engine.input_processor import InputProcessor, input_processor
 from .engine.outputs import RequestOutput, StreamDelta
+from .engine.parallel_sampling import ParentRequest
+from .engine.pooling_outputs import ClassificationOutput, EmbeddingOutput, ScoreOutput
+from .engine.pooling_processor import PoolingProcessor, TextOptions
 from .keywords import RequestSettings, RuntimeSettings
 from .prompts import Params, Prompt, Prompts
 from .request_options import RequestOptions
@@ -99,6 +102,83 @@ class Runtime:
             self._client.count_whole(search.times, search.num_tokens)
         return [search.output(asked.tokenizer) for search in searched]
 
+    def embed(
+        self,
+        texts: Prompts,
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **options: Unpack[RequestSettings],
+    ) -> list[EmbeddingOutput]:
+        """Returns the vector of each text, in order; docs/embeddings.md says what makes it.
+
+        dimensions: its first so many numbers. normalize: whether it has the length 1; None: as the checkpoint
+        says. prompt_name, prompt, truncate_prompt_tokens: the fields of TextOptions. Raises UnsupportedError
+        for a model that makes no vectors, and otherwise as generate().
+        """
+        given = TextOptions(
+            prompt_name=prompt_name, prompt=prompt, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        own = {"dimensions": dimensions, "normalize": normalize}
+        asked = self._pooling.embed(texts, given, RequestOptions(**options), **own)  # type: ignore[arg-type]
+        return self._pooling.embeddings(self._outputs_of(asked))
+
+    def classify(
+        self,
+        texts: Prompts,
+        *,
+        activation: bool = True,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **options: Unpack[RequestSettings],
+    ) -> list[ClassificationOutput]:
+        """Returns the classes of each text, in order; activation: as probabilities, False for logits.
+
+        UnsupportedError for a model without classes; other arguments and errors as of embed().
+        """
+        given = TextOptions(
+            prompt_name=prompt_name, prompt=prompt, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        asked = self._pooling.classify(texts, given, RequestOptions(**options), activation=activation)
+        return self._pooling.classes(self._outputs_of(asked))
+
+    def score(
+        self,
+        query: Prompts,
+        documents: Prompts,
+        *,
+        activation: bool = True,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **options: Unpack[RequestSettings],
+    ) -> list[ScoreOutput]:
+        """Returns how well each document answers a query, or each the query of its place, in order.
+
+        By a model that reads both together, or by how near their vectors are. activation: False for the logit
+        of such a model. Other arguments and errors as of embed().
+        """
+        given = TextOptions(
+            prompt_name=prompt_name, prompt=prompt, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        asked, parts = self._pooling.score(
+            query, documents, given, RequestOptions(**options), activation=activation
+        )
+        return self._pooling.scores(self._outputs_of(asked), parts)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What may be asked of the model: some of "generate", "embed", "classify" and "score"."""
+        return self._open_input.tasks
+
+    def _outputs_of(self, asked: list[ParentRequest]) -> list[RequestOutput]:
+        self._client.run([submission for each in asked for submission in each.submissions])
+        return [each.output() for each in asked]
+
     def chat(
         self,
         messages: Messages,
@@ -168,12 +248,18 @@ class Runtime:
 
     def warm_up(self) -> None:
         """Answers short prompts in every way that has kernels of its own, and notes that for later starts."""
+        if self._open_input.pooling is not None:
+            self._outputs_of([self._pooling.warming()])
+        if "generate" in self.tasks:
+            self._answer_in_every_way()
+        self._client.look(lambda: self._open.executor.collective_rpc("note_use"))
+
+    def _answer_in_every_way(self) -> None:
         few: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
         for temperature in (0.0, 1.0):
             self.generate([0], SamplingParams(temperature=temperature, **few))
         adjusted = SamplingParams(temperature=1.0, typical_p=0.9, presence_penalty=1.0, logprobs=1, **few)
         self.generate([0], adjusted)
-        self._client.look(lambda: self._open.executor.collective_rpc("note_use"))
 
     def idle(self) -> bool:
         """Captures one more size; False where none is left, or a request is live.
@@ -270,6 +356,10 @@ class Runtime:
         if self._loaded is None:
             raise runtime_closed()
         return self._loaded
+
+    @property
+    def _pooling(self) -> PoolingProcessor:
+        return PoolingProcessor(input=self._open_input)
 
     @property
     def _open_input(self) -> InputProcessor:

@@ -14,7 +14,6 @@ import uvicorn
 
 from ..common.errors import ClosedError
 from ..common.logging import get_logger
-from ..runtime.sampling_params import SamplingParams
 from .admission.admission import Admission
 from .app import create_app
 from .auth.keys import Keys
@@ -138,11 +137,10 @@ class Server:
         return "" if tokenizer is None else str(tokenizer.decode(token_ids, skip_special_tokens=False))
 
     async def _load(self) -> "AsyncRuntime":
-        """The runtime, once it has computed a token."""
+        """The runtime, once it has computed what it is asked for first."""
         runtime = await self._open_runtime()
         try:
-            canary = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-            await runtime.generate([0], canary).output()
+            await runtime.warm_up()
             fingerprint = await runtime.call("fingerprint")
         except BaseException:
             await runtime.close()

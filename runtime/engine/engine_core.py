@@ -375,17 +375,18 @@ class EngineCore:
             EngineOutput(
                 request_id=request.request_id,
                 num_before=num_sent,
-                new_token_ids=tuple(request.output_token_ids[num_sent:]),
+                new_token_ids=tuple(request.output_token_ids[num_sent:]) if request.pooling is None else (),
                 logprobs=tuple(request.logprobs[num_sent:]) if request.logprobs else (),
                 prompt_logprobs=() if num_sent else tuple(request.prompt_logprobs),
                 finish=finish_of(request, error) if is_over else None,
+                pooled=request.pooled if is_over else None,
             )
         )
         live.num_sent = len(request.output_token_ids)
         if is_over:
             self._forget(request.request_id)
             if request.finish_reason != "abort" and request.is_counted:
-                self.latencies.add(request.times, live.num_sent)
+                self.latencies.add(request.times, live.num_sent if request.pooling is None else 0)
 
     def _forget(self, request_id: str) -> None:
         self._executor.remove_request(request_id)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ...common.errors import RequestError, shown
+from ...common.errors import RequestError, UnsupportedError, shown
+from ...models.pooling.spec import PoolingSpec
 from ..prompts import Params, Prompt, Prompts, as_list, check_prompt, checked_kind, each, one_each
 from ..protocol.core_description import CoreDescription
 from ..protocol.engine_request import EngineRequest
@@ -31,6 +32,8 @@ from .logprobs import formatter_of
 from .output_processor import Answer, Submission
 from .parallel_sampling import ParentRequest, params_of_each
 
+GENERATES = ("generate",)
+HINTS = {"embed": '; pooling="last" or "mean" would have it make vectors, too'}
 SEED_STEP = 0x9E3779B97F4A7C15  # odd and without a pattern, so that unseeded requests draw apart
 
 
@@ -51,6 +54,7 @@ class InputProcessor:
     declared_len: int | None  # positions that the checkpoint declares
     capacity_tokens: int  # of the KV cache
     seed: int  # of requests that bring none, with the number of each
+    pooling: PoolingSpec | None = None  # how the model makes vectors and the like; None: it only generates
     grammars: GrammarCompiler | None = None  # without a tokenizer there is none
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _last_resolved: list[tuple[SamplingParams, SamplingParams]] = field(default_factory=list)  # one for many
@@ -59,6 +63,21 @@ class InputProcessor:
     def max_prompt_tokens(self) -> int:
         """Tokens that a prompt may have: one new one is to fit beside them."""
         return min(self.max_model_len - 1, self.capacity_tokens)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What may be asked of the model: some of "generate", "embed", "classify" and "score"."""
+        return GENERATES if self.pooling is None else self.pooling.tasks
+
+    def require_task(self, task: str) -> None:
+        """Raise UnsupportedError for what the model does not do, saying what it does."""
+        if task not in self.tasks:
+            hint = HINTS.get(task, "") if self.tasks == GENERATES else ""
+            raise UnsupportedError(f"this model does not {task}; it serves {', '.join(self.tasks)}{hint}")
+
+    def next_id(self) -> str:
+        """Returns a request id that no other request has."""
+        return str(next(self._numbers))
 
     def prepare_each(self, prompts: Prompts, params: Params, options: RequestOptions) -> list[ParentRequest]:
         """Returns what is to be written to each prompt, one or many, in order."""
@@ -109,8 +128,9 @@ class InputProcessor:
         add_generation_prompt: bool,
     ) -> list[int]:
         """Returns the token ids of a conversation, by the model's chat template or the one given."""
+        self.require_task("generate")
         given = messages, add_generation_prompt, tools, self.max_prompt_tokens, template_kwargs
-        tokenizer = self._tokenizer_for("a chat")
+        tokenizer = self.tokenizer_for("a chat")
         return tokenizer.apply_chat_template(*given, continue_final_message, chat_template)
 
     def prompt_ids(
@@ -123,7 +143,7 @@ class InputProcessor:
         """
         if isinstance(prompt, str):
             most = self.max_prompt_tokens if keep is None else None
-            tokenizer = self._tokenizer_for("a text prompt")
+            tokenizer = self.tokenizer_for("a text prompt")
             prompt = tokenizer.encode(prompt, add_special_tokens, max_tokens=most)
         if keep is not None:
             keep = self.max_prompt_tokens if keep == -1 else keep
@@ -138,7 +158,7 @@ class InputProcessor:
 
     def template_reads(self, name: str, chat_template: str | None = None) -> bool:
         """Whether the chat template, the model's or the one given, reads a variable of that name."""
-        return self._tokenizer_for("a chat").template_reads(name, chat_template)
+        return self.tokenizer_for("a chat").template_reads(name, chat_template)
 
     def grammar_of(self, params: SamplingParams) -> str | None:
         """Returns the grammar of structured_outputs, None without; RequestError where it cannot be enforced.
@@ -172,6 +192,7 @@ class InputProcessor:
         *,
         is_streamed: bool = False,
     ) -> ParentRequest:
+        self.require_task("generate")
         if params is not None and not isinstance(params, SamplingParams):
             raise RequestError(f"params is {shown(params)}; wanted a SamplingParams")
         token_ids = self.prompt_ids(prompt)
@@ -235,6 +256,7 @@ class InputProcessor:
         )
 
     def _search(self, prompt: Prompt, params: BeamSearchParams, asked_id: str | None = None) -> Searched:
+        self.require_task("generate")
         token_ids, num_ids, width = self.prompt_ids(prompt), self.num_valid_ids, params.beam_width
         if width > num_ids:
             raise RequestError(f"beam_width is {width}; wanted at most {num_ids}, the number of tokens")
@@ -249,7 +271,8 @@ class InputProcessor:
             search=BeamSearch(params, self.eos_token_ids, room=room, vocab_size=num_ids),
         )
 
-    def _tokenizer_for(self, purpose: str) -> Tokenizer:
+    def tokenizer_for(self, purpose: str) -> Tokenizer:
+        """Returns the model's tokenizer; RequestError where it has none, saying what it was wanted for."""
         if self.tokenizer is None:
             raise RequestError(
                 f"{purpose} needs a tokenizer, and the model's folder has none; give token ids or tokenizer="
@@ -257,7 +280,7 @@ class InputProcessor:
         return self.tokenizer
 
     def _encode_word(self, word: str) -> list[int]:
-        tokenizer = self._tokenizer_for(f"bad_words={shown(word)}")
+        tokenizer = self.tokenizer_for(f"bad_words={shown(word)}")
         return tokenizer.encode(word, add_special_tokens=False)
 
     def _detokenizer(
@@ -269,7 +292,7 @@ class InputProcessor:
                 got = f"stop is {shown(params.stop)}"
                 raise RequestError(f"{got}, but there is no text to look for it in; use stop_token_ids")
             return None
-        return partial(detokenizer_of, params, token_ids, self._tokenizer_for("detokenize=True"))
+        return partial(detokenizer_of, params, token_ids, self.tokenizer_for("detokenize=True"))
 
 
 def total_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> int:
@@ -300,6 +323,7 @@ def input_processor(
         declared_len=description.declared_len,
         capacity_tokens=description.capacity_tokens,
         seed=description.seed,
+        pooling=description.pooling,
         grammars=grammars,
     )
 

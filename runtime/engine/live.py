@@ -28,6 +28,7 @@ def request_of(asked: EngineRequest) -> Request:
         timeout=asked.timeout,
         cache_salt=asked.cache_salt,
         grammar=asked.grammar,
+        pooling=asked.pooling,
         is_counted=asked.is_counted,
     )
 

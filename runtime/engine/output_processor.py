@@ -51,6 +51,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens, where wanted
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes | None = None  # what was wanted in place of tokens, once it is over
     finish: Finish | None = None  # how the core ended it
     stop_string: str | None = None  # that its text came to, whatever else ended it
     error: LaminaError | None = None  # what ended it, for whoever asked
@@ -115,6 +116,7 @@ class Answer:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             logprobs=self.formatter.of_answer(self.logprobs),
+            pooled=self.pooled,
             cumulative_logprob=cumulative(self.logprobs) if self.wants_cumulative else None,
             times=self.times,
         )
@@ -128,9 +130,11 @@ class Answer:
         return RequestTimes(queued=times.queued, first_token=times.first_token, finished=times.finished)
 
     def _catch_up(self, output: EngineOutput) -> None:
-        _, num_before, new_token_ids, logprobs, prompt_logprobs, finish = output
+        _, num_before, new_token_ids, logprobs, prompt_logprobs, finish, pooled = output
         token_ids = self.token_ids
         assert num_before <= len(token_ids), "an output was lost"
+        if pooled is not None:
+            self.pooled = pooled
         if prompt_logprobs:
             self.prompt_logprobs = prompt_logprobs
         token_ids += new_token_ids[len(token_ids) - num_before :]

@@ -33,6 +33,7 @@ class CompletionOutput:
         None  # the token id or string that ended it, None for an EOS or the length
     )
     logprobs: tuple[Logprobs, ...] | None = None  # of each token, where wanted
+    pooled: bytes | None = None  # what was wanted in place of tokens, as float32
     cumulative_logprob: float | None = None  # their sum, where they were computed
     times: RequestTimes | None = field(default=None, compare=False)  # its own; beams have none
 

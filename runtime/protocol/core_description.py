@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...models.generation_config import GenerationDefaults
+from ...models.pooling.spec import PoolingSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,4 +24,5 @@ class CoreDescription:
     declared_len: int | None  # positions that the checkpoint declares
     capacity_tokens: int  # of the KV cache
     seed: int  # of requests that bring none
+    pooling: PoolingSpec | None = None  # how it makes vectors, classes or scores; None: it only generates
     settings: Mapping[str, Any]  # those in force, as Runtime.stats()["resolved"]

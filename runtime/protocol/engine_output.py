@@ -41,3 +41,4 @@ class EngineOutput(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the new tokens, where wanted
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # where wanted, with the first: from the second token on
     finish: Finish | None = None
+    pooled: bytes | None = None  # with its end, where a result was wanted in place of tokens: as float32

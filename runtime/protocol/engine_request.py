@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..pooling_params import PoolingParams
 from ..sampling_params import SamplingParams
 
 
@@ -23,5 +24,6 @@ class EngineRequest:
     timeout: float | None = None  # seconds from when it is queued
     cache_salt: str = ""
     grammar: str | None = None  # of llguidance, that the output keeps to
+    pooling: PoolingParams | None = None  # what is made of its hidden states in place of tokens, if anything
     is_counted: bool = True
     wants_each_token: bool = False  # an output after each step that brought it a token, or one at its end

@@ -24,6 +24,8 @@ class RunnerOutput:
     logprobs: StepLogprobs | None = None  # as the plan wants them
     # By request id the tokens that come after its sample for certain, as its grammar leaves no other.
     forced: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # By request id the results of prompts that end with the step, as float32, the lowest byte first.
+    pooled: Mapping[str, bytes] = field(default_factory=dict)
     failures: Mapping[str, LaminaError] = field(default_factory=dict)  # by request id: failed alone
     error: Exception | None = None
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..pooling_params import PoolingParams
 from ..sampling_params import SamplingParams
 
 Ints = NDArray[np.int64]
@@ -60,6 +61,19 @@ class WantedLogprobs:
     before: Ints  # [b] which of the step's tokens come before a token of a prompt that is to be reported
     targets: NDArray[np.int32]  # [b] that token
     spans: tuple[tuple[int, int], ...] = ()  # (row, how many of its tokens these are), in order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WantedPooling:
+    """Whose hidden states of a step are pooled: rows of requests that want no tokens.
+
+    Where such a row ends its prompt it counts as one that samples: its result takes the place of the token,
+    which means nothing.
+    """
+
+    rows: Ints  # [p] in order
+    are_last: Flags  # [p] whether the row's prompt ends with this step
+    params: tuple[PoolingParams, ...]  # [p]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -154,6 +168,7 @@ class SchedulerOutput:
     copies: Copies = NO_COPIES
     preempted_ids: tuple[str, ...] = ()  # since the plan before; some may have been admitted again
     wanted_logprobs: WantedLogprobs | None = None  # None where nobody wants any
+    pooling: WantedPooling | None = None  # None where nobody pools
     drafts: Drafts | None = None  # None where nobody drafts
 
     @property
@@ -167,6 +182,11 @@ class SchedulerOutput:
     @property
     def num_samples(self) -> int:
         return len(self.sampling)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether any sample is a token, not just the place of a result that was pooled."""
+        return self.pooling is None or int(np.count_nonzero(self.pooling.are_last)) < len(self.sampling)
 
     @property
     def is_decode(self) -> bool:

@@ -63,6 +63,8 @@ class DecisionLog:
         facts = {  # that decide how many tokens it computes at once
             "prompt_logprobs": request.params.prompt_logprobs is not None,
             "adjusts": request.adjusts,
+            "pools": request.pooling is not None,
+            "pools_all": request.pooling is not None and not request.pooling.reuses_prefix,
             "stops": bool(request.params.min_tokens and request.stop_token_ids),
         }
         self._write(said | {name: True for name, holds in facts.items() if holds})

@@ -14,6 +14,7 @@ from .faults import at_request
 from .in_flight import InFlight
 from .live_requests import LiveRequests
 from .logprob_requests import wanted_logprobs
+from .pooling_requests import wanted_pooling
 from .request import Request
 from .running_batch import RunningBatch
 
@@ -73,6 +74,7 @@ class Planner:
             copies=self._kv_cache.copies(step),
             preempted_ids=self._live.take_preempted_ids(),
             wanted_logprobs=wanted_logprobs(batch, counts, num_sampled) if sampling.reporters else None,
+            pooling=wanted_pooling(batch, num_sampled) if sampling.poolers else None,
             drafts=self._drafting.drafts(num_sampled, self._kv_cache.block_size),
         )
 

@@ -11,6 +11,7 @@ import numpy as np
 from ...common.errors import LaminaError, LoadError
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.manager import KVCacheManager
+from ..pooling_params import PoolingParams
 from ..protocol.runner_output import RunnerOutput
 from ..protocol.scheduler_output import SchedulerOutput
 from ..sampling_params import SamplingParams
@@ -138,6 +139,7 @@ class _Player:
             stop_token_ids=frozenset({STOP} if said.get("stops") else ()),
             max_total_tokens=said["limit"],
             priority=said["priority"],
+            pooling=_pooling_of(said),
         )
         self._requests[said["add"]] = logged
         self.scheduler.add(logged.request)
@@ -190,6 +192,12 @@ class _Player:
         if plan.drafts is not None:
             return self._requests[plan.request_ids[row]].request.num_tokens
         return int(plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row])
+
+
+def _pooling_of(said: Said) -> PoolingParams | None:
+    if not said.get("pools"):
+        return None
+    return PoolingParams(pooling="mean" if said.get("pools_all") else "last")
 
 
 def _last_blocks(lines: list[Said]) -> dict[int, list[int]]:

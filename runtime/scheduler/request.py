@@ -5,6 +5,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ..pooling_params import PoolingParams
 from ..protocol.engine_output import FinishReason, Timeline
 from ..protocol.scheduler_output import TokenLogprobs
 from ..sampling_params import SamplingParams
@@ -39,6 +40,8 @@ class Request:
     timeout: float | None = None  # seconds from when it is queued
     cache_salt: str = ""  # blocks are shared only with requests of the same one
     grammar: str | None = None  # that the output keeps to
+    pooling: PoolingParams | None = None  # what is wanted in place of tokens: it ends with its prompt
+    pooled: bytes | None = None  # the result, once it is there
     is_counted: bool = True  # among the requests that ended; not one that is part of another
     row: int = -1  # in the running batch; -1: in none
     last_step: int = 0  # the last step that had a part of it, as of when it left its row
@@ -82,8 +85,10 @@ class Request:
         """How many first tokens may come from the prefix cache, as only their keys and values are wanted.
 
         The last token is always computed. A token whose log-probability is wanted is read off the token
-        before it, so that one is computed, too.
+        before it, so that one is computed, too; and so is every token that goes into a mean.
         """
+        if self.pooling is not None and not self.pooling.reuses_prefix:
+            return 0
         last = len(self.prompt_token_ids) - 1
         if self.params.prompt_logprobs is None or self.num_reported == last:
             return self.num_tokens - 1
@@ -174,6 +179,10 @@ class Request:
         self.prompt_logprobs += logprobs
         self.num_reported += count
 
+    def report_pooled(self, pooled: bytes | None) -> None:
+        """Keep its result; None where no model runs."""
+        self.pooled = pooled
+
     def append(self, token_ids: Iterable[int]) -> bool:
         """Take in tokens up to the first that ends it, and reports no further; returns whether one does."""
         for token in token_ids:
@@ -204,6 +213,8 @@ class Request:
     def end_by_token(self) -> tuple[FinishReason, int | str | None] | None:
         """How its newest token ends it, as finish reason and stop reason; None where it does not."""
         tokens = self.output_token_ids
+        if tokens and self.pooling is not None:
+            return "stop", None
         if len(tokens) > self.params.min_tokens and tokens[-1] in self.stop_token_ids:
             return "stop", tokens[-1] if tokens[-1] in (self.params.stop_token_ids or ()) else None
         if tokens and self.num_tokens >= self.max_total_tokens:

@@ -63,6 +63,7 @@ class RowSampling:
     def clear(self) -> None:
         """No row has a request."""
         self._reporting: dict[Request, None] = {}  # log-probabilities are wanted of them
+        self._pooling: dict[Request, None] = {}  # a result of their prompts is wanted in place of tokens
         self._early: dict[Request, None] = {}  # they may not have min_tokens so far
         self._free_slots = list(range(len(self._slots)))[::-1]  # the lowest last
         self._change()
@@ -81,6 +82,8 @@ class RowSampling:
         self._num_sent[row] = 0
         if params.wants_logprobs:
             self._reporting[request] = None
+        if request.pooling is not None:
+            self._pooling[request] = None
         if params.min_tokens:
             self._early[request] = None
         self._change()
@@ -92,6 +95,7 @@ class RowSampling:
             self._free_slots.append(slot)
             self._free_slots.sort(reverse=True)  # slots far up make the device keep room for those below
         self._reporting.pop(request, None)
+        self._pooling.pop(request, None)
         self._early.pop(request, None)
         self._change()
 
@@ -110,6 +114,11 @@ class RowSampling:
     def reporters(self) -> list[int]:
         """The rows of which log-probabilities are wanted, in order."""
         return sorted([request.row for request in self._reporting]) if self._reporting else []
+
+    @property
+    def poolers(self) -> list[int]:
+        """The rows whose hidden states are pooled, in order."""
+        return sorted([request.row for request in self._pooling]) if self._pooling else []
 
     def need_exact_counts(self, num: int) -> Flags:
         """Which of the first rows are sampled by what the host knows only once drafts are judged."""
@@ -206,9 +215,10 @@ class RowSampling:
             assert self._num_sent[row] <= self._total[row], request
             assert (self._slots[row] != NO_SLOT) == request.adjusts, request
             assert request.params.wants_logprobs == (row in self.reporters), request
+            assert (request.pooling is not None) == (row in self.poolers), request
             wanted = np.array(_first_choice(request), SAMPLING)
             assert self._parameters[row].item() == wanted.item(), request
-        assert {*self._reporting, *self._early} <= {*self._requests}
+        assert {*self._reporting, *self._pooling, *self._early} <= {*self._requests}
         used = self._slots[self._slotted].tolist()
         assert sorted(used + self._free_slots) == list(range(len(self._slots))), "a slot was lost or kept"
 

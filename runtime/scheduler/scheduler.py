@@ -23,6 +23,7 @@ from .listener import Listener
 from .live_requests import LiveRequests
 from .logprob_requests import take_in_logprobs
 from .planner import Planner
+from .pooling_requests import take_in_pooled
 from .request import Request, RequestStatus, append_each
 from .request_queue import RequestQueue
 from .running_batch import RunningBatch
@@ -151,10 +152,11 @@ class Scheduler:
             raise RequestError(f"request_id {shown(request.request_id)} is in use; wanted one that is not")
         capacity = self._kv_cache.capacity_tokens
         num_prompt = len(request.prompt_token_ids)
-        limit = min(self.config.max_model_len - 1, capacity)
+        # The last token is only ever read, so it may come when the cache is full, and a result is no token.
+        most = self.config.max_model_len + (request.pooling is not None)
+        limit = min(most - 1, capacity)
         assert 0 < num_prompt <= limit, f"{num_prompt} prompt tokens where 1 to {limit} fit"
-        # The last token is only ever read, so it may come when the cache is full.
-        request.clamp(min(self.config.max_model_len, capacity + 1))
+        request.clamp(min(most, capacity + 1))
         self._live.add(request)
         if self._listener is not None:
             self._listener.on_add(request)
@@ -208,6 +210,8 @@ class Scheduler:
         if plan.wanted_logprobs is not None:
             rows = [self._live.get(request_id) for request_id in plan.request_ids]
             take_in_logprobs(plan.wanted_logprobs, output.logprobs, launched.owners(num_yielded), rows)
+        if plan.pooling is not None:
+            take_in_pooled(plan, output.pooled, self._live)
         self._live.free_pending()
         self.drafting.learn(launched, num_yielded, output)
         received, notable = self._take_in(launched, num_yielded, np.asarray(output.token_ids, np.int64))

@@ -29,11 +29,12 @@ from ..worker.input_batch import InputBatch
 from ..worker.logits_adjuster import load_kernels
 from ..worker.model_runner import Logits, ModelRunner
 from ..worker.model_weights import ModelWeights
+from ..worker.pooler import Pooler
 from . import memory
 from .captures import capture, new_cuda_graphs
 from .drafter_build import LoadedDrafter, NewModelDrafter, drafter_caches, new_model_drafter
 from .drafters import new_drafter
-from .forwards import forward_of, logits_of
+from .forwards import forward_of, logits_of, pooler_of
 from .kernel_choice import choose_gemm_kernels
 from .loaded import LoadedWorker
 from .resolved import ResolvedRuntime
@@ -109,7 +110,7 @@ def _shapes_around(resolved: ResolvedRuntime) -> list[tuple[int, ...]]:
     model, specs = resolved.model, resolved.schemes.specs
     if isinstance(resolved.definition, HeadDefinition):
         return [specs[name].shape for name in ("fc", "lm_head") if name in specs]
-    return [(model.vocab_size, model.hidden_size)]
+    return [(model.vocab_size, model.hidden_size)] if "lm_head" in specs else []
 
 
 def _choose_gemm_kernels(
@@ -155,10 +156,11 @@ def _new_runners(
 ) -> NewRunner:
     """A function that makes runners of one model, each with a cache of its own."""
     tensors = weights.by_name | resolved.rope_tables()
-    logits = logits_of(resolved, tensors)
+    logits = logits_of(resolved, tensors) if resolved.generates else None
     drafts: NewModelDrafter | None = None
     owned = [ModelWeights(weights, source_of(resolved))]
     if drafter is not None and resolved.drafter is not None:
+        assert logits is not None, "a drafter for a model that makes no tokens"
         owned.append(ModelWeights(drafter.weights, source_of(resolved.drafter)))
         drafts = partial(
             new_model_drafter, loaded=drafter, tensors=tensors, logits=logits, num_valid_ids=num_valid_ids
@@ -168,6 +170,7 @@ def _new_runners(
         backend=attention,
         forward=forward_of(resolved, compiled, tensors),
         logits=logits,
+        pooler=pooler_of(resolved, tensors),
         new_model_drafter=drafts,
         kv_scales=kv_scales_of(resolved, weights.kv_scales),
         num_valid_ids=num_valid_ids,
@@ -182,7 +185,8 @@ def _new_runner(
     *,
     backend: AttentionBackend,
     forward: Forward,
-    logits: Logits,
+    logits: Logits | None,
+    pooler: Pooler | None,
     kv_scales: Sequence[tuple[float, float]],
     num_valid_ids: int,
     new_matcher: NewMatcher | None,
@@ -204,6 +208,7 @@ def _new_runner(
     return ModelRunner(
         forward=forward,
         logits=logits,
+        pooler=pooler,
         attention=_paged_attention(resolved, backend, caches, groups, kv_scales),
         input_batch=_new_input_batch(resolved, len(groups)),
         num_valid_ids=num_valid_ids,

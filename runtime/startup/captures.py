@@ -32,7 +32,8 @@ def new_cuda_graphs(resolved: ResolvedRuntime) -> CudaGraphs | None:
 def capture(runner: ModelRunner, resolved: ResolvedRuntime, progress: Progress) -> None:
     """Plan all sizes, and capture them now unless that is left to idle moments."""
     sizes, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
-    number = runner.plan_captures(decode_captures(resolved, sizes), mixed)
+    decodes = decode_captures(resolved, sizes) if resolved.generates else ()
+    number = runner.plan_captures(decodes, mixed)
     for count in range(0 if is_lazy(resolved.config) else number):
         runner.capture_next()
         progress("cuda_graphs", (count + 1) / number, "")

@@ -23,6 +23,7 @@ def describe(loaded: LoadedRuntime) -> CoreDescription:
         declared_len=resolved.model.max_position_embeddings,
         capacity_tokens=loaded.kv_cache.capacity_tokens,
         seed=config.seed,
+        pooling=resolved.pooling,
         settings=settings_in_force(loaded),
     )
 

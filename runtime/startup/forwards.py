@@ -1,8 +1,9 @@
 """What a runner calls of a model: its plan on its weights, or the model as it is written, and its scores."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from ...compiler.execution.plan import Compiled
@@ -10,10 +11,12 @@ from ...custom_ops import linear
 from ...custom_ops.all_reduce.group import group_of
 from ...models.heads.definition import STATES, HeadDefinition, with_residuals
 from ...models.layers import Ops
+from ...models.pooling.head import apply_dense, load_dense
 from ...models.quantization.model_schemes import with_stored_weights
 from ..worker.attention import PagedAttention, each_layer_once
 from ..worker.drafters.eagle import HeadForward, Map
 from ..worker.graph_runner import Forward
+from ..worker.pooler import Pooler
 from .resolved import ResolvedRuntime
 
 
@@ -67,6 +70,25 @@ def logits_of(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Map:
         return group_of(model.ranks).all_gather(own, 1)[:, : model.vocab_size]
 
     return of_all_ids
+
+
+def pooler_of(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Pooler | None:
+    """What pools hidden states, with the head behind it; None of a model that only generates."""
+    spec = resolved.pooling
+    if spec is None:
+        return None
+    if spec.yields == "vector":
+        dense = load_dense(resolved.folder, spec.dense, resolved.dtype, resolved.device)
+        linear = _own_gemms(resolved).linear
+        return Pooler(partial(apply_dense, dense, linear=linear) if dense else None)
+    logits = logits_of(resolved, tensors)
+    return Pooler(logits if spec.yields == "classes" else partial(_token_logit, logits, spec.token_ids))
+
+
+def _token_logit(logits: Map, token_ids: Sequence[int], hidden: Tensor) -> Tensor:
+    """The logit [n, 1] of the last of these tokens, less that of the first if there are two."""
+    own = logits(hidden)[:, list(token_ids)].to(torch.float32)
+    return own[:, -1:] - own[:, :1] if len(token_ids) > 1 else own
 
 
 def combine_of(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Map:

@@ -29,7 +29,6 @@ from ...models.config import ModelConfig, read_model_config
 from ...models.generation_config import GenerationDefaults, read_generation_config
 from ...models.heads.checkpoint import read_head, target_ids
 from ...models.heads.definition import HeadDefinition
-from ...models.registry import find_model
 from ...models.sharding import config_of_rank, sharding_of
 from .. import IMPORT_STARTED
 from ..config import RuntimeConfig
@@ -41,13 +40,14 @@ from ..worker.attention import AttentionBackend, check_layer, check_name, select
 from . import warm_manifest as warm
 from .builder import build_worker, gemms_of
 from .drafter_build import LoadedDrafter
-from .drafting import check_vocabulary, refuse_head
+from .drafting import check_vocabulary
 from .engine_builder import build_engine
 from .folder import find_folder
 from .kernel_choice import measurements_kept, missing_measurements, require_one_order
 from .loaded import LoadedRuntime, LoadedWorker, Vocabulary
 from .memory_report import Sizing, size
 from .over_processes import load_over_processes
+from .pooling import definition_of, pooling_of
 from .resolve import resolve, resolve_device, resolve_dtype
 from .resolved import ResolvedRuntime
 from .schemes import resolve_schemes
@@ -161,9 +161,9 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
         settle_threads()  # first of all: code that is generated counts on it
     folder = find_folder(config, store, device, progress)
     model, defaults = _read_configs(folder, config)
-    definition = find_model(model.architecture)
-    refuse_head(definition, folder)
     is_dummy = config.load_format == "dummy"
+    definition = definition_of(folder, model, is_dummy=is_dummy)
+    pooling = pooling_of(config, folder, model)
     checkpoint = None if is_dummy else read_checkpoint(definition, model, folder)
     schemes = resolve_schemes(config.quantization, folder, definition.parameters(model))
     schemes.check(device)
@@ -178,6 +178,8 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
         folder=folder,
         checkpoint=checkpoint,
         model=config_of_rank(model, ranks),
+        definition=definition,
+        pooling=pooling,
         defaults=defaults,
         schemes=schemes,
         dtype=resolve_dtype(config.dtype, model.dtype, device),

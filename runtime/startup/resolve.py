@@ -16,8 +16,9 @@ from ...custom_ops.all_reduce.group import current_group
 from ...models.checkpoints.weights import Checkpoint
 from ...models.config import ModelConfig
 from ...models.generation_config import GenerationDefaults
+from ...models.pooling.spec import PoolingSpec
 from ...models.quantization.model_schemes import ModelSchemes
-from ...models.registry import find_model
+from ...models.registry import ModelDefinition
 from ..config import DTYPES, RuntimeConfig
 from ..worker.slabs import taken_bytes
 from . import memory
@@ -81,6 +82,8 @@ def resolve(
     folder: Path,
     checkpoint: Checkpoint | None,
     model: ModelConfig,
+    definition: ModelDefinition,
+    pooling: PoolingSpec | None,
     defaults: GenerationDefaults,
     schemes: ModelSchemes,
     dtype: torch.dtype,
@@ -91,7 +94,7 @@ def resolve(
 
     Raises ConfigError for what does not fit, and for positions beyond those that the checkpoint is meant for.
     """
-    max_model_len = config.max_model_len or model.max_position_embeddings
+    max_model_len = config.max_model_len or _default_len(model, pooling)
     if max_model_len > model.declared_positions:
         _check_long_context(config, model, max_model_len)
     max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
@@ -102,7 +105,8 @@ def resolve(
         checkpoint=checkpoint,
         model=model,
         rank=current_group().rank if model.ranks > 1 else 0,
-        definition=find_model(model.architecture),
+        definition=definition,
+        pooling=pooling,
         defaults=defaults,
         dtype=dtype,
         kv_cache_dtype=FP8 if config.kv_cache_dtype == "fp8" else dtype,
@@ -118,6 +122,13 @@ def resolve(
         swap_bytes=0,
     )
     return _sized(with_drafter(resolved, progress))
+
+
+def _default_len(model: ModelConfig, pooling: PoolingSpec | None) -> int:
+    """Positions that the checkpoint says, of texts that it makes vectors of those that it was trained on."""
+    trained = None if pooling is None else pooling.max_tokens
+    most = model.max_position_embeddings
+    return most if trained is None else min(most, trained)
 
 
 def _sized(resolved: ResolvedRuntime) -> ResolvedRuntime:

@@ -17,6 +17,7 @@ from ...models.config import ModelConfig
 from ...models.generation_config import GenerationDefaults
 from ...models.heads.definition import STATES, HeadDefinition, with_residuals
 from ...models.layers import EXACT_OPS, FAST_OPS, Ops
+from ...models.pooling.spec import PoolingSpec
 from ...models.quantization.model_schemes import ModelSchemes, with_stored_weights
 from ...models.quantization.scheme import TensorTable
 from ...models.registry import ModelDefinition
@@ -50,6 +51,7 @@ class ResolvedRuntime:
     num_kv_blocks: int  # the null block included
     swap_bytes: int  # of host memory at most, for blocks of requests that were preempted
     drafter: Self | None = None  # the model or head that drafts for this one, if any; of a runtime of its own
+    pooling: PoolingSpec | None = None  # how hidden states are pooled; None: the model only generates
     residuals: tuple[int, ...] = ()  # the layers whose residual sums are further columns of hidden states
     # Shape and dtype of what a head reads of its target's weights, by name.
     borrowed: TensorTable = field(default_factory=dict)
@@ -60,6 +62,11 @@ class ResolvedRuntime:
         asked = self.config.speculative
         assert not isinstance(asked, str), "a setting that was not parsed"
         return 0 if asked is None else asked.k
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens may be asked for."""
+        return self.pooling is None or self.pooling.also_generates
 
     @property
     def max_num_samples(self) -> int:

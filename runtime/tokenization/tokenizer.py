@@ -64,24 +64,46 @@ class Tokenizer:
         self._texts: dict[int, str] = {}  # of single tokens, once asked for
 
     def encode(
-        self, text: str, add_special_tokens: bool | None = None, max_tokens: int | None = None
+        self,
+        text: str,
+        add_special_tokens: bool | None = None,
+        max_tokens: int | None = None,
+        pair: str | None = None,
     ) -> list[int]:
         """Returns the token ids of a text; RequestError soon where they are far more than max_tokens.
 
         By default the tokenizer's own special tokens are added, except to a text that already begins with the
-        BOS string, as every rendered chat template does: that one has all it needs.
+        BOS string, as every rendered chat template does: that one has all it needs. pair: another text, which
+        the tokenizer puts behind the first in its own way.
         """
-        if not isinstance(text, str):
-            raise RequestError(f"a prompt is a {type(text).__name__}; wanted a string or a list of token ids")
-        text = str.__str__(text)  # before a subclass is asked anything
+        text = _plain(text)
         if add_special_tokens is None:
             bos = self._backend.bos_token
             add_special_tokens = not (bos and text.startswith(bos))
-        check_unicode("the prompt", text)
-        if max_tokens is not None:
-            self._refuse_longer(text, max_tokens)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        texts = (text,) if pair is None else (text, _plain(pair))
+        for each in texts:
+            check_unicode("the prompt", each)
+            if max_tokens is not None:
+                self._refuse_longer(each, max_tokens)
+        ids: list[int] = self._backend.encode(*texts, add_special_tokens=add_special_tokens, verbose=False)
         return ids
+
+    def encode_beginning(
+        self, text: str, most: int, add_special_tokens: bool = True, pair: str | None = None
+    ) -> list[int]:
+        """Returns the token ids of a text or a pair, at most so many, the special ones kept.
+
+        Of a pair it is the second text that is cut.
+        """
+        ids = self.encode(text, add_special_tokens, pair=pair)
+        if len(ids) <= most:
+            return ids
+        plain = self.encode(text if pair is None else pair, add_special_tokens=False)
+        start = _last_place(ids, plain)
+        kept = max(0, len(plain) - (len(ids) - most))
+        if start is None or not kept:
+            return ids[:most]
+        return ids[: start + kept] + ids[start + len(plain) :]
 
     def _refuse_longer(self, text: str, max_tokens: int) -> None:
         """Raises RequestError for a text whose beginning alone is too long: a whole book would take minutes.
@@ -268,6 +290,19 @@ class Tokenizer:
             return chosen(known, has_tools)
         except ValueError as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
+
+
+def _plain(text: str) -> str:
+    """The text, before a subclass is asked anything."""
+    if not isinstance(text, str):
+        raise RequestError(f"a prompt is a {type(text).__name__}; wanted a string or a list of token ids")
+    return str.__str__(text)
+
+
+def _last_place(ids: Sequence[int], part: Sequence[int]) -> int | None:
+    """Where these ids stand last among those; None where they do not."""
+    starts = range(len(ids) - len(part), -1, -1)
+    return next((start for start in starts if ids[start : start + len(part)] == part), None)
 
 
 def load_tokenizer(folder: Path, *, override: Any = None) -> Tokenizer | None:

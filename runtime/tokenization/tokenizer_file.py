@@ -70,12 +70,15 @@ class TokenizerFile:
         """Every token with its id."""
         return self._backend.get_vocab(with_added_tokens=True)
 
-    def encode(self, text: str, add_special_tokens: bool, verbose: bool = False) -> list[int]:
-        """Token ids of a text; while a long one is read, other threads go on."""
+    def encode(
+        self, text: str, text_pair: str | None = None, *, add_special_tokens: bool, verbose: bool = False
+    ) -> list[int]:
+        """Token ids of a text, or of two as one; while a long one is read, other threads go on."""
         if len(text) < LONG:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return list(self._backend.encode(text, text_pair, add_special_tokens=add_special_tokens).ids)
         # Of the two only this gives the GIL away, at the price of starting threads of its own.
-        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        given = text if text_pair is None else (text, text_pair)
+        (found,) = self._backend.encode_batch_fast([given], add_special_tokens=add_special_tokens)
         return list(found.ids)
 
     def decode(

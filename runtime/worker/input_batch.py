@@ -58,6 +58,7 @@ class BatchView:
     sample_positions: Tensor  # where the sampled tokens will stand: the counters of their noise
     banned: Tensor  # [padded_samples, any number] ids that a row must not sample, and NO_ID
     logprobs: LogprobRows | None = None  # whose log-probabilities are wanted
+    is_drawn: bool = True  # whether any sample is a token
 
 
 class InputBatch:
@@ -148,6 +149,7 @@ class InputBatch:
             max_query_len=int(plan.num_scheduled_tokens.max(initial=0)),
             banned=self._update_banned(plan.banned, sizes[2]),
             logprobs=None if plan.wanted_logprobs is None else self._send_logprob_rows(plan.wanted_logprobs),
+            is_drawn=plan.is_drawn,
             **views,
         )
 

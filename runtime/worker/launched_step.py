@@ -13,6 +13,7 @@ from ..protocol.scheduler_output import ON_HOST, Constrained, Flags, Ints, Sched
 from .broken_logits import failed_prompts, failed_samples
 from .grammar_masks import GrammarMasks
 from .logprobs import LogprobsTensors
+from .pooler import finished
 
 
 class LaunchedStep:
@@ -27,8 +28,13 @@ class LaunchedStep:
         failures: Mapping[str, LaminaError],
         grammars: GrammarMasks,
         verdict: Tensor | None = None,
+        pooled: Tensor | None = None,
     ) -> None:
-        """verdict: [3, rows] int32, what became of drafts; None where nobody drafts."""
+        """verdict: [3, rows] int32, what became of drafts; None where nobody drafts.
+
+        pooled: [n, size] float32, results of prompts that end; None where none does.
+        """
+        self._pooled = pooled
         self._plan = plan
         self._grammars = grammars
         self._verdict = verdict
@@ -65,6 +71,7 @@ class LaunchedStep:
         A token of a request that failed means nothing.
         """
         token_ids, num_sampled = self.token_ids(), self._plan.num_sampled_tokens
+        pooled, unpooled = self._results(token_ids)
         accepted, drafted, proposed = (None,) * 3 if self._verdict is None else self._verdict.numpy()
         holds = None
         if accepted is not None and len(token_ids) > np.count_nonzero(num_sampled):
@@ -76,9 +83,23 @@ class LaunchedStep:
             num_drafted=None if holds is None or drafted is None else drafted.astype(np.int64),
             num_proposed=None if proposed is None else proposed.astype(np.int64),
             logprobs=None if self._logprobs is None else self._logprobs.read(),
-            failures=self._all_failures(token_ids if holds is None else np.where(holds, token_ids, 0)),
+            pooled=pooled,
+            failures={
+                **unpooled,
+                **self._all_failures(token_ids if holds is None else np.where(holds, token_ids, 0)),
+            },
             forced=self._forced(token_ids),
         )
+
+    def _results(self, token_ids: NDArray[np.int32]) -> tuple[dict[str, bytes], dict[str, LaminaError]]:
+        """Results of prompts that end, and errors of those without; the tokens in their places are 0 then."""
+        wanted = self._plan.pooling
+        if wanted is None or self._pooled is None:
+            return {}, {}
+        firsts = np.cumsum(self._plan.num_sampled_tokens) - 1
+        token_ids[firsts[wanted.rows[wanted.are_last]]] = 0
+        pooled, failures = finished(self._plan, wanted, self._pooled.numpy())
+        return pooled, {**failures}
 
     def _forced(self, token_ids: NDArray[np.int32]) -> Mapping[str, tuple[int, ...]]:
         adjusted = self._plan.adjusted

@@ -24,6 +24,7 @@ from .launched_step import LaunchedStep, NewestTokens
 from .logits_adjuster import Adjuster
 from .logprobs import LogprobsTensors, prompt_logprobs, sample_logprobs
 from .model_weights import ModelWeights
+from .pooler import Pooler
 from .sampler import rows_of, sample
 from .speculator import Speculator
 
@@ -38,7 +39,7 @@ class ModelRunner:
         self,
         *,
         forward: Forward,
-        logits: Logits,
+        logits: Logits | None,
         attention: PagedAttention,
         input_batch: InputBatch,
         num_valid_ids: int,
@@ -49,13 +50,16 @@ class ModelRunner:
         jump_forward: bool = True,
         drafter: Drafter | None = None,
         memory: DeviceMemory | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
-        """new_matcher: what makes matchers of grammars, None where there is no tokenizer.
-
-        jump_forward: whether a step says what grammars force to follow its samples. drafter: of as many
-        drafts as the input batch has room for. memory: what is given back while it sleeps, if it may.
+        """logits: None of a model that makes no tokens. new_matcher: what makes matchers of grammars, None
+        where there is no tokenizer. jump_forward: whether a step says what grammars force to follow its
+        samples. drafter: of as many drafts as the input batch has room for. memory: what is given back while
+        it sleeps, if it may. pooler: of requests that want no tokens.
         """
         self._memory = memory
+        self._pooler = pooler
+        self._pooled: Tensor | None = None  # results of the last step
         self._logits = logits
         self._attention = attention
         self._input_batch = input_batch
@@ -92,6 +96,8 @@ class ModelRunner:
         """Let go of what add_request brought, if anything."""
         self._adjuster.processors.pop(request_id, None)
         self._adjuster.grammars.remove(request_id)
+        if self._pooler is not None:
+            self._pooler.forget(request_id)
 
     def close(self) -> None:
         """Give back captures and threads."""
@@ -106,7 +112,7 @@ class ModelRunner:
         """
         try:
             self._logprobs = LogprobsTensors() if plan.wanted_logprobs is not None else None
-            self._failures = {}
+            self._failures, self._pooled = {}, None
             if any(plan.copies):
                 assert self.host_blocks is not None, "blocks are to be copied to a host without slots"
                 self.host_blocks.copy(plan.copies)
@@ -192,6 +198,9 @@ class ModelRunner:
         """Compute the step and leave its samples in the input batch."""
         batch, computed = self._computed(plan)
         logits = computed.logits
+        if plan.pooling is not None:
+            assert self._pooler is not None, "a model that pools nothing"
+            self._pooled = self._pooler.take_in(plan, plan.pooling, self._parts(computed.hidden)[0])
         if self.on_logits is not None and logits is not None:
             self.on_logits(plan, logits)
         if plan.adjusted is not None:
@@ -251,9 +260,10 @@ class ModelRunner:
         """Leave a token a sampling row where the next step finds it, and judge drafts by it."""
         logits, hidden = None, self._parts(computed)[0]
         if batch.logprobs is not None:
+            assert self._logits is not None, "log-probabilities of a model that makes no tokens"
             prompts = prompt_logprobs(batch.logprobs, hidden, self._logits, self._num_valid_ids)
             self._logprobs = LogprobsTensors(prompts=prompts)
-        if batch.logits_rows.shape[0]:
+        if self._logits is not None and batch.is_drawn and batch.logits_rows.shape[0]:
             logits = self._logits(_sampled_rows(hidden, batch))
             sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
         self._judge(batch, computed, request_ids)
@@ -280,13 +290,15 @@ class ModelRunner:
         grammars = self._adjuster.grammars
         if sampled.device.type != "cuda":
             verdict = None if verdict is None else verdict.clone()
-            return LaunchedStep(plan, sampled.clone(), logprobs, None, self._failures, grammars, verdict)
+            step = plan, sampled.clone(), logprobs, None, self._failures, grammars, verdict
+            return LaunchedStep(*step, self._pooled)
         staged = _copy_to_host(sampled)
         verdict = None if verdict is None else _copy_to_host(verdict)
         logprobs = logprobs and logprobs.each(_copy_to_host)
+        pooled = None if self._pooled is None else _copy_to_host(self._pooled)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return LaunchedStep(plan, staged, logprobs, arrived, self._failures, grammars, verdict)
+        return LaunchedStep(plan, staged, logprobs, arrived, self._failures, grammars, verdict, pooled)
 
 
 def _sampled_rows(hidden: Tensor, batch: BatchView) -> Tensor:

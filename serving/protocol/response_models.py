@@ -167,6 +167,8 @@ class ModelEntry(ResponseModel, kw_only=True):
     root: str | None = None
     parent: str | None = None
     max_model_len: int
+    tasks: list[str]
+    """What may be asked of it: generate, embed, classify, score."""
 
 
 class ModelList(ResponseModel, kw_only=True):

@@ -21,6 +21,7 @@ def model_entry(serving: Serving, name: str) -> dict[str, Any]:
         "root": serving.config.model_names[0],
         "parent": None,
         "max_model_len": serving.runtime.input.max_model_len,
+        "tasks": serving.runtime.input.tasks,
     }
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ... import __version__
-from ..protocol import admin, messages, response_models, response_objects, tokenize
+from ..protocol import admin, messages, pooling, response_models, response_objects, tokenize
 from ..protocol.chat import ChatRequest
 from ..protocol.completions import CompletionRequest
 from ..protocol.openapi import Endpoint, Operation, document
@@ -41,6 +41,13 @@ OPERATIONS = {
         answer=response_objects.ResponseObject, others={"DELETE": response_objects.DeletedResponse}
     ),
     "/v1/responses/{id}/cancel": Operation(answer=response_objects.ResponseObject),
+    "/v1/embeddings": Operation(body=pooling.EmbeddingRequest, answer=pooling.Embeddings),
+    "/classify": Operation(body=pooling.ClassificationRequest, answer=pooling.Classifications),
+    **dict.fromkeys(("/v1/score", "/score"), Operation(body=pooling.ScoreRequest, answer=pooling.Scores)),
+    **dict.fromkeys(
+        ("/v1/rerank", "/v2/rerank", "/rerank"),
+        Operation(body=pooling.RerankRequest, answer=pooling.Ranking),
+    ),
     "/tokenize": Operation(body=tokenize.TokenizeRequest, answer=tokenize.Tokenized),
     "/detokenize": Operation(body=tokenize.DetokenizeRequest, answer=tokenize.Detokenized),
     "/tokenizer_info": Operation(answer=tokenize.TokenizerInfo),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .runtime.engine.beam_search import BeamSearchParams
     from .runtime.engine.logprobs import Logprob
     from .runtime.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+    from .runtime.engine.pooling_outputs import ClassificationOutput, EmbeddingOutput, ScoreOutput
     from .runtime.quantize import QuantizedModel, quantize
     from .runtime.runtime import Runtime
     from .runtime.sampling_params import SamplingParams
@@ -58,6 +59,9 @@ __all__ = [
     "CompletionOutput",
     "StreamDelta",
     "Logprob",
+    "EmbeddingOutput",
+    "ClassificationOutput",
+    "ScoreOutput",
     "LaminaError",
     "ConfigError",
     "LogitsError",
@@ -97,6 +101,9 @@ _HOMES = {
     "CompletionOutput": ".runtime.engine.outputs",
     "StreamDelta": ".runtime.engine.outputs",
     "Logprob": ".runtime.engine.logprobs",
+    "EmbeddingOutput": ".runtime.engine.pooling_outputs",
+    "ClassificationOutput": ".runtime.engine.pooling_outputs",
+    "ScoreOutput": ".runtime.engine.pooling_outputs",
 }
 
 

@@ -37,6 +37,7 @@ def test_choices_are_those_of_the_library():
         "quantization": scheme_names(),
         "numerics": NUMERICS,
         "attention": ("auto", *registry.providers("paged_attention")),
+        "pooling": get_args(config.PoolingSetting),
         "load_format": get_args(config.LoadFormat),
         "executor": get_args(parallel.ExecutorName),
     }

@@ -8,10 +8,11 @@ import pytest
 
 PUBLIC = {
     "lamina": """
-        AsyncRuntime BeamSearchParams ClosedError CompileConfig CompileError CompletionOutput
-        ConfigError EngineDeadError EngineError KernelBuildError LaminaError LoadError LogitsError
+        AsyncRuntime BeamSearchParams ClassificationOutput ClosedError CompileConfig CompileError
+        CompletionOutput ConfigError EmbeddingOutput EngineDeadError EngineError KernelBuildError LaminaError
+        LoadError LogitsError
         Logprob NotWarmError OutOfBlocksError Pass PassReport ProcessorError QuantizedModel RequestError
-        RequestOutput Runtime SamplingParams ShapeError StoreError StreamDelta StructuredOutputs
+        RequestOutput Runtime SamplingParams ScoreOutput ShapeError StoreError StreamDelta StructuredOutputs
         Draft Eagle NGram UnsupportedError WeightGroup quantize register_model
     """,
     "lamina.compiler.passes": """

@@ -99,5 +99,5 @@ def plain(value):
         return type(value).__name__, {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
         return type(value).__name__, [plain(each) for each in value]
-    assert type(value) in (int, float, bool, str, list, dict, frozenset, type(None)), value
+    assert type(value) in (int, float, bool, str, bytes, list, dict, frozenset, type(None)), value
     return value

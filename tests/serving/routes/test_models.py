@@ -17,7 +17,7 @@ from lamina.serving.routes.models import model_entry
 @pytest.fixture
 def serving() -> Serving:
     names = ("org/tiny", "tiny")
-    runtime = SimpleNamespace(input=SimpleNamespace(max_model_len=256))
+    runtime = SimpleNamespace(input=SimpleNamespace(max_model_len=256, tasks=("generate",)))
     return SimpleNamespace(config=ServeConfig(model_names=names), runtime=runtime, created=1)
 
 
@@ -41,6 +41,7 @@ def test_an_entry_tells_the_context_and_the_root(serving: Serving) -> None:
     assert entry["id"] == "tiny"
     assert entry["root"] == "org/tiny"
     assert entry["max_model_len"] == 256
+    assert entry["tasks"] == ("generate",)
     assert entry["object"] == "model"
     assert isinstance(entry["created"], int)
 
