@@ -13,6 +13,7 @@ SETTINGS = {
     "compilation_config": "it is compile=CompileConfig(...) here",
     "batch_invariant": "it is compile=CompileConfig(batch_invariant=True) here",
     "tensor_parallel_size": "it is tensor_parallel here",
+    "distributed_executor_backend": "it is executor here",
     "pipeline_parallel_size": ONE_DEVICE,
     "data_parallel_size": ONE_DEVICE,
     "device_map": "it is device='auto', 'cpu' or 'cuda' here",

@@ -51,17 +51,18 @@ OURS = {  # vLLM's name of a setting and ours; None is left to us
     "enable_prefix_caching": "prefix_cache",
     "num_gpu_blocks_override": "num_kv_blocks",
     "hf_token": "token",
+    "tensor_parallel_size": "tensor_parallel",
+    "distributed_executor_backend": "executor",
 }
 OTHER_VALUES = {  # vLLM's other names
     "dtype": {"half": "float16", "float": "float32"},
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
+    "distributed_executor_backend": {"uni": "uniproc", "mp": "multiproc"},
 }
 # Settings that have no counterpart, with the values that ask for nothing that we do not do.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
-    "distributed_executor_backend": (None, "uni"),
     "trust_remote_code": (False, True),  # a permission, of which no use is made
     "tokenizer_mode": ("auto",),
     "tokenizer_revision": (None,),

@@ -138,12 +138,21 @@ def _sized(resolved: ResolvedRuntime) -> ResolvedRuntime:
     if resolved.num_kv_blocks:
         memory.check_fit(resolved)
     else:
-        resolved = replace(resolved, num_kv_blocks=memory.num_kv_blocks(resolved))
+        blocks = _least_of_ranks(memory.num_kv_blocks(resolved), model.ranks)
+        resolved = replace(resolved, num_kv_blocks=blocks)
     is_cpu = resolved.device.type == "cpu"
     if is_cpu and config.max_num_batched_tokens is None and config.prefill_chunk is None:
         sizes = resolved.max_model_len, resolved.max_num_batched_tokens
         resolved = replace(resolved, max_prefill_tokens=prefill_tokens(model, resolved.dtype, *sizes))
     return replace(resolved, swap_bytes=_swap_bytes(resolved))
+
+
+def _least_of_ranks(number: int, ranks: int) -> int:
+    """The smallest of what every rank finds, each at a moment of its own; the number where none has met."""
+    group = current_group()
+    if ranks == 1 or group.size != ranks:
+        return number
+    return int(group.all_gather(torch.tensor([number]), 0).min())
 
 
 def _check_long_context(config: RuntimeConfig, model: ModelConfig, max_model_len: int) -> None:

@@ -257,7 +257,9 @@ def test_a_beam_search_gives_prompt_and_answer_together(llm, own):
 @pytest.mark.parametrize(
     "settings, said",
     [
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2.*no more than 1"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel is 3"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2.*no more than 1"),
+        ({"distributed_executor_backend": "external"}, "executor is 'external'"),
         ({"speculative_config": {"model": "x"}}, "speculative_config"),
         ({"enable_lora": True}, "enable_lora"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype is 'fp8_e5m2'"),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -10,15 +11,17 @@ from lamina import ConfigError, UnsupportedError
 from lamina.cli import app
 from lamina.common.progress import say_nothing
 from lamina.compiler import cache
-from lamina.custom_ops.all_reduce.group import group_of_thread
+from lamina.custom_ops.all_reduce.group import Group, group_of_thread
 from lamina.custom_ops.all_reduce.thread_group import ThreadGroup
 from lamina.runtime.batch_invariance import check_batch_invariance
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.runtime import Runtime
+from lamina.runtime.startup import memory
 from lamina.runtime.startup.loader import resolve_runtime, sizing
 from lamina.runtime.verify import verify
 
 from ...families import FAMILIES
+from ...ranks import as_threads
 
 
 def test_info_says_what_each_rank_takes(tmp_path: Path) -> None:
@@ -74,7 +77,8 @@ def test_a_plans_key_holds_how_many_ranks_there_are_and_not_which(tmp_path: Path
     folder, keys = FAMILIES["granite"].save(tmp_path), []
     for rank in ThreadGroup(2).ranks:
         with group_of_thread(rank):
-            resolved = resolve_runtime(RuntimeConfig(model=folder, tensor_parallel=2), say_nothing)
+            config = RuntimeConfig(model=folder, tensor_parallel=2, num_kv_blocks=8)
+            resolved = resolve_runtime(config, say_nothing)
             assert resolved.rank == rank.rank
             factors = resolved.plan_factors()
             assert factors is not None
@@ -82,6 +86,19 @@ def test_a_plans_key_holds_how_many_ranks_there_are_and_not_which(tmp_path: Path
     alone = resolve_runtime(RuntimeConfig(model=folder), say_nothing).plan_factors()
     assert alone is not None
     assert len({*keys, cache.plan_key(alone)}) == 2
+
+
+def test_ranks_that_find_other_amounts_of_memory_agree_on_the_least(tmp_path: Path, monkeypatch: Any) -> None:
+    folder, found = FAMILIES["granite"].save(tmp_path), {}
+    monkeypatch.setattr(memory, "num_kv_blocks", lambda resolved: 100 - 30 * resolved.rank)
+
+    def work(group: Group) -> None:
+        config = RuntimeConfig(model=folder, tensor_parallel=2)
+        found[group.rank] = resolve_runtime(config, say_nothing).num_kv_blocks
+
+    as_threads(2, work)
+    assert found == {0: 70, 1: 70}
+    assert resolve_runtime(RuntimeConfig(model=folder, tensor_parallel=2), say_nothing).num_kv_blocks == 100
 
 
 def test_what_compares_one_process_refuses_several_ranks(tmp_path: Path) -> None:
