@@ -46,8 +46,14 @@ def check_update(
 
     quantized: names that a checkpoint with quantized projections uses for them. is_whole: every parameter is
     to be given. RequestError for a name without a place, a shape or dtype amiss, a projection with a scheme
-    of which a part is missing, and for nothing at all; UnsupportedError for projections of such a checkpoint.
+    of which a part is missing, and for nothing at all; UnsupportedError for projections of such a checkpoint,
+    and for one of several ranks.
     """
+    if (sharding := weights.schemes.sharding) is not None:
+        raise UnsupportedError(
+            f"the weights are shared out among {sharding.ranks} ranks, of which none is updated in place; "
+            "wanted tensor_parallel 1, or a new runtime"
+        )
     wanted = {name: one for name, one in headers.items() if not DERIVED_TENSORS.fullmatch(name)}
     _refuse_quantized(wanted, quantized)
     slots = slots_of(weights.specs)
