@@ -107,5 +107,6 @@ def test_what_compares_one_process_refuses_several_ranks(tmp_path: Path) -> None
         verify(config, [], 1, say_nothing)
     with pytest.raises(ConfigError, match="tensor_parallel is 2; wanted 1, since mixes are compared"):
         check_batch_invariance(config, [], 1, say_nothing)
-    with pytest.raises(UnsupportedError, match="tensor_parallel is 2; wanted 1, as this process is one of"):
+    wanted = "tensor_parallel is 2; wanted 3, as this process is one of so many ranks"
+    with group_of_thread(ThreadGroup(3).ranks[0]), pytest.raises(UnsupportedError, match=wanted):
         Runtime(config)

@@ -73,3 +73,13 @@ def test_random_traffic_has_the_tokens_of_one_process(
     ):
         assert (own_tokens, own_text) == (tokens, text)
         assert own_likelihood == pytest.approx(likelihood, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.long
+def test_random_traffic_through_processes_has_the_tokens_of_one(tiny_text_folder: Path) -> None:
+    settings: dict[str, Any] = {**TIGHT, "speculative": "ngram:3"}
+    expected, _ = answers(tiny_text_folder, 2, **settings)
+    found, preempted = answers(tiny_text_folder, 2, tensor_parallel=2, **settings)
+    assert preempted > 0
+    assert [one[:2] for one in found] == [one[:2] for one in expected]
+    assert [one[2] for one in found] == pytest.approx([one[2] for one in expected], rel=1e-6, abs=1e-6)
