@@ -45,8 +45,10 @@ def array_of_ext(code: int, data: memoryview) -> NDArray[Any]:
 def taken_apart(value: Any) -> Any:
     """A plan, an output or a part of one as tuples, arrays and plain values."""
     kind = type(value)
-    if kind is tuple and value and type(value[0]) is SamplingParams:
-        return tuple(map(_params_as_bytes, value))
+    if kind is SamplingParams:
+        return _params_as_bytes(value)
+    if kind is tuple and value and dataclasses.is_dataclass(value[0]):
+        return tuple(map(taken_apart, value))
     if not dataclasses.is_dataclass(kind):
         return value
     return tuple(taken_apart(getattr(value, name)) for name in _names(kind))
@@ -74,7 +76,7 @@ def apart_kind(kind: Any) -> Any:
         return np.ndarray
     if get_origin(kind) in (Union, UnionType):
         return Union[tuple(apart_kind(each) for each in get_args(kind))]  # noqa: UP007
-    if get_origin(kind) is tuple and get_args(kind)[0] in (SamplingParams, TokenHistory):
+    if get_origin(kind) is tuple and dataclasses.is_dataclass(get_args(kind)[0]):
         return GenericAlias(tuple, (apart_kind(get_args(kind)[0]), ...))
     return kind
 
@@ -94,6 +96,8 @@ def _maker(kind: Any) -> Callable[[Any], Any] | None:
     parts = get_args(kind)
     if SamplingParams in parts:
         return lambda each: tuple(map(_params_of_bytes, each))
+    if get_origin(kind) is tuple and dataclasses.is_dataclass(parts[0]):
+        return lambda each: tuple(put_together(parts[0], values) for values in each)
     own = next((part for part in (kind, *parts) if dataclasses.is_dataclass(part)), None)
     return None if own in (None, TokenHistory) else lambda values: put_together(own, values)
 

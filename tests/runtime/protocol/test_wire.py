@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,8 @@ from lamina import EngineError, LaminaError, RequestError, SamplingParams, Unsup
 from lamina.common import errors
 from lamina.common.errors import WireError
 from lamina.models.generation_config import GenerationDefaults
+from lamina.models.pooling.spec import Dense, PoolingSpec
+from lamina.runtime.pooling_params import PoolingParams
 from lamina.runtime.protocol import wire
 from lamina.runtime.protocol.core_description import CoreDescription
 from lamina.runtime.protocol.core_messages import (
@@ -25,6 +28,8 @@ from lamina.runtime.protocol.core_messages import (
 )
 from lamina.runtime.protocol.engine_request import EngineRequest
 from lamina.runtime.protocol.process_messages import CoreLost, FolderFound, LoadProgress, ProcessEnded, Start
+from lamina.runtime.protocol.scheduler_output import WantedPooling, no_requests
+from lamina.runtime.protocol.worker_messages import ExecuteStep
 
 from .engine_data import IDS, OUTPUTS, REQUESTS, TEXT, plain
 
@@ -218,3 +223,37 @@ def test_fields_too_many_are_refused():
     wrong = bytes((wire.VERSION, wire.CODES[FolderFound])) + msgspec.msgpack.encode(["folder", "more"])
     with pytest.raises(WireError, match="length"):
         wire.decode(wrong)
+
+
+def described(pooling):
+    return CoreDescription(
+        model="m",
+        folder="/m",
+        device="cpu",
+        defaults=GenerationDefaults(),
+        generation_defaults=True,
+        eos_token_ids=(2,),
+        vocab_size=8,
+        num_valid_ids=8,
+        max_model_len=16,
+        declared_len=None,
+        capacity_tokens=64,
+        seed=0,
+        pooling=pooling,
+        settings={},
+    )
+
+
+def test_dataclasses_within_tuples_and_within_others_arrive_as_they_were():
+    params = PoolingParams(pooling="mean", dimensions=3, normalize=True)
+    none = np.zeros(0, np.int64)
+    wanted = WantedPooling(rows=none, are_last=np.zeros(0, np.bool_), params=(params, params))
+    for asked in (wanted, dataclasses.replace(wanted, params=())):
+        plan = dataclasses.replace(no_requests(), pooling=asked)
+        received = wire.decode(wire.encode(ExecuteStep(number=1, known_failure=0, plan=plan))).plan
+        assert received.pooling.params == asked.params
+        assert received.pooling.are_last.dtype == np.bool_
+    dense = Dense(folder="2_Dense", in_features=4, out_features=2, bias=True, activation="tanh")
+    for parts in ((), (dense,), (dense, dense)):
+        spec = PoolingSpec(pooling="last", size=2, dense=parts)
+        assert wire.decode(wire.encode(described(spec))).pooling == spec
