@@ -121,7 +121,9 @@ def turn_invariant(runtime: Runtime, batches: list[int]) -> None:
     for module, launch in ((plain, plain.launch), (fused, fused.launch)):
         module.config_of = module.config_of_one_order
         module.launch = partial(launched_in_order, launch)
-    gemms = [replace(gemm, batch_invariant=True) for gemm in gemms_of(loaded.compiled.plan, loaded.resolved)]
+    gemms = [
+        replace(gemm, batch_invariant=True) for gemm in gemms_of([loaded.compiled.plan], loaded.resolved)
+    ]
     buckets = {choices.bucket_of(batch) for batch in batches}
     sites = kernel_choice.sites_of(gemms, DEVICE, torch.bfloat16)
     autotune.autotune([site for site in sites if site.num_tokens in buckets], DEVICE, torch.bfloat16)

@@ -61,7 +61,7 @@ def tune(runtime: Any, shape: str, rows: int, options: argparse.Namespace) -> li
     """The entries of a model's sites for a number of rows; they serve from then on."""
     started = time.perf_counter()
     loaded = runtime._loaded
-    gemms = gemms_of(loaded.compiled.plan, loaded.resolved)
+    gemms = gemms_of([loaded.compiled.plan], loaded.resolved)
     sites = [site for site in sites_of(gemms, DEVICE, DTYPE) if site.num_tokens == rows]
     gates = {(site.n, site.k) for site in sites if site.kind == "gated"}
     step = DecodeStep(runtime, rows, CONTEXT)

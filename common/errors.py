@@ -5,6 +5,7 @@ LaminaError
 │   └── UnknownSettingError (TypeError)      a setting that there is not
 ├── RequestError (ValueError)       a prompt or sampling parameter that cannot be honoured
 │   ├── UnknownParameterError (TypeError)    a parameter that there is not
+│   ├── UnknownAdapterError         the name of an adapter that is not loaded
 │   ├── PromptTooLongError          a prompt that the context or the KV cache has no room for
 │   └── ProcessorError              a logits processor of a request failed
 ├── EngineError                     a step failed at one request, which ended
@@ -84,6 +85,10 @@ class RequestError(LaminaError, ValueError):
 
 class UnknownParameterError(RequestError, TypeError):
     """A parameter of a request that there is not, as Python's own TypeError for an unknown argument."""
+
+
+class UnknownAdapterError(RequestError):
+    """The name of an adapter that is not loaded."""
 
 
 class PromptTooLongError(RequestError):

@@ -12,6 +12,7 @@ from ..common.errors import ClosedError, ConfigError, LaminaError, RequestError,
 from ..common.extras import require
 from ..common.forks import require_same_process
 from ..common.progress import Progress, say_nothing
+from .adapters.names import LoadedAdapter, checked_path, find_adapter
 from .engine.async_client import AsyncClient, EngineListener, Generation, Health
 from .engine.beam_driver import BeamRounds, Searched
 from .engine.beam_search import BeamSearchParams
@@ -55,6 +56,7 @@ class AsyncRuntime:
             step_timeout = STEP_TIMEOUTS.get(opened.description.device.partition(":")[0], 30.0)
         self._client = AsyncClient(handle, step_timeout)
         self._pid = os.getpid()
+        self._loading = asyncio.Lock()  # of adapters: one at a time is loaded or unloaded
         self._searches: dict[str, Searched] = {}  # beam searches that go on, by their own names
         self._thresholds: garbage.Thresholds | None = None  # of collections, before they were made seldom
 
@@ -116,7 +118,8 @@ class AsyncRuntime:
         cancelled; abort() and a timeout end it with what it has found.
         """
         require_same_process(self._pid)
-        rounds = BeamRounds(RequestOptions(**options))
+        given = RequestOptions(**options)
+        rounds = BeamRounds(given, self.input.adapters.digest_of(given.adapter))
         searched = self.input.prepare_search(prompt, params, _checked_id(request_id))
         self._searches[searched.name] = searched
         try:
@@ -286,6 +289,27 @@ class AsyncRuntime:
         """
         require_same_process(self._pid)
         return await self._client.call(method, *arguments)
+
+    async def load_adapter(self, name: str, path: str | Path) -> LoadedAdapter:
+        """Loads a LoRA adapter of PEFT's from its folder; otherwise as Runtime.load_adapter()."""
+        folder = checked_path(name, path)
+        async with self._loading:
+            return self.input.adapters.add(name, folder, await self.call("load_adapter", folder))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter; otherwise as Runtime.unload_adapter()."""
+        async with self._loading:
+            digest = self.input.adapters.remove(name)
+            if digest is not None:
+                await self.call("unload_adapter", digest)
+
+    async def find_adapter(self, name: str) -> bool:
+        """Returns whether an adapter of that name is loaded, once installed packages were asked for it."""
+        if name not in self.input.adapters and self.description.max_loras:
+            path = await asyncio.to_thread(find_adapter, name)
+            if path is not None:
+                await self.load_adapter(name, path)
+        return name in self.input.adapters
 
     def listen(self, listener: EngineListener) -> None:
         """Has a listener told of every step's outputs and of every answer's end."""

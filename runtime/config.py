@@ -14,6 +14,7 @@ from ..compiler.config import CompileConfig
 from ..compiler.numerics import MAX_NUM_TOKENS, NUMERICS, Numerics
 from ..models.pooling.spec import POOLINGS
 from ..models.quantization.scheme import find_scheme
+from .adapters.config import LoRAConfig, parse_lora
 from .other_names import SETTINGS
 from .parallel import ExecutorName, ParallelConfig
 from .speculation.config import Draft, Eagle, NGram, Speculation, parse_speculation
@@ -45,6 +46,7 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "allow_long_context": ((bool,), "True or False"),
     "require_warm": ((bool,), "True or False"),
     "speculative": ((NGram, Draft, Eagle, str, NoneType), "an NGram, a Draft, an Eagle, text or None"),
+    "lora": ((LoRAConfig, str, NoneType), "a LoRAConfig, text or None"),
     "generation_defaults": ((bool,), "True or False"),
 }
 MOST = 2**63 - 1  # of any count; what memory allows is asked later
@@ -105,6 +107,8 @@ class RuntimeConfig:
     pooling: PoolingSetting = "auto"
     """Which hidden states of a text make its vector; auto is what the checkpoint says. Others add vectors to
     a model that generates."""
+    lora: LoRAConfig | str | None = None
+    """Room for LoRA adapters, which are loaded while it serves: 8:32 is 8 in a step, of rank up to 32."""
     swap_bytes: int | None = None
     """Host memory for blocks of preempted requests; otherwise what a GPU's host has to spare, none on a
     CPU."""
@@ -155,6 +159,8 @@ class RuntimeConfig:
                 check_name(name, getattr(self, name))
         if isinstance(self.speculative, str):
             self._settle("speculative", parse_speculation(self.speculative))
+        if isinstance(self.lora, str):
+            self._settle("lora", parse_lora(self.lora))
         if self.swap_bytes and not self.prefix_cache:
             got = f"swap_bytes is {self.swap_bytes} and prefix_cache False"
             raise ConfigError(f"{got}; wanted swap_bytes 0, or the cache, which knows what blocks hold")
@@ -167,6 +173,11 @@ class RuntimeConfig:
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         find_scheme(self.quantization)
         self._settle("tensor_parallel", self.parallel.tensor_parallel)
+        if self.lora is not None and (self.tensor_parallel != 1 or self.executor not in ("auto", "uniproc")):
+            got = f"lora is given, tensor_parallel {self.tensor_parallel} and executor {self.executor}"
+            raise ConfigError(
+                f"{got}; wanted tensor_parallel=1 and executor='uniproc' where there are adapters"
+            )
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens > MAX_NUM_TOKENS:
             got = f"max_num_batched_tokens is {self.max_num_batched_tokens}"
             raise ConfigError(f"{got}; wanted at most {MAX_NUM_TOKENS}, the bound of compiled pieces")

@@ -41,6 +41,8 @@ def open_core(
                 "fingerprint": lambda: system_fingerprint(held[0]),
                 "update_weights": loaded.core.update_weights,
                 "explain": lambda: explanation_of(held[0]),
+                "load_adapter": lambda path: held[0].core.load_adapter(path),
+                "unload_adapter": lambda digest: held[0].core.unload_adapter(digest),
                 "explain_html": lambda: page_of(held[0]),
                 "count_whole": lambda times, count: held[0].core.count_whole(Timeline(*times), count),
             },

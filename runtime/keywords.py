@@ -11,6 +11,7 @@ import torch
 
 from ..compiler.config import CompileConfig
 from ..compiler.numerics import Numerics
+from .adapters.config import LoRAConfig
 from .config import KVCacheDtype, LoadFormat, PoolingSetting
 from .parallel import ExecutorName
 from .speculation.config import Speculation
@@ -40,6 +41,7 @@ class RuntimeSettings(TypedDict, total=False):
     jump_forward: bool
     speculative: Speculation | str | None
     pooling: PoolingSetting
+    lora: LoRAConfig | str | None
     swap_bytes: int | None
     record: str | Path | None
     compile: bool | CompileConfig
@@ -58,6 +60,7 @@ class RequestSettings(TypedDict, total=False):
     priority: int
     timeout: float | None
     cache_salt: str
+    adapter: str | None
 
 
 class LLMSettings(TypedDict, total=False):

@@ -46,7 +46,11 @@ SETTINGS = {
     "disable_log_stats": "nothing is logged unasked; Runtime.stats() has the figures",
     "logits_processors": "they belong to SamplingParams",
     "speculative_config": "Lamina does not speculate; leave it out",
-    "enable_lora": "Lamina applies no adapters; merge them into the checkpoint",
+    "enable_lora": "it is lora=LoRAConfig(...) here, the room for adapters",
+    "max_loras": "it is lora=LoRAConfig(max_loras=...) here",
+    "max_lora_rank": "it is lora=LoRAConfig(max_lora_rank=...) here",
+    "max_cpu_loras": "it is lora=LoRAConfig(max_held=...) here",
+    "lora_modules": "load each by Runtime.load_adapter(name, path)",
     "cpu_offload_gb": "weights are not offloaded; leave it out, or use quantization or a smaller dtype",
     "sampling_params": "it belongs to generate(prompts, params)",
 }
@@ -82,6 +86,7 @@ SAMPLING = {
     "priority": "it is an option of generate(prompts, params, priority=...)",
     "timeout": "it is an option of generate(prompts, params, timeout=...)",
     "cache_salt": "it is an option of generate(prompts, params, cache_salt=...)",
+    "adapter": "it is an option of generate(prompts, params, adapter=...)",
 }
 
 
@@ -107,7 +112,8 @@ def beside_sampling(parameters: Iterable[str]) -> dict[str, str]:
         **ours,
         "sampling_params": "it is params here",
         "use_tqdm": "no bar is drawn; leave it out",
-        "lora_request": SETTINGS["enable_lora"],
+        "lora_request": "it is adapter='name' here, after Runtime.load_adapter(name, path)",
+        "lora_name": "it is adapter here",
         "prompt_token_ids": "give token ids in place of the text",
         "stream": "use Runtime.stream or Runtime.stream_chat",
     }

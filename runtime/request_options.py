@@ -23,6 +23,8 @@ class RequestOptions:
     cache_salt: str = ""
     """Only requests of the same salt share blocks of the KV cache, so that nobody learns from the time taken
     what others asked."""
+    adapter: str | None = None
+    """The name of a LoRA adapter that was loaded: the model answers as it was fine-tuned so."""
 
     def __post_init__(self) -> None:
         wanted = f"-{MAX_PRIORITY} to {MAX_PRIORITY}, lower first"
@@ -31,6 +33,7 @@ class RequestOptions:
             "priority": integer("priority", self.priority, wanted, low=low, high=high, optional=False),
             "timeout": number("timeout", self.timeout, "of seconds, above 0", zero=False),
             "cache_salt": text("cache_salt", self.cache_salt),
+            "adapter": None if self.adapter is None else text("adapter", self.adapter),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # in its stored form

@@ -11,6 +11,7 @@ from ..common.errors import ConfigError, shown
 from ..common.forks import require_same_process
 from ..common.progress import Progress, say_nothing
 from ..compiler.torch_internals.torch_section import outside_dynamo
+from .adapters.names import LoadedAdapter, checked_path
 from .config import RuntimeConfig
 from .engine.beam_driver import BeamRounds
 from .engine.beam_search import BeamSearchParams
@@ -74,7 +75,7 @@ class Runtime:
         cannot be honoured, and LogitsError, ProcessorError or EngineError where an answer fails by such a
         fault; the others are ended then.
         """
-        asked = self._open_input.prepare_each(prompts, params, RequestOptions(**options))
+        asked = self._open_input.prepare_each(prompts, params, self._options(options))
         self._client.run([submission for answers in asked for submission in answers.submissions])
         return [answers.output() for answers in asked]
 
@@ -86,7 +87,7 @@ class Runtime:
         The prompt is checked now and queued when the first piece is asked for; closing the iterator, or
         dropping it, aborts the request. Pieces of several answers come in turns, each with its index.
         """
-        answers = self._open_input.prepare_stream(prompt, params, RequestOptions(**options))
+        answers = self._open_input.prepare_stream(prompt, params, self._options(options))
         return self._client.stream(answers.submissions)
 
     def beam_search(
@@ -94,7 +95,8 @@ class Runtime:
     ) -> list[RequestOutput]:
         """Returns the likeliest continuations of each prompt, the best first; options as in generate()."""
         asked = self._open_input
-        rounds = BeamRounds(RequestOptions(**options))
+        given = self._options(options)
+        rounds = BeamRounds(given, asked.adapters.digest_of(given.adapter))
         searched = asked.prepare_searches(prompts, params)
         for submissions in rounds.of(searched):
             self._client.run(submissions)
@@ -215,6 +217,31 @@ class Runtime:
         template = tools, template_kwargs, continue_final_message, chat_template
         ids = self.apply_chat_template(messages, *template)
         return self.stream(ids, self.chat_params(params), **options)
+
+    def load_adapter(self, name: str, path: str | Path) -> LoadedAdapter:
+        """Loads a LoRA adapter of PEFT's from its folder, for requests to name it; while it serves, too.
+
+        Raises RequestError for a name that stands for another one, UnsupportedError where the runtime has no
+        room for adapters or the adapter has what is not served, LoadError and ConfigError for files amiss.
+        """
+        adapters, folder = self._open_input.adapters, checked_path(name, path)
+        return self._client.enter(lambda core: adapters.add(name, folder, core.load_adapter(folder)))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter: requests that have it go on to their end, later ones find none of the name."""
+        adapters = self._open_input.adapters
+        self._client.enter(lambda core: adapters.unload(name, core.unload_adapter))
+
+    @property
+    def adapters(self) -> Mapping[str, LoadedAdapter]:
+        """The adapters that requests may name, by name."""
+        return self._open_input.adapters
+
+    def _options(self, given: RequestSettings) -> RequestOptions:
+        """Returns checked options; an adapter that is not loaded is looked for by installed packages."""
+        options = RequestOptions(**given)
+        self._open_input.adapters.require(options.adapter, self.load_adapter)
+        return options
 
     def chat_params(self, params: SamplingParams | None = None) -> SamplingParams:
         """Returns what a chat is sampled with: as given, else as the checkpoint says, else CHAT_DEFAULTS."""

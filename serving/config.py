@@ -11,10 +11,11 @@ from ..common.names import refuse_unknown
 from ..runtime.validation import check_flag, check_name, check_type, integer, number
 
 PATHS = ("uds", "tls_cert", "tls_key", "api_key_file")
-LISTS = ("model_names", "cors_origins", "open_routes")
+LISTS = ("model_names", "lora_modules", "cors_origins", "open_routes")
 FLAGS = (
     "no_auth",
     "cors_credentials",
+    "lora_updates",
     "strict_fields",
     "trust_request_chat_template",
     "exit_on_engine_loss",
@@ -64,6 +65,10 @@ class ServeConfig:
 
     model_names: tuple[str, ...]
     """Names under which clients ask for the model; the first is the one in lists."""
+    lora_modules: tuple[str, ...] = ()
+    """LoRA adapters to load before it serves, each as NAME=FOLDER; the setting lora makes room for them."""
+    lora_updates: bool = False
+    """Whether clients may load and unload adapters, from any folder that the server can read."""
     host: str = "127.0.0.1"
     """Address to listen at."""
     port: int = 8000
@@ -185,12 +190,23 @@ class ServeConfig:
         self._check_cors()
         self._check_traces()
 
+    @property
+    def adapters(self) -> list[tuple[str, str]]:
+        """The names and folders of adapters to load before it serves."""
+        split = [module.partition("=") for module in self.lora_modules]
+        return [(name, folder) for name, _, folder in split]
+
     def _settle(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # only while being built: a checked value in its stored form
 
     def _check_names(self) -> None:
         if not self.model_names:
             raise ConfigError("model_names is empty; wanted one name or more")
+        names = [name for name, _ in self.adapters]
+        for module, (name, folder) in zip(self.lora_modules, self.adapters, strict=True):
+            if not name or not folder or name in self.model_names or names.count(name) > 1:
+                wanted = "NAME=FOLDER, of a name that is no other's"
+                raise ConfigError(f"lora_modules holds {shown(module)}; wanted {wanted}")
 
     def _check_parsers(self) -> None:
         for name in PARSERS:

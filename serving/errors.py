@@ -10,6 +10,7 @@ from ..common.errors import (
     LaminaError,
     PromptTooLongError,
     RequestError,
+    UnknownAdapterError,
     UnsupportedError,
 )
 
@@ -78,6 +79,8 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, PromptTooLongError):
         message = f"This model's maximum context length is exceeded: {error}"  # LiteLLM looks for these words
         return ApiError(status=400, message=message, code="context_length_exceeded")
+    if isinstance(error, UnknownAdapterError):
+        return ApiError(status=404, message=str(error), param="model", code="model_not_found")
     if isinstance(error, RequestError):
         return ApiError(status=400, message=str(error))
     if isinstance(error, UnsupportedError):

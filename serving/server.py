@@ -141,6 +141,8 @@ class Server:
         runtime = await self._open_runtime()
         try:
             await runtime.warm_up()
+            for name, folder in self.config.adapters:
+                await runtime.load_adapter(name, folder)
             fingerprint = await runtime.call("fingerprint")
         except BaseException:
             await runtime.close()

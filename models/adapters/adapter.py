@@ -76,7 +76,7 @@ def read_adapter(
             projections[name] = _nothing_added(spec, max_rank, dtype)
         _check_shapes(module, pair, config.rank_of(module), spec.source_rows[part], spec.shape[1], folder)
         _fill(projections[name], spec, part, pair, config.scale_of(module))
-    return Adapter(digest=digest, rank=rank, modules=tuple(pairs), projections=projections)
+    return Adapter(digest=digest, rank=rank, modules=tuple(sorted(pairs)), projections=projections)
 
 
 def _read(folder: Path) -> tuple[PeftConfig, Mapping[str, Tensor], str]:

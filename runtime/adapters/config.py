@@ -1,5 +1,6 @@
 """How many LoRA adapters a runtime computes at once, and of what rank: checked when given."""
 
+import re
 from dataclasses import dataclass
 
 from ...common.errors import ConfigError, UnknownSettingError, shown
@@ -36,6 +37,6 @@ class LoRAConfig:
 def parse_lora(text: str) -> LoRAConfig:
     """The room as a command line names it: 8 slots, or 8:32 with the rank. ConfigError for anything else."""
     numbers = text.split(":")
-    if len(numbers) > 2 or not all(number.isdecimal() and len(number) <= 9 for number in numbers):
+    if len(numbers) > 2 or not all(re.fullmatch("[0-9]{1,9}", number) for number in numbers):
         raise ConfigError(f"lora is {shown(text)}; wanted a number of adapters, or with their rank, as 8:32")
     return LoRAConfig(**dict(zip(("max_loras", "max_lora_rank"), map(int, numbers), strict=False)))

@@ -84,15 +84,19 @@ class BeamRounds:
     copied when beams part.
     """
 
-    def __init__(self, options: RequestOptions) -> None:
-        self._options = options
+    def __init__(self, options: RequestOptions, adapter: str | None = None) -> None:
+        """adapter: the digest of the one that options name, if any."""
+        self._options, self._adapter = options, adapter
         self._deadline = None if options.timeout is None else time.monotonic() + options.timeout
 
     def of(self, searched: Sequence[Searched]) -> Iterator[list[Submission]]:
         """Yields the requests of each round, to be seen to their ends, until every search is over."""
         while live := [each for each in searched if each.search.live]:
             options, num_top = self._options_now(), max(each.search.num_top for each in live)
-            rounds = [[_asked(each, beam, num_top, options) for beam in each.search.live] for each in live]
+            rounds = [
+                [_asked(each, beam, num_top, options, self._adapter) for beam in each.search.live]
+                for each in live
+            ]
             yield [submission for submissions in rounds for submission in submissions]
             for each, submissions in zip(live, rounds, strict=True):
                 each.take_in([submission.answer for submission in submissions])
@@ -105,7 +109,9 @@ class BeamRounds:
         return dataclasses.replace(self._options, timeout=left)
 
 
-def _asked(searched: Searched, beam: Beam, num_top: int, options: RequestOptions) -> Submission:
+def _asked(
+    searched: Searched, beam: Beam, num_top: int, options: RequestOptions, adapter: str | None
+) -> Submission:
     """Returns a request for the likeliest tokens after a beam."""
     tokens = (*searched.prompt_token_ids, *beam.token_ids)
     searched.num_requests += 1
@@ -119,6 +125,7 @@ def _asked(searched: Searched, beam: Beam, num_top: int, options: RequestOptions
         priority=options.priority,
         timeout=options.timeout,
         cache_salt=options.cache_salt,
+        adapter=adapter,
         is_counted=False,
     )
     return Submission(request, Answer(request_id=name, asked_id=searched.asked_id))

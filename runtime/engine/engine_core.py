@@ -108,6 +108,7 @@ class EngineCore:
     def stats(self) -> dict[str, Any]:
         """Returns counts of requests and of tokens in the prefix cache, and latencies, as plain data."""
         scheduler = self.scheduler
+        hits = {"queried_tokens": scheduler.num_queried_tokens, "hit_tokens": scheduler.num_hit_tokens}
         return {
             "requests": {
                 "waiting": scheduler.num_waiting,
@@ -117,13 +118,18 @@ class EngineCore:
             "preemptions": scheduler.num_preemptions,
             "forced_tokens": scheduler.num_forced_tokens,
             "speculation": scheduler.drafting.stats(),
-            "prefix_cache": {
-                "queried_tokens": scheduler.num_queried_tokens,
-                "hit_tokens": scheduler.num_hit_tokens,
-            },
+            "prefix_cache": hits,
             "latency": self.latencies.summary(),
             "first_token": self.first_token_seconds,
         }
+
+    def load_adapter(self, path: str) -> dict[str, Any]:
+        """Has every worker read an adapter's folder; returns its digest, rank and modules."""
+        return dict(self._executor.collective_rpc("load_adapter", path)[0])
+
+    def unload_adapter(self, digest: str) -> None:
+        """Has every worker forget an adapter, once the last live request that has it has ended."""
+        self._executor.collective_rpc("unload_adapter", digest)
 
     def idle(self) -> bool:
         """Captures one more size where no request is live; False where there is nothing to do."""
@@ -248,8 +254,8 @@ class EngineCore:
     def _add(self, asked: EngineRequest) -> None:
         request, request_id = request_of(asked), asked.request_id
         self.scheduler.add(request)
-        if asked.params.logits_processors or asked.grammar is not None:
-            self._executor.add_request(request_id, asked.params.logits_processors or (), asked.grammar)
+        if any(brought := (asked.params.logits_processors or (), asked.grammar, asked.adapter)):
+            self._executor.add_request(request_id, *brought)
         if asked.wants_each_token:
             self._attentive.add(request_id)
         self._live[request_id] = Live(request)

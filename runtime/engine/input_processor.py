@@ -8,6 +8,7 @@ from typing import Any
 
 from ...common.errors import RequestError, UnsupportedError, shown
 from ...models.pooling.spec import PoolingSpec
+from ..adapters.names import AdapterNames
 from ..prompts import Params, Prompt, Prompts, as_list, check_prompt, checked_kind, each, one_each
 from ..protocol.core_description import CoreDescription
 from ..protocol.engine_request import EngineRequest
@@ -56,6 +57,7 @@ class InputProcessor:
     seed: int  # of requests that bring none, with the number of each
     pooling: PoolingSpec | None = None  # how the model makes vectors and the like; None: it only generates
     grammars: GrammarCompiler | None = None  # without a tokenizer there is none
+    adapters: AdapterNames = field(default_factory=AdapterNames)  # that requests may name
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _last_resolved: list[tuple[SamplingParams, SamplingParams]] = field(default_factory=list)  # one for many
 
@@ -251,6 +253,7 @@ class InputProcessor:
             priority=options.priority,
             timeout=options.timeout,
             cache_salt=options.cache_salt,
+            adapter=self.adapters.digest_of(options.adapter),
             grammar=grammar,
             wants_each_token=wants_each_token,
         )

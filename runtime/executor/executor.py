@@ -29,11 +29,15 @@ class Executor(Protocol):
         """Launch a step, after all that were launched before; returns at once, whether or not it fails."""
 
     def add_request(
-        self, request_id: str, logits_processors: Sequence[LogitsProcessor] = (), grammar: str | None = None
+        self,
+        request_id: str,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        grammar: str | None = None,
+        adapter: str | None = None,
     ) -> None:
-        """Let the workers know a request's own logits processors and grammar, before any plan names it.
+        """Let the workers know a request's own logits processors, grammar and adapter, before any plan.
 
-        Called only for requests that bring any.
+        Called only for requests that bring any. RequestError for an adapter that is not there.
         """
 
     def remove_request(self, request_id: str) -> None:

@@ -84,10 +84,15 @@ class MultiprocExecutor:
         return _Sent(self, step)
 
     def add_request(
-        self, request_id: str, logits_processors: Sequence[LogitsProcessor] = (), grammar: str | None = None
+        self,
+        request_id: str,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        grammar: str | None = None,
+        adapter: str | None = None,
     ) -> None:
-        """See Executor. UnsupportedError for logits processors."""
+        """See Executor. UnsupportedError for logits processors; with lora there is no such executor."""
         self._require_open()
+        assert adapter is None, "an adapter where there is no room for any"
         if logits_processors:
             raise UnsupportedError(
                 f"logits_processors holds {shown(logits_processors)}, and code cannot be sent to workers in "

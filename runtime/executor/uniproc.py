@@ -38,10 +38,14 @@ class UniprocExecutor:
             return _Failed(error)
 
     def add_request(
-        self, request_id: str, logits_processors: Sequence[LogitsProcessor] = (), grammar: str | None = None
+        self,
+        request_id: str,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        grammar: str | None = None,
+        adapter: str | None = None,
     ) -> None:
         """See Executor."""
-        self.model_runner.add_request(request_id, logits_processors, grammar)
+        self.model_runner.add_request(request_id, logits_processors, grammar, adapter)
 
     def remove_request(self, request_id: str) -> None:
         """See Executor; after shutdown() none is known."""

@@ -25,4 +25,5 @@ class CoreDescription:
     capacity_tokens: int  # of the KV cache
     seed: int  # of requests that bring none
     pooling: PoolingSpec | None = None  # how it makes vectors, classes or scores; None: it only generates
+    max_loras: int = 0  # adapters of a step; 0: requests can name none
     settings: Mapping[str, Any]  # those in force, as Runtime.stats()["resolved"]

@@ -23,7 +23,15 @@ class EngineRequest:
     priority: int = 0  # lower is served first
     timeout: float | None = None  # seconds from when it is queued
     cache_salt: str = ""
+    adapter: str | None = None  # the digest of the bytes of what it is computed with beside the model
     grammar: str | None = None  # of llguidance, that the output keeps to
     pooling: PoolingParams | None = None  # what is made of its hidden states in place of tokens, if anything
     is_counted: bool = True
     wants_each_token: bool = False  # an output after each step that brought it a token, or one at its end
+
+    @property
+    def block_salt(self) -> str:
+        """What parts its blocks from others': the salt, and the adapter by its bytes, not by its name."""
+        if self.adapter is not None:
+            return f"\0{self.adapter}\0{self.cache_salt}"
+        return f"\0\0{self.cache_salt}" if self.cache_salt.startswith("\0") else self.cache_salt

@@ -16,6 +16,7 @@ Banned = tuple[tuple[int, tuple[int, ...]], ...]  # (sample, ids it must not be)
 
 ON_HOST = -1  # the source of a token that the host knows
 NO_DRAFTS = -1  # the source of fillers
+NO_ADAPTER = -1  # the slot of rows, and of tokens, without one
 NULL_BLOCK = 0  # stands in padding of block tables; never handed out, never written
 
 # What a row is sampled with; unresolved or out of range is nothing here.
@@ -140,6 +141,21 @@ class Drafts:
     num_next: int  # drafts of each row that the step leaves for the next one, 0 for none
 
 
+class AdapterLoad(NamedTuple):
+    """An adapter that is to lie in a slot of the device before the step reads it."""
+
+    slot: int
+    digest: str  # of its bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepAdapters:
+    """Which adapter each row is computed with, by the slot in which it lies."""
+
+    slots: Ints  # [num_rows], NO_ADAPTER of rows without one
+    loads: tuple[AdapterLoad, ...]  # before the step
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SchedulerOutput:
     """What a step computes: one row a request, in no order, and what is new in their block tables.
@@ -170,6 +186,7 @@ class SchedulerOutput:
     wanted_logprobs: WantedLogprobs | None = None  # None where nobody wants any
     pooling: WantedPooling | None = None  # None where nobody pools
     drafts: Drafts | None = None  # None where nobody drafts
+    adapters: StepAdapters | None = None  # None where no row has one
 
     @property
     def num_tokens(self) -> int:

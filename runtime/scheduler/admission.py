@@ -1,6 +1,7 @@
 """Who is admitted next: waiting requests get blocks and a row while they fit and the others can grow."""
 
 from ..kv_cache.manager import KVCacheManager
+from .adapter_slots import AdapterSlots
 from .beginnings import Beginnings
 from .config import SchedulerConfig
 from .faults import at_request
@@ -21,13 +22,14 @@ class Admission:
         self,
         config: SchedulerConfig,
         *,
+        adapters: AdapterSlots,
         queue: RequestQueue,
         batch: RunningBatch,
         kv_cache: KVCacheManager,
         in_flight: InFlight,
         beginnings: Beginnings,
     ) -> None:
-        self._config = config
+        self._config, self._adapters = config, adapters
         self._queue, self._batch, self._kv_cache = queue, batch, kv_cache
         self._in_flight, self._beginnings = in_flight, beginnings
         # Who was admitted last, and how many tokens the step of that number fills of it.
@@ -48,6 +50,8 @@ class Admission:
             request = self._next(alone)
             if request is None or not self._in_flight.is_over(request.last_step):  # its token is in flight
                 break
+            if request.adapter is not None and not self._has_slot_for(request.adapter):
+                break  # whoever comes after it waits, too: nobody who needs a slot is passed over for ever
             count = self._admit_one(request, budget)
             if count is None:
                 break
@@ -75,6 +79,9 @@ class Admission:
             computed=computed,
             in_flight=in_flight,
         )
+
+    def _has_slot_for(self, adapter: str) -> bool:
+        return self._adapters.has_room((*self._batch.requests, *self._batch.draining), adapter)
 
     def _next(self, alone: Request | None) -> Request | None:
         if alone is not None:

@@ -24,6 +24,7 @@ class SchedulerConfig:
     makes a step, as a part of what a step takes that has next to none. max_num_samples: of a step with
     drafts; None for one a request. num_lookahead_tokens: beyond those of a step, that each request is to have
     blocks for where there are any: a model that drafts keeps keys and values of its drafts there.
+    max_loras: adapters of a step at most.
     """
 
     max_num_seqs: int
@@ -36,6 +37,7 @@ class SchedulerConfig:
     token_cost: float = 0.0
     max_num_samples: int | None = None
     num_lookahead_tokens: int = 0
+    max_loras: int = 0
 
     @property
     def most_samples(self) -> int:

@@ -60,6 +60,8 @@ class DecisionLog:
             "queued": request.times.queued,
             "blocks": self._blocks(request, len(request.prompt_token_ids)),
         }
+        if request.adapter is not None:
+            said["adapter"] = request.adapter
         facts = {  # that decide how many tokens it computes at once
             "prompt_logprobs": request.params.prompt_logprobs is not None,
             "adjusts": request.adjusts,
@@ -163,6 +165,9 @@ class PlanEncoder:
                 "limits": plan.drafts.limits.tolist(),
                 "next": plan.drafts.num_next,
             }
+        if plan.adapters is not None:
+            loads = [list(load) for load in plan.adapters.loads]
+            said["adapters"] = {"slots": plan.adapters.slots.tolist(), "loads": loads}
         if plan.new_blocks.size:
             said["new_blocks"] = plan.new_blocks.T.tolist()
         for name, blocks in (("swap_out", plan.copies.swap_out), ("swap_in", plan.copies.swap_in)):

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..kv_cache.manager import KVCacheManager
 from ..protocol.scheduler_output import Ints, SchedulerOutput
+from .adapter_slots import AdapterSlots
 from .admission import Admission
 from .budget import in_order, share_out, step_budget
 from .config import SchedulerConfig
@@ -26,6 +27,7 @@ class Planner:
         self,
         config: SchedulerConfig,
         *,
+        adapters: AdapterSlots,
         batch: RunningBatch,
         kv_cache: KVCacheManager,
         in_flight: InFlight,
@@ -33,7 +35,7 @@ class Planner:
         admission: Admission,
         drafting: Drafting,
     ) -> None:
-        self._config, self._drafting = config, drafting
+        self._config, self._drafting, self._adapters = config, drafting, adapters
         self._batch, self._kv_cache, self._in_flight = batch, kv_cache, in_flight
         self._live, self._admission = live, admission
 
@@ -76,6 +78,7 @@ class Planner:
             wanted_logprobs=wanted_logprobs(batch, counts, num_sampled) if sampling.reporters else None,
             pooling=wanted_pooling(batch, num_sampled) if sampling.poolers else None,
             drafts=self._drafting.drafts(num_sampled, self._kv_cache.block_size),
+            adapters=self._adapters.assign(batch.requests, num) if self._config.max_loras else None,
         )
 
     def _advance_running(self) -> Ints:

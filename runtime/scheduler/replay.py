@@ -140,6 +140,7 @@ class _Player:
             max_total_tokens=said["limit"],
             priority=said["priority"],
             pooling=_pooling_of(said),
+            adapter=said.get("adapter"),
         )
         self._requests[said["add"]] = logged
         self.scheduler.add(logged.request)

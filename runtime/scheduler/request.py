@@ -39,6 +39,7 @@ class Request:
     priority: int = 0  # lower is served first
     timeout: float | None = None  # seconds from when it is queued
     cache_salt: str = ""  # blocks are shared only with requests of the same one
+    adapter: str | None = None  # the digest of what it is computed with beside the model
     grammar: str | None = None  # that the output keeps to
     pooling: PoolingParams | None = None  # what is wanted in place of tokens: it ends with its prompt
     pooled: bytes | None = None  # the result, once it is there

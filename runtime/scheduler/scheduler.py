@@ -13,6 +13,7 @@ from ..protocol.engine_output import FinishReason
 from ..protocol.runner_output import RunnerOutput
 from ..protocol.scheduler_output import Ints, SchedulerOutput
 from ..speculation.config import spare_columns
+from .adapter_slots import AdapterSlots
 from .admission import Admission
 from .beginnings import Beginnings
 from .config import SchedulerConfig
@@ -78,8 +79,10 @@ class Scheduler:
             listener=listener,
             clock=clock,
         )
+        self._adapters = AdapterSlots(config.max_loras)
         self._admission = Admission(
             config,
+            adapters=self._adapters,
             queue=self._queue,
             batch=self._batch,
             kv_cache=kv_cache,
@@ -88,6 +91,7 @@ class Scheduler:
         )
         self._planner = Planner(
             config,
+            adapters=self._adapters,
             batch=self._batch,
             kv_cache=kv_cache,
             in_flight=self._in_flight,
@@ -233,6 +237,7 @@ class Scheduler:
         computed = {request: batch.num_computed(request) for request in batch.requests}
         computed |= self._in_flight.undo(plan)
         self._admission.clear()
+        self._adapters.clear()
         self._beginnings.undo(plan.step)
         astray = {live[name]: 0 for name in self._kv_cache.uncommit(plan.step)}
         computed |= astray  # they began with blocks that were never filled
@@ -271,6 +276,7 @@ class Scheduler:
         self._queue.clear()
         self._beginnings.clear()
         self._admission.clear()
+        self._adapters.clear()
         self._in_flight.clear(launched)
         self._batch.clear()
         self._kv_cache.clear()

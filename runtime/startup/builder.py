@@ -1,6 +1,6 @@
 """A worker put together from weights and a plan: cache, runner, captures."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,9 +10,8 @@ from torch import Tensor
 from ...common.errors import UnsupportedError
 from ...common.logging import get_logger
 from ...common.progress import Progress
-from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
-from ...compiler.execution.plan import BoundPlan, Compiled, Plan
+from ...compiler.execution.plan import Compiled, Plan
 from ...compiler.passes.gemms import Gemm
 from ...custom_ops._shared import registry
 from ...custom_ops._shared.fp8 import FP8
@@ -27,14 +26,15 @@ from ..worker.graph_runner import Forward
 from ..worker.host_blocks import HostBlocks
 from ..worker.input_batch import InputBatch
 from ..worker.logits_adjuster import load_kernels
-from ..worker.model_runner import Logits, ModelRunner
+from ..worker.model_runner import Adapted, Logits, ModelRunner
 from ..worker.model_weights import ModelWeights
 from ..worker.pooler import Pooler
 from . import memory
+from .adapted_build import new_adapted_parts
 from .captures import capture, new_cuda_graphs
 from .drafter_build import LoadedDrafter, NewModelDrafter, drafter_caches, new_model_drafter
 from .drafters import new_drafter
-from .forwards import forward_of, logits_of, pooler_of
+from .forwards import cpu_call_graphs_of, forward_of, logits_of, pooler_of
 from .kernel_choice import choose_gemm_kernels
 from .loaded import LoadedWorker
 from .resolved import ResolvedRuntime
@@ -51,6 +51,7 @@ def build_worker(
     *,
     attention: AttentionBackend,
     compiled: Compiled | None,
+    compiled_adapted: Compiled | None,
     weights: LoadedWeights,
     drafter: LoadedDrafter | None,
     num_valid_ids: int,
@@ -63,10 +64,20 @@ def build_worker(
     Raises NotWarmError where require_warm and kernels of GEMMs are not measured, ConfigError where the GPU
     has room for no block beside the step.
     """
-    gemm_kernels = _choose_gemm_kernels(resolved, compiled, drafter, progress)  # before anything is captured
+    plans = [one.plan for one in (compiled, compiled_adapted) if one is not None]
+    gemm_kernels = _choose_gemm_kernels(resolved, plans, drafter, progress)  # before anything is captured
     registry.select("sample", device=resolved.device, dtype=resolved.dtype)  # built now, not amid a request
     watch.lap("autotune")
-    new_runner = _new_runners(resolved, attention, compiled, weights, num_valid_ids, grammars, drafter)
+    new_runner = _new_runners(
+        resolved,
+        attention,
+        compiled,
+        compiled_adapted,
+        weights,
+        num_valid_ids,
+        grammars,
+        drafter,
+    )
     resolved = _with_final_cache(resolved, new_runner)
     runner = new_runner(resolved, cuda_graphs := new_cuda_graphs(resolved))
     watch.lap("kv_cache")
@@ -81,6 +92,7 @@ def build_worker(
         runner=runner,
         cuda_graphs=cuda_graphs,
         compiled=compiled,
+        compiled_adapted=compiled_adapted,
         weights=weights,
         drafter=drafter,
         attention=attention.name,
@@ -89,8 +101,8 @@ def build_worker(
     )
 
 
-def gemms_of(plan: Plan | None, resolved: ResolvedRuntime) -> tuple[Gemm, ...]:
-    """The GEMMs that a plan leaves to our ops, and those around it, which always are: that of the LM head."""
+def gemms_of(plans: Iterable[Plan], resolved: ResolvedRuntime) -> tuple[Gemm, ...]:
+    """The GEMMs that plans leave to our ops, and those around them, which always are: that of the LM head."""
     dtype = str(resolved.dtype).removeprefix("torch.")
     gemms = [
         Gemm(
@@ -102,7 +114,7 @@ def gemms_of(plan: Plan | None, resolved: ResolvedRuntime) -> tuple[Gemm, ...]:
         )
         for rows, columns in _shapes_around(resolved)
     ]
-    return (*(plan.gemms if plan else ()), *gemms)
+    return (*(gemm for plan in plans for gemm in plan.gemms), *gemms)
 
 
 def _shapes_around(resolved: ResolvedRuntime) -> list[tuple[int, ...]]:
@@ -114,11 +126,11 @@ def _shapes_around(resolved: ResolvedRuntime) -> list[tuple[int, ...]]:
 
 
 def _choose_gemm_kernels(
-    resolved: ResolvedRuntime, compiled: Compiled | None, drafter: LoadedDrafter | None, progress: Progress
+    resolved: ResolvedRuntime, plans: Iterable[Plan], drafter: LoadedDrafter | None, progress: Progress
 ) -> tuple[str, ...]:
-    gemms = gemms_of(compiled.plan if compiled else None, resolved)
+    gemms = gemms_of(plans, resolved)
     if resolved.drafter is not None and drafter is not None:
-        gemms += gemms_of(drafter.compiled.plan if drafter.compiled else None, resolved.drafter)
+        gemms += gemms_of([drafter.compiled.plan] if drafter.compiled else [], resolved.drafter)
     return choose_gemm_kernels(
         tuple(dict.fromkeys(gemms)),
         resolved.device,
@@ -149,6 +161,7 @@ def _new_runners(
     resolved: ResolvedRuntime,
     attention: AttentionBackend,
     compiled: Compiled | None,
+    compiled_adapted: Compiled | None,
     weights: LoadedWeights,
     num_valid_ids: int,
     grammars: GrammarCompiler | None,
@@ -169,6 +182,7 @@ def _new_runners(
         _new_runner,
         backend=attention,
         forward=forward_of(resolved, compiled, tensors),
+        new_adapted=new_adapted_parts(resolved, attention, compiled_adapted, tensors),
         logits=logits,
         pooler=pooler_of(resolved, tensors),
         new_model_drafter=drafts,
@@ -185,6 +199,7 @@ def _new_runner(
     *,
     backend: AttentionBackend,
     forward: Forward,
+    new_adapted: Callable[[], Adapted] | None,
     logits: Logits | None,
     pooler: Pooler | None,
     kv_scales: Sequence[tuple[float, float]],
@@ -213,11 +228,12 @@ def _new_runner(
         input_batch=_new_input_batch(resolved, len(groups)),
         num_valid_ids=num_valid_ids,
         cuda_graphs=cuda_graphs,
-        cpu_call_graphs=_new_cpu_call_graphs(resolved, backend, forward),
+        cpu_call_graphs=cpu_call_graphs_of(resolved, backend, forward),
         host_blocks=HostBlocks([*caches, *own], slots) if slots else None,
         new_matcher=new_matcher,
         jump_forward=resolved.config.jump_forward,
         drafter=new_model_drafter(resolved, own) if new_model_drafter else new_drafter(resolved),
+        adapted=new_adapted() if new_adapted else None,
         memory=DeviceMemory(model_weights, [*caches, *own]),
     )
 
@@ -235,16 +251,6 @@ def _new_input_batch(resolved: ResolvedRuntime, num_groups: int) -> InputBatch:
         max_drafts=resolved.max_drafts,
         max_num_samples=resolved.max_num_samples,
     )
-
-
-def _new_cpu_call_graphs(
-    resolved: ResolvedRuntime, backend: AttentionBackend, forward: Forward
-) -> CpuCallGraphs | None:
-    """On a CPU, if attention is kernels: other code may read on the host what changes from step to step."""
-    config = resolved.config.compile_config
-    is_wanted = config is not None and config.cuda_graphs == "auto"
-    is_possible = resolved.device.type == "cpu" and backend.name == "cpu"
-    return CpuCallGraphs(forward) if is_wanted and is_possible and isinstance(forward, BoundPlan) else None
 
 
 def _paged_attention(

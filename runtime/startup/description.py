@@ -24,6 +24,7 @@ def describe(loaded: LoadedRuntime) -> CoreDescription:
         capacity_tokens=loaded.kv_cache.capacity_tokens,
         seed=config.seed,
         pooling=resolved.pooling,
+        max_loras=0 if resolved.slot_layout is None else resolved.slot_layout.num_slots,
         settings=settings_in_force(loaded),
     )
 

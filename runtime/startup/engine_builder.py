@@ -85,5 +85,6 @@ def _new_scheduler(
         token_cost=TOKEN_COSTS[resolved.device.type],
         max_num_samples=resolved.max_num_samples,
         num_lookahead_tokens=0 if resolved.drafter is None else resolved.max_drafts,
+        max_loras=0 if resolved.slot_layout is None else resolved.slot_layout.num_slots,
     )
     return Scheduler(limits, kv_cache, DecisionLog(decision_log) if decision_log else None)

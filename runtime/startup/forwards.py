@@ -6,14 +6,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...compiler.execution.plan import Compiled
+from ...compiler.execution.cpu_call_graph import CpuCallGraphs
+from ...compiler.execution.plan import BoundPlan, Compiled
 from ...custom_ops import linear
 from ...custom_ops.all_reduce.group import group_of
 from ...models.heads.definition import STATES, HeadDefinition, with_residuals
 from ...models.layers import Ops
 from ...models.pooling.head import apply_dense, load_dense
 from ...models.quantization.model_schemes import with_stored_weights
-from ..worker.attention import PagedAttention, each_layer_once
+from ..worker.attention import AttentionBackend, PagedAttention, each_layer_once
 from ..worker.drafters.eagle import HeadForward, Map
 from ..worker.graph_runner import Forward
 from ..worker.pooler import Pooler
@@ -34,6 +35,16 @@ def forward_of(
         return forward(model, weights, token_ids, positions, each_layer_once(attend, num_layers), ops)
 
     return eager
+
+
+def cpu_call_graphs_of(
+    resolved: ResolvedRuntime, backend: AttentionBackend, forward: Forward
+) -> CpuCallGraphs | None:
+    """On a CPU, if attention is kernels: other code may read on the host what changes from step to step."""
+    config = resolved.config.compile_config
+    is_wanted = config is not None and config.cuda_graphs == "auto"
+    is_possible = resolved.device.type == "cpu" and backend.name == "cpu"
+    return CpuCallGraphs(forward) if is_wanted and is_possible and isinstance(forward, BoundPlan) else None
 
 
 def head_forward_of(

@@ -27,6 +27,7 @@ class LoadedWorker:
     runner: ModelRunner
     cuda_graphs: CudaGraphs | None
     compiled: Compiled | None  # None: the model runs eagerly
+    compiled_adapted: Compiled | None  # of steps with adapters, if there may be any
     weights: LoadedWeights
     drafter: LoadedDrafter | None  # of a model or head that drafts, if any
     attention: str  # the name of who computes it

@@ -93,28 +93,25 @@ def missing(config: RuntimeConfig, progress: Progress) -> warm.Lacks:
     """What serving with these settings would have to make; reads no weights, and raises what load would."""
     resolved = resolve_runtime(config, progress)
     store, factors = resolved.store, resolved.plan_factors()
-    must_be_checked = config.compile_config is not None and config.compile_config.verify
-    lacks = [] if factors is None else cache.missing_parts(factors, store, must_be_checked=must_be_checked)
-    loaded = None if lacks or factors is None else cache.load_plan(factors, store, resolved.device)
-    gemms = gemms_of(loaded[0] if loaded else None, resolved)
-    if resolved.drafter is not None:
-        own, own_gemms = _lacks_of_drafter(resolved.drafter, must_be_checked=must_be_checked)
-        lacks, gemms = lacks + own, gemms + own_gemms
+    lacks, gemms = _lacks_of_plan(resolved)
+    beside = [("of steps with adapters", resolved.adapted())] if config.lora is not None else []
+    beside += [("of the drafter", resolved.drafter)] if resolved.drafter is not None else []
+    for whose, other in beside:
+        own, own_gemms = _lacks_of_plan(other)
+        lacks, gemms = lacks + [f"{whose} {lack}" for lack in own], gemms + own_gemms
     lacks += warm.missing_kernels(store, warm.serving_factors(resolved, factors))
     unmeasured = missing_measurements(gemms, resolved.device, resolved.dtype, store)
     return warm.Lacks(missing=tuple(lacks), unmeasured=tuple(unmeasured))
 
 
-def _lacks_of_drafter(
-    drafter: ResolvedRuntime, *, must_be_checked: bool
-) -> tuple[list[str], tuple[Gemm, ...]]:
-    """What a start would have to make of a drafter's plan, and the GEMMs that it calls."""
-    factors = drafter.plan_factors()
-    if factors is None:
-        return [], gemms_of(None, drafter)
-    lacks = cache.missing_parts(factors, drafter.store, must_be_checked=must_be_checked)
-    loaded = None if lacks else cache.load_plan(factors, drafter.store, drafter.device)
-    return [f"of the drafter {lack}" for lack in lacks], gemms_of(loaded[0] if loaded else None, drafter)
+def _lacks_of_plan(resolved: ResolvedRuntime) -> tuple[list[str], tuple[Gemm, ...]]:
+    """What a start would have to make of a plan, and the GEMMs that are called with it."""
+    factors, config = resolved.plan_factors(), resolved.config.compile_config
+    if factors is None or config is None:
+        return [], gemms_of([], resolved)
+    lacks = cache.missing_parts(factors, resolved.store, must_be_checked=config.verify)
+    loaded = None if lacks else cache.load_plan(factors, resolved.store, resolved.device)
+    return lacks, gemms_of([loaded[0]] if loaded else [], resolved)
 
 
 def sizing(config: RuntimeConfig, progress: Progress) -> Sizing:
@@ -138,6 +135,8 @@ def note_use(resolved: ResolvedRuntime) -> None:
     measured = measurements_kept(resolved.device, resolved.dtype, store)
     warm.note(store, serving, plan, measured)
     keys = [warm.serving_key(serving), *([] if plan is None else [plan])]
+    if resolved.config.lora is not None and (adapted := resolved.adapted().plan_factors()) is not None:
+        keys.append(cache.plan_key(adapted))
     if resolved.drafter is not None and (own := resolved.drafter.plan_factors()) is not None:
         warm.note_name(store, [cache.plan_key(own)], resolved.drafter.config.model)
     if folder.parent.parent.parent in (store.root, store.home):
@@ -244,6 +243,8 @@ def load_worker(
         attention = select_attention(resolved)
         watch.lap("kernels")
         compiled = _compile(resolved, _ending_early(progress, (weights_read, vocabulary_read)))
+        has_adapters = resolved.slot_layout is not None
+        compiled_adapted = _compile(resolved.adapted(), progress) if has_adapters else None
         watch.lap("compile")
         watch.split("compile", compiled.seconds if compiled else {})
         weights = weights_read.result()
@@ -259,6 +260,7 @@ def load_worker(
         resolved,
         attention=attention,
         compiled=compiled,
+        compiled_adapted=compiled_adapted,
         weights=weights,
         drafter=drafter,
         num_valid_ids=vocabulary.num_valid_ids,

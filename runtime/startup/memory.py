@@ -93,10 +93,11 @@ def cache_block_bytes(resolved: "ResolvedRuntime", block_size: int | None = None
 
 
 def weight_bytes(resolved: "ResolvedRuntime", dtype: torch.dtype | None = None) -> int:
-    """Bytes of the weights, a drafter's included; dtype: another than the runtime's."""
-    dtype = dtype or resolved.dtype
+    """Bytes of the weights, of a drafter's, and of slots for adapters; dtype: another than the runtime's."""
+    dtype, layout = dtype or resolved.dtype, resolved.slot_layout
     drafted = 0 if resolved.drafter is None else resolved.drafter.schemes.num_bytes(dtype)
-    return resolved.schemes.num_bytes(dtype) + drafted
+    slots = 0 if layout is None else layout.num_bytes(dtype)
+    return resolved.schemes.num_bytes(dtype) + drafted + slots
 
 
 def default_swap_bytes(resolved: "ResolvedRuntime") -> int:

@@ -1,7 +1,7 @@
 """A model on a machine with nothing left to choose: settings, files and sizes, in one frozen object."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ...common.store import Store
 from ...compiler.compile import Program, factors_of
+from ...compiler.numerics import MAX_NUM_TOKENS
 from ...compiler.torch_internals import torch_compat
 from ...models import rope
+from ...models.adapters.slots import SlotLayout, slot_layout, with_adapters
 from ...models.checkpoints.weights import Checkpoint
 from ...models.config import ModelConfig
 from ...models.generation_config import GenerationDefaults
@@ -53,6 +55,7 @@ class ResolvedRuntime:
     drafter: Self | None = None  # the model or head that drafts for this one, if any; of a runtime of its own
     pooling: PoolingSpec | None = None  # how hidden states are pooled; None: the model only generates
     residuals: tuple[int, ...] = ()  # the layers whose residual sums are further columns of hidden states
+    adapts: bool = False  # whether projections read the slots of adapters, too
     # Shape and dtype of what a head reads of its target's weights, by name.
     borrowed: TensorTable = field(default_factory=dict)
 
@@ -74,9 +77,27 @@ class ResolvedRuntime:
         most = min(self.max_num_batched_tokens, MOST_DRAFTING_SAMPLES)
         return max(self.max_num_seqs, most) if self.max_drafts else self.max_num_seqs
 
+    def adapted(self) -> Self:
+        """The same model with a place for adapters in it: of a plan of its own, which steps with any run."""
+        return replace(self, adapts=True)
+
+    @property
+    def slot_layout(self) -> SlotLayout | None:
+        """The slots for adapters, None where there is no room for any."""
+        asked = self.config.lora
+        assert not isinstance(asked, str), "a setting that was not parsed"
+        if asked is None:
+            return None
+        return slot_layout(
+            self.schemes.specs,
+            num_slots=asked.max_loras,
+            rank=asked.max_lora_rank,
+            num_tokens=MAX_NUM_TOKENS,
+        )
+
     def program(self) -> Program:
         """What the compiler is handed."""
-        model, ops, join = self.model, self.ops(), self.schemes.join
+        model, ops, join = self.model, self.ops(), self._join()
         forward_of = with_residuals(self.definition.forward, self.residuals)
 
         def forward(
@@ -100,24 +121,34 @@ class ResolvedRuntime:
                 "num_layers": model.num_layers,
                 "residuals": list(self.residuals),
                 "quantization": self.schemes.facts(),
+                **({"adapters": True} if self.adapts else {}),
             },
             device=self.device,
         )
 
     def ops(self) -> Ops:
         """The operations that the model is written in, by its numerics and its schemes."""
-        return with_stored_weights(EXACT_OPS if self.config.numerics == "exact" else FAST_OPS)
+        ops = with_stored_weights(EXACT_OPS if self.config.numerics == "exact" else FAST_OPS)
+        return with_adapters(ops) if self.adapts else ops
 
     def joined(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The tensors as the model's functions take them: parts of a projection as one."""
-        return self.schemes.join(tensors)
+        return self._join()(tensors)
 
     def parameter_table(self) -> TensorTable:
         """Shape and dtype of every tensor that the forward may read."""
         table = self.borrowed | self.schemes.parameter_table(self.dtype)
+        if self.adapts and self.slot_layout is not None:
+            table |= self.slot_layout.table(self.dtype)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         rotation = rope.rotation_shapes(self.model, self.max_model_len)
         return table | {name: (shape, wide) for name, shape in rotation.items()}
+
+    def _join(self) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]:
+        join, layout = self.schemes.join, self.slot_layout if self.adapts else None
+        if layout is None:
+            return join
+        return lambda weights: layout.join(join(weights))
 
     def rope_tables(self) -> dict[str, Tensor]:
         """The tensors that the forward reads beside the weights."""

@@ -65,7 +65,9 @@ def page_of(worker: LoadedWorker) -> str:
 def _plans(worker: LoadedWorker) -> list[Compiled]:
     """The plans of the model and of what drafts for it, of those that are compiled."""
     drafted = None if worker.drafter is None else worker.drafter.compiled
-    return [compiled for compiled in (worker.compiled, drafted) if compiled is not None]
+    return [
+        compiled for compiled in (worker.compiled, worker.compiled_adapted, drafted) if compiled is not None
+    ]
 
 
 def _compile_stats(plans: Sequence[Compiled], num_late: int) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class Decode:
     size: int
     query_len: int = 1  # tokens of each
     num_next: int = 0  # drafts that it leaves of each
+    adapts: bool = False  # by the plan of steps with adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Mixed:
     """CUDA graphs of the pieces for `size` tokens of any requests, attention called between them."""
 
     size: int
+    adapts: bool = False
 
 
 class Computed(NamedTuple):
@@ -63,12 +65,15 @@ class GraphRunner:
         *,
         cuda_graphs: CudaGraphs | None,
         cpu_call_graphs: CpuCallGraphs | None,
+        adapts: bool = False,
     ) -> None:
+        """adapts: whether the forward is that of steps with adapters, whose captures are others."""
         self._forward = forward
         self._attention = attention
         self._input_batch = input_batch
         self._cuda_graphs = cuda_graphs
         self._cpu_call_graphs = cpu_call_graphs
+        self._adapts = adapts
         self._decodes: tuple[Decode, ...] = ()  # the smallest first
         self._mixed_sizes: tuple[int, ...] = ()
         self._to_capture: deque[Decode | Mixed] = deque()
@@ -84,7 +89,7 @@ class GraphRunner:
         mixed_sizes in tokens; only of a model that was compiled.
         """
         mixed = mixed_sizes if isinstance(self._forward, BoundPlan) else ()
-        self._to_capture = _largest_first(decodes, mixed)
+        self._to_capture = self._largest_first(decodes, mixed)
         return len(self._to_capture)
 
     def capture_next(self, run_step: RunStep, prepare: Prepare = lambda batch: None) -> bool:
@@ -109,7 +114,7 @@ class GraphRunner:
         """Drop every capture and its memory; the sizes are to be captured again."""
         mixed = {*self._mixed_sizes, *(key.size for key in self._to_capture if isinstance(key, Mixed))}
         decode = {*self._decodes, *(key for key in self._to_capture if isinstance(key, Decode))}
-        self._to_capture = _largest_first(decode, mixed)
+        self._to_capture = self._largest_first(decode, mixed)
         self._decodes = self._mixed_sizes = ()  # before the graphs go: an interrupt may come between
         if self._cuda_graphs is not None:
             self._cuda_graphs.close()
@@ -124,7 +129,7 @@ class GraphRunner:
                 if (key.query_len, key.num_next) == wanted and key.size >= plan.num_rows:
                     return key
         size = _smallest(self._mixed_sizes, plan.num_tokens)
-        return None if size is None else Mixed(size)
+        return None if size is None else Mixed(size, self._adapts)
 
     def replay_decode(self, key: Decode, batch: BatchView) -> Computed:
         """What the step computed, good until the next replay."""
@@ -158,6 +163,12 @@ class GraphRunner:
         reads = *inputs, *_attention_reads(batch)
         return self._cpu_call_graphs.forward(*inputs, self._attention, reads, query_len=query_len)
 
+    def _largest_first(self, decodes: Iterable[Decode], mixed_sizes: Iterable[int]) -> deque[Decode | Mixed]:
+        """The order in which sizes are captured."""
+        own = [dataclasses.replace(key, adapts=self._adapts) for key in decodes]
+        mixed = [Mixed(size, self._adapts) for size in sorted(mixed_sizes, reverse=True)]
+        return deque([*mixed, *sorted(own, key=_num_tokens, reverse=True)])
+
     def _capture(self, graphs: CudaGraphs, key: Decode | Mixed, run_step: RunStep, prepare: Prepare) -> None:
         """Run once, so that modules and workspaces are loaded, then capture."""
         if isinstance(key, Decode):
@@ -176,12 +187,6 @@ class GraphRunner:
         inputs = batch.token_ids, batch.positions, self._attention
         plan(*inputs)
         graphs.capture_pieces(key, plan, *inputs)
-
-
-def _largest_first(decodes: Iterable[Decode], mixed_sizes: Iterable[int]) -> deque[Decode | Mixed]:
-    """The order in which sizes are captured."""
-    mixed = [Mixed(size) for size in sorted(mixed_sizes, reverse=True)]
-    return deque([*mixed, *sorted(decodes, key=_num_tokens, reverse=True)])
 
 
 def _num_tokens(key: Decode) -> int:

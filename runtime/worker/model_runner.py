@@ -2,16 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...common.errors import LaminaError
+from ...common.errors import LaminaError, UnsupportedError
 from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ..protocol.scheduler_output import SchedulerOutput, no_requests
 from ..sampling_params import LogitsProcessor
+from .adapters import Adapters
 from .attention import PagedAttention
 from .device_memory import DeviceMemory
 from .draft_batch import DraftRows
@@ -30,6 +31,14 @@ from .speculator import Speculator
 
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
 OnLogits = Callable[[SchedulerOutput, Tensor], None]  # a step, and logits [its samples or more, vocab]
+
+
+class Adapted(NamedTuple):
+    """What steps with adapters are computed by: a forward that reads the slots of these adapters."""
+
+    forward: Forward
+    cpu_call_graphs: CpuCallGraphs | None
+    adapters: Adapters
 
 
 class ModelRunner:
@@ -51,11 +60,13 @@ class ModelRunner:
         drafter: Drafter | None = None,
         memory: DeviceMemory | None = None,
         pooler: Pooler | None = None,
+        adapted: Adapted | None = None,
     ) -> None:
         """logits: None of a model that makes no tokens. new_matcher: what makes matchers of grammars, None
         where there is no tokenizer. jump_forward: whether a step says what grammars force to follow its
         samples. drafter: of as many drafts as the input batch has room for. memory: what is given back while
-        it sleeps, if it may. pooler: of requests that want no tokens.
+        it sleeps, if it may. pooler: of requests that want no tokens. adapted: for steps with
+        adapters, if there may be any.
         """
         self._memory = memory
         self._pooler = pooler
@@ -76,6 +87,15 @@ class ModelRunner:
         self._graphs = GraphRunner(
             forward, attention, input_batch, cuda_graphs=cuda_graphs, cpu_call_graphs=cpu_call_graphs
         )
+        self._adapters = None if adapted is None else adapted.adapters
+        self._adapted_graphs = adapted and GraphRunner(
+            adapted.forward,
+            attention,
+            input_batch,
+            cuda_graphs=cuda_graphs,
+            cpu_call_graphs=adapted.cpu_call_graphs,
+            adapts=True,
+        )
         self.host_blocks = host_blocks
         self.on_logits: OnLogits | None = None  # sees what a step samples from, before it is adjusted
         self._num_without_cuda_graph = 0
@@ -84,9 +104,15 @@ class ModelRunner:
         self._last: LaunchedStep | None = None
 
     def add_request(
-        self, request_id: str, logits_processors: Sequence[LogitsProcessor] = (), grammar: str | None = None
+        self,
+        request_id: str,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        grammar: str | None = None,
+        adapter: str | None = None,
     ) -> None:
-        """Know a request's own logits processors and grammar by its id, until remove_request."""
+        """Know a request's own logits processors, grammar and adapter by its id, until remove_request."""
+        if adapter is not None:
+            self._require_adapters().hold(request_id, adapter)
         if logits_processors:
             self._adjuster.processors[request_id] = logits_processors
         if grammar is not None:
@@ -94,10 +120,25 @@ class ModelRunner:
 
     def remove_request(self, request_id: str) -> None:
         """Let go of what add_request brought, if anything."""
+        if self._adapters is not None:
+            self._adapters.release(request_id)
         self._adjuster.processors.pop(request_id, None)
         self._adjuster.grammars.remove(request_id)
         if self._pooler is not None:
             self._pooler.forget(request_id)
+
+    def load_adapter(self, path: str) -> dict[str, Any]:
+        """Read an adapter's folder, for requests to name it by the digest that is returned."""
+        return self._require_adapters().load(path)
+
+    def unload_adapter(self, digest: str) -> None:
+        """Forget an adapter, once no live request has it."""
+        self._require_adapters().unload(digest)
+
+    def _require_adapters(self) -> Adapters:
+        if self._adapters is None:
+            raise UnsupportedError("there is no room for adapters; start the runtime with lora=LoRAConfig()")
+        return self._adapters
 
     def close(self) -> None:
         """Give back captures and threads."""
@@ -126,7 +167,8 @@ class ModelRunner:
 
     def plan_captures(self, decodes: Iterable[Decode], mixed_sizes: Sequence[int]) -> int:
         """Note which sizes are to be captured, the mixed ones in tokens; returns how many are."""
-        return self._graphs.plan_captures(decodes, mixed_sizes)
+        decodes = tuple(decodes)
+        return sum(graphs.plan_captures(decodes, mixed_sizes) for graphs in self._all_graphs())
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
@@ -134,11 +176,12 @@ class ModelRunner:
 
         No step may be in flight.
         """
-        return self._graphs.capture_next(self._run_padding, self._pad)
+        return any(graphs.capture_next(self._run_padding, self._pad) for graphs in self._all_graphs())
 
     def drop_captures(self) -> None:
         """Drop every capture and its memory; the sizes are to be captured again."""
-        self._graphs.drop()
+        for graphs in self._all_graphs():
+            graphs.drop()
 
     def sleep(self, level: int) -> None:
         """Give back the KV cache, its copies on the host, every capture, and the weights as the level says.
@@ -182,7 +225,8 @@ class ModelRunner:
         batch = dataclasses.replace(padding, max_query_len=num_tokens)  # loads prefill's kernels too
         self._pad(batch)
         with torch.inference_mode():
-            self._run_padding(batch, Decode(num_seqs))
+            for adapts in range(len(self._all_graphs())):
+                self._run_padding(batch, Decode(num_seqs, adapts=bool(adapts)))
 
     @property
     def num_eager_steps(self) -> int:
@@ -192,7 +236,17 @@ class ModelRunner:
     @property
     def num_cpu_replays(self) -> int:
         """Steps so far that a CPU call graph served."""
-        return self._graphs.num_cpu_replays
+        return sum(graphs.num_cpu_replays for graphs in self._all_graphs())
+
+    def _all_graphs(self) -> list[GraphRunner]:
+        """Of steps without adapters, and of those with any."""
+        return [self._graphs, *([] if self._adapted_graphs is None else [self._adapted_graphs])]
+
+    def _graphs_of(self, adapts: bool) -> GraphRunner:
+        if not adapts:
+            return self._graphs
+        assert self._adapted_graphs is not None, "a step with adapters where there is no room for any"
+        return self._adapted_graphs
 
     def _launch(self, plan: SchedulerOutput) -> None:
         """Compute the step and leave its samples in the input batch."""
@@ -214,21 +268,24 @@ class ModelRunner:
 
     def _computed(self, plan: SchedulerOutput) -> tuple[BatchView, Computed]:
         """The step in the input batch, and what it computed."""
-        match self._graphs.size_for(plan):
+        graphs = self._graphs_of(plan.adapters is not None)
+        match graphs.size_for(plan):
             case Decode(size, query_len) as key:
                 batch = self._write(plan, size * query_len, size, size * query_len)
-                return batch, self._graphs.replay_decode(key, batch)
+                return batch, graphs.replay_decode(key, batch)
             case Mixed(size) as key:
                 batch = self._write(plan, size)
                 self._begin(batch)
-                return batch, self._sample(batch, self._graphs.replay_mixed(key, batch), plan.request_ids)
+                return batch, self._sample(batch, graphs.replay_mixed(key, batch), plan.request_ids)
         self._num_without_cuda_graph += 1
         batch = self._write(plan)
-        return batch, self._run(batch, plan.request_ids)
+        return batch, self._run(batch, graphs, plan.request_ids)
 
     def _write(self, plan: SchedulerOutput, *padded: int) -> BatchView:
         """The step in the input batch with this padding, and what a speculator is told of it."""
         batch = self._input_batch.write(plan, *padded)
+        if plan.adapters is not None:
+            self._require_adapters().begin(plan, len(batch.token_ids))
         if self._speculator is not None:
             self._draft_rows = self._speculator.write(plan, batch)
         return batch
@@ -243,12 +300,12 @@ class ModelRunner:
         if self._speculator is not None:
             drafts, num_next = key.query_len - 1, key.num_next
             self._draft_rows = self._speculator.view(batch, most_drafts=drafts, num_next=num_next)
-        return self._run(batch)
+        return self._run(batch, self._graphs_of(key.adapts))
 
-    def _run(self, batch: BatchView, request_ids: tuple[str, ...] = ()) -> Computed:
+    def _run(self, batch: BatchView, graphs: GraphRunner, request_ids: tuple[str, ...] = ()) -> Computed:
         """The step without a CUDA graph, or while it is captured."""
         self._begin(batch)
-        return self._sample(batch, self._graphs.forward(batch), request_ids)
+        return self._sample(batch, graphs.forward(batch), request_ids)
 
     def _begin(self, batch: BatchView) -> None:
         if self._speculator is not None and self._draft_rows is not None:

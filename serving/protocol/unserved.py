@@ -25,7 +25,7 @@ GENERATION: Mapping[str, Unserved] = {
     **_all(NO_BEAMS, "beam_width", "num_beams"),
     **_all(NO_CODE, "logits_processors", "logit_processors", neutral=([],)),
     **_all(TEXT_ALONE, "mm_processor_kwargs", "prompt_embeds", neutral=({}, [])),
-    **_all("no adapters are loaded; leave it out", "lora_path", "lora_request"),
+    **_all("name a loaded adapter with model; leave it out", "lora_path", "lora_request"),
     **_all("there is no such choice; leave it out", "spaces_between_special_tokens", neutral=(True,)),
     **_all("name them with max_tokens", "max_new_tokens", "n_predict", "max_length"),
     **_all("name it with repetition_penalty", "repeat_penalty"),

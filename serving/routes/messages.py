@@ -33,6 +33,7 @@ async def create_message(request: Request) -> Response:
         received = Received(
             given=_chat(asked.given, serving),
             model=asked.model,
+            adapter=asked.adapter,
             headers=asked.headers,
             is_large=asked.is_large,
         )

@@ -12,14 +12,15 @@ from ..protocol.generation import check_model
 
 
 def model_entry(serving: Serving, name: str) -> dict[str, Any]:
-    """Returns what is said about one name: all names are one model, whose root is the first of them."""
+    """Returns what is said about one name: the model's, whose root is the first of them, or an adapter's."""
+    first, adapter = serving.config.model_names[0], serving.runtime.input.adapters.get(name)
     return {
         "id": name,
         "object": "model",
         "created": serving.created,
         "owned_by": "lamina",
-        "root": serving.config.model_names[0],
-        "parent": None,
+        "root": first if adapter is None else adapter.path,
+        "parent": None if adapter is None else first,
         "max_model_len": serving.runtime.input.max_model_len,
         "tasks": serving.runtime.input.tasks,
     }
@@ -29,14 +30,15 @@ async def list_models(request: Request) -> Response:
     """Answers {object: list, data}, an entry for each name that the key may ask by."""
     serving = serving_of(request)
     key = key_of(request)
-    entries = [model_entry(serving, name) for name in serving.config.model_names if key.allows_model(name)]
+    names = [*serving.config.model_names, *serving.runtime.input.adapters]
+    entries = [model_entry(serving, name) for name in names if key.allows_model(name)]
     return JSONResponse({"object": "list", "data": entries})
 
 
 async def retrieve_model(request: Request) -> Response:
     """Answers what is said about one name, which may have slashes."""
     serving = serving_of(request)
-    name = check_model(request.path_params["id"], serving.config)
+    name = check_model(request.path_params["id"], serving.config, serving.runtime.input.adapters)
     key_of(request).require_model(name)
     return JSONResponse(model_entry(serving, name))
 

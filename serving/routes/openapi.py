@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ... import __version__
-from ..protocol import admin, messages, pooling, response_models, response_objects, tokenize
+from ..protocol import adapters, admin, messages, pooling, response_models, response_objects, tokenize
 from ..protocol.chat import ChatRequest
 from ..protocol.completions import CompletionRequest
 from ..protocol.openapi import Endpoint, Operation, document
@@ -51,6 +51,8 @@ OPERATIONS = {
     "/tokenize": Operation(body=tokenize.TokenizeRequest, answer=tokenize.Tokenized),
     "/detokenize": Operation(body=tokenize.DetokenizeRequest, answer=tokenize.Detokenized),
     "/tokenizer_info": Operation(answer=tokenize.TokenizerInfo),
+    "/v1/load_lora_adapter": Operation(body=adapters.LoadAdapterRequest, answer=str, media="text/plain"),
+    "/v1/unload_lora_adapter": Operation(body=adapters.UnloadAdapterRequest, answer=str, media="text/plain"),
     "/v1/models": Operation(answer=response_models.ModelList),
     "/v1/models/{id}": Operation(answer=response_models.ModelEntry),
     "/version": Operation(answer=response_models.Version),

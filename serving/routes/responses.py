@@ -56,7 +56,11 @@ async def create_response(request: Request) -> Response:
     turns = await beside_loop(is_large, _turns, before, given)
     with renamed():
         received = Received(
-            given=given.chat(turns), model=asked.model, headers=asked.headers, is_large=is_large
+            given=given.chat(turns),
+            model=asked.model,
+            adapter=asked.adapter,
+            headers=asked.headers,
+            is_large=is_large,
         )
         chat, processor = received.given, serving.runtime.input
         params = processor.chat_params(chat.sampling_params(serving.config))

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ...common.errors import RequestError, clipped
 from ..admission.connection import while_connected
-from ..context import serving_of
+from ..context import Serving, serving_of
 from ..metrics.record import record_of
 from ..protocol.decoding import Body, decode_async
 from ..protocol.generation import (
@@ -54,6 +54,7 @@ class Received(Generic[AnyKind]):
 
     given: AnyKind
     model: str  # the name that the client asked by
+    adapter: str | None = None  # likewise, where that is an adapter's
     headers: dict[str, str]  # of the answer
     is_large: bool  # to make a prompt of it takes long
 
@@ -62,12 +63,25 @@ async def receive(request: "Request", kind: type[AnyKind], body: bytes) -> Recei
     """Returns the body of a request, decoded; ApiError for one that is none of this kind."""
     serving = serving_of(request)
     decoded = await decode_async(kind, body, strict=serving.config.strict_fields)
+    model = await served_model(serving, decoded.request.model)
     return Received(
         given=decoded.request,
-        model=check_model(decoded.request.model, serving.config),
+        model=model,
+        adapter=None if model in serving.config.model_names else model,
         headers=decoded.headers,
         is_large=len(body) > LARGE_BODY,
     )
+
+
+async def served_model(serving: Serving, name: str | None) -> str:
+    """Returns the name that an answer carries: the model's, or that of an adapter, loaded or found now.
+
+    Raises ApiError 404 model_not_found for a name that is not served.
+    """
+    runtime = serving.runtime
+    if name is not None and name not in serving.config.model_names:
+        await runtime.find_adapter(name)
+    return check_model(name, serving.config, runtime.input.adapters)
 
 
 async def beside_loop(is_large: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -138,6 +152,7 @@ async def start(
                 priority=options.priority,
                 timeout=options.timeout,
                 cache_salt=options.cache_salt,
+                adapter=received.adapter,
             )
         except RequestError as error:  # Leases ends those before
             raise named_error(error) from error

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .compiler.config import CompileConfig
     from .compiler.passes.graph import Pass, PassReport
     from .models.registry import register_model
+    from .runtime.adapters.config import LoRAConfig
     from .runtime.async_runtime import AsyncRuntime
     from .runtime.engine.beam_search import BeamSearchParams
     from .runtime.engine.logprobs import Logprob
@@ -46,6 +47,7 @@ __all__ = [
     "StructuredOutputs",
     "BeamSearchParams",
     "CompileConfig",
+    "LoRAConfig",
     "NGram",
     "Draft",
     "Eagle",
@@ -88,6 +90,7 @@ _HOMES = {
     "StructuredOutputs": ".runtime.structured_outputs",
     "BeamSearchParams": ".runtime.engine.beam_search",
     "CompileConfig": ".compiler.config",
+    "LoRAConfig": ".runtime.adapters.config",
     "NGram": ".runtime.speculation.config",
     "Draft": ".runtime.speculation.config",
     "Eagle": ".runtime.speculation.config",

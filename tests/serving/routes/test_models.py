@@ -17,7 +17,8 @@ from lamina.serving.routes.models import model_entry
 @pytest.fixture
 def serving() -> Serving:
     names = ("org/tiny", "tiny")
-    runtime = SimpleNamespace(input=SimpleNamespace(max_model_len=256, tasks=("generate",)))
+    held = SimpleNamespace(max_model_len=256, tasks=("generate",), adapters={})
+    runtime = SimpleNamespace(input=held)
     return SimpleNamespace(config=ServeConfig(model_names=names), runtime=runtime, created=1)
 
 

@@ -1,0 +1,49 @@
+"""LoRA adapters that come and go: POST /v1/load_lora_adapter and /v1/unload_lora_adapter."""
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ...common.errors import ConfigError, LoadError, shown
+from ..context import Serving, serving_of
+from ..errors import ApiError
+from ..middleware.body import read_body
+from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from ..protocol.decoding import wrong
+from ..streaming.handlers import receive
+
+
+async def load_lora_adapter(request: Request) -> Response:
+    """Loads an adapter from a folder of the server's machine, for requests to ask for as their model."""
+    serving = _allowed(request)
+    asked = (await receive(request, LoadAdapterRequest, await read_body(request))).given
+    if asked.lora_name in serving.config.model_names:
+        raise wrong("lora_name", f"lora_name is {shown(asked.lora_name)}, the model's own; wanted another")
+    try:
+        await serving.runtime.load_adapter(asked.lora_name, asked.lora_path)
+    except (ConfigError, LoadError) as error:
+        raise wrong("lora_path", str(error)) from error
+    return PlainTextResponse(f"Success: LoRA adapter {asked.lora_name!r} added successfully.")
+
+
+async def unload_lora_adapter(request: Request) -> Response:
+    """Forgets an adapter: requests that have it go on to their end, later ones are answered 404."""
+    serving = _allowed(request)
+    asked = (await receive(request, UnloadAdapterRequest, await read_body(request))).given
+    await serving.runtime.unload_adapter(asked.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter {asked.lora_name!r} removed successfully.")
+
+
+def _allowed(request: Request) -> Serving:
+    """Returns the server's parts. ApiError 403 where clients may not change what is served."""
+    serving = serving_of(request)
+    if not serving.config.lora_updates:
+        message = "clients may not load adapters here; start the server with --lora-updates"
+        raise ApiError(status=403, message=message, code="lora_updates_off")
+    return serving
+
+
+ROUTES: list[BaseRoute] = [
+    Route("/v1/load_lora_adapter", load_lora_adapter, methods=["POST"]),
+    Route("/v1/unload_lora_adapter", unload_lora_adapter, methods=["POST"]),
+]
