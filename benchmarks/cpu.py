@@ -30,7 +30,14 @@ PREFILL = 512
 WARM_UP = 4  # tokens a sequence in round 0, in which CPU call graphs are captured and checked
 VOCABULARY = 10_000  # ids below this are ordinary tokens in every tokenizer met so far
 # contender: settings of the runtime beside the defaults
-OURS: dict[str, dict[str, Any]] = {"lamina": {}, "lamina-int8": {"quantization": "int8"}}
+OURS: dict[str, dict[str, Any]] = {
+    "lamina": {},
+    "lamina-int8": {"quantization": "int8"},
+    "lamina-q8": {"quantization": "q8"},
+    "lamina-q4": {"quantization": "q4"},
+    "lamina-file": {},  # the model as it lies, a GGUF file in its own blocks
+}
+USUAL = ("lamina", "lamina-int8")
 PEERS = ("transformers", "transformers+compile")
 
 Samples = dict[tuple[str, str], list[Spent]]
@@ -71,7 +78,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--batches", type=at_least_one, nargs="*", default=BATCHES)
     parser.add_argument(
-        "--contenders", nargs="*", choices=(*OURS, *PEERS), default=(*OURS, *PEERS), help="beside --gguf"
+        "--contenders", nargs="*", choices=(*OURS, *PEERS), default=(*USUAL, *PEERS), help="beside --gguf"
     )
     parser.add_argument(
         "--gguf",
@@ -104,7 +111,12 @@ def make_contenders(options: argparse.Namespace, folder: Path) -> list[Contender
     tokens = max(batch * CONTEXT, PREFILL)
     make: dict[str, Callable[[], Contender]] = {
         name: lambda name=name: Lamina(  # type: ignore[misc]
-            name, str(folder), batch, tokens, dtype=options.dtype, **OURS[name]
+            name,
+            str(options.model if name == "lamina-file" else folder),
+            batch,
+            tokens,
+            dtype=options.dtype,
+            **OURS[name],
         )
         for name in OURS
     }

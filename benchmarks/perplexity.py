@@ -31,7 +31,10 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "lamina float32, FP8 KV cache": {"dtype": "float32", "kv_cache_dtype": "fp8"},
     "lamina bfloat16, FP8 KV cache": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     "lamina float32, int8": {"dtype": "float32", "quantization": "int8"},
+    "lamina bfloat16, q8": {"dtype": "bfloat16", "quantization": "q8"},
+    "lamina bfloat16, q4": {"dtype": "bfloat16", "quantization": "q4"},
 }
+AS_IT_LIES = "lamina bfloat16, the file's blocks"
 QUANTIZED: Mapping[str, Mapping[str, Any]] = {
     "w4a16, groups of 64": {"scheme": "w4a16", "group_size": 64},
     "w4a16, groups of 64 with zero points": {"scheme": "w4a16", "group_size": 64, "symmetric": False},
@@ -63,6 +66,8 @@ def main() -> None:
         contenders["transformers bfloat16"] = lambda: by_transformers(folder, "bfloat16", windows)
         for name, settings in OURS.items():
             contenders[name] = functools.partial(by_lamina, folder, settings, windows)
+        if options.model.endswith(".gguf"):
+            contenders[AS_IT_LIES] = lambda: by_lamina(Path(options.model), {"dtype": "bfloat16"}, windows)
     if options.contenders:
         contenders = {name: contenders[name] for name in options.contenders}
     logprobs: dict[str, Logprobs] = {}

@@ -36,11 +36,12 @@ def restored(blocks: Tensor, kind: str) -> Tensor:
 
 @every_kind
 @given(
-    rows=st.integers(1, 9), blocks=st.integers(1, 2), exponent=st.integers(-8, 10), seed=st.integers(0, 99)
+    rows=st.integers(1, 9), blocks=st.integers(1, 2), exponent=st.integers(-3, 10), seed=st.integers(0, 99)
 )
 def test_normal_weights_are_off_by_a_step_and_what_was_stored_is_stored_again_as_it_was(
     kind: str, rows: int, blocks: int, exponent: int, seed: int
 ) -> None:
+    """Of a size whose scales are no subnormal float16, which have fewer bits."""
     shape = rows, blocks * KINDS[kind].columns
     weights = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent
     kept = restored(stored(weights, kind), kind)
