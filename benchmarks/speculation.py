@@ -45,7 +45,8 @@ def main() -> None:
     options = parser.parse_args()
     settings: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 8, "prefix_cache": False}
     settings |= {"compile": not options.eager, "device": "cpu"}
-    document: Figures = {"machine": describe_machine(), "model": Path(options.model).name, "k": options.k}
+    machine = {name: describe_machine()[name] for name in ("cpu", "cores", "threads", "python", "versions")}
+    document: Figures = {"machine": machine, "model": Path(options.model).name, "k": options.k}
     with (
         Runtime.from_pretrained(options.model, **settings) as plain,
         Runtime.from_pretrained(options.model, speculative=NGram(k=options.k), **settings) as drafting,
@@ -71,6 +72,10 @@ def asked(runtime: Runtime, options: argparse.Namespace) -> list[tuple[str, Any,
         temperature=1.0, top_k=4, max_tokens=options.tokens, ignore_eos=True, seed=1, detokenize=False
     )
     cases.append(("adversarial", trap, hot))
+    hotter = SamplingParams(
+        temperature=2.0, top_k=50, max_tokens=options.tokens, ignore_eos=True, seed=1, detokenize=False
+    )
+    cases.append(("adversarial, hotter", trap, hotter))
     return cases
 
 
