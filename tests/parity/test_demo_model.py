@@ -141,7 +141,7 @@ def test_another_number_of_threads_gives_the_same_tokens_and_compiles_nothing(
         with Runtime.from_pretrained(
             folder, dtype=dtype, max_model_len=1024, require_warm=number > 1
         ) as runtime:
-            outputs = runtime.generate(PROMPTS, GREEDY)
+            outputs = runtime.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24))
             found.append([output.outputs[0].token_ids for output in outputs])
     assert found == [found[0]] * len(found)
 
