@@ -36,7 +36,7 @@ def create_app(serving: Serving) -> Starlette:
         Middleware(Observation, metrics=serving.metrics, log=serving.request_log, tracing=serving.tracing),
         Middleware(ErrorHandling),
         Middleware(RequestIds),
-        Middleware(RootPath, root_path=config.root_path),
+        Middleware(RootPath, root_path=config.root_path, has_page=config.page),
         Middleware(Cors, origins=config.cors_origins, credentials=config.cors_credentials),
         Middleware(
             Authentication,

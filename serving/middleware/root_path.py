@@ -7,19 +7,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 class RootPath:
     """Lets every path begin with the root path, whether or not the proxy has taken it away.
 
-    The root path alone leads on to itself with a slash, below which the page's own files are found.
+    Where there is a page, the root path alone leads on to itself with a slash, below which the page's own
+    files are found; elsewhere it is an unknown path, which asks for a key as all do.
     """
 
-    def __init__(self, app: ASGIApp, root_path: str) -> None:
+    def __init__(self, app: ASGIApp, root_path: str, has_page: bool) -> None:
         self.app = app
         self.root_path = root_path
+        self.has_page = has_page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        if self.root_path and path == self.root_path:
+        is_root = bool(self.root_path) and path == self.root_path
+        if is_root and self.has_page:
             await RedirectResponse(self.root_path + "/")(scope, receive, send)
             return
-        if not path.startswith(self.root_path + "/"):
+        if not is_root and not path.startswith(self.root_path + "/"):
             scope["path"] = self.root_path + path
             scope["raw_path"] = self.root_path.encode() + scope.get("raw_path", path.encode())
         scope["root_path"] = self.root_path

@@ -116,6 +116,8 @@ def test_every_route_asks_for_a_key_but_liveness_and_what_is_opened(locked):
         "/proxy/proxy/v1/models",
         "/proxy/proxy/health/live",
         "/proxyhealth/live",
+        "/proxy",
+        "/proxy?x=1",
         "/proxy/",
         "/metrics/",
         "/proxy/proxy/metrics",
