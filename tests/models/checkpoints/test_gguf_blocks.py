@@ -24,7 +24,7 @@ from lamina.models.config import read_model_config
 from lamina.models.quantization.w4a16 import w4a16
 from lamina.models.registry import find_model
 from lamina.runtime.config import RuntimeConfig
-from lamina.runtime.startup.loader import _find_folder as find_folder
+from lamina.runtime.startup.folder import find_folder
 
 from ...families import oracle, oracle_logits
 from .test_gguf import KIND, PROMPT, Run, write_gguf
