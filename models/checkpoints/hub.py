@@ -11,6 +11,7 @@ from ...common.logging import get_logger
 from ...common.progress import Progress, say_nothing
 from ..config import read_model_config
 from ..fields import read_json
+from ..pooling.checkpoint import module_files
 from .shards import INDEX_NAME, SINGLE_NAME
 
 logger = get_logger("models.hub")
@@ -39,6 +40,8 @@ def download(
     files, size = _weight_files(folder)
     # the same commit, should the branch have moved on; outside of a cache there is none
     commit = folder.name if folder.parent.name == "snapshots" else revision
+    if modules := module_files(folder):
+        _fetch(name, commit, token, modules, _meter(say_nothing, 0), ignored=())
     return _fetch(name, commit, token, files, _meter(progress, size))
 
 
@@ -79,7 +82,12 @@ def _meter(progress: Progress, size: int) -> type[Any]:
 
 
 def _fetch(
-    name: str, revision: str | None, token: str | None, files: Sequence[str], meter: type[Any]
+    name: str,
+    revision: str | None,
+    token: str | None,
+    files: Sequence[str],
+    meter: type[Any],
+    ignored: Sequence[str] = OF_OTHER_FORMATS,
 ) -> Path:
     from huggingface_hub import errors, snapshot_download
 
@@ -87,7 +95,7 @@ def _fetch(
         "revision": revision,
         "token": token,
         "allow_patterns": list(files),
-        "ignore_patterns": list(OF_OTHER_FORMATS),
+        "ignore_patterns": list(ignored),
         "tqdm_class": meter,
     }
     try:

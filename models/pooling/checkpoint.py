@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import ConfigError, LoadError, UnsupportedError, shown
+from ..checkpoints.shards import SINGLE_NAME
 from ..config import ModelConfig
 from ..fields import Fields, read_json, read_json_list
 from .derived import CAUSAL, ENCODER, is_classifier
@@ -53,6 +54,13 @@ def read_pooling(folder: Path, model: ModelConfig, asked: Pooling | None) -> Poo
 def is_embedder(folder: Path, architecture: str) -> bool:
     """Whether a folder holds a model that was saved to make vectors, and may lack its LM head."""
     return os.path.lexists(folder / MODULES) or not architecture.endswith(CAUSAL)
+
+
+def module_files(folder: Path) -> tuple[str, ...]:
+    """The files of the modules that follow a model, relative to its folder; empty without modules.json."""
+    found = _modules(folder).values()
+    paths = [path for held in found for path in held if path]
+    return tuple(f"{path}/{name}" for path in paths for name in ("config.json", SINGLE_NAME))
 
 
 def _modules(folder: Path) -> dict[str, list[str]]:

@@ -48,15 +48,16 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.partition("?")[0]
         if path.startswith(f"/api/models/{NAME}/tree/"):
-            return self._json([_entry(file) for file in sorted(self.server.folder.iterdir())])
+            folder = self.server.folder
+            return self._json([_entry(file, folder) for file in sorted(folder.rglob("*")) if file.is_file()])
         if path.startswith(f"/api/models/{NAME}"):
             return self._json({"id": NAME, "sha": COMMIT, "siblings": []})
-        file = self.server.folder / path.rpartition("/")[2]
+        file = self.server.folder / path.rpartition("/resolve/")[2].partition("/")[2]
         if path.startswith("/api") or not file.is_file():
             return self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
         if with_body:
-            self.server.fetched.append(file.name)
-        headers = {"X-Repo-Commit": COMMIT, "ETag": _entry(file)["oid"]}
+            self.server.fetched.append(str(file.relative_to(self.server.folder)))
+        headers = {"X-Repo-Commit": COMMIT, "ETag": _entry(file, self.server.folder)["oid"]}
         return self._send(200, file.read_bytes(), headers, with_body=with_body)
 
     def _json(self, value: Any) -> None:
@@ -71,10 +72,10 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _entry(file: Path) -> dict[str, Any]:
+def _entry(file: Path, folder: Path) -> dict[str, Any]:
     content = file.read_bytes()
     oid = hashlib.sha1(content).hexdigest()
-    return {"type": "file", "path": file.name, "size": len(content), "oid": oid}
+    return {"type": "file", "path": str(file.relative_to(folder)), "size": len(content), "oid": oid}
 
 
 @pytest.fixture
@@ -117,6 +118,25 @@ def test_a_model_comes_from_the_hub_with_its_own_weights_alone_and_progress(
     assert fractions == sorted(fractions)
     assert (fractions[0], fractions[-1]) == (0.0, 1.0)
     assert "GB" in said[-1][2]
+
+
+def test_modules_behind_a_model_come_with_it_and_nothing_else_of_other_folders(
+    hub: Hub, repository: Path, store: Store
+) -> None:
+    names = ("Transformer", "Pooling", "Dense")
+    paths = ("", "1_Pooling", "2_Dense")
+    kinds = [
+        {"type": f"sentence_transformers.models.{n}", "path": p} for n, p in zip(names, paths, strict=True)
+    ]
+    (repository / "modules.json").write_text(json.dumps(kinds))
+    wanted = {"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+    for name in (*wanted, "onnx/config.json", "onnx/model.onnx"):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text(json.dumps(name))  # another content each, or one would do for all
+    folder = resolve_source(NAME, store=store)
+    found = {str(file.relative_to(folder)) for file in folder.glob("*/*")}
+    assert found == wanted
+    assert wanted < set(hub.fetched)
 
 
 def test_offline_what_was_downloaded_serves(
