@@ -5,7 +5,6 @@ from typing import Any
 
 from ...common.errors import UnsupportedError
 from ...common.progress import say_nothing
-from ..weight_group import WeightGroup
 from .folder import find_folder
 from .loaded import LoadedWorker
 from .weight_sources import another_source
@@ -26,6 +25,8 @@ def update_weights(worker: LoadedWorker, kind: str, value: Any) -> None:
             folder = find_folder(config, resolved.store, resolved.device, say_nothing)
             weights.read_from(another_source(resolved, folder))
         case "group":
+            from ..weight_group import WeightGroup  # with torch.distributed, which takes long to import
+
             WeightGroup(**value).receive(weights.check, weights.replace)
         case "file":
             from safetensors.torch import load_file

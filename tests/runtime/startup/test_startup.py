@@ -19,7 +19,8 @@ runtime = Runtime.from_pretrained({folder!r}, device="auto", cache_dir={cache!r}
 print(runtime.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].token_ids)
 stats = runtime.stats()
 print(stats["compile"]["pieces"], stats["compile"]["compiled"], stats["compile"]["loaded"])
-slow = ("torch._dynamo", "torch._inductor", "sympy", "transformers")
+slow = ("torch._dynamo", "torch._inductor", "sympy", "transformers", "llguidance", "jinja2", "gguf",
+        "huggingface_hub", "safetensors.torch", "lamina.runtime.weight_group", "lamina.testing")
 import sys; print([name for name in slow if name in sys.modules])
 """
 NO_COMPILER = """
