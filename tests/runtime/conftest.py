@@ -14,6 +14,7 @@ import torch
 
 from lamina import AsyncRuntime, ClosedError, Runtime
 from lamina.custom_ops._shared import registry
+from lamina.custom_ops._shared.build import load_thread_pool
 from lamina.custom_ops.add_rms_norm_linear import _cpu as add_rms_norm_linear
 from lamina.custom_ops.linear import _cpu as linear
 from lamina.custom_ops.linear_int8 import _cpu as linear_int8
@@ -63,6 +64,7 @@ def forget_kernels():
             calls.clear()
         for kernel in (linear, linear_int8, add_rms_norm_linear):
             kernel.find_kernel.cache_clear()
+        load_thread_pool.cache_clear()
 
     return forget
 
