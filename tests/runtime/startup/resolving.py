@@ -19,14 +19,17 @@ def resolve_alone(
     config: RuntimeConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> ResolvedRuntime:
     """What the settings come to for this model, on a device that is at hand or not."""
+    definition = find_model(model.architecture)
     return resolve(
         config,
         store=Store(config.cache_dir),
         folder=Path("nowhere"),
         checkpoint=None,
         model=model,
+        definition=definition,
+        pooling=None,
         defaults=GenerationDefaults(),
-        schemes=uniform(find_scheme(config.quantization), find_model(model.architecture).parameters(model)),
+        schemes=uniform(find_scheme(config.quantization), definition.parameters(model)),
         dtype=dtype,
         device=device,
     )
