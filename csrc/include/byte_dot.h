@@ -27,19 +27,6 @@ inline IntVec broadcast_four(const int8_t* from) {
   return four - IntVec{};
 }
 
-inline IntVec load_lane_bytes(const uint8_t* from) {
-  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-  Bytes bytes;
-  std::memcpy(&bytes, from, sizeof(bytes));
-#if defined(__AVX512F__)
-  return (IntVec)_mm512_cvtepu8_epi32((__m128i)bytes);
-#elif defined(__AVX2__)
-  return (IntVec)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(bytes)));
-#else
-  return __builtin_convertvector(bytes, IntVec);
-#endif
-}
-
 // sums[l] + weights[4l .. 4l + 3] @ x[4l .. 4l + 3], x from -127 to 127. `is_wide`: weights may be above 127.
 template <bool is_wide>
 inline IntVec add_dots(IntVec sums, ByteVec weights, IntVec x) {

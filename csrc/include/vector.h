@@ -73,6 +73,23 @@ inline Vec load(const BFloat16* from) {
 #endif
 }
 
+// The first `count` bytes in a lane each, then zeros; nothing beyond them is read.
+inline IntVec load_bytes(const uint8_t* from, int64_t count = kLanes) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes = {};
+  if (count >= kLanes)
+    std::memcpy(&bytes, from, kLanes);
+  else
+    std::memcpy(&bytes, from, count);
+#if defined(__AVX512F__)
+  return (IntVec)_mm512_cvtepu8_epi32((__m128i)bytes);
+#elif defined(__AVX2__)
+  return (IntVec)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(bytes)));
+#else
+  return __builtin_convertvector(bytes, IntVec);
+#endif
+}
+
 inline Vec load(const int8_t* from) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));

@@ -25,7 +25,7 @@ class BlockReader {
   BlockReader(const uint8_t* block, int first) : block_(block), first_(first) {}
 
   Vec halves(int region) const { return load(reinterpret_cast<const Float16*>(block_ + region) + first_); }
-  IntVec bytes(int region, int unit) const { return load_lane_bytes(block_ + region + kGroupRows * unit + first_); }
+  IntVec bytes(int region, int unit) const { return load_bytes(block_ + region + kGroupRows * unit + first_); }
   ByteVec chunk(int region, int index) const {
     return load_byte_vec(block_ + region + kChunkBytes * index + 4 * first_);
   }

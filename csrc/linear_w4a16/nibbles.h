@@ -20,23 +20,6 @@ inline void store_one(T* to, float value) {
   store_some(to, broadcast(value), 1);
 }
 
-// The first `count` bytes in a lane each, then zeros; nothing beyond them is read.
-inline IntVec load_bytes(const uint8_t* from, int64_t count) {
-  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-  Bytes bytes = {};
-  if (count >= kLanes)
-    std::memcpy(&bytes, from, kLanes);
-  else
-    std::memcpy(&bytes, from, count);
-#if defined(__AVX512F__)
-  return (IntVec)_mm512_cvtepu8_epi32((__m128i)bytes);
-#elif defined(__AVX2__)
-  return (IntVec)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(bytes)));
-#else
-  return __builtin_convertvector(bytes, IntVec);
-#endif
-}
-
 // Sixteen values; each lane gets the one that the lowest four bits of its index say.
 class Table {
  public:

@@ -44,8 +44,8 @@ def apart(x: Tensor) -> Tensor:
     return wide[:, : x.shape[1]]
 
 
-def check(result: Tensor, exact: Tensor, sizes: Tensor) -> None:
+def check(result: Tensor, exact: Tensor, sizes: Tensor, sum_error: float = SUM_ERROR) -> None:
     """Rounded once from a sum that is as good as sums in float32 are; sizes: of terms without their signs."""
     info = torch.finfo(result.dtype)
-    allowed = exact.abs() * info.eps / 2 + info.tiny * info.eps / 2 + sizes * SUM_ERROR
+    allowed = exact.abs() * info.eps / 2 + info.tiny * info.eps / 2 + sizes * sum_error
     assert ((result.double() - exact).abs() <= allowed).all()

@@ -18,6 +18,7 @@ from lamina.custom_ops.linear_blocks.reference import linear_blocks as formula
 from lamina.custom_ops.linear_blocks.reference import quantize
 
 from .guarded import at_the_end, making_ended
+from .quantized import check as check_sum
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SUM_ERROR = 4e-7  # of a sum of float32 of few terms, by the sum of their sizes
@@ -84,10 +85,7 @@ def check(result: Tensor, given_: Operands) -> None:
         sizes += 2 * of_spans @ minimum.abs().double().T
     if bias is not None:
         exact, sizes = exact + bias.double(), sizes + bias.double().abs()
-    allowed = exact.abs() * torch.finfo(x.dtype).eps / 2 + sizes * SUM_ERROR
-    if x.dtype == torch.float16:
-        allowed += 2.0**-25  # half of the least step that float16 has
-    assert ((result.double() - exact).abs() <= allowed).all()
+    check_sum(result, exact, sizes, SUM_ERROR)
 
 
 @every_kind

@@ -18,9 +18,9 @@ from lamina.custom_ops.linear_w4a16.reference import dequantize
 from lamina.custom_ops.linear_w4a16.reference import linear_w4a16 as formula
 
 from .guarded import at_the_end, making_ended
+from .quantized import check as check_sum
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SUM_ERROR = 2e-6  # of a sum of float32, by the sum of its terms' sizes
 # What is looked up in registers, what a tile or a group of rows takes, and one less and one more.
 TOKENS = st.sampled_from([1, 2, 3, 4, 5, 15, 16, 17, 33, 80])
 ROWS = st.integers(1, 40) | st.sampled_from([63, 64, 65, 130])
@@ -60,10 +60,7 @@ def check(result: Tensor, given_: Operands) -> None:
     exact, sizes = x.double() @ dense.T, x.double().abs() @ dense.abs().T
     if bias is not None:
         exact, sizes = exact + bias.double(), sizes + bias.double().abs()
-    allowed = exact.abs() * torch.finfo(x.dtype).eps / 2 + sizes * SUM_ERROR
-    if x.dtype == torch.float16:
-        allowed += 2.0**-25  # half of the least step that float16 has
-    assert ((result.double() - exact).abs() <= allowed).all()
+    check_sum(result, exact, sizes)
 
 
 WAYS = [(None, dtype) for dtype in DTYPES] + [(Method.DOT, dtype) for dtype in DTYPES]

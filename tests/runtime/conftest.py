@@ -11,6 +11,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lamina import AsyncRuntime, ClosedError, Runtime
 from lamina.custom_ops._shared import registry
@@ -46,6 +47,18 @@ def pytest_terminal_summary(terminalreporter):
         if counts:
             terminalreporter.section(name)
             terminalreporter.write_line(in_words(counts))
+
+
+@pytest.fixture(scope="module")
+def other_folder(make_tiny_folder):
+    """A checkpoint of the same model with other weights."""
+    return make_tiny_folder(seed=1)
+
+
+@pytest.fixture(scope="module")
+def other(other_folder):
+    """Its tensors by their names."""
+    return load_file(other_folder / "model.safetensors")
 
 
 @pytest.fixture(scope="module", autouse=True)

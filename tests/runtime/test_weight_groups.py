@@ -6,7 +6,6 @@ import socket
 import threading
 
 import pytest
-from safetensors.torch import load_file
 
 from lamina import AsyncRuntime, ConfigError, RequestError, Runtime, SamplingParams, WeightGroup
 
@@ -19,17 +18,6 @@ WRONG = {
     "shape": (lambda given: given | {Q: given[Q][:-1]}, r"q_proj.weight has shape \[63, 64\]"),
     "name": (lambda given: given | {"model.layers.7.x": given[Q]}, "no place for model.layers.7"),
 }
-
-
-@pytest.fixture(scope="module")
-def other_folder(make_tiny_folder):
-    """A checkpoint of the same model with other weights."""
-    return make_tiny_folder(seed=1)
-
-
-@pytest.fixture(scope="module")
-def other(other_folder):
-    return load_file(other_folder / "model.safetensors")
 
 
 def answers(runtime):

@@ -26,17 +26,6 @@ PROMPTS = [[5, 6, 7], [*range(40, 70)], [7] * 33]
 
 
 @pytest.fixture(scope="module")
-def other_folder(make_tiny_folder):
-    """A checkpoint of the same model with other weights."""
-    return make_tiny_folder(seed=1)
-
-
-@pytest.fixture(scope="module")
-def other(other_folder):
-    return load_file(other_folder / "model.safetensors")
-
-
-@pytest.fixture(scope="module")
 def own(tiny_folder):
     return load_file(tiny_folder / "model.safetensors")
 
