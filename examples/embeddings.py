@@ -1,4 +1,7 @@
-"""Find the text that is nearest to a question, by an embedder: python embeddings.py FOLDER [last|mean|cls]"""
+"""Find the text that is nearest to a question, by an embedder.
+
+python examples/embeddings.py MODEL [last|mean|cls]
+"""
 
 import sys
 
@@ -9,9 +12,11 @@ TEXTS = ["The sky is blue.", "Grass is green.", "Two and two are four."]
 
 def main() -> None:
     """Print texts and scores, the best first."""
-    folder, *pooling = sys.argv[1:]
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    model, *pooling = sys.argv[1:]
     settings = {"pooling": pooling[0]} if pooling else {}  # where the checkpoint does not say it
-    with Runtime.from_pretrained(folder, **settings) as runtime:
+    with Runtime.from_pretrained(model, **settings) as runtime:
         for found in sorted(runtime.score("What is blue?", TEXTS), key=lambda each: -each.score):
             print(f"{found.score:7.4f}  {TEXTS[found.index]}")
 
