@@ -203,7 +203,8 @@ def test_a_worker_that_is_stopped_counts_as_lost(tiny_text_folder, monkeypatch):
 
 
 PROGRAM = """
-import sys, lamina
+import signal, sys, lamina
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell starts in the background
 runtime = lamina.Runtime.from_pretrained(sys.argv[1], executor="multiproc", **{settings!r})
 print(*runtime._loaded.executor.pids, flush=True)
 runtime.generate("x", lamina.SamplingParams(max_tokens=100000, ignore_eos=True))
