@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from ...common.errors import LoadError, UnsupportedError
@@ -81,6 +80,8 @@ def read_adapter(
 
 def _read(folder: Path) -> tuple[PeftConfig, Mapping[str, Tensor], str]:
     """The config, the tensors, and the hash of both files."""
+    from safetensors.torch import load as load_tensors  # of no use to who has no adapters
+
     if not folder.is_dir():
         raise LoadError(f"{folder} is no folder; wanted one with {CONFIG_NAME} and {WEIGHTS_NAME}")
     config = read_peft_config(folder)
