@@ -109,6 +109,7 @@ FITTING = {
     "priority": [-(2**31), 0, 2**31],
     "timeout": [5e-324, 1e-9, 1000, 1e308],
     "cache_salt": ["", "me", "é" * 60_000, "\0"],
+    "adapter": [None, "nobody", "", "é" * 60_000, "\0"],
 }
 PROMPTS = [
     *("hello", "the " * 9, "é☃", "", " ", "a\ud800", "x" * 200_000, "ab \n" * 100_000, Text("hello")),
