@@ -174,7 +174,7 @@ def test_what_is_amiss_is_said_and_changes_nothing(tiny_folder, other, case):
         assert system_fingerprint(runtime._loaded) == fingerprint
 
 
-@pytest.mark.parametrize("scheme", scheme_names())
+@pytest.mark.parametrize("scheme", sorted({*scheme_names()} - {"dense"}))  # which keeps whatever it is given
 def test_what_a_scheme_cannot_keep_is_refused_before_anything_is_written(make_tiny_folder, scheme):
     sizes = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 256}
     first, second = (make_tiny_folder(seed=seed, **sizes) for seed in (0, 1))

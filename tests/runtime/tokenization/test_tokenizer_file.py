@@ -245,12 +245,16 @@ def test_a_long_text_has_the_ids_that_transformers_gives_it(
     from transformers import AutoTokenizer
 
     ours, theirs = TokenizerFile(tiny_text_folder), AutoTokenizer.from_pretrained(tiny_text_folder)
-    assert ours.encode(text, is_special) == theirs.encode(text, add_special_tokens=is_special)
+    assert ours.encode(text, add_special_tokens=is_special) == theirs.encode(
+        text, add_special_tokens=is_special
+    )
 
 
 def test_others_go_on_while_a_long_text_is_read(tiny_text_folder: Path) -> None:
     tokenizer = TokenizerFile(tiny_text_folder)
-    reading = threading.Thread(target=tokenizer.encode, args=("ab " * 400_000, False))
+    reading = threading.Thread(
+        target=tokenizer.encode, args=("ab " * 400_000,), kwargs={"add_special_tokens": False}
+    )
     reading.start()
     num_turns = 0
     while reading.is_alive():
