@@ -49,7 +49,7 @@ def as_processes(size: int, work: Callable[..., Any], folder: Path, *args: Any) 
         context.Process(target=_rank, args=(meeting, rank, size, pipes[rank][1], work, args), daemon=True)
         for rank in range(size)
     ]
-    sys.path.insert(0, str(ROOT))  # new processes are told of it
+    sys.path.insert(0, str(ROOT))  # new processes inherit it
     try:
         for process, (_, sender) in zip(processes, pipes, strict=True):
             process.start()

@@ -30,6 +30,20 @@ class Blocks:
     kind: str
     is_own: bool = False  # made of other weights by a setting, not a file's
 
+    def keeping(self, scheme: QuantScheme) -> QuantScheme:
+        """That scheme, of projections in these blocks."""
+        return replace(
+            scheme,
+            tensors=self.tensors,
+            store=STORES[self.kind],
+            restore=self.restore,
+            multiply=self.multiply,
+            share=self.share,
+            cut=self.cut,
+            settle=self.settle,
+            filled=self.filled,
+        )
+
     def tensors(self, shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch.dtype]]:
         """The rows. UnsupportedError for columns that are no whole blocks."""
         columns = KINDS[self.kind].columns
@@ -202,34 +216,24 @@ STORES: Mapping[str, Store] = {
 }
 OWN = {"Q8_0": "q8", "Q4_1": "q4"}  # settings
 EIGHT, FOUR = Blocks("Q8_0", is_own=True), Blocks("Q4_1", is_own=True)
-Q8 = QuantScheme(
-    name="q8",
-    kept="in blocks of Q8_0: one byte a weight, a scale for 32 columns",
-    devices=frozenset({"cpu"}),
-    tensors=EIGHT.tensors,
-    store=STORES[EIGHT.kind],
-    restore=EIGHT.restore,
-    multiply=EIGHT.multiply,
-    share=EIGHT.share,
-    cut=EIGHT.cut,
-    settle=EIGHT.settle,
-    filled=EIGHT.filled,
-    batch_invariant=frozenset({"cpu"}),
+Q8 = EIGHT.keeping(
+    QuantScheme(
+        name="q8",
+        kept="in blocks of Q8_0: one byte a weight, a scale for 32 columns",
+        devices=frozenset({"cpu"}),
+        tensors=EIGHT.tensors,
+        batch_invariant=frozenset({"cpu"}),
+    )
 )
-Q4 = QuantScheme(
-    name="q4",
-    kept="in blocks of Q4_1: four bits a weight, a scale and a minimum for 32 columns",
-    devices=Q8.devices,
-    tensors=FOUR.tensors,
-    store=STORES[FOUR.kind],
-    restore=FOUR.restore,
-    multiply=FOUR.multiply,
-    share=FOUR.share,
-    cut=FOUR.cut,
-    settle=FOUR.settle,
-    filled=FOUR.filled,
-    batch_invariant=Q8.batch_invariant,
-    head=Q8,
+Q4 = FOUR.keeping(
+    QuantScheme(
+        name="q4",
+        kept="in blocks of Q4_1: four bits a weight, a scale and a minimum for 32 columns",
+        devices=Q8.devices,
+        tensors=FOUR.tensors,
+        batch_invariant=Q8.batch_invariant,
+        head=Q8,
+    )
 )
 register_scheme(Q8)
 register_scheme(Q4)
@@ -238,17 +242,5 @@ register_scheme(Q4)
 @cache
 def in_blocks(kind: str) -> QuantScheme:
     """The scheme for weights that a file has in blocks of that kind."""
-    own = Blocks(kind)
-    return replace(
-        Q8,
-        name=kind.lower(),
-        kept=f"in the file's blocks of {kind}: {WHAT[kind]}",
-        tensors=own.tensors,
-        store=STORES[kind],
-        restore=own.restore,
-        multiply=own.multiply,
-        share=own.share,
-        cut=own.cut,
-        settle=own.settle,
-        filled=own.filled,
-    )
+    kept = f"in the file's blocks of {kind}: {WHAT[kind]}"
+    return Blocks(kind).keeping(replace(Q8, name=kind.lower(), kept=kept))

@@ -30,7 +30,7 @@ class Searched:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_requests: int = 0
-    is_aborted: bool = False  # to be over with the round that is on its way
+    is_aborted: bool = False  # to be over with the round that is in flight
 
     def take_in(self, answers: Sequence[Answer]) -> None:
         """Takes in what became of the live beams of a round."""

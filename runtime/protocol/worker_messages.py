@@ -10,7 +10,7 @@ from .scheduler_output import SchedulerOutput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartWorker:
-    """The first thing that a worker is told: what to load, and which part of it is its own."""
+    """The first message to a worker: what to load, and which part of it is its own."""
 
     config: bytes  # a RuntimeConfig, pickled, as it holds what callers hold
     log_level: int

@@ -82,7 +82,7 @@ class ClassificationRequest(PoolingRequest, kw_only=True, frozen=True):
     input: Texts
     """Texts, or token ids of them, one or many."""
     activation: bool = True
-    """Whether probabilities are told, or logits."""
+    """Whether probabilities are returned, or logits."""
 
 
 class ScoreRequest(PoolingRequest, kw_only=True, frozen=True):
@@ -127,7 +127,7 @@ class RerankRequest(PoolingRequest, kw_only=True, frozen=True):
     query: str
     documents: list[str | Document]
     top_n: Positive | None = None
-    """The best so many are told; otherwise all."""
+    """The best so many are returned; otherwise all."""
     return_documents: bool = True
     """Whether each result has its document's text."""
     activation: bool = True

@@ -62,7 +62,7 @@ async def update_weights(request: Request) -> Response:
 
 
 async def _done(work: Awaitable[None]) -> None:
-    """Waits for it; what the one who asks can put right is told as such."""
+    """Waits for it; what the client can put right is a 400."""
     try:
         await work
     except (ConfigError, LoadError, GroupError) as error:

@@ -119,7 +119,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[LaminaError], str]] = {
     "kind": ({"peft_type": "IA3"}, UnsupportedError, "peft_type is 'IA3'"),
     "pissa": ({"init_lora_weights": "pissa_niter_4"}, UnsupportedError, "init_lora_weights is 'pissa"),
     "rank": ({"r": "4"}, ConfigError, "r is '4'; wanted an integer"),
-    "other rank": ({"r": 5}, LoadError, r"matrices of \[4, \d+\] and \[\d+, 4\] for .*; wanted \[5, \d+\]"),
+    "other rank": (
+        {"rank_pattern": {"q_proj": 5}},
+        LoadError,
+        r"matrices of \[4, 64\] and \[\d+, 4\] for .*; wanted \[5, 64\]",
+    ),
     "patterns": ({"rank_pattern": {"q_proj": 0}}, ConfigError, "rank_pattern is"),
     "no pattern": ({"target_modules": "q_(proj"}, ConfigError, "target_modules is"),
     "no targets": ({"target_modules": None}, ConfigError, "target_modules is None"),
