@@ -67,7 +67,8 @@ LONGER = SamplingParams(temperature=0.7, seed=3, max_tokens=12, ignore_eos=True,
 def test_ranks_load_one_plan_of_three_pieces_and_replay_its_calls(
     numerics: str, tmp_path: Path, compile_cache: Path
 ) -> None:
-    folder = FAMILIES["llama-chunks"].save(tmp_path)
+    # Every piece has a norm, and no other test this epsilon: all share the cache.
+    folder = FAMILIES["llama-chunks"].save(tmp_path, rms_norm_eps=3e-5)
     settings: dict[str, Any] = {"dtype": "float32", "cache_dir": compile_cache, "numerics": numerics}
     with Runtime.from_pretrained(
         folder, compile=False, device="cpu", num_kv_blocks=64, **settings
@@ -78,8 +79,7 @@ def test_ranks_load_one_plan_of_three_pieces_and_replay_its_calls(
         return plan_and_replays(folder, tensor_parallel=2, **settings)
 
     first, second = as_threads(2, work), as_threads(2, work)
-    # None does where another test has filled the cache that all share.
-    assert sum(found[2] for found in first) in (0, 3), "one rank compiles, and the others load"
+    assert sum(found[2] for found in first) == 3, "one rank compiles, and the others load"
     for tokens, pieces, compiled, replays in second:
         assert tokens == expected
         assert (pieces, compiled) == (3, 0)
