@@ -7,7 +7,7 @@ from ...common.errors import ShapeError
 from .._shared.library import define_op, no_result
 from .._shared.registry import Provider
 from ..sample.reference import num_chunks_of
-from . import _cuda, _numpy, reference
+from . import _cpu, _cuda, _numpy, reference
 
 
 def adjust_logits(
@@ -137,6 +137,7 @@ define_op(
     check=_check,
     providers=(
         _cuda.PROVIDER,
+        _cpu.PROVIDER,
         _numpy.PROVIDER,
         Provider(name="reference", load=lambda: reference.adjust_logits),
     ),

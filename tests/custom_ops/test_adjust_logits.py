@@ -13,7 +13,7 @@ from lamina.custom_ops import adjust_logits
 from lamina.custom_ops._shared.registry import providers, select
 
 VOCAB = 40
-ON_CPU = ("numpy", "reference")
+ON_CPU = ("cpu", "numpy", "reference")
 
 
 def arguments(
@@ -115,7 +115,7 @@ def bits(allowed: list[list[bool]]) -> Tensor:
     is_restricted=st.booleans(),
     seed=st.integers(0, 100),
 )
-def test_the_numpy_provider_has_the_formulas_bits(
+def test_every_provider_has_the_formulas_bits(
     rows: list[dict[str, Any]], dtype: torch.dtype, num_valid_ids: int, is_restricted: bool, seed: int
 ) -> None:
     values = logits(len(rows) + 2, VOCAB, seed=seed).to(dtype)
@@ -137,8 +137,35 @@ def test_the_numpy_provider_has_the_formulas_bits(
     if is_restricted:
         given_["allowed"] = bits([own["allowed"] for own in rows])
     expected = run("reference", given_)
-    assert torch.equal(run("numpy", given_).view(torch.int32), expected.view(torch.int32))
+    for provider in ON_CPU:
+        assert torch.equal(run(provider, given_).view(torch.int32), expected.view(torch.int32)), provider
     assert (expected[:, num_valid_ids:] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_large_vocabulary_has_the_formulas_bits(dtype: torch.dtype) -> None:
+    """Ids around the ends of slices and words: said, banned, biased, not allowed."""
+    num_ids, m = 3 * 8192 + 77, 3
+    limits = [limit + near for limit in (0, 8192, 16384, 24576, num_ids) for near in (-33, -1, 0, 1, 32)]
+    own = [id_ for id_ in limits if 0 <= id_ < num_ids]
+    table = torch.tensor([own] * m, dtype=torch.int32)
+    generator = torch.Generator().manual_seed(3)
+    given_ = arguments(
+        logits(m, num_ids + 3).to(dtype),
+        [own[i : i + 9] for i in range(m)],
+        num_prompt=torch.tensor([0, 4, 9]).int(),
+        penalties=torch.tensor([[1.3, 0.7, 1.0], [0.4, 0.0, -0.3], [0.1, 0.0, 0.2]]),
+        bias_ids=table,
+        biases=torch.randn(m, len(own), generator=generator),
+        allowed=torch.randint(-(2**31), 2**31, (m, -(-num_ids // 32)), generator=generator).int(),
+        bad_words=table.unsqueeze(-1)[:, ::5].contiguous(),
+        banned=table[:, 1::4].contiguous(),
+        num_valid_ids=num_ids,
+        out=torch.full((m, num_ids + 3), torch.nan),
+    )
+    expected = run("reference", given_)
+    for provider in ON_CPU:
+        assert torch.equal(run(provider, given_).view(torch.int32), expected.view(torch.int32)), provider
 
 
 @pytest.mark.parametrize("provider", ON_CPU)
