@@ -113,14 +113,12 @@ class Admission:
 
     async def abort(self, key: Key, request_id: str) -> bool:
         """Ends what this key asked under this id, of request or response; False where nothing runs."""
-        mine = [
-            lease
-            for lease in (*self._waiting, *self._held)
-            if request_id in lease.ids and lease.key.name == key.name
-        ]
+        live = (*self._waiting, *(lease for lease, num_left in self._held.items() if num_left))
+        mine = [each for each in live if request_id in each.ids and each.key.name == key.name]
         for lease in mine:
+            lease.is_aborted = True
             if lease in self._waiting and not (turn := self._waiting[lease][1]).done():
-                turn.set_exception(ApiError(status=499, message="the request was aborted", code="aborted"))
+                turn.set_exception(lease.aborted())
             for own_id in {generation.request_id for generation in lease.generations}:
                 await self._runtime.abort(own_id)
         return bool(mine)

@@ -50,6 +50,7 @@ class Lease:
         self.num_sequences = num_sequences
         self.ids: set[str] = set()  # by which its client may abort it
         self.generations: list[Generating] = []
+        self.is_aborted = False  # by its client, perhaps before it has any generation
         self.on_attach: Callable[[Lease, str], None] | None = None
         self.on_release: Callable[[Lease], None] | None = None  # called once
         self._deadline = deadline
@@ -75,12 +76,21 @@ class Lease:
         message = f"the request was not done in the time of its {TIMEOUT_HEADER}"
         return ApiError(status=408, message=message, param=TIMEOUT_HEADER, code="timeout")
 
+    def aborted(self) -> ApiError:
+        """Returns what a client is answered whose request was aborted before it was all begun."""
+        return ApiError(status=499, message="the request was aborted", code="aborted")
+
     def attach(self, generation: Generating, response_id: str | None = None) -> None:
-        """Has a generation counted, ended with the request, and found by the response's id for an abort."""
+        """Has a generation counted, ended with the request, and found by the response's id for an abort.
+
+        Raises ApiError 499 where the request has been aborted meanwhile.
+        """
         self.generations.append(generation)
         self.ids.add(response_id or generation.request_id)
         if self.on_attach is not None:
             self.on_attach(self, generation.request_id)
+        if self.is_aborted:
+            raise self.aborted()
 
     def release(self) -> None:
         """Gives everything back; a second call does nothing."""

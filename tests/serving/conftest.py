@@ -5,6 +5,7 @@ import gc
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 from lamina.serving.config import ServeConfig
 from lamina.serving.server import Server
+
+from ..engine_gate import EngineGate, comes_true, held
 
 NAME = "tiny"
 SETTINGS = {"compile": False, "device": "cpu", "num_kv_blocks": 256, "max_num_seqs": 32}
@@ -59,6 +62,30 @@ class RunningServer:
         """Returns what a coroutine function returns in the server's loop."""
         assert self.server._loop is not None
         return asyncio.run_coroutine_threadsafe(function(), self.server._loop).result(60)
+
+    def held(self) -> AbstractContextManager[EngineGate]:
+        """The gate of its engine: within the block only the steps are planned that it lets through."""
+        return held(self.serving.runtime)
+
+    def comes_to_rest(self) -> None:
+        """Returns once nothing is held: no block, no request, no lease; AssertionError if any stays."""
+
+        def is_at_rest() -> bool:
+            held.update(self.in_loop(self._held))
+            return not any(held.values())
+
+        held: dict[str, int] = {}
+        assert comes_true(is_at_rest), held
+
+    async def _held(self) -> dict[str, int]:
+        stats, books = await self.serving.runtime.stats(), self.serving.admission
+        live = {name: stats["requests"][name] for name in ("running", "waiting")}
+        return {
+            **live,
+            "blocks": stats["blocks"]["used"],
+            "admitted": books.num_admitted,
+            "queued": books.num_waiting,
+        }
 
     def close(self) -> int | None:
         """End the server and return its exit code."""

@@ -54,6 +54,58 @@ def test_an_answer_that_ends_makes_room_while_others_of_its_request_go_on():
     asyncio.run(scenario())
 
 
+def test_what_is_aborted_before_it_is_begun_ends_as_it_begins():
+    async def scenario():
+        books, own = admission(max_num_seqs=2), key()
+        lease = await ask(books, Connection(own, request_id="mine"))
+        assert await books.abort(own, "mine")
+        generation = Published("r")
+        with pytest.raises(ApiError) as caught:
+            lease.attach(generation)
+        assert (caught.value.status, caught.value.code) == (499, "aborted")
+        await lease.aclose()
+        assert generation.num_closed == 1
+        assert is_empty(books)
+
+    asyncio.run(scenario())
+
+
+def test_who_is_aborted_as_it_gets_its_turn_ends_as_it_begins():
+    async def scenario():
+        books, own = admission(max_num_seqs=1), key()
+        running = [await ask(books, Connection(own)) for _ in range(2)]
+        waiting = asyncio.ensure_future(ask(books, Connection(own, request_id="mine")))
+        await settle()
+        running[0].release()  # its turn, of which its task has not heard
+        assert await books.abort(own, "mine")
+        lease = await waiting
+        with pytest.raises(ApiError) as caught:
+            lease.attach(Published("r"))
+        assert (caught.value.status, caught.value.code) == (499, "aborted")
+        for each in (lease, running[1]):
+            each.release()
+        assert is_empty(books)
+
+    asyncio.run(scenario())
+
+
+def test_what_has_ended_is_not_aborted_though_its_answer_is_being_sent():
+    async def scenario():
+        books, own = admission(max_num_seqs=2), key()
+        lease = await ask(books, Connection(own, request_id="mine"), num_sequences=2)
+        lease.attach(Published("r"))
+        done = SimpleNamespace(request_id="r", num_output_tokens=5)
+        books.finished(done)
+        assert not await books.abort(key("b"), "mine")
+        assert await books.abort(own, "mine")
+        books.finished(done)
+        assert not await books.abort(own, "mine")
+        lease.release()
+        assert is_empty(books)
+
+    asyncio.run(scenario())
+
+
 def test_a_key_that_floods_leaves_the_next_turn_to_another():
     async def scenario():
         books = admission(max_num_seqs=2)

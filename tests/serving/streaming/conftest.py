@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 
 import pytest
 
@@ -56,26 +55,3 @@ def raw():
     yield make
     for connection in opened:
         connection.close()
-
-
-@pytest.fixture
-def comes_to_rest():
-    """comes_to_rest(server) asserts that soon nothing is held: no block, no request, no lease."""
-
-    def check(server, seconds=30):
-        deadline = time.monotonic() + seconds
-        while True:
-            stats = server.in_loop(server.serving.runtime.stats)
-            requests, blocks = stats["requests"], stats["blocks"]
-            held = {
-                "blocks": blocks["used"],
-                "running": requests["running"],
-                "waiting": requests["waiting"],
-                "admitted": server.serving.admission.num_admitted,
-            }
-            if not any(held.values()):
-                return
-            assert time.monotonic() < deadline, held
-            time.sleep(0.02)
-
-    return check

@@ -29,25 +29,25 @@ def finished(server):
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("reset", [True, False])
-def test_a_client_that_goes_ends_its_request(server, raw, comes_to_rest, streams, reset):
+def test_a_client_that_goes_ends_its_request(server, raw, streams, reset):
     rng = random.Random(f"{streams}{reset}")
     for _ in range(12):
         connection = raw(server, **LONG, stream=streams, n=rng.randint(1, 3))
         if streams:
             connection.read(rng.choice([1, 200, 900, 3000]))
         connection.close(reset=reset)
-    comes_to_rest(server)
+    server.comes_to_rest()
     assert whole(server.client, COMPLETIONS, **{**LONG, "max_tokens": 3})["usage"]["completion_tokens"] == 3
 
 
-def test_a_client_that_goes_before_its_prompts_are_read_leaves_nothing(server, raw, comes_to_rest):
+def test_a_client_that_goes_before_its_prompts_are_read_leaves_nothing(server, raw):
     for _ in range(8):
         raw(server, **{**LONG, "prompt": [[1, 5, 6]] * 8}, stream=True).close(reset=True)
         raw(server, CHAT, messages=[{"role": "user", "content": "hello"}], max_tokens=200).close()
-    comes_to_rest(server)
+    server.comes_to_rest()
 
 
-def test_the_next_turn_after_a_dropped_stream_is_as_if_alone(server, raw, comes_to_rest):
+def test_the_next_turn_after_a_dropped_stream_is_as_if_alone(server, raw):
     prompt = list(range(20, 70))
     body = {"prompt": prompt, "max_tokens": 20, "temperature": 0}
     alone = whole(server.client, COMPLETIONS, **body)["choices"][0]["text"]
@@ -57,7 +57,7 @@ def test_the_next_turn_after_a_dropped_stream_is_as_if_alone(server, raw, comes_
     again = whole(server.client, COMPLETIONS, **body)
     assert again["choices"][0]["text"] == alone
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
-    comes_to_rest(server)
+    server.comes_to_rest()
 
 
 def test_characters_of_several_tokens_arrive_whole(scripted_server, bbpe_tokenizer):
@@ -95,7 +95,7 @@ def test_a_stop_string_that_never_comes_holds_nothing_back_at_the_end(fox_server
     assert choice.text == OWN_FOX
 
 
-def test_an_error_after_the_first_byte_is_one_event_before_the_end(scripted_server, comes_to_rest):
+def test_an_error_after_the_first_byte_is_one_event_before_the_end(scripted_server):
     logits = [[0.0] * 320 for _ in range(6)]
     logits[2][40] = logits[3][41] = 9.0
     logits[5] = [float("nan")] * 320
@@ -111,7 +111,7 @@ def test_an_error_after_the_first_byte_is_one_event_before_the_end(scripted_serv
     assert response.json() == error
     first = server.client.post(COMPLETIONS, json={**LONG, "prompt": [1] * 6, "stream": True})
     assert first.status_code == 500, "nothing was sent yet, so the status tells"
-    comes_to_rest(server)
+    server.comes_to_rest()
 
 
 def test_one_bad_prompt_of_several_is_named_before_anything_starts(server, client):
@@ -147,13 +147,13 @@ def num_sockets():
 @pytest.mark.parametrize(
     "limits", [{"send_timeout": 0.5}, {"max_unsent_bytes": 4096, "comment_interval": 0.4}]
 )
-def test_a_client_that_never_reads_is_ended_with_its_connection(start_server, raw, comes_to_rest, limits):
+def test_a_client_that_never_reads_is_ended_with_its_connection(start_server, raw, limits):
     server = start_server(**limits)
     body = {**LONG, "max_tokens": 240, "logprobs": 20, "n": 32, "stream": True}
-    comes_to_rest(server)
+    server.comes_to_rest()
     before = num_sockets()
     connection = raw(server, receive_buffer=2048, **body)
-    comes_to_rest(server)
+    server.comes_to_rest()
     while num_sockets() > before + 1:  # its own
         time.sleep(0.02)
     assert b"[DONE]" not in connection.rest(), "all of it fitted into the sockets"
@@ -246,7 +246,7 @@ def test_a_stop_string_may_be_called_as_the_end_of_a_time_is(scripted_server, bb
         assert (choice.text, choice.reasons) == ("a ", ["stop"])
 
 
-def test_an_error_of_one_prompt_ends_the_stream_of_all(scripted_server, comes_to_rest):
+def test_an_error_of_one_prompt_ends_the_stream_of_all(scripted_server):
     logits = [[0.0] * 320 for _ in range(8)]
     logits[6] = [float("nan")] * 320
     server = scripted_server(logits)
@@ -256,10 +256,10 @@ def test_an_error_of_one_prompt_ends_the_stream_of_all(scripted_server, comes_to
     assert set(error) == {"error"}
     assert all("error" not in chunk for chunk in chunks)
     assert server.client.post(COMPLETIONS, json=body).status_code == 500
-    comes_to_rest(server)
+    server.comes_to_rest()
 
 
-def test_an_aborted_stream_says_so_and_ends(server, raw, comes_to_rest):
+def test_an_aborted_stream_says_so_and_ends(server, raw):
     connection = raw(server, **LONG, n=2, stream=True)
     head = connection.read(600)
     name = head.partition(b'"id":"')[2].partition(b'"')[0].decode()
@@ -269,7 +269,7 @@ def test_an_aborted_stream_says_so_and_ends(server, raw, comes_to_rest):
         data += connection.read(1)
     choices = choices_of(events_of(dechunked(data.partition(b"\r\n\r\n")[2])))
     assert [choice.reasons for choice in choices.values()] == [["abort"], ["abort"]]
-    comes_to_rest(server)
+    server.comes_to_rest()
 
 
 def test_a_long_stop_string_that_nothing_resembles_delays_nothing(fox_server):
@@ -330,11 +330,11 @@ def generations():
     return [each for each in gc.get_objects() if type(each) is Generation]
 
 
-def test_a_connection_at_rest_holds_no_answer(server, comes_to_rest):
+def test_a_connection_at_rest_holds_no_answer(server):
     before = generations()  # that records of log may hold, of errors in other tests
     for streams in (True, False):
         server.client.post(COMPLETIONS, json={**LONG, "stream": streams, "logprobs": 5})
-    comes_to_rest(server)
+    server.comes_to_rest()
     deadline = time.monotonic() + 30
     while held := [each for each in generations() if all(each is not other for other in before)]:
         assert time.monotonic() < deadline, gc.get_referrers(held[0])

@@ -105,7 +105,7 @@ def test_characters_of_several_tokens_arrive_whole(scripted_server, bbpe_tokeniz
     assert plain(final) == plain(whole(server.client, **prompt))
 
 
-def test_an_error_after_the_first_byte_fails_the_response(scripted_server, comes_to_rest):
+def test_an_error_after_the_first_byte_fails_the_response(scripted_server):
     logits = [[0.0] * 320 for _ in range(120)]
     for row in logits:
         row[40] = 9.0
@@ -123,27 +123,27 @@ def test_an_error_after_the_first_byte_fails_the_response(scripted_server, comes
     assert msgspec.json.decode(kept.content, type=ResponseObject) == failed
     refused = server.client.post(RESPONSES, json=body)
     assert (refused.status_code, set(refused.json())) == (500, {"error"})
-    comes_to_rest(server)
+    server.comes_to_rest()
     assert not server.serving.responses.num_running
 
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("reset", [True, False])
-def test_a_client_that_goes_leaves_nothing(server, raw, comes_to_rest, streams, reset):
+def test_a_client_that_goes_leaves_nothing(server, raw, streams, reset):
     rng = random.Random(f"{streams}{reset}")
     for number in range(12):
         connection = raw(server, RESPONSES, **LONG, stream=streams, store=number % 2 == 0)
         if streams:
             connection.read(rng.choice([1, 200, 900, 3000]))
         connection.close(reset=reset)
-    comes_to_rest(server)
+    server.comes_to_rest()
     assert not server.serving.responses.num_running
 
 
-def test_a_response_that_is_not_done_in_its_time_fails(server, comes_to_rest):
+def test_a_response_that_is_not_done_in_its_time_fails(server):
     answer = server.client.post(RESPONSES, json=LONG, headers={"x-request-timeout": "0.001"})
     assert answer.status_code == 408
-    comes_to_rest(server)
+    server.comes_to_rest()
     assert not server.serving.responses.num_running
 
 
