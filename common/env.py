@@ -70,6 +70,11 @@ def cxx_compiler() -> str | None:
     return os.environ.get("CXX") or None
 
 
+def with_temporary_files_in(folder: Path) -> dict[str, str]:
+    """The environment of a process that keeps its temporary files in this folder."""
+    return {**os.environ, "TMPDIR": str(folder)}
+
+
 def cuda_home() -> str | None:
     """CUDA_HOME, the folder of the CUDA toolkit to use, or None to look for one."""
     return os.environ.get("CUDA_HOME") or None

@@ -61,6 +61,10 @@ class Store:
             raise StoreError(
                 f"cache folder {self.root} cannot be made: {error}; set LAMINA_CACHE_DIR"
             ) from error
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what processes left of work in progress when they ended."""
         scratch.sweep(self.home / "temporary")
 
     def _replacement(self) -> Path:

@@ -216,6 +216,7 @@ def _building_in(folder: Path) -> Iterator[None]:
             use_process_pool=classmethod(lambda cls: False),
             pool=staticmethod(lambda: pool),
         ),
+        torch_fixes.builds_are_whole(),
         replaced(compiler.tqdm, monitor_interval=0),  # else a thread watches over bars nobody sees
     ):
         yield

@@ -2,7 +2,10 @@
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +16,38 @@ def in_force() -> Iterator[None]:
     """Every correction, for as long as code is generated."""
     with _hinted_sizes_count(), _roundings_stay():
         yield
+
+
+@contextlib.contextmanager
+def builds_are_whole() -> Iterator[None]:
+    """Has a library take its name once it is whole, and a compiler keep its own files beside it.
+
+    Inductor takes a file of that name for a finished one, also where the compiler was ended as it wrote.
+    """
+    from torch._inductor import cpp_builder
+
+    run: Any = cpp_builder.run_compile_cmd
+
+    def run_whole(cmd_line: str, cwd: str) -> None:
+        _build_whole(run, cmd_line, cwd)
+
+    with replaced(cpp_builder, run_compile_cmd=run_whole):
+        yield
+
+
+def _build_whole(run: Callable[[str, str], None], command: str, folder: str) -> None:
+    """Run a compiler's command; what it makes appears by a rename."""
+    words = shlex.split(command)
+    if "-o" not in words:
+        run(command, folder)
+        return
+    place = words.index("-o") + 1
+    target, words[place] = words[place], words[place] + ".part"
+    try:
+        run(shlex.join(["env", f"TMPDIR={folder}", *words]), folder)
+        os.replace(words[place], target)
+    finally:
+        Path(words[place]).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -159,17 +159,21 @@ def _build(op: str, csrc: Path, store: Store, key: str) -> Path:
             "-o",
             str(target),
         ]
-        result = run_tool(command)
+        result = run_tool(command, folder)
         if result.returncode:
             raise KernelBuildError(f"the kernel of {op} did not compile: {first_error(result.stderr)}")
         version = run_tool([*compiler, "--version"]).stdout.partition("\n")[0]
         return keep(store, key, target, op=op, compiler=version)
 
 
-def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """The finished process of a compiler, with its output as text."""
+def run_tool(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The finished process of a compiler, with its output as text.
+
+    folder: for the compiler's own files, which stay where it is ended by force.
+    """
+    environment = None if folder is None else env.with_temporary_files_in(folder)
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     except OSError as error:
         raise KernelBuildError(f"the compiler {command[0]} cannot be run: {error}") from error
 

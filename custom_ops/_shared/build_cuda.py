@@ -70,7 +70,7 @@ def _build(op: str, source: str, architecture: str, csrc: Path, store: Store, ke
         path, include = csrc / op / f"{source}.cu", csrc / "include"
         generate = f"-gencode=arch={architecture.replace('sm', 'compute')},code={architecture}"
         command = [nvcc, *FLAGS, generate, f"-I{include}", str(path), "-o", str(target)]
-        result = run_tool(command)
+        result = run_tool(command, folder)
         if result.returncode:
             output = result.stderr + result.stdout
             raise KernelBuildError(f"the CUDA kernel of {op} did not compile: {first_error(output)}")

@@ -6,9 +6,9 @@ shared between planning and running steps, and every rank can be ended by force.
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from ...common.errors import ClosedError, EngineError, UnsupportedError, shown
+from ...common.errors import ClosedError, EngineDeadError, EngineError, GroupError, UnsupportedError, shown
 from ..protocol.process_messages import LoadProgress
 from ..protocol.runner_output import RunnerOutput, failed_step
 from ..protocol.scheduler_output import SchedulerOutput
@@ -61,14 +61,24 @@ class MultiprocExecutor:
         """
         said = self._answers.ready
         self._processes.wait(lambda: len(said) == self._processes.num_workers or bool(self._failed_to_load()))
-        for error in self._failed_to_load():
-            raise error
+        if failed := self._failed_to_load():
+            self._raise_first(failed)
         by_rank = [answer for _, answer in sorted(said.items()) if isinstance(answer, WorkerReady)]
         _compare([each.decisions for each in by_rank])
         return by_rank[0]
 
     def _failed_to_load(self) -> list[Exception]:
         return [answer for answer in self._answers.ready.values() if isinstance(answer, Exception)]
+
+    def _raise_first(self, failed: Sequence[Exception]) -> NoReturn:
+        """Raise why loading failed: of a rank that missed another, what became of that one."""
+        error = next((each for each in failed if not isinstance(each, GroupError)), failed[0])
+        if isinstance(error, GroupError):
+            try:
+                self._processes.look()
+            except EngineDeadError as dead:
+                raise dead from error
+        raise error
 
     def execute(self, plan: SchedulerOutput) -> StepHandle:
         """See Executor."""

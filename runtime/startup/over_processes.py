@@ -56,6 +56,7 @@ def load_over_processes(
         )
     except BaseException:
         executor.shutdown(0)
+        resolved.store.sweep()
         raise
 
 

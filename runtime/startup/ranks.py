@@ -33,7 +33,8 @@ class LoadedRank:
 def joined_ranks(meeting: str, *, rank: int, size: int, num_threads: int) -> Iterator[None]:
     """While it lasts, this process is a rank of so many that meet there.
 
-    GroupError where the others do not come.
+    GroupError where the others do not come. After an error the group is left open until the process ends, so
+    that no other rank fails before this one could say why.
     """
     torch.set_num_threads(num_threads)
     if size == 1:
@@ -41,11 +42,9 @@ def joined_ranks(meeting: str, *, rank: int, size: int, num_threads: int) -> Ite
         return
     group = GlooGroup(meeting, rank=rank, size=size)
     set_group(group)
-    try:
-        yield
-    finally:
-        set_group(None)
-        group.close()
+    yield
+    set_group(None)
+    group.close()
 
 
 def open_rank(config: RuntimeConfig, progress: Progress) -> LoadedRank:

@@ -207,3 +207,14 @@ except KernelBuildError as error:
     said = [line for line in result.stderr.splitlines() if "paged_attention" in line]
     assert len(said) == 1
     assert "reference (no C++ compiler" in said[0]
+
+
+def test_a_compilers_own_files_lie_in_the_store(
+    csrc: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, seen = tmp_path / "compiler", tmp_path / "seen"
+    compiler.write_text(f'#!/bin/sh\necho "$TMPDIR" >> {seen}\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert answer(build_kernel("op", csrc, store)) == 42
+    assert Path(seen.read_text().splitlines()[0]).parent == store.root / "temporary"

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -162,14 +161,6 @@ def assert_dies(runtime, *, after, rank=0):
         assert f"rank {rank}: its process {pids[rank]} was ended by SIGKILL" in words
     assert not any(map(is_running, pids))
     assert runtime._loaded.core.stats()["requests"]["running"] == 0
-
-
-@pytest.mark.long
-def test_a_worker_killed_at_any_moment_leaves_nothing(tiny_text_folder):
-    chance = random.Random(0)
-    for number in range(6):
-        with open_runtime(tiny_text_folder, tensor_parallel=2) as runtime:
-            assert_dies(runtime, after=chance.uniform(0, 0.5), rank=number % 2)
 
 
 def test_a_rank_that_fails_alone_ends_all_with_its_traceback(tiny_text_folder, monkeypatch):
