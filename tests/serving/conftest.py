@@ -1,7 +1,6 @@
 """Real servers on loopback around a TINY model: one that tests share, and others with their own settings."""
 
 import asyncio
-import gc
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -109,13 +108,6 @@ class RunningServer:
         if self._may_load is not None:
             await asyncio.to_thread(self._may_load.wait)
         return await AsyncRuntime.from_pretrained(self.folder, engine="thread", **self.settings)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nothing_left_open() -> Iterator[None]:
-    """What a module leaves open is told of that module, not of the test that runs when it is collected."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="session")
