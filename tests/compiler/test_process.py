@@ -205,8 +205,9 @@ print({{name: value for name, value in os.environ.items() if before.get(name) !=
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("job", ["", pytest.param("a job of the user's", marks=pytest.mark.long)])
+@pytest.mark.parametrize("job", ["", "a job of the user's"])
 def test_the_first_compilation_leaves_neither_temporary_files_nor_variables(tmp_path, job):
     """Dynamo is imported, the program captured and built: torch would make and fill a folder each time."""
     temporary = tmp_path / "temporary"

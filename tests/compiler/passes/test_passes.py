@@ -45,9 +45,8 @@ def single(kind, dtype, before=()):
     return Program(steps=steps, dtype=dtype, hidden=8, intermediate=3, scale=1.0, seed=0)
 
 
-def alone(program):
+def alone(graph):
     """Each pass with a graph as it would meet it, and what it makes of that graph."""
-    graph = trace(program).graph
     canonical, _ = CANONICALISE.run(graph)
     normed, _ = RMS_NORM.run(canonical)
     named = pipeline.rewrite(canonical, NAMING).graph
@@ -62,7 +61,7 @@ def test_every_pass_does_on_every_program_what_it_says_and_nothing_else(program)
     """What is planted is found, no bit changes, outputs keep their memory, a second run finds nothing."""
     traced = trace(program)
     reports = {}
-    for step, before in alone(program):
+    for step, before in alone(traced.graph):
         after, reports[step] = checks.apply(step, before)
         checks.check_report(before, after, reports[step])
         if reports[step].num_matches:
@@ -78,9 +77,9 @@ def test_every_pass_does_on_every_program_what_it_says_and_nothing_else(program)
 @pytest.mark.parametrize("kind", sorted(BODIES))
 def test_each_fragment_is_known_for_what_it_is_behind_a_sum_and_a_gemm(kind):
     for dtype, before in ((torch.bfloat16, "add"), (torch.float64, "linear")):
-        program = single(kind, dtype, (before,))
-        check_census(trace(program).sites, {step: step.run(graph)[1] for step, graph in alone(program)})
-        check_census_in_order(program)
+        traced = trace(single(kind, dtype, (before,)))
+        check_census(traced.sites, {step: step.run(graph)[1] for step, graph in alone(traced.graph)})
+        check_census_in_order(traced)
 
 
 def num_sites(sites):
@@ -97,10 +96,10 @@ def check_census(sites, reports):
     assert found == {name: sites[name] for name in found}
 
 
-def check_census_in_order(program):
+def check_census_in_order(traced):
     """One after another: norms taken with their sum are not there for the pass behind."""
-    sites = trace(program).sites
-    reports = pipeline.rewrite(trace(program).graph, PIPELINE[:-1]).reports
+    sites = traced.sites
+    reports = pipeline.rewrite(traced.graph, PIPELINE[:-1]).reports
     found = {report.name: report.num_matches for report in reports if report.name != "canonicalise"}
     left = sites["rms_norm"] - (sites["add_rms_norm"] - sites["fused_norms"])
     assert found == {name: sites[name] for name in found} | {"rms_norm": left}
@@ -111,16 +110,18 @@ def check_census_in_order(program):
 def test_any_passes_in_any_order_give_the_same_bits(program):
     chance = random.Random(program.seed)
     steps = chance.sample(PIPELINE, chance.randint(0, len(PIPELINE)))
-    checks.check_values(trace(program), pipeline.rewrite(trace(program).graph, steps).graph)
+    traced = trace(program)
+    checks.check_values(traced, pipeline.rewrite(traced.graph, steps).graph)
 
 
 @thorough
 @given(programs())
 def test_a_gate_commutes_with_every_pass_before_it_is_joined(program):
     """The others have an order: the pipeline's comments say which and why."""
-    graph, _ = CANONICALISE.run(trace(program).graph)
+    traced = trace(program)
+    graph, _ = CANONICALISE.run(traced.graph)
     for gate, step in itertools.product(GATES, FREE):
-        if trace(program).sites[gate.name] and trace(program).sites[step.name]:
+        if traced.sites[gate.name] and traced.sites[step.name]:
             first = pipeline.rewrite(graph, (gate, step)).graph
             second = pipeline.rewrite(graph, (step, gate)).graph
             assert canonical_text(first) == canonical_text(second)
