@@ -15,6 +15,8 @@ STAMP := .venv/torch-$(shell echo '$(TORCH)' | cksum | cut -d' ' -f1)
 MODEL := cache_dir/models/SmolLM2-135M-Instruct.Q4_1.gguf
 LIBRARY := cli common compiler custom_ops models runtime serving testing
 KERNELS = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+# Tests start hundreds of Pythons, each of which would compile the library anew if none kept what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 # A worker takes whole files, whose tests share what is compiled for them; one file alone, or ARGS=-n0, starts none.
 SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder
 QUESTION ?= What is the capital of France, and what is it known for?
