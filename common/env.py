@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import ConfigError
@@ -90,6 +91,17 @@ def omp_binding() -> str | None:
     """OMP_PROC_BIND or OMP_PLACES, which bind threads to cores, as NAME=value, or None."""
     names = ("OMP_PROC_BIND", "OMP_PLACES")
     return next((f"{name}={os.environ[name]}" for name in names if os.environ.get(name)), None)
+
+
+def visible_gpus() -> list[str] | None:
+    """CUDA_VISIBLE_DEVICES, the GPUs that this process may use, by number or UUID; None: all there are."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if visible is None else [each.strip() for each in visible.split(",") if each.strip()]
+
+
+def with_gpus(gpus: Sequence[str]) -> dict[str, str]:
+    """Returns this process's environment for another one that is to use these GPUs alone."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
 def gloo_over_loopback() -> None:

@@ -3,17 +3,16 @@
 import asyncio
 import os
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ..common import garbage
-from ..common.errors import ClosedError, ConfigError, LaminaError, RequestError, shown
-from ..common.extras import require
+from ..common.errors import ClosedError, LaminaError, RequestError
 from ..common.forks import require_same_process
-from ..common.progress import Progress, say_nothing
+from ..common.progress import Progress
 from .adapters.names import LoadedAdapter, checked_path, find_adapter
-from .engine.async_client import AsyncClient, EngineListener, Generation, Health
+from .core_choice import EngineKind, core_handle, reported_in
+from .engine.async_client import AsyncClient, EngineHealth, EngineListener, Generation, Health
 from .engine.beam_driver import BeamRounds, Searched
 from .engine.beam_search import BeamSearchParams
 from .engine.core_handle import CoreHandle, OpenedCore
@@ -29,13 +28,11 @@ from .validation import text
 from .weight_messages import FILE, plain_of, written
 
 if TYPE_CHECKING:
-    from .engine.core_loop import CoreService
     from .keywords import RequestSettings, RuntimeSettings
     from .prompts import Prompt, Prompts
     from .tokenization.chat_messages import Messages
     from .weight_messages import Weights
 
-EngineKind = Literal["thread", "process"]
 STEP_TIMEOUTS = {"cpu": 30.0, "cuda": 4.0}  # seconds, by device: a step on a CPU may take in a long prompt
 
 
@@ -73,12 +70,13 @@ class AsyncRuntime:
         """Returns a runtime for a folder of safetensors, a .gguf file or a hub id.
 
         engine: "thread" for a thread of this process, "process" for a process of its own, which needs
-        lamina[serve]. progress(stage, fraction, detail) is called in the event loop's thread. step_timeout:
-        seconds after which health() calls a step hanging; by default 30 on a CPU and 4 on a GPU. settings and
-        errors: those of Runtime.from_pretrained. To cancel it ends the loading.
+        lamina[serve]; with data_parallel above 1 there are so many. progress(stage, fraction, detail) is
+        called in the event loop's thread. step_timeout: seconds after which health() calls a step hanging; by
+        default 30 on a CPU and 4 on a GPU. settings and errors: those of Runtime.from_pretrained. To cancel
+        it ends the loading.
         """
         loop = asyncio.get_running_loop()
-        handle = _core_handle(engine, model, settings, _reported_in(loop, progress))
+        handle = core_handle(engine, model, settings, reported_in(loop, progress))
         try:
             opened = await asyncio.wrap_future(handle.opened)
             return cls(handle, opened, step_timeout)
@@ -194,12 +192,16 @@ class AsyncRuntime:
         return self.pooling.scores(await self._outputs_of(asked), parts)
 
     async def warm_up(self) -> None:
-        """Computes a token, and a result of one where the model makes such: then it can be asked."""
+        """Computes a token, and a result of one where the model makes such: then it can be asked.
+
+        Several engines have one request each: they have no other, and take turns.
+        """
+        engines = self.engines()
         if "generate" in self.input.tasks:
             canary = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-            await self.generate([0], canary).output()
+            await asyncio.gather(*(self.generate([0], canary).output() for _ in engines))
         if self.input.pooling is not None:
-            await self.pool(self.pooling.warming()).output()
+            await asyncio.gather(*(self.pool(self.pooling.warming()).output() for _ in engines))
 
     def pool(self, asked: ParentRequest, request_id: str | None = None) -> Generation:
         """Queues what `pooling` has made of a text; its output has the result.
@@ -251,9 +253,27 @@ class AsyncRuntime:
         """Returns whether it can answer now, and if not why; any thread may ask, and it never waits."""
         return self._client.health()
 
-    async def stats(self) -> dict[str, Any]:
-        """Returns counters and settings, under the names of Runtime.stats()."""
-        found: dict[str, Any] = await self.call("stats")
+    def engines(self) -> tuple[EngineHealth, ...]:
+        """Returns how each engine is, of which data_parallel says the number; otherwise as health()."""
+        return self._client.engines()
+
+    def drain_engine(self, engine: int) -> None:
+        """Gives an engine no new requests until resume_engine(); what it has goes on.
+
+        RequestError for the last that takes requests, and for one that there is not.
+        """
+        self._client.several.drain(engine)
+
+    def resume_engine(self, engine: int) -> None:
+        """Gives an engine requests again; RequestError for one that there is not."""
+        self._client.several.resume(engine)
+
+    async def stats(self, engine: int | None = None) -> dict[str, Any]:
+        """Returns counters and settings, under the names of Runtime.stats().
+
+        engine: the number of one; else counts are those of all, and "engines" has those of each.
+        """
+        found: dict[str, Any] = await self._client.call("stats", engine=engine)
         return found
 
     async def sleep(self, level: int = 1) -> None:
@@ -355,39 +375,3 @@ def _require_loop() -> None:
         raise RequestError(
             "generate() was called where no event loop runs; call it in a coroutine, or use Runtime"
         ) from None
-
-
-def _reported_in(loop: asyncio.AbstractEventLoop, progress: Progress | None) -> Progress:
-    """Returns a progress that any thread may call, and that is told in the loop's."""
-    if progress is None:
-        return say_nothing
-
-    def tell(stage: str, fraction: float, detail: str) -> None:
-        loop.call_soon_threadsafe(progress, stage, fraction, detail)
-
-    return tell
-
-
-def _core_handle(
-    engine: EngineKind, model: str | Path, settings: Mapping[str, Any], progress: Progress
-) -> CoreHandle:
-    """Returns the handle of a core that begins to load."""
-    if engine == "thread":
-        from .engine.core_thread import ThreadCore  # with torch, which a client of a process does without
-
-        return ThreadCore(partial(_open_core, model, settings), progress)
-    if engine == "process":
-        for module in ("msgspec", "zmq"):
-            require(module, extra="serve")
-        from .engine.core_process import ProcessCore  # with both of them
-
-        return ProcessCore(model, settings, progress)
-    raise ConfigError(f"engine is {shown(engine)}; wanted 'thread' or 'process'")
-
-
-def _open_core(
-    model: str | Path, settings: Mapping[str, Any], progress: Progress
-) -> "tuple[CoreService, OpenedCore]":
-    from .core_service import open_core  # in the core's thread, as this imports torch for seconds
-
-    return open_core(model, settings, progress)

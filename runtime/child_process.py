@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ..common.errors import shown
@@ -33,14 +33,16 @@ class ChildProcess:
         on_end: Callable[[str], None],
         *,
         pass_fds: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """module: of the package; its main() runs. on_end(why): called last, in the thread.
 
-        sys.argv[1] is this process's id there, and the arguments follow; pass_fds stay open.
+        sys.argv[1] is this process's id there, and the arguments follow; pass_fds stay open. environment:
+        its variables, in place of those of this process.
         """
         self.pid: int | None = None
         self._module, self._arguments, self._on_end = module, arguments, on_end
-        self._pass_fds = tuple(pass_fds)
+        self._pass_fds, self._environment = tuple(pass_fds), environment
         self._parent = os.getpid()
         self._is_reaped = self._is_killed = False
         self._is_spawned = threading.Event()
@@ -78,6 +80,7 @@ class ChildProcess:
             stdout=2,  # what it prints is a log, too
             start_new_session=True,
             pass_fds=self._pass_fds,
+            env=self._environment,
         )
         self.pid = process.pid
         self._is_spawned.set()

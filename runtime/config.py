@@ -77,6 +77,9 @@ class RuntimeConfig:
     """Where to run; auto is the first GPU if there is one."""
     tensor_parallel: int = 1
     """Ranks that share out every layer among them, its heads and its columns."""
+    data_parallel: int = 1
+    """Replicas of the model, each an engine in a process of its own, of a server or an AsyncRuntime: on GPUs
+    of its own, or with its part of the cores and memory."""
     executor: ExecutorName = "auto"
     """Who runs the ranks; auto is this process where there is one, and a process each for more."""
     quantization: str | None = None
@@ -173,6 +176,7 @@ class RuntimeConfig:
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         find_scheme(self.quantization)
         self._settle("tensor_parallel", self.parallel.tensor_parallel)
+        self._settle("data_parallel", self.parallel.data_parallel)
         if self.lora is not None and (self.tensor_parallel != 1 or self.executor not in ("auto", "uniproc")):
             got = f"lora is given, tensor_parallel {self.tensor_parallel} and executor {self.executor}"
             raise ConfigError(
@@ -185,7 +189,9 @@ class RuntimeConfig:
     @property
     def parallel(self) -> ParallelConfig:
         """Over how many ranks the model is spread, and who runs them."""
-        return ParallelConfig(tensor_parallel=self.tensor_parallel, executor=self.executor)
+        return ParallelConfig(
+            tensor_parallel=self.tensor_parallel, data_parallel=self.data_parallel, executor=self.executor
+        )
 
     @property
     def compile_config(self) -> CompileConfig | None:

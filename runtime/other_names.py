@@ -15,7 +15,7 @@ SETTINGS = {
     "tensor_parallel_size": "it is tensor_parallel here",
     "distributed_executor_backend": "it is executor here",
     "pipeline_parallel_size": ONE_DEVICE,
-    "data_parallel_size": ONE_DEVICE,
+    "data_parallel_size": "it is data_parallel here, of AsyncRuntime and lamina serve",
     "device_map": "it is device='auto', 'cpu' or 'cuda' here",
     "torch_dtype": "it is dtype here",
     "load_in_8bit": "it is quantization='int8' here",

@@ -48,6 +48,14 @@ class ParallelConfig:
         """Whether workers have processes of their own."""
         return self.executor == "multiproc" or (self.executor == "auto" and self.world_size > 1)
 
+    def require_one_engine(self) -> None:
+        """ConfigError where replicas are asked for by who holds one engine."""
+        if self.data_parallel > 1:
+            raise ConfigError(
+                f"data_parallel is {self.data_parallel}; wanted 1 of a Runtime, which has one engine: use "
+                "AsyncRuntime.from_pretrained(model, engine='process', data_parallel=...), or lamina serve"
+            )
+
     def require_one_rank(self, reason: str) -> None:
         """ConfigError, with the reason, where a model is spread over several ranks."""
         if self.world_size > 1:

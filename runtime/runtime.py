@@ -47,8 +47,8 @@ class Runtime:
             raise ConfigError(
                 f"config is {shown(config)}; wanted a RuntimeConfig, or Runtime.from_pretrained(model, ...)"
             )
-        self.config = config
-        self._pid = os.getpid()
+        config.parallel.require_one_engine()
+        self.config, self._pid = config, os.getpid()
         self._loaded: LoadedRuntime | None = load(config, progress or say_nothing)
         self._client = Client(self._loaded.core, self._loaded.late_builds)
         self._input: InputProcessor | None = _input_processor(self._loaded)

@@ -13,13 +13,13 @@ from ...common.errors import EngineDeadError, LaminaError, RequestError, Unsuppo
 from ...common.logging import get_logger
 from ..protocol.core_messages import AbortRequests, AddRequests, Call, CoreStatus, Reply, StepOutputs
 from ..protocol.engine_output import EngineOutput, Finish, FinishReason, Timeline
-from .core_handle import CoreHandle
+from .core_handle import CoreHandle, EngineState, SeveralCores
 from .generation import Generation, GenerationState
 from .inbox import Inbox
 from .output_processor import OutputProcessor, Submission
 from .parallel_sampling import ParentRequest
 
-__all__ = ["AsyncClient", "EngineListener", "FinishedRequest", "Generation", "Health"]
+__all__ = ["AsyncClient", "EngineListener", "FinishedRequest", "EngineHealth", "Generation", "Health"]
 logger = get_logger("runtime")
 NUM_AT_ONCE = 64  # outputs that are made text before the time is looked at
 
@@ -39,6 +39,7 @@ class FinishedRequest:
     max_tokens: int | None
     n: int  # answers that are being written to its prompt
     error: LaminaError | None
+    engine: int | None = None  # that had it, where there are several
 
 
 class EngineListener(Protocol):
@@ -58,6 +59,23 @@ class Health:
     ok: bool
     reason: str | None
     status: CoreStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineHealth:
+    """How one engine is."""
+
+    number: int  # from 0
+    state: EngineState
+    health: Health
+    num_requests: int | None = None  # that it has; None where there is no other engine
+    num_given: int = 0  # requests since the start, where there are several
+    num_given_by_prefix: int = 0  # of these, since it knew how they begin
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether new requests may be given to it."""
+        return self.state == "serving"
 
 
 class AsyncClient:
@@ -104,7 +122,7 @@ class AsyncClient:
             self._live[submission.request.request_id] = state, submission
             self._processor.add(submission.answer)
         try:
-            self._handle.send(AddRequests(requests=requests))
+            state.engine = self._handle.send(AddRequests(requests=requests))
         except BaseException:  # as for what cannot be sent to another process: the core knows nothing of it
             self._forget(state)
             raise
@@ -143,12 +161,15 @@ class AsyncClient:
         self._end_all(error)
         self._handle.send(AbortRequests(request_ids=request_ids))
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Returns what a method of the core's loop returns, between two steps."""
+    async def call(self, method: str, *arguments: Any, engine: int | None = None) -> Any:
+        """Returns what a method of the core's loop returns, between two steps.
+
+        engine: which of several is asked, where that is not all.
+        """
         self._require_usable()
         number = next(self._numbers)
         reply = self._calls[number] = asyncio.get_running_loop().create_future()
-        self._handle.send(Call(number=number, method=method, arguments=arguments))
+        self._handle.send(Call(number=number, method=method, arguments=arguments, engine=engine))
         try:
             return await reply
         finally:
@@ -160,7 +181,36 @@ class AsyncClient:
 
     def health(self) -> Health:
         """Returns whether a request could be answered now; never waits."""
-        status = self._handle.status()
+        return self._health_of(self._handle.status())
+
+    def engines(self) -> tuple[EngineHealth, ...]:
+        """Returns how each engine is; otherwise as health()."""
+        if not isinstance(self._handle, SeveralCores):
+            health = self.health()
+            return (
+                EngineHealth(number=0, state="serving" if health.status.is_alive else "lost", health=health),
+            )
+        return tuple(
+            EngineHealth(
+                number=report.number,
+                state=report.state,
+                health=self._health_of(report.status),
+                num_requests=report.num_requests,
+                num_given=report.num_given,
+                num_given_by_prefix=report.num_given_by_prefix,
+            )
+            for report in self._handle.reports()
+        )
+
+    @property
+    def several(self) -> SeveralCores:
+        """The handle, where it is one of several engines; RequestError where there is one."""
+        self._require_usable()
+        if not isinstance(self._handle, SeveralCores):
+            raise RequestError("there is one engine; wanted several, by data_parallel")
+        return self._handle
+
+    def _health_of(self, status: CoreStatus) -> Health:
         reason = status.reason if self._end is None else str(self._end)
         if reason is None and status.building is None and (status.step_seconds or 0.0) > self._step_timeout:
             reason = (
@@ -293,6 +343,7 @@ class AsyncClient:
             max_tokens=request.params.max_tokens,
             n=len(state.parent.submissions),
             error=answer.error or finish.error,
+            engine=state.engine,
         )
         self._tell(lambda listener: listener.finished(done))
 

@@ -13,8 +13,9 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,25 @@ class ProcessCore:
 
     takes_objects = False
 
-    def __init__(self, model: str | Path, settings: Mapping[str, Any], progress: Progress) -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        settings: Mapping[str, Any],
+        progress: Progress,
+        *,
+        environment: Mapping[str, str] | None = None,
+        has_tokenizer: bool = True,
+    ) -> None:
         """settings: the fields of RuntimeConfig, which have to pickle. progress: called in another thread.
 
+        environment: the process's variables, in place of this one's. has_tokenizer: whether `opened` has one.
         ConfigError for settings that do not pickle, or where there is no room for sockets.
         """
-        self._child = _Child(_pickled(model, settings), settings.get("tokenizer"), progress)
-        weakref.finalize(self, self._child.drop).atexit = False
+        override = settings.get("tokenizer")
+        read_tokenizer = partial(load_tokenizer, override=override) if has_tokenizer else _no_tokenizer
+        self._child = _Child(_pickled(model, settings), read_tokenizer, progress, environment)
+        self.drop = self._child.drop
+        weakref.finalize(self, self.drop).atexit = False
 
     @property
     def pid(self) -> int | None:
@@ -90,11 +103,17 @@ class _Child:
     One starts it and waits for its end, as ChildProcess says. The other reads what it sends.
     """
 
-    def __init__(self, settings: bytes, tokenizer: Any, progress: Progress) -> None:
+    def __init__(
+        self,
+        settings: bytes,
+        read_tokenizer: Callable[[Path], Tokenizer | None],
+        progress: Progress,
+        environment: Mapping[str, str] | None,
+    ) -> None:
         self.opened: Future[OpenedCore] = Future()
         self.opened.set_running_or_notify_cancel()
         self._folder = _private_folder()
-        self._override, self._progress = tokenizer, progress
+        self._read_tokenizer, self._progress = read_tokenizer, progress
         self._parent = os.getpid()
         self._context = zmq.Context(io_threads=1)
         self._outputs, self._commands = self._open_sockets()
@@ -106,7 +125,7 @@ class _Child:
         self._tokenizer: Tokenizer | None = None
         self._failure: Exception | None = None  # what it, or who follows it, did not survive
         self._ending = "it did not end"
-        self._process = ChildProcess("core_main", [self._folder], self._tell_end)
+        self._process = ChildProcess("core_main", [self._folder], self._tell_end, environment=environment)
         self._reader = threading.Thread(target=self._read, name="lamina-core-reader", daemon=True)
         _running.add(self)
         self._reader.start()
@@ -206,7 +225,7 @@ class _Child:
             case LoadProgress():
                 self._progress(message.stage, message.fraction, message.detail)
             case FolderFound():
-                self._tokenizer = load_tokenizer(Path(message.folder), override=self._override)
+                self._tokenizer = self._read_tokenizer(Path(message.folder))
             case CoreDescription() if self._failure is None:
                 self._heard = CoreStatus(is_alive=True), time.monotonic()
                 self.opened.set_result(OpenedCore(description=message, tokenizer=self._tokenizer))
@@ -251,6 +270,10 @@ class _Child:
         if self._is_closing:
             return ClosedError("this runtime was closed while it was being loaded")
         return self._failure or EngineDeadError(f"the engine could not be loaded: {self._ending}")
+
+
+def _no_tokenizer(folder: Path) -> None:
+    """Of an engine whose requests are written elsewhere."""
 
 
 def _pickled(model: str | Path, settings: Mapping[str, Any]) -> bytes:

@@ -19,12 +19,13 @@ MOST_LOGPROBS = 1024  # tokens whose log-probabilities are made a caller's in th
 class GenerationState:
     """What a generation shares with its client: who waits for answers, and how many have not ended."""
 
-    __slots__ = ("num_left", "on_news", "parent", "queued", "reference", "waiters")
+    __slots__ = ("engine", "num_left", "on_news", "parent", "queued", "reference", "waiters")
 
     def __init__(self, parent: ParentRequest, now: float) -> None:
         self.parent = parent
         self.num_left = len(parent.submissions)
         self.queued = now
+        self.engine: int | None = None
         self.waiters: list[asyncio.Future[None]] = []
         self.on_news: Callable[[], None] | None = None
         self.reference: weakref.ref[Generation] | None = None
@@ -64,6 +65,11 @@ class Generation:
     def request_id(self) -> str:
         """The id that the caller gave, or the one that it got."""
         return self._parent.answers[0].asked_id
+
+    @property
+    def engine(self) -> int | None:
+        """The number of the engine that has it; None where there is one engine."""
+        return self._state.engine
 
     @property
     def prompt(self) -> str | None:

@@ -31,6 +31,7 @@ class Call:
     number: int
     method: str
     arguments: tuple[Any, ...] = ()
+    engine: int | None = None  # of several engines the one that is asked; None: all of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

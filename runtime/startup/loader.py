@@ -157,7 +157,7 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
     if device.type == "cuda":
         keep_triton_kernels(store)
     else:
-        settle_threads()  # first of all: code that is generated counts on it
+        settle_threads(config.data_parallel)  # first of all: code that is generated counts on it
     folder = find_folder(config, store, device, progress)
     model, defaults = _read_configs(folder, config)
     is_dummy = config.load_format == "dummy"

@@ -103,7 +103,8 @@ def weight_bytes(resolved: "ResolvedRuntime", dtype: torch.dtype | None = None) 
 def default_swap_bytes(resolved: "ResolvedRuntime") -> int:
     """Bytes of the host for preempted requests: as many as the cache has, or an eighth of those free."""
     cache = resolved.num_kv_blocks * cache_block_bytes(resolved)
-    return min(cache, int(available_bytes(torch.device("cpu")) * SWAP_FRACTION))
+    own = available_bytes(torch.device("cpu")) // resolved.config.data_parallel
+    return min(cache, int(own * SWAP_FRACTION))
 
 
 def swap_slots(resolved: "ResolvedRuntime") -> int:
@@ -218,9 +219,10 @@ def available_bytes(device: torch.device) -> int:
 
 
 def rank_bytes(resolved: "ResolvedRuntime") -> int:
-    """The same for one of several ranks: those on CPUs share a machine, on GPUs each has its own."""
-    available = available_bytes(resolved.device)
-    return available // resolved.model.ranks if resolved.device.type == "cpu" else available
+    """The same for one of several ranks or engines: on CPUs they share it, on GPUs each has its own."""
+    available, config = available_bytes(resolved.device), resolved.config
+    is_shared = resolved.device.type == "cpu"
+    return available // (resolved.model.ranks * config.data_parallel) if is_shared else available
 
 
 def machine_bytes() -> int:
@@ -244,6 +246,8 @@ def limited(resolved: "ResolvedRuntime") -> str:
     """Why less is available than the machine has, in words that follow a figure; "" where it is not so."""
     ranks, is_cpu = resolved.model.ranks, resolved.device.type == "cpu"
     shared = f" to each of {ranks} ranks" if ranks > 1 else ""
+    if is_cpu and (engines := resolved.config.data_parallel) > 1:
+        shared += f" of each of {engines} engines" if shared else f" to each of {engines} engines"
     limit, left = control_groups.memory_limit(), control_groups.memory_left()
     if not is_cpu or limit is None or left is None or left > machine_bytes():
         return shared

@@ -24,9 +24,12 @@ class Threads:
     reason: str
 
 
-def settle_threads() -> Threads:
-    """Have torch, and our kernels with it, use the chosen number; returns it, logged once."""
-    chosen = choose_threads()
+def settle_threads(num_engines: int = 1) -> Threads:
+    """Have torch, and our kernels with it, use the chosen number; returns it, logged once.
+
+    num_engines: that share the machine, each in a process like this one.
+    """
+    chosen = choose_threads(num_engines)
     if lost_threads() and chosen.count > 1:
         why = "this process was forked from one whose threads did not come along; spawn it to use more"
         log_once(logger, logging.WARNING, f"threads on cpu: 1 ({why})")
@@ -37,7 +40,7 @@ def settle_threads() -> Threads:
     return chosen
 
 
-def choose_threads() -> Threads:
+def choose_threads(num_engines: int = 1) -> Threads:
     """What the user set, in the environment or by torch.set_num_threads, else one for each core at hand.
 
     A second thread of the same core only takes turns with the first, and one more than a container's quota
@@ -55,6 +58,8 @@ def choose_threads() -> Threads:
     count, why = cores, f"as many as cores, for {len(cpus)} CPUs"
     if quota is not None and quota < count:
         count, why = max(1, int(quota)), f"what this control group may use of {cores} cores"
+    if num_engines > 1:
+        count, why = max(1, count // num_engines), f"{why}, shared by {num_engines} engines"
     return Threads(count=count, reason=f"{why}; {binding}")
 
 
