@@ -66,6 +66,13 @@ def is_built(op: str) -> bool:
     return find_built(LEDGER.store, _key(op, CSRC)) is not None
 
 
+def prepare_kernel(op: str) -> None:
+    """Have the kernel of an op built, without asking whoever watches and without counting it as used."""
+    key, store = _key(op, CSRC), LEDGER.store
+    if find_built(store, key) is None:
+        _build_once(key, store, lambda key: _build(op, CSRC, store, key))
+
+
 def build_kernel(op: str, csrc: Path, store: Store) -> Path:
     """Where the built library lies; many processes at once compile it only once."""
     return find_or_build(op, _key(op, csrc), store, lambda key: _build(op, csrc, store, key))
@@ -76,10 +83,14 @@ def find_or_build(op: str, key: str, store: Store, build: Callable[[str], Path])
     built = find_built(store, key)
     if built is None:
         before_build(f"the kernel of {op}")
-        with store.lock(f"{KERNELS}-{key}"):
-            built = find_built(store, key) or build(key)
+        built = _build_once(key, store, build)
     LEDGER.note(KERNELS, key, op)
     return built
+
+
+def _build_once(key: str, store: Store, build: Callable[[str], Path]) -> Path:
+    with store.lock(f"{KERNELS}-{key}"):
+        return find_built(store, key) or build(key)
 
 
 def read_sources(op: str, csrc: Path, suffixes: tuple[str, ...]) -> list[list[str]]:

@@ -38,6 +38,7 @@ class Blocks:
             store=STORES[self.kind],
             restore=self.restore,
             multiply=self.multiply,
+            op="linear_blocks",
             share=self.share,
             cut=self.cut,
             settle=self.settle,

@@ -94,6 +94,7 @@ FP8 = QuantScheme(
     store=store_rows,
     restore=restore,
     multiply=multiply,
+    op="scaled_linear",
     share=share_rows,
     cut=cut_numbers,
     exempt=HEAD,  # few bytes of all, in every token's way
@@ -106,6 +107,7 @@ FP8_BLOCK = QuantScheme(
     store=store_blocks,
     restore=restore,
     multiply=multiply,
+    op="scaled_linear",
     share=share_blocks,
     cut=cut_blocks,
     exempt=HEAD,
@@ -125,6 +127,7 @@ def bounded(bound: float) -> QuantScheme:
         store=store_rows,
         restore=restore,
         multiply=partial(multiply, bound=bound),
+        op="scaled_linear",
         share=lambda columns, count: bounded(bound),
         cut=cut_numbers,
         exempt=HEAD,

@@ -51,6 +51,7 @@ INT8 = QuantScheme(
     store=store,
     restore=restore,
     multiply=multiply,
+    op="linear_int8",
     share=share,
     cut=cut_numbers,
 )

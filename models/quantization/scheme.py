@@ -63,6 +63,7 @@ class QuantScheme:
     store: Callable[[Tensor, Parts], None] = store_one
     restore: Callable[[Parts], Tensor] = restore_one
     multiply: Callable[[Tensor, Parts, Tensor | None], Tensor] | None = None
+    op: str | None = None  # of lamina's, that multiply calls: its kernel is built ahead
     settle: Callable[[Parts], None] | None = None  # once all rows are filled, in place
     filled: Callable[[Parts], Parts] | None = None  # what was settled
     batch_invariant: frozenset[str] = frozenset()  # devices where a row's bits depend on no other row

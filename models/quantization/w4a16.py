@@ -172,6 +172,7 @@ def w4a16(group: int | None = None, *, zero: bool = False, order: bool = False) 
         store=layout.store,
         restore=layout.restore,
         multiply=layout.multiply,
+        op="linear_w4a16",
         batch_invariant=frozenset({"cpu"}),
         settle=layout.settle,
         filled=layout.filled,

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ from .loaded import LoadedRuntime, LoadedWorker, Vocabulary
 from .memory_report import Sizing, size
 from .over_processes import load_over_processes
 from .pooling import definition_of, pooling_of
+from .prebuild import building_ahead
 from .resolve import resolve, resolve_device, resolve_dtype
 from .resolved import ResolvedRuntime
 from .schemes import resolve_schemes
@@ -237,16 +239,28 @@ def load_worker(
             f"tensor_parallel is {resolved.model.ranks} and device {resolved.device.type!r}, where sums of "
             "ranks are not served; wanted device='cpu', or tensor_parallel 1"
         )
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with building_ahead(resolved):
+        return _load_worker(resolved, progress, watch)
+
+
+def _load_worker(
+    resolved: ResolvedRuntime, progress: Progress, watch: Stopwatch
+) -> tuple[LoadedWorker, Vocabulary]:
+    with ThreadPoolExecutor(max_workers=3) as pool:
         weights_read = pool.submit(watch.overlap, "weights", partial(read_weights, resolved, progress))
         vocabulary_read = pool.submit(watch.overlap, "tokenizer", partial(read_vocabulary, resolved))
-        attention = select_attention(resolved)
-        watch.lap("kernels")
-        compiled = _compile(resolved, _ending_early(progress, (weights_read, vocabulary_read)))
+        inherited = copy_context()  # whoever is asked before something is built
+        attention_built = pool.submit(
+            watch.overlap, "kernels", partial(inherited.run, select_attention, resolved)
+        )
+        reads = weights_read, vocabulary_read, attention_built
+        compiled = _compile(resolved, _ending_early(progress, reads))
         has_adapters = resolved.slot_layout is not None
         compiled_adapted = _compile(resolved.adapted(), progress) if has_adapters else None
         watch.lap("compile")
         watch.split("compile", compiled.seconds if compiled else {})
+        attention = attention_built.result()
+        watch.lap("kernels")
         weights = weights_read.result()
         for sentence in weights.sentences():
             logger.info("%s", sentence)
