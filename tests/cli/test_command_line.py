@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lamina import __version__
+from lamina.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"}
@@ -18,6 +19,28 @@ def lamina(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lamina", *arguments]
     settings = {"env": ENVIRONMENT, **options}
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", **settings)
+
+
+@pytest.fixture
+def lamina_here(monkeypatch, capsys):
+    """lamina_here(*arguments) -> the same as lamina(), in this process."""
+
+    def run(*arguments):
+        monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.setattr(sys, "argv", ["lamina", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return subprocess.CompletedProcess(arguments, ended.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+def test_a_process_prints_and_ends_as_the_command_does_here(lamina_here):
+    """So that each case below need not start one."""
+    for arguments in (("generate", "--help"), ("frobnicate",)):
+        outside, here = lamina(*arguments), lamina_here(*arguments)
+        assert (outside.returncode, outside.stdout) == (here.returncode, here.stdout)
+        assert outside.stderr == here.stderr
 
 
 @pytest.mark.parametrize(
@@ -35,11 +58,11 @@ def lamina(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
         ("verify",),
     ],
 )
-def test_help_is_given_by_either_word(arguments):
-    result = lamina(*arguments, "--help")
+def test_help_is_given_by_either_word(lamina_here, arguments):
+    result = lamina_here(*arguments, "--help")
     assert result.returncode == 0
     assert "Usage: lamina" in result.stdout
-    assert lamina(*arguments, "-h").stdout == result.stdout
+    assert lamina_here(*arguments, "-h").stdout == result.stdout
 
 
 def test_the_version_is_printed():
@@ -97,8 +120,8 @@ def test_info_is_whole_lines_in_a_pipe(tmp_path):
         (("frobnicate",), "frobnicate"),
     ],
 )
-def test_wrong_usage_is_named_and_ends_with_2(arguments, said):
-    result = lamina(*arguments)
+def test_wrong_usage_is_named_and_ends_with_2(lamina_here, arguments, said):
+    result = lamina_here(*arguments)
     assert result.returncode == 2
     assert said in result.stderr
     assert not result.stdout
@@ -107,8 +130,8 @@ def test_wrong_usage_is_named_and_ends_with_2(arguments, said):
 @pytest.mark.parametrize(
     "option, value", [("--top-p", "7"), ("--temperature", "-1"), ("--max-tokens", "-1"), ("--n", "0")]
 )
-def test_impossible_sampling_is_refused_before_loading(option, value):
-    result = lamina("generate", "--model", "/no/such/model", option, value, "hello")
+def test_impossible_sampling_is_refused_before_loading(lamina_here, option, value):
+    result = lamina_here("generate", "--model", "/no/such/model", option, value, "hello")
     assert result.returncode == 2
     assert result.stderr.startswith(f"lamina: {option} is {value}")
     assert "Traceback" not in result.stderr
