@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -26,14 +27,20 @@ WRONG = 1  # cudaErrorInvalidValue
 pytestmark = pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C++ compiler")
 
 
-@pytest.fixture
-def launches(tmp_path: Path) -> ctypes.CDLL:
-    """csrc's launchers over a fake of CUDA that has launched nothing yet."""
-    library = tmp_path / "launches.so"
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of csrc's launchers over a fake of CUDA."""
+    library = tmp_path_factory.mktemp("launches") / "launches.so"
     flags = ["-std=c++17", "-fPIC", "-shared", "-w", "-fno-gnu-unique", f"-I{FAKE}", f"-I{CSRC / 'include'}"]
     source = str(FAKE / "launches.cpp")
     subprocess.run([str(host_kernels.COMPILER), *flags, source, "-o", str(library)], check=True)
-    found = ctypes.CDLL(str(library))
+    return library
+
+
+@pytest.fixture
+def launches(built: Path, tmp_path: Path) -> ctypes.CDLL:
+    """These launchers, which have launched nothing yet: a copy of the file has globals of its own."""
+    found = ctypes.CDLL(str(shutil.copy(built, tmp_path)))
     found.launch.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int]
     return found
 
