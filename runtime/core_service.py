@@ -20,6 +20,7 @@ from .startup.identity import system_fingerprint
 from .startup.loaded import LoadedRuntime
 from .startup.loader import OnFolder, load
 from .stats import collect_stats, explanation_of, page_of
+from .weight_messages import hand_over_plain
 
 
 def open_core(
@@ -39,7 +40,9 @@ def open_core(
             methods={
                 "stats": lambda: collect_stats(held[0]),
                 "fingerprint": lambda: system_fingerprint(held[0]),
-                "update_weights": loaded.core.update_weights,
+                "update_weights": partial(
+                    hand_over_plain, loaded.core.update_weights, loaded.resolved.config.parallel
+                ),
                 "explain": lambda: explanation_of(held[0]),
                 "load_adapter": lambda path: held[0].core.load_adapter(path),
                 "unload_adapter": lambda digest: held[0].core.unload_adapter(digest),

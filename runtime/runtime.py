@@ -32,7 +32,7 @@ from .startup.loader import load
 from .stats import collect_stats, explanation_of, page_of
 from .tokenization.chat_messages import Messages
 from .tokenization.tokenizer import Tokenizer
-from .weight_messages import Weights, plain_of
+from .weight_messages import Weights, hand_over
 
 
 @outside_dynamo
@@ -339,7 +339,7 @@ class Runtime:
         goes on with the new weights. A drafter's weights stay. While it sleeps it takes the memory of the
         weights, and sleeps on.
         """
-        self._client.update_weights(*plain_of(weights))
+        hand_over(self._client.update_weights, weights, self.config.parallel)
 
     @property
     def is_sleeping(self) -> bool:

@@ -5,11 +5,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..common.errors import RequestError, shown
+from .parallel import ParallelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +32,22 @@ def plain_of(weights: "Weights") -> tuple[str, Any]:
     if group is not None and isinstance(weights, group.WeightGroup):
         return "group", dataclasses.asdict(weights)
     raise RequestError(f"weights are {shown(weights)}; wanted tensors by name, a folder, or a WeightGroup")
+
+
+def hand_over(update: Callable[[str, Any], None], weights: "Weights", parallel: ParallelConfig) -> None:
+    """Give an engine of this process weights. RequestError as of plain_of()."""
+    hand_over_plain(update, parallel, *plain_of(weights))
+
+
+def hand_over_plain(
+    update: Callable[[str, Any], None], parallel: ParallelConfig, kind: str, value: Any
+) -> None:
+    """Give it what plain_of() has made of some; tensors for workers in other processes travel by a file."""
+    if kind == "tensors" and parallel.has_processes:
+        with written(value) as folder:
+            update("file", os.path.join(folder, FILE))
+    else:
+        update(kind, value)
 
 
 def written(tensors: "Mapping[str, Tensor]") -> "tempfile.TemporaryDirectory[str]":

@@ -40,11 +40,12 @@ class LoadedWeights:
         *,
         dtype: torch.dtype,
         device: torch.device | str,
+        rank: int = 0,  # whose part they are, where schemes share them out
         placed: Collection[str] = (),  # parameters that a checkpoint has as they are kept
     ) -> None:
         specs, names = schemes.specs, schemes.schemes.keys()
         self.specs, self.dtype, self.device = specs, dtype, torch.device(device)
-        self.schemes = schemes
+        self.schemes, self.rank = schemes, rank
         self._parts = {name: tuple(parts) for name, parts in schemes.tables(dtype).items()}
         self._tied = {specs[name].tied_to: name for name in names - set(placed) if specs[name].tied_to}
         own = {
@@ -79,15 +80,19 @@ class LoadedWeights:
             return self.by_name[parameter]
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def fill_up(self, rank: int) -> None:
-        """For ranks: zeros in rows that stand for nothing, and the number of a table's first row."""
-        for name, first in self.schemes.first_rows(rank).items():
+    def fill_up(self, parameters: Iterable[str] | None = None) -> None:
+        """For ranks: zeros in rows that stand for nothing, and the number of a table's first row.
+
+        parameters: whose rows are to be seen to, before they are settled; None: all.
+        """
+        for name, first in self.schemes.first_rows(self.rank).items():
             self.by_name[name].fill_(first)
-        for name, spec in self.specs.items():
-            filled = max(run.to + run.num_rows for run, _ in self.schemes.runs_of(name, rank))
-            if filled < spec.shape[0]:
+        for name in self.specs if parameters is None else parameters:
+            num_rows = self.specs[name].shape[0]
+            filled = max(run.to + run.num_rows for run, _ in self.schemes.runs_of(name, self.rank))
+            if filled < num_rows:
                 for part in self._own_parts(name):
-                    part.narrow(0, filled, spec.shape[0] - filled).zero_()
+                    part.narrow(0, filled, num_rows - filled).zero_()
 
     def _own_parts(self, parameter: str) -> list[Tensor]:
         """The tensors that have a row for each of a parameter."""

@@ -46,17 +46,11 @@ def check_update(
 
     quantized: names that a checkpoint with quantized projections uses for them. is_whole: every parameter is
     to be given. RequestError for a name without a place, a shape or dtype amiss, a projection with a scheme
-    of which a part is missing, and for nothing at all; UnsupportedError for projections of such a checkpoint,
-    and for one of several ranks.
+    of which a part is missing, and for nothing at all; UnsupportedError for projections of such a checkpoint.
     """
-    if (sharding := weights.schemes.sharding) is not None:
-        raise UnsupportedError(
-            f"the weights are shared out among {sharding.ranks} ranks, of which none is updated in place; "
-            "wanted tensor_parallel 1, or a new runtime"
-        )
     wanted = {name: one for name, one in headers.items() if not DERIVED_TENSORS.fullmatch(name)}
     _refuse_quantized(wanted, quantized)
-    slots = slots_of(weights.specs)
+    slots = slots_of(weights.schemes.whole_specs)
     if unknown := sorted(wanted.keys() - slots.keys()):
         raise RequestError(f"the model has no place for {listed(unknown)}")
     for name, header in wanted.items():
@@ -85,12 +79,20 @@ def check_values(weights: LoadedWeights, slots: Mapping[str, Slot], given: Mappi
 
 
 def write(weights: LoadedWeights, slots: Mapping[str, Slot], given: Mapping[str, Tensor]) -> None:
-    """Fill the places of what was checked; whatever ends it halfway leaves part of the weights written."""
-    touched = {name for slot in slots.values() for name in weights.kept_with(slot.parameter)}
+    """Fill the places of what was checked, of several ranks this one's part of each.
+
+    Whatever ends it halfway leaves part of the weights written.
+    """
+    parameters = {slot.parameter for slot in slots.values()}
+    touched = {name for parameter in parameters for name in weights.kept_with(parameter)}
     weights.renew(touched)
     places = {slot._replace(is_copy=False): name for name, slot in slots.items()}
+    shares = weights.schemes.shares(weights.rank)
     for slot, name in places.items():
-        weights.take(slot.parameter, slot.start, given[name].detach())
+        for run in shares[name].runs:
+            rows = given[name].detach().narrow(0, run.start, run.num_rows)
+            weights.take(slot.parameter, run.to, rows, shares[name].columns)
+    weights.fill_up(parameters | touched)
     weights.settle(touched)
 
 
@@ -136,7 +138,8 @@ def _check_whole(
 
 def _try_to_store(weights: LoadedWeights, projection: str, rows: Tensor) -> None:
     """Keep rows as the scheme would, in memory that is dropped."""
-    scheme, step = weights.schemes.schemes[projection], max(1, CHUNK_ELEMENTS // rows.shape[1])
+    kept_by = weights.schemes.whole_schemes or weights.schemes.schemes
+    scheme, step = kept_by[projection], max(1, CHUNK_ELEMENTS // rows.shape[1])
     for first in range(0, rows.shape[0], step):
         chunk = rows[first : first + step].detach().to(weights.device, torch.float32)
         table = scheme.parts(tuple(chunk.shape), weights.dtype)

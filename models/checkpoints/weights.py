@@ -107,7 +107,8 @@ def load_weights(
     Raises LoadError for a file that is damaged, or holds something else than its header said.
     """
     placed = {module.parameter for module in checkpoint.modules.values()}
-    weights = into or LoadedWeights(schemes or checkpoint.schemes, dtype=dtype, device=device, placed=placed)
+    kept_by = schemes or checkpoint.schemes
+    weights = into or LoadedWeights(kept_by, dtype=dtype, device=device, rank=rank, placed=placed)
     weights.begin_again()
     files, slots, shares = checkpoint.files, checkpoint.slots, weights.schemes.shares(rank)
     quantized, scales = _ModuleReader(checkpoint, weights, shares), []
@@ -131,7 +132,7 @@ def load_weights(
     for path, names in files.items():
         copies = [name for name in names if name in slots and slots[name].is_copy]
         _warn_of_ignored_copies(path, _parts(copies, slots, shares, weights), slots, weights)
-    weights.fill_up(rank)
+    weights.fill_up()
     weights.kv_scales |= kv_scales(scales, checkpoint.num_kv_heads)
     weights.settle()
     progress("weights", 1.0, "")
@@ -182,7 +183,7 @@ def dummy_weights(
     in load_weights().
     """
     schemes = schemes or ModelSchemes(specs=definition.parameters(config))
-    weights = into or LoadedWeights(schemes, dtype=dtype, device=device)
+    weights = into or LoadedWeights(schemes, dtype=dtype, device=device, rank=rank)
     weights.begin_again()
     generator = torch.Generator(device=device).manual_seed(seed)
     whole = schemes.whole_specs
@@ -195,7 +196,7 @@ def dummy_weights(
                 value.normal_(0.0, 0.02, generator=generator)
             for run, columns in weights.schemes.runs_of(name, rank):
                 weights.take(name, run.to, value.narrow(0, run.start, run.num_rows), columns)
-    weights.fill_up(rank)
+    weights.fill_up()
     weights.settle()
     return weights
 

@@ -11,6 +11,7 @@ from ...models.checkpoints.loaded_weights import LoadedWeights
 from ...models.checkpoints.quantized.modules import names_of_tensors, names_replaced
 from ...models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
 from ...models.config import ModelConfig, read_model_config
+from ...models.sharding import config_of_rank, sharding_of
 from ..worker.model_weights import WeightSource
 from .resolved import ResolvedRuntime
 from .schemes import resolve_schemes
@@ -38,14 +39,16 @@ def another_source(resolved: ResolvedRuntime, folder: Path) -> WeightSource:
     Raises ConfigError where its config calls for another model, UnsupportedError where its projections are
     kept otherwise, LoadError for files that are missing or damaged.
     """
-    model = read_model_config(folder)
-    if differing := _differing(model, resolved.model):
+    model, ranks = read_model_config(folder), resolved.model.ranks
+    if differing := _differing(config_of_rank(model, ranks), resolved.model):
         raise ConfigError(
             f"{folder} is another model, by {', '.join(differing)} of its config.json; wanted one that "
             "differs in its weights alone"
         )
     checkpoint = read_checkpoint(resolved.definition, model, folder)
     schemes = resolve_schemes(resolved.config.quantization, folder, checkpoint.specs)
+    if ranks > 1:
+        schemes = schemes.of_rank(sharding_of(resolved.definition, model, ranks))
     if schemes.facts() != resolved.schemes.facts():
         raise UnsupportedError(
             f"projections of {folder} are kept as {schemes.name}, and those of this runtime as "

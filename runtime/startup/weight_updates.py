@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from ...common.errors import UnsupportedError
+from ...common.errors import ConfigError
 from ...common.progress import say_nothing
 from .folder import find_folder
 from .loaded import LoadedWorker
@@ -14,11 +14,9 @@ def update_weights(worker: LoadedWorker, kind: str, value: Any) -> None:
     """Replaces a worker's weights where they lie; no step may be in flight. See Runtime.update_weights.
 
     kind: "tensors" by name, "file" of them in safetensors, "folder" of a checkpoint, or "group", as the
-    fields of a WeightGroup. UnsupportedError where it holds the part of one of several ranks.
+    fields of a WeightGroup. Of several ranks each takes its part.
     """
     weights, resolved = worker.runner.own_weights, worker.resolved
-    if (ranks := resolved.config.tensor_parallel) > 1:
-        raise UnsupportedError(f"tensor_parallel is {ranks}, and weights of several ranks are not replaced")
     match kind:
         case "folder":
             config = replace(resolved.config, model=value, revision=None, load_format="auto")
@@ -27,10 +25,25 @@ def update_weights(worker: LoadedWorker, kind: str, value: Any) -> None:
         case "group":
             from ..weight_group import WeightGroup  # with torch.distributed, which takes long to import
 
-            WeightGroup(**value).receive(weights.check, weights.replace)
+            own = _of_rank(value, resolved.rank, resolved.model.ranks)
+            WeightGroup(**own).receive(weights.check, weights.replace)
         case "file":
             from safetensors.torch import load_file
 
             weights.replace(load_file(value))
         case _:
             weights.replace(value)
+
+
+def _of_rank(group: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+    """The fields of a WeightGroup for one of several ranks, which have as many ranks of it from `rank` on.
+
+    ConfigError where it has not so many.
+    """
+    first, size = group["rank"], group["world_size"]
+    if first + ranks > size:
+        raise ConfigError(
+            f"world_size is {size}; wanted at least {first + ranks}, since each of tensor_parallel's {ranks} "
+            f"ranks receives, from rank {first} on"
+        )
+    return group if first == 0 else {**group, "rank": first + rank}

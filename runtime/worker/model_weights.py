@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...common.errors import LoadError
+from ...common.errors import LoadError, shown
+from ...custom_ops.all_reduce.group import current_group
 from ...models.checkpoints.loaded_weights import LoadedWeights
 from ...models.checkpoints.weight_update import Header, check_update, check_values, headers_of, write
 from ...models.checkpoints.weights import Slot
@@ -109,14 +110,19 @@ class ModelWeights:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """They are nowhere until the block ends; where it fails they are read again, if they can be."""
+        """They are nowhere until the block ends on all ranks; where one fails they are read again."""
         was_there = self.place != "nowhere"
         if was_there:
             self.come()
         self._memory.take()
         self.place = "nowhere"
         try:
-            yield
+            failure = None
+            try:
+                yield
+            except Exception as error:
+                failure = error
+            _agree(failure)
         except Exception:
             if was_there and self.source.read is not None:
                 self.come()
@@ -142,6 +148,17 @@ class ModelWeights:
                 moves.append((view[done : done + size], (self._slabs[slab], start, size)))
                 done, place = done + size, place + size
         return moves
+
+
+def _agree(failure: Exception | None) -> None:
+    """Raise what has failed here, or LoadError for what has on another rank, so that all go one way."""
+    group, own = current_group(), None if failure is None else shown(failure, 300)
+    said = [group.broadcast_object(own, src=rank) for rank in range(group.size)]
+    if failure is not None:
+        raise failure
+    for rank, words in enumerate(said):
+        if words is not None:
+            raise LoadError(f"rank {rank} could not take these weights: {words}")
 
 
 def digest_of(weights: LoadedWeights) -> str:

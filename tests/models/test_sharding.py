@@ -15,7 +15,7 @@ from lamina.common.errors import UnsupportedError
 from lamina.models import ParameterSpec, find_model
 from lamina.models.checkpoints import weights as reading
 from lamina.models.checkpoints.loaded_weights import LoadedWeights
-from lamina.models.checkpoints.weight_update import check_update, headers_of
+from lamina.models.checkpoints.weight_update import check_update, headers_of, write
 from lamina.models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
 from lamina.models.config import ModelConfig, read_model_config
 from lamina.models.quantization.model_schemes import ColumnsOfRank, RowsOfRank, uniform
@@ -160,11 +160,13 @@ def test_of_what_is_kept_as_it_lies_no_other_part_is_read(tmp_path: Path, monkey
     assert sum(read) == sum(weights.by_name[name].nbytes for name in weights.specs)
 
 
-def test_a_share_is_not_updated_in_place(tmp_path: Path) -> None:
+def test_a_share_is_updated_by_whole_tensors(tmp_path: Path) -> None:
     weights = of_ranks(FAMILIES["granite"].save(tmp_path), 2)[1]
-    given = headers_of({"model.norm.weight": torch.ones(64)})
-    with pytest.raises(UnsupportedError, match="shared out among 2 ranks, of which none is updated in place"):
-        check_update(weights, given)
+    new = {"model.layers.0.mlp.down_proj.weight": torch.randn(64, 96)}
+    write(weights, check_update(weights, headers_of(new)), new)
+    (whole,) = new.values()
+    name = next(name for name, spec in weights.specs.items() if spec.sources == tuple(new))
+    assert torch.equal(weights.by_name[name], whole[:, 48:].to(weights.dtype))
 
 
 def test_weights_made_up_are_those_of_one_process(tmp_path: Path) -> None:
