@@ -1,5 +1,6 @@
 """What newcomers and contributors type works as it is written: README, examples, make, failing tests."""
 
+import json
 import os
 import re
 import subprocess
@@ -20,12 +21,41 @@ def run(*command, **options):
     )
 
 
+# Each in a process of its own, a fork of one that has imported what they import.
+EACH = """
+import json, os, runpy, sys, tempfile
+import lamina.runtime.async_runtime, lamina.runtime.runtime
+paths, found = sys.argv[1:], {}
+for path in paths:
+    errors = tempfile.TemporaryFile("w+")
+    child = os.fork()
+    if not child:
+        os.dup2(errors.fileno(), 2)
+        sys.argv = [path]
+        runpy.run_path(path, run_name="__main__")
+        sys.exit()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    errors.seek(0)
+    found[path] = code, errors.read()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def of_examples():
+    """By its path, the exit code and the errors of an example without arguments."""
+    environment = {"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"}
+    result = run("-c", EACH, *EXAMPLES, cwd="/", env=environment)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_without_arguments_says_how_it_is_used(example):
-    result = run(example, cwd="/", env={"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"})
-    assert result.returncode != 0
-    assert "MODEL" in result.stderr or "usage:" in result.stderr
-    assert "Traceback" not in result.stderr
+def test_an_example_without_arguments_says_how_it_is_used(of_examples, example):
+    code, errors = of_examples[str(example)]
+    assert code != 0
+    assert "MODEL" in errors or "usage:" in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.long
