@@ -73,12 +73,16 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if is_single else min(len(os.sched_getaffinity(0)), MOST_WORKERS)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a GPU where there is none; where nothing else is asked for, skip it and say so."""
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu_items and not _has_gpu():
-        for item in gpu_items:
-            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
+    if not gpu_items or _has_gpu():
+        return
+    if len(gpu_items) < len(items):
+        config.hook.pytest_deselected(items=gpu_items)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    for item in gpu_items:
+        item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
 
 
 @functools.cache

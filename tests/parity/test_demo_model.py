@@ -157,10 +157,8 @@ def test_a_stream_gives_the_tokens_and_the_text_of_the_whole_answer(
         assert "".join(delta.text for delta in deltas) == output.text
 
 
-@pytest.mark.parametrize(
-    "block_size, prefill_chunk",
-    [(4, 7), pytest.param(4, None, marks=pytest.mark.long), pytest.param(16, 7, marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("block_size, prefill_chunk", [(4, 7), (4, None), (16, 7)])
 def test_small_blocks_and_chunked_prompts_change_no_token(
     folder: Path, answers: list[Answer], block_size: int, prefill_chunk: int | None
 ) -> None:
