@@ -36,6 +36,7 @@ CHOICES = {
     "pooling": ("auto", "last", "mean", "cls"),
     "load_format": ("auto", "dummy"),
     "executor": ("auto", "uniproc", "multiproc", "ray"),
+    "ray_placement": ("strict_pack", "pack", "spread", "strict_spread"),
 }
 TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")  # and what is a tuple

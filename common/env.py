@@ -4,6 +4,7 @@ import atexit
 import functools
 import logging
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -108,6 +109,23 @@ def gloo_over_loopback() -> None:
     """Have gloo talk over loopback, whatever the machine's name resolves to; a user's own choice wins."""
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def gloo_over(interface: str) -> None:
+    """Have gloo talk over a network interface; a user's own choice wins."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def ray_address() -> str | None:
+    """RAY_ADDRESS, the Ray cluster to use, or None to start one."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
+def ray_of_its_own() -> None:
+    """Have a Ray cluster that this process starts report to nobody, and know its own by a token that is in
+    no file; a user's own choice wins."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def hub_token() -> str | None:

@@ -16,7 +16,7 @@ from ..models.pooling.spec import POOLINGS
 from ..models.quantization.scheme import find_scheme
 from .adapters.config import LoRAConfig, parse_lora
 from .other_names import SETTINGS
-from .parallel import ExecutorName, ParallelConfig
+from .parallel import ExecutorName, ParallelConfig, RayPlacement
 from .speculation.config import Draft, Eagle, NGram, Speculation, parse_speculation
 from .validation import check_name, check_type, integer, number
 
@@ -82,6 +82,9 @@ class RuntimeConfig:
     of its own, or with its part of the cores and memory."""
     executor: ExecutorName = "auto"
     """Who runs the ranks; auto is this process where there is one, and a process each for more."""
+    ray_placement: RayPlacement = "strict_pack"
+    """How ranks lie on the nodes of a Ray cluster (executor ray): all on one (strict_pack), on few (pack), on
+    many (spread), on one each (strict_spread)."""
     quantization: str | None = None
     """A scheme for projections by its name: int8, fp8, fp8_block, w4a16 (four bits a weight), q4 or q8 (in
     blocks of 32 columns, on CPUs), or dense, which dequantizes a GGUF file."""
@@ -190,7 +193,10 @@ class RuntimeConfig:
     def parallel(self) -> ParallelConfig:
         """Over how many ranks the model is spread, and who runs them."""
         return ParallelConfig(
-            tensor_parallel=self.tensor_parallel, data_parallel=self.data_parallel, executor=self.executor
+            tensor_parallel=self.tensor_parallel,
+            data_parallel=self.data_parallel,
+            executor=self.executor,
+            ray_placement=self.ray_placement,
         )
 
     @property

@@ -13,7 +13,7 @@ from ..compiler.config import CompileConfig
 from ..compiler.numerics import Numerics
 from .adapters.config import LoRAConfig
 from .config import KVCacheDtype, LoadFormat, PoolingSetting
-from .parallel import ExecutorName
+from .parallel import ExecutorName, RayPlacement
 from .speculation.config import Speculation
 
 
@@ -29,6 +29,7 @@ class RuntimeSettings(TypedDict, total=False):
     tensor_parallel: int
     data_parallel: int
     executor: ExecutorName
+    ray_placement: RayPlacement
     quantization: str | None
     max_model_len: int | None
     allow_long_context: bool

@@ -7,6 +7,7 @@ from ..common.errors import ConfigError, UnsupportedError, shown
 from .validation import integer
 
 ExecutorName = Literal["auto", "uniproc", "multiproc", "ray"]
+RayPlacement = Literal["strict_pack", "pack", "spread", "strict_spread"]
 MOST_RANKS = 1024
 
 
@@ -22,6 +23,8 @@ class ParallelConfig:
     """Replicas of all this, each with requests of its own."""
     executor: ExecutorName = "auto"
     """Who runs the ranks; auto is this process where there is one rank, and a process each for more."""
+    ray_placement: RayPlacement = "strict_pack"
+    """How ranks lie on the nodes of a Ray cluster: on one, on few, on many, on one each."""
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
@@ -33,10 +36,16 @@ class ParallelConfig:
         names = get_args(ExecutorName)
         if not isinstance(self.executor, str) or self.executor not in names:
             raise ConfigError(f"executor is {shown(self.executor)}; wanted {' or '.join(names)}")
+        placements = get_args(RayPlacement)
+        if not isinstance(self.ray_placement, str) or self.ray_placement not in placements:
+            got = f"ray_placement is {shown(self.ray_placement)}"
+            raise ConfigError(f"{got}; wanted {' or '.join(placements)}")
+        if self.ray_placement != "strict_pack" and self.executor != "ray":
+            got = f"ray_placement is {self.ray_placement!r} and executor {self.executor!r}"
+            raise ConfigError(f"{got}; wanted executor='ray' with it")
         if self.executor == "uniproc" and self.world_size > 1:
-            raise ConfigError(
-                f"executor is 'uniproc' and {self.world_size} ranks are asked for; wanted auto or multiproc"
-            )
+            got = f"executor is 'uniproc' and {self.world_size} ranks are asked for"
+            raise ConfigError(f"{got}; wanted auto, multiproc or ray")
 
     @property
     def world_size(self) -> int:
@@ -46,7 +55,7 @@ class ParallelConfig:
     @property
     def has_processes(self) -> bool:
         """Whether workers have processes of their own."""
-        return self.executor == "multiproc" or (self.executor == "auto" and self.world_size > 1)
+        return self.executor in ("multiproc", "ray") or (self.executor == "auto" and self.world_size > 1)
 
     def require_one_engine(self) -> None:
         """ConfigError where replicas are asked for by who holds one engine."""
@@ -69,5 +78,3 @@ class ParallelConfig:
         if self.tensor_parallel != size and not (size == 1 and self.has_processes):
             got = f"tensor_parallel is {self.tensor_parallel}"
             raise UnsupportedError(f"{got}; wanted {size}, as this process is one of so many ranks")
-        if self.executor == "ray":
-            raise UnsupportedError("executor is 'ray'; wanted auto, uniproc or multiproc")

@@ -1,7 +1,8 @@
-"""The process of a worker: it loads its rank's part of a model, runs steps, and ends with its parent.
+"""The program of a worker, which loads its rank's part of a model and runs steps, and its process.
 
-Run by executor.worker_processes as `python -c … PARENT RANK WORKERS COMMANDS ANSWERS BELL MEETING`, the last
-four being file descriptors. Nothing heavy is imported before heartbeats are sent.
+main() is run by executor.worker_processes as `python -c … PARENT RANK WORKERS COMMANDS ANSWERS BELL MEETING`,
+the last four being file descriptors; serve() by executor.ray_actor in an actor. Nothing heavy is imported
+before heartbeats are sent.
 """
 
 import faulthandler
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from ..common import garbage
 from ..common.errors import ConfigError, LaminaError, shown
@@ -41,16 +42,33 @@ def main() -> None:
     watch.beat = line.beat
     watch.start()
     end_with(parent, "lamina-worker")
+    sys.exit(1 if serve(line) else 0)
+
+
+class WorkerLine(Protocol):
+    """Both ways between a worker and the executor. One thread takes, any may send."""
+
+    rank: int
+    num_workers: int
+    meeting: str  # where ranks find each other; see GlooGroup
+
+    def take(self, seconds: float | None) -> Any:
+        """The next message; None where none comes within so many seconds, however long None waits."""
+
+    def send(self, message: Any) -> None:
+        """Say something, in order."""
+
+    def note_building(self, is_building: bool) -> None:
+        """Say whether something is built by code that may let no other thread run."""
+
+
+def serve(line: WorkerLine) -> bool:
+    """Load and run as the first message says; returns whether it ended by an error, which was sent then."""
     start = line.take(None)
     if isinstance(start, Shutdown):
-        sys.exit(0)
+        return False
     assert isinstance(start, StartWorker), start
-    log_to_stderr(start.log_level, f"lamina worker {rank}")
-    sys.exit(1 if _serve(line, start) else 0)
-
-
-def _serve(line: "_Line", start: StartWorker) -> bool:
-    """Whether it ended by an error, which was sent then."""
+    log_to_stderr(start.log_level, f"lamina worker {line.rank}")
     try:
         _load_and_run(line, start)
     except LaminaError as error:
@@ -65,14 +83,17 @@ def _serve(line: "_Line", start: StartWorker) -> bool:
     return True
 
 
-def _load_and_run(line: "_Line", start: StartWorker) -> None:
+def _load_and_run(line: WorkerLine, start: StartWorker) -> None:
     config = _config(start)
     from .executor.worker_loop import WorkerLoop  # with torch
     from .startup.ranks import joined_ranks, open_rank
 
+    def report(stage: str, fraction: float, detail: str) -> None:
+        line.send(LoadProgress(stage=stage, fraction=fraction, detail=detail))
+
     rank, size = line.rank, line.num_workers
     with joined_ranks(line.meeting, rank=rank, size=size, num_threads=start.num_threads):
-        loaded = open_rank(config, line.report)
+        loaded = open_rank(config, report)
         garbage.freeze()  # what lives as long as the process is looked at by no collection
         late_builds = loaded.worker.late_builds
 
@@ -104,7 +125,7 @@ def _config(start: StartWorker) -> Any:
 
 
 class _Line:
-    """Both ways between this process and its parent. Commands are the main thread's; any thread may send."""
+    """The WorkerLine of a process whose parent it shares memory with."""
 
     def __init__(self, rank: int, num_workers: int, commands: int, answers: int, bell: int, meeting: int):
         self.rank, self.num_workers = rank, num_workers
@@ -118,7 +139,7 @@ class _Line:
             os.close(fd)
 
     def take(self, seconds: float | None) -> Any:
-        """The next message; None where none comes within so many seconds, however long None waits."""
+        """See WorkerLine."""
         self._is_building = False
         while True:
             frame = self._commands.peek()
@@ -140,7 +161,7 @@ class _Line:
             return False
 
     def send(self, message: Any) -> None:
-        """Say something, in order; waits while nobody reads."""
+        """See WorkerLine; waits while nobody reads."""
         frame = wire.encode(message)
         with self._lock:
             while not self._answers.write(frame):
@@ -148,15 +169,11 @@ class _Line:
             with suppress(OSError):  # who reads is no more, which ends this process soon
                 self._bell.send(b"\0", socket.MSG_DONTWAIT)
 
-    def report(self, stage: str, fraction: float, detail: str) -> None:
-        """The Progress of loading."""
-        self.send(LoadProgress(stage=stage, fraction=fraction, detail=detail))
-
     def beat(self) -> None:
         """Say that this process lives."""
         self._answers.beat(time.monotonic_ns(), self._is_building)
 
     def note_building(self, is_building: bool) -> None:
-        """Say whether something is built by code that may let no other thread run."""
+        """See WorkerLine."""
         self._is_building = is_building
         self.beat()

@@ -19,13 +19,12 @@ from ..child_process import ChildProcess
 from ..protocol import wire
 from ..protocol.core_messages import Shutdown
 from .shared_ring import SharedRing, nameless_file
+from .workers import BEAT_SECONDS, SECONDS_TO_END, Receive, lost_workers
 
 logger = get_logger("runtime")
-BEAT_SECONDS = 0.5  # between heartbeats of a worker
 SECONDS_SILENT = 30.0  # without a heartbeat, after which a worker counts as lost
 SECONDS_SILENT_BUILDING = 180.0  # likewise while it builds, by code that may not let other threads run
 SECONDS_TO_DIE = 5.0
-SECONDS_TO_END = 10.0
 SECONDS_FOR_REASON = 2.0  # of a process whose socket has closed, to be waited for
 FULL_RING_SECONDS = 0.001
 _running: "set[WorkerProcesses]" = set()  # to be ended before the interpreter is
@@ -84,8 +83,8 @@ class WorkerProcesses:
     Once one of them is lost, all are ended, and whatever is called raises why.
     """
 
-    def __init__(self, num_workers: int, receive: Callable[[int, Any], None]) -> None:
-        """receive(rank, message): called by whoever waits; to be called again with one changes nothing."""
+    def __init__(self, num_workers: int, receive: Receive) -> None:
+        """receive: called by whoever waits."""
         self.lost: EngineDeadError | None = None
         self._receive, self._parent = receive, os.getpid()
         commands_fd, meeting_fd = SharedRing.new_memory(num_workers), nameless_file()
@@ -125,21 +124,12 @@ class WorkerProcesses:
         for link in self._links:
             link.ring()
 
-    def wait(self, is_done: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Receive messages until it is done; False where it is not after so many seconds.
-
-        EngineDeadError where a worker is lost.
-        """
-        deadline = None if seconds is None else time.monotonic() + seconds
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        """Receive messages until it is done. EngineDeadError where a worker is lost."""
         while not is_done():
-            if self._take_answers():
-                continue
-            self.check()
-            left = BEAT_SECONDS if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._look_around(min(left, BEAT_SECONDS))
-        return True
+            if not self._take_answers():
+                self.check()
+                self._look_around(BEAT_SECONDS)
 
     def check(self) -> None:
         """EngineDeadError where a worker is lost, as far as that is known."""
@@ -154,7 +144,7 @@ class WorkerProcesses:
     def lose(self, why: str) -> None:
         """End all of them by force, since they cannot go on together."""
         if self.lost is None:
-            self.lost = EngineDeadError(f"the workers are lost: {why}; open a new runtime")
+            self.lost = lost_workers(why)
             logger.critical("%s", self.lost)
         self.end(0)
 

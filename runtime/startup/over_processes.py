@@ -1,8 +1,9 @@
-"""The engine over workers in processes of their own, which load their parts meanwhile."""
+"""The engine over workers in processes of their own, spawned or Ray's, which load their parts meanwhile."""
 
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -10,7 +11,10 @@ from ...common.errors import ConfigError, shown
 from ...common.logging import get_logger
 from ...common.progress import Progress
 from ..config import RuntimeConfig
-from ..executor.multiproc import MultiprocExecutor
+from ..executor.ray_workers import RayWorkers
+from ..executor.remote import RemoteExecutor
+from ..executor.worker_processes import WorkerProcesses
+from ..executor.workers import StartWorkers
 from ..protocol.process_messages import LoadProgress
 from .engine_builder import build_engine
 from .loaded import LoadedRuntime, Vocabulary
@@ -27,7 +31,7 @@ def load_over_processes(
     watch: Stopwatch,
     read_vocabulary: Callable[[ResolvedRuntime], Vocabulary],
 ) -> LoadedRuntime:
-    """The engine over spawned workers that have loaded their parts.
+    """The engine over workers that have loaded their parts.
 
     Raises what loading raises in any of them, and ConfigError for settings that cannot be sent to them; no
     process is left then.
@@ -37,9 +41,10 @@ def load_over_processes(
     def report(message: LoadProgress) -> None:
         progress(message.stage, message.fraction, message.detail)
 
-    executor = MultiprocExecutor(resolved.config.parallel.world_size, report)
+    num_ranks, num_threads = resolved.config.parallel.world_size, torch.get_num_threads()
+    executor = RemoteExecutor(num_ranks, report, _starter(resolved, max(1, num_threads // num_ranks)))
     try:
-        executor.start(config, log_level=logger.getEffectiveLevel(), num_threads=torch.get_num_threads())
+        executor.start(config, log_level=logger.getEffectiveLevel(), num_threads=num_threads)
         vocabulary = read_vocabulary(resolved)
         ready = executor.wait_until_ready()
         watch.take_over(ready.seconds)
@@ -58,6 +63,20 @@ def load_over_processes(
         executor.shutdown(0)
         resolved.store.sweep()
         raise
+
+
+def _starter(resolved: ResolvedRuntime, num_threads: int) -> StartWorkers:
+    """Who starts the workers; num_threads: of each."""
+    parallel = resolved.config.parallel
+    if parallel.executor != "ray":
+        return WorkerProcesses
+    on_gpu = resolved.device.type == "cuda"
+    return partial(
+        RayWorkers,
+        num_cpus=1 if on_gpu else num_threads,
+        num_gpus=1 if on_gpu else 0,
+        placement=parallel.ray_placement,
+    )
 
 
 def _pickled(config: RuntimeConfig) -> bytes:

@@ -40,6 +40,7 @@ def test_choices_are_those_of_the_library():
         "pooling": get_args(config.PoolingSetting),
         "load_format": get_args(config.LoadFormat),
         "executor": get_args(parallel.ExecutorName),
+        "ray_placement": get_args(parallel.RayPlacement),
     }
     assert {name: set(values) for name, values in truth.items()} == {
         name: set(values) for name, values in options.CHOICES.items()

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina import BeamSearchParams, ConfigError, LaminaError, RequestError, Runtime, SamplingParams
-from lamina.common.errors import MOST_SAID, UnsupportedError, clipped, shown
+from lamina import BeamSearchParams, ConfigError, LaminaError, RequestError, SamplingParams
+from lamina.common.errors import MOST_SAID, clipped, shown
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.request_options import RequestOptions
 
@@ -50,6 +50,7 @@ REFUSED = [
     (RuntimeConfig, "tensor_parallel", True, "wanted an integer, from 1 to 1024"),
     (RuntimeConfig, "executor", "threads", "wanted auto or uniproc or multiproc or ray"),
     (RuntimeConfig, "executor", np.array(["ray"]), "wanted auto or uniproc"),
+    (RuntimeConfig, "ray_placement", "STRICT_PACK", "wanted strict_pack or pack or spread"),
     (RuntimeConfig, "numerics", np.array(["fast", "x"]), "wanted fast or exact"),
 ]
 
@@ -155,6 +156,7 @@ def test_an_error_keeps_the_beginning_and_the_end_of_a_text_that_is_too_long():
     assert clipped("short") == "short"
 
 
-def test_an_executor_that_there_is_not_is_refused_before_anything_is_read():
-    with pytest.raises(UnsupportedError, match="executor is 'ray'; wanted auto, uniproc or multiproc"):
-        Runtime.from_pretrained("nowhere", executor="ray")
+def test_how_actors_lie_is_a_setting_of_the_ray_executor_alone():
+    with pytest.raises(ConfigError, match="ray_placement is 'pack' and executor 'auto'; wanted"):
+        RuntimeConfig(model="m", ray_placement="pack")
+    assert RuntimeConfig(model="m", executor="ray", ray_placement="pack").parallel.ray_placement == "pack"

@@ -1,7 +1,8 @@
 """The executor whose workers run in processes of their own, one a rank; what fails in one is an error here.
 
 Rank 0 has a process like all others: whatever hits a worker hits none of the requests' books, no GIL is
-shared between planning and running steps, and every rank can be ended by force.
+shared between planning and running steps, and every rank can be ended by force. Who starts the processes,
+and by which way messages reach them, is the affair of Workers.
 """
 
 import weakref
@@ -23,36 +24,38 @@ from ..protocol.worker_messages import (
 from ..sampling_params import LogitsProcessor
 from .executor import StepHandle
 from .worker_answers import SentStep, WorkerAnswers
-from .worker_processes import SECONDS_TO_END, WorkerProcesses
+from .workers import SECONDS_TO_END, StartWorkers
 
 
-class MultiprocExecutor:
-    """An Executor over spawned workers, one a rank, to which every step is sent once.
+class RemoteExecutor:
+    """An Executor over workers in processes of their own, one a rank, to which every step is sent once.
 
     Where a step fails on all ranks it failed, and the next one runs; where it fails on some alone they have
     parted, which ends all of them, as does the end of any.
     """
 
-    def __init__(self, num_workers: int, report: Callable[[LoadProgress], None]) -> None:
-        """report: called with how far rank 0 has loaded."""
+    def __init__(
+        self, num_workers: int, report: Callable[[LoadProgress], None], start_workers: StartWorkers
+    ) -> None:
+        """report: called with how far rank 0 has loaded. Raises what start_workers does."""
         self._answers = WorkerAnswers(num_workers, report)
         self._number = 0  # of what was sent last and is answered
         self._is_shut_down = False
-        self._processes = WorkerProcesses(num_workers, self._answers.take_in)
-        weakref.finalize(self, self._processes.end, 0).atexit = False
+        self._workers = start_workers(num_workers, self._answers.take_in)
+        weakref.finalize(self, self._workers.end, 0).atexit = False
 
     @property
     def pids(self) -> tuple[int | None, ...]:
         """The ids of the workers' processes, by rank."""
-        return self._processes.pids
+        return self._workers.pids
 
     def start(self, config: bytes, *, log_level: int, num_threads: int) -> None:
         """Have every rank load its part of a pickled RuntimeConfig; returns at once.
 
         num_threads: on a CPU, of all ranks together.
         """
-        own = max(1, num_threads // self._processes.num_workers)
-        self._processes.send(StartWorker(config=config, log_level=log_level, num_threads=own))
+        own = max(1, num_threads // self._workers.num_workers)
+        self._workers.send(StartWorker(config=config, log_level=log_level, num_threads=own))
 
     def wait_until_ready(self) -> WorkerReady:
         """What rank 0 says of itself once every rank has loaded.
@@ -60,7 +63,7 @@ class MultiprocExecutor:
         Raises what loading raises on any rank, and EngineError where ranks have decided differently.
         """
         said = self._answers.ready
-        self._processes.wait(lambda: len(said) == self._processes.num_workers or bool(self._failed_to_load()))
+        self._workers.wait(lambda: len(said) == self._workers.num_workers or bool(self._failed_to_load()))
         if failed := self._failed_to_load():
             self._raise_first(failed)
         by_rank = [answer for _, answer in sorted(said.items()) if isinstance(answer, WorkerReady)]
@@ -75,7 +78,7 @@ class MultiprocExecutor:
         error = next((each for each in failed if not isinstance(each, GroupError)), failed[0])
         if isinstance(error, GroupError):
             try:
-                self._processes.look()
+                self._workers.look()
             except EngineDeadError as dead:
                 raise dead from error
         raise error
@@ -87,8 +90,8 @@ class MultiprocExecutor:
         step = self._answers.expect_step(self._number)
         known = self._answers.last_failure
         try:
-            self._processes.look()
-            self._processes.send(ExecuteStep(number=step.number, known_failure=known, plan=plan))
+            self._workers.look()
+            self._workers.send(ExecuteStep(number=step.number, known_failure=known, plan=plan))
         except Exception as error:
             return _Sent(self, step, error)
         return _Sent(self, step)
@@ -109,12 +112,12 @@ class MultiprocExecutor:
                 "processes of their own; use executor='uniproc'"
             )
         if grammar is not None:
-            self._processes.send(AddGrammar(request_id=request_id, grammar=grammar))
+            self._workers.send(AddGrammar(request_id=request_id, grammar=grammar))
 
     def remove_request(self, request_id: str) -> None:
         """See Executor; after shutdown() none is known."""
-        if not self._is_shut_down and self._processes.lost is None:
-            self._processes.send(RemoveRequest(request_id=request_id))
+        if not self._is_shut_down and self._workers.lost is None:
+            self._workers.send(RemoveRequest(request_id=request_id))
 
     def capture_next(self) -> bool:
         """See Executor."""
@@ -129,9 +132,9 @@ class MultiprocExecutor:
         self._require_open()
         self._number += 1
         answers = self._answers.expect_call(self._number)
-        self._processes.send(CallWorker(number=self._number, method=method, arguments=args))
-        self._processes.wait(lambda: len(answers) == self._processes.num_workers)
-        by_rank = [answers[rank] for rank in range(self._processes.num_workers)]
+        self._workers.send(CallWorker(number=self._number, method=method, arguments=args))
+        self._workers.wait(lambda: len(answers) == self._workers.num_workers)
+        by_rank = [answers[rank] for rank in range(self._workers.num_workers)]
         for rank, answer in enumerate(by_rank):
             if answer.error is not None:
                 answer.error.add_note(f"on rank {rank}:\n{answer.traceback}")
@@ -141,21 +144,21 @@ class MultiprocExecutor:
     def check(self) -> None:
         """See Executor."""
         self._require_open()
-        self._processes.look()
+        self._workers.look()
 
     def shutdown(self, timeout: float = SECONDS_TO_END) -> None:
         """See Executor; workers that have not ended after so many seconds are ended by force."""
         self._is_shut_down = True
-        self._processes.end(timeout)
+        self._workers.end(timeout)
 
     def outcome_of(self, step: SentStep) -> RunnerOutput:
         """What a step came to, once that is known. EngineDeadError where the workers are lost."""
         self._require_open()
         answers = self._answers
-        self._processes.wait(lambda: answers.parted is not None or answers.outcome(step) is not None)
+        self._workers.wait(lambda: answers.parted is not None or answers.outcome(step) is not None)
         if answers.parted is not None:
-            self._processes.lose(answers.parted)
-        self._processes.check()
+            self._workers.lose(answers.parted)
+        self._workers.check()
         output = answers.outcome(step)
         assert output is not None
         return output
@@ -170,7 +173,7 @@ class _Sent:
 
     __slots__ = ("_executor", "_step", "error")
 
-    def __init__(self, executor: MultiprocExecutor, step: SentStep, error: Exception | None = None) -> None:
+    def __init__(self, executor: RemoteExecutor, step: SentStep, error: Exception | None = None) -> None:
         self._executor, self._step, self.error = executor, step, error
 
     def result(self) -> RunnerOutput:
