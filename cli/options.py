@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..runtime.config import RuntimeConfig
     from ..runtime.runtime import Runtime
     from ..runtime.sampling_params import SamplingParams
-    from ..serving.config import ServeConfig
 
 Model = Annotated[
     str | None,
@@ -57,7 +56,7 @@ class Settings(dict[str, Any]):
         without = "Leave out a pass of the compiler by its name; may be repeated."
         return [
             _parameter("model_option", model),
-            *(_option(field) for field in SETTINGS if field.name not in NOT_SETTINGS),
+            *(_option(field) for field in OF_MODELS),
             _parameter("compile", _typed(bool, "Compile the model, or run it eagerly.")),
             _parameter("without_pass", _typed(list[str], without)),
             *(_option(field) for field in COMPILING if field.name in OF_COMPILING),
@@ -147,20 +146,16 @@ class Serving(dict[str, Any]):
         """The options, in the order of the fields; what is not given is left to the config."""
         return [_option(field) for field in SERVING]
 
-    def config(self, model: str) -> "ServeConfig":
-        """The checked config; a model whose name is not given is called as its folder, file or hub id is."""
-        from ..serving.config import ServeConfig
-
-        given = {name: value for name, value in self.items() if value is not None}
-        path = Path(model)
-        name = path.resolve().name.removesuffix(".gguf") if path.exists() else model
-        return ServeConfig(**{"model_names": (name,), **given})
+    def given(self) -> dict[str, Any]:
+        """The options that were given, as ServeConfig takes them."""
+        return {name: value for name, value in self.items() if value is not None}
 
 
 SETTINGS = read_fields("runtime/config.py", "RuntimeConfig")
 SAMPLING = read_fields("runtime/sampling_params.py", "SamplingParams")
 COMPILING = read_fields("compiler/config.py", "CompileConfig")
 SERVING = read_fields("serving/config.py", "ServeConfig")
+OF_MODELS = tuple(field for field in SETTINGS if field.name not in NOT_SETTINGS)
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute
 from . import routes
 from .admission.lease import Leases
 from .auth.authentication import Authentication
-from .context import Serving
 from .errors import ApiError
+from .lifecycle import Lifecycle
 from .middleware.cors import Cors
 from .middleware.error_handling import ErrorHandling
 from .middleware.gate import Gate
@@ -22,14 +22,16 @@ from .middleware.observation import Observation
 from .middleware.request_ids import RequestIds
 from .middleware.root_path import RootPath
 from .routes.page import PATHS, page_routes
+from .served_models import ServedModels
 
 
-def create_app(serving: Serving) -> Starlette:
+def create_app(models: ServedModels, lifecycle: Lifecycle) -> Starlette:
     """Returns the application of a server: every routes/*.py, inside the layers in their order.
 
     The outermost comes first: books, errors and common headers, ids, CORS, keys, whether requests are taken,
     and what they hold until they end.
     """
+    serving = models.first
     config = serving.config
     shown = PATHS if config.page else ()
     layers = [
@@ -44,13 +46,14 @@ def create_app(serving: Serving) -> Starlette:
             open_routes=(*config.open_routes, *shown),
             origins=("*",) if config.no_auth else config.cors_origins,
         ),
-        Middleware(Gate, lifecycle=serving.lifecycle, always=shown),
+        Middleware(Gate, lifecycle=lifecycle, always=shown),
         Middleware(Leases),
     ]
     served = [*_all_routes(), *(page_routes() if config.page else ())]
     app = Starlette(routes=served, middleware=layers, exception_handlers={HTTPException: _refuse})
     app.router.redirect_slashes = False  # a path with a slash too many is unknown, and said to be
-    app.state.serving = serving
+    app.state.models = models
+    app.state.lifecycle = lifecycle
     return app
 
 

@@ -42,6 +42,8 @@ COUNTS = {  # what each may be at least and at most
     "max_messages": (1, 2**20),
     "max_unsent_bytes": (1024, 2**31 - 1),
     "max_stored_bytes": (0, 2**40),
+    "max_resident": (1, 1024),
+    "swap_level": (1, 2),
 }
 SECONDS = (
     "max_queue_seconds",
@@ -52,7 +54,9 @@ SECONDS = (
     "comment_interval",
     "stored_seconds",
     "drain_timeout",
+    "min_residence",
 )
+MAY_BE_ZERO = ("drain_timeout", "min_residence")
 
 
 @refuse_unknown(UnknownSettingError, {})
@@ -145,6 +149,12 @@ class ServeConfig:
     """Seconds for which a stored response is kept."""
     drain_timeout: float = 30.0
     """Seconds that running requests may take after SIGTERM or Ctrl-C; what runs on is ended with an error."""
+    max_resident: int = 1
+    """Of several models so many at most are awake together; the others sleep until one makes room."""
+    min_residence: float = 5.0
+    """Seconds for which one of several models stays awake at least, before it makes room for another."""
+    swap_level: int = 1
+    """How one of several models sleeps: 1 keeps its weights in the host's memory, 2 reads them again."""
     exit_on_engine_loss: bool = True
     """Whether the process ends, with exit code 1, once its engine is lost; otherwise it answers 503."""
     page: bool = True
@@ -170,7 +180,7 @@ class ServeConfig:
                 name, integer(name, value, wanted, low=low, high=high, optional=False, error=ConfigError)
             )
         for name in SECONDS:
-            zero = name == "drain_timeout"
+            zero = name in MAY_BE_ZERO
             wanted = f"{'at least' if zero else 'above'} 0, at most 86400"
             value = number(
                 name,

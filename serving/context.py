@@ -1,4 +1,4 @@
-"""What the routes of one server share."""
+"""What the routes of one server share, and what is of one of its models."""
 
 import time
 from dataclasses import dataclass, field
@@ -32,7 +32,10 @@ class Loaded:
 
 @dataclass(kw_only=True, slots=True)
 class Serving:
-    """One server's parts; routes get it by serving_of(request)."""
+    """The parts of a server for one of its models; routes get it by serving_of(request).
+
+    Of several models each has its own config (in its names and adapters), lifecycle, metrics and `loaded`.
+    """
 
     config: ServeConfig
     keys: "Keys"
@@ -69,6 +72,11 @@ class Serving:
 
 
 def serving_of(request: "HTTPConnection") -> Serving:
-    """Returns what the routes of the request's server share."""
-    serving: Serving = request.app.state.serving
+    """Returns the parts of the model that a request asks: the server's first until choose() was called."""
+    serving: Serving = request.scope.get("lamina.serving") or request.app.state.models.first
     return serving
+
+
+def choose(request: "HTTPConnection", serving: Serving) -> None:
+    """Notes which model a request asks: its admission, metrics and settings are the request's from now on."""
+    request.scope["lamina.serving"] = serving

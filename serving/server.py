@@ -2,38 +2,39 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import uvicorn
 
-from ..common.errors import ClosedError
+from ..common.errors import ClosedError, ConfigError, shown
 from ..common.logging import get_logger
-from .admission.admission import Admission
 from .app import create_app
 from .auth.keys import Keys
 from .config import ServeConfig
-from .context import Loaded, Serving
+from .context import Serving
 from .lifecycle import Lifecycle, loss
 from .listening import BACKLOG, address_of, allow_files, listen, stop_listening, tls_context
+from .loading import OpenRuntime, close_models, load_models
 from .metrics.collector import MetricsPage
 from .metrics.metrics import Metrics
 from .metrics.request_log import RequestLog
 from .metrics.tracing import Tracing
 from .middleware.connection import Connection
+from .model_swap.policy import SwapPolicy
+from .model_swap.swapper import Swapper
+from .served_models import ServedModels
 from .stored_responses import Responses
 from .tools.formats import reasoning_tags, tool_format
 
-if TYPE_CHECKING:
-    from ..runtime.async_runtime import AsyncRuntime
-
 logger = get_logger("serving")
-OpenRuntime = Callable[[], Awaitable["AsyncRuntime"]]
+Model = tuple[ServeConfig, OpenRuntime]
 
 ENGINE_LOST = 1  # the exit code
 WATCH_INTERVAL = 0.25  # seconds between two looks at the engine
@@ -42,12 +43,13 @@ NUM_ACCEPTED = 64  # connections taken in each time the loop comes round: uvloop
 CLOSING = 2  # seconds for clients to take what is still to be sent
 
 
-def serve(config: ServeConfig, open_runtime: OpenRuntime) -> int:
+def serve(config: ServeConfig, open_runtime: OpenRuntime, others: Sequence[Model] = ()) -> int:
     """Serves until a signal, or until the engine is lost; returns the exit code.
 
-    Raises ConfigError where it cannot listen or read the certificate, and whatever loading the model raises.
+    others: further models, as Server has them. Raises ConfigError where it cannot listen or read the
+    certificate, and whatever loading a model raises.
     """
-    server = Server(config, open_runtime)
+    server = Server(config, open_runtime, others)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         code = runner.run(server.run(handle_signals=True))
         if server.is_abandoned:
@@ -58,7 +60,10 @@ def serve(config: ServeConfig, open_runtime: OpenRuntime) -> int:
 class Server:
     """One server: run() is its life, stop() asks for its end, from any thread."""
 
-    def __init__(self, config: ServeConfig, open_runtime: OpenRuntime) -> None:
+    def __init__(self, config: ServeConfig, open_runtime: OpenRuntime, others: Sequence[Model] = ()) -> None:
+        """others: further models that take turns on the same device, with configs that are the first's but
+        for their names and adapters. ConfigError where two have a name in common.
+        """
         self.config = config
         self.lifecycle = Lifecycle()
         tool_format(config.tool_parser, None)  # unknown names are told before a model is loaded
@@ -67,18 +72,21 @@ class Server:
         self.serving = Serving(
             config=config,
             keys=Keys.load(config),
-            lifecycle=self.lifecycle,
+            lifecycle=Lifecycle() if others else self.lifecycle,
             metrics=metrics,
-            metrics_page=MetricsPage(metrics),
+            metrics_page=MetricsPage(),
             request_log=RequestLog.of(config, self._decode),
             tracing=Tracing.to(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None,
             responses=Responses(max_bytes=config.max_stored_bytes, seconds=config.stored_seconds),
         )
-        self.app = create_app(self.serving)
+        self.models = ServedModels([self.serving, *(self._another(own) for own, _ in others)])
+        _check_several(self.models)
+        self.app = create_app(self.models, self.lifecycle)
         self.address: str | None = None  # once it listens
         self.is_ready = threading.Event()
         self.is_abandoned = False  # whether a thread still loads what nobody waits for
-        self._open_runtime = open_runtime
+        self._open_runtimes = [open_runtime, *(own for _, own in others)]
+        self._watching: list[asyncio.Task[None]] = []  # each engine, until it is lost
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
 
@@ -110,77 +118,109 @@ class Server:
             self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def _live(self, owns_process: bool) -> int:
-        _say(f"listening at {self.address}; the model is loading", sys.stderr)
+        what = "the model is" if len(self.models) == 1 else f"{len(self.models)} models are"
+        _say(f"listening at {self.address}; {what} loading", sys.stderr)
         stopping = asyncio.create_task(self._stopping.wait())
-        loading = asyncio.create_task(self._load())
+        loading = asyncio.create_task(load_models(self.models, self._open_runtimes))
         await asyncio.wait((stopping, loading), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             loading.cancel()
             await asyncio.wait((loading,), timeout=LAST_WORDS)
             self.is_abandoned = not loading.done()
             return 0
-        runtime = await loading
+        await loading
+        swapping = self._begin_swapping()
         try:
             if owns_process:
-                runtime.freeze_garbage()
-            self.lifecycle.ready()
+                self.serving.runtime.freeze_garbage()
+            for lifecycle in self._lifecycles():
+                lifecycle.ready()
             self.is_ready.set()
-            _say(f"serving {self.config.model_names[0]} at {self.address}", sys.stdout)
-            losing = asyncio.create_task(self._watch(runtime))
-            await asyncio.wait((stopping, losing), return_when=asyncio.FIRST_COMPLETED)
+            served = ", ".join(serving.config.model_names[0] for serving in self.models)
+            _say(f"serving {served} at {self.address}", sys.stdout)
+            self._watching = [asyncio.create_task(self._watch(serving)) for serving in self.models]
+            losing = asyncio.create_task(self._until_lost())
+            await asyncio.wait((stopping, losing, *swapping), return_when=asyncio.FIRST_COMPLETED)
+            for task in swapping:
+                if task.done():  # it never returns: this raises what nobody foresaw
+                    task.result()
             return await self._end(losing)
         finally:
-            await runtime.close()
+            for each in (*swapping, *self._watching):
+                each.cancel()
+            await asyncio.wait((*swapping, *self._watching))
+            await close_models(self.models)
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        tokenizer = self.serving.runtime.input.tokenizer
+    def _begin_swapping(self) -> "list[asyncio.Task[NoReturn]]":
+        """Has several models take turns; with one there is nothing to do."""
+        if len(self.models) == 1:
+            return []
+        config = self.config
+        self.models.swapper = Swapper(
+            {serving.config.model_names[0]: serving for serving in self.models},
+            SwapPolicy(max_resident=config.max_resident, min_residence=config.min_residence),
+            level=config.swap_level,
+        )
+        return [asyncio.create_task(self.models.swapper.run())]
+
+    def _another(self, config: ServeConfig) -> Serving:
+        """Returns the parts of a further model: what is not the whole server's is its own."""
+        metrics = Metrics(config.model_names[0])
+        return dataclasses.replace(self.serving, config=config, metrics=metrics, lifecycle=Lifecycle())
+
+    def _lifecycles(self) -> list[Lifecycle]:
+        return [self.lifecycle, *(serving.lifecycle for serving in self.models)]
+
+    def _decode(self, model: str | None, token_ids: Sequence[int]) -> str:
+        serving = None if model is None else self.models.known(model)
+        tokenizer = (serving or self.serving).runtime.input.tokenizer
         return "" if tokenizer is None else str(tokenizer.decode(token_ids, skip_special_tokens=False))
 
-    async def _load(self) -> "AsyncRuntime":
-        """The runtime, once it has computed what it is asked for first."""
-        runtime = await self._open_runtime()
-        try:
-            await runtime.warm_up()
-            for name, folder in self.config.adapters:
-                await runtime.load_adapter(name, folder)
-            fingerprint = await runtime.call("fingerprint")
-        except BaseException:
-            await runtime.close()
-            raise
-        admission = Admission(self.config, self.lifecycle, self.serving.keys, runtime)
-        for listener in (self.serving.metrics, admission):
-            runtime.listen(listener)
-        self.serving.loaded = Loaded(runtime=runtime, admission=admission, fingerprint=fingerprint)
-        return runtime
-
-    async def _watch(self, runtime: "AsyncRuntime") -> None:
-        """Returns once the engine is lost, which the lifecycle then says, and the process is to end."""
-        was_ok = True
+    async def _watch(self, serving: Serving) -> None:
+        """Returns once a model's engine is lost, which its lifecycle then says."""
+        was_ok, runtime = True, serving.runtime
         while (health := runtime.health()).status.is_alive:
             if health.ok != was_ok:
                 logger.warning("the engine %s", "steps again" if health.ok else f"stalls: {health.reason}")
                 was_ok = health.ok
             await asyncio.sleep(WATCH_INTERVAL)
         reason = loss(health.status)
-        self.lifecycle.fail(reason)
-        self.serving.admission.refuse_waiting(reason)
+        serving.lifecycle.fail(reason)
+        serving.admission.refuse_waiting(reason)
+        if self.models.swapper is not None:
+            self.models.swapper.lose(serving.config.model_names[0])
+            reason = f"{serving.config.model_names[0]}: {reason}"
+        if self.config.exit_on_engine_loss or not self._alive():
+            self.lifecycle.fail(reason)
         logger.error("%s", reason)
+
+    async def _until_lost(self) -> None:
+        """Returns once an engine is lost and the process is to end for it."""
+        await asyncio.wait(self._watching, return_when=asyncio.FIRST_COMPLETED)
         if not self.config.exit_on_engine_loss:
             await asyncio.Event().wait()
 
+    def _alive(self) -> list[Serving]:
+        return [serving for serving in self.models if serving.runtime.health().status.is_alive]
+
     async def _end(self, losing: "asyncio.Task[None]") -> int:
-        """Lets running responses end, in drain_timeout unless the engine is lost; returns the exit code."""
+        """Lets running responses end, in drain_timeout unless no engine is left; returns the exit code."""
         if not losing.done():
-            self.lifecycle.drain()
+            for lifecycle in self._lifecycles():
+                lifecycle.drain()
             _say(f"draining, {self.config.drain_timeout:g} s at most", sys.stderr)
-            draining = asyncio.create_task(self.lifecycle.wait_drained(self.config.drain_timeout))
-            await asyncio.wait((draining, losing), return_when=asyncio.FIRST_COMPLETED)
-        if not losing.done():
-            losing.cancel()
-            self.serving.admission.refuse_waiting("the server is shutting down")
-            self.serving.runtime.fail(ClosedError("the server is shutting down"))
+        if self.models.swapper is not None:
+            self.models.swapper.hurry()
+        draining = asyncio.create_task(self.lifecycle.wait_drained(self.config.drain_timeout))
+        all_lost = asyncio.create_task(asyncio.wait(self._watching))
+        await asyncio.wait((draining, all_lost), return_when=asyncio.FIRST_COMPLETED)
+        losing.cancel()
+        all_lost.cancel()
+        for serving in self._alive():
+            serving.admission.refuse_waiting("the server is shutting down")
+            serving.runtime.fail(ClosedError("the server is shutting down"))
         await self.lifecycle.wait_drained(LAST_WORDS)
-        return 0 if self.serving.runtime.health().status.is_alive else ENGINE_LOST
+        return 0 if len(self._alive()) == len(self.models) else ENGINE_LOST
 
     def _http_config(self) -> uvicorn.Config:
         num_connections = allow_files(self.config.max_connections)
@@ -213,6 +253,17 @@ class Server:
         if self._stopping.is_set():
             _leave(128 + number)
         self._stopping.set()
+
+
+def _check_several(models: ServedModels) -> None:
+    """Raises ConfigError for what models of one server cannot have together."""
+    adapters = [name for serving in models for name, _ in serving.config.adapters]
+    names = [*models.names, *adapters]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if len(models) > 1 and twice is not None:
+        raise ConfigError(f"model_names has {shown(twice)} twice; wanted another name for each model")
+    if len(models) > 1 and not models.first.config.max_waiting:
+        raise ConfigError("max_waiting is 0; wanted 1 or more, as requests wait while their model sleeps")
 
 
 class _HttpServer(uvicorn.Server):

@@ -3,8 +3,8 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...runtime.protocol.engine_output import EngineOutput
 from ..auth.key import Key, key_of
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from ...runtime.engine.async_client import FinishedRequest
 
 LONGEST_ADVICE = 60.0  # seconds of Retry-After where the measured rate would say more
+
+
+class _Waiting(NamedTuple):
+    """A request that waits for its turn."""
+
+    place: Place
+    turn: "asyncio.Future[None]"
+    since: float
 
 
 class Admission:
@@ -48,12 +56,14 @@ class Admission:
         self._clock = clock
         self._rate = Rate()
         self._queue = FairQueue()
-        self._waiting: dict[Lease, tuple[Place, asyncio.Future[None]]] = {}
+        self._waiting: dict[Lease, _Waiting] = {}  # in the order in which they came
         self._at: dict[Place, Lease] = {}
         self._held: dict[Lease, int] = {}  # sequences of each that was admitted and have not ended
         self._num_held = 0
         self._numbers = itertools.count(1)
         self._by_request: dict[str, Lease] = {}
+        self._is_paused = False
+        self.on_change: Callable[[], None] | None = None  # called where a request waits, or gives slots back
 
     @property
     def num_waiting(self) -> int:
@@ -64,6 +74,20 @@ class Admission:
     def num_admitted(self) -> int:
         """Sequences that were admitted and have not ended."""
         return self._num_held
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the request came that has waited longest, by the clock; None where none waits."""
+        return next((each.since for each in self._waiting.values() if not each.turn.done()), None)
+
+    def pause(self) -> None:
+        """Admits nobody until resume(): who comes waits, within the same bounds; what runs goes on."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Admits again, those that wait first."""
+        self._is_paused = False
+        self._let_in()
 
     async def admit(
         self,
@@ -105,11 +129,12 @@ class Admission:
         request.scope.setdefault("lamina.leases", []).append(lease)
         return lease
 
-    def refuse_waiting(self, message: str) -> None:
-        """Answers 503 to all that wait: the engine is lost, or the server ends."""
-        for _, turn in list(self._waiting.values()):
-            if not turn.done():
-                turn.set_exception(ApiError(status=503, message=message, headers=retry_after(5)))
+    def refuse_waiting(self, message: str, code: str | None = None) -> None:
+        """Answers 503 to all that wait: the engine is lost or cannot be woken, or the server ends."""
+        for waiting in list(self._waiting.values()):
+            if not waiting.turn.done():
+                error = ApiError(status=503, message=message, code=code, headers=retry_after(5))
+                waiting.turn.set_exception(error)
 
     async def abort(self, key: Key, request_id: str) -> bool:
         """Ends what this key asked under this id, of request or response; False where nothing runs."""
@@ -117,7 +142,7 @@ class Admission:
         mine = [each for each in live if request_id in each.ids and each.key.name == key.name]
         for lease in mine:
             lease.is_aborted = True
-            if lease in self._waiting and not (turn := self._waiting[lease][1]).done():
+            if lease in self._waiting and not (turn := self._waiting[lease].turn).done():
                 turn.set_exception(lease.aborted())
             for own_id in {generation.request_id for generation in lease.generations}:
                 await self._runtime.abort(own_id)
@@ -136,6 +161,8 @@ class Admission:
 
     @property
     def _most_held(self) -> int:
+        if self._is_paused:
+            return 0
         return self.max_num_seqs + max(self.max_num_seqs // 2, 1)
 
     def _start(self, lease: Lease) -> None:
@@ -150,14 +177,22 @@ class Admission:
         """Frees slots, and lets those in that wait for them."""
         self._held[lease] -= count
         self._num_held -= count
+        self._let_in()
+        if not self._num_held:
+            self._rate.rest()
+        self._tell_change()
+
+    def _let_in(self) -> None:
         while self._queue and self._num_held < self._most_held:
             first = self._at.pop(self._queue.pop())
-            _, turn = self._waiting.pop(first)
+            turn = self._waiting.pop(first).turn
             self._start(first)
             if not turn.done():
                 turn.set_result(None)
-        if not self._num_held:
-            self._rate.rest()
+
+    def _tell_change(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     def _released(self, lease: Lease, num_prompt_tokens: int) -> None:
         if lease in self._held:
@@ -166,10 +201,11 @@ class Admission:
             del self._held[lease]
         else:
             lease.key.meter.end(-num_prompt_tokens)  # it never came so far
-            place, _ = self._waiting.pop(lease, (None, None))
-            if place is not None:
-                self._queue.remove(place)
-                del self._at[place]
+            waiting = self._waiting.pop(lease, None)
+            if waiting is not None:
+                self._queue.remove(waiting.place)
+                del self._at[waiting.place]
+                self._tell_change()
         for generation in lease.generations:
             if self._by_request.get(generation.request_id) is lease:
                 del self._by_request[generation.request_id]
@@ -181,7 +217,8 @@ class Admission:
         self._require_short(place, most)
         turn = asyncio.get_running_loop().create_future()
         self._queue.add(place)
-        self._at[place], self._waiting[lease] = lease, (place, turn)
+        self._at[place], self._waiting[lease] = lease, _Waiting(place, turn, self._clock())
+        self._tell_change()
         try:
             async with asyncio.timeout(most):
                 await while_connected(request.receive, _result(turn))

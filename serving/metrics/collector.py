@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -10,8 +12,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from .families import ENGINE_FAMILIES, HEALTH_FAMILIES, PREFIX, QUEUE_FAMILIES, SERVER_FAMILIES, Family
-from .histogram import Histogram
+from .families import (
+    ENGINE_FAMILIES,
+    HEALTH_FAMILIES,
+    PREFIX,
+    PROCESS_FAMILIES,
+    QUEUE_FAMILIES,
+    SERVER_FAMILIES,
+    SWAP_FAMILIES,
+    Family,
+)
 from .metrics import Metrics
 
 STATS_SECONDS = 1.0  # how long figures of the engine stay, and how long a scrape waits for new ones
@@ -46,70 +56,96 @@ class EngineFigures:
             self._stats, self._read_at = asked.result(), time.monotonic()
 
 
-class MetricsPage:
-    """The answers of /metrics of one server, over its books."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scraped:
+    """One model of a server, as a scrape finds it."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._engine = EngineFigures()
+    metrics: Metrics
+    runtime: Any = None
+    """An AsyncRuntime, or None while there is none yet."""
+    num_waiting: int = 0
+    """Requests that wait for admission to it, ahead of its own queue."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """What one model's families are read from."""
+
+    metrics: Metrics
+    waiting: dict[str, int]
+    stats: dict[str, Any] | None  # None while its engine does not step
+    health: Any
+
+
+class MetricsPage:
+    """The answers of /metrics of one server, over the books of its models."""
+
+    def __init__(self) -> None:
+        self._engines: defaultdict[str, EngineFigures] = defaultdict(EngineFigures)  # by the model's name
         self._process = ProcessCollector(registry=None)
 
-    async def render(self, runtime: Any, *, num_waiting: int = 0, accept: str = "") -> tuple[bytes, str]:
-        """Returns the page and its content type, OpenMetrics where the client accepts that.
-
-        runtime: an AsyncRuntime, or None while there is none yet. num_waiting: requests that wait for
-        admission to it, ahead of its own queue.
-        """
-        stats = None if runtime is None else await self._engine.read(runtime)
+    async def render(self, models: Iterable[Scraped], *, accept: str = "") -> tuple[bytes, str]:
+        """Returns the page and its content type, OpenMetrics where the client accepts that."""
+        found = await asyncio.gather(*(self._find(model) for model in models))
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self._process)
-        health = None if runtime is None else runtime.health()
-        waiting = {"server": num_waiting, "engine": 0 if stats is None else stats["requests"]["waiting"]}
-        registry.register(_Scrape(self._metrics, waiting, stats, health))
+        registry.register(_Scrape(found))
         encode, content_type = choose_encoder(accept)
         return encode(registry), content_type
 
+    async def _find(self, model: Scraped) -> _Found:
+        stats = health = None
+        if model.runtime is not None:
+            stats = await self._engines[model.metrics.model_name].read(model.runtime)
+            health = model.runtime.health()
+        waiting = {
+            "server": model.num_waiting,
+            "engine": 0 if stats is None else stats["requests"]["waiting"],
+        }
+        return _Found(metrics=model.metrics, waiting=waiting, stats=stats, health=health)
+
 
 class _Scrape(Collector):
-    """Yields every family of one moment."""
+    """Yields every family of one moment, with the values of each model that has it."""
 
-    def __init__(
-        self, metrics: Metrics, waiting: dict[str, int], stats: dict[str, Any] | None, health: Any
-    ) -> None:
-        self._metrics = metrics
-        self._waiting = waiting
-        self._stats = stats
-        self._health = health
+    def __init__(self, models: Sequence[_Found]) -> None:
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         """Returns what prometheus-client writes out."""
-        yield from self._made(SERVER_FAMILIES, self._metrics)
-        if self._stats is not None:
-            yield from self._made(QUEUE_FAMILIES, self._waiting)
-            yield from self._made(ENGINE_FAMILIES, self._stats)
-        if self._health is not None:
-            yield from self._made(HEALTH_FAMILIES, self._health)
+        all_books = [(each.metrics.model_name, each.metrics) for each in self._models]
+        stepping = [each for each in self._models if each.stats is not None]
+        yield from _made(SERVER_FAMILIES, all_books)
+        yield from _made(PROCESS_FAMILIES, all_books[:1])
+        if len(all_books) > 1:
+            yield from _made(SWAP_FAMILIES, all_books)
+        yield from _made(QUEUE_FAMILIES, [(each.metrics.model_name, each.waiting) for each in stepping])
+        yield from _made(ENGINE_FAMILIES, [(each.metrics.model_name, each.stats) for each in stepping])
+        alive = [each for each in self._models if each.health is not None]
+        if alive:
+            yield from _made(HEALTH_FAMILIES, [(each.metrics.model_name, each.health) for each in alive])
         else:
-            up = GaugeMetricFamily(
-                PREFIX + HEALTH_FAMILIES[0].name, HEALTH_FAMILIES[0].help, labels=["model_name"]
-            )
-            up.add_metric([self._metrics.model_name], 0)
-            yield up
-
-    def _made(self, families: Iterable[Family], source: Any) -> Iterator[Metric]:
-        return (_family(family, family.read(source), self._metrics.model_name) for family in families)
+            yield _family(HEALTH_FAMILIES[0], [(name, 0) for name, _ in all_books])
 
 
-def _family(family: Family, value: Any, model_name: str) -> Metric:
-    """Returns one family with the values it has now, each under the model's name."""
+def _made(families: Iterable[Family], sources: Sequence[tuple[str, Any]]) -> Iterator[Metric]:
+    """Yields families as read from each model's source; none without sources."""
+    for family in families if sources else ():
+        yield _family(family, [(name, family.read(source)) for name, source in sources])
+
+
+def _family(family: Family, values: Iterable[tuple[str, Any]]) -> Metric:
+    """Returns one family with the values it has now, each under its model's name."""
     name, labels = PREFIX + family.name, ["model_name", *family.labels]
-    if isinstance(value, Histogram):
+    if family.kind == "histogram":
         histogram = HistogramMetricFamily(name, family.help, labels=labels)
-        histogram.add_metric([model_name], value.cumulative(), value.sum)
+        for model_name, value in values:
+            histogram.add_metric([model_name], value.cumulative(), value.sum)
         return histogram
     made = (CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily)(
         name, family.help, labels=labels
     )
-    for own, count in value.items() if family.labels else [((), value)]:
-        made.add_metric([model_name, *own], float(count))
+    for model_name, value in values:
+        for own, count in value.items() if family.labels else [((), value)]:
+            made.add_metric([model_name, *own], float(count))
     return made

@@ -223,9 +223,36 @@ SERVER_FAMILIES = (
         lambda m: _by(m.refused_by_reason),
         "reason",
     ),
+)
+
+# Read from the books of the first model, for all of the server.
+PROCESS_FAMILIES = (
     _histogram(
         "event_loop_lag_seconds", "How late the server's event loop ran what was due.", lambda m: m.loop_lag
     ),
 )
 
-FAMILIES = (*SERVER_FAMILIES, *QUEUE_FAMILIES, *ENGINE_FAMILIES, *HEALTH_FAMILIES)
+# Read from the books of each of several models.
+SWAP_FAMILIES = (
+    _gauge("model_resident", "Of several models: 1 for one that is awake, else 0.", lambda m: m.is_resident),
+    _counter("model_swaps", "Of several models: times that one was woken.", lambda m: m.swap.count),
+    _counter(
+        "model_swap_failures",
+        "Of several models: times that one could not be woken, or none could make room for it.",
+        lambda m: m.num_failed_swaps,
+    ),
+    _histogram(
+        "model_swap_seconds",
+        "Of several models: to put one to sleep and wake this one.",
+        lambda m: m.swap,
+    ),
+)
+
+FAMILIES = (
+    *SERVER_FAMILIES,
+    *PROCESS_FAMILIES,
+    *SWAP_FAMILIES,
+    *QUEUE_FAMILIES,
+    *ENGINE_FAMILIES,
+    *HEALTH_FAMILIES,
+)

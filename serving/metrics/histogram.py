@@ -58,6 +58,7 @@ REQUEST_SECONDS = (
     480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+SWAP_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
 STEP_TOKENS = tuple(float(1 << power) for power in range(15))
 REQUEST_TOKENS = tuple(lengths_up_to(1_000_000))
 COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)

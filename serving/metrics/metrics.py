@@ -51,6 +51,9 @@ class Metrics:
         self.num_answers = Histogram(histogram.COUNTS)
         self.step_tokens = Histogram(histogram.STEP_TOKENS)
         self.loop_lag = Histogram(histogram.LAG_SECONDS)
+        self.is_resident = False  # of several models: whether this one is awake
+        self.swap = Histogram(histogram.SWAP_SECONDS)
+        self.num_failed_swaps = 0
         self._live: dict[str, list[float]] = {}  # by the core's id: tokens so far, and when the last one came
 
     # What the engine's client tells, as its EngineListener.

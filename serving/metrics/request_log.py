@@ -27,6 +27,7 @@ MOST_WAITING = 1000  # lines that wait to be written; further ones are dropped
 SECONDS_TO_END = 2.0  # for lines that wait at the end
 
 Line = dict[str, Any]
+Decode = Callable[[str | None, Sequence[int]], str]
 
 
 class RequestLog:
@@ -36,10 +37,8 @@ class RequestLog:
     that come while too many wait are dropped, which is told with the next that is written, or at the end.
     """
 
-    def __init__(
-        self, *, wants_params: bool, wants_text: bool, decode: Callable[[Sequence[int]], str]
-    ) -> None:
-        """decode: token ids to text, special tokens shown."""
+    def __init__(self, *, wants_params: bool, wants_text: bool, decode: Decode) -> None:
+        """decode: token ids of a model, by the name that it was asked by, to text, special tokens shown."""
         self._wants_params = wants_params
         self._wants_text = wants_text
         self._decode = decode
@@ -49,7 +48,7 @@ class RequestLog:
         self._thread: threading.Thread | None = None  # once there is a line
 
     @classmethod
-    def of(cls, config: ServeConfig, decode: Callable[[Sequence[int]], str]) -> "RequestLog | None":
+    def of(cls, config: ServeConfig, decode: Decode) -> "RequestLog | None":
         """Returns the log that a server's config asks for, if any."""
         wants_params = config.log_requests or config.log_text
         if not (config.access_log or wants_params):
@@ -103,7 +102,7 @@ class RequestLog:
 
     def _write(self, line: Line) -> None:
         if "prompts" in line:
-            line["prompts"] = [self._decode(token_ids)[:MOST_TEXT] for token_ids in line["prompts"]]
+            line["prompts"] = [self._decode(line.get("model"), ids)[:MOST_TEXT] for ids in line["prompts"]]
         self._logger.info(json.dumps(line, default=list))  # sets of token ids
 
     def _tell_dropped(self) -> None:

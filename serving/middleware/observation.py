@@ -15,7 +15,10 @@ logger = get_logger("serving")
 
 
 class Observation:
-    """ASGI middleware around the one that answers errors, which tells the record how it answered."""
+    """ASGI middleware around the one that answers errors, which tells the record how it answered.
+
+    metrics: those of requests that ask no model.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,9 @@ class Observation:
 
     def _end(self, scope: "Scope", record: RequestRecord) -> None:
         route = route_of(scope)
-        self._metrics.answered(route, record.status or 499, record.code)
+        chosen = scope.get("lamina.serving")  # of several models the one that was asked
+        metrics = self._metrics if chosen is None else chosen.metrics
+        metrics.answered(route, record.status or 499, record.code)
         try:
             if self._log is not None:
                 self._log.write(scope, route, record)

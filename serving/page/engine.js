@@ -82,7 +82,7 @@ async function look(onReady) {
     const text = await (await ask("metrics")).text();
     const now = { ...parse(text), at: performance.now() / SECOND };
     show(now);
-    if (now.engine_up !== 1) tell("down", await reason());
+    if (!(now.engine_up >= 1)) tell("down", await reason());
     else if (tell("up", "ready")) onReady();
   } catch (error) {
     tell("down", error.message);

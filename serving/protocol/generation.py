@@ -1,7 +1,7 @@
 """What requests for text have in common: how tokens are chosen, where answers end, how they are sent."""
 
 import re
-from collections.abc import Collection, Sequence, Sized
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
@@ -183,18 +183,11 @@ def check_num_sequences(request: GenerationRequest, num_prompts: int, config: Se
     return num
 
 
-def check_model(name: str | None, config: ServeConfig, adapters: Collection[str] = ()) -> str:
-    """Returns the name that an answer carries: the one asked by, else the server's first.
-
-    adapters: names of those that are loaded. Raises ApiError 404 model_not_found for a name that is not
-    served.
-    """
-    names = config.model_names
-    if name is None or name in names or name in adapters:
-        return names[0] if name is None else name
-    more = ", or an adapter that /v1/models lists" if adapters else ""
+def unknown_model(name: str, names: Sequence[str], *, is_all: bool) -> ApiError:
+    """Returns the 404 for a model that is not served; is_all: there are no adapters beside these names."""
+    more = "" if is_all else ", or an adapter that /v1/models lists"
     message = f"the model {shown(name)} is not served here; wanted one of {', '.join(names)}{more}"
-    raise ApiError(status=404, message=message, param="model", code="model_not_found")
+    return ApiError(status=404, message=message, param="model", code="model_not_found")
 
 
 def named_error(error: RequestError, param: str | None = None) -> ApiError:

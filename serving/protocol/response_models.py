@@ -190,6 +190,9 @@ class Live(ResponseModel, kw_only=True):
     status: Literal["live"]
 
 
+Anything = dict[str, Any]
+
+
 class Ready(ResponseModel, kw_only=True):
     """Whether a step can run; with 503, an error stands beside these."""
 
@@ -198,6 +201,4 @@ class Ready(ResponseModel, kw_only=True):
     num_steps: int = 0
     step_seconds: float | None = None
     building: str | None = None
-
-
-Anything = dict[str, Any]
+    models: dict[str, Anything] = {}  # of several models: the same of each, by its first name

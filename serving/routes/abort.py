@@ -5,8 +5,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ..auth.key import key_of
-from ..context import serving_of
 from ..errors import ApiError
+from ..served_models import models_of
 
 
 async def abort(request: Request) -> Response:
@@ -15,7 +15,7 @@ async def abort(request: Request) -> Response:
     The id is that of the response, as chatcmpl-..., or the X-Request-Id of the request.
     """
     request_id = request.path_params["id"]
-    if not await serving_of(request).admission.abort(key_of(request), request_id):
+    if not await models_of(request).abort(key_of(request), request_id):
         message = f"no request of this key runs under the id {request_id[:128]!r}"
         raise ApiError(status=404, message=message, code="request_not_found")
     return JSONResponse({"id": request_id, "object": "request", "aborted": True})

@@ -7,9 +7,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..context import Serving, serving_of
+from ..context import Serving
 from ..errors import ApiError
-from ..lifecycle import loss
+from ..lifecycle import Lifecycle, loss
+from ..model_swap.swapper import Swapper
+from ..served_models import ServedModels, models_of
 
 RETRY_AFTER = "2"  # seconds
 
@@ -22,9 +24,12 @@ async def live(request: Request) -> JSONResponse:
 async def ready(request: Request) -> Response:
     """Answers 200 where a request would be taken and a step can run, else 503 with the reason.
 
-    The status is starting, ready, draining, failed, stalled where a step takes too long, or asleep.
+    The status is starting, ready, draining, failed, stalled where a step takes too long, or asleep. Of
+    several models `models` has that of each: one that waits for its turn is swapped_out, and no reason not
+    to be ready.
     """
-    report = health_of(serving_of(request))
+    models = models_of(request)
+    report = health_of(models.first) if len(models) == 1 else health_of_all(request, models)
     if report["reason"] is None:
         return JSONResponse(report)
     error = ApiError(status=503, message=report["reason"], code=report["status"])
@@ -52,6 +57,37 @@ def health_of(serving: Serving) -> dict[str, Any]:
         "step_seconds": status.step_seconds,
         "building": status.building,
     }
+
+
+def health_of_all(request: Request, models: ServedModels) -> dict[str, Any]:
+    """Returns status and reason of the server, which is ready where a model can serve and none is lost.
+
+    models: what health_of() says of each, by its first name.
+    """
+    lifecycle: Lifecycle = request.app.state.lifecycle
+    report: dict[str, Any] = {"status": lifecycle.state, "reason": lifecycle.reason}
+    each = {serving.config.model_names[0]: _turn_of(serving, models.swapper) for serving in models}
+    unready = {name: one for name, one in each.items() if one["reason"] is not None}
+    lost = {name: one for name, one in unready.items() if one["status"] == "failed"}
+    worst = lost or (unready if len(unready) == len(each) else {})
+    if report["reason"] is None and worst:
+        name, one = next(iter(worst.items()))
+        report = {"status": one["status"], "reason": f"{name}: {one['reason']}"}
+    return report | {"models": each}
+
+
+def _turn_of(serving: Serving, swapper: Swapper | None) -> dict[str, Any]:
+    """What health_of() says, with where the model stands in place of ready, and of asleep unless by hand."""
+    report = health_of(serving)
+    if swapper is None:
+        return report
+    standing = swapper.standing(serving.config.model_names[0])
+    is_resident = standing in ("resident", "draining")
+    if report["status"] == "ready" and is_resident:
+        return report | {"status": standing}
+    if report["status"] != "failed" and standing == "swapped_out":
+        return report | {"status": standing, "reason": None}
+    return report
 
 
 ROUTES = [Route("/health/live", live), Route("/health/ready", ready), Route("/health", ready)]

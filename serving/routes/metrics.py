@@ -4,19 +4,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ..context import serving_of
+from ..context import Serving
+from ..metrics.collector import Scraped
+from ..served_models import models_of
 
 
 async def metrics(request: Request) -> Response:
     """Returns the figures, within about a second whatever the engine does."""
-    serving = serving_of(request)
-    loaded, accept = serving.loaded, request.headers.get("accept", "")
-    page, content_type = await serving.metrics_page.render(
-        None if loaded is None else loaded.runtime,
-        num_waiting=0 if loaded is None else loaded.admission.num_waiting,
-        accept=accept,
-    )
+    models = models_of(request)
+    scraped = [_scraped(serving) for serving in models]
+    accept = request.headers.get("accept", "")
+    page, content_type = await models.first.metrics_page.render(scraped, accept=accept)
     return Response(page, headers={"content-type": content_type, "cache-control": "no-store"})
+
+
+def _scraped(serving: Serving) -> Scraped:
+    loaded = serving.loaded
+    if loaded is None:
+        return Scraped(metrics=serving.metrics)
+    return Scraped(metrics=serving.metrics, runtime=loaded.runtime, num_waiting=loaded.admission.num_waiting)
 
 
 ROUTES: list[BaseRoute] = [Route("/metrics", metrics, methods=["GET"])]

@@ -7,8 +7,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ..auth.key import key_of
-from ..context import Serving, serving_of
-from ..protocol.generation import check_model
+from ..context import Serving
+from ..served_models import models_of
 
 
 def model_entry(serving: Serving, name: str) -> dict[str, Any]:
@@ -28,17 +28,20 @@ def model_entry(serving: Serving, name: str) -> dict[str, Any]:
 
 async def list_models(request: Request) -> Response:
     """Answers {object: list, data}, an entry for each name that the key may ask by."""
-    serving = serving_of(request)
     key = key_of(request)
-    names = [*serving.config.model_names, *serving.runtime.input.adapters]
-    entries = [model_entry(serving, name) for name in names if key.allows_model(name)]
+    names = [
+        (serving, name)
+        for serving in models_of(request)
+        for name in (*serving.config.model_names, *serving.runtime.input.adapters)
+    ]
+    entries = [model_entry(serving, name) for serving, name in names if key.allows_model(name)]
     return JSONResponse({"object": "list", "data": entries})
 
 
 async def retrieve_model(request: Request) -> Response:
     """Answers what is said about one name, which may have slashes."""
-    serving = serving_of(request)
-    name = check_model(request.path_params["id"], serving.config, serving.runtime.input.adapters)
+    name = request.path_params["id"]
+    serving = models_of(request).find(name)
     key_of(request).require_model(name)
     return JSONResponse(model_entry(serving, name))
 

@@ -24,6 +24,7 @@ from ..protocol.response_objects import (
     ResponseText,
 )
 from ..protocol.responses import InputItem, ResponsesRequest, renamed, turns_of
+from ..served_models import models_of
 from ..stored_responses import Stored
 from ..streaming.handlers import (
     LARGE_ANSWER,
@@ -102,7 +103,7 @@ async def cancel_response(request: Request) -> Response:
     serving = serving_of(request)
     stored = serving.responses.running(key.name, response_id) or _find(request)
     if not stored.ended.is_set():
-        await serving.admission.abort(key, response_id)
+        await models_of(request).abort(key, response_id)
         ended = asyncio.ensure_future(stored.ended.wait())
         await asyncio.wait([ended], timeout=MOST_WAITED)
         ended.cancel()

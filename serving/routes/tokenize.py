@@ -16,6 +16,7 @@ from ..errors import ApiError
 from ..middleware.body import read_body
 from ..protocol.decoding import wrong
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from ..served_models import models_of
 from ..streaming.handlers import beside_loop, receive
 
 MAX_TOKENS = 2**18  # of a text: far more are refused before they are all found
@@ -23,8 +24,8 @@ MAX_TOKENS = 2**18  # of a text: far more are refused before they are all found
 
 async def tokenize(request: Request) -> Response:
     """Answers {count, max_model_len, tokens, token_strs} of a text or a conversation."""
-    serving = serving_of(request)
     received = await receive(request, TokenizeRequest, await read_body(request))
+    serving = serving_of(request)
     asked, tokenizer = received.given, tokenizer_of(serving)
 
     def written() -> bytes:
@@ -42,8 +43,8 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """Answers {prompt}: the text of token ids, special ones included."""
-    serving = serving_of(request)
     received = await receive(request, DetokenizeRequest, await read_body(request))
+    serving = serving_of(request)
     asked, tokenizer = received.given, tokenizer_of(serving)
     _check_ids(asked.tokens, serving.runtime.input.vocab_size)
 
@@ -54,8 +55,12 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """Answers what a client needs to write prompts alike: special tokens by their roles, and the template."""
-    return JSONResponse(tokenizer_of(serving_of(request)).describe())
+    """Answers what a client needs to write prompts alike: special tokens by their roles, and the template.
+
+    ?model= names one of several.
+    """
+    serving = models_of(request).find(request.query_params.get("model"))
+    return JSONResponse(tokenizer_of(serving).describe())
 
 
 def tokenizer_of(serving: Serving) -> Tokenizer:

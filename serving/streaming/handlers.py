@@ -14,17 +14,17 @@ from starlette.responses import Response
 
 from ...common.errors import RequestError, clipped
 from ..admission.connection import while_connected
-from ..context import Serving, serving_of
+from ..context import choose, serving_of
 from ..metrics.record import record_of
 from ..protocol.decoding import Body, decode_async
 from ..protocol.generation import (
     GenerationRequest,
     check_form,
-    check_model,
     check_num_sequences,
     check_prompt_logprobs,
     named_error,
 )
+from ..served_models import models_of
 from .events import ChunkEvents
 from .response_settings import AnsweredPrompt, ResponseSettings, Style
 from .running import Running
@@ -61,9 +61,9 @@ class Received(Generic[AnyKind]):
 
 async def receive(request: "Request", kind: type[AnyKind], body: bytes) -> Received[AnyKind]:
     """Returns the body of a request, decoded; ApiError for one that is none of this kind."""
+    decoded = await decode_async(kind, body, strict=serving_of(request).config.strict_fields)
+    model = await chosen_model(request, decoded.request.model)
     serving = serving_of(request)
-    decoded = await decode_async(kind, body, strict=serving.config.strict_fields)
-    model = await served_model(serving, decoded.request.model)
     return Received(
         given=decoded.request,
         model=model,
@@ -73,15 +73,16 @@ async def receive(request: "Request", kind: type[AnyKind], body: bytes) -> Recei
     )
 
 
-async def served_model(serving: Serving, name: str | None) -> str:
-    """Returns the name that an answer carries: the model's, or that of an adapter, loaded or found now.
+async def chosen_model(request: "Request", name: str | None) -> str:
+    """Returns the name that an answer carries: as it was asked by, of a model or an adapter, or the first.
 
-    Raises ApiError 404 model_not_found for a name that is not served.
+    Of several models it is chosen for the request. Raises ApiError 404 model_not_found for a name that is
+    not served.
     """
-    runtime = serving.runtime
-    if name is not None and name not in serving.config.model_names:
-        await runtime.find_adapter(name)
-    return check_model(name, serving.config, runtime.input.adapters)
+    models = models_of(request)
+    serving = await models.find_or_load(name)
+    choose(request, serving)
+    return serving.config.model_names[0] if name is None else name
 
 
 async def beside_loop(is_large: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

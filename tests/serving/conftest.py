@@ -31,8 +31,8 @@ class RunningServer:
         may_load: threading.Event | None = None,
     ) -> None:
         """may_load: the model is loaded once it is set; the server is returned before, as it listens."""
-        self.server = Server(ServeConfig(**{"model_names": (NAME,), "port": 0, **config}), self._open)
         self.folder, self.settings, self._may_load = folder, {**SETTINGS, **settings}, may_load
+        self.server = self._made(config)
         self.code: int | None = None
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -42,6 +42,9 @@ class RunningServer:
                 raise self.error or RuntimeError(f"the server ended with {self.code}")
         self.url = str(self.server.address)
         self.client = self._client(config)
+
+    def _made(self, config: dict[str, Any]) -> Server:
+        return Server(ServeConfig(**{"model_names": (NAME,), "port": 0, **config}), self._open)
 
     def _client(self, config: dict[str, Any]) -> httpx.Client:
         if (uds := config.get("uds")) is not None:

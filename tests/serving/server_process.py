@@ -101,7 +101,7 @@ class ServerProcess:
 
     def wait_ready(self) -> httpx.Client:
         """The same once it is ready, which it says in one line."""
-        self.wait_for(self.out, r"lamina: serving (\S+) at (\S+)")
+        self.wait_for(self.out, r"lamina: serving (.+) at (\S+)")
         return self.client
 
     def wait_for(self, lines: list[str], pattern: str) -> re.Match[str]:

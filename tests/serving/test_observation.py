@@ -195,7 +195,9 @@ def test_text_is_logged_where_that_is_wanted(start_watched):
 
 def test_no_more_of_a_prompt_is_made_text_than_is_logged():
     lengths = []
-    log = RequestLog(wants_params=False, wants_text=True, decode=lambda ids: lengths.append(len(ids)) or "a")
+    log = RequestLog(
+        wants_params=False, wants_text=True, decode=lambda _, ids: lengths.append(len(ids)) or "a"
+    )
     prompt = SimpleNamespace(prompt_token_ids=(5,) * 100_000, texts=["b"] * 2)
     record = SimpleNamespace(status=200, params=None, generations=[prompt], timing=dict)
     names = ("code", "model", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "ends")

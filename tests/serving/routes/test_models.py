@@ -1,5 +1,6 @@
 """GET /v1/models: every name is told, and found again by it."""
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -8,10 +9,11 @@ from urllib.parse import quote
 import pytest
 
 from lamina.serving.config import ServeConfig
-from lamina.serving.context import Serving
+from lamina.serving.context import Serving, serving_of
 from lamina.serving.errors import ApiError
-from lamina.serving.protocol.generation import check_model
 from lamina.serving.routes.models import model_entry
+from lamina.serving.served_models import ServedModels
+from lamina.serving.streaming.handlers import chosen_model
 
 
 @pytest.fixture
@@ -22,16 +24,24 @@ def serving() -> Serving:
     return SimpleNamespace(config=ServeConfig(model_names=names), runtime=runtime, created=1)
 
 
+def asking(serving: Serving) -> Any:
+    """A request of a server with one model."""
+    state = SimpleNamespace(models=ServedModels([serving]))
+    return SimpleNamespace(app=SimpleNamespace(state=state), scope={})
+
+
 def test_an_answer_carries_the_name_that_was_asked_by(serving: Serving) -> None:
-    assert check_model("tiny", serving.config) == "tiny"
-    assert check_model("org/tiny", serving.config) == "org/tiny"
-    assert check_model(None, serving.config) == "org/tiny"
+    models, request = ServedModels([serving]), asking(serving)
+    assert asyncio.run(chosen_model(request, "tiny")) == "tiny"
+    assert asyncio.run(chosen_model(request, "org/tiny")) == "org/tiny"
+    assert asyncio.run(chosen_model(request, None)) == "org/tiny"
+    assert models.find(None) is models.find("tiny") is serving_of(request) is serving
 
 
 @pytest.mark.parametrize("name", ["", "Tiny", "tiny ", "org", "x" * 10**6])
 def test_another_name_is_not_found(serving: Serving, name: str) -> None:
     with pytest.raises(ApiError) as caught:
-        check_model(name, serving.config)
+        ServedModels([serving]).find(name)
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
     assert "org/tiny" in caught.value.message
     assert len(caught.value.body()) < 1000

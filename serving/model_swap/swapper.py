@@ -1,0 +1,231 @@
+"""Which of several models is awake: it asks the policy whenever something changes, and does what it says."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NoReturn, TypeVar
+
+from ...common.logging import get_logger
+from ..auth.limits import Clock
+from ..context import Serving
+from ..errors import ApiError, api_error
+from .policy import Action, Drain, ModelState, Rest, Resume, Swap, SwapPolicy
+
+logger = get_logger("serving")
+T = TypeVar("T")
+RETRY_SECONDS = 5.0  # after which a model that could not be woken is tried again
+CODE = "model_not_awake"
+
+
+class Swapper:
+    """Drains, puts to sleep and wakes the models of one server; used in its event loop alone.
+
+    A model that sleeps has its requests wait in its own admission. What is done by hand, and a swap, exclude
+    each other.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Serving],
+        policy: SwapPolicy,
+        *,
+        level: int = 1,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """models: by their first names, loaded; as many as may be resident are awake, the rest sleeps.
+
+        level: how deeply models sleep, as AsyncRuntime.sleep() has it.
+        """
+        self._models, self._policy, self._level, self._clock = dict(models), policy, level, clock
+        self._resident: dict[str, float] = dict.fromkeys(list(models)[: policy.max_resident], float("-inf"))
+        self._left_at: dict[str, float] = {}
+        self._draining: str | None = None
+        self._held: set[str] = set()  # those that were put to sleep by hand
+        self._lost: set[str] = set()  # those whose engine is no more
+        self._failed: dict[str, tuple[float, str]] = {}  # until when a model is not tried again, and why
+        self._wanted: dict[str, list[float]] = {name: [] for name in models}  # since when, by hand
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Condition()
+        for name, serving in self._models.items():
+            serving.metrics.is_resident = name in self._resident
+            if name not in self._resident:
+                serving.admission.pause()
+            serving.admission.on_change = self._changed.set
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """The models that are awake, the one that was woken last at the end."""
+        return tuple(self._resident)
+
+    def standing(self, name: str) -> str:
+        """Returns where a model stands: resident, draining, waiting for its turn, asleep by hand, or lost."""
+        if name in self._lost:
+            return "failed"
+        if name in self._held:
+            return "asleep"
+        if name in self._resident:
+            return "draining" if name == self._draining else "resident"
+        return "swapped_out"
+
+    async def run(self) -> NoReturn:
+        """Swaps as the policy says, until it is cancelled."""
+        while True:
+            self._changed.clear()
+            async with self._turn:
+                action = await self._act()
+                self._turn.notify_all()
+            if isinstance(action, Rest):
+                until = [end for end, _ in self._failed.values()]
+                until += [] if action.until is None else [action.until]
+                await self._wait_change(min(until, default=None))
+
+    def hurry(self) -> None:
+        """From now on no model stays for a minimum time: the server ends, and nobody new will ask."""
+        self._policy = SwapPolicy(max_resident=self._policy.max_resident)
+        self._changed.set()
+
+    def lose(self, name: str) -> None:
+        """Leaves a model out whose engine is no more; its place is another's."""
+        self._lost.add(name)
+        self._leave(name)
+        self._changed.set()
+
+    async def hold(self, name: str, level: int) -> None:
+        """Puts a model to sleep until release(), whether or not it has requests, which wait."""
+        async with self._turn:
+            serving = self._models[name]
+            serving.admission.pause()
+            try:
+                await serving.runtime.sleep(level)
+            except Exception:
+                if name in self._resident and name != self._draining:
+                    serving.admission.resume()
+                raise
+            self._held.add(name)
+            self._leave(name)
+        self._changed.set()
+
+    async def release(self, name: str) -> None:
+        """Has a model woken in its turn, and returns once it is; ApiError 503 where that fails."""
+        self._held.discard(name)
+        self._failed.pop(name, None)
+        await self.use(name, _nothing)
+
+    async def use(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Returns what the work returns, done in the model's turn, in which nothing is swapped.
+
+        A model that is asleep by hand is left so. Raises ApiError 503 where it cannot be woken.
+        """
+        since = self._clock()
+        self._wanted[name].append(since)
+        self._changed.set()
+        try:
+            async with self._turn:
+                await self._turn.wait_for(lambda: self._is_settled(name))
+                if name not in self._held and name not in self._resident:
+                    raise ApiError(status=503, message=self._why_not(name), code=CODE)
+                return await work()
+        finally:
+            self._wanted[name].remove(since)
+            self._changed.set()
+
+    def _is_settled(self, name: str) -> bool:
+        return any(name in those for those in (self._held, self._resident, self._failed, self._lost))
+
+    def _why_not(self, name: str) -> str:
+        return "the engine is lost" if name in self._lost else self._failed[name][1]
+
+    async def _wait_change(self, until: float | None) -> None:
+        timeout = None if until is None else max(until - self._clock(), 0.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):  # wait_for() may take a cancellation for an end
+                await self._changed.wait()
+
+    async def _act(self) -> Action:
+        now = self._clock()
+        self._refuse_failed(now)
+        action = self._policy.decide({name: self._state(name) for name in self._models}, now)
+        match action:
+            case Drain():
+                self._draining = action.model
+                self._models[action.model].admission.pause()
+            case Resume():
+                self._draining = None
+                self._models[action.model].admission.resume()
+            case Swap():
+                await self._swap(action, now)
+        return action
+
+    def _state(self, name: str) -> ModelState:
+        admission, wanted = self._models[name].admission, self._wanted[name]
+        waiting = [*wanted[:1], *([] if (since := admission.waiting_since) is None else [since])]
+        return ModelState(
+            resident_since=self._resident.get(name),
+            left_at=self._left_at.get(name, float("-inf")),
+            waiting_since=min(waiting, default=None),
+            num_running=admission.num_admitted,
+            is_draining=name == self._draining,
+            is_available=not any(name in those for those in (self._held, self._lost, self._failed)),
+        )
+
+    async def _swap(self, action: Swap, started: float) -> None:
+        """Puts one to sleep and wakes the other; where either fails, who waits for the other is told why."""
+        out, into = action.out, self._models[action.into]
+        try:
+            if out is not None:
+                await self._put_to_sleep(out)
+            await self._wake(action.into)
+        except Exception as error:
+            reason = f"the model {action.into} could not be woken: {api_error(error).message}"
+            logger.error("%s", reason, exc_info=error)
+            into.metrics.num_failed_swaps += 1
+            self._failed[action.into] = self._clock() + RETRY_SECONDS, reason
+            self._refuse_failed(self._clock())
+            return
+        seconds = self._clock() - started
+        into.metrics.swap.observe(seconds)
+        logger.info("%s is awake after %.2f s, in place of %s", action.into, seconds, out or "none")
+
+    async def _put_to_sleep(self, name: str) -> None:
+        runtime = self._models[name].runtime
+        try:
+            await runtime.sleep(self._level)
+        except Exception:
+            if not runtime.health().status.is_alive:
+                self.lose(name)
+                return
+            self._draining, self._resident[name] = None, self._clock()  # it goes on, for its minimum at least
+            self._models[name].admission.resume()
+            raise
+        self._leave(name)
+
+    async def _wake(self, name: str) -> None:
+        serving = self._models[name]
+        try:
+            await serving.runtime.wake()
+        except Exception:
+            with contextlib.suppress(Exception):  # what it has taken by then is another's
+                await serving.runtime.sleep(self._level)
+            raise
+        self._resident[name] = self._clock()
+        serving.metrics.is_resident = True
+        serving.admission.resume()
+
+    def _leave(self, name: str) -> None:
+        """Notes that a model is resident no more."""
+        if self._resident.pop(name, None) is not None:
+            self._left_at[name] = self._clock()
+        if self._draining == name:
+            self._draining = None
+        self._models[name].metrics.is_resident = False
+
+    def _refuse_failed(self, now: float) -> None:
+        """Answers who waits for a model that could not be woken just now; later it is tried again."""
+        self._failed = {name: (end, why) for name, (end, why) in self._failed.items() if end > now}
+        for name, (_, why) in self._failed.items():
+            self._models[name].admission.refuse_waiting(why, CODE)
+
+
+async def _nothing() -> None:
+    pass

@@ -1,0 +1,311 @@
+"""The swapper over admissions and runtimes that sleep and wake when a test says so."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from lamina.common.errors import EngineError, LoadError
+from lamina.serving.errors import ApiError
+from lamina.serving.metrics.metrics import Metrics
+from lamina.serving.model_swap.policy import SwapPolicy
+from lamina.serving.model_swap.swapper import RETRY_SECONDS, Swapper
+
+from ..admission.books import Clock, Connection, Published, admission, ask, key
+
+
+async def settle():
+    """Lets everything happen that waits for nothing but its turn in the event loop."""
+    for _ in range(60):
+        await asyncio.sleep(0)
+
+
+class Engine:
+    """A runtime that says when it is put to sleep and woken, and fails where it is to."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+        self.error: Exception | None = None  # what the next calls raise
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.is_alive = True
+
+    async def sleep(self, level):
+        await self._do(f"sleep {level}")
+
+    async def wake(self):
+        await self._do("wake")
+
+    async def _do(self, what):
+        self.log.append(f"{self.name} {what}")
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+
+    def health(self):
+        return SimpleNamespace(status=SimpleNamespace(is_alive=self.is_alive))
+
+
+class Server:
+    """Models whose requests wait and end by hand."""
+
+    def __init__(self, names="abc", *, max_num_seqs=2, level=1, **policy) -> None:
+        self.clock, self.log = Clock(), []
+        self.engines = {name: Engine(name, self.log) for name in names}
+        self.models = {
+            name: SimpleNamespace(
+                runtime=self.engines[name],
+                admission=admission(max_num_seqs=max_num_seqs, clock=self.clock),
+                metrics=Metrics(name),
+            )
+            for name in names
+        }
+        self.swapper = Swapper(self.models, SwapPolicy(**policy), level=level, clock=self.clock)
+        self.running = asyncio.ensure_future(self.swapper.run())
+
+    async def ask(self, name, **own):
+        """A request under way: its connection, and the task that ends with its lease."""
+        connection = Connection(key(), **own)
+        task = asyncio.ensure_future(ask(self.models[name].admission, connection))
+        await settle()
+        return connection, task
+
+    async def end(self, task):
+        """Ends a request that was admitted."""
+        await task.result().aclose()
+        await settle()
+
+    async def advance(self, seconds):
+        self.clock.now += seconds
+        self.swapper._changed.set()  # as the timer does
+        await settle()
+
+    async def close(self):
+        self.running.cancel()
+        await asyncio.wait([self.running])
+        assert self.running.cancelled(), self.running.exception()
+
+
+def serving(test):
+    """Runs a coroutine function with a server of its own, which must not fail."""
+
+    def run():
+        async def body():
+            server = Server(**getattr(test, "own", {}))
+            await settle()
+            await test(server)
+            await server.close()
+
+        asyncio.run(body())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def with_(**own):
+    def mark(test):
+        test.own = own
+        return test
+
+    return mark
+
+
+@serving
+async def test_the_first_is_awake_and_nothing_is_swapped_before_another_is_asked(server):
+    assert server.swapper.resident == ("a",)
+    _, task = await server.ask("a")
+    assert task.done()
+    await server.advance(1000)
+    assert server.log == []
+    assert [server.models[name].metrics.is_resident for name in "abc"] == [True, False, False]
+
+
+@serving
+async def test_running_requests_end_before_another_model_takes_the_place(server):
+    _, first = await server.ask("a")
+    lease = first.result()
+    lease.attach(Published("g"))
+    _, other = await server.ask("b")
+    _, late = await server.ask("a")
+    assert server.swapper.standing("a") == "draining"
+    assert (server.log, other.done(), late.done()) == ([], False, False)
+    await server.end(first)
+    assert server.log == ["a sleep 1", "b wake"]
+    assert other.done()
+    assert not late.done()
+    await server.end(other)
+    assert server.log[2:] == ["b sleep 1", "a wake"]
+    assert late.done()
+    assert server.models["b"].metrics.swap.count == 1
+    assert server.models["a"].metrics.is_resident
+
+
+@serving
+@with_(min_residence=5.0, level=2)
+async def test_one_that_was_woken_stays_for_its_minimum(server):
+    _, other = await server.ask("b")  # who was awake at the start has no minimum
+    await server.end(other)
+    _, third = await server.ask("c")
+    await server.advance(4.5)
+    assert server.log == ["a sleep 2", "b wake"]
+    _, more = await server.ask("b")
+    assert more.done()
+    await server.advance(0.5)
+    assert server.swapper.standing("b") == "draining"
+    await server.end(more)
+    assert third.done()
+    assert server.log[2:] == ["b sleep 2", "c wake"]
+
+
+@serving
+async def test_who_leaves_while_another_is_drained_for_it_is_not_waited_for(server):
+    _, first = await server.ask("a")
+    connection, other = await server.ask("b")
+    _, late = await server.ask("a")
+    assert not late.done()
+    connection.gone.set()
+    await settle()
+    assert isinstance(other.exception(), ApiError)
+    assert late.done()
+    assert server.swapper.standing("a") == "resident"
+    await server.end(first)
+    assert server.log == []
+
+
+@serving
+async def test_requests_of_a_model_that_cannot_be_woken_are_refused_and_others_go_on(server):
+    server.engines["b"].error = LoadError("the files are gone")
+    _, refused = await server.ask("b")
+    await settle()
+    error = refused.exception()
+    assert (error.status, error.code) == (503, "model_not_awake")
+    assert error.message == "the model b could not be woken: the files are gone"
+    assert "Retry-After" in error.headers
+    assert server.log == ["a sleep 1", "b wake", "b sleep 1"]  # what it had taken is given back
+    _, again = await server.ask("b")
+    assert again.exception().message == error.message  # at once, so that nobody is drained for nothing
+    _, other = await server.ask("a")
+    assert other.done()
+    assert server.log[3:] == ["a wake"]
+    assert server.models["b"].metrics.num_failed_swaps == 1
+    await server.end(other)
+    server.engines["b"].error = None
+    await server.advance(RETRY_SECONDS)
+    _, served = await server.ask("b")
+    assert served.result()
+    assert server.log[4:] == ["a sleep 1", "b wake"]
+
+
+@serving
+async def test_a_model_that_cannot_be_put_to_sleep_goes_on_and_who_waited_is_told(server):
+    server.engines["a"].error = EngineError("no room on the host")
+    _, first = await server.ask("a")
+    _, other = await server.ask("b")
+    _, late = await server.ask("a")
+    await server.end(first)
+    assert other.exception().message == "the model b could not be woken: no room on the host"
+    assert late.result()
+    assert server.swapper.standing("a") == "resident"
+    assert server.log == ["a sleep 1"]
+
+
+@serving
+async def test_the_place_of_a_lost_engine_is_another_s(server):
+    server.engines["a"].error, server.engines["a"].is_alive = EngineError("gone"), False
+    _, other = await server.ask("b")
+    assert other.result()
+    assert server.swapper.standing("a") == "failed"
+    server.swapper.lose("b")
+    await settle()
+    _, third = await server.ask("c")
+    assert third.result()
+    with pytest.raises(ApiError) as caught:
+        await server.swapper.release("b")
+    assert caught.value.message == "the engine is lost"
+
+
+@serving
+async def test_a_model_put_to_sleep_by_hand_stays_so_until_it_is_released(server):
+    _, first = await server.ask("a")
+    await server.swapper.hold("a", 2)  # with a request under way, which goes on afterwards
+    assert server.swapper.standing("a") == "asleep"
+    _, waiting = await server.ask("a")
+    _, other = await server.ask("b")
+    assert other.result()
+    await server.advance(1000)
+    assert not waiting.done()
+    assert server.log == ["a sleep 2", "b wake"]
+    releasing = asyncio.ensure_future(server.swapper.release("a"))
+    await settle()
+    assert not releasing.done()  # b has work
+    await server.end(other)
+    await releasing
+    assert server.log[2:] == ["b sleep 1", "a wake"]
+    assert waiting.result()
+    await server.end(first)
+
+
+@serving
+async def test_work_on_a_model_is_done_while_it_is_awake_and_nothing_swapped(server):
+    working, may_end = asyncio.Event(), asyncio.Event()
+
+    async def work():
+        working.set()
+        await may_end.wait()
+        return server.swapper.resident
+
+    using = asyncio.ensure_future(server.swapper.use("b", work))
+    await working.wait()
+    assert server.swapper.resident == ("b",)
+    _, other = await server.ask("c")
+    assert not other.done()
+    may_end.set()
+    assert await using == ("b",)
+    await settle()
+    assert other.result()
+    await server.swapper.hold("b", 1)
+    assert await server.swapper.use("b", work) == ("c",)  # asleep by hand, and left so
+
+
+@serving
+async def test_work_on_a_model_that_cannot_be_woken_is_refused(server):
+    server.engines["b"].error = LoadError("the files are gone")
+    with pytest.raises(ApiError) as caught:
+        await server.swapper.release("b")
+    assert caught.value.message == "the model b could not be woken: the files are gone"
+    server.engines["b"].error = None
+    await server.swapper.release("b")  # by hand it is tried again at once
+    assert server.swapper.resident == ("b",)
+
+
+@serving
+@with_(max_resident=2)
+async def test_models_that_fit_together_are_awake_together(server):
+    assert server.swapper.resident == ("a", "b")
+    _, first = await server.ask("a")
+    _, second = await server.ask("b")
+    assert first.result()
+    assert second.result()
+    await server.end(second)
+    _, third = await server.ask("c")
+    assert third.result()
+    assert server.log == ["b sleep 1", "c wake"]
+    assert server.swapper.resident == ("a", "c")
+
+
+@serving
+@with_(min_residence=1000.0)
+async def test_a_server_that_ends_waits_for_no_minimum(server):
+    _, other = await server.ask("b")
+    await server.end(other)
+    _, back = await server.ask("a")
+    assert not back.done()
+    server.swapper.hurry()
+    await settle()
+    assert back.result()
+
+
+@serving
+async def test_it_ends_when_it_is_cancelled_just_as_something_changes(server):
+    server.swapper._changed.set()
+    server.running.cancel()  # close() waits for it
