@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lamina.serving.metrics.families import FAMILIES, PREFIX, SERVER_FAMILIES
+from lamina.serving.metrics.families import FAMILIES, PREFIX, PROCESS_FAMILIES, SERVER_FAMILIES
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "grafana" / "dashboards" / "lamina.json").read_text())
@@ -58,7 +58,7 @@ def test_every_expression_names_figures_and_labels_that_exist(expression):
     assert expression.count('{model_name=~"$model"}') == len(names)
 
 
-@pytest.mark.parametrize("family", SERVER_FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [*SERVER_FAMILIES, *PROCESS_FAMILIES], ids=lambda family: family.name)
 def test_legends_are_of_labels_that_exist(family):
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:

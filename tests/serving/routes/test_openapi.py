@@ -18,7 +18,7 @@ def document(server):
 @pytest.fixture(scope="module")
 def endpoints(server):
     """What a server like the shared one answers at."""
-    return list(endpoints_of(create_app(server.serving).routes))
+    return list(endpoints_of(create_app(server.server.models, server.server.lifecycle).routes))
 
 
 def test_every_route_of_the_server_is_in_it(document, endpoints):
