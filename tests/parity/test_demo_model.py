@@ -12,7 +12,11 @@ from lamina import RequestOutput, Runtime, SamplingParams
 from lamina.common.store import Store
 from lamina.models.checkpoints.source import resolve_source
 
-pytestmark = [pytest.mark.demo, pytest.mark.timeout(1200), pytest.mark.usefixtures("two_threads")]
+pytestmark = [
+    pytest.mark.demo,
+    pytest.mark.timeout(1200),
+    pytest.mark.usefixtures("build_once", "two_threads"),
+]
 
 NUM_TOKENS = 64
 NEAR_TIE = 1e-4  # where the oracle's two best logits are closer, either may win
