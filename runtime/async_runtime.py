@@ -257,6 +257,12 @@ class AsyncRuntime:
         """Returns how each engine is, of which data_parallel says the number; otherwise as health()."""
         return self._client.engines()
 
+    @property
+    def max_num_seqs(self) -> int:
+        """Requests that are computed at once, at most, by the engines that take any."""
+        each: int = self.description.settings["max_num_seqs"]
+        return each * self._client.num_taking
+
     def drain_engine(self, engine: int) -> None:
         """Gives an engine no new requests until resume_engine(); what it has goes on.
 

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ...common.errors import EngineDeadError, LaminaError, RequestError, shown
+from ...common.errors import ConfigError, EngineDeadError, LaminaError, RequestError, shown
 from ...common.logging import get_logger
 from ..engine.core_handle import EngineReport, EngineState, Receiver
 from ..protocol.core_messages import (
@@ -34,8 +34,18 @@ class Replicas:
     One lock guards everything. Messages go up under it, so that they come one at a time.
     """
 
-    def __init__(self, members: Sequence[Member], router: Router, on_loss: Callable[[Member], None]) -> None:
-        """members: open, one a number. on_loss(member): called under the lock while others are left."""
+    def __init__(
+        self,
+        members: Sequence[Member],
+        router: Router,
+        on_loss: Callable[[Member], None],
+        *,
+        num_ranks: int = 1,
+    ) -> None:
+        """members: open, one a number. on_loss(member): called under the lock while others are left.
+
+        num_ranks: of each engine.
+        """
         self.lock = threading.RLock()
         self.kept = KeptState()
         self.is_closing = False
@@ -47,7 +57,7 @@ class Replicas:
         self._calls: dict[int, Gathering] = {}
         self._receive: Receiver = _receive_nothing
         self.is_gone = False  # all of them
-        self._num_engines = len(members)
+        self._num_engines, self._num_ranks = len(members), num_ranks
 
     def start(self, receive: Receiver) -> None:
         """Has receive called with what engines say."""
@@ -114,13 +124,35 @@ class Replicas:
 
     def _ask(self, call: Call) -> None:
         asked = self._asked_by(call)
-        if not asked:
-            error = EngineDeadError(f"engine is {shown(call.engine)}; it is not there: {self._why()}")
+        if (error := self._refusal(call, asked)) is not None:
             self._receive(Reply(number=call.number, error=error))
             return
         self._calls[call.number] = Gathering(call, asked)
         for engine in asked:
-            self._joined[engine].core.send(_own_call(call, engine))
+            self._joined[engine].core.send(self._own_call(call, engine))
+
+    def _refusal(self, call: Call, asked: Sequence[int]) -> LaminaError | None:
+        """Why a call is not passed on, None where it is."""
+        if not asked:
+            return EngineDeadError(f"engine is {shown(call.engine)}; it is not there: {self._why()}")
+        if not _is_of_group(call):
+            return None
+        if len(asked) < self._num_engines:
+            return EngineDeadError(f"a group would wait for an engine that is not there: {self._why()}")
+        size, first = call.arguments[1]["world_size"], call.arguments[1]["rank"]
+        wanted = first + self._num_engines * self._num_ranks
+        if size < wanted:
+            ranks = f"each of {self._num_engines} engines has {self._num_ranks} of its ranks, from {first} on"
+            return ConfigError(f"world_size is {size}; wanted at least {wanted}, since {ranks}")
+        return None
+
+    def _own_call(self, call: Call, engine: int) -> Call:
+        """What one engine is asked: of a trainer's group it has ranks after those of the one before."""
+        if not _is_of_group(call):
+            return call
+        kind, group = call.arguments
+        own = {**group, "rank": group["rank"] + engine * self._num_ranks}
+        return Call(number=call.number, method=call.method, arguments=(kind, own))
 
     def _asked_by(self, call: Call) -> list[int]:
         joined = sorted(self._joined)
@@ -256,6 +288,11 @@ class Replicas:
         """See SeveralCores."""
         return tuple(self._report(engine) for engine in range(self._num_engines))
 
+    def num_taking(self) -> int:
+        """See SeveralCores."""
+        with self.lock:
+            return len(self._taking())
+
     def status(self) -> CoreStatus:
         """Returns the best of those that take requests, the steps of all, and why there is none."""
         statuses = {engine: self._status(engine) for engine in range(self._num_engines)}
@@ -300,13 +337,8 @@ class Replicas:
             raise RequestError(f"engine is {shown(engine)}; wanted one of 0 to {self._num_engines - 1}")
 
 
-def _own_call(call: Call, engine: int) -> Call:
-    """What one engine is asked: of a trainer's group each has a rank of its own, those after the first's."""
-    if call.method != "update_weights" or call.arguments[0] != "group":
-        return call
-    kind, group = call.arguments
-    own = {**group, "rank": group["rank"] + engine}
-    return Call(number=call.number, method=call.method, arguments=(kind, own))
+def _is_of_group(call: Call) -> bool:
+    return call.method == "update_weights" and bool(call.arguments[0] == "group")
 
 
 def _receive_nothing(message: Message | None) -> None:

@@ -58,6 +58,10 @@ class ReplicatedCore:
         """See SeveralCores."""
         return self._engines.replicas.reports()
 
+    def num_taking(self) -> int:
+        """See SeveralCores."""
+        return self._engines.replicas.num_taking()
+
     def drain(self, engine: int) -> None:
         """See SeveralCores."""
         self._engines.replicas.drain(engine)
@@ -141,8 +145,9 @@ class _Engines:
         block_size = merged.description.settings["block_size"]
         has_cache = self._shares[0].settings.get("prefix_cache", True)
         num_blocks = merged.description.capacity_tokens // block_size if has_cache else 0
+        ranks = self._shares[0].settings.get("tensor_parallel", 1)
         router = Router(len(self._shares), block_size=block_size, num_blocks=num_blocks)
-        self.replicas = Replicas([*self._members.values()], router, self._restart)
+        self.replicas = Replicas([*self._members.values()], router, self._restart, num_ranks=ranks)
         self.is_open = True
         self.opened.set_result(merged)
 

@@ -39,7 +39,6 @@ class FinishedRequest:
     max_tokens: int | None
     n: int  # answers that are being written to its prompt
     error: LaminaError | None
-    engine: int | None = None  # that had it, where there are several
 
 
 class EngineListener(Protocol):
@@ -203,6 +202,11 @@ class AsyncClient:
         )
 
     @property
+    def num_taking(self) -> int:
+        """Engines that take requests; one, that will again, where none does now."""
+        return max(1, self._handle.num_taking()) if isinstance(self._handle, SeveralCores) else 1
+
+    @property
     def several(self) -> SeveralCores:
         """The handle, where it is one of several engines; RequestError where there is one."""
         self._require_usable()
@@ -343,7 +347,6 @@ class AsyncClient:
             max_tokens=request.params.max_tokens,
             n=len(state.parent.submissions),
             error=answer.error or finish.error,
-            engine=state.engine,
         )
         self._tell(lambda listener: listener.finished(done))
 

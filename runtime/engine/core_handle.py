@@ -74,6 +74,9 @@ class SeveralCores(Protocol):
     def reports(self) -> tuple[EngineReport, ...]:
         """How each engine is; any thread may ask, and it never waits."""
 
+    def num_taking(self) -> int:
+        """How many take requests; likewise."""
+
     def drain(self, engine: int) -> None:
         """Give an engine no more requests. RequestError for the last that takes any, or one there is not."""
 

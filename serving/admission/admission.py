@@ -51,7 +51,6 @@ class Admission:
         *,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.max_num_seqs: int = runtime.description.settings["max_num_seqs"]
         self._config, self._lifecycle, self._keys, self._runtime = config, lifecycle, keys, runtime
         self._clock = clock
         self._rate = Rate()
@@ -64,6 +63,11 @@ class Admission:
         self._by_request: dict[str, Lease] = {}
         self._is_paused = False
         self.on_change: Callable[[], None] | None = None  # called where a request waits, or gives slots back
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that are computed at once, by all engines that take requests."""
+        return self._runtime.max_num_seqs
 
     @property
     def num_waiting(self) -> int:

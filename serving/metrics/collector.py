@@ -35,18 +35,18 @@ class EngineFigures:
         self._read_at = float("-inf")
         self._asked: asyncio.Task[dict[str, Any]] | None = None
 
-    async def read(self, runtime: Any) -> dict[str, Any] | None:
-        """Returns Runtime.stats(), or None while the engine does not step.
+    async def read(self, runtime: Any, number: int) -> dict[str, Any] | None:
+        """Returns the Runtime.stats() of an engine, by its number, or None while it does not step.
 
         A long step keeps the figures from before it; however many scrapes meet it, it is asked once.
         """
         if time.monotonic() - self._read_at > STATS_SECONDS:
-            await self._ask(runtime)
-        return self._stats if runtime.health().ok else None
+            await self._ask(runtime, number)
+        return self._stats if runtime.engines()[number].health.ok else None
 
-    async def _ask(self, runtime: Any) -> None:
+    async def _ask(self, runtime: Any, number: int) -> None:
         if self._asked is None:
-            self._asked = asyncio.ensure_future(runtime.stats())
+            self._asked = asyncio.ensure_future(runtime.stats(number))
         asked = self._asked
         done, _ = await asyncio.wait({asked}, timeout=STATS_SECONDS)
         if not done or asked is not self._asked:  # another scrape has read it
@@ -73,15 +73,15 @@ class _Found:
 
     metrics: Metrics
     waiting: dict[str, int]
-    stats: dict[str, Any] | None  # None while its engine does not step
-    health: Any
+    stats: dict[int, Any]  # of each engine that steps
+    health: dict[int, Any]  # of each engine, once it is loaded
 
 
 class MetricsPage:
     """The answers of /metrics of one server, over the books of its models."""
 
     def __init__(self) -> None:
-        self._engines: defaultdict[str, EngineFigures] = defaultdict(EngineFigures)  # by the model's name
+        self._engines: defaultdict[tuple[str, int], EngineFigures] = defaultdict(EngineFigures)
         self._process = ProcessCollector(registry=None)
 
     async def render(self, models: Iterable[Scraped], *, accept: str = "") -> tuple[bytes, str]:
@@ -94,14 +94,15 @@ class MetricsPage:
         return encode(registry), content_type
 
     async def _find(self, model: Scraped) -> _Found:
-        stats = health = None
-        if model.runtime is not None:
-            stats = await self._engines[model.metrics.model_name].read(model.runtime)
-            health = model.runtime.health()
+        runtime, name = model.runtime, model.metrics.model_name
+        numbers = [] if runtime is None else [engine.number for engine in runtime.engines()]
+        read = await asyncio.gather(*(self._engines[name, each].read(runtime, each) for each in numbers))
+        stats = {number: found for number, found in zip(numbers, read, strict=True) if found is not None}
         waiting = {
             "server": model.num_waiting,
-            "engine": 0 if stats is None else stats["requests"]["waiting"],
+            "engine": sum(each["requests"]["waiting"] for each in stats.values()),
         }
+        health = {} if runtime is None else {engine.number: engine for engine in runtime.engines()}
         return _Found(metrics=model.metrics, waiting=waiting, stats=stats, health=health)
 
 
@@ -114,18 +115,18 @@ class _Scrape(Collector):
     def collect(self) -> Iterator[Metric]:
         """Returns what prometheus-client writes out."""
         all_books = [(each.metrics.model_name, each.metrics) for each in self._models]
-        stepping = [each for each in self._models if each.stats is not None]
+        stepping = [each for each in self._models if each.stats]
         yield from _made(SERVER_FAMILIES, all_books)
         yield from _made(PROCESS_FAMILIES, all_books[:1])
         if len(all_books) > 1:
             yield from _made(SWAP_FAMILIES, all_books)
         yield from _made(QUEUE_FAMILIES, [(each.metrics.model_name, each.waiting) for each in stepping])
         yield from _made(ENGINE_FAMILIES, [(each.metrics.model_name, each.stats) for each in stepping])
-        alive = [each for each in self._models if each.health is not None]
+        alive = [each for each in self._models if each.health]
         if alive:
             yield from _made(HEALTH_FAMILIES, [(each.metrics.model_name, each.health) for each in alive])
         else:
-            yield _family(HEALTH_FAMILIES[0], [(name, 0) for name, _ in all_books])
+            yield _family(HEALTH_FAMILIES[0], [(name, {("0",): 0}) for name, _ in all_books])
 
 
 def _made(families: Iterable[Family], sources: Sequence[tuple[str, Any]]) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
 """Every figure that /metrics tells: its name, kind, meaning and labels, and where it is read."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .histogram import Histogram
@@ -34,8 +34,32 @@ def _histogram(name: str, meaning: str, read: Callable[[Metrics], Histogram]) ->
     return Family(name=name, kind="histogram", help=meaning, read=read)
 
 
+def _of_each_engine(*families: Family) -> tuple[Family, ...]:
+    """Returns families as read from the sources of all engines, by their numbers."""
+    return tuple(map(_by_engine, families))
+
+
+def _by_engine(family: Family) -> Family:
+    def read(sources: Mapping[int, Any]) -> Labelled:
+        found: dict[tuple[str, ...], float] = {}
+        for engine, source in sources.items():
+            value: Any = family.read(source)
+            values = value.items() if family.labels else [((), value)]
+            found |= {(str(engine), *own): float(count) for own, count in values}
+        return found
+
+    return replace(family, labels=("engine", *family.labels), read=read)
+
+
 def _by(counts: Mapping[str, float]) -> Labelled:
     return {(label,): value for label, value in counts.items()}
+
+
+def _given(engine: Any) -> Labelled:
+    if engine.num_requests is None:  # there is no other
+        return {}
+    by_prefix = engine.num_given_by_prefix
+    return _by({"prefix": by_prefix, "load": engine.num_given - by_prefix})
 
 
 def _used(stats: Mapping[str, Any]) -> float:
@@ -63,8 +87,8 @@ def _accepted(stats: Mapping[str, Any]) -> Labelled:
 
 INFO = ("device", "dtype", "kv_cache_dtype", "quantization", "attention")
 
-# Read from Runtime.stats(); left out while the engine does not step.
-ENGINE_FAMILIES = (
+# Read from each engine's Runtime.stats(); left out while it does not step.
+ENGINE_FAMILIES = _of_each_engine(
     _gauge("num_requests_running", "Requests in the running batch.", lambda s: s["requests"]["running"]),
     _gauge("kv_cache_usage_perc", "Share of KV-cache blocks that requests hold, 0 to 1.", _used),
     _gauge(
@@ -156,16 +180,27 @@ QUEUE_FAMILIES = (
     ),
 )
 
-# Read from Health, which never waits.
-HEALTH_FAMILIES = (
+# Read from each engine's EngineHealth, which never waits.
+HEALTH_FAMILIES = _of_each_engine(
     _gauge(
-        "engine_up", "1 while the engine can step; 0 while it is starting, hangs or is lost.", lambda h: h.ok
+        "engine_up",
+        "1 while the engine can step; 0 while it is starting, hangs or is lost.",
+        lambda e: e.health.ok,
     ),
-    _counter("engine_steps", "Steps of the engine.", lambda h: h.status.num_steps if h.status else 0),
+    _counter("engine_steps", "Steps of the engine.", lambda e: e.health.status.num_steps),
     _gauge(
         "engine_step_seconds",
         "How long the step that runs now has been running; 0 if none runs.",
-        lambda h: (h.status.step_seconds if h.status else None) or 0.0,
+        lambda e: e.health.status.step_seconds or 0.0,
+    ),
+    _gauge(
+        "engine_takes_requests", "1 while it is given requests; 0 while drained.", lambda e: e.takes_requests
+    ),
+    _counter(
+        "engine_requests",
+        "Of several engines: answers given to this one, as it knew the prompt's beginning, or by load.",
+        _given,
+        "by",
     ),
 )
 

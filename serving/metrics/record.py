@@ -51,6 +51,11 @@ class RequestRecord:
         """Tokens of its prompts that were in the prefix cache, as far as is known."""
         return sum(generation.num_cached_tokens or 0 for generation in self.generations)
 
+    @property
+    def engines(self) -> list[int]:
+        """The engines that have its prompts, where there are several."""
+        return sorted({each.engine for each in self.generations if each.engine is not None})
+
     def phases(self) -> dict[str, tuple[float, float]]:
         """Returns when queue, prefill and decode began and ended, those that are over.
 
@@ -75,11 +80,17 @@ class RequestRecord:
         return {name: round(seconds * 1000, 3) for name, seconds in spent.items()}
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Returns Server-Timing where the engine is done; an answer that is streamed begins before that."""
-        if not self.generations or not all(generation.is_over for generation in self.generations):
-            return []
-        value = ", ".join(f"{name};dur={spent}" for name, spent in self.timing().items())
-        return [(b"server-timing", value.encode())]
+        """Returns Server-Timing where the engine is done, before which a stream begins, and who has it.
+
+        The latter is X-Lamina-Engine, where there are several engines.
+        """
+        found = []
+        if self.engines:
+            found.append((b"x-lamina-engine", ",".join(map(str, self.engines)).encode()))
+        if self.generations and all(generation.is_over for generation in self.generations):
+            value = ", ".join(f"{name};dur={spent}" for name, spent in self.timing().items())
+            found.append((b"server-timing", value.encode()))
+        return found
 
 
 def _first(times: Iterable[float | None]) -> float | None:

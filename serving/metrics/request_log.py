@@ -131,6 +131,8 @@ def access(scope: "Scope", route: str, record: RequestRecord) -> dict[str, Any]:
         line["cached_tokens"] = record.num_cached_tokens
         line["output_tokens"] = record.num_output_tokens
         line["ends"] = record.ends
+        if record.engines:
+            line["engines"] = record.engines
     return line
 
 

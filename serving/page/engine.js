@@ -50,7 +50,7 @@ function show(now) {
   at("first-token").textContent = seconds(mean("time_to_first_token_seconds", now, then));
   at("between-tokens").textContent = seconds(mean("inter_token_latency_seconds", now, then));
   at("hits").textContent = percent(now.prefix_cache_hits_total, now.prefix_cache_queries_total);
-  at("blocks").value = now.kv_cache_usage_perc ?? 0;
+  at("blocks").value = now["kv_cache_blocks.total"] > 0 ? now["kv_cache_blocks.used"] / now["kv_cache_blocks.total"] : 0;
   at("blocks-text").textContent = `${count("kv_cache_blocks.used")} of ${count("kv_cache_blocks.total")} used, ${count("kv_cache_blocks.cached")} cached`;
   draw(rate);
 }

@@ -34,6 +34,24 @@ class Sleeping(ResponseModel, kw_only=True):
     is_sleeping: bool
 
 
+class Engine(ResponseModel, kw_only=True):
+    """One of several engines, or the only one."""
+
+    engine: int
+    """Its number, from 0."""
+    state: Literal["serving", "draining", "drained", "lost"]
+    reason: str | None
+    """Why it cannot step, where it cannot."""
+    num_requests: int | None
+    """Requests that it has, where there are several engines."""
+
+
+class Engines(ResponseModel, kw_only=True):
+    """Every engine of a model."""
+
+    engines: list[Engine]
+
+
 class Updated(ResponseModel, kw_only=True):
     """What answers depend on from now on."""
 

@@ -201,4 +201,5 @@ class Ready(ResponseModel, kw_only=True):
     num_steps: int = 0
     step_seconds: float | None = None
     building: str | None = None
+    engines: list[Anything] = []  # of several engines each: its number, state, reason and requests
     models: dict[str, Anything] = {}  # of several models: the same of each, by its first name

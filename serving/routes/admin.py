@@ -1,4 +1,4 @@
-"""What those who run a server ask of it: POST /sleep, /wake_up and /update_weights, GET /is_sleeping.
+"""What those who run a server ask of it: sleep, other weights, and which engines take requests.
 
 Each takes ?model=, the name of one of several models; the first is meant otherwise.
 """
@@ -21,6 +21,7 @@ from ..middleware.body import read_body
 from ..protocol.admin import UpdateWeightsRequest
 from ..protocol.decoding import decode_async, wrong
 from ..served_models import models_of
+from .health import engine_report
 
 if TYPE_CHECKING:
     from ..model_swap.swapper import Swapper
@@ -91,6 +92,31 @@ async def _update(serving: Serving, asked: UpdateWeightsRequest) -> None:
     serving.loaded = replace(serving.loaded, fingerprint=fingerprint)
 
 
+async def engines(request: Request) -> Response:
+    """Answers {"engines": [{engine, state, reason, num_requests}, …]}. Needs an admin key."""
+    serving, _ = _administered(request)
+    return JSONResponse({"engines": [engine_report(each) for each in serving.runtime.engines()]})
+
+
+async def drain(request: Request) -> Response:
+    """Gives an engine no new requests, while it finishes what it has; answers how it is. Needs an admin key.
+
+    400 for the last that takes requests, and where there is one engine.
+    """
+    serving, _ = _administered(request)
+    engine = request.path_params["engine"]
+    serving.runtime.drain_engine(engine)
+    return JSONResponse(engine_report(serving.runtime.engines()[engine]))
+
+
+async def resume(request: Request) -> Response:
+    """Gives an engine requests again, and answers how it is. Needs an admin key."""
+    serving, _ = _administered(request)
+    engine = request.path_params["engine"]
+    serving.runtime.resume_engine(engine)
+    return JSONResponse(engine_report(serving.runtime.engines()[engine]))
+
+
 async def _done(work: Awaitable[None]) -> None:
     """Waits for it; what the client can put right is a 400."""
     try:
@@ -117,4 +143,7 @@ ROUTES: list[BaseRoute] = [
     Route("/wake_up", wake_up, methods=["POST"]),
     Route("/is_sleeping", is_sleeping, methods=["GET"]),
     Route("/update_weights", update_weights, methods=["POST"]),
+    Route("/engines", engines, methods=["GET"]),
+    Route("/engines/{engine:int}/drain", drain, methods=["POST"]),
+    Route("/engines/{engine:int}/resume", resume, methods=["POST"]),
 ]

@@ -1,7 +1,7 @@
 """GET /health/live, /health/ready and /health: whether the process lives, and whether a step can run."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,6 +12,9 @@ from ..errors import ApiError
 from ..lifecycle import Lifecycle, loss
 from ..model_swap.swapper import Swapper
 from ..served_models import ServedModels, models_of
+
+if TYPE_CHECKING:
+    from ...runtime.engine.async_client import EngineHealth
 
 RETRY_AFTER = "2"  # seconds
 
@@ -52,10 +55,22 @@ def health_of(serving: Serving) -> dict[str, Any]:
     status = health.status
     if status.is_asleep and report["reason"] is None:
         report = {"status": "asleep", "reason": "the engine sleeps, and requests wait; POST /wake_up"}
-    return report | {
+    report |= {
         "num_steps": status.num_steps,
         "step_seconds": status.step_seconds,
         "building": status.building,
+    }
+    engines = serving.loaded.runtime.engines()
+    return report if len(engines) == 1 else report | {"engines": [engine_report(each) for each in engines]}
+
+
+def engine_report(engine: "EngineHealth") -> dict[str, Any]:
+    """Returns how one of several engines is, and why it is not well."""
+    return {
+        "engine": engine.number,
+        "state": engine.state,
+        "reason": engine.health.reason,
+        "num_requests": engine.num_requests,
     }
 
 

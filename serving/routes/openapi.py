@@ -62,6 +62,9 @@ OPERATIONS = {
     "/sleep": Operation(answer=admin.Sleeping),
     "/wake_up": Operation(answer=admin.Sleeping),
     "/is_sleeping": Operation(answer=admin.Sleeping),
+    "/engines": Operation(answer=admin.Engines),
+    "/engines/{engine}/drain": Operation(answer=admin.Engine),
+    "/engines/{engine}/resume": Operation(answer=admin.Engine),
     "/update_weights": Operation(body=admin.UpdateWeightsRequest, answer=admin.Updated),
     "/metrics": Operation(answer=str, media="text/plain"),
 }

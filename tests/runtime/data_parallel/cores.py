@@ -67,12 +67,12 @@ class Core:
 class Books:
     """Replicas over such cores, and what came of them."""
 
-    def __init__(self, num_engines=2):
+    def __init__(self, num_engines=2, num_ranks=1):
         self.cores = [Core() for _ in range(num_engines)]
         self.lost, self.said = [], []
         members = [Member(number, core) for number, core in enumerate(self.cores)]
         self.router = Router(num_engines, block_size=4, num_blocks=64)
-        self.replicas = Replicas(members, self.router, self.lost.append)
+        self.replicas = Replicas(members, self.router, self.lost.append, num_ranks=num_ranks)
         self.replicas.start(self.said.append)
 
     def add(self, *ids, prompt=(1, 2, 3)):

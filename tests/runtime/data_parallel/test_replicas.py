@@ -156,10 +156,19 @@ def test_an_adapter_that_one_engine_could_not_load_is_loaded_nowhere():
     assert isinstance(books.said[-1].error, LoadError)
 
 
-def test_each_engine_has_a_rank_of_its_own_in_a_trainers_group():
-    books = Books()
-    books.call("update_weights", "group", {"port": 1, "rank": 1, "world_size": 3})
-    assert [core.calls[-1].arguments[1]["rank"] for core in books.cores] == [1, 2]
+def test_each_engine_has_ranks_of_its_own_in_a_trainers_group():
+    books = Books(num_ranks=2)
+    group = {"port": 1, "rank": 1, "world_size": 5}
+    books.call("update_weights", "group", group)
+    assert [core.calls[-1].arguments[1]["rank"] for core in books.cores] == [1, 3]
+    for core in books.cores:
+        core.answer()
+    books.call("update_weights", "group", group | {"world_size": 4}, number=2)
+    assert "world_size is 4; wanted at least 5" in str(books.said[-1].error)
+    books.cores[1].die()
+    books.call("update_weights", "group", group, number=3)
+    assert "would wait for an engine that is not there: engine 1 is lost" in str(books.said[-1].error)
+    assert len(books.cores[0].calls) == 1
 
 
 def test_what_no_process_could_have_taken_with_it_keeps_a_lost_engine_out():

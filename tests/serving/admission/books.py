@@ -55,13 +55,13 @@ def key(name: str = "a", clock: Clock | None = None, priority: int = 0, models=N
 
 def admission(*, max_num_seqs: int = 2, clock: Clock | None = None, keys=("a", "b"), **config) -> Admission:
     """One that admits `max_num_seqs` and half as many again."""
-    lifecycle, settings = Lifecycle(), {"max_num_seqs": max_num_seqs}
+    lifecycle = Lifecycle()
     lifecycle.ready()
     return Admission(
         ServeConfig(model_names=("tiny",), **config),
         lifecycle,
         SimpleNamespace(names=keys),
-        SimpleNamespace(description=SimpleNamespace(settings=settings), abort=_end_nothing),
+        SimpleNamespace(max_num_seqs=max_num_seqs, abort=_end_nothing),
         clock=clock or Clock(),
     )
 

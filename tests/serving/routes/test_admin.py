@@ -20,6 +20,7 @@ BOSS = {"Authorization": "Bearer boss-secret"}
 USER = {"Authorization": "Bearer user-secret"}
 ASKED = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 CALLS = [("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"), ("POST", "/update_weights")]
+CALLS += [("GET", "/engines"), ("POST", "/engines/0/drain"), ("POST", "/engines/0/resume")]
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +120,11 @@ def test_what_cannot_be_is_said_and_changes_nothing(own, path, body, words):
     assert answer.status_code == 400, answer.text
     assert words in answer.json()["error"]["message"]
     assert asked(own) == before
+
+
+def test_the_only_engine_is_named_and_cannot_be_drained(own):
+    only = {"engine": 0, "state": "serving", "reason": None, "num_requests": None}
+    assert own.client.get("/engines", headers=BOSS).json() == {"engines": [only]}
+    for path, status in (("0/drain", 400), ("0/resume", 400), ("x/drain", 404)):
+        answer = own.client.post(f"/engines/{path}", headers=BOSS)
+        assert answer.status_code == status, answer.text

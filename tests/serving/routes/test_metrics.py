@@ -16,13 +16,15 @@ from lamina.serving.metrics.families import ENGINE_FAMILIES, FAMILIES, PREFIX, S
 
 from ..server_process import SMALL, ServerProcess
 
+ALL_HAVE = ("model_name", "engine")
+
 
 def scraped(client):
-    """Every sample by its name and labels, less the model's name, which all have."""
+    """Every sample by its name and labels, less the names of the one model and the one engine."""
     samples = {}
     for family in parse(client.get("/metrics").text):
         for sample in family.samples:
-            labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
+            labels = {name: value for name, value in sample.labels.items() if name not in ALL_HAVE}
             samples[sample.name.removeprefix(PREFIX), *sorted(labels.items())] = sample.value
     return samples
 
@@ -116,21 +118,21 @@ def test_scrapes_that_come_together_ask_the_engine_once(server):
         page, runtime = server.serving.metrics_page, server.serving.runtime
 
         class Counting:
-            health = staticmethod(runtime.health)
+            engines = staticmethod(runtime.engines)
 
             @staticmethod
-            async def stats():
-                asked.append(1)
-                return await runtime.stats()
+            async def stats(engine):
+                asked.append(engine)
+                return await runtime.stats(engine)
 
         metrics = server.serving.metrics
-        page._engines[metrics.model_name]._read_at = float("-inf")
+        page._engines[metrics.model_name, 0]._read_at = float("-inf")
         scraped = [Scraped(metrics=metrics, runtime=Counting())]
         pages = await asyncio.gather(*(page.render(scraped) for _ in range(50)))
         return [text for text, _ in pages]
 
     pages = server.in_loop(scrapes)
-    assert sum(asked) == 1
+    assert asked == [0]
     assert all(b"lamina:num_requests_running{" in page for page in pages)
 
 
