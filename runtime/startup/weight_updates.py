@@ -41,7 +41,7 @@ def _of_rank(group: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     ConfigError where it has not so many.
     """
     first, size = group["rank"], group["world_size"]
-    if first + ranks > size:
+    if first < size < first + ranks:  # a first one that there is not is refused by the group itself
         raise ConfigError(
             f"world_size is {size}; wanted at least {first + ranks}, since each of tensor_parallel's {ranks} "
             f"ranks receives, from rank {first} on"
