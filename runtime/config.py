@@ -180,11 +180,6 @@ class RuntimeConfig:
         find_scheme(self.quantization)
         self._settle("tensor_parallel", self.parallel.tensor_parallel)
         self._settle("data_parallel", self.parallel.data_parallel)
-        if self.lora is not None and (self.tensor_parallel != 1 or self.executor not in ("auto", "uniproc")):
-            got = f"lora is given, tensor_parallel {self.tensor_parallel} and executor {self.executor}"
-            raise ConfigError(
-                f"{got}; wanted tensor_parallel=1 and executor='uniproc' where there are adapters"
-            )
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens > MAX_NUM_TOKENS:
             got = f"max_num_batched_tokens is {self.max_num_batched_tokens}"
             raise ConfigError(f"{got}; wanted at most {MAX_NUM_TOKENS}, the bound of compiled pieces")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..common.errors import RequestError, shown
+from ..common.errors import RequestError, UnsupportedError, shown
 from .parallel import ParallelConfig
 
 if TYPE_CHECKING:
@@ -42,7 +42,15 @@ def hand_over(update: Callable[[str, Any], None], weights: "Weights", parallel: 
 def hand_over_plain(
     update: Callable[[str, Any], None], parallel: ParallelConfig, kind: str, value: Any
 ) -> None:
-    """Give it what plain_of() has made of some; tensors for workers in other processes travel by a file."""
+    """Give it what plain_of() has made of some; tensors for workers in other processes travel by a file.
+
+    UnsupportedError for tensors where workers may be on other machines.
+    """
+    if kind == "tensors" and parallel.executor == "ray":
+        raise UnsupportedError(
+            "weights are tensors and executor is 'ray', whose workers may be on other machines; wanted a "
+            "folder that all of them have, or a WeightGroup"
+        )
     if kind == "tensors" and parallel.has_processes:
         with written(value) as folder:
             update("file", os.path.join(folder, FILE))

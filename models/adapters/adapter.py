@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from ...common.errors import LoadError, UnsupportedError
 from ..checkpoints.shards import listed
 from ..fields import whole_file
+from ..quantization.model_schemes import ModelSchemes
 from ..registry import ParameterSpec
 from .peft_config import CONFIG_NAME, PeftConfig, read_peft_config
 
@@ -76,6 +77,28 @@ def read_adapter(
         _check_shapes(module, pair, config.rank_of(module), spec.source_rows[part], spec.shape[1], folder)
         _fill(projections[name], spec, part, pair, config.scale_of(module))
     return Adapter(digest=digest, rank=rank, modules=tuple(sorted(pairs)), projections=projections)
+
+
+def share_of(adapter: Adapter, schemes: ModelSchemes, rank: int) -> Adapter:
+    """What one of several ranks has of an adapter of the whole model: itself where there is one.
+
+    Of a projection whose rows ranks share out, all of a and its rows of b; where they share out columns,
+    those of a and all of b: what a rank adds to its part of the sum is its part of what the adapter adds.
+    """
+    if schemes.sharding is None:
+        return adapter
+    own = {name: _share(one, schemes, name, rank) for name, one in adapter.projections.items()}
+    return replace(adapter, projections=own)
+
+
+def _share(whole: AdaptedProjection, schemes: ModelSchemes, name: str, rank: int) -> AdaptedProjection:
+    runs = schemes.runs_of(name, rank)
+    b = whole.b.new_zeros(schemes.specs[name].shape[0], whole.b.shape[1])
+    for run, _ in runs:
+        b[run.to : run.to + run.num_rows] = whole.b[run.start : run.start + run.num_rows]
+    columns = runs[0][1]
+    a = whole.a if columns is None else whole.a.narrow(1, *columns).clone()
+    return AdaptedProjection(a=a, b=b, scales=whole.scales)
 
 
 def _read(folder: Path) -> tuple[PeftConfig, Mapping[str, Tensor], str]:

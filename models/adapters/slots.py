@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ... import custom_ops
 from ..layers import Ops
-from ..quantization.model_schemes import SEPARATOR
+from ..quantization.model_schemes import SEPARATOR, ColumnsOfRank
 from ..quantization.scheme import StoredWeight, TensorTable
 from ..registry import ParameterSpec
 from .adapter import AdaptedProjection, adaptable
@@ -21,7 +21,7 @@ PARTS = tuple(f"lora_{name}" for name in AdaptedProjection._fields)
 class AdaptedWeight(NamedTuple):
     """A projection with the slots of what adapters add to it; nothing but Ops.linear may meet one."""
 
-    base: Tensor | StoredWeight
+    base: Tensor | StoredWeight | ColumnsOfRank
     slots: AdaptedProjection  # each with a first dimension more, of slots
     token_slots: Tensor  # [tokens of the largest step] int32
     rows: tuple[int, ...]  # of each part
@@ -83,10 +83,17 @@ def slot_layout(
 def with_adapters(ops: Ops) -> Ops:
     """The same operations, whose linear adds what the slot of each token says."""
 
+    def adapted(x: Tensor, base: Tensor | StoredWeight, bias: Tensor | None, weight: AdaptedWeight) -> Tensor:
+        y = ops.linear(x, cast(Tensor, base), bias)
+        return custom_ops.lora(y, x, *weight.slots, weight.token_slots, weight.rows)
+
     def linear(x: Tensor, weight: Tensor | AdaptedWeight, bias: Tensor | None = None, /) -> Tensor:
         if not isinstance(weight, AdaptedWeight):
             return ops.linear(x, weight, bias)
-        y = ops.linear(x, cast(Tensor, weight.base), bias)
-        return custom_ops.lora(y, x, *weight.slots, weight.token_slots, weight.rows)
+        if not isinstance(weight.base, ColumnsOfRank):
+            return adapted(x, weight.base, bias, weight)
+        # Each rank adds what its columns of a come to, and the sum is over both.
+        total = custom_ops.all_reduce(adapted(x, weight.base.weight, None, weight), weight.base.ranks)
+        return total if bias is None else total + bias
 
     return ops._replace(linear=linear)

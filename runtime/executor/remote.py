@@ -103,15 +103,20 @@ class RemoteExecutor:
         grammar: str | None = None,
         adapter: str | None = None,
     ) -> None:
-        """See Executor. UnsupportedError for logits processors; with lora there is no such executor."""
+        """See Executor. UnsupportedError for logits processors. An adapter is waited for: it may be gone."""
         self._require_open()
-        assert adapter is None, "an adapter where there is no room for any"
         if logits_processors:
             raise UnsupportedError(
                 f"logits_processors holds {shown(logits_processors)}, and code cannot be sent to workers in "
                 "processes of their own; use executor='uniproc'"
             )
-        if grammar is not None:
+        if adapter is not None:
+            try:
+                self.collective_rpc("add_request", request_id, (), grammar, adapter)
+            except Exception:
+                self.remove_request(request_id)  # of ranks that have it
+                raise
+        elif grammar is not None:
             self._workers.send(AddGrammar(request_id=request_id, grammar=grammar))
 
     def remove_request(self, request_id: str) -> None:

@@ -32,8 +32,9 @@ def new_adapted_parts(
             "their GEMMs sum by the number of rows: use another dtype, or leave the mode"
         )
     adapters = Adapters(
-        resolved.schemes.specs,
+        resolved.schemes,
         layout,
+        rank=resolved.rank,
         max_held=config.max_held,
         dtype=resolved.dtype,
         device=resolved.device,

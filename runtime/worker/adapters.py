@@ -1,7 +1,6 @@
 """The adapters of a worker: those that the host's memory keeps, and the device's slots that steps read."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from ...common.errors import LaminaError, RequestError
 from ...common.logging import get_logger
-from ...models.adapters.adapter import AdaptedProjection, Adapter, read_adapter
+from ...models.adapters.adapter import AdaptedProjection, Adapter, read_adapter, share_of
 from ...models.adapters.slots import TOKEN_SLOTS, SlotLayout
-from ...models.registry import ParameterSpec
+from ...models.quantization.model_schemes import ModelSchemes
 from ..protocol.scheduler_output import NO_ADAPTER, AdapterLoad, SchedulerOutput
 from .input_batch import send_to
 
@@ -39,15 +38,19 @@ class Adapters:
 
     def __init__(
         self,
-        specs: Mapping[str, ParameterSpec],
+        schemes: ModelSchemes,
         layout: SlotLayout,
         *,
+        rank: int,
         max_held: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """max_held: adapters that the host's memory keeps beside those of live requests."""
-        self._specs, self._layout, self._max_held = specs, layout, max_held
+        """max_held: adapters that the host's memory keeps beside those of live requests.
+
+        rank: whose part of each adapter is kept, where schemes share the model out.
+        """
+        self._schemes, self._rank, self._layout, self._max_held = schemes, rank, layout, max_held
         self._dtype, self._device = dtype, device
         self.tensors: dict[str, Tensor] = {
             name: torch.zeros(shape, dtype=kind, device=device)
@@ -115,8 +118,9 @@ class Adapters:
                 tensor[load.slot].copy_(values, non_blocking=True)
 
     def _read(self, path: Path) -> Adapter:
-        rank = self._layout.rank
-        adapter = read_adapter(path, self._specs, max_rank=rank, dtype=self._dtype)
+        specs, max_rank = self._schemes.whole_specs, self._layout.rank
+        whole = read_adapter(path, specs, max_rank=max_rank, dtype=self._dtype)
+        adapter = share_of(whole, self._schemes, self._rank)
         if self._device.type != "cuda":
             return adapter
         pinned = {

@@ -95,9 +95,3 @@ def test_a_count_that_is_none_is_refused_by_its_name(wrong: dict[str, Any]) -> N
         LoRAConfig(**wrong)
     with pytest.raises(UnknownSettingError, match="max_held"):
         LoRAConfig(max_cpu_loras=3)  # type: ignore[call-arg]
-
-
-def test_adapters_of_a_model_that_is_shared_out_are_refused() -> None:
-    for given in ({"tensor_parallel": 2}, {"executor": "multiproc"}):
-        with pytest.raises(ConfigError, match=r"wanted tensor_parallel=1 and executor='uniproc'"):
-            RuntimeConfig(model="m", lora="2", **given)

@@ -9,9 +9,11 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lamina import ConfigError, LoadError, RequestError, Runtime, SamplingParams
+from lamina import ConfigError, LoadError, RequestError, Runtime, SamplingParams, UnsupportedError
 from lamina.custom_ops.all_reduce.group import Group
+from lamina.runtime.parallel import ParallelConfig
 from lamina.runtime.weight_group import WeightGroup
+from lamina.runtime.weight_messages import hand_over
 from lamina.runtime.worker import model_weights
 
 from ...families import FAMILIES
@@ -155,6 +157,15 @@ def test_what_fails_on_one_rank_changes_none(tmp_path: Path, monkeypatch: pytest
 
     is_broken.set()
     assert as_threads(2, work) == [right, right]
+
+
+def test_tensors_are_not_sent_to_other_machines(tmp_path: Path) -> None:
+    _, _, tensors = folders("qwen2", tmp_path)
+    parallel, given = ParallelConfig(executor="ray"), []
+    with pytest.raises(UnsupportedError, match="weights are tensors and executor is 'ray'"):
+        hand_over(lambda kind, value: given.append(kind), tensors, parallel)
+    hand_over(lambda kind, value: given.append(kind), str(tmp_path), parallel)
+    assert given == ["folder"]
 
 
 def test_ranks_in_processes_of_their_own_are_given_tensors(tmp_path: Path) -> None:
