@@ -36,13 +36,13 @@ class EngineFigures:
         self._asked: asyncio.Task[dict[str, Any]] | None = None
 
     async def read(self, runtime: Any, number: int) -> dict[str, Any] | None:
-        """Returns the Runtime.stats() of an engine, by its number, or None while it does not step.
+        """Returns the Runtime.stats() of an engine, by its number, or None where there have been none yet.
 
         A long step keeps the figures from before it; however many scrapes meet it, it is asked once.
         """
         if time.monotonic() - self._read_at > STATS_SECONDS:
             await self._ask(runtime, number)
-        return self._stats if runtime.engines()[number].health.ok else None
+        return self._stats
 
     async def _ask(self, runtime: Any, number: int) -> None:
         if self._asked is None:
@@ -97,12 +97,17 @@ class MetricsPage:
         runtime, name = model.runtime, model.metrics.model_name
         numbers = [] if runtime is None else [engine.number for engine in runtime.engines()]
         read = await asyncio.gather(*(self._engines[name, each].read(runtime, each) for each in numbers))
-        stats = {number: found for number, found in zip(numbers, read, strict=True) if found is not None}
+        # once: a page is of one moment
+        health = {} if runtime is None else {engine.number: engine for engine in runtime.engines()}
+        stats = {
+            number: found
+            for number, found in zip(numbers, read, strict=True)
+            if found is not None and health[number].health.ok
+        }
         waiting = {
             "server": model.num_waiting,
             "engine": sum(each["requests"]["waiting"] for each in stats.values()),
         }
-        health = {} if runtime is None else {engine.number: engine for engine in runtime.engines()}
         return _Found(metrics=model.metrics, waiting=waiting, stats=stats, health=health)
 
 
