@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 LIMIT = 120.0  # seconds for what is sure to come, on a machine that has much else to do
 
@@ -30,21 +30,33 @@ class EngineGate:
         self._core, self._plan = core, core.scheduler.schedule
         self._clock: Callable[[], float] = core.scheduler._clock
         self._moved = threading.Condition()
-        self._num_let = 0
+        self._num_let = self._num_visits = 0
         self.num_steps = 0  # that were planned since it was shut
         with self._moved:
             core.scheduler.schedule = self._schedule
 
+    @classmethod
+    def of(cls, runtime: Any) -> Self:
+        """Returns the gate of an AsyncRuntime whose engine is a thread; shut, until open()."""
+        return cls(runtime._client._handle._worker._loop._core)
+
     def let(self, num_steps: int = 1) -> None:
-        """Lets so many steps through, and returns once the last of them is planned."""
+        """Lets so many steps through, after all that was asked of the engine before; returns once planned."""
         with self._moved:
+            began = self._num_visits + 2  # the next may come of a turn whose commands were taken already
+            is_waited_for = self._moved.wait_for(lambda: self._num_visits >= began, LIMIT)
             self._num_let += num_steps
-            self._moved.notify_all()
-            assert self._moved.wait_for(lambda: not self._num_let, LIMIT), "there is nothing to compute"
+            is_done = self._moved.wait_for(lambda: not self._num_let, LIMIT if is_waited_for else 0)
+        assert is_done, "there is nothing to compute"
 
     def wait_for(self, num_live: int) -> None:
         """Returns once the engine has so many requests, that wait or run."""
         assert comes_true(lambda: self.num_live == num_live), f"{self.num_live} live, wanted {num_live}"
+
+    def begin(self, num_live: int) -> None:
+        """Lets one step through once there are so many requests: each with room gets its first token."""
+        self.wait_for(num_live)
+        self.let(1)
 
     @property
     def num_live(self) -> int:
@@ -56,15 +68,17 @@ class EngineGate:
         self._core.scheduler._clock = lambda: self._clock() + seconds
 
     def open(self) -> None:
-        """Lets everything through from now on."""
+        """Lets everything through from now on; twice is once."""
         with self._moved:
-            del self._core.scheduler.schedule  # the class's own again
+            vars(self._core.scheduler).pop("schedule", None)  # the class's own again
             self._core.scheduler._clock = self._clock
             self._num_let = 1 << 60
             self._moved.notify_all()
 
     def _schedule(self) -> Any:
         with self._moved:
+            self._num_visits += 1
+            self._moved.notify_all()
             if not self._num_let:
                 self._moved.wait(0.002)  # then commands have their turn
             if not self._num_let:
@@ -80,7 +94,7 @@ class EngineGate:
 @contextmanager
 def held(runtime: Any) -> Iterator[EngineGate]:
     """The gate of an AsyncRuntime whose engine is a thread, shut until the block is left."""
-    gate = EngineGate(runtime._client._handle._worker._loop._core)
+    gate = EngineGate.of(runtime)
     try:
         yield gate
     finally:

@@ -1,12 +1,14 @@
 """Real servers on loopback around a TINY model: one that tests share, and others with their own settings."""
 
 import asyncio
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -70,7 +72,7 @@ class RunningServer:
         return held(self.serving.runtime)
 
     def comes_to_rest(self) -> None:
-        """Returns once nothing is held: no block, no request, no lease; AssertionError if any stays."""
+        """Returns once nothing is held: no block, request, lease or response; AssertionError if any stays."""
 
         def is_at_rest() -> bool:
             held.update(self.in_loop(self._held))
@@ -87,7 +89,24 @@ class RunningServer:
             "blocks": stats["blocks"]["used"],
             "admitted": books.num_admitted,
             "queued": books.num_waiting,
+            "responses": self.server.lifecycle.num_running,
         }
+
+    def comes_round(self) -> None:
+        """Returns once its event loop has read what had arrived at its connections before."""
+
+        async def turn() -> None:
+            for _ in range(3):  # a turn may have looked at its connections before this came
+                await asyncio.sleep(0)
+
+        self.in_loop(turn)
+
+    def is_connected(self, client: socket.socket) -> bool:
+        """Whether the server has the other end of a client's connection open."""
+        ports = [f":{port:04X}" for port in (urlsplit(self.url).port, client.getsockname()[1])]
+        rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+        ends = [(row[1][-5:], row[2][-5:], row[9] != "0") for row in rows]  # an inode: somebody has it open
+        return (*ports, True) in ends
 
     def close(self) -> int | None:
         """End the server and return its exit code."""

@@ -1,15 +1,16 @@
 """OpenAI's own client: whole and streamed, sync and async, its retries, and its errors."""
 
 import asyncio
-import json
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
+
+from ...engine_gate import EngineGate
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 GREEDY: Any = {"model": "tiny", "temperature": 0, "max_tokens": 12}
@@ -19,16 +20,6 @@ GREEDY: Any = {"model": "tiny", "temperature": 0, "max_tokens": 12}
 def client(server: Any) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def long_text_folder(tmp_path_factory: pytest.TempPathFactory, tiny_text_folder: Path) -> Path:
-    """The TINY model with a context that takes seconds to fill."""
-    folder = tmp_path_factory.mktemp("long") / "model"
-    shutil.copytree(tiny_text_folder, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
-    return folder
 
 
 def test_a_chat_comes_whole_as_it_comes_in_pieces(client: openai.OpenAI) -> None:
@@ -161,36 +152,51 @@ def test_a_client_that_comes_too_early_is_served_once_the_model_is_loaded(
 
 
 def test_a_client_over_its_limit_is_served_once_there_is_room(
-    start_server: Callable[..., Any], long_text_folder: Path, tmp_path: Path
+    start_server: Callable[..., Any], tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text('[keys.one]\nkey = "sk-one"\nmax_concurrent = 1\n')
-    running = start_server(folder=long_text_folder, api_key_file=keys)
-    endless: Any = {"messages": MESSAGES, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="sk-one", max_retries=8) as client:
+    running = start_server(api_key_file=keys)
+    endless: Any = {"messages": MESSAGES, "max_tokens": 200, "extra_body": {"ignore_eos": True}}
+    engine, refusals = EngineGate.of(running.serving.runtime), []
+
+    def give_way(response: httpx.Response) -> None:
+        if response.status_code == 429:
+            refusals.append(response)
+        if len(refusals) == 2:  # the first was for who does not try again
+            stream.close()
+            engine.open()
+
+    hooks: Any = {"response": [give_way]}
+    with openai.OpenAI(
+        base_url=f"{running.url}/v1",
+        api_key="sk-one",
+        max_retries=8,
+        http_client=httpx.Client(event_hooks=hooks, timeout=60),
+    ) as client:
+        threading.Thread(target=engine.begin, args=(1,)).start()
         stream = client.chat.completions.create(model="tiny", stream=True, **endless)
         next(iter(stream))
         hasty = client.with_options(max_retries=0)
         with pytest.raises(openai.RateLimitError) as caught:
             hasty.chat.completions.create(messages=MESSAGES, **GREEDY)
         assert int(caught.value.response.headers["retry-after"]) >= 1
-        threading.Timer(0.5, stream.close).start()
         raw = client.chat.completions.with_raw_response.create(messages=MESSAGES, **GREEDY)
         assert raw.retries_taken >= 1
         assert raw.parse().choices[0].message.content
     running.close()
 
 
-def test_a_stream_that_the_server_ends_raises_an_api_error(
-    start_server: Callable[..., Any], long_text_folder: Path
-) -> None:
-    running = start_server(folder=long_text_folder, drain_timeout=0.0)
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as client:
+def test_a_stream_that_the_server_ends_raises_an_api_error(start_server: Callable[..., Any]) -> None:
+    running = start_server(drain_timeout=0.0)
+    client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none")
+    with client, running.held() as engine:
+        threading.Thread(target=engine.begin, args=(1,)).start()
         stream = client.chat.completions.create(
-            model="tiny", messages=MESSAGES, stream=True, max_tokens=4000, extra_body={"ignore_eos": True}
+            model="tiny", messages=MESSAGES, stream=True, max_tokens=200, extra_body={"ignore_eos": True}
         )
         next(iter(stream))
-        threading.Thread(target=running.server.stop).start()
+        running.server.stop()
         with pytest.raises(openai.APIError):
             for _ in stream:
                 pass

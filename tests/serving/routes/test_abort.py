@@ -67,8 +67,7 @@ def abort(server, owner: str, request_id: str, method: str = "POST"):
 
 def begin(engine, *streams: Streaming, num_live: int) -> None:
     """Has the engine write the first tokens of all these."""
-    engine.wait_for(num_live)
-    engine.let(1)
+    engine.begin(num_live)
     for streaming in streams:
         assert streaming.has_begun.wait(60)
 

@@ -14,6 +14,8 @@ from lamina.runtime.sampling_params import SamplingParams
 from lamina.serving.metrics.collector import Scraped
 from lamina.serving.metrics.families import ENGINE_FAMILIES, FAMILIES, PREFIX, SWAP_FAMILIES
 
+from ...engine_gate import comes_true
+from ..raw import post, raw_client
 from ..server_process import SMALL, ServerProcess
 
 ALL_HAVE = ("model_name", "engine")
@@ -53,7 +55,8 @@ def test_a_client_of_openmetrics_gets_that(client):
     }
 
 
-def test_one_answer_adds_to_what_it_should(client):
+def test_one_answer_adds_to_what_it_should(client, server):
+    server.comes_to_rest()
     before = scraped(client)
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, "n": 2}
     answer = client.post("/v1/completions", json=body).raise_for_status().json()
@@ -85,12 +88,18 @@ def test_one_answer_adds_to_what_it_should(client):
 
 def test_nothing_is_left_of_clients_that_leave(client, server):
     body = {"prompt": [5, 6], "max_tokens": 200, "ignore_eos": True, "stream": True, "n": 3}
-    before = scraped(client)["request_success_total", ("finished_reason", "abort")]
-    for _ in range(10):
-        with client.stream("POST", "/v1/completions", json=body) as answer:
-            next(answer.iter_lines())
-    found = wait_until(client, lambda _: not server.serving.metrics._live)
-    assert found["request_success_total", ("finished_reason", "abort")] > before
+    aborted = "request_success_total", ("finished_reason", "abort")
+    server.comes_to_rest()
+    before = scraped(client)[aborted]
+    with server.held() as engine:
+        for _ in range(10):
+            with raw_client(server.url) as leaving:
+                leaving.send(post("/v1/completions", json.dumps(body).encode()))
+                engine.begin(3)
+                assert leaving.file.readline() == b"HTTP/1.1 200 OK\r\n"
+            engine.wait_for(0)
+        assert comes_true(lambda: not server.serving.metrics._live)
+        assert scraped(client)[aborted] == before + 30
 
 
 def test_no_client_can_make_a_series(client):
@@ -154,9 +163,10 @@ def test_a_scrape_is_answered_while_the_engine_hangs_and_once_it_is_gone(start_s
     assert hanging["engine_step_seconds",] > 0.2
     release.set()
     server.in_loop(lambda: asyncio.wait((asked,)))
-    again = wait_until(server.client, lambda told: told["engine_up",] == 1)
+    again = wait_until(
+        server.client, lambda told: told["engine_up",] == 1 and ("num_requests_running",) in told
+    )
     assert again["request_success_total", ("finished_reason", "length")] == 1
-    assert ("num_requests_running",) in again
     wait_until(server.client, lambda told: told["event_loop_lag_seconds_count",] > 0)
     server.in_loop(server.serving.runtime.close)
     gone = scraped(server.client)
@@ -177,10 +187,12 @@ def test_an_engine_in_a_process_tells_its_figures_until_it_is_killed(tiny_text_f
         assert scraped(server.client)["engine_up",] == 0  # while it loads
         client = server.wait_ready()
         assert server.stream(50).result(60).is_whole
-        live = wait_until(client, lambda told: told["engine_steps_total",] >= 50)
+        total = "kv_cache_blocks", ("state", "total")
+        live = wait_until(client, lambda told: told["engine_steps_total",] >= 50 and total in told)
         assert live["engine_up",] == 1
         assert live["kv_cache_blocks", ("state", "total")] == 2047  # one is nobody's
         assert live["generation_tokens_total",] == 50
+        server.wait_for(server.out, r"^\{")  # written by a thread, once the answer is out
         (line,) = [json.loads(line) for line in server.out if line.startswith("{")]
         assert (line["route"], line["output_tokens"], line["ends"]) == ("/v1/completions", 50, ["length"])
         (child,) = children_of(server.process.pid)
