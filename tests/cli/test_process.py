@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -32,20 +31,35 @@ def told(errors):
     return [line for line in errors.splitlines() if line.startswith("lamina: ")]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6])
-def test_an_interrupt_while_everything_is_imported_ends_with_130(tiny_text_folder, seconds):
-    """Counted from the first of our modules: before it there is Python alone."""
-    code = (
-        "import lamina.__main__ as command, os, sys\n"
-        f"sys.argv = ['lamina', 'generate', {str(tiny_text_folder)!r}, 'a', '--no-compile']\n"
-        "command.exit_on_interrupt(); os.write(1, b'!'); command.main()"
-    )
+INTERRUPTED_AT = """
+import os, signal, sys
+import lamina.__main__ as command
+
+class Interrupting:
+    left = int(sys.argv.pop())
+
+    def find_spec(self, name, path=None, target=None):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+command.exit_on_interrupt()
+command.main()
+"""
+
+
+@pytest.mark.parametrize("place", [1, 20, 60, 150, 400, 800, 1200, 1500])
+def test_an_interrupt_while_everything_is_imported_ends_with_130(tiny_text_folder, place):
+    """At so many modules from the first of ours on: before it there is Python alone."""
+    arguments = ["generate", str(tiny_text_folder), "a", "--no-compile", str(place)]
     process = subprocess.Popen(
-        [sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
+        [sys.executable, "-c", INTERRUPTED_AT, *arguments],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
     )
-    assert process.stdout.read(1) == b"!"
-    time.sleep(seconds)
-    process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     # Just before the end it is the signal that ends the process, which a shell reports as 130 as well.
     assert process.returncode in (130, -signal.SIGINT), errors

@@ -4,7 +4,9 @@ import asyncio
 import gc
 import threading
 
-from lamina import SamplingParams
+import pytest
+
+from lamina import SamplingParams, StreamDelta
 
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -17,6 +19,34 @@ def text_of(deltas):
 
 def tokens_of(deltas):
     return tuple(token for delta in deltas for token in delta.token_ids)
+
+
+def as_deltas(answer):
+    """A whole answer as one that is read in a single piece."""
+    return [
+        StreamDelta(
+            request_id="",
+            index=answer.index,
+            text=answer.text,
+            token_ids=answer.token_ids,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            logprobs=answer.logprobs,
+        )
+    ]
+
+
+def assert_near(found, right):
+    """Log-probabilities of the same tokens in the same order; their last bits depend on the batch."""
+    found, right = [*(found or ())], [*(right or ())]
+    assert len(found) == len(right)
+    for one, other in zip(found, right, strict=True):
+        if one is None or other is None:
+            assert one is other
+            continue
+        assert one.keys() == other.keys() or len(one) == len(other)
+        shared = one.keys() & other.keys()
+        assert [one[i].logprob for i in shared] == pytest.approx([other[i].logprob for i in shared], abs=1e-3)
 
 
 async def until(holds, seconds=60.0):

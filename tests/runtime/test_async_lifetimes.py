@@ -17,6 +17,7 @@ from lamina import (
     UnsupportedError,
 )
 
+from ..engine_gate import held
 from .asking import LONG, SHORT, SMALL, assert_ended, assert_idle, core_threads, iterate, tokens_of
 
 
@@ -46,10 +47,12 @@ def test_a_runtime_serves_one_event_loop_at_a_time(shared):
 def test_what_a_closed_event_loop_leaves_behind_ends(shared):
     async def leave():
         generation = shared.generate("hello", LONG)
+        engine.let(1)
         await generation.read()
         return generation
 
-    left = [asyncio.run(leave()) for _ in range(2)]
+    with held(shared) as engine:
+        left = [asyncio.run(leave()) for _ in range(2)]
 
     async def look():
         await assert_idle(shared)
@@ -136,7 +139,9 @@ def test_to_close_ends_what_runs_and_refuses_what_comes(tiny_text_folder, new_th
         async with await AsyncRuntime.from_pretrained(tiny_text_folder, **SMALL) as runtime:
             generation = runtime.generate("hello", LONG)
             reader = asyncio.create_task(iterate(generation))
-            await asyncio.sleep(0.02)
+            with held(runtime) as engine:
+                engine.begin(1)
+                await runtime.close()
         assert (await reader)[-1].finish_reason == "abort"
         assert not runtime.health().ok
         assert "closed" in runtime.health().reason
@@ -178,10 +183,12 @@ def test_methods_of_the_engine_are_called_by_name(serve):
     async def body(runtime):
         assert "runs eagerly" in await runtime.call("explain")
         generation = runtime.generate("hello", LONG)
-        await generation.read()
-        with pytest.raises(RequestError, match="while requests are live"):
-            await runtime.call("suspend")
-        await generation.aclose()
+        with held(runtime) as engine:
+            engine.begin(1)
+            await generation.read()
+            with pytest.raises(RequestError, match="while requests are live"):
+                await runtime.call("suspend")
+            await generation.aclose()
         await assert_ended(runtime)
         await runtime.call("suspend")
         await runtime.call("resume")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 
 import pytest
 import torch
@@ -195,8 +196,12 @@ def test_the_context_and_the_cache_end_a_search(open_runtime, settings):
 
 
 def test_a_deadline_ends_a_search_with_what_it_has(open_runtime, is_idle):
-    runtime = open_runtime()
-    output = runtime.beam_search([[5]], BeamSearchParams(beam_width=2, ignore_eos=True), timeout=0.1)[0]
+    runtime, now = open_runtime(), time.monotonic()
+    core = runtime._loaded.core
+    # a second passes with each step that is planned
+    core.scheduler._clock = lambda: now + core.scheduler._in_flight.num_launched
+    output = runtime.beam_search([[5]], BeamSearchParams(beam_width=2, ignore_eos=True), timeout=20.0)[0]
+    assert 5 < len(output.outputs[0].token_ids) < 30
     assert {(a.finish_reason, a.stop_reason) for a in output.outputs} == {("abort", "deadline")}
     is_idle(runtime)
 

@@ -76,7 +76,7 @@ def test_a_process_that_fails_before_it_is_ready_is_an_error(own_temp, monkeypat
     assert not handle.status().is_alive
     gone = threading.Event()
     handle.start(lambda message: gone.set())  # late: it is told nevertheless
-    assert gone.wait(20)
+    assert gone.wait(60)
     handle.send(Shutdown())  # and what is sent to nobody is dropped
     handle.close()
     assert not is_running(handle.pid)
@@ -159,8 +159,8 @@ def test_nothing_is_left_of_a_server_that_is_ended(tiny_text_folder, own_temp, h
         engine = int(process.stdout.readline())
         assert is_running(engine)
         os.killpg(process.pid, number)  # as a terminal does
-    wait_until(lambda: not is_running(engine), 20)
-    wait_until(lambda: not list(own_temp.iterdir()), 20)
+    wait_until(lambda: not is_running(engine))
+    wait_until(lambda: not list(own_temp.iterdir()))
 
 
 def test_a_program_that_ends_without_closing_takes_its_engine_along_and_never_imports_torch(

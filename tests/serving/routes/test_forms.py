@@ -150,7 +150,9 @@ def test_log_probabilities_beside_a_form_are_numbers_one_a_token_whole_and_strea
 
 def test_forced_tokens_are_in_usage_and_in_metrics(server, client):
     def counted():
-        server.serving.metrics_page._engine._read_at = float("-inf")  # else it may be a second old
+        server.serving.metrics_page._engines["tiny", 0]._read_at = float(
+            "-inf"
+        )  # else it may be a second old
         lines = client.get("/metrics").text.splitlines()
         (value,) = (line.split()[-1] for line in lines if line.startswith("lamina:num_forced_tokens_total{"))
         return float(value)

@@ -93,10 +93,10 @@ def test_nothing_is_left_of_clients_that_leave(client, server):
     before = scraped(client)[aborted]
     with server.held() as engine:
         for _ in range(10):
-            with raw_client(server.url) as leaving:
-                leaving.send(post("/v1/completions", json.dumps(body).encode()))
+            with raw_client(server.url) as raw:
+                raw.send(post("/v1/completions", json.dumps(body).encode()))
                 engine.begin(3)
-                assert leaving.file.readline() == b"HTTP/1.1 200 OK\r\n"
+                assert raw.file.readline() == b"HTTP/1.1 200 OK\r\n"
             engine.wait_for(0)
         assert comes_true(lambda: not server.serving.metrics._live)
         assert scraped(client)[aborted] == before + 30
