@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NoReturn, TypeVar
 
+from ...common.errors import LaminaError
 from ...common.logging import get_logger
 from ..auth.limits import Clock
 from ..context import Serving
@@ -177,15 +178,22 @@ class Swapper:
                 await self._put_to_sleep(out)
             await self._wake(action.into)
         except Exception as error:
-            reason = f"the model {action.into} could not be woken: {api_error(error).message}"
-            logger.error("%s", reason, exc_info=error)
-            into.metrics.num_failed_swaps += 1
-            self._failed[action.into] = self._clock() + RETRY_SECONDS, reason
-            self._refuse_failed(self._clock())
+            self._fail(action.into, error)
             return
         seconds = self._clock() - started
         into.metrics.swap.observe(seconds)
         logger.info("%s is awake after %.2f s, in place of %s", action.into, seconds, out or "none")
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """Tells who waits for a model that it could not be woken; it is tried again, unless it is lost."""
+        serving = self._models[name]
+        serving.metrics.num_failed_swaps += 1
+        reason = f"the model {name} could not be woken: {api_error(error).message}"
+        logger.error("%s", reason, exc_info=None if isinstance(error, LaminaError) else error)
+        self._failed[name] = self._clock() + RETRY_SECONDS, reason
+        self._refuse_failed(self._clock())
+        if not serving.runtime.health().status.is_alive:
+            self.lose(name)
 
     async def _put_to_sleep(self, name: str) -> None:
         runtime = self._models[name].runtime

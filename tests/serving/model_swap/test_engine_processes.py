@@ -11,7 +11,7 @@ from ..server_process import LONG, SMALL, ServerProcess
 from ..test_server import children_of
 
 pytestmark = pytest.mark.long
-OPTIONS = (*SMALL, *LONG, "--min-residence", "0")
+OPTIONS = (*SMALL, *LONG, "--min-residence", "0", "--drain-timeout", "600")
 
 
 def start(folders, *options):
@@ -49,7 +49,7 @@ def test_they_take_turns_and_what_waits_is_served_before_the_end(folders, alone)
         for name in "abba":
             assert text(client, name) == alone(name)
         before = figure(client, "generation_tokens_total", 'model_name="a"')
-        first = server.stream(1500, model="a")
+        first = server.stream(300, model="a")
         wait_until(lambda: figure(client, "generation_tokens_total", 'model_name="a"') > before)
         second = server.stream(40, model="b")  # b sleeps until a's has ended
         place = 'model_name="b",place="server"'

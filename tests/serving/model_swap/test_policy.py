@@ -145,7 +145,7 @@ class Swapping(RuleBasedStateMachine):
             out = self.models[action.out]
             assert out.resident_since is not None
             assert not out.running, "put to sleep before it was drained"
-            assert self.now - out.resident_since >= self.min_residence, "it stayed too short"
+            assert out.resident_since + self.min_residence <= self.now, "it stayed too short"
             out.resident_since, out.left_at, out.is_draining = None, self.now, False
         into.resident_since = self.now
         for name, model in self.models.items():

@@ -215,6 +215,16 @@ async def test_the_place_of_a_lost_engine_is_another_s(server):
     _, other = await server.ask("b")
     assert other.result()
     assert server.swapper.standing("a") == "failed"
+    server.engines["c"].error, server.engines["c"].is_alive = EngineError("gone"), False
+    await server.end(other)
+    _, third = await server.ask("c")
+    assert third.exception().message == "the model c could not be woken: gone"
+    assert server.swapper.standing("c") == "failed"
+
+
+@serving
+async def test_a_model_that_is_lost_while_it_is_awake_makes_room(server):
+    await server.ask("b")
     server.swapper.lose("b")
     await settle()
     _, third = await server.ask("c")
