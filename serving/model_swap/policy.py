@@ -106,6 +106,10 @@ class SwapPolicy:
 
 
 def longest_asking(models: Mapping[str, ModelState]) -> str | None:
-    """Returns the model that has asked longest to be woken, the first of several; None where none does."""
-    asking = [(since, name) for name, model in models.items() if (since := model.asks_since) is not None]
-    return min(asking, key=lambda each: each[0])[1] if asking else None
+    """Returns the model that has asked longest to be woken, of several the one that left first, if any."""
+    asking = [
+        (since, model.left_at, name)
+        for name, model in models.items()
+        if (since := model.asks_since) is not None
+    ]
+    return min(asking)[-1] if asking else None

@@ -147,6 +147,7 @@ class Swapping(RuleBasedStateMachine):
             assert not out.running, "put to sleep before it was drained"
             assert out.resident_since + self.min_residence <= self.now, "it stayed too short"
             out.resident_since, out.left_at, out.is_draining = None, self.now, False
+        self.now += 0.001  # a swap takes time
         into.resident_since = self.now
         for name, model in self.models.items():
             asks = model.resident_since is None and model.waiting and not model.is_lost
