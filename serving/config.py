@@ -27,6 +27,7 @@ FLAGS = (
 PARSERS = ("tool_parser", "reasoning_parser")  # which there are is known where they are used
 COUNTS = {  # what each may be at least and at most
     "port": (0, 65535),
+    "max_restarts": (0, 2**20),
     "max_connections": (1, 2**20),
     "max_body_bytes": (1, 2**31 - 1),
     "max_header_bytes": (256, 2**20),
@@ -157,6 +158,8 @@ class ServeConfig:
     """How one of several models sleeps: 1 keeps its weights in the host's memory, 2 reads them again."""
     exit_on_engine_loss: bool = True
     """Whether the process ends, with exit code 1, once its engine is lost; otherwise it answers 503."""
+    max_restarts: int = 0
+    """Times that an engine which is lost is loaded again, in place of the end of the process."""
     page: bool = True
     """Whether / shows a page to chat with the model and watch the engine."""
     access_log: bool = False
@@ -179,6 +182,9 @@ class ServeConfig:
             self._settle(
                 name, integer(name, value, wanted, low=low, high=high, optional=False, error=ConfigError)
             )
+        if self.max_restarts and not self.exit_on_engine_loss:
+            got = f"max_restarts is {self.max_restarts} and exit_on_engine_loss False"
+            raise ConfigError(f"{got}; wanted one of the two")
         for name in SECONDS:
             zero = name in MAY_BE_ZERO
             wanted = f"{'at least' if zero else 'above'} 0, at most 86400"

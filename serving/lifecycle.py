@@ -35,8 +35,12 @@ class Lifecycle:
             self.state, self.reason = "draining", "the server is shutting down"
 
     def fail(self, reason: str) -> None:
-        """From now on requests are refused for a reason; nothing leads back."""
+        """From now on requests are refused for a reason; restart() alone leads back."""
         self.state, self.reason = "failed", reason
+
+    def restart(self) -> None:
+        """What has failed is loaded anew; requests are refused until it is ready."""
+        self.state, self.reason = "starting", "the engine was lost, and the model is loaded again"
 
     def refusal(self) -> ApiError | None:
         """Returns what a new request is answered now; None where it is taken."""

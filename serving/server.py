@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import uvicorn
 
@@ -118,9 +118,28 @@ class Server:
             self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def _live(self, owns_process: bool) -> int:
+        """Serves with one start of the engines after the other, as long as lost ones may be loaded again."""
         what = "the model is" if len(self.models) == 1 else f"{len(self.models)} models are"
         _say(f"listening at {self.address}; {what} loading", sys.stderr)
         stopping = asyncio.create_task(self._stopping.wait())
+        num_left = self.config.max_restarts
+        while (code := await self._serve_engines(stopping, owns_process)) == ENGINE_LOST and num_left:
+            if stopping.done():
+                break
+            num_left -= 1
+            self._begin_anew()
+            _say(f"{what} loaded again, and {num_left} times more at most", sys.stderr)
+        return code
+
+    def _begin_anew(self) -> None:
+        """Every model is as before it was loaded; their runtimes were closed."""
+        self.models.swapper = None
+        for serving in self.models:
+            serving.loaded = None
+        for lifecycle in self._lifecycles():
+            lifecycle.restart()
+
+    async def _serve_engines(self, stopping: "asyncio.Task[Literal[True]]", owns_process: bool) -> int:
         loading = asyncio.create_task(load_models(self.models, self._open_runtimes))
         await asyncio.wait((stopping, loading), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():

@@ -104,9 +104,9 @@ class ServerProcess:
         self.wait_for(self.out, r"lamina: serving (.+) at (\S+)")
         return self.client
 
-    def wait_for(self, lines: list[str], pattern: str) -> re.Match[str]:
-        """The first line that holds this; fails if the process ends before, or after two minutes."""
-        deadline = time.monotonic() + 120
+    def wait_for(self, lines: list[str], pattern: str, seconds: float = 120) -> re.Match[str]:
+        """The first line that holds this; fails if the process ends before, or after so many seconds."""
+        deadline = time.monotonic() + seconds
         with self._changed:
             while True:
                 found = next((m for line in lines if (m := re.search(pattern, line))), None)
@@ -172,3 +172,15 @@ def _patience() -> Iterator[None]:
         yield
         time.sleep(0.05)
     raise AssertionError("it does not come to it in a minute")
+
+
+def assert_serves_again(server: ServerProcess) -> None:
+    """A server whose engine was lost says that it loads it again, and then answers where it did before."""
+    server.wait_for(server.errors, r"the model is loaded again, and \d+ times more at most", 600)
+    deadline = time.monotonic() + 600
+    while server.client.get("/health/ready").status_code != 200:
+        assert server.process.poll() is None
+        assert time.monotonic() < deadline, "it is not ready again"
+        time.sleep(0.05)
+    answer = server.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+    assert answer.status_code == 200, answer.text

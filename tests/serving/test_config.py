@@ -35,6 +35,7 @@ from lamina.serving.config import ServeConfig
         ("root_path", "/lämina"),
         ("strict_fields", 1),
         ("exit_on_engine_loss", None),
+        ("max_restarts", -1),
         ("max_body_bytes", 0),
         ("max_connections", 0),
         ("max_header_bytes", 1),
@@ -48,6 +49,11 @@ from lamina.serving.config import ServeConfig
 def test_a_value_that_it_cannot_have_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name):
         ServeConfig(**{"model_names": ("tiny",), name: value})
+
+
+def test_a_server_that_outlives_its_engine_loads_no_other() -> None:
+    with pytest.raises(ConfigError, match="max_restarts is 1 and exit_on_engine_loss False"):
+        ServeConfig(model_names=("tiny",), max_restarts=1, exit_on_engine_loss=False)
 
 
 def test_an_unknown_setting_is_refused_with_one_that_resembles_it() -> None:

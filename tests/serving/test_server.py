@@ -18,7 +18,7 @@ from lamina.serving.config import ServeConfig
 from lamina.serving.listening import listen, tls_context
 
 from .conftest import RunningServer
-from .server_process import ENVIRONMENT, LONG, SMALL, ServerProcess
+from .server_process import ENVIRONMENT, LONG, SMALL, ServerProcess, assert_serves_again
 
 
 @pytest.fixture(params=["thread", "process"])
@@ -122,6 +122,24 @@ def test_when_its_engine_is_killed_every_client_is_told_and_it_ends(tiny_text_fo
         assert server.code() == 1
         with pytest.raises(httpx.ConnectError):
             client.get("/health/live")
+
+
+@pytest.mark.long
+def test_an_engine_that_is_lost_is_loaded_again_as_often_as_it_may_be(tiny_text_folder: Path) -> None:
+    with ServerProcess(tiny_text_folder, *SMALL, *LONG, "--max-restarts", "1") as server:
+        client = server.wait_ready()
+        (child,) = children_of(server.process.pid)
+        stream = server.stream(20_000)
+        server.wait_streaming(1)
+        os.kill(child, signal.SIGKILL)
+        ended = stream.result(60)
+        assert ended.events[-1]["error"]["message"]
+        assert_serves_again(server)
+        assert "generation_tokens_total" in client.get("/metrics").text
+        (child,) = children_of(server.process.pid)
+        os.kill(child, signal.SIGKILL)
+        assert server.code() == 1
+    assert sum("is loaded again" in line for line in server.errors) == 1
 
 
 def test_a_server_that_is_to_outlive_its_engine_says_why_it_is_not_ready(tiny_text_folder: Path) -> None:

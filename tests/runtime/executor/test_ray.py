@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from lamina.runtime.executor import ray_cluster, ray_workers
 from lamina.runtime.executor.ray_workers import RayWorkers
 from lamina.runtime.startup import engine_builder
 
+from ...serving.server_process import LONG as LONG_OPTIONS
+from ...serving.server_process import SMALL as SMALL_OPTIONS
+from ...serving.server_process import ServerProcess, assert_serves_again
 from ..asking import SHORT, SMALL
 from ..engine.processes import is_running, wait_until
 from ..parallel.test_traffic import TIGHT, answers
@@ -252,6 +256,35 @@ def run_alone(folder: Path, end: str) -> int:
 def test_actors_end_with_the_process_that_started_them(tiny_text_folder: Path, joined: None) -> None:
     pid = run_alone(tiny_text_folder, "killed")
     wait_until(lambda: not is_running(pid), 120)
+
+
+def test_a_server_loads_again_what_the_end_of_an_actor_has_ended(
+    tiny_text_folder: Path, joined: None, folder_of_ray: Path
+) -> None:
+    environment = {name: os.environ[name] for name in os.environ if name.startswith("RAY_")}
+    options = (*SMALL_OPTIONS, *LONG_OPTIONS, "--executor", "ray", "--max-restarts", "1")
+    with ServerProcess(tiny_text_folder, *options, environment=environment) as server:
+        server.wait_for(server.out, "lamina: serving", 600)
+        stream = server.stream(20_000)
+        server.wait_streaming(1)
+        (actor,) = actors_of(folder_of_ray)
+        os.kill(actor, signal.SIGKILL)
+        assert stream.result(300).events[-1]["error"]["message"] == "the engine is lost"
+        server.wait_for(server.errors, f"the engine is lost: .* its actor, process {actor} on ")
+        assert_serves_again(server)
+        server.signal(signal.SIGTERM)
+        assert server.code(300) == 0
+    wait_until(lambda: not actors_of(folder_of_ray), 120)
+
+
+def actors_of(folder: Path) -> list[int]:
+    """The ids of actors' processes, which Ray names after their class."""
+    ranks = []
+    for pid in processes_of(folder):
+        with suppress(OSError):  # it has ended
+            if b"RankActor" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                ranks.append(int(pid))
+    return ranks
 
 
 def test_a_cluster_of_its_own_ends_with_the_runtime(
