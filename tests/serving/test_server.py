@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,16 +35,8 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for task in found.iterdir() for child in (task / "children").read_text().split()]
 
 
-def test_it_listens_before_it_has_a_model_and_drains_when_told_to_end(
-    tiny_text_folder: Path, engine: str
-) -> None:
+def test_it_drains_when_told_to_end(tiny_text_folder: Path, engine: str) -> None:
     with ServerProcess(tiny_text_folder, *SMALL, *LONG, "--engine", engine) as server:
-        assert server.client.get("/health/live").status_code == 200
-        loading = server.client.get("/v1/models")
-        assert loading.status_code == 503
-        assert loading.json()["error"]["code"] == "starting"
-        assert int(loading.headers["retry-after"]) > 0
-        assert server.client.get("/health/ready").json()["status"] == "starting"
         client = server.wait_ready()
         assert client.get("/health/ready").status_code == 200
         streams = [server.stream(1500) for _ in range(20)]
@@ -95,9 +88,24 @@ def test_a_second_signal_ends_it_at_once(tiny_text_folder: Path) -> None:
             assert_gone(child)
 
 
-def test_a_signal_while_the_model_loads_ends_it(tiny_text_folder: Path, engine: str) -> None:
-    with ServerProcess(tiny_text_folder, *SMALL, "--engine", engine) as server:
+@pytest.fixture
+def stuck_folder(tiny_text_folder: Path, tmp_path: Path) -> Path:
+    """A model that is being loaded for ever: its config is a pipe into which nobody writes."""
+    folder = tmp_path / "stuck"
+    shutil.copytree(tiny_text_folder, folder)
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    return folder
+
+
+def test_it_listens_before_it_has_a_model_and_a_signal_ends_it_then(stuck_folder: Path, engine: str) -> None:
+    with ServerProcess(stuck_folder, *SMALL, "--engine", engine) as server:
         assert server.client.get("/health/live").status_code == 200
+        loading = server.client.get("/v1/models")
+        assert loading.status_code == 503
+        assert loading.json()["error"]["code"] == "starting"
+        assert int(loading.headers["retry-after"]) > 0
+        assert server.client.get("/health/ready").json()["status"] == "starting"
         children = children_of(server.process.pid)
         server.signal(signal.SIGTERM)
         assert server.code() == 0
