@@ -7,6 +7,7 @@ from .add_rms_norm_quantized.op import add_rms_norm_quantized
 from .add_zero_centred_rms_norm.op import add_zero_centred_rms_norm
 from .adjust_logits.op import adjust_logits
 from .all_reduce.op import all_reduce
+from .all_reduce_add_rms_norm.op import all_reduce_add_rms_norm
 from .attention_site.op import attention_site
 from .copy_blocks.op import copy_blocks
 from .gelu_and_mul.op import gelu_and_mul
@@ -41,6 +42,7 @@ __all__ = [
     "add_zero_centred_rms_norm",
     "adjust_logits",
     "all_reduce",
+    "all_reduce_add_rms_norm",
     "attention_site",
     "copy_blocks",
     "gelu_and_mul",

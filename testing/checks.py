@@ -11,6 +11,7 @@ from ..compiler.passes.graph import Pass, PassReport, is_mutating
 from ..custom_ops.act_and_mul_quantized.reference import act_and_mul_quantized
 from ..custom_ops.add_rms_norm_linear.reference import add_rms_norm_linear
 from ..custom_ops.add_rms_norm_quantized.reference import add_rms_norm_quantized
+from ..custom_ops.all_reduce_add_rms_norm.reference import all_reduce_add_rms_norm
 from ..custom_ops.linear.reference import linear
 from ..custom_ops.qk_norm.reference import qk_norm
 from ..custom_ops.rms_norm_quantized.reference import rms_norm_quantized
@@ -44,6 +45,7 @@ FORMULAS: Formulas = {
     **GEMMS,
     **QUANTIZING,
     OPS.qk_norm.default: qk_norm,
+    OPS.all_reduce_add_rms_norm.default: all_reduce_add_rms_norm,
     OPS.linear_w4a16.default: linear_w4a16,
 }
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -13,6 +13,7 @@ from ..capture.fingerprint import source_line
 from ..numerics import Numerics
 from .add_rms_norm import ADD_RMS_NORM, RMS_NORM
 from .add_rms_norm_linear import ADD_RMS_NORM_LINEAR
+from .all_reduce_add_rms_norm import ALL_REDUCE_ADD_RMS_NORM
 from .batch_invariant import BATCH_INVARIANT
 from .canonicalise import CANONICALISE
 from .gated_w4a16 import GATED_W4A16
@@ -35,6 +36,7 @@ PIPELINE: tuple[Pass, ...] = (
     SILU_AND_MUL,  # meets nothing of the others
     GELU_AND_MUL,  # likewise, in other models
     LINEAR,  # after the barrier, which looks for GEMMs
+    ALL_REDUCE_ADD_RMS_NORM,  # before add_rms_norm_linear, which would norm again what was received
     ADD_RMS_NORM_LINEAR,  # joins what the three before it have named
     NORM_QUANTIZED,  # behind the names of norms that it looks for
     GATE_QUANTIZED,  # likewise of gates
