@@ -73,8 +73,9 @@ def test_every_source_can_be_changed_and_names_each_change_once(path: Path) -> N
 
 
 @pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C++ compiler")
-def test_mutants_of_a_kernel_are_killed_by_the_ops_own_tests() -> None:
-    command = [sys.executable, "-m", "tests.mutants", "--ops", "write_kv_cache", "--share", "1/18"]
+@pytest.mark.parametrize("share", ["1/18", pytest.param("10/18", marks=pytest.mark.long)])
+def test_mutants_of_a_kernel_are_killed_by_the_ops_own_tests(share: str) -> None:
+    command = [sys.executable, "-m", "tests.mutants", "--ops", "write_kv_cache", "--share", share]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "write_kv_cache (C++)" in result.stdout
