@@ -92,6 +92,8 @@ def moments(seed: int, count: int, action: str = "kill") -> list[Moment]:
         point, first, last = chance.choice(POINTS[stage])
         ranks = 2 if point in OF_TWO else chance.choice((1, 2, 2))
         rank = 0 if point in OF_RANK_0 else chance.randrange(ranks)
+        if stage == "compiling":  # of several ranks the first to come compiles, whichever that is
+            ranks, rank = 1, 0
         found.append(
             Moment(
                 stage=stage,
