@@ -75,3 +75,21 @@ def test_where_one_is_lost_the_other_goes_on(folders, alone):
             assert text(client, other) == alone(other)
         server.signal(signal.SIGTERM)
         assert server.code() == 1
+
+
+def test_a_lost_one_is_loaded_again_with_the_others(folders, alone):
+    with start(folders, "--max-restarts", "1") as server:
+        client, lost = server.wait_ready(), children_of(server.process.pid)
+        os.kill(lost[0], signal.SIGKILL)
+
+        def is_loaded_again():
+            children = children_of(server.process.pid)
+            is_ready = client.get("/health/ready").status_code == 200
+            return is_ready and len(children) == 2 and not {*children} & {*lost}
+
+        wait_until(is_loaded_again)
+        for name in "abba":
+            assert text(client, name) == alone(name)
+        server.signal(signal.SIGTERM)
+        assert server.code() == 0
+    assert sum("are loaded again" in line for line in server.errors) == 1
