@@ -33,6 +33,7 @@ ASKED = {
     "temperature": 0.5,
     "stop": ["zq#"],
 }
+logging.getLogger("lamina.requests").setLevel(logging.INFO)  # before any test has made a log
 PHASES = ["queue", "prefill", "decode", "total"]
 
 
@@ -69,7 +70,6 @@ class Watched:
 def start_watched(start_server):
     handler, logger = Lines(), logging.getLogger("lamina.requests")
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     yield lambda **config: Watched(start_server(**config), handler.lines)
     logger.removeHandler(handler)
 
