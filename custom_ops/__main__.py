@@ -2,7 +2,10 @@
 
 import argparse
 import itertools
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from ..common.store import Store
 from ._shared.build import CSRC
@@ -17,12 +20,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lamina.custom_ops", description=main.__doc__)
     parser.add_argument("ops", nargs="*", metavar="OP", help=f"one of {', '.join(known)}; default: all")
     parser.add_argument("--arch", nargs="+", default=ARCHITECTURES, help="default: %(default)s")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="compilers at once (%(default)s)"
+    )
     options = parser.parse_args()
-    for op, architecture in itertools.product(options.ops or known, options.arch):
-        for path in sorted((CSRC / op).glob("*.cu")):
-            start = time.monotonic()
-            build_cuda(op, architecture, CSRC, Store(), path.stem)
-            print(f"{op}/{path.name} {architecture}: {time.monotonic() - start:.1f} s", flush=True)
+    if options.jobs < 1:
+        parser.error(f"argument --jobs: {options.jobs}; wanted 1 or more")
+    kernels = itertools.product(options.ops or known, options.arch)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for line in pool.map(_compile, (each for kernel in kernels for each in _sources_of(*kernel))):
+            print(line, flush=True)
+
+
+def _sources_of(op: str, architecture: str) -> list[tuple[str, str, Path]]:
+    return [(op, architecture, path) for path in sorted((CSRC / op).glob("*.cu"))]
+
+
+def _compile(source: tuple[str, str, Path]) -> str:
+    op, architecture, path = source
+    start = time.monotonic()
+    build_cuda(op, architecture, CSRC, Store(), path.stem)
+    return f"{op}/{path.name} {architecture}: {time.monotonic() - start:.1f} s"
 
 
 if __name__ == "__main__":
