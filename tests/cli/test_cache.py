@@ -88,6 +88,7 @@ def test_a_bundle_of_another_signer_is_refused(store, tmp_path):
     assert run(other, "audit") == "nothing to report\n"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("build_once")
 def test_what_a_model_is_compiled_to_is_explained_without_its_weights(tiny_folder, compile_cache):
     arguments = ["explain", str(tiny_folder), "--device", "cpu", "--cache-dir", str(compile_cache)]

@@ -105,6 +105,7 @@ def test_the_cache_names_models(tiny_folder, compile_cache):
     assert tiny_folder.name in invoke("cache", "list", "--cache-dir", compile_cache).stdout
 
 
+@pytest.mark.long
 def test_equal_reasons_are_told_once(tiny_folder, compile_cache):
     arguments = ("--device", "cpu", "--cache-dir", compile_cache)
     lines = invoke("explain", tiny_folder, *arguments).stdout.splitlines()

@@ -244,6 +244,7 @@ def test_settings_of_dynamo_do_not_count():
         assert config.disable
 
 
+@pytest.mark.long
 def test_two_threads_with_two_folders_and_a_user_who_compiles_meanwhile(tmp_path, users):
     """Six compilations in two threads while a third compiles with Inductor, and one warm load."""
     before = state_of_the_process()[:-1]

@@ -47,6 +47,7 @@ def snippets(page: Path) -> list[Snippet]:
 
 SNIPPETS = {page: snippets(page) for page in PAGES}
 WITH_PYTHON = [page for page, found in SNIPPETS.items() if any(one.language == "python" for one in found)]
+COSTLY = {"quantization.md"}  # pages that quantize and load a model some times
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,13 @@ def model_folder(tmp_path_factory, tiny_text_folder) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.long if page.name in COSTLY else (), id=page.name)
+        for page in WITH_PYTHON
+    ],
+)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, model_folder, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(scheme, "_schemes", {**scheme._schemes})  # what a page registers is its own

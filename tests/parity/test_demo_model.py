@@ -215,6 +215,7 @@ def test_prompts_that_begin_alike_get_their_own_tokens_from_shared_blocks(
     assert stats["swap"]["in"] > 0
 
 
+@pytest.mark.long
 def test_bfloat16_errs_at_most_twice_as_much_as_transformers_in_bfloat16(
     folder: Path, reference: Any, encode: Callable[[str], list[int]]
 ) -> None:

@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lamina.serving.app import create_app
-
 from ..engine_gate import comes_true
 from .hostile_clients import Attack
 
@@ -101,7 +99,7 @@ def check_nothing_is_left(server, num_requests: int) -> None:
     assert min(done.ways.values()) > num_requests / 400
     after = settled(server, before)
     assert after == {**before, "files": min(before["files"], after["files"])}, before
-    routes = {route.path for route in create_app(server.serving).routes} | {"unmatched"}
+    routes = {route.path for route in server.server.app.routes} | {"unmatched"}
     for name in series(server) - known:
         found = re.fullmatch(
             r'lamina:http_requests_total{model_name="tiny",route="(.+)",status="\d{3}"}', name

@@ -15,7 +15,6 @@ import typer
 from typer.testing import CliRunner
 
 from lamina.cli import app
-from lamina.serving.app import create_app
 from lamina.serving.protocol.decoding import Body
 from lamina.serving.protocol.messages import Conversation, MessagesRequest
 from lamina.serving.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -66,7 +65,7 @@ def test_the_table_of_fields_is_what_the_structs_say(name: str) -> None:
 def test_every_route_of_the_server_is_on_the_page(server: Any) -> None:
     listed = PAGE[PAGE.index("## Endpoints") : PAGE.index("## Fields")]
     said = set(re.findall(r"`(GET|POST|DELETE) (/[^`]*)`", listed))
-    real = {(each.method, each.path) for each in endpoints_of(create_app(server.serving).routes)}
+    real = {(each.method, each.path) for each in endpoints_of(server.server.app.routes)}
     assert said == real
 
 

@@ -119,7 +119,9 @@ def answers(folder: Path, **settings: Any) -> list[tuple[int, ...]]:
     return [tuple(ids) for ids in (*together, *alone)]
 
 
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "compile", [False, pytest.param(True, marks=pytest.mark.long)], ids=["eager", "compiled"]
+)
 def test_a_model_answers_as_its_dense_copy_does(
     folder: Path, tmp_path: Path, compile_cache: Path, compile: bool
 ) -> None:

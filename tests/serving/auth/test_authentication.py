@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Route
 
-from lamina.serving.app import create_app
 from lamina.serving.auth.authentication import Authentication
 from lamina.serving.auth.key import Entry
 from lamina.serving.auth.keys import Keys
@@ -73,7 +72,7 @@ def raw(server, target: str, method: str = "GET", headers: dict[str, str] | None
 
 
 def routes_of(server) -> list[tuple[str, str]]:
-    routes = [route for route in create_app(server.serving).routes if isinstance(route, Route)]
+    routes = [route for route in server.server.app.routes if isinstance(route, Route)]
     return [(method, route.path) for route in routes for method in sorted(route.methods or ())]
 
 
