@@ -100,7 +100,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_left_open() -> Iterator[None]:
-    """What a module leaves open is told of that module, and what it leaves for good is frozen too.
+    """What a module leaves open is reported of that module, and what it leaves for good is frozen too.
 
     A runtime that ends has unfrozen what there is.
     """

@@ -15,7 +15,7 @@ SUMMED = (
 
 
 class Gathering:
-    """A call on its way through several engines."""
+    """A call that several engines are to answer."""
 
     def __init__(self, call: Call, engines: Iterable[int]) -> None:
         self.call = call
@@ -46,12 +46,12 @@ class Gathering:
 
     def reply(self) -> Reply:
         """Returns the first engine's error if there is any, else what the values come to."""
-        replies = [self.replies[engine] for engine in sorted(self.replies)]
-        error = next((reply.error for reply in replies if reply.error is not None), None)
+        replies = {engine: self.replies[engine] for engine in sorted(self.replies)}
+        error = next((reply.error for reply in replies.values() if reply.error is not None), None)
         if error is not None:
             return Reply(number=self.call.number, error=error)
         merge = MERGES.get(self.call.method, _first) if self.call.engine is None else _first
-        values = {engine: self.replies[engine].value for engine in sorted(self.replies)}
+        values = {engine: reply.value for engine, reply in replies.items()}
         return Reply(number=self.call.number, value=merge(values))
 
 

@@ -1,13 +1,13 @@
 """Kernels of a CPU compiled while the model is traced: Python takes one core, the compiler others."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ...common.errors import LaminaError
 from ...custom_ops._shared.build import prepare_kernel
 from .resolved import ResolvedRuntime
+from .threads import usable_cpus
 
 ATTENTION = "paged_attention", "rotary_and_write_kv_cache", "write_kv_cache"
 
@@ -27,7 +27,7 @@ def kernels_ahead(resolved: ResolvedRuntime) -> tuple[str, ...]:
 @contextlib.contextmanager
 def building_ahead(resolved: ResolvedRuntime) -> Iterator[None]:
     """Kernels are compiled beside what the block does, which finds them or waits for the one under way."""
-    workers = max(1, len(os.sched_getaffinity(0)) - 1) if hasattr(os, "sched_getaffinity") else 1
+    workers = max(1, len(usable_cpus()) - 1)
     with ThreadPoolExecutor(workers, thread_name_prefix="lamina-build") as pool:
         try:
             for op in kernels_ahead(resolved):

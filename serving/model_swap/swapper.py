@@ -171,7 +171,7 @@ class Swapper:
         )
 
     async def _swap(self, action: Swap, started: float) -> None:
-        """Puts one to sleep and wakes the other; where either fails, who waits for the other is told why."""
+        """Puts one to sleep and wakes the other; whoever waits hears why either fails."""
         out, into = action.out, self._models[action.into]
         try:
             if out is not None:
