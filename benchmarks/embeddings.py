@@ -1,19 +1,26 @@
-"""Tokens a second of an embedder: Lamina beside sentence-transformers, or servers over HTTP, in turns."""
+"""Tokens a second of an embedder: Lamina beside sentence-transformers, or servers over HTTP, in turns.
+
+Of a shape (1b, 8b) the weights are random, and Lamina is alone.
+"""
 
 import argparse
 import json
 import random
 import statistics
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import workloads
 
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, help="a folder that sentence-transformers can load, too")
+    parser.add_argument("--model", required=True, help="1b, 8b, or a folder for both")
     parser.add_argument("--url", action="append", default=[], help="of a server, as NAME=http://host:port")
     parser.add_argument("--tokens", type=int, default=512, help="of a text")
     parser.add_argument("--texts", type=int, default=64, help="of a call")
@@ -22,6 +29,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--pooling", default="auto")
     parser.add_argument("--vocab", type=int, default=1000, help="ids are drawn below this")
+    parser.add_argument("--cache-dir", type=Path)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -35,9 +43,13 @@ def by_lamina(args: argparse.Namespace) -> tuple[Callable[[Any], None], Callable
     """What embeds token ids, and its end."""
     from lamina import Runtime
 
-    runtime = Runtime.from_pretrained(
-        args.model, dtype=args.dtype, device=args.device, pooling=args.pooling, max_model_len=args.tokens
-    )
+    settings: dict[str, Any] = {"dtype": args.dtype, "device": args.device, "cache_dir": args.cache_dir}
+    with tempfile.TemporaryDirectory() as folder:
+        model = args.model
+        if model in workloads.SHAPES:
+            model = workloads.write_config(model, Path(folder) / model)
+            settings["load_format"] = "dummy"
+        runtime = Runtime.from_pretrained(model, pooling=args.pooling, max_model_len=args.tokens, **settings)
 
     def embed(prompts: list[list[int]]) -> None:
         runtime.embed(prompts)
@@ -83,6 +95,8 @@ def main() -> None:
     lots = random.Random(0)
     if args.url:
         contenders = {name: by_server(url) for name, _, url in (each.partition("=") for each in args.url)}
+    elif args.model in workloads.SHAPES:
+        contenders = {"lamina": by_lamina(args)}
     else:
         contenders = {"lamina": by_lamina(args), "sentence-transformers": by_sentence_transformers(args)}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -101,7 +115,7 @@ def main() -> None:
         for name, times in seconds.items()
     }
     if args.json:
-        print(json.dumps({"settings": vars(args), "found": found}, indent=2))
+        print(json.dumps({"settings": vars(args), "found": found}, indent=2, default=str))
         return
     for name, figures in found.items():
         print(f"{name:24} {figures['tokens_per_second']:12.0f} tokens/s")
