@@ -18,6 +18,11 @@ def measure(repeats: int = 5) -> dict[str, float]:
     }
 
 
+def measure_read(num_bytes: int, repeats: int = 5) -> float:
+    """GB/s of reading a buffer of so many bytes."""
+    return _best(torch.ones(num_bytes // 4).sum, num_bytes, repeats)
+
+
 def _best(action: Callable[[], object], num_bytes: int, repeats: int) -> float:
     action()
     times = []
