@@ -103,8 +103,9 @@ class DecodeStep:
         """Requests of `context` tokens with blocks of their own, in place of padding."""
         batch, used = self.batch, -(-self.context // BLOCK_SIZE)
         view = inputs.write(no_requests(), batch, batch, batch)
-        rows = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
-        blocks = 1 + torch.arange(batch * used, dtype=torch.int32, device="cuda").view(batch, used)
+        device = view.seq_lens.device
+        rows = torch.arange(batch + 1, dtype=torch.int32, device=device)
+        blocks = 1 + torch.arange(batch * used, dtype=torch.int32, device=device).view(batch, used)
         view.block_tables[0][:, :used] = blocks
         view.slot_mappings[0].copy_(blocks[:, -1] * BLOCK_SIZE + (self.context - 1) % BLOCK_SIZE)
         view.positions.fill_(self.context - 1)
@@ -112,9 +113,8 @@ class DecodeStep:
         view.query_start_loc.copy_(rows)
         view.logits_rows.copy_(rows[:-1])
         start = inputs._first_packed  # where token sources point
-        inputs._memory[start : start + batch] = torch.randint(
-            inputs.vocab_size, (batch,), device="cuda"
-        ).int()
+        token_ids = torch.randint(inputs.vocab_size, (batch,), device=device)
+        inputs._memory[start : start + batch] = token_ids.int()
 
     def milliseconds(self, replays: int = 20, repeats: int = 5) -> list[float]:
         """What a step takes of many that follow each other, a number a repeat."""

@@ -2,14 +2,17 @@
 
 Configurations are measured alone first; those that are near the best of a site, and the library's kernel,
 are then captured into steps of a loaded model, one site after another, each beside what served before.
-An entry says what the library takes alone, and that less what a step gains a call by the kernel.
+An entry says what the library takes alone, and that less what a step gains a call by the kernel. The file is
+written after every site, so that what a limit of time leaves out is all that is missing.
 """
 
 import argparse
+import itertools
 import json
+import math
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +31,7 @@ from lamina.runtime.startup.kernel_choice import sites_of
 DEVICE, DTYPE, CONTEXT = torch.device("cuda", 0), torch.bfloat16, 192
 Kernel = GemmConfig | None  # None: the library's
 CLEARLY = 0.999  # of a step: less is noise
+DENSE = "none"  # no quantization
 
 
 def main() -> None:
@@ -41,40 +45,68 @@ def main() -> None:
     parser.add_argument(
         "--most", type=int, default=5, help="configurations of a site that are tried in steps"
     )
-    parser.add_argument("--quantization", help="as the setting of that name")
+    parser.add_argument(
+        "--quantization", nargs="+", default=[DENSE], help="as the setting of that name, one after another"
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no other site is begun")
     parser.add_argument("--cache-dir")
-    parser.add_argument("--out", type=Path, default=MEASURED, help="default: the package's own file")
+    parser.add_argument(
+        "--out", type=Path, default=MEASURED, help="what it has is kept; default: the package's own file"
+    )
     options = parser.parse_args()
-    name = choices.device_name_of(DEVICE, DTYPE)
-    measured = json.loads(MEASURED.read_text())
-    entries = {entry.site: entry for entry in map(parse_entry, measured.get(name, []))}
-    for shape in options.shapes:
-        sizes = max(options.rows), CONTEXT
-        with load(shape, options.cache_dir, *sizes, quantization=options.quantization) as runtime:
+    ends = time.perf_counter() + options.seconds
+    results = Measurements(options.out)
+    for shape, quantization in itertools.product(options.shapes, options.quantization):
+        scheme, sizes = None if quantization == DENSE else quantization, (max(options.rows), CONTEXT)
+        if time.perf_counter() > ends:
+            print(f"no time is left for {shape} {quantization}", flush=True)
+            continue
+        with load(shape, options.cache_dir, *sizes, quantization=scheme) as runtime:
             for rows in options.rows:
-                entries |= {entry.site: entry for entry in tune(runtime, shape, rows, options)}
-                lines = [entry.to_json() for entry in entries.values()]
-                options.out.write_text(_as_text(measured | {name: lines}))
+                for entry in tune(runtime, f"{shape} {quantization}", rows, ends, options):
+                    results.add(entry)
 
 
-def tune(runtime: Any, shape: str, rows: int, options: argparse.Namespace) -> list[Entry]:
+class Measurements:
+    """The entries of this GPU in a file, which is written anew with each that is added."""
+
+    def __init__(self, path: Path) -> None:
+        """Of a file that is not there yet: those that are shipped."""
+        self._path, self._name = path, choices.device_name_of(DEVICE, DTYPE)
+        self._measured = json.loads((path if path.exists() else MEASURED).read_text())
+        entries = map(parse_entry, self._measured.get(self._name, []))
+        self._entries = {entry.site: entry for entry in entries}
+        choices.adopt(self._name, self._entries.values())
+
+    def add(self, entry: Entry) -> None:
+        """In place of what was known of its site."""
+        self._entries[entry.site] = entry
+        lines = [one.to_json() for one in self._entries.values()]
+        self._path.write_text(_as_text(self._measured | {self._name: lines}))
+
+
+def tune(runtime: Any, title: str, rows: int, ends: float, options: argparse.Namespace) -> Iterator[Entry]:
     """The entries of a model's sites for a number of rows; they serve from then on."""
     started = time.perf_counter()
+    step = DecodeStep(runtime, rows, CONTEXT)
+    before, sites = _ms(step), sites_to_tune(runtime, rows)
+    for num_done, site in enumerate(sites):
+        if time.perf_counter() > ends:
+            print(f"{title} batch {rows}: no time is left for {len(sites) - num_done} sites", flush=True)
+            return
+        yield tune_site(step, site, options)
+    after, seconds = _ms(step), time.perf_counter() - started
+    print(f"{title} batch {rows}: {before:.4f} ms before, {after:.4f} after, in {seconds:.0f} s", flush=True)
+
+
+def sites_to_tune(runtime: Any, rows: int) -> list[Site]:
+    """Those that serve decode of so many rows."""
     loaded = runtime._loaded
     gemms = gemms_of([loaded.compiled.plan], loaded.resolved)
     sites = [site for site in sites_of(gemms, DEVICE, DTYPE) if site.num_tokens == rows]
     gates = {(site.n, site.k) for site in sites if site.kind == "gated"}
-    step = DecodeStep(runtime, rows, CONTEXT)
-    before = _ms(step)
-    found = []
-    for site in sites:
-        if site.kind == "linear" and (site.n, site.k) in gates:
-            continue  # serves in prefill alone, unless the gate's own kernel loses
-        found.append(tune_site(step, site, options))
-    after = _ms(step)
-    seconds = time.perf_counter() - started
-    print(f"{shape} batch {rows}: {before:.4f} ms before, {after:.4f} after, in {seconds:.0f} s", flush=True)
-    return found
+    # A GEMM with a gate's shape serves in prefill alone, unless the gate's own kernel loses.
+    return [site for site in sites if site.kind == "gated" or (site.n, site.k) not in gates]
 
 
 def tune_site(step: DecodeStep, site: Site, options: argparse.Namespace) -> Entry:
