@@ -45,7 +45,7 @@ def main() -> None:
 def describe_machine() -> dict[str, str]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout
     return {
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "torch": torch.__version__,
         "commit": commit.strip(),
         "date": time.strftime("%Y-%m-%d"),

@@ -1,7 +1,7 @@
 """What an EAGLE head costs and gains on one GPU: tokens a second by scripted acceptance, beside without.
 
 Weights are random, those of a head of the published shape too: it drafts in every step, and whether a draft
-holds is drawn from its row and position instead, as gpu_speculation.py has it.
+holds is drawn for its row and position instead, as gpu_speculation.py has it.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Any
 
 import workloads
 from gpu import describe_machine
-from gpu_speculation import compare, hold_by_lot
+from gpu_speculation import MAX_MODEL_LEN, compare, hold_by_lot
 
 from lamina import Eagle, Runtime
 from lamina.runtime.worker.speculator import Speculator
@@ -61,7 +61,7 @@ def open_runtime(options: argparse.Namespace, *, drafts: bool) -> Runtime:
         load_format="dummy",
         dtype="bfloat16",
         device=options.device,
-        max_model_len=2048,
+        max_model_len=MAX_MODEL_LEN,
         max_num_seqs=most,
         num_kv_blocks=most * 16 + 64,
         prefix_cache=False,

@@ -1,11 +1,12 @@
 """What verifying drafts costs and gains on one GPU: tokens a second with scripted acceptance, beside without.
 
-Weights are random, so no drafter could be right. Whether a draft holds is drawn from its row and position
+Weights are random, so no drafter could be right. Whether a draft holds is drawn for its row and position
 instead: the given share of each, one after another, as far as the first that does not. Steps do all that they
 do otherwise, but for drafting, which costs next to nothing here.
 """
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -26,6 +27,7 @@ from lamina.runtime.worker.speculator import Speculator, Verdict
 
 RESULT = Path(__file__).resolve().parent / "results" / "gpu_speculation.json"
 PROMPT = 64
+MAX_SEQS, MAX_MODEL_LEN = 256, 2048
 WANTED = {1: 2.2, 8: 2.0, 32: 1.6}
 
 
@@ -41,18 +43,29 @@ class AnyDrafter:
 
 
 def hold_by_lot(share: float) -> Any:
-    """A verdict by a hash of where a draft stands, in place of what was sampled."""
+    """A verdict by a draw for each row and position, in place of what was sampled."""
+
+    @functools.cache
+    def lots_on(device: torch.device) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return torch.rand(MAX_SEQS, MAX_MODEL_LEN, generator=generator).to(device)
 
     def judge(
-        self: Speculator, batch: BatchView, rows: DraftRows, sampled: Tensor, which: Tensor, verdict: Verdict
+        self: Speculator,
+        batch: BatchView,
+        rows: DraftRows,
+        sampled: Tensor,
+        before: Tensor,
+        most: Tensor,
+        verdict: Verdict,
     ) -> None:
-        before = which[:, :-1].clamp(max=len(batch.sampled) - 1)
         positions = batch.sample_positions[before]
-        lots = (
-            positions * 7919 + torch.arange(len(before), device=before.device).unsqueeze(1) * 104729
-        ) % 1009
-        is_draft = (positions < rows.capacities.unsqueeze(1)) & (rows.num_drafts.unsqueeze(1) > 0)
-        holds = is_draft & (lots < int(share * 1009))
+        lots = lots_on(positions.device)[: len(before)].gather(
+            1, positions.clamp(0, MAX_MODEL_LEN - 1).long()
+        )
+        is_own = self._places[: rows.most_drafts] < rows.num_drafts.unsqueeze(1)
+        is_draft = is_own & (positions < most.unsqueeze(1))
+        holds = is_draft & (lots < share)
         torch.sum(holds.to(torch.int32).cumprod(1), 1, dtype=torch.int32, out=verdict.accepted)
         torch.sum(is_draft, 1, dtype=torch.int32, out=verdict.drafted)
 
@@ -93,7 +106,7 @@ def open_runtime(options: argparse.Namespace, k: int) -> Runtime:
         load_format="dummy",
         dtype="bfloat16",
         device=options.device,
-        max_model_len=2048,
+        max_model_len=MAX_MODEL_LEN,
         max_num_seqs=most,
         num_kv_blocks=most * 16 + 64,
         prefix_cache=False,

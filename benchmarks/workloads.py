@@ -26,6 +26,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 128256,
         "tie_word_embeddings": False,
     },
+    "tiny": {  # to try a script out
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    },
 }
 COMMON = {
     "architectures": ["LlamaForCausalLM"],
