@@ -9,7 +9,7 @@ from ...common.errors import ShapeError
 from .._shared.library import define_op
 from .._shared.registry import Provider
 from .._shared.triton_provider import triton_provider
-from . import _cpu, reference
+from . import _cpu, _cuda, reference
 
 NO_SLOT = -1  # of tokens without an adapter
 
@@ -69,7 +69,8 @@ define_op(
     fake=_fake,
     check=_check,
     providers=(
-        triton_provider("lora", dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16})),
+        _cuda.PROVIDER,
+        triton_provider("lora", dtypes=_cuda.PROVIDER.dtypes),
         _cpu.PROVIDER,
         Provider(name="reference", load=lambda: reference.lora),
     ),

@@ -1,37 +1,90 @@
 """lamina::lora and adapters of a runtime on a GPU."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lamina import LoRAConfig, Runtime, SamplingParams
+from lamina.custom_ops import rms_norm
 from lamina.custom_ops._shared import registry
-from lamina.custom_ops.lora.reference import lora as formula
 
 from ..adapters import write_adapter, write_merged
-from ..custom_ops.test_lora import operands
+from ..custom_ops.test_lora import Operands, check, operands
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
 PROMPTS = [[1, 5, 9, 20], [7, 8, 200, 31, 4, 4, 19], [3] * 21]
 
 
+every_provider = pytest.mark.parametrize("provider", ["cuda", "triton"])
+
+
+def call_of(provider: str, dtype: torch.dtype) -> Callable[..., Any]:
+    return registry.select("lora", device=DEVICE, dtype=dtype, provider=provider).call
+
+
+def on_device(given: Operands) -> list[Any]:
+    return [one.to(DEVICE) if isinstance(one, torch.Tensor) else one for one in given.each()]
+
+
+@every_provider
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [(33,), (4096, 1024, 1024), (300, 7)], ids=str)
 @pytest.mark.parametrize("rank", [1, 3, 16, 64])
 @pytest.mark.parametrize("num_tokens", [1, 7, 300])
-def test_triton_computes_what_the_formula_says(
-    dtype: torch.dtype, rows: tuple[int, ...], rank: int, num_tokens: int
+def test_a_kernel_computes_what_the_formula_says(
+    provider: str, dtype: torch.dtype, rows: tuple[int, ...], rank: int, num_tokens: int
 ) -> None:
-    given = operands(num_tokens, 577, rows, dtype, rank=rank)
-    call = registry.select("lora", device=DEVICE, dtype=dtype, provider="triton").call
-    found = call(*[one.to(DEVICE) if isinstance(one, torch.Tensor) else one for one in given.each()])
-    wide = {name: getattr(given, name).double() for name in ("y", "x", "a", "b", "scales")}
-    exact = formula(*given.each(**wide))
-    sizes = formula(*given.each(**{name: value.abs() for name, value in wide.items()}))
-    allowed = exact.abs() * torch.finfo(dtype).eps / 2 + sizes * 2e-6
-    assert ((found.cpu().double() - exact).abs() <= allowed).all()
+    """Of rows that lie apart, one by one, and of contiguous ones, in vectors where the columns allow it."""
+    for columns in (577, 1088):
+        given = operands(num_tokens, columns, rows, dtype, rank=rank, seed=columns)
+        given.slots[: num_tokens // 2] = 1  # neighbours with one slot, as those of a prompt
+        for x in (given.x, given.x.contiguous()):
+            own = Operands(*given.each(x=x))
+            check(call_of(provider, dtype)(*on_device(own)).cpu(), own)
+
+
+@every_provider
+@pytest.mark.parametrize("rank", [8, 17])
+def test_a_token_has_the_bits_that_it_has_alone(provider: str, rank: int) -> None:
+    """Beside few and many others, whose slots are other ones or its own."""
+    call, given = call_of(provider, torch.bfloat16), operands(300, 1024, (520, 64), torch.bfloat16, rank=rank)
+    given.slots[100:180] = 2
+    y, x, *rest, slots, rows = on_device(Operands(*given.each(x=given.x.contiguous())))
+    together = call(y, x, *rest, slots, rows)
+    for first, last in ((0, 1), (99, 100), (104, 112), (120, 150), (299, 300)):
+        part = slice(first, last)
+        alone = call(y[part], x[part], *rest, slots[part].clone(), rows)
+        assert torch.equal(alone, together[part])
+    assert torch.equal(call(y, x, *rest, slots, rows), together)
+
+
+@every_provider
+def test_it_follows_the_kernels_ahead_of_it_in_a_graph(provider: str) -> None:
+    """They write what it reads: replayed with other contents, in a chain of norms and projections."""
+    call, dtype = call_of(provider, torch.bfloat16), torch.bfloat16
+    given = operands(4, 2048, (2048,), dtype, rank=16)
+    _, x, *rest, rows = on_device(Operands(*given.each(x=given.x.contiguous())))
+    weight = torch.rand(2048, device=DEVICE, dtype=dtype)
+
+    def chain(values: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            values = call(rms_norm(values, weight, 1e-5), values, *rest, rows)
+        return values
+
+    chain(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = chain(x)
+    for seed in range(20):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, chain(x))
 
 
 @pytest.mark.parametrize("compile_", [False, True])

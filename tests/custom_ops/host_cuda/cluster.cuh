@@ -264,6 +264,7 @@ inline void sync_threads(int, int threads) {
 inline void fence_shared_for_async() {}
 inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_last() { return 0; }
+inline void prefetch_to_l2(const void*) {}
 inline void prefetch_tensor_map(const CUtensorMap*) {}
 inline int swizzled(int row, int byte) { return row * 128 + (byte ^ (row % 8 * 16)); }
 
@@ -491,7 +492,8 @@ struct Vec {
 };
 template <int kWidth, typename T>
 Vec<T, kWidth> load(const T* from) {
-  host::check(reinterpret_cast<uintptr_t>(from) % 16 == 0, "16 bytes are read at no multiple of 16");
+  host::check(reinterpret_cast<uintptr_t>(from) % sizeof(Vec<T, kWidth>) == 0,
+              "a vector is read at no multiple of its size");
   Vec<T, kWidth> vec;
   std::memcpy(&vec, from, sizeof(vec));
   return vec;

@@ -1,0 +1,92 @@
+"""lamina::lora on one GPU: what the adapted projections of all layers add to a step, in one CUDA graph.
+
+Bytes are the least that must move: matrices of the slots in use, and x, y and the result once.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_attention import copy_bandwidth, seconds
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from workloads import SHAPES
+
+from lamina.custom_ops._shared.registry import select
+
+RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_lora_op.json"
+DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
+
+Call = Callable[[], Tensor]
+
+
+def projections(shape: str) -> list[tuple[tuple[int, ...], int]]:
+    """Outputs of each part, and columns, of the projections of a layer."""
+    sizes = SHAPES[shape]
+    hidden, inner, width = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
+    query, key = sizes["num_attention_heads"] * width, sizes["num_key_value_heads"] * width
+    return [((query, key, key), hidden), ((hidden,), query), ((inner, inner), hidden), ((hidden,), inner)]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=DTYPE) / shape[-1] ** 0.5
+
+
+def operands(shape: str, num_tokens: int, num_slots: int, rank: int) -> list[tuple[Any, ...]]:
+    """The arguments of every call of a step, whose tokens have all slots in turn."""
+    slots = torch.arange(num_tokens, device=DEVICE, dtype=torch.int32) % num_slots
+    return [
+        (
+            *(random(num_tokens, sum(rows)), random(num_tokens, columns)),
+            *(random(num_slots, len(rows) * rank, columns), random(num_slots, sum(rows), rank)),
+            *(torch.ones(num_slots, len(rows), device=DEVICE), slots, rows),
+        )
+        for _ in range(SHAPES[shape]["num_hidden_layers"])
+        for rows, columns in projections(shape)
+    ]
+
+
+def measure(shape: str, num_tokens: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of a step's calls by each provider."""
+    given, used = operands(shape, num_tokens, options.slots, options.rank), min(num_tokens, options.slots)
+    matrices = sum((a.nbytes + b.nbytes) * used // options.slots for _, _, a, b, *_ in given)
+    row: dict[str, Any] = {"shape": shape, "tokens": num_tokens, "ms": {}}
+    row["bytes"] = matrices + sum(2 * y.nbytes + x.nbytes for y, x, *_ in given)
+    for name in options.providers:
+        call = select("lora", device=DEVICE, dtype=DTYPE, provider=name).call
+        calls: list[Call] = [lambda one=one, call=call: call(*one) for one in given]
+        row["ms"][name] = seconds(calls, options.repeats) * len(given) * 1e3
+    return row
+
+
+def main() -> None:
+    """Print a line a size as it is known, then write the JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="*", default=["8b", "1b"], choices=SHAPES)
+    parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 32, 128, 512])
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--providers", nargs="*", default=["cuda", "triton"])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args()
+    bandwidth, rows = copy_bandwidth(), []
+    for shape in options.shapes:
+        for num_tokens in options.tokens:
+            rows.append(measure(shape, num_tokens, options))
+            floor = rows[-1]["bytes"] / bandwidth * 1e3
+            cells = "   ".join(f"{name} {taken:7.3f}" for name, taken in rows[-1]["ms"].items())
+            print(f"{shape} {num_tokens:4} tokens   ms a step: {cells}   bytes {floor:7.3f}", flush=True)
+    facts = {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"), "bandwidth": bandwidth}
+    options.output.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

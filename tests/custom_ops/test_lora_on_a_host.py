@@ -1,0 +1,90 @@
+"""The CUDA kernel of lamina::lora run as C++ in clusters of fibers: equal bits, whoever sums what."""
+
+import ctypes
+import struct
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from lamina.custom_ops._shared.cuda_kernel import DTYPES
+
+from . import host_kernels
+from .guarded import at_the_end
+from .test_lora import Operands, check, operands
+
+pytestmark = pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    found = ctypes.CDLL(str(host_kernels.build("lora", tmp_path_factory.mktemp("lora"))))
+    found.run.restype = ctypes.c_char_p
+    return found
+
+
+class Blocks(NamedTuple):
+    """Who computes it: blocks of a cluster, and tokens of a group."""
+
+    cluster: int
+    tokens: int
+
+
+class Case(NamedTuple):
+    num_tokens: int
+    columns: int
+    rows: tuple[int, ...]
+    rank: int = 4
+    is_vectors: bool = False
+
+
+CASES = [
+    Case(1, 8, (3,), rank=1),  # segments without a column
+    Case(3, 45, (5, 2, 300), rank=3),
+    Case(2, 1100, (2100, 7), rank=17),  # a part of two tiles; more rows of A than warps have at once
+    Case(2, 64, (33, 8), rank=8, is_vectors=True),
+    Case(12, 584, (2056, 16, 8), rank=16, is_vectors=True),
+]
+WAYS = [Blocks(8, 1), Blocks(8, 8), Blocks(1, 1), Blocks(1, 8)]
+
+
+def run(kernel: ctypes.CDLL, given: Operands, blocks: Blocks, *, is_vectors: bool, seed: int = 0) -> Tensor:
+    """What the kernel writes, by threads that go on in an order of this seed."""
+    out = torch.full(given.y.shape, torch.nan, dtype=given.y.dtype)
+    fields: list[Any] = [
+        *(given.y.data_ptr(), given.y.stride(0), given.x.data_ptr(), given.x.stride(0)),
+        *(tensor.data_ptr() for tensor in (given.a, given.b, given.scales, given.slots, out)),
+        *(len(given.y), given.x.shape[1], given.b.shape[2], *given.rows, *[0] * (4 - len(given.rows))),
+        *(DTYPES[given.y.dtype], 0, is_vectors, *blocks, seed),
+    ]
+    assert kernel.run(struct.pack(f"{len(fields)}q", *fields)) == b""
+    return out
+
+
+def made(case: Case, dtype: torch.dtype, seed: int = 0) -> Operands:
+    given = operands(case.num_tokens, case.columns, case.rows, dtype, rank=case.rank, seed=seed)
+    given.slots[: case.num_tokens // 2] = 1  # neighbours with one slot
+    ended = {name: at_the_end(getattr(given, name)) for name in ("a", "b", "scales")}
+    x = given.x.contiguous() if case.is_vectors else given.x
+    return Operands(*given.each(x=x, slots=at_the_end(given.slots[: case.num_tokens].clone()), **ended))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_computes_what_the_formula_says_whoever_sums(
+    kernel: ctypes.CDLL, case: Case, dtype: torch.dtype
+) -> None:
+    """With the same bits by clusters and single blocks, for tokens one by one and several at once."""
+    given = made(case, dtype)
+    found = [run(kernel, given, blocks, is_vectors=case.is_vectors) for blocks in WAYS]
+    check(found[0], given)
+    assert all(torch.equal(one, found[0]) for one in found[1:])
+
+
+@pytest.mark.parametrize("blocks", WAYS, ids=str)
+def test_threads_may_run_in_any_order(kernel: ctypes.CDLL, blocks: Blocks) -> None:
+    given = made(Case(5, 40, (20, 9), rank=8, is_vectors=True), torch.bfloat16, seed=3)
+    results = [run(kernel, given, blocks, is_vectors=True, seed=seed) for seed in range(4)]
+    check(results[0], given)
+    assert all(torch.equal(one, results[0]) for one in results[1:])
