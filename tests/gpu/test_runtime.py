@@ -11,6 +11,8 @@ from lamina import CompileConfig, Runtime, SamplingParams
 from lamina.runtime.startup import engine_builder
 from lamina.runtime.startup.memory import available_bytes
 
+from .device_memory import bytes_of_this_process
+
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 PROMPTS = [[3 + (7 * row + 3 * column) % 300 for column in range(4 + 5 * row)] for row in range(11)]
@@ -199,16 +201,11 @@ def test_min_tokens_is_honoured_between_captured_steps(captured: Runtime) -> Non
 
 
 def test_memory_comes_back_after_close(open_runtime: Callable[..., Runtime]) -> None:
-    def used() -> int:
-        torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()
-        return total - free
-
     taken = []
     for _ in range(4):  # the first leaves what a process needs once: loaded kernels, workspaces
         with open_runtime() as runtime:
             _tokens(runtime, PROMPTS[:2], GREEDY)
-        taken.append(used())
+        taken.append(bytes_of_this_process())
     assert taken[-1] - taken[0] < 32 << 20, taken
 
 

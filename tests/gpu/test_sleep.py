@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from lamina import CompileConfig, Runtime, SamplingParams
+
+from .device_memory import bytes_of_this_process as used
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -19,12 +20,6 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 8,
     "head_dim": 128,
 }
-
-
-def used() -> int:
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return total - free
 
 
 def tokens(runtime: Runtime) -> list[tuple[int, ...]]:
