@@ -35,7 +35,8 @@ def dequantize(
     if shuffled:
         weight, scale = unshuffle(weight), unshuffle_groups(scale)
         zero = None if zero is None else unshuffle_groups(zero)
-    wide = accumulation_dtype(scale.dtype)
+    # float32 products are exact in float64 alone: rounded before zero is added they would be rounded twice
+    wide = torch.float64 if scale.dtype == torch.float32 else accumulation_dtype(scale.dtype)
     whole = unpack(weight).to(wide) - OFFSET
     of_column = torch.arange(whole.shape[1], device=weight.device)
     of_column = of_column // (group if group > 0 else max(1, whole.shape[1]))

@@ -43,6 +43,15 @@ def formula(case: Any, dtype: torch.dtype) -> torch.Tensor:
     return case.out
 
 
+def rounding_of_scores(case: Any) -> float:
+    """What float32 may be off: a weight errs by the rounding of its score, and of the largest one."""
+    query, key, value = (
+        torch.nan_to_num(part.double(), 0, 0, 0) for part in (case.query, case.key_cache, case.value_cache)
+    )
+    score = abs(case.scale) * query.norm(dim=-1).max() * key.norm(dim=-1).max()
+    return float(score * torch.finfo(torch.float32).eps / 2 * value.abs().max())
+
+
 @st.composite
 def batches(draw: st.DrawFn, *, max_len: int = 90) -> dict[str, Any]:
     """Mixed batches of decode, chunked and full prefill, and padding, over every kind of shape."""
@@ -76,7 +85,7 @@ def test_kernel_errs_no_more_than_twice_the_plain_formula(
         return
     exact = formula(case, torch.float64)
     naive = formula(case, dtype)
-    assert_close_to_reference(kernel(case), exact, naive, floor=4e-6)
+    assert_close_to_reference(kernel(case), exact, naive, floor=max(4e-6, rounding_of_scores(case)))
 
 
 @pytest.mark.parametrize("length", [255, 256, 257, 511, 512, 513, 1100])
