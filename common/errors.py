@@ -9,6 +9,7 @@ LaminaError
 │   ├── PromptTooLongError          a prompt that the context or the KV cache has no room for
 │   └── ProcessorError              a logits processor of a request failed
 ├── EngineError                     a step failed at one request, which ended
+├── DrainedError                    a request took longer than a model that made room for another had
 ├── EngineDeadError                 a core, or its workers, are lost, and every request with them
 ├── GroupError                      a rank of a model that is spread over several is lost or late
 ├── WireError                       data between the engine's process and this one that is damaged
@@ -109,6 +110,10 @@ class LogitsError(LaminaError):
 
 class EngineError(LaminaError):
     """A step, or the text of an answer, failed at one request, which ended; other requests go on."""
+
+
+class DrainedError(LaminaError):
+    """A request took longer than a model that made room for another had."""
 
 
 class EngineDeadError(LaminaError):

@@ -56,8 +56,9 @@ SECONDS = (
     "stored_seconds",
     "drain_timeout",
     "min_residence",
+    "swap_drain_timeout",
 )
-MAY_BE_ZERO = ("drain_timeout", "min_residence")
+MAY_BE_ZERO = ("drain_timeout", "min_residence", "swap_drain_timeout")
 
 
 @refuse_unknown(UnknownSettingError, {})
@@ -154,6 +155,8 @@ class ServeConfig:
     """Of several models so many at most are awake together; the others sleep until one makes room."""
     min_residence: float = 5.0
     """Seconds for which one of several models stays awake at least, before it makes room for another."""
+    swap_drain_timeout: float = 0.0
+    """Seconds after which what runs of one of several models is ended for another's sake; 0: as it ends."""
     swap_level: int = 1
     """How one of several models sleeps: 1 keeps its weights in the host's memory, 2 reads them again."""
     exit_on_engine_loss: bool = True

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..common.errors import (
     ClosedError,
+    DrainedError,
     EngineDeadError,
     LaminaError,
     PromptTooLongError,
@@ -89,6 +90,8 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(
             status=503, message="the server is shutting down", code="draining", headers=RETRY_AFTER
         )
+    if isinstance(error, DrainedError):
+        return ApiError(status=503, message=str(error), code="model_drained", headers=RETRY_AFTER)
     if isinstance(error, EngineDeadError):
         return ApiError(status=503, message="the engine is lost", code="engine_lost", headers=RETRY_AFTER)
     if isinstance(error, LaminaError):

@@ -177,7 +177,11 @@ class Server:
         config = self.config
         self.models.swapper = Swapper(
             {serving.config.model_names[0]: serving for serving in self.models},
-            SwapPolicy(max_resident=config.max_resident, min_residence=config.min_residence),
+            SwapPolicy(
+                max_resident=config.max_resident,
+                min_residence=config.min_residence,
+                drain_timeout=config.swap_drain_timeout or None,
+            ),
             level=config.swap_level,
         )
         return [asyncio.create_task(self.models.swapper.run())]

@@ -63,6 +63,7 @@ class Admission:
         self._by_request: dict[str, Lease] = {}
         self._is_paused = False
         self.on_change: Callable[[], None] | None = None  # called where a request waits, or gives slots back
+        self.seconds_asleep: Callable[[], float | None] | None = None  # until resume(), as far as is known
 
     @property
     def max_num_seqs(self) -> int:
@@ -245,7 +246,9 @@ class Admission:
     def _wait_at(self, place: Place) -> float | None:
         """Returns the seconds after which the engine computes what has this place, as far as is known."""
         engine_queue = max(self._num_held - self.max_num_seqs, 0)
-        return self._rate.seconds_for(self._queue.size_before(place) + engine_queue + 1)
+        computed = self._rate.seconds_for(self._queue.size_before(place) + engine_queue + 1)
+        asleep = self.seconds_asleep() if self._is_paused and self.seconds_asleep is not None else None
+        return computed if asleep is None else asleep + (computed or 0.0)
 
     def _refusal(self, message: str, wait: float | None) -> ApiError:
         headers = retry_after(min(wait or 1.0, LONGEST_ADVICE))

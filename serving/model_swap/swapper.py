@@ -4,14 +4,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import NoReturn, TypeVar
 
-from ...common.errors import LaminaError
+from ...common.errors import DrainedError, LaminaError
 from ...common.logging import get_logger
 from ..auth.limits import Clock
 from ..context import Serving
 from ..errors import ApiError, api_error
-from .policy import Action, Drain, ModelState, Rest, Resume, Swap, SwapPolicy
+from .policy import Action, Drain, EndRunning, ModelState, Rest, Resume, Swap, SwapPolicy
 
 logger = get_logger("serving")
 T = TypeVar("T")
@@ -42,6 +44,7 @@ class Swapper:
         self._resident: dict[str, float] = dict.fromkeys(list(models)[: policy.max_resident], float("-inf"))
         self._left_at: dict[str, float] = {}
         self._draining: str | None = None
+        self._draining_since = 0.0
         self._held: set[str] = set()  # those that were put to sleep by hand
         self._lost: set[str] = set()  # those whose engine is no more
         self._failed: dict[str, tuple[float, str]] = {}  # until when a model is not tried again, and why
@@ -53,6 +56,7 @@ class Swapper:
             if name not in self._resident:
                 serving.admission.pause()
             serving.admission.on_change = self._changed.set
+            serving.admission.seconds_asleep = partial(self.seconds_until, name)
 
     @property
     def resident(self) -> tuple[str, ...]:
@@ -83,8 +87,14 @@ class Swapper:
 
     def hurry(self) -> None:
         """From now on no model stays for a minimum time: the server ends, and nobody new will ask."""
-        self._policy = SwapPolicy(max_resident=self._policy.max_resident)
+        self._policy = replace(self._policy, min_residence=0.0)
         self._changed.set()
+
+    def seconds_until(self, name: str) -> float | None:
+        """Returns in how many seconds a model takes requests, at the soonest; None where nobody knows."""
+        books = {each: serving.metrics.swap for each, serving in self._models.items()}
+        seconds = {each: swap.sum / swap.count if swap.count else 0.0 for each, swap in books.items()}
+        return self._policy.seconds_until(name, self._states(), self._clock(), seconds)
 
     def lose(self, name: str) -> None:
         """Leaves a model out whose engine is no more; its place is another's."""
@@ -146,17 +156,30 @@ class Swapper:
     async def _act(self) -> Action:
         now = self._clock()
         self._refuse_failed(now)
-        action = self._policy.decide({name: self._state(name) for name in self._models}, now)
+        action = self._policy.decide(self._states(), now)
         match action:
             case Drain():
-                self._draining = action.model
+                self._draining, self._draining_since = action.model, now
                 self._models[action.model].admission.pause()
+            case EndRunning():
+                self._end_running(action.model, now)
             case Resume():
                 self._draining = None
                 self._models[action.model].admission.resume()
             case Swap():
                 await self._swap(action, now)
         return action
+
+    def _end_running(self, name: str, now: float) -> None:
+        """Ends what runs of a model by an error; whatever begins even so has as long again."""
+        seconds, self._draining_since = now - self._draining_since, now
+        admission = self._models[name].admission
+        logger.warning("%d sequences of %s are ended, as it makes room", admission.num_admitted, name)
+        reason = f"the model {name} makes room for another, and the request ran on for {seconds:.3g} s"
+        self._models[name].runtime.fail(DrainedError(f"{reason}; ask again"))
+
+    def _states(self) -> dict[str, ModelState]:
+        return {name: self._state(name) for name in self._models}
 
     def _state(self, name: str) -> ModelState:
         admission, wanted = self._models[name].admission, self._wanted[name]
@@ -166,7 +189,7 @@ class Swapper:
             left_at=self._left_at.get(name, float("-inf")),
             waiting_since=min(waiting, default=None),
             num_running=admission.num_admitted,
-            is_draining=name == self._draining,
+            draining_since=self._draining_since if name == self._draining else None,
             is_available=not any(name in those for those in (self._held, self._lost, self._failed)),
         )
 

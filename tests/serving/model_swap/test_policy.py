@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lamina.serving.model_swap.policy import Drain, ModelState, Rest, Resume, Swap, SwapPolicy
+from lamina.serving.model_swap.policy import Drain, EndRunning, ModelState, Rest, Resume, Swap, SwapPolicy
 
 NAMES = ("a", "b", "c")
 asleep, awake = ModelState(), ModelState(resident_since=0.0)
@@ -30,19 +30,19 @@ def state(**own) -> ModelState:
         ),
         (
             {
-                "a": state(resident_since=0.0, num_running=2, is_draining=True),
+                "a": state(resident_since=0.0, num_running=2, draining_since=9.0),
                 "b": state(waiting_since=7.0),
             },
             10,
             Rest(),
         ),
         (
-            {"a": state(resident_since=0.0, is_draining=True), "b": state(waiting_since=7.0)},
+            {"a": state(resident_since=0.0, draining_since=9.0), "b": state(waiting_since=7.0)},
             10,
             Swap(out="a", into="b"),
         ),
         (
-            {"a": state(resident_since=0.0, num_running=1, is_draining=True), "b": asleep},
+            {"a": state(resident_since=0.0, num_running=1, draining_since=9.0), "b": asleep},
             10,
             Resume(model="a"),
         ),
@@ -79,6 +79,51 @@ def test_of_two_that_are_awake_the_one_without_work_makes_room_then_the_one_that
     assert policy.decide({"a": busy, "b": later, "c": asking}, 4) == Rest(until=5.0)
 
 
+def test_what_runs_of_a_model_that_is_drained_has_its_time_and_is_ended_then():
+    policy, other = SwapPolicy(drain_timeout=4.0), state(waiting_since=7.0)
+    busy = state(resident_since=0.0, num_running=2, draining_since=8.0)
+    assert policy.decide({"a": busy, "b": other}, 11.5) == Rest(until=12.0)
+    assert policy.decide({"a": busy, "b": other}, 12.0) == EndRunning(model="a")
+    done = state(resident_since=0.0, draining_since=8.0)
+    assert policy.decide({"a": done, "b": other}, 12.0) == Swap(out="a", into="b")
+
+
+SWAP_SECONDS = {"a": 1.0, "b": 2.0, "c": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("models", "seconds"),
+    [
+        ({"c": state(resident_since=8.0)}, 0.0),
+        ({"a": state(resident_since=-50.0)}, 4.0),  # it may leave at once; to wake c takes 4
+        ({"a": state(resident_since=8.0)}, 8.0 + 4.0),
+        ({"a": state(resident_since=8.0, draining_since=9.0, num_running=3)}, 4.0),
+        ({"a": state(resident_since=8.0), "b": state(waiting_since=9.0)}, 8.0 + 2.0 + 10.0 + 4.0),
+        ({"a": state(resident_since=8.0), "b": state(waiting_since=9.0, is_available=False)}, 8.0 + 4.0),
+        (  # c has asked before
+            {"a": state(resident_since=8.0), "b": state(waiting_since=9.0), "c": state(waiting_since=8.5)},
+            8.0 + 4.0,
+        ),
+        (  # it goes, and comes again after b
+            {"c": state(resident_since=-50.0, draining_since=9.5), "b": state(waiting_since=9.0)},
+            2.0 + 10.0 + 4.0,
+        ),
+        ({"a": awake, "c": state(is_available=False)}, None),
+    ],
+)
+def test_when_a_model_may_be_awake_is_known_from_whose_turn_it_is_before(models, seconds):
+    everyone = dict.fromkeys(NAMES, asleep) | models
+    policy = SwapPolicy(min_residence=10.0)
+    assert policy.seconds_until("c", everyone, 10.0, SWAP_SECONDS) == seconds
+
+
+def test_of_two_places_the_first_that_is_free_is_the_next_ones():
+    policy, both = SwapPolicy(max_resident=2, min_residence=10.0), state(resident_since=5.0)
+    models = {"a": state(resident_since=3.0), "b": both, "c": asleep}
+    assert policy.seconds_until("c", models, 10.0, SWAP_SECONDS) == 3.0 + 4.0
+    assert policy.seconds_until("c", {**models, "b": asleep}, 10.0, SWAP_SECONDS) == 4.0
+
+
 @dataclass
 class World:
     """One model: its requests by when they came."""
@@ -97,7 +142,7 @@ class World:
             left_at=self.left_at,
             waiting_since=min(self.waiting, default=None),
             num_running=len(self.running),
-            is_draining=self.is_draining,
+            draining_since=0.0 if self.is_draining else None,
             is_available=not self.is_lost,
         )
 

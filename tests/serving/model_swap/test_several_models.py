@@ -164,6 +164,26 @@ def test_a_request_of_a_sleeping_model_waits_within_the_bounds_of_any_queue(star
     assert server.close() == 0
 
 
+def test_what_runs_on_past_the_time_of_a_drain_ends_with_an_error_that_says_so(start_several, alone):
+    server, whole = start_several("ab", swap_drain_timeout=0.05), partial(alone, max_tokens=24)
+    with ThreadPoolExecutor(3) as pool:
+        with server.held() as gate:
+            ended = pool.submit(server.answer, "a", max_tokens=24)
+            streamed = pool.submit(server.answer, "a", max_tokens=24, stream=True)
+            gate.begin(2)
+            other = pool.submit(server.text, "b")
+            error = ended.result().json()["error"]
+            assert (ended.result().status_code, error["code"]) == (503, "model_drained")
+            assert "the model a makes room for another, and the request ran on for" in error["message"]
+            assert int(ended.result().headers["retry-after"]) > 0
+            assert streamed.result().status_code == 200  # it had begun
+            assert "makes room for another" in streamed.result().text
+        assert other.result() == alone("b")
+    assert server.text("a", max_tokens=24) == whole("a")
+    assert nothing_is_left(server)
+    assert server.close() == 0
+
+
 def test_what_waits_for_a_sleeping_model_is_served_before_the_server_ends(start_several, alone):
     server = start_several("ab")
     may_swap = asyncio.Event()

@@ -42,6 +42,9 @@ class Engine:
         if self.error is not None:
             raise self.error
 
+    def fail(self, error):
+        self.log.append(f"{self.name} fail: {error}")
+
     def health(self):
         return SimpleNamespace(status=SimpleNamespace(is_alive=self.is_alive))
 
@@ -170,6 +173,47 @@ async def test_who_leaves_while_another_is_drained_for_it_is_not_waited_for(serv
     assert server.swapper.standing("a") == "resident"
     await server.end(first)
     assert server.log == []
+
+
+@serving
+@with_(drain_timeout=20.0)
+async def test_what_runs_longer_than_a_drain_may_take_is_ended_by_an_error_that_says_so(server):
+    _, first = await server.ask("a")
+    _, other = await server.ask("b")
+    await server.advance(19.0)
+    assert server.log == []
+    await server.advance(1.0)
+    reason = "the model a makes room for another, and the request ran on for 20 s; ask again"
+    assert server.log == [f"a fail: {reason}"]
+    await server.advance(19.0)  # what does not end by that has as long again
+    assert len(server.log) == 1
+    assert not other.done()
+    await server.end(first)
+    assert server.log[1:] == ["a sleep 1", "b wake"]
+    assert other.result()
+
+
+@serving
+@with_(min_residence=50.0)
+async def test_who_would_wait_longer_than_he_may_for_a_model_that_sleeps_is_told_at_once(server):
+    _, other = await server.ask("b")  # from now on b is awake
+    await server.end(other)
+    _, hasty = await server.ask("c", headers={"x-request-timeout": "30"})
+    error = hasty.exception()
+    assert (error.status, error.code, error.headers["Retry-After"]) == (429, "queue_full", "20")
+    assert "would wait some 50s for its turn and may wait 30s" in error.message
+    await server.advance(25.0)
+    _, patient = await server.ask("c", headers={"x-request-timeout": "30"})
+    assert not patient.done()
+    await server.advance(25.0)
+    assert patient.result()
+
+
+@serving
+async def test_nobody_is_refused_for_a_model_that_is_held_and_may_be_released_at_any_time(server):
+    await server.swapper.hold("a", 1)
+    _, waiting = await server.ask("a", headers={"x-request-timeout": "30"})
+    assert not waiting.done()
 
 
 @serving
@@ -304,7 +348,7 @@ async def test_models_that_fit_together_are_awake_together(server):
 
 
 @serving
-@with_(min_residence=1000.0)
+@with_(min_residence=500.0)
 async def test_a_server_that_ends_waits_for_no_minimum(server):
     _, other = await server.ask("b")
     await server.end(other)
