@@ -36,7 +36,7 @@ from lamina.custom_ops.linear.choices import (
     sites_of,
 )
 
-FOUR_BITS = [f"w4a16/{size}" for size in (32, 64, 128, "all")]
+FOUR_BITS = [f"w4a16/{size}" for size in (32, 64, 128, "all")] + ["w8a16/32"]
 DEVICE, DTYPE = torch.device("cuda", 0), torch.bfloat16
 
 

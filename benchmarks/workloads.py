@@ -94,7 +94,9 @@ def weights_read(shape: str) -> int:
 def bytes_read(shape: str, quantization: str | None = None) -> float:
     """Bytes of weights that one decode step reads: the LM head in bfloat16, projections as they are kept."""
     head = SHAPES[shape]["vocab_size"] * SHAPES[shape]["hidden_size"]
-    bytes_each = {None: 2.0, "fp8": 1.0, "int8": 1.0, "w4a16": 0.5 + 2 / 128}[quantization]
+    bytes_each = {None: 2.0, "fp8": 1.0, "int8": 1.0, "w4a16": 0.5 + 2 / 128, "w8a16": 1 + 2 / 32}[
+        quantization
+    ]
     return 2.0 * head + bytes_each * (weights_read(shape) - head)
 
 

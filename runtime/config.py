@@ -86,8 +86,8 @@ class RuntimeConfig:
     """How ranks lie on the nodes of a Ray cluster (executor ray): all on one (strict_pack), on few (pack), on
     many (spread), on one each (strict_spread)."""
     quantization: str | None = None
-    """A scheme for projections by its name: int8, fp8, fp8_block, w4a16 (four bits a weight), q4 or q8 (in
-    blocks of 32 columns, on CPUs), or dense, which dequantizes a GGUF file."""
+    """A scheme for projections by its name: int8, fp8, fp8_block, w4a16 and w8a16 (four and eight bits a
+    weight), q4 or q8 (in blocks of 32 columns, on CPUs), or dense, which dequantizes a GGUF file."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together at most; otherwise what the checkpoint allows."""
     allow_long_context: bool = False

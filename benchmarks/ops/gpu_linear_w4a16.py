@@ -30,6 +30,7 @@ from lamina.custom_ops.linear.choices import (
 )
 from lamina.custom_ops.linear_w4a16 import _cuda
 from lamina.custom_ops.linear_w4a16.configs import candidates, default_config, site_of
+from lamina.custom_ops.linear_w4a16.layout import columns_of
 from lamina.custom_ops.silu_and_mul.reference import silu_and_mul
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_linear_w4a16.json"
@@ -52,11 +53,12 @@ class Matrix:
         return sum(part.nbytes for part in (self.weight, self.scale, self.zero) if part is not None)
 
 
-def make(n: int, k: int, group: int, *, zero: bool) -> Matrix:
+def make(n: int, k: int, group: int, *, zero: bool, bits: int = 4) -> Matrix:
     """Random parts of [n, k]."""
     groups = 1 if group < 0 else k // group
     scale = (torch.rand(n, groups, device=DEVICE) / (4 * k**0.5)).to(DTYPE)
-    weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=DEVICE)
+    weight = torch.randint(0, 256, (n, k * bits // 8), dtype=torch.uint8, device=DEVICE)
+    weight = weight if bits == 4 else weight.view(torch.int8)
     return Matrix(weight, scale, torch.randn_like(scale) / k**0.5 if zero else None, group)
 
 
@@ -101,14 +103,15 @@ def of_projection(
     gated, group = name == "gate_up", options.group
     kind, bucket = ("gated" if gated else "linear"), bucket_of(batch)
     assert bucket is not None
-    one = make(n, k, group, zero=options.zero)
+    kept: dict[str, Any] = {"zero": options.zero, "bits": options.bits}
+    one = make(n, k, group, **kept)
     count = max(2, -(-ROTATED_BYTES // one.num_bytes))
-    matrices = [one, *(make(n, k, group, zero=options.zero) for _ in range(count - 1))]
+    matrices = [one, *(make(n, k, group, **kept) for _ in range(count - 1))]
     x = torch.randn(batch, k, device=DEVICE, dtype=DTYPE)
-    default = default_config(kind, bucket, n, k, group, processors_of(DEVICE))
+    default = default_config(kind, bucket, n, k, group, processors_of(DEVICE), options.bits)
     tried = [default]
     if options.tune:
-        site, processors = site_of(kind, bucket, n, k, DTYPE, group), processors_of(DEVICE)
+        site, processors = site_of(kind, bucket, n, k, DTYPE, group, options.bits), processors_of(DEVICE)
         tried += candidates(site, group, processors)
     times: dict[GemmConfig, float] = {}
     for config in dict.fromkeys(tried):
@@ -139,12 +142,13 @@ def of_projection(
     return row
 
 
-def check(batch: int, group: int, *, zero: bool) -> None:
+def check(batch: int, group: int, *, zero: bool, bits: int) -> None:
     """The default configuration agrees with the weights written out, before anything is timed."""
-    one, x = make(1024, 2048, group, zero=zero), torch.randn(batch, 2048, device=DEVICE, dtype=DTYPE)
+    one = make(1024, 2048, group, zero=zero, bits=bits)
+    x = torch.randn(batch, 2048, device=DEVICE, dtype=DTYPE)
     bucket = bucket_of(batch)
     assert bucket is not None
-    config = default_config("gated", bucket, 1024, 2048, group, processors_of(DEVICE))
+    config = default_config("gated", bucket, 1024, 2048, group, processors_of(DEVICE), bits)
     out = _cuda.launch(x, one.weight, one.scale, one.zero, None, group, config, gated=True)
     dense = _cuda.write_out(one.weight, one.scale, one.zero, group)
     right = silu_and_mul(F.linear(x.float(), dense.float()).to(DTYPE))
@@ -176,18 +180,18 @@ def multiply(x: Tensor, m: Matrix, *, gated: bool = False) -> Tensor:
 
 def milliseconds_of_chain(layers: list[list[Matrix]], batch: int, repeats: int) -> float:
     """Median time of all of it in one CUDA graph."""
-    hidden = layers[0][0].weight.shape[1] * 2
+    hidden = columns_of(layers[0][0].weight)
     x, norm = (torch.randn(size, device=DEVICE, dtype=DTYPE) for size in ((batch, hidden), (hidden,)))
     return seconds([lambda: chain(layers, x, norm)], repeats) * 1e3
 
 
-def adopt_best(rows: list[dict[str, Any]], shape: str, batch: int, group: int) -> None:
+def adopt_best(rows: list[dict[str, Any]], shape: str, batch: int, group: int, bits: int) -> None:
     """Let the op follow what was measured to be the fastest."""
     bucket, entries = bucket_of(batch), []
     assert bucket is not None
     for row in rows:
         kind: Kind = "gated" if row["name"] == "gate_up" else "linear"
-        site = site_of(kind, bucket, *projections(shape)[row["name"]], DTYPE, group)
+        site = site_of(kind, bucket, *projections(shape)[row["name"]], DTYPE, group, bits)
         config, taken = GemmConfig(*row["config"]), row["best"]
         entries.append(Entry(site=site, kernel=config, microseconds=taken, otherwise=2 * taken))
     adopt(device_name_of(DEVICE, DTYPE), entries)
@@ -198,6 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=["8b"], choices=list(SHAPES))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64, 128])
+    parser.add_argument("--bits", type=int, default=4, choices=(4, 8), help="of a weight")
     parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--zero", action="store_true", help="with zero points")
     parser.add_argument("--tune", action="store_true", help="try every configuration")
@@ -205,28 +210,31 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     bandwidth, gpu = copy_bandwidth(), torch.cuda.get_device_name()
-    print(f"{gpu}, copy {bandwidth / 1e12:.2f} TB/s, groups of {options.group}", flush=True)
+    print(
+        f"{gpu}, copy {bandwidth / 1e12:.2f} TB/s, {options.bits} bits, groups of {options.group}", flush=True
+    )
     results: dict[str, Any] = {}
     for shape in options.shapes:
         sizes = list(projections(shape).values())
         layers = [
-            [make(n, k, options.group, zero=options.zero) for n, k in sizes]
+            [make(n, k, options.group, zero=options.zero, bits=options.bits) for n, k in sizes]
             for _ in range(SHAPES[shape]["num_hidden_layers"])
         ]
         for batch in options.batches:
-            check(batch, options.group, zero=options.zero)
+            check(batch, options.group, zero=options.zero, bits=options.bits)
             rows = [
                 of_projection(name, n, k, batch, options, bandwidth)
                 for name, (n, k) in projections(shape).items()
             ]
             step = of_step(rows, shape) | {"graph": milliseconds_of_chain(layers, batch, options.repeats)}
             if options.tune:
-                adopt_best(rows, shape, batch, options.group)
+                adopt_best(rows, shape, batch, options.group, options.bits)
                 step["graph, tuned"] = milliseconds_of_chain(layers, batch, options.repeats)
             results[f"{shape} {batch}"] = {"projections": rows, "step_ms": step}
             print(shape, "batch", batch, "ms a step:", {k: round(v, 3) for k, v in step.items()}, flush=True)
     machine = {"gpu": gpu, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
-    document = {"machine": machine, "copy_bytes_per_s": bandwidth, "group": options.group, "results": results}
+    document = {"machine": machine, "copy_bytes_per_s": bandwidth, "results": results}
+    document |= {"bits": options.bits, "group": options.group}
     options.output.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -52,7 +52,8 @@ def _four_bit_gemm(node: fx.Node) -> Gemm | None:
     if not shuffled:
         return None
     rows, columns = shape_of(weight)[0], shape_of(x)[1]  # type: ignore[arg-type]
-    kept, dtype = weights_name(group, columns), str(dtype_of(node)).removeprefix("torch.")  # type: ignore[arg-type]
+    kept = weights_name(group, columns, 8 if dtype_of(weight) == torch.int8 else 4)  # type: ignore[arg-type]
+    dtype = str(dtype_of(node)).removeprefix("torch.")
     return Gemm(kind="gated" if gated else "linear", rows=rows, columns=columns, dtype=dtype, weights=kept)
 
 

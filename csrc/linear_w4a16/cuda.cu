@@ -1,6 +1,13 @@
 // The C entry point of linear_w4a16 on CUDA.
 #include "kernel.cuh"
 
+// Bits of a weight.
+#if defined(LAMINA_EIGHT_BITS)
+constexpr int kBits = 8;
+#else
+constexpr int kBits = 4;
+#endif
+
 // As the caller packs them: 8 bytes each, strides in elements. All but x is contiguous. Without x the weights are
 // written to out.
 struct LinearW4A16Arguments {
@@ -27,9 +34,9 @@ int linear_w4a16(const LinearW4A16Arguments* a) {
     p.weight = static_cast<const uint8_t*>(a->weight);
     p.scale = static_cast<const T*>(a->scale), p.zero = static_cast<const T*>(a->zero);
     p.groups = lamina::narrow(a->groups), p.group_shift = lamina::narrow(a->group_shift);
-    if (a->x == nullptr) return lamina::write_out(p, p.out, a->stream);
-    return a->gated ? lamina::linear_w4a16<true>(p, a->x, a->x_stride, a->config, a->stream)
-                    : lamina::linear_w4a16<false>(p, a->x, a->x_stride, a->config, a->stream);
+    if (a->x == nullptr) return lamina::write_out<kBits>(p, p.out, a->stream);
+    return a->gated ? lamina::linear_w4a16<kBits, true>(p, a->x, a->x_stride, a->config, a->stream)
+                    : lamina::linear_w4a16<kBits, false>(p, a->x, a->x_stride, a->config, a->stream);
   });
 #else
   return cudaErrorNotSupported;

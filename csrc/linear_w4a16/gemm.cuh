@@ -1,9 +1,9 @@
-// Split-K GEMM of four-bit weights for few rows of x, out = x * wᵀ: weights stream through shared memory at the rate of
-// device memory and are dequantized in registers, from which WGMMA takes them.
+// Split-K GEMM of weights of four or eight bits for few rows of x, out = x * wᵀ: weights stream through shared memory
+// at the rate of device memory and are dequantized in registers, from which WGMMA takes them.
 //
 // Blocks, clusters, PDL and epilogue are those of split_k_gemm.cuh. What differs: a stage has the same columns of
 // kWarpgroups tiles as linear pieces of shuffled memory, and of their scales; each lane reads its own 16 bytes of a
-// tile, makes 16 registers of them and begins four WGMMAs, while those of the tile before may still run.
+// tile, or 32, makes 16 registers of them and begins four WGMMAs, while those of the tile before may still run.
 #pragma once
 
 #include "cuda_mma.cuh"
@@ -48,15 +48,15 @@ __device__ __forceinline__ void produce_nibbles(const CUtensorMap* x, const Spli
     const int group = find_group(tile * kNibbleColumns, p), last = find_group((tile + tiles) * kNibbleColumns - 1, p);
     const int scale_bytes = (last - group + 1) * kGroupElements * 2;
     const uint32_t barrier = at.full + stage * 8;
-    arrive_expecting(barrier, kWarpgroups * (tiles * kNibbleBytes + parts * scale_bytes) +
+    arrive_expecting(barrier, kWarpgroups * (tiles * S::kWeightBytes + parts * scale_bytes) +
                                   S::kTiles * p.box_rows * work.multicast * kNibbleColumns * 2);
     uint32_t to = at.tiles + stage * S::kStageBytes,
              scales_to = at.scales + stage * kWarpgroups * parts * at.scale_bytes;
 #pragma unroll
-    for (int i = 0; i < kWarpgroups; ++i, to += S::kTiles * kNibbleBytes) {
+    for (int i = 0; i < kWarpgroups; ++i, to += S::kTiles * S::kWeightBytes) {
       // beyond the last tile the last one again, of which nothing is stored
       const int64_t row = min(first_row<kWarpgroups, kGated>(work, i, p.n), p.n - kRows) / kRows;
-      bulk_load(to, p.weight + (row * k_tiles + tile) * kNibbleBytes, tiles * kNibbleBytes, barrier, once);
+      bulk_load(to, p.weight + (row * k_tiles + tile) * S::kWeightBytes, tiles * S::kWeightBytes, barrier, once);
       const int64_t scales = (row * p.groups + group) * kGroupElements;
       bulk_load(scales_to, p.scale + scales, scale_bytes, barrier, once);
       scales_to += at.scale_bytes;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void produce_nibbles(const CUtensorMap* x, const Spli
     }
   };
   const auto load_x = [&](int step, int stage) {  // beyond the last column zeros
-    load_x_tiles<S>(x, work, step, at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kNibbleBytes,
+    load_x_tiles<S>(x, work, step, at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * S::kWeightBytes,
                     at.full + stage * 8, p.box_rows, often);
   };
   produce_stages(work, at.empty, at.stages, sends, load_weight, load_x);
@@ -76,6 +76,17 @@ __device__ __forceinline__ void produce_nibbles(const CUtensorMap* x, const Spli
 __device__ __forceinline__ RowScales load_scales(uint32_t from, int scale_bytes, bool has_zero) {
   const uint32_t scales = load_word(from), zeros = has_zero ? load_word(from + scale_bytes) : 0;
   return {{both_low(scales), both_high(scales)}, {both_low(zeros), both_high(zeros)}};
+}
+
+// A lane's part of the tiles of a stage: 16 bytes of each piece.
+template <typename S>
+__device__ __forceinline__ void load_tiles(uint32_t (&words)[S::kTiles][4 * S::kPieces], uint32_t from) {
+#pragma unroll
+  for (int i = 0; i < S::kTiles * S::kPieces; ++i) {
+    const uint4 piece = load_words(from + i * kPieceBytes);
+    uint32_t* const to = words[i / S::kPieces] + i % S::kPieces * 4;
+    to[0] = piece.x, to[1] = piece.y, to[2] = piece.z, to[3] = piece.w;
+  }
 }
 
 template <typename S, typename T>
@@ -90,25 +101,25 @@ __device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const S
   int stage = 0, parity = 0, before = 0;
   for (int step = work.begin; step < work.end; ++step) {
     wait_barrier(at.full + stage * 8, parity);
-    const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * S::kTiles * kNibbleBytes + in_group * 16;
-    const uint64_t right = tile_descriptor(at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kNibbleBytes);
+    const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * S::kTiles * S::kWeightBytes + in_group * 16;
+    const uint64_t right =
+        tile_descriptor(at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * S::kWeightBytes);
     const uint32_t scales = at.scales + (stage * kWarpgroups + group) * parts * at.scale_bytes + in_group / 4 * 4;
     const int last = last_group - find_group(step * S::kStep, p);  // of the row's groups, as the stage counts them
     const auto scales_at = [&](int half_tile) {
       return load_scales(scales + min(half_tile >> p.group_shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
     };
-    uint4 words[S::kTiles];
-#pragma unroll
-    for (int i = 0; i < S::kTiles; ++i) words[i] = load_words(tiles + i * kNibbleBytes);
+    uint32_t words[S::kTiles][4 * S::kPieces];
+    load_tiles<S>(words, tiles);
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i) {
       uint32_t (&left)[16] = fragments[i % 2];
       RowScales rows = scales_at(2 * i);
-      dequantize<T>(left, words[i].x, rows);
-      dequantize<T>(left + 4, words[i].y, rows);
+      dequantize<S::kBits, T>(left, words[i], rows);
+      dequantize<S::kBits, T>(left + 4, words[i] + S::kPieces, rows);
       if (p.group_shift == 0) rows = scales_at(2 * i + 1);
-      dequantize<T>(left + 8, words[i].z, rows);
-      dequantize<T>(left + 12, words[i].w, rows);
+      dequantize<S::kBits, T>(left + 8, words[i] + 2 * S::kPieces, rows);
+      dequantize<S::kBits, T>(left + 12, words[i] + 3 * S::kPieces, rows);
       pin(left);
       wgmma_fence();
 #pragma unroll
@@ -138,25 +149,24 @@ __device__ __forceinline__ void multiply_by_warps(typename S::Sums& sums, const 
   int stage = 0, parity = 0;
   for (int step = work.begin; step < work.end; ++step) {
     wait_barrier(at.full + stage * 8, parity);
-    const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * S::kTiles * kNibbleBytes + in_group * 16;
-    const uint32_t x = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kNibbleBytes + row * kRowBytes;
+    const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * S::kTiles * S::kWeightBytes + in_group * 16;
+    const uint32_t x = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * S::kWeightBytes + row * kRowBytes;
     const uint32_t scales = at.scales + (stage * kWarpgroups + group) * parts * at.scale_bytes + in_group / 4 * 4;
     const int last = last_group - find_group(step * S::kStep, p);
     const auto scales_at = [&](int half_tile) {
       return load_scales(scales + min(half_tile >> p.group_shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
     };
-    uint4 words[S::kTiles];
-#pragma unroll
-    for (int i = 0; i < S::kTiles; ++i) words[i] = load_words(tiles + i * kNibbleBytes);
+    uint32_t words[S::kTiles][4 * S::kPieces];
+    load_tiles<S>(words, tiles);
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i) {
       uint32_t left[4][4];
       RowScales rows = scales_at(2 * i);
-      dequantize<T>(left[0], words[i].x, rows);
-      dequantize<T>(left[1], words[i].y, rows);
+      dequantize<S::kBits, T>(left[0], words[i], rows);
+      dequantize<S::kBits, T>(left[1], words[i] + S::kPieces, rows);
       if (p.group_shift == 0) rows = scales_at(2 * i + 1);
-      dequantize<T>(left[2], words[i].z, rows);
-      dequantize<T>(left[3], words[i].w, rows);
+      dequantize<S::kBits, T>(left[2], words[i] + 2 * S::kPieces, rows);
+      dequantize<S::kBits, T>(left[3], words[i] + 3 * S::kPieces, rows);
 #pragma unroll
       for (int t = 0; t < S::kTokenRows / 8; ++t) {
 #pragma unroll

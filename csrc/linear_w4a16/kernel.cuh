@@ -1,5 +1,5 @@
-// out = x * wᵀ + bias with four-bit weights, or with gate and up among them silu(gate) * up; and the weights written
-// out, for a GEMM of many rows.
+// out = x * wᵀ + bias with weights of kBits, four or eight, or with gate and up among them silu(gate) * up; and the
+// weights written out, for a GEMM of many rows.
 #pragma once
 
 #include "gemm.cuh"
@@ -25,23 +25,23 @@ int launch_nibble_gemm(LinearW4A16<T> p, const void* x_data, int64_t x_stride, c
   return launch_clusters_pdl(cluster, kernel, grid, dim3(S::kThreads + kWarp), bytes, stream, x, p);
 }
 
-template <typename T>
+template <int kBits, typename T>
 int write_out(const LinearW4A16<T>& p, T* out, cudaStream_t stream) {
   const int64_t tiles = static_cast<int64_t>(p.n / kRows) * (p.k / kNibbleColumns);
   if (tiles == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(ceil_div(tiles, kWriters / 128)));
-  return launch_pdl(write_out_kernel<T>, grid, dim3(kWriters), stream, p, out);
+  return launch_pdl(write_out_kernel<kBits, T>, grid, dim3(kWriters), stream, p, out);
 }
 
 // Four warpgroups are of use where the tiles of x weigh as much as theirs.
-template <bool kGated, typename T>
+template <int kBits, bool kGated, typename T>
 int linear_w4a16(const LinearW4A16<T>& p, const void* x, int64_t x_stride, const GemmConfig& config,
                  cudaStream_t stream) {
   if (!is_even(config) || config.clusters > 1) return cudaErrorInvalidValue;
   if (config.clusters == 1) {  // which here stands for products by warps
     return with_constant<1, 2>(config.warpgroups, [&](auto warpgroups) {
       return with_constant<8, 16, 32>(config.tile_tokens, [&](auto tokens) {
-        using S = NibbleShape<warpgroups.value, tokens.value, true>;
+        using S = NibbleShape<warpgroups.value, tokens.value, true, kBits>;
         if constexpr (!kGated || warpgroups.value % 2 == 0)
           return launch_nibble_gemm<S, kGated>(p, x, x_stride, stream);
         return static_cast<int>(cudaErrorInvalidValue);
@@ -53,7 +53,8 @@ int linear_w4a16(const LinearW4A16<T>& p, const void* x, int64_t x_stride, const
       constexpr bool kPaired = !kGated || warpgroups.value % 2 == 0;
       constexpr bool kUseful = warpgroups.value < 4 || tokens.value == 32 || tokens.value == 64;
       if constexpr (kPaired && kUseful)
-        return launch_nibble_gemm<NibbleShape<warpgroups.value, tokens.value>, kGated>(p, x, x_stride, stream);
+        return launch_nibble_gemm<NibbleShape<warpgroups.value, tokens.value, false, kBits>, kGated>(p, x, x_stride,
+                                                                                                     stream);
       return static_cast<int>(cudaErrorInvalidValue);
     });
   });

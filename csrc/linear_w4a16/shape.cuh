@@ -1,19 +1,19 @@
-// The GEMM of four-bit weights: its arguments, tile shapes and shared-memory layout.
+// The GEMM of weights of four bits, or of eight: its arguments, tile shapes and shared-memory layout.
 #pragma once
 
 #include "split_k_shape.cuh"
 
 namespace lamina {
 
-constexpr int kNibbleColumns = 64;                        // of a tile of 64 rows: four steps of WGMMA
-constexpr int kNibbleBytes = kRows * kNibbleColumns / 2;  // 16 for each lane of a warpgroup
-constexpr int kLeastGroup = 32;                           // columns with one scale
-constexpr int kGroupElements = kRows;                     // scales of a tile and group, in one piece
+constexpr int kNibbleColumns = 64;     // of a tile of 64 rows: four steps of WGMMA
+constexpr int kPieceBytes = 2048;      // 16 for each lane of a warpgroup
+constexpr int kLeastGroup = 32;        // columns with one scale
+constexpr int kGroupElements = kRows;  // scales of a tile and group, in one piece
 
 // Weights, scales and zero points are shuffled: custom_ops/linear_w4a16/layout.py.
 template <typename T>
 struct LinearW4A16 : Linear<T> {
-  const uint8_t* weight;    // tiles of kNibbleBytes [n / 64, k / 64]
+  const uint8_t* weight;    // tiles of 64 by 64 [n / 64, k / 64], pieces of each one after another
   const T* scale;           // [n / 64, groups, 64]
   const T* zero;            // the same, or null
   int groups, group_shift;  // a group is kLeastGroup << group_shift columns
@@ -21,15 +21,18 @@ struct LinearW4A16 : Linear<T> {
 };
 
 // Where kByWarps, each warp multiplies its 16 rows by mma.sync, else a warpgroup its 64 by WGMMA.
-template <int kWarpgroups, int kTokens, bool kByWarpsAlone = false>
+template <int kWarpgroups, int kTokens, bool kByWarpsAlone = false, int kBitsOfOne = 4>
 struct NibbleShape {
+  static constexpr int kBits = kBitsOfOne;
+  static constexpr int kPieces = kBits / 4;  // of a tile of weights
+  static constexpr int kWeightBytes = kPieces * kPieceBytes;
   static constexpr bool kByWarps = kByWarpsAlone;
   static constexpr int kTokenRows = kTokens;
   static constexpr int kBlockRows = kWarpgroups * kRows, kThreads = kWarpgroups * 128;  // consumer threads
-  static constexpr int kTiles = kTokens <= 16 ? 4 : 2;                                  // of a row of tiles, a stage
+  static constexpr int kTiles = kTokens <= 16 && kBits == 4 ? 4 : 2;                    // of a row of tiles, a stage
   static constexpr int kStep = kTiles * kNibbleColumns;                                 // columns of K a stage
   static constexpr int kXBytes = kTokens * kNibbleColumns * 2;                          // of a tile's columns
-  static constexpr int kStageBytes = kTiles * (kWarpgroups * kNibbleBytes + kXBytes);
+  static constexpr int kStageBytes = kTiles * (kWarpgroups * kWeightBytes + kXBytes);
   static constexpr int kPitch = kBlockRows + 4;  // floats; padded, so that a warp's sums fall into different banks
   static constexpr int kSumBytes = kPitch * kTokens * 4;
   using Sums = float[kTokens / 2];

@@ -131,14 +131,17 @@ def _byte_ways(site: Site, x: Tensor, weights: list[Tensor]) -> Ways:
 
 
 def _four_bit_ways(site: Site, x: Tensor, group: int) -> Ways:
-    """The same in four bits; the library multiplies by weights that are written out for it."""
+    """The same in four bits, or eight; the library multiplies by weights that are written out for it."""
     scale = x.new_ones((site.n, 1 if group < 0 else ceil_div(site.k, group)))
+    is_wide = four_bit_configs.bits_of(site.weights) == 8
+    columns = site.k if is_wide else site.k // 2
 
     def random() -> Tensor:
-        return torch.randint(0, 256, (site.n, site.k // 2), dtype=torch.uint8, device=x.device)
+        weight = torch.randint(0, 256, (site.n, columns), dtype=torch.uint8, device=x.device)
+        return weight.view(torch.int8) if is_wide else weight
 
     # Random bits are as good as any.
-    given = [ScaledWeight(random(), scale) for _ in range(ceil_div(ROTATED_BYTES, site.n * site.k // 2))]
+    given = [ScaledWeight(random(), scale) for _ in range(ceil_div(ROTATED_BYTES, site.n * columns))]
     gated = site.kind == "gated"
 
     def ours(config: GemmConfig, weight: ScaledWeight) -> Tensor:

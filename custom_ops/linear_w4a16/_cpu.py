@@ -10,7 +10,8 @@ from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel, by_rows
 from .._shared.registry import Provider
 from ..linear._cpu import CODES
 from ..linear.choices import Method
-from .layout import unshuffle, unshuffle_groups
+from . import reference
+from .layout import bits_of, unshuffle, unshuffle_groups
 
 
 @functools.cache
@@ -36,7 +37,9 @@ def linear_w4a16(
     silu_and_mul: bool = False,
 ) -> Tensor:
     """The op, as op.py states it."""
-    if shuffled:  # which is for GPUs
+    if bits_of(weight) == 8:  # which is for GPUs
+        return reference.linear_w4a16(x, weight, scale, zero, bias, group, shuffled, silu_and_mul)
+    if shuffled:  # likewise
         weight, scale = unshuffle(weight), unshuffle_groups(scale)
         zero = None if zero is None else unshuffle_groups(zero)
     out = launch(x, weight, scale, zero, bias, group, method_of(x.dtype))

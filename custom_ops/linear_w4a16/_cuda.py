@@ -17,10 +17,10 @@ from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
 from .._shared.registry import Provider
 from .._shared.triton_provider import triton_provider
 from ..linear._cuda import check_capability, fits
-from ..linear.choices import MAX_SHARED, GemmConfig
+from ..linear.choices import MAX_SHARED, GemmConfig, Kind
 from . import reference
 from .configs import config_of, group_shift, most_stages
-from .layout import TILE
+from .layout import TILE, bits_of, columns_of
 
 NARROW = frozenset({torch.bfloat16, torch.float16})
 NO_CONFIG = GemmConfig(0, 0, 0, 0, 0)
@@ -28,9 +28,14 @@ BULK = 16  # bytes: of whose multiples bulk copies begin
 
 
 @functools.cache
-def find_kernel() -> CudaKernel:
-    """Build or load the kernel, once."""
-    return CudaKernel("linear_w4a16", "20q")  # struct LinearW4A16Arguments
+def find_kernel(bits: int = 4) -> CudaKernel:
+    """Build or load the kernel of weights of so many bits, once."""
+    return CudaKernel("linear_w4a16", "20q", source_of(bits))  # struct LinearW4A16Arguments
+
+
+def source_of(bits: int) -> str:
+    """The file of a kernel's library, of which there is one a number of bits."""
+    return "eight_bits" if bits == 8 else "cuda"
 
 
 @functools.cache
@@ -43,7 +48,7 @@ def find_triton() -> Callable[..., Tensor]:
 
 
 def load() -> Callable[..., Tensor]:
-    """Build or load the kernel; the op's function on it."""
+    """Build or load the kernel of four bits; the op's function, which finds that of eight when needed."""
     check_capability("linear_w4a16")
     find_kernel()
     return linear_w4a16
@@ -82,7 +87,8 @@ def _multiply(
     gated: bool,
 ) -> Tensor:
     n, k = weight.shape[0], x.shape[1]
-    config = config_of("gated" if gated else "linear", x.shape[0], n, k, x.dtype, group, x.device)
+    kind: Kind = "gated" if gated else "linear"
+    config = config_of(kind, x.shape[0], n, k, x.dtype, group, x.device, bits_of(weight))
     if config is not None:
         return launch(x, weight, scale, zero, bias, group, config, gated=gated)
     return by_library(x, weight, scale, zero, bias, group, gated=gated)
@@ -120,7 +126,8 @@ def launch(
     n, k = weight.shape[0], x.shape[1]
     out = x.new_empty((x.shape[0], n // 2 if gated else n))
     warpgroups, tokens, _, split_k, *_ = config
-    most = most_stages(warpgroups, tokens, k, group, split_k, MAX_SHARED, zero=zero is not None)
+    limits = warpgroups, tokens, k, group, split_k, MAX_SHARED
+    most = most_stages(*limits, zero=zero is not None, bits=bits_of(weight))
     config = config._replace(stages=min(config.stages, most or 2))
     _call(x, weight, scale, zero, bias, out, group, config, gated=gated)
     return out
@@ -128,7 +135,7 @@ def launch(
 
 def write_out(weight: Tensor, scale: Tensor, zero: Tensor | None, group: int) -> Tensor:
     """The weights [out, in], of scale's dtype, of shuffled ones."""
-    out = scale.new_empty((weight.shape[0], weight.shape[1] * 2))
+    out = scale.new_empty((weight.shape[0], columns_of(weight)))
     _call(None, weight, scale, zero, None, out, group, NO_CONFIG, gated=False)
     return out
 
@@ -145,11 +152,11 @@ def _call(
     *,
     gated: bool,
 ) -> None:
-    k, (num_tokens, stride) = weight.shape[1] * 2, (0, 0) if x is None else (x.shape[0], x.stride(0))
+    k, (num_tokens, stride) = columns_of(weight), (0, 0) if x is None else (x.shape[0], x.stride(0))
     shift = group_shift(group, k)
     assert shift is not None, f"groups of {group}"
     pointers = (0 if part is None else part.data_ptr() for part in (x, weight, scale, zero, bias, out))
-    find_kernel()(
+    find_kernel(bits_of(weight))(
         out.device,
         *pointers,
         *(num_tokens, weight.shape[0], k, stride),

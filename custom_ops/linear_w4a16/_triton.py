@@ -3,11 +3,16 @@
 For more rows the weights are written out in x's dtype first, once a call.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ._triton_eight_bits import by_one_row, write_out
+from .layout import bits_of, columns_of
 
 LONGEST_STEP = 2048  # columns
 TILES_AT_ONCE = 8
@@ -163,7 +168,10 @@ def linear_w4a16(
     """The op, as op.py states it."""
     group = x.shape[1] if group < 0 else group
     if x.shape[0] == 1 and weight.numel() > 0:
-        out = (_one_row_of_shuffled if shuffled else _one_row)(x, weight, scale, zero, bias, group)
+        multiply = _one_row_of_shuffled if shuffled else _one_row
+        if bits_of(weight) == 8:
+            multiply = partial(by_one_row, shuffled=shuffled)
+        out = multiply(x, weight, scale, zero, bias, group)
     else:
         out = F.linear(x, dequantize(weight, scale, zero, group, shuffled=shuffled), bias)
     return torch.ops.lamina.silu_and_mul.default(out) if silu_and_mul else out
@@ -200,9 +208,11 @@ def dequantize(
     weight: Tensor, scale: Tensor, zero: Tensor | None, group: int, *, shuffled: bool = False
 ) -> Tensor:
     """The weights [out, in], of scale's dtype."""
-    (n, groups), k = scale.shape, weight.shape[1] * 2
+    (n, groups), k = scale.shape, columns_of(weight)
     out = scale.new_empty((n, k))
-    if out.numel() > 0:
+    if bits_of(weight) == 8:
+        write_out(weight, scale, zero, out, group, shuffled=shuffled)
+    elif out.numel() > 0:
         grid = (triton.cdiv(weight.numel(), WRITTEN_AT_ONCE),)
         kernel = unshuffle_kernel if shuffled else dequantize_kernel
         with torch.cuda.device_of(out):

@@ -30,7 +30,7 @@ from .layout import GROUPS, TILE
 
 MOST_TOKENS = 128  # rows of x a block
 WHOLE_ROW_SHIFT = 30
-PREFIX = "w4a16/"  # of how sites name the weights
+PREFIXES = {4: "w4a16/", 8: "w8a16/"}  # of how sites name the weights, by their bits
 RESIDENT_OF_FEW, RESIDENT = 3, 2  # blocks a processor that run at once, of up to 16 rows of x and of more
 MOST_BLOCKS = 6  # that are worth a try
 BARRIER_BYTES, ALIGN_BYTES, SYSTEM_BYTES = 448, 1024, 1024
@@ -40,22 +40,29 @@ WARPGROUPS = {1: (8, 16, 32, 64, 128), 2: (8, 16, 32, 64, 128), 4: (32, 64)}  # 
 BY_WARPS = {1: (8, 16, 32), 2: (8, 16, 32), 4: ()}
 
 
-def weights_name(group: int, k: int) -> str:
+def weights_name(group: int, k: int, bits: int = 4) -> str:
     """How sites name weights with one scale for so many of k columns."""
-    return f"{PREFIX}{'all' if group < 0 or group >= k else group}"
+    return f"{PREFIXES[bits]}{'all' if group < 0 or group >= k else group}"
+
+
+def bits_of(weights: str) -> int | None:
+    """Bits of one of the weights that sites name so; None of other weights."""
+    return next((bits for bits, prefix in PREFIXES.items() if weights.startswith(prefix)), None)
 
 
 def group_of(site: Site) -> int | None:
     """Columns with one scale, -1 for all of them; None for a site of other weights."""
-    if not site.weights.startswith(PREFIX):
+    if bits_of(site.weights) is None:
         return None
-    size = site.weights.removeprefix(PREFIX)
+    size = site.weights.partition("/")[2]
     return -1 if size == "all" else int(size)
 
 
-def site_of(kind: Kind, num_tokens: int, n: int, k: int, dtype: torch.dtype, group: int) -> Site:
+def site_of(
+    kind: Kind, num_tokens: int, n: int, k: int, dtype: torch.dtype, group: int, bits: int = 4
+) -> Site:
     """The site of a GEMM whose weights have a scale for so many columns; num_tokens is one of BUCKETS."""
-    kept = weights_name(group, k)
+    kept = weights_name(group, k, bits)
     return Site(kind=kind, num_tokens=num_tokens, n=n, k=k, dtype=name_of(dtype), weights=kept)
 
 
@@ -68,20 +75,29 @@ def group_shift(group: int, k: int) -> int | None:
 
 @cached_until_adopted
 def config_of(
-    kind: Kind, num_tokens: int, n: int, k: int, dtype: torch.dtype, group: int, device: torch.device
+    kind: Kind,
+    num_tokens: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    group: int,
+    device: torch.device,
+    bits: int = 4,
 ) -> GemmConfig | None:
     """The configuration for so many rows; None where weights are written out for the library's GEMM."""
     bucket = bucket_of(num_tokens)
     if bucket is None:
         return None
-    choice = choose(site_of(kind, bucket, n, k, dtype, group), device_name_of(device, dtype))
+    choice = choose(site_of(kind, bucket, n, k, dtype, group, bits), device_name_of(device, dtype))
     if choice.is_measured:
         assert not isinstance(choice.kernel, Method), "a method of CPUs"
         return choice.kernel
-    return default_config(kind, bucket, n, k, group, processors_of(device))
+    return default_config(kind, bucket, n, k, group, processors_of(device), bits)
 
 
-def default_config(kind: Kind, bucket: int, n: int, k: int, group: int, num_processors: int) -> GemmConfig:
+def default_config(
+    kind: Kind, bucket: int, n: int, k: int, group: int, num_processors: int, bits: int = 4
+) -> GemmConfig:
     """Few warpgroups a block, columns divided as long as all blocks run at once, and all memory for stages.
 
     On an H200 it is within a tenth of the fastest for the projections of an 8B model.
@@ -90,43 +106,54 @@ def default_config(kind: Kind, bucket: int, n: int, k: int, group: int, num_proc
     blocks = ceil_div(n, warpgroups * TILE) * ceil_div(bucket, tokens)
     most = (RESIDENT_OF_FEW if tokens <= 16 else RESIDENT) * num_processors
     fitting = [split for split in (1, 2, 4, 8) if blocks * split <= most]
-    split_k = max((split for split in fitting if num_steps(tokens, k, split) >= 2), default=1)
+    split_k = max((split for split in fitting if num_steps(tokens, k, split, bits) >= 2), default=1)
     for room in (min(RESIDENT_OF_FEW, ceil_div(blocks * split_k, num_processors)), 1):
-        stages = most_stages(warpgroups, tokens, k, group, split_k, MAX_SHARED // room)
+        stages = most_stages(warpgroups, tokens, k, group, split_k, MAX_SHARED // room, bits=bits)
         if stages is not None:
             return GemmConfig(warpgroups, tokens, 1, split_k, stages)
     raise AssertionError("two stages of the smallest tile fit into no memory")
 
 
-def tiles_of(tokens: int) -> int:
+def tiles_of(tokens: int, bits: int = 4) -> int:
     """Tiles of 64 columns a stage."""
-    return 4 if tokens <= 16 else 2
+    return 4 if tokens <= 16 and bits == 4 else 2
 
 
-def num_steps(tokens: int, k: int, split_k: int) -> int:
+def num_steps(tokens: int, k: int, split_k: int, bits: int = 4) -> int:
     """Stages that a block goes through."""
-    return ceil_div(ceil_div(k, TILE * tiles_of(tokens)), split_k)
+    return ceil_div(ceil_div(k, TILE * tiles_of(tokens, bits)), split_k)
 
 
-def shared_bytes(warpgroups: int, tokens: int, group: int, stages: int, *, zero: bool = True) -> int:
+def shared_bytes(
+    warpgroups: int, tokens: int, group: int, stages: int, *, zero: bool = True, bits: int = 4
+) -> int:
     """What a block takes of shared memory; csrc/linear_w4a16/shape.cuh counts the same."""
-    tiles = tiles_of(tokens)
+    tiles = tiles_of(tokens, bits)
     groups = 1 if group < 0 else max(1, TILE * tiles // group)
     scales = warpgroups * groups * TILE * 2 * (2 if zero else 1)
-    stage = tiles * (warpgroups * TILE * TILE // 2 + tokens * TILE * 2) + scales
+    stage = tiles * (warpgroups * TILE * TILE * bits // 8 + tokens * TILE * 2) + scales
     sums = (warpgroups * TILE + 4) * tokens * 4
     sent = warpgroups * TILE * tokens * 4 if tokens <= 32 else 0
     return max(stages * stage, sums) + sent + BARRIER_BYTES + ALIGN_BYTES
 
 
 def most_stages(
-    warpgroups: int, tokens: int, k: int, group: int, split_k: int, limit: int, *, zero: bool = True
+    warpgroups: int,
+    tokens: int,
+    k: int,
+    group: int,
+    split_k: int,
+    limit: int,
+    *,
+    zero: bool = True,
+    bits: int = 4,
 ) -> int | None:
     """Stages that are of use and fit into so many bytes of shared memory; None where two do not."""
-    useful = range(min(MAX_STAGES, max(2, num_steps(tokens, k, split_k))), 1, -1)
     free = limit - SYSTEM_BYTES
-    fitting = (count for count in useful if shared_bytes(warpgroups, tokens, group, count, zero=zero) <= free)
-    return next(fitting, None)
+    for count in range(min(MAX_STAGES, max(2, num_steps(tokens, k, split_k, bits))), 1, -1):
+        if shared_bytes(warpgroups, tokens, group, count, zero=zero, bits=bits) <= free:
+            return count
+    return None
 
 
 def candidates(site: Site, group: int, num_processors: int) -> tuple[GemmConfig, ...]:
@@ -137,7 +164,7 @@ def candidates(site: Site, group: int, num_processors: int) -> tuple[GemmConfig,
 
 
 def _candidates(site: Site, group: int, num_processors: int) -> Iterator[GemmConfig]:
-    wanted = min(max(8, site.num_tokens), MOST_TOKENS)
+    wanted, bits = min(max(8, site.num_tokens), MOST_TOKENS), bits_of(site.weights) or 4
     for warpgroups, split_k in itertools.product((1, 2, 4), (1, 2, 4, 8)):
         width = site.n // 2 if site.kind == "gated" else site.n
         rows = warpgroups * TILE // 2 if site.kind == "gated" else warpgroups * TILE
@@ -148,6 +175,6 @@ def _candidates(site: Site, group: int, num_processors: int) -> Iterator[GemmCon
         if many or (split_k < MAX_CLUSTER and 2 * blocks < num_processors):
             continue
         for share, multicast in itertools.product((1, 2, 3, 4), (1, 2) if wanted >= 32 else (1,)):
-            stages = most_stages(warpgroups, wanted, site.k, group, split_k, MAX_SHARED // share)
+            stages = most_stages(warpgroups, wanted, site.k, group, split_k, MAX_SHARED // share, bits=bits)
             if stages is not None and multicast * split_k <= MAX_CLUSTER:
                 yield GemmConfig(warpgroups, wanted, multicast, split_k, stages)

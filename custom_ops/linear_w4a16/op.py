@@ -1,4 +1,4 @@
-"""lamina::linear_w4a16, a projection with weights of four bits and a scale for each group of columns."""
+"""lamina::linear_w4a16, a projection with weights of four bits, or eight, and a scale a group of columns."""
 
 import torch
 from torch import Tensor
@@ -8,16 +8,17 @@ from .._shared.library import define_op
 from .._shared.registry import Provider
 from .._shared.triton_provider import triton_provider
 from . import _cpu, _cuda, reference
-from .layout import TILE
+from .layout import TILE, columns_of
 
 WHOLE_ROW = -1  # a group that is all columns
 
 
 def linear_w4a16(
     x: Tensor,  # [num_tokens, in_features]
-    weight: Tensor,  # [out_features, in_features / 2] uint8, the even column in the lower four bits
+    weight: Tensor,  # [out_features, in_features / 2] uint8, the even column in the lower four bits; of
+    # eight bits (w8a16) [out_features, in_features] int8
     scale: Tensor,  # [out_features, ceil(in_features / group)] of x's dtype
-    zero: Tensor | None,  # like scale: what the four bits 8 stand for, 0 where it is absent
+    zero: Tensor | None,  # like scale: what the number 0 stands for, 0 where it is absent
     bias: Tensor | None,  # [out_features] of x's dtype
     group: int,  # columns that share a scale, an even number; -1: all
     shuffled: bool = False,
@@ -25,10 +26,10 @@ def linear_w4a16(
 ) -> Tensor:
     """x @ w.T + bias, [num_tokens, out_features], of x's dtype; with silu_and_mul that of it.
 
-    w[n, k] = (q[n, k] - 8) * scale[n, g] + zero[n, g], rounded once to x's dtype, where q is the four bits of
-    a weight and g = k // group. Multiply-adds are in float32 (float64 for float64), and the sum with its bias
-    is rounded once. With silu_and_mul the rows are those of a gate, then as many of what it gates, and the
-    result is silu_and_mul of the rounded sums, [num_tokens, out_features / 2].
+    w[n, k] = q[n, k] * scale[n, g] + zero[n, g], rounded once to x's dtype, where q is the int8 of a weight,
+    or its four bits less 8, and g = k // group. Multiply-adds are in float32 (float64 for float64), and the
+    sum with its bias is rounded once. With silu_and_mul the rows are those of a gate, then as many of what it
+    gates, and the result is silu_and_mul of the rounded sums, [num_tokens, out_features / 2].
 
     `shuffled` tells how weight, scale and zero lie: by rows, or as shuffle and shuffle_groups of layout.py
     have them for the CUDA kernel.
@@ -67,11 +68,11 @@ def _check(
     shuffled: bool = False,
     silu_and_mul: bool = False,
 ) -> None:
-    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != 2 * weight.shape[1]:
-        got = f"x is {list(x.shape)}, weight {list(weight.shape)}"
-        raise ShapeError(f"linear_w4a16: {got}; wanted [T, in] and [out, in / 2]")
-    if weight.dtype != torch.uint8:
-        raise ShapeError(f"linear_w4a16: weight is {weight.dtype}; wanted torch.uint8")
+    if weight.dtype not in (torch.uint8, torch.int8):
+        raise ShapeError(f"linear_w4a16: weight is {weight.dtype}; wanted torch.uint8 or torch.int8")
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != columns_of(weight):
+        got = f"x is {list(x.shape)}, weight {list(weight.shape)} {weight.dtype}"
+        raise ShapeError(f"linear_w4a16: {got}; wanted [T, in] and uint8 [out, in / 2] or int8 [out, in]")
     if group != WHOLE_ROW and (group <= 0 or group % 2):
         raise ShapeError(f"linear_w4a16: group is {group}; wanted an even number above 0, or {WHOLE_ROW}")
     _check_others(x, weight, scale, zero, bias, group)

@@ -6,9 +6,7 @@ from torch import Tensor
 
 from .._shared.precision import accumulation_dtype
 from ..silu_and_mul import reference as gate
-from .layout import unpack, unshuffle, unshuffle_groups
-
-OFFSET = 8  # of the four bits: 0 to 15 stand for -8 to 7
+from .layout import numbers_of, unshuffle, unshuffle_groups
 
 
 def linear_w4a16(
@@ -31,13 +29,13 @@ def linear_w4a16(
 def dequantize(
     weight: Tensor, scale: Tensor, zero: Tensor | None, group: int, *, shuffled: bool = False
 ) -> Tensor:
-    """The weights [out, in], of scale's dtype: (q - 8) * scale + zero, rounded once."""
+    """The weights [out, in], of scale's dtype: number * scale + zero, rounded once."""
     if shuffled:
         weight, scale = unshuffle(weight), unshuffle_groups(scale)
         zero = None if zero is None else unshuffle_groups(zero)
     # float32 products are exact in float64 alone: rounded before zero is added they would be rounded twice
     wide = torch.float64 if scale.dtype == torch.float32 else accumulation_dtype(scale.dtype)
-    whole = unpack(weight).to(wide) - OFFSET
+    whole = numbers_of(weight).to(wide)
     of_column = torch.arange(whole.shape[1], device=weight.device)
     of_column = of_column // (group if group > 0 else max(1, whole.shape[1]))
     rows = whole * scale.to(wide)[:, of_column]

@@ -56,7 +56,7 @@ class Recipe:
         """How many columns share a scale; None: a whole row."""
         if self.scheme != "w4a16" or self.group_size == -1:
             return None
-        return self.group_size or GROUPS[0]
+        return self.group_size or GROUPS[4][0]
 
     def fitted(self, widths: Iterable[int]) -> "Recipe":
         """Returns the recipe for projections of so many columns: without a group size, with one that fits."""
@@ -82,7 +82,7 @@ class Recipe:
 def fitting_group_sizes(widths: Iterable[int]) -> list[int]:
     """The sizes of groups, the largest first, that divide all of these numbers of columns."""
     known = [*widths]
-    return [size for size in GROUPS if not any(width % size for width in known)]
+    return [size for size in GROUPS[4] if not any(width % size for width in known)]
 
 
 def _compiled(pattern: object) -> re.Pattern[str]:

@@ -16,7 +16,8 @@ from ...custom_ops._shared.quantized import INT8
 from ...custom_ops.linear import _cpu, autotune, choices
 from ...custom_ops.linear._cuda import EVEN
 from ...custom_ops.linear.choices import Choice, Entry, Method, Site
-from ...custom_ops.linear_w4a16.configs import PREFIX as FOUR_BITS
+from ...custom_ops.linear_w4a16._cuda import find_kernel as weight_only_kernel
+from ...custom_ops.linear_w4a16.configs import bits_of
 from ...custom_ops.linear_w8a8._cuda import find_kernel as few_rows_kernel
 from ...custom_ops.scaled_linear._cuda import EVEN as EVEN_BYTES
 from ...custom_ops.scaled_linear._cuda import find_kernel as scaled_kernel
@@ -52,8 +53,9 @@ def choose_gemm_kernels(
         registry.select(op, device=device, dtype=dtype)  # built now, not amid a request
     for kept in {gemm.weights for gemm in gemms if gemm.weights in choices.BYTES}:
         _build_for_bytes(INT8 if kept == "int8" else FP8, device, dtype)
-    if any(gemm.weights.startswith(FOUR_BITS) for gemm in gemms):
-        registry.select("linear_w4a16", device=device, dtype=dtype)
+    for bits in {bits for gemm in gemms if (bits := bits_of(gemm.weights)) is not None}:
+        if registry.select("linear_w4a16", device=device, dtype=dtype).name == "cuda":
+            weight_only_kernel(bits)
     lacks = missing_measurements(gemms, device, dtype, store)
     if lacks and require_warm:
         raise NotWarmError(f"the cache {store.root} lacks measurements of {lacks[0]}")

@@ -29,6 +29,16 @@ GROUPS = st.sampled_from([-1, 2, 6, 32, 64, 96, 128, 1000])
 Operands = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, int]
 
 
+every_width = pytest.mark.parametrize("bits", [4, 8])
+
+
+def numbers(rows: int, columns: int, bits: int, generator: torch.Generator) -> Tensor:
+    """Random weights, as the op takes them."""
+    size = rows, columns * bits // 8
+    weight = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+    return weight if bits == 4 else weight.view(torch.int8)
+
+
 def operands(
     num_tokens: int,
     columns: int,
@@ -39,6 +49,7 @@ def operands(
     zero: bool = True,
     bias: bool = True,
     seed: int = 0,
+    bits: int = 4,
 ) -> Operands:
     """x, of rows that lie apart with NaN between them, weight, scale, zero, bias, group."""
     generator = torch.Generator().manual_seed(seed)
@@ -46,7 +57,7 @@ def operands(
     x = wide[:, 2 : columns + 2]
     x.copy_(torch.randn(x.shape, generator=generator))
     shape = rows, num_groups(columns, group)
-    weight = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, generator=generator)
+    weight = numbers(rows, columns, bits, generator)
     scale = (torch.rand(shape, generator=generator) * 0.1 + 1e-3).to(dtype)
     zeros = (torch.randn(shape, generator=generator) * 0.3).to(dtype)
     biases = torch.randn(rows, generator=generator).to(dtype)
@@ -99,6 +110,23 @@ def test_it_is_the_product_of_the_dequantized_weights_rounded_once(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_eight_bits_are_their_numbers_by_scale_with_zero_added_rounded_once(
+    dtype: torch.dtype,
+) -> None:
+    generator = torch.Generator().manual_seed(4)
+    weight = torch.arange(-128, 128, dtype=torch.int8).repeat(9, 1)
+    scale, zero = (torch.randn(9, 1, generator=generator).to(dtype) for _ in range(2))
+    exact = [
+        [q * Fraction(s) + Fraction(z) for q in range(-128, 128)]
+        for s, z in zip(scale[:, 0].tolist(), zero[:, 0].tolist(), strict=True)
+    ]
+    right = torch.tensor([[float(value) for value in row] for row in exact], dtype=torch.float64).to(dtype)
+    assert torch.equal(dequantize(weight, scale, zero, -1), right)
+    x = torch.randn(3, 256, generator=generator).to(dtype) / 16
+    check(linear_w4a16(x, weight, scale, zero, None, -1), (x, weight, scale, zero, None, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_are_four_bits_less_eight_times_scale_with_zero_added_rounded_once(
     dtype: torch.dtype,
 ) -> None:
@@ -137,8 +165,8 @@ def test_nothing_is_read_beyond_its_end(num_tokens: int, shape: tuple[int, int])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("num_tokens", [0, 1, 5])
 def test_opcheck(dtype: torch.dtype, num_tokens: int) -> None:
-    given_ = operands(num_tokens, 8, 6, dtype, group=4)
-    for rest in ((), (False, True)):
+    for bits, rest in ((4, ()), (4, (False, True)), (8, ()), (8, (False, True))):
+        given_ = operands(num_tokens, 8, 6, dtype, group=4, bits=bits)
         torch.library.opcheck(torch.ops.lamina.linear_w4a16.default, (*given_, *rest))
 
 
@@ -154,10 +182,13 @@ def test_the_same_call_gives_the_same_bits_on_any_number_of_threads(threads: int
         torch.set_num_threads(before)
 
 
+@every_width
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("group", [32, 64, 128, -1])
-def test_what_is_shuffled_gives_what_it_gave(group: int, zero: bool) -> None:
-    x, weight, scale, zeros, bias, _ = operands(5, 320, 192, torch.bfloat16, group=group, zero=zero)
+def test_what_is_shuffled_gives_what_it_gave(group: int, zero: bool, bits: int) -> None:
+    x, weight, scale, zeros, bias, _ = operands(
+        5, 320, 192, torch.bfloat16, group=group, zero=zero, bits=bits
+    )
     wound = layout.shuffle(weight), layout.shuffle_groups(scale)
     wound_zeros = None if zeros is None else layout.shuffle_groups(zeros)
     plain = linear_w4a16(x, weight, scale, zeros, bias, group)
@@ -181,13 +212,16 @@ def test_with_a_gate_it_is_the_two_ops_one_after_another() -> None:
         assert torch.equal(linear_w4a16(*given_, False, True), both)
 
 
+@every_width
 @given(
     tiles=st.tuples(st.integers(1, 3), st.integers(1, 3)), groups=st.integers(1, 5), seed=st.integers(0, 99)
 )
-def test_unshuffling_gives_back_what_was_shuffled(tiles: tuple[int, int], groups: int, seed: int) -> None:
+def test_unshuffling_gives_back_what_was_shuffled(
+    bits: int, tiles: tuple[int, int], groups: int, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows, columns = (64 * count for count in tiles)
-    weight = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, generator=generator)
+    weight = numbers(rows, columns, bits, generator)
     scale = torch.randn(rows, groups, generator=generator)
     assert torch.equal(layout.unshuffle(layout.shuffle(weight)), weight)
     assert torch.equal(layout.unshuffle_groups(layout.shuffle_groups(scale)), scale)
@@ -207,6 +241,18 @@ def test_a_shuffled_word_is_what_a_lane_gives_to_the_tensor_cores() -> None:
     scale = torch.arange(128.0 * 3).view(128, 3)
     tiles = layout.shuffle_groups(scale).view(2, 3, 4, 8, 2)
     assert tiles[1, 2, 3, 5].tolist() == [float(scale[64 + 48 + 5, 2]), float(scale[64 + 48 + 13, 2])]
+
+
+def test_two_shuffled_words_of_bytes_are_what_a_lane_gives_to_the_tensor_cores() -> None:
+    """The same of eight bits: register by register two neighbours, in every second byte of a word."""
+    q = numbers(128, 192, 8, torch.Generator().manual_seed(2))
+    blob = layout.shuffle(q).view(-1).view(2, 6, 4, 32, 2, 2, 4)
+    for tile, half, warp, lane, step in [(0, 0, 0, 0, 0), (1, 5, 3, 31, 1), (1, 2, 2, 13, 1)]:
+        for register in range(4):
+            word = blob[tile, half, warp, lane, step, register // 2]
+            row = 64 * tile + 16 * warp + lane // 4 + 8 * (register % 2)
+            column = 32 * half + 16 * step + 2 * (lane % 4) + 8 * (register // 2)
+            assert torch.equal(word[register % 2 :: 2], q[row, column : column + 2])
 
 
 @pytest.mark.parametrize(

@@ -23,25 +23,27 @@ from lamina.custom_ops.linear_w4a16.configs import (
 SHAPES = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (3072, 2048), (960, 576), (576, 1536)]
 
 
-def fits(config: GemmConfig, k: int, group: int) -> bool:
+def fits(config: GemmConfig, k: int, group: int, bits: int) -> bool:
     """Whether a GPU can launch it, and the kernel has it."""
     warpgroups, tokens, _, split_k, stages, by_warps = checked(config)
-    size = shared_bytes(warpgroups, tokens, group, stages)
-    useful = stages <= max(2, num_steps(tokens, k, split_k))
+    size = shared_bytes(warpgroups, tokens, group, stages, bits=bits)
+    useful = stages <= max(2, num_steps(tokens, k, split_k, bits))
     compiled = BY_WARPS if by_warps else WARPGROUPS
     return tokens in compiled[warpgroups] and size <= MAX_SHARED - SYSTEM_BYTES and useful
 
 
-@pytest.mark.parametrize("group", [32, 64, 128, -1])
+@pytest.mark.parametrize("bits, group", [(4, 32), (4, 64), (4, 128), (4, -1), (8, 32), (8, 128)])
 @pytest.mark.parametrize("num_processors", [132, 114, 78, 16])
 @pytest.mark.parametrize("n, k", SHAPES)
-def test_every_configuration_can_be_launched(n: int, k: int, num_processors: int, group: int) -> None:
+def test_every_configuration_can_be_launched(
+    n: int, k: int, num_processors: int, bits: int, group: int
+) -> None:
     for bucket in BUCKETS:
         for kind in ("linear", "gated") if n % 128 == 0 else ("linear",):
-            site = site_of(kind, bucket, n, k, torch.bfloat16, group)
-            guess = default_config(kind, bucket, n, k, group, num_processors)
+            site = site_of(kind, bucket, n, k, torch.bfloat16, group, bits)
+            guess = default_config(kind, bucket, n, k, group, num_processors, bits)
             tried = candidates(site, group, num_processors)
-            assert all(fits(config, k, group) for config in (guess, *tried))
+            assert all(fits(config, k, group, bits) for config in (guess, *tried))
             assert all(config.warpgroups > 1 for config in tried) or kind == "linear"
             assert tried
             assert any(config.clusters for config in tried) == (bucket <= 32)

@@ -1,4 +1,4 @@
-"""The CUDA kernel of four-bit weights, run as C++ in clusters of fibers: barriers, copies, registers."""
+"""The CUDA kernel of weights of four and eight bits, as C++ in clusters of fibers: barriers, registers."""
 
 import ctypes
 import itertools
@@ -28,13 +28,19 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return found
 
 
+every_width = pytest.mark.parametrize("bits", [4, 8])
+
+
+@every_width
 @pytest.mark.parametrize("group", [32, 64, 128, 256, 4096, -1])
-def test_python_counts_the_shared_memory_that_the_kernel_takes(kernel: ctypes.CDLL, group: int) -> None:
+def test_python_counts_the_shared_memory_that_the_kernel_takes(
+    kernel: ctypes.CDLL, group: int, bits: int
+) -> None:
     for warpgroups, sizes in WARPGROUPS.items():
         for tokens, stages, zero in itertools.product(sizes, (2, 3, 24), (False, True)):
-            counted = shared_bytes(warpgroups, tokens, group, stages, zero=zero)
+            counted = shared_bytes(warpgroups, tokens, group, stages, zero=zero, bits=bits)
             shift = group_shift(group, 1 << 20)
-            arguments = warpgroups, ctypes.c_int64(tokens), shift, stages, int(zero)
+            arguments = bits, warpgroups, ctypes.c_int64(tokens), shift, stages, int(zero)
             assert kernel.shared_bytes(*arguments) == counted, (warpgroups, tokens, stages, zero)
 
 
@@ -53,6 +59,7 @@ class Case(NamedTuple):
     zero: bool = True
     gated: bool = False
     by_warps: bool = False
+    bits: int = 4
 
 
 CASES = [
@@ -82,6 +89,19 @@ CASES = [
     Case(19, 192, 704, 64, 2, 16, multicast=2, split_k=2, by_warps=True),
     Case(30, 128, 576, -1, 1, 32, by_warps=True),
 ]
+# The same of eight bits, as far as anything differs by them.
+CASES += [
+    Case(1, 64, 64, 32, 1, 8, zero=False, bits=8),
+    Case(7, 128, 320, 32, 2, 8, stages=3, bits=8),
+    Case(5, 128, 1344, 128, 1, 8, split_k=2, bits=8),
+    Case(20, 192, 448, 32, 1, 32, multicast=2, zero=False, bits=8),
+    Case(64, 192, 192, 64, 1, 64, multicast=2, split_k=2, zero=False, bits=8),
+    Case(33, 256, 320, -1, 4, 32, stages=3, bits=8),
+    Case(30, 384, 320, 32, 2, 32, multicast=2, split_k=2, zero=False, gated=True, bits=8),
+    Case(7, 256, 448, 32, 2, 8, split_k=2, zero=False, gated=True, by_warps=True, bits=8),
+    Case(19, 192, 704, 64, 2, 16, multicast=2, split_k=2, by_warps=True, bits=8),
+    Case(30, 128, 576, 32, 1, 32, by_warps=True, bits=8),
+]
 
 
 def launched(kernel: ctypes.CDLL, case: Case, parts: list[Tensor | None], x: Tensor, seed: int) -> Tensor:
@@ -92,7 +112,8 @@ def launched(kernel: ctypes.CDLL, case: Case, parts: list[Tensor | None], x: Ten
     assert shift is not None
     shape = case.num_rows, case.n, case.k, x.stride(0), num_groups(case.k, case.group), shift
     config = case.warpgroups, case.tokens, case.multicast, case.split_k, case.stages
-    assert kernel.run(struct.pack("20q", *pointers, *shape, *config, case.gated, seed, case.by_warps)) == b""
+    rest = case.gated, seed, case.by_warps, case.bits
+    assert kernel.run(struct.pack("21q", *pointers, *shape, *config, *rest)) == b""
     return out
 
 
@@ -100,7 +121,8 @@ def operands(case: Case, seed: int) -> tuple[Tensor, list[Tensor | None], Tensor
     """x between NaN, the parts shuffled, the dense weights and the bias."""
     torch.manual_seed(seed)
     x = torch.full((case.num_rows, case.k + 8), torch.nan).bfloat16()[:, : case.k].normal_()
-    weight = torch.randint(0, 256, (case.n, case.k // 2), dtype=torch.uint8)
+    weight = torch.randint(0, 256, (case.n, case.k * case.bits // 8), dtype=torch.uint8)
+    weight = weight if case.bits == 4 else weight.view(torch.int8)
     scale, zero = (torch.randn(2, case.n, num_groups(case.k, case.group)) / case.k**0.5).bfloat16()
     bias = torch.randn(case.n).bfloat16()
     dense = dequantize(weight, scale, zero if case.zero else None, case.group)
@@ -133,15 +155,16 @@ def test_registers_are_not_written_while_a_product_reads_them(kernel: ctypes.CDL
     assert ((out - exact).abs() <= exact.abs() * 2**-8 + 1e-4).all()
 
 
+@every_width
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("n, k, group", [(64, 64, 32), (128, 192, 64), (192, 320, 128), (64, 320, -1)])
 def test_weights_are_written_out_to_the_bit(
-    kernel: ctypes.CDLL, n: int, k: int, group: int, zero: bool
+    kernel: ctypes.CDLL, n: int, k: int, group: int, zero: bool, bits: int
 ) -> None:
-    case = Case(0, n, k, group, 1, 8, zero=zero)
+    case = Case(0, n, k, group, 1, 8, zero=zero, bits=bits)
     _, parts, dense, _ = operands(case, 5)
     out = torch.full((n, k), torch.nan).bfloat16()
     pointers = [0, *(0 if part is None else part.data_ptr() for part in parts), out.data_ptr()]
     shape = 0, n, k, 0, num_groups(k, group), group_shift(group, k)
-    assert kernel.write_out(struct.pack("20q", *pointers, *shape, *[0] * 6, 3, 0)) == b""
+    assert kernel.write_out(struct.pack("21q", *pointers, *shape, *[0] * 6, 3, 0, bits)) == b""
     assert torch.equal(out, dense)

@@ -1,4 +1,4 @@
-"""The CUDA kernel behind lamina::linear_w4a16, in every configuration, and the Triton provider."""
+"""The CUDA kernels of lamina::linear_w4a16, four and eight bits, in every configuration, and Triton's."""
 
 import itertools
 from collections.abc import Callable
@@ -43,6 +43,15 @@ def gpu() -> None:
         pytest.skip("the kernel is for compute capability 9.0")
 
 
+every_width = pytest.mark.parametrize("bits", [4, 8])
+
+
+def numbers(n: int, k: int, bits: int) -> Tensor:
+    """Random weights, as the op takes them."""
+    weight = torch.randint(0, 256, (n, k * bits // 8), dtype=torch.uint8, device=DEVICE)
+    return weight if bits == 4 else weight.view(torch.int8)
+
+
 def make(
     num_rows: int,
     n: int,
@@ -52,14 +61,15 @@ def make(
     zero: bool = True,
     bias: bool = True,
     dtype: torch.dtype = torch.bfloat16,
+    bits: int = 4,
 ) -> Case:
     """Fresh random operands; x amid a tensor of NaN, its rows further apart than they are long."""
     around = torch.full((num_rows + 8, k + 16), torch.nan, device=DEVICE, dtype=dtype)
     x = around[4:-4, 8:-8]
     x.normal_()
-    weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=DEVICE)
+    weight = numbers(n, k, bits)
     shape = n, num_groups(k, group)
-    scale = ((torch.rand(shape, device=DEVICE) + 0.1) / (4 * k**0.5)).to(dtype)
+    scale = ((torch.rand(shape, device=DEVICE) + 0.1) / (4 * (bits - 3) ** 2 * k**0.5)).to(dtype)
     zeros = (torch.randn(shape, device=DEVICE) / k**0.5).to(dtype) if zero else None
     biases = torch.randn(n, device=DEVICE).to(dtype) if bias else None
     dense = dequantize(weight, scale, zeros, group)
@@ -95,9 +105,11 @@ def check(out: Tensor, case: Case, *, gated: bool = False) -> None:
     assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()}, first at {wrong.nonzero()[0].tolist()}"
 
 
-def config_of(warpgroups: int, tokens: int, k: int, multicast: int = 1, split_k: int = 1) -> GemmConfig:
+def config_of(
+    warpgroups: int, tokens: int, k: int, multicast: int = 1, split_k: int = 1, bits: int = 4
+) -> GemmConfig:
     """Three stages, or as many as memory takes, for any group."""
-    most = most_stages(warpgroups, tokens, k, 32, split_k, MAX_SHARED)
+    most = most_stages(warpgroups, tokens, k, 32, split_k, MAX_SHARED, bits=bits)
     assert most is not None
     return GemmConfig(warpgroups, tokens, multicast, split_k, min(3, most))
 
@@ -121,59 +133,67 @@ BY_MMA = [
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=str)
 
 
+@every_width
 @every_config
-def test_every_configuration_gives_the_product_rounded_once(config: tuple[int, int, int, int]) -> None:
+def test_every_configuration_gives_the_product_rounded_once(
+    config: tuple[int, int, int, int], bits: int
+) -> None:
     """Of one tile and many; columns that are no whole stage, or fewer than blocks share; no whole block."""
     warpgroups, tokens, *cluster = config
     for (n, k), group, zero in zip(
         [(64, 64), (320, 576), (448, 1088), (192, 4096), (1088, 256)], GROUPS, [0, 1, 0, 1, 1], strict=True
     ):
         for num_rows in {1, tokens // 2 + 1, tokens, tokens + 3}:
-            case = make(num_rows, n, k, group, zero=bool(zero), bias=bool(num_rows % 2))
-            which = config_of(warpgroups, tokens, k, *cluster)
+            case = make(num_rows, n, k, group, zero=bool(zero), bias=bool(num_rows % 2), bits=bits)
+            which = config_of(warpgroups, tokens, k, *cluster, bits=bits)
             check(poisoned(lambda c=case, w=which: _cuda.launch(*c[:6], w)), case)
 
 
+@every_width
 @pytest.mark.parametrize("config", BY_MMA, ids=str)
-def test_products_by_warps(config: tuple[int, int, int, int]) -> None:
+def test_products_by_warps(config: tuple[int, int, int, int], bits: int) -> None:
     """Every group and dtype, gated too."""
     warpgroups, tokens, *cluster = config
     for group, dtype in itertools.product(GROUPS, (torch.bfloat16, torch.float16)):
         for k, gated in ((1088, False), (320, warpgroups > 1)):
-            case = make(tokens - 1, 384, k, group, zero=gated, dtype=dtype)
-            which = config_of(warpgroups, tokens, k, *cluster)._replace(clusters=1)
+            case = make(tokens - 1, 384, k, group, zero=gated, dtype=dtype, bits=bits)
+            which = config_of(warpgroups, tokens, k, *cluster, bits=bits)._replace(clusters=1)
             check(
                 poisoned(lambda c=case, w=which, g=gated: _cuda.launch(*c[:6], w, gated=g)), case, gated=gated
             )
 
 
+@every_width
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_every_group_and_dtype(dtype: torch.dtype, zero: bool, group: int) -> None:
+def test_every_group_and_dtype(dtype: torch.dtype, zero: bool, group: int, bits: int) -> None:
     for tokens, k in ((8, 1216), (32, 1216), (64, 512)):
-        case = make(tokens - 1, 256, k, group, zero=zero, dtype=dtype)
+        case = make(tokens - 1, 256, k, group, zero=zero, dtype=dtype, bits=bits)
         for split_k in (1, 2):
-            which = config_of(2, tokens, k, 1, split_k)
+            which = config_of(2, tokens, k, 1, split_k, bits)
             check(poisoned(lambda c=case, w=which: _cuda.launch(*c[:6], w)), case)
 
 
+@every_width
 @pytest.mark.parametrize("config", [config for config in CONFIGS if config[0] > 1], ids=str)
-def test_every_configuration_before_a_gate(config: tuple[int, int, int, int]) -> None:
+def test_every_configuration_before_a_gate(config: tuple[int, int, int, int], bits: int) -> None:
     warpgroups, tokens, *cluster = config
     for n, k in ((128, 320), (1408, 1024)):
-        case = make(tokens - 1, n, k, 64)
-        which = config_of(warpgroups, tokens, k, *cluster)
+        case = make(tokens - 1, n, k, 64, bits=bits)
+        which = config_of(warpgroups, tokens, k, *cluster, bits=bits)
         check(poisoned(lambda c=case, w=which: _cuda.launch(*c[:6], w, gated=True)), case, gated=True)
 
 
+@every_width
 @pytest.mark.parametrize(
     "n,k", [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (3072, 2048), (2048, 8192)]
 )
-def test_projections_of_1b_and_8b_by_the_configurations_that_auto_takes(n: int, k: int) -> None:
+def test_projections_of_1b_and_8b_by_the_configurations_that_auto_takes(n: int, k: int, bits: int) -> None:
     call = select("linear_w4a16", device=DEVICE, dtype=torch.bfloat16, provider="cuda").call
     for num_rows in (1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 130, 257):
-        case = make(num_rows, n, k, zero=num_rows % 2 == 0, bias=num_rows % 3 == 0)
+        group, flags = 128 if bits == 4 else 32, {"zero": num_rows % 2 == 0, "bias": num_rows % 3 == 0}
+        case = make(num_rows, n, k, group, **flags, bits=bits)
         if num_rows <= 256:
             check(poisoned(lambda c=case: call(*c[:6], True)), case)
         else:  # the library's sums are its own
@@ -189,11 +209,12 @@ def check_library(out: Tensor, case: Case) -> None:
     assert ((out.double() - exact).abs() / exact.std()).max() < 0.02
 
 
+@every_width
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_weights_are_written_out_to_the_bit(dtype: torch.dtype, group: int) -> None:
+def test_weights_are_written_out_to_the_bit(dtype: torch.dtype, group: int, bits: int) -> None:
     for (n, k), zero in itertools.product([(64, 64), (320, 576), (4096, 4096)], (False, True)):
-        case = make(1, n, k, group, zero=zero, dtype=dtype)
+        case = make(1, n, k, group, zero=zero, dtype=dtype, bits=bits)
         out = poisoned(lambda c=case: _cuda.write_out(c.weight, c.scale, c.zero, c.group))
         differs = (out != case.dense).double().mean()
         assert differs == 0, f"{float(differs):.2%} of the weights"
@@ -244,13 +265,14 @@ def test_layers_in_a_graph_give_what_they_give_one_by_one(num_rows: int) -> None
         assert out.isfinite().all()
 
 
+@every_width
 @pytest.mark.parametrize("num_rows", [0, 1, 5])
 @pytest.mark.parametrize("provider", ["cuda", "triton"])
-def test_weights_by_rows_of_any_size_and_group(provider: str, num_rows: int) -> None:
+def test_weights_by_rows_of_any_size_and_group(provider: str, num_rows: int, bits: int) -> None:
     call = select("linear_w4a16", device=DEVICE, dtype=torch.bfloat16, provider=provider).call
     for n, k, group in ((70, 100, 6), (33, 64, -1), (128, 192, 96)):
-        weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=DEVICE)
-        scale, zero = torch.randn(2, n, num_groups(k, group), device=DEVICE).bfloat16()
+        weight = numbers(n, k, bits)
+        scale, zero = (torch.randn(2, n, num_groups(k, group), device=DEVICE) / (bits - 3) ** 2).bfloat16()
         x, bias = torch.randn(num_rows, k, device=DEVICE).bfloat16(), torch.randn(n, device=DEVICE).bfloat16()
         dense = dequantize(weight, scale, zero, group)
         case = Case(x, weight, scale, zero, bias, group, dense)
@@ -259,23 +281,24 @@ def test_weights_by_rows_of_any_size_and_group(provider: str, num_rows: int) -> 
             assert ((out.double() - exact).abs() <= 0.02 * exact.abs() + 0.05).all()
 
 
-def test_shuffled_weights_that_the_kernel_does_not_take_are_served_all_the_same() -> None:
+@every_width
+def test_shuffled_weights_that_the_kernel_does_not_take_are_served_all_the_same(bits: int) -> None:
     providers = "cuda", "cuda", "cuda", "triton"
     cases = (96, False), (96, True), (128, True), (128, False)
     for provider, (group, gated) in zip(providers, cases, strict=True):
         call = select("linear_w4a16", device=DEVICE, dtype=torch.bfloat16, provider=provider).call
-        case = make(5, 192, 576, group)  # 192 rows are no whole tiles of gate and up
+        case = make(5, 192, 576, group, bits=bits)  # 192 rows are no whole tiles of gate and up
         out = call(*case[:6], True, gated)
         exact = case.x.double() @ case.dense.double().T
         exact = exact + (0 if case.bias is None else case.bias.double())
         right = gate.silu_and_mul(exact) if gated else exact
         assert ((out.double() - right).abs() <= 0.03 * right.abs() + 0.03).all()
-    call, odd = torch.ops.lamina.linear_w4a16.default, make(5, 128, 576)
+    call, odd = torch.ops.lamina.linear_w4a16.default, make(5, 128, 576, bits=bits)
     x = torch.randn(5, 577, device=DEVICE).bfloat16()[:, 1:]  # rows at no multiple of 16 bytes
     check(call(x, *odd[1:6], True), odd._replace(x=x))
 
 
 def test_opcheck() -> None:
-    for gated in (False, True):
-        case = make(5, 128, 192, 64)
+    for gated, bits in ((False, 4), (True, 4), (False, 8), (True, 8)):
+        case = make(5, 128, 192, 64, bits=bits)
         torch.library.opcheck(torch.ops.lamina.linear_w4a16.default, (*case[:6], True, gated))

@@ -1,12 +1,20 @@
-"""Weights quantized on a GPU and on a CPU: the same bits."""
+"""Weights quantized on a GPU and on a CPU, and GGUF files whose blocks a GPU keeps."""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from lamina import Runtime, SamplingParams
 from lamina.models.quantization.scheme import find_scheme, scheme_names
 
+from ..models.checkpoints.test_gguf import KIND, write_gguf
+
 pytestmark = pytest.mark.gpu
+PROMPTS = [[5, 9, 33, 2], [*range(1, 80)]]
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4}
 
 
 def bits(part: Tensor) -> Tensor:
@@ -26,3 +34,26 @@ def test_rows_become_the_same_bits_on_every_device(name: str) -> None:
         stored.append([bits(part) for part in parts])
     for on_cpu, on_gpu in zip(*stored, strict=True):
         assert torch.equal(on_cpu, on_gpu)
+
+
+@pytest.mark.parametrize("kind, scheme", [(KIND.Q4_0, "w4a16"), (KIND.Q8_0, "w8a16")])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_gguf_file_keeps_its_blocks_and_says_what_its_dequantized_weights_say(
+    kind: KIND, scheme: str, dtype: str, make_tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """In float16 the weights are equal to the bit; in bfloat16 scales are rounded."""
+    path = write_gguf(tmp_path / "wide.gguf", make_tiny_folder(**WIDE), kind=kind)
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5)
+    found = []
+    for quantization in (None, "dense"):
+        settings = {"device": "cuda", "dtype": dtype, "quantization": quantization, "tokenizer": "none"}
+        with Runtime.from_pretrained(path, num_kv_blocks=64, **settings) as runtime:
+            kept = runtime.stats()["quantization"]
+            assert quantization or {one["scheme"] for one in kept["tensors"].values()} == {scheme}
+            answers = runtime.generate(PROMPTS, params)
+        found.append([answer.outputs[0].logprobs[0] for answer in answers])
+    for ours, dense in zip(*found, strict=True):
+        shared = ours.keys() & dense.keys()
+        assert len(shared) >= 3
+        for token_id in shared:
+            assert abs(ours[token_id].logprob - dense[token_id].logprob) < 0.05

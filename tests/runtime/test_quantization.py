@@ -114,7 +114,7 @@ def test_its_error_is_told_in_words_and_in_figures(open_runtime, said):
 
 
 @pytest.mark.parametrize("numerics", ["fast", "exact"])
-@pytest.mark.parametrize("quantization", [None, "int8", "fp8", "fp8_block", "w4a16"])
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8", "fp8_block", "w4a16", "w8a16"])
 def test_what_a_request_calls_is_there_once_an_eager_runtime_is_ready(
     open_runtime, forget_kernels, quantization, numerics
 ):

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ....common.errors import LoadError, UnsupportedError
-from ....custom_ops.linear_w4a16.layout import pack
+from ....custom_ops.linear_w4a16.layout import OFFSET, pack
 from ...quantization.fp8 import BLOCK, FP8, FP8_BLOCK, bounded
 from ...quantization.int8 import INT8
 from ...quantization.packing import unpack_int4
 from ...quantization.scheme import QuantScheme, Shape
 from ...quantization.unquantized import UNQUANTIZED
-from ...quantization.w4a16 import OFFSET, w4a16
+from ...quantization.w4a16 import w4a16
 
 FLOATS = frozenset({"F32", "BF16", "F16"})  # as safetensors calls dtypes
 E4M3, INT32 = frozenset({"F8_E4M3"}), frozenset({"I32"})

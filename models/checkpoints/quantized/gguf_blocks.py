@@ -7,21 +7,22 @@ from torch import Tensor
 
 from ....common.errors import LoadError
 from ....custom_ops.linear_blocks.layout import KINDS
-from ....custom_ops.linear_w4a16.layout import pack
+from ....custom_ops.linear_w4a16.layout import OFFSET, pack
 from ...fields import Fields
 from ...quantization.blocks import in_blocks
 from ...quantization.scheme import Shape
-from ...quantization.w4a16 import OFFSET
+from ...quantization.w4a16 import w8a16
 from .dialect import Dialect, require
 from .formats import Expected, Format, Tensors, four_bits
 
 METHOD = "gguf"  # as config.json names it, where `modules` says which kind each module is of
 TENSOR = "blocks"  # of a module: [out, bytes of a row]
 COLUMNS = 32  # of a block
-HEADS = {"Q4_0": 1, "Q4_1": 2}  # float16 numbers before the bytes of a block: its scale, and its minimum
-# How projections are kept, by the type of device, and which kinds: for the kernels of w4a16, or as they are.
-KEPT_AS = {"cuda": "w4a16", "cpu": "blocks"}
-KEPT = {"w4a16": tuple(HEADS), "blocks": tuple(KINDS)}
+# float16 numbers before the bytes of a block: its scale, and its minimum
+HEADS = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1}
+# How projections are kept, by the type of device, and which kinds: in groups of w4a16 or w8a16, or as is.
+KEPT_AS = {"cuda": "groups", "cpu": "blocks"}
+KEPT = {"groups": tuple(HEADS), "blocks": tuple(KINDS)}
 
 
 def read(fields: Fields) -> Dialect:
@@ -52,7 +53,7 @@ def _format(kind: str, kept_as: str) -> Format:
     name = f"GGUF {kind}"
     if kept_as == "blocks":
         return Format(name=name, scheme=in_blocks(kind), tensors=tensors, unpack=take)
-    scheme = four_bits(COLUMNS, zero=HEADS[kind] > 1, order=False)
+    scheme = w8a16(COLUMNS) if kind == "Q8_0" else four_bits(COLUMNS, zero=HEADS[kind] > 1, order=False)
     return Format(name=name, scheme=scheme, tensors=tensors, unpack=unpack)
 
 
@@ -69,12 +70,14 @@ def checked(rows: Tensor, kind: str) -> Tensor:
 
 
 def unpack_blocks(rows: Tensor, shape: Shape, kind: str) -> tuple[Tensor, ...]:
-    """Numbers, scales and what the number 8 stands for. LoadError where scales are not finite."""
+    """Numbers, scales, and what 8 of four bits stands for. LoadError where scales are not finite."""
     heads = HEADS[kind]
     blocks = rows.view(shape[0], shape[1] // COLUMNS, -1)
     head = blocks[:, :, : 2 * heads].contiguous().view(torch.float16).to(torch.float32)
     if not bool(head.isfinite().all()):
         raise LoadError("has scales that are not finite")
+    if kind == "Q8_0":
+        return blocks[:, :, 2 * heads :].view(torch.int8).flatten(1), head[:, :, 0]
     halves = blocks[:, :, 2 * heads :]  # the first 16 columns in the low four bits
     numbers = torch.cat((halves & 15, halves >> 4), dim=2).flatten(1)
     scale = head[:, :, 0]

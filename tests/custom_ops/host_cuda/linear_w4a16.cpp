@@ -14,12 +14,12 @@ struct Arguments {
   const Bf16 *scale, *zero, *bias;
   Bf16* out;
   int64_t tokens, n, k, x_stride, groups, group_shift, warpgroups, tile_tokens, multicast, split_k, stages, is_gated,
-      seed, by_warps;
+      seed, by_warps, bits;
 };
 
-template <int kWarpgroups, int kTokens, bool kGated, bool kByWarps = false>
+template <int kBits, int kWarpgroups, int kTokens, bool kGated, bool kByWarps = false>
 void run_all(const Arguments& a) {
-  using S = lamina::NibbleShape<kWarpgroups, kTokens, kByWarps>;
+  using S = lamina::NibbleShape<kWarpgroups, kTokens, kByWarps, kBits>;
   lamina::LinearW4A16<Bf16> p{};
   p.bias = a.bias, p.out = a.out, p.weight = a.weight, p.scale = a.scale, p.zero = a.zero;
   p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
@@ -39,24 +39,30 @@ void run_all(const Arguments& a) {
                         [&] { lamina::nibble_gemm_kernel<S, kGated>(x, p); });
 }
 
-template <int kWarpgroups>
+template <int kBits, int kWarpgroups>
 int bytes_of(int64_t tokens, int group_shift, int stages, bool has_zero) {
   const auto count = [&](auto shape) {
     using S = decltype(shape);
     return S::bytes(stages, S::scale_bytes(group_shift), has_zero);
   };
-  if (tokens == 8) return count(lamina::NibbleShape<kWarpgroups, 8>{});
-  if (tokens == 16) return count(lamina::NibbleShape<kWarpgroups, 16>{});
-  if (tokens == 32) return count(lamina::NibbleShape<kWarpgroups, 32>{});
-  if (tokens == 64) return count(lamina::NibbleShape<kWarpgroups, 64>{});
-  return count(lamina::NibbleShape<kWarpgroups, 128>{});
+  if (tokens == 8) return count(lamina::NibbleShape<kWarpgroups, 8, false, kBits>{});
+  if (tokens == 16) return count(lamina::NibbleShape<kWarpgroups, 16, false, kBits>{});
+  if (tokens == 32) return count(lamina::NibbleShape<kWarpgroups, 32, false, kBits>{});
+  if (tokens == 64) return count(lamina::NibbleShape<kWarpgroups, 64, false, kBits>{});
+  return count(lamina::NibbleShape<kWarpgroups, 128, false, kBits>{});
+}
+
+template <int kBits>
+int bytes_of(int warpgroups, int64_t tokens, int group_shift, int stages, bool has_zero) {
+  if (warpgroups == 1) return bytes_of<kBits, 1>(tokens, group_shift, stages, has_zero);
+  if (warpgroups == 2) return bytes_of<kBits, 2>(tokens, group_shift, stages, has_zero);
+  return bytes_of<kBits, 4>(tokens, group_shift, stages, has_zero);
 }
 
 // What a block takes of dynamic shared memory.
-extern "C" int shared_bytes(int warpgroups, int64_t tokens, int group_shift, int stages, int has_zero) {
-  if (warpgroups == 1) return bytes_of<1>(tokens, group_shift, stages, has_zero != 0);
-  if (warpgroups == 2) return bytes_of<2>(tokens, group_shift, stages, has_zero != 0);
-  return bytes_of<4>(tokens, group_shift, stages, has_zero != 0);
+extern "C" int shared_bytes(int bits, int warpgroups, int64_t tokens, int group_shift, int stages, int has_zero) {
+  return bits == 4 ? bytes_of<4>(warpgroups, tokens, group_shift, stages, has_zero != 0)
+                   : bytes_of<8>(warpgroups, tokens, group_shift, stages, has_zero != 0);
 }
 
 // The weights written out.
@@ -68,29 +74,36 @@ extern "C" const char* write_out(const Arguments* a) {
   p.groups = static_cast<int>(a->groups), p.group_shift = static_cast<int>(a->group_shift);
   const unsigned blocks = static_cast<unsigned>((a->n / 64 * (a->k / 64) + 1) / 2);
   for (unsigned block = 0; block < blocks && host::failure.empty(); ++block)
-    host::run_cluster(block, 1, lamina::kWriters, 0, [&] { lamina::write_out_kernel(p, a->out); });
+    host::run_cluster(block, 1, lamina::kWriters, 0, [&] {
+      a->bits == 4 ? lamina::write_out_kernel<4>(p, a->out) : lamina::write_out_kernel<8>(p, a->out);
+    });
   return host::failure.c_str();
+}
+
+template <int kBits>
+void run_shape(const Arguments& a) {
+  const int64_t shape = (a.warpgroups * 1000 + a.tile_tokens) * 10 + a.is_gated;
+  if (a.by_warps) {
+    if (shape == 10080) run_all<kBits, 1, 8, false, true>(a);
+    if (shape == 20081) run_all<kBits, 2, 8, true, true>(a);
+    if (shape == 20160) run_all<kBits, 2, 16, false, true>(a);
+    if (shape == 10320) run_all<kBits, 1, 32, false, true>(a);
+    return;
+  }
+  if (shape == 10080) run_all<kBits, 1, 8, false>(a);
+  if (shape == 20080) run_all<kBits, 2, 8, false>(a);
+  if (shape == 20081) run_all<kBits, 2, 8, true>(a);
+  if (shape == 10160) run_all<kBits, 1, 16, false>(a);
+  if (shape == 20321) run_all<kBits, 2, 32, true>(a);
+  if (shape == 10320) run_all<kBits, 1, 32, false>(a);
+  if (shape == 10640) run_all<kBits, 1, 64, false>(a);
+  if (shape == 20641) run_all<kBits, 2, 64, true>(a);
+  if (shape == 40320) run_all<kBits, 4, 32, false>(a);
 }
 
 // What went wrong; empty where nothing did.
 extern "C" const char* run(const Arguments* a) {
   host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
-  const int64_t shape = (a->warpgroups * 1000 + a->tile_tokens) * 10 + a->is_gated;
-  if (a->by_warps) {
-    if (shape == 10080) run_all<1, 8, false, true>(*a);
-    if (shape == 20081) run_all<2, 8, true, true>(*a);
-    if (shape == 20160) run_all<2, 16, false, true>(*a);
-    if (shape == 10320) run_all<1, 32, false, true>(*a);
-    return host::failure.c_str();
-  }
-  if (shape == 10080) run_all<1, 8, false>(*a);
-  if (shape == 20080) run_all<2, 8, false>(*a);
-  if (shape == 20081) run_all<2, 8, true>(*a);
-  if (shape == 10160) run_all<1, 16, false>(*a);
-  if (shape == 20321) run_all<2, 32, true>(*a);
-  if (shape == 10320) run_all<1, 32, false>(*a);
-  if (shape == 10640) run_all<1, 64, false>(*a);
-  if (shape == 20641) run_all<2, 64, true>(*a);
-  if (shape == 40320) run_all<4, 32, false>(*a);
+  a->bits == 4 ? run_shape<4>(*a) : run_shape<8>(*a);
   return host::failure.c_str();
 }

@@ -1,4 +1,4 @@
-"""Blocks of GGUF files that are kept as they lie, for the kernels of w4a16 or as they are, and logits."""
+"""Blocks of GGUF files that are kept as they lie, as groups of w4a16 and w8a16 or as they are, and logits."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from lamina.models.checkpoints.gguf import config_of_gguf, convert_gguf
 from lamina.models.checkpoints.quantized.gguf_blocks import HEADS, KEPT, checked, unpack_blocks
 from lamina.models.checkpoints.weights import load_weights, read_checkpoint
 from lamina.models.config import read_model_config
-from lamina.models.quantization.w4a16 import w4a16
+from lamina.models.quantization.w4a16 import w4a16, w8a16
 from lamina.models.registry import find_model
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.startup.folder import find_folder
@@ -29,7 +29,7 @@ from lamina.runtime.startup.folder import find_folder
 from ...families import oracle, oracle_logits
 from .test_gguf import KIND, PROMPT, Run, write_gguf
 
-every_kind = pytest.mark.parametrize("kind", [KIND.Q4_0, KIND.Q4_1])
+every_kind = pytest.mark.parametrize("kind", [KIND.Q4_0, KIND.Q4_1, KIND.Q8_0])
 
 
 @pytest.fixture
@@ -53,20 +53,21 @@ def test_a_block_stands_for_what_the_gguf_package_makes_of_it(
     """Of bits that no quantization would write, too: any scale, any minimum."""
     generator = np.random.default_rng(seed)
     heads = HEADS[kind.name]
-    whole = generator.integers(0, 256, (rows, blocks, 2 * heads + 16), dtype=np.uint8)
+    whole = generator.integers(0, 256, (rows, blocks, KINDS[kind.name].num_bytes), dtype=np.uint8)
     whole[:, :, : 2 * heads] = generator.normal(size=(rows, blocks, heads)).astype(np.float16).view(np.uint8)
     lying = whole.reshape(rows, -1)
     exact = torch.from_numpy(gguf.dequantize(lying, kind))
     parts = unpack_blocks(torch.from_numpy(lying.copy()), (rows, 32 * blocks), kind.name)
-    found = w4a16(32, zero=heads > 1, order=False).restore(parts)
-    if kind == KIND.Q4_0:
+    scheme = w8a16(32) if kind == KIND.Q8_0 else w4a16(32, zero=heads > 1)
+    found = scheme.restore(parts)
+    if heads == 1:
         assert torch.equal(found, exact)
     torch.testing.assert_close(found, exact, rtol=0, atol=16 * 4 * 2.0**-22)
 
 
 @every_kind
 def test_a_scale_that_is_none_is_refused(kind: KIND) -> None:
-    rows = torch.zeros(1, 2 * HEADS[kind.name] + 16, dtype=torch.uint8)
+    rows = torch.zeros(1, KINDS[kind.name].num_bytes, dtype=torch.uint8)
     rows[0, 1] = 0x7C  # infinity
     with pytest.raises(LoadError, match="scales that are not finite"):
         unpack_blocks(rows, (1, 32), kind.name)
@@ -78,14 +79,15 @@ def test_weights_and_logits_are_those_of_the_file_dequantized(
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, kind=kind)
     dense = convert_gguf(path, store, dtype=torch.float32)
-    kept = convert_gguf(path, store, dtype=torch.float32, kept_as="w4a16")
+    kept = convert_gguf(path, store, dtype=torch.float32, kept_as="groups")
     assert kept != dense
-    assert (kept / "model.safetensors").stat().st_size < (dense / "model.safetensors").stat().st_size / 2
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (kept, dense)]
+    assert sizes[0] < sizes[1] / 2
     wanted, found = restored(dense), restored(kept)
     for name, weight in found.items():
         torch.testing.assert_close(weight, wanted[name], rtol=0, atol=1e-6)
     torch.testing.assert_close(logits_of(kept, PROMPT), logits_of(dense, PROMPT), rtol=1e-3, atol=1e-4)
-    assert convert_gguf(path, store, dtype=torch.float32, kept_as="w4a16") == kept
+    assert convert_gguf(path, store, dtype=torch.float32, kept_as="groups") == kept
 
 
 def test_a_projection_of_several_kinds_is_dequantized_whole(
@@ -93,7 +95,7 @@ def test_a_projection_of_several_kinds_is_dequantized_whole(
 ) -> None:
     kinds = {"blk.0.attn_v.weight": KIND.Q8_0, "blk.1.ffn_up.weight": KIND.Q4_1}
     path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, kind=KIND.Q4_0, kinds=kinds)
-    folder = convert_gguf(path, store, dtype=torch.float32, kept_as="w4a16")
+    folder = convert_gguf(path, store, dtype=torch.float32, kept_as="groups")
     modules = json.loads((folder / "config.json").read_text())["quantization_config"]["modules"]
     layers = "model.layers"
     for name in (f"{layers}.0.self_attn.q_proj", f"{layers}.1.mlp.gate_proj", f"{layers}.1.mlp.up_proj"):
@@ -107,14 +109,14 @@ def test_a_projection_of_several_kinds_is_dequantized_whole(
 def test_a_file_of_other_kinds_says_nothing_of_quantization(
     tiny_folder: Path, tmp_path: Path, store: Store
 ) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, kind=KIND.Q8_0)
-    folder = config_of_gguf(path, store, dtype=torch.float32, kept_as="w4a16")
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, kind=KIND.Q5_0)
+    folder = config_of_gguf(path, store, dtype=torch.float32, kept_as="groups")
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
 
 
 def test_the_config_alone_says_what_is_kept(tiny_folder: Path, tmp_path: Path, store: Store) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", tiny_folder, kind=KIND.Q4_0)
-    folder = config_of_gguf(path, store, dtype=torch.float32, kept_as="w4a16")
+    folder = config_of_gguf(path, store, dtype=torch.float32, kept_as="groups")
     assert json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"] == "gguf"
 
 
@@ -124,7 +126,7 @@ def test_the_config_alone_says_what_is_kept(tiny_folder: Path, tmp_path: Path, s
         ("cpu", None, "blocks"),
         ("cpu", "dense", None),
         ("cpu", "q8", None),
-        ("cuda", None, "w4a16"),
+        ("cuda", None, "groups"),
         ("cuda", "int8", None),
     ],
 )

@@ -27,14 +27,15 @@ def test_weights_are_shuffled_where_the_kernel_takes_them(
     assert layout.is_kept_shuffled(n, k, group, dtype, device_type) == is_shuffled
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("order", [False, True])
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("group", [None, 64, -1])
 def test_settled_parts_multiply_to_the_same(
-    monkeypatch: pytest.MonkeyPatch, group: int | None, zero: bool, order: bool
+    monkeypatch: pytest.MonkeyPatch, group: int | None, zero: bool, order: bool, bits: int
 ) -> None:
     """As on a GPU: parts lie otherwise, and the op is told."""
-    scheme, n, k = Layout(group, zero, order), 192, 384
+    scheme, n, k = Layout(group, zero, order, bits), 192, 384
     generator = torch.Generator().manual_seed(1)
     table = scheme.tensors((n, k), torch.bfloat16)
     parts = [torch.empty(shape, dtype=dtype) for shape, dtype in table.values()]

@@ -31,7 +31,7 @@ MODEL = {
 WAYS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "bfloat16, tied": {"tie_word_embeddings": True},
-    **{f"online {name}": {"quantization": name} for name in ("int8", "fp8", "fp8_block", "w4a16")},
+    **{f"online {name}": {"quantization": name} for name in ("int8", "fp8", "fp8_block", "w4a16", "w8a16")},
     "online int8, tied": {"quantization": "int8", "tie_word_embeddings": True},
     **{
         name: {"quantization_config": DIALECTS[name].config}
