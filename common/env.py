@@ -116,6 +116,11 @@ def gloo_over(interface: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
+def nccl_without_multicast() -> None:
+    """Have NCCL leave sums to GPUs, not to the switch between them; a user's own choice wins."""
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+
+
 def ray_address() -> str | None:
     """RAY_ADDRESS, the Ray cluster to use, or None to start one."""
     return os.environ.get("RAY_ADDRESS") or None

@@ -51,9 +51,10 @@ VARIABLES = """
 | `CXX` | the C++ compiler that kernels are built with |
 | `CUDA_HOME` | the folder of the CUDA toolkit |
 | `OMP_NUM_THREADS` | threads of a step on a CPU |
-| `CUDA_VISIBLE_DEVICES` | the GPUs that a process may use, which the engines of `data_parallel` share out |
+| `CUDA_VISIBLE_DEVICES` | the GPUs that a process may use, which engines and workers share out |
 | `RAY_ADDRESS` | the Ray cluster that `executor="ray"` joins; without it one starts on this machine |
-| `GLOO_SOCKET_IFNAME` | the network interface over which ranks on CPUs talk |
+| `GLOO_SOCKET_IFNAME` | the network interface over which ranks talk, but for tensors on GPUs |
+| `NCCL_NVLS_ENABLE` | whether NCCL sums in switches between GPUs: 0 unless it is set |
 | `LAMINA_API_KEY` | API keys that a server asks for, separated by commas |
 | `HF_TOKEN` | the access token for hubs, unless `token` says otherwise |
 | `HF_HOME`, `HF_HUB_OFFLINE` | where models from a hub are kept; 1 asks no hub (huggingface_hub) |

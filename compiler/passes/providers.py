@@ -10,6 +10,7 @@ FLOATS = (*NARROW, torch.float32)
 TAKEN: Mapping[str, Mapping[str, tuple[torch.dtype, ...]]] = {
     "cuda": {
         "linear": NARROW,  # wider GEMMs stay torch's, whose sums tests compare with
+        "all_reduce_add_rms_norm": FLOATS,
         "add_rms_norm_linear": NARROW,
         "linear_w4a16": NARROW,
         "qk_norm": NARROW,

@@ -1,6 +1,8 @@
 // Root-mean-square normalisation of rows, alone or of the sum of two rows.
 #pragma once
 
+#include <type_traits>
+
 #include "launch.cuh"
 #include "pdl.cuh"
 #include "reduce.cuh"
@@ -97,8 +99,43 @@ __device__ __forceinline__ Vec<T, kWidth> add(const Vec<T, kWidth>& row, const V
   return from_floats<T>(values);
 }
 
-// One block a row, which is read once and stays in registers: kVecs vectors a thread, blockDim.x apart. The results are
-// handed on as take(i, vec, result), i of kVecs.
+// A row that a block holds in registers, kVecs vectors a thread, blockDim.x apart. The results are handed on as
+// take(i, vec, result), i of kVecs.
+template <int kVecs, Sum kSum, Weight kWeight, typename T, typename Take>
+__device__ __forceinline__ void norm_held_row(const RowNorm<T>& norm, int64_t row,
+                                              Vec<T, kVecWidth<T>> (&values)[kVecs],
+                                              Vec<T, kVecWidth<T>> (&residual)[kVecs],
+                                              const Vec<T, kVecWidth<T>> (&weight)[kVecs], const Take& take) {
+  constexpr int kWidth = kVecWidth<T>;
+  const int vecs = static_cast<int>(norm.hidden / kWidth);
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = threadIdx.x + i * blockDim.x;
+    if (vec >= vecs) continue;
+    if (kSum != Sum::kNone) {
+      const Vec<T, kWidth> total = add(values[i], residual[i]);
+      store(norm.total + row * norm.hidden + vec * kWidth, total);
+      if (kSum == Sum::kRounded) values[i] = total;
+    }
+    float floats[kWidth];
+    normed_floats<kSum>(floats, values[i], residual[i]);
+    sum += sum_of_squares(floats);
+  }
+  const float factor = inverse_rms(norm, block_sum(sum));
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = threadIdx.x + i * blockDim.x;
+    if (vec >= vecs) continue;
+    keep_packed(values[i]);
+    if (kSum == Sum::kUnrounded) keep_packed(residual[i]);
+    float floats[kWidth];
+    normed_floats<kSum>(floats, values[i], residual[i]);
+    take(i, vec, scale<kWeight>(floats, weight[i], factor));
+  }
+}
+
+// One block a row, which is read once; the results are handed on as norm_held_row does.
 template <int kVecs, Sum kSum, Weight kWeight, typename T, typename Take>
 __device__ __forceinline__ void norm_row(const RowNorm<T>& norm, const Take& take) {
   constexpr int kWidth = kVecWidth<T>;
@@ -120,31 +157,7 @@ __device__ __forceinline__ void norm_row(const RowNorm<T>& norm, const Take& tak
     values[i] = load<kWidth>(norm.x + row * norm.x_stride + vec * kWidth);
     if (kAdd) residual[i] = load<kWidth>(norm.residual + row * norm.residual_stride + vec * kWidth);
   }
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kVecs; ++i) {
-    const int vec = threadIdx.x + i * blockDim.x;
-    if (vec >= vecs) continue;
-    if (kAdd) {
-      const Vec<T, kWidth> total = add(values[i], residual[i]);
-      store(norm.total + row * norm.hidden + vec * kWidth, total);
-      if (kSum == Sum::kRounded) values[i] = total;
-    }
-    float floats[kWidth];
-    normed_floats<kSum>(floats, values[i], residual[i]);
-    sum += sum_of_squares(floats);
-  }
-  const float factor = inverse_rms(norm, block_sum(sum));
-#pragma unroll
-  for (int i = 0; i < kVecs; ++i) {
-    const int vec = threadIdx.x + i * blockDim.x;
-    if (vec >= vecs) continue;
-    keep_packed(values[i]);
-    if (kSum == Sum::kUnrounded) keep_packed(residual[i]);
-    float floats[kWidth];
-    normed_floats<kSum>(floats, values[i], residual[i]);
-    take(i, vec, scale<kWeight>(floats, weight[i], factor));
-  }
+  norm_held_row<kVecs, kSum, kWeight>(norm, row, values, residual, weight, take);
 }
 
 template <typename T, int kVecs, Sum kSum, Weight kWeight>
@@ -183,22 +196,34 @@ __global__ void __launch_bounds__(kMaxThreads) norm_rows_by_element(RowNorm<T> n
   }
 }
 
+// Whether a block holds a row of so many vectors in its registers.
+inline bool block_holds(int64_t vecs) { return ceil_div(vecs, 4) <= kMaxThreads; }
+
+// Calls launch(vectors a thread, threads) for such a row: by its size alone, since a row's bits must not depend on how
+// many others there are.
+template <typename Launch>
+int with_held_row(int64_t vecs, const Launch& launch) {
+  const int64_t wanted = ceil_div(vecs, kThreads);
+  const auto call = [&](auto each) { return launch(each, ceil_div(ceil_div(vecs, each.value), kWarp) * kWarp); };
+  if (wanted <= 1) return call(std::integral_constant<int, 1>{});
+  if (wanted <= 2) return call(std::integral_constant<int, 2>{});
+  return call(std::integral_constant<int, 4>{});
+}
+
 template <Sum kSum, Weight kWeight, typename T>
 int launch_norm(const RowNorm<T>& norm, cudaStream_t stream) {
   if (norm.rows == 0 || norm.hidden == 0) return cudaSuccess;
   const auto rows = static_cast<unsigned>(norm.rows);
   const bool even = aligned(norm.x, norm.residual, norm.weight, norm.out, norm.total) &&
                     whole_vecs<T>(norm.hidden, norm.x_stride, norm.residual_stride);
-  // by the row's size alone: a row's bits must not depend on how many others there are
-  const int64_t vecs = norm.hidden / kVecWidth<T>, vecs_each = ceil_div(vecs, kThreads);
-  const auto threads = [&](int64_t each) { return ceil_div(ceil_div(vecs, each), kWarp) * kWarp; };
+  const int64_t vecs = norm.hidden / kVecWidth<T>;
   const auto launch = [&](auto kernel, int64_t block) {
     return static_cast<int>(launch_pdl(kernel, dim3(rows), dim3(static_cast<unsigned>(block)), stream, norm));
   };
-  if (!even || threads(4) > kMaxThreads) return launch(norm_rows_by_element<T, kSum, kWeight>, kMaxThreads);
-  if (vecs_each <= 1) return launch(norm_rows_in_registers<T, 1, kSum, kWeight>, threads(1));
-  if (vecs_each <= 2) return launch(norm_rows_in_registers<T, 2, kSum, kWeight>, threads(2));
-  return launch(norm_rows_in_registers<T, 4, kSum, kWeight>, threads(4));
+  if (!even || !block_holds(vecs)) return launch(norm_rows_by_element<T, kSum, kWeight>, kMaxThreads);
+  return with_held_row(vecs, [&](auto each, int64_t threads) {
+    return launch(norm_rows_in_registers<T, each.value, kSum, kWeight>, threads);
+  });
 }
 
 template <Weight kWeight>

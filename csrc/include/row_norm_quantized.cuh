@@ -18,15 +18,13 @@ template <typename Format, Sum kSum, Weight kWeight, typename T>
 int launch_quantized_norm(const RowNorm<T>& norm, const QuantizedRows& to, cudaStream_t stream) {
   if (norm.rows == 0) return cudaSuccess;
   const auto rows = static_cast<unsigned>(norm.rows);
-  const int64_t vecs = norm.hidden / kVecWidth<T>, vecs_each = ceil_div(vecs, kThreads);  // as in launch_norm
-  const auto threads = [&](int64_t each) { return ceil_div(ceil_div(vecs, each), kWarp) * kWarp; };
-  const auto launch = [&](auto kernel, int64_t block) {
-    return static_cast<int>(launch_pdl(kernel, dim3(rows), dim3(static_cast<unsigned>(block)), stream, norm, to));
-  };
-  if (threads(4) > kMaxThreads) return cudaErrorInvalidValue;
-  if (vecs_each <= 1) return launch(quantize_normed_rows<Format, T, 1, kSum, kWeight>, threads(1));
-  if (vecs_each <= 2) return launch(quantize_normed_rows<Format, T, 2, kSum, kWeight>, threads(2));
-  return launch(quantize_normed_rows<Format, T, 4, kSum, kWeight>, threads(4));
+  const int64_t vecs = norm.hidden / kVecWidth<T>;
+  if (!block_holds(vecs)) return cudaErrorInvalidValue;
+  return with_held_row(vecs, [&](auto each, int64_t threads) {
+    const dim3 block(static_cast<unsigned>(threads));
+    const auto kernel = quantize_normed_rows<Format, T, each.value, kSum, kWeight>;
+    return static_cast<int>(launch_pdl(kernel, dim3(rows), block, stream, norm, to));
+  });
 }
 
 template <Sum kSum, typename T>

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...common.env import gloo_over_loopback
 from ...common.errors import GroupError, UnsupportedError, shown
 from .group import sum_in_rank_order
+from .peers import Peers
 
 
 class GlooGroup:
@@ -20,6 +21,8 @@ class GlooGroup:
     of one machine, or "tcp://host:port" of rank 0. A call that waits for another rank longer than
     `timeout` seconds is a GroupError, as is one after another rank's end.
     """
+
+    peers: Peers | None = None
 
     def __init__(self, meeting: str, *, rank: int, size: int, timeout: float = 300.0) -> None:
         self.rank, self.size = rank, size

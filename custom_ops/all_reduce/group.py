@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import GroupError
+from .peers import Peers
 
 
 class Group(Protocol):
@@ -20,6 +21,7 @@ class Group(Protocol):
 
     size: int
     rank: int
+    peers: Peers | None  # whose memory kernels of this rank read, where they can
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """A new tensor like x: the sum over ranks in their order, in float32 or wider, rounded once."""
@@ -41,6 +43,7 @@ class MirrorGroup:
     """Rank 0 of a group whose other ranks, if any, say what it says: to be alone, or try a program alone."""
 
     rank = 0
+    peers: Peers | None = None
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -97,6 +100,22 @@ def group_of(world_size: int) -> Group:
         got = f"all_reduce: world_size is {world_size}"
         raise GroupError(f"{got}; wanted {group.size}, as this process is rank {group.rank} of so many")
     return group
+
+
+def said_by_all(group: Group, value: Any) -> list[Any]:
+    """Every rank's value, in the order of ranks; see Group.broadcast_object."""
+    return [group.broadcast_object(value, src=rank) for rank in range(group.size)]
+
+
+@contextlib.contextmanager
+def rank_0_first() -> Iterator[bool]:
+    """The block runs on rank 0 before it does on others, so that they find what it made; whether it is 0."""
+    group = current_group()
+    if group.rank:
+        group.barrier()
+    yield not group.rank
+    if not group.rank:
+        group.barrier()
 
 
 def sum_in_rank_order(parts: Sequence[Tensor]) -> Tensor:

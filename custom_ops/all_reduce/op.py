@@ -6,8 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from .._shared.library import define_op
 from .._shared.registry import Provider
-from . import reference
-from .group import group_of
+from . import _cuda, _group, reference
 
 
 def all_reduce(x: Tensor, world_size: int) -> Tensor:
@@ -31,16 +30,15 @@ def _check(x: Tensor, world_size: int) -> None:
         raise ShapeError(f"all_reduce: world_size is {world_size}; wanted 1 or more")
 
 
-def _by_group(x: Tensor, world_size: int) -> Tensor:
-    return group_of(world_size).all_reduce(x.contiguous())
-
-
 define_op(
     "all_reduce(Tensor x, int world_size) -> Tensor",
     fake=_fake,
     check=_check,
     providers=(
-        Provider(name="group", load=lambda: _by_group),
+        _cuda.PROVIDER,
+        Provider(name="group", load=lambda: _group.all_reduce),
+        _cuda.ONE_SHOT,
+        _cuda.TWO_SHOT,
         Provider(name="reference", load=lambda: reference.all_reduce),
     ),
 )

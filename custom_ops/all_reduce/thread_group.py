@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...common.errors import GroupError
 from .group import sum_in_rank_order
+from .peers import Peers
 
 
 class ThreadGroup:
@@ -41,6 +42,8 @@ class ThreadGroup:
 
 class _Rank:
     """A Group: one of a ThreadGroup's."""
+
+    peers: Peers | None = None
 
     def __init__(self, group: ThreadGroup, rank: int, size: int) -> None:
         self._group, self.rank, self.size = group, rank, size

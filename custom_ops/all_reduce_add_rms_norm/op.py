@@ -5,9 +5,8 @@ from torch import Tensor
 
 from .._shared.library import define_op
 from .._shared.registry import Provider
-from ..add_rms_norm.op import add_rms_norm, check_sum_and_norm
-from ..all_reduce.op import all_reduce
-from . import reference
+from ..add_rms_norm.op import check_sum_and_norm
+from . import _composed, _cuda, reference
 
 
 def all_reduce_add_rms_norm(
@@ -37,19 +36,15 @@ def _check(
     check_sum_and_norm("all_reduce_add_rms_norm", x, residual, weight)
 
 
-def _composed(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, world_size: int, unrounded: bool = False
-) -> tuple[Tensor, Tensor]:
-    return add_rms_norm(all_reduce(x, world_size), residual, weight, eps, unrounded)
-
-
 define_op(
     "all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, int world_size,"
     " bool unrounded=False) -> (Tensor, Tensor)",
     fake=_fake,
     check=_check,
     providers=(
-        Provider(name="composed", load=lambda: _composed),
+        _cuda.PROVIDER,
+        Provider(name="composed", load=lambda: _composed.all_reduce_add_rms_norm),
+        _cuda.ONE_SHOT,
         Provider(name="reference", load=lambda: reference.all_reduce_add_rms_norm),
     ),
 )

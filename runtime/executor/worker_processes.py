@@ -9,7 +9,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -33,7 +33,14 @@ _running: "set[WorkerProcesses]" = set()  # to be ended before the interpreter i
 class _Link:
     """One worker: its process, its ring of answers, and this end of its socket."""
 
-    def __init__(self, rank: int, num_workers: int, commands_fd: int, meeting_fd: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        num_workers: int,
+        commands_fd: int,
+        meeting_fd: int,
+        environment: Mapping[str, str] | None,
+    ) -> None:
         self.rank, self.reason = rank, "it did not end"
         answers_fd = SharedRing.new_memory(1)
         self.bell, theirs = socket.socketpair()
@@ -41,7 +48,8 @@ class _Link:
             self.answers = SharedRing(answers_fd, 1, reader=0)
             fds = commands_fd, answers_fd, theirs.fileno(), meeting_fd
             arguments = [str(number) for number in (rank, num_workers, *fds)]
-            self.process = ChildProcess("worker_main", arguments, self._note_end, pass_fds=fds)
+            options: Any = {"pass_fds": fds, "environment": environment}
+            self.process = ChildProcess("worker_main", arguments, self._note_end, **options)
             self._fds = answers_fd, theirs
         except BaseException:
             os.close(answers_fd)
@@ -83,14 +91,22 @@ class WorkerProcesses:
     Once one of them is lost, all are ended, and whatever is called raises why.
     """
 
-    def __init__(self, num_workers: int, receive: Receive) -> None:
-        """receive: called by whoever waits."""
+    def __init__(
+        self,
+        num_workers: int,
+        receive: Receive,
+        *,
+        environments: Sequence[Mapping[str, str]] | None = None,
+    ) -> None:
+        """receive: called by whoever waits; environments: of each process, in place of that of this one."""
         self.lost: EngineDeadError | None = None
         self._receive, self._parent = receive, os.getpid()
         commands_fd, meeting_fd = SharedRing.new_memory(num_workers), nameless_file()
         try:
             self._commands = SharedRing(commands_fd, num_workers)
-            self._links = [_Link(rank, num_workers, commands_fd, meeting_fd) for rank in range(num_workers)]
+            own: Sequence[Any] = environments or [None] * num_workers
+            fds = commands_fd, meeting_fd
+            self._links = [_Link(rank, num_workers, *fds, own[rank]) for rank in range(num_workers)]
             _running.add(self)
             for link in self._links:
                 link.process.start()

@@ -37,6 +37,7 @@ from .drafters import new_drafter
 from .forwards import cpu_call_graphs_of, forward_of, logits_of, pooler_of
 from .kernel_choice import choose_gemm_kernels
 from .loaded import LoadedWorker
+from .resolve import least_of_ranks
 from .resolved import ResolvedRuntime
 from .stopwatch import Stopwatch
 from .warm_manifest import LateBuilds
@@ -154,7 +155,8 @@ def _with_final_cache(resolved: ResolvedRuntime, new_runner: NewRunner) -> Resol
     activations = torch.cuda.max_memory_allocated(resolved.device) - before
     del trial
     torch.cuda.empty_cache()
-    return replace(resolved, num_kv_blocks=memory.blocks_left(resolved, activations))
+    blocks = least_of_ranks(memory.blocks_left(resolved, activations), resolved.model.ranks)
+    return replace(resolved, num_kv_blocks=blocks)
 
 
 def _new_runners(

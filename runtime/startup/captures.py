@@ -12,6 +12,7 @@ from ..config import RuntimeConfig
 from ..speculation.config import draft_lengths
 from ..worker.graph_runner import Decode
 from ..worker.model_runner import ModelRunner
+from .resolve import least_of_ranks
 from .resolved import ResolvedRuntime
 
 DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
@@ -31,7 +32,8 @@ def new_cuda_graphs(resolved: ResolvedRuntime) -> CudaGraphs | None:
 
 def capture(runner: ModelRunner, resolved: ResolvedRuntime, progress: Progress) -> None:
     """Plan all sizes, and capture them now unless that is left to idle moments."""
-    sizes, mixed = graph_sizes(resolved, _launch_bound_tokens(runner, resolved))
+    launch_bound = least_of_ranks(_launch_bound_tokens(runner, resolved), resolved.model.ranks)
+    sizes, mixed = graph_sizes(resolved, launch_bound)
     decodes = decode_captures(resolved, sizes) if resolved.generates else ()
     number = runner.plan_captures(decodes, mixed)
     for count in range(0 if is_lazy(resolved.config) else number):

@@ -13,6 +13,7 @@ from ...custom_ops._shared import registry
 from ...custom_ops._shared.build import CSRC, hash_factors, is_built, read_sources
 from ...custom_ops._shared.fp8 import FP8
 from ...custom_ops._shared.quantized import INT8
+from ...custom_ops.all_reduce.group import rank_0_first
 from ...custom_ops.linear import _cpu, autotune, choices
 from ...custom_ops.linear._cuda import EVEN
 from ...custom_ops.linear.choices import Choice, Entry, Method, Site
@@ -63,24 +64,33 @@ def choose_gemm_kernels(
         return ()
     sites = sites_of(gemms, device, dtype)
     if not require_warm:
-        _settle([site for site in sites if _has_choice(site, device, dtype)], device, dtype, store, progress)
+        with rank_0_first() as is_first:
+            chosen = [site for site in sites if _has_choice(site, device, dtype)]
+            _settle(chosen, device, dtype, store, progress, again=is_first)
     return tuple(_described(site, device, dtype) for site in sites)
 
 
 def _settle(
-    sites: Sequence[Site], device: torch.device, dtype: torch.dtype, store: Store, progress: Progress
+    sites: Sequence[Site],
+    device: torch.device,
+    dtype: torch.dtype,
+    store: Store,
+    progress: Progress,
+    *,
+    again: bool,
 ) -> None:
-    """Measure and keep what is not known of these sites, and once more what was found beside other work."""
+    """Measure and keep what is not known of these sites; again: also what was found beside other work."""
     device_name = choices.device_name_of(device, dtype)
     key = measurements_key(device, device_name, dtype)
-    doubtful = [entry.site for entry in read_measurements(store, key) if entry.is_doubtful]
+    doubtful = [entry.site for entry in read_measurements(store, key) if again and entry.is_doubtful]
+    choices.adopt(device_name, read_measurements(store, key))  # of a rank that was first
     if not {*_missing(sites, device_name), *doubtful} & {*sites}:
         return
     with store.lock(MEASUREMENTS):  # of processes that start at once the first measures for all
         known = {entry.site: entry for entry in read_measurements(store, key)}
         choices.adopt(device_name, known.values())
-        again = [site for site in sites if site in known and known[site].is_doubtful]
-        for entry in _measure([*_missing(sites, device_name), *again], device, dtype, progress):
+        once_more = [site for site in sites if again and site in known and known[site].is_doubtful]
+        for entry in _measure([*_missing(sites, device_name), *once_more], device, dtype, progress):
             known[entry.site] = min(entry, known.get(entry.site, entry), key=lambda one: one.spread)
         choices.adopt(device_name, known.values())
         entries = [entry.to_json() for entry in known.values()]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...common.errors import ConfigError, LoadError, UnsupportedError
+from ...common.errors import ConfigError, LoadError
 from ...common.logging import get_logger
 from ...common.progress import Progress
 from ...common.store import Store
@@ -23,7 +23,14 @@ from ...compiler.passes.gemms import Gemm
 from ...compiler.torch_internals.torch_section import neutral
 from ...custom_ops._shared.ledger import LEDGER, Watcher, watched
 from ...custom_ops._shared.triton_cache import keep_triton_kernels
-from ...custom_ops.all_reduce.group import MirrorGroup, current_group, group_of_thread
+from ...custom_ops.all_reduce.cuda_group import CudaGroup
+from ...custom_ops.all_reduce.group import (
+    MirrorGroup,
+    current_group,
+    group_of_thread,
+    said_by_all,
+    set_group,
+)
 from ...models.checkpoints.loaded_weights import LoadedWeights
 from ...models.checkpoints.weights import dummy_weights, load_weights, read_checkpoint
 from ...models.config import ModelConfig, read_model_config
@@ -75,14 +82,15 @@ def load_rank(config: RuntimeConfig, progress: Progress, watch: Stopwatch) -> Lo
     """The same for one worker in a process of its own, without the engine."""
     with neutral(), watched(_on_build(config, progress)):
         resolved = _agreed(resolve_runtime(config, progress))
+        if resolved.device.type == "cuda" and resolved.model.ranks > 1:
+            set_group(CudaGroup(current_group(), resolved.device))
         watch.lap("config")
         return load_worker(resolved, progress, watch)[0]
 
 
 def _agreed(resolved: ResolvedRuntime) -> ResolvedRuntime:
     """The same with as much memory for blocks as every rank has: they were sized one after the other."""
-    group, own = current_group(), [resolved.num_kv_blocks, resolved.swap_bytes]
-    sizes = [group.broadcast_object(own, src=rank) for rank in range(group.size)]
+    sizes = said_by_all(current_group(), [resolved.num_kv_blocks, resolved.swap_bytes])
     blocks, swap_bytes = map(min, zip(*sizes, strict=True))
     return replace(resolved, num_kv_blocks=blocks, swap_bytes=swap_bytes)
 
@@ -230,15 +238,7 @@ def _load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None)
 def load_worker(
     resolved: ResolvedRuntime, progress: Progress, watch: Stopwatch
 ) -> tuple[LoadedWorker, Vocabulary]:
-    """A worker ready to run steps, and what the ids of its model mean.
-
-    UnsupportedError for one of several ranks on a GPU.
-    """
-    if resolved.model.ranks > 1 and resolved.device.type != "cpu":
-        raise UnsupportedError(
-            f"tensor_parallel is {resolved.model.ranks} and device {resolved.device.type!r}, where sums of "
-            "ranks are not served; wanted device='cpu', or tensor_parallel 1"
-        )
+    """A worker ready to run steps, and what the ids of its model mean."""
     with building_ahead(resolved):
         return _load_worker(resolved, progress, watch)
 

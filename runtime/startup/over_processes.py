@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from ...common import env
 from ...common.errors import ConfigError, shown
 from ...common.logging import get_logger
 from ...common.progress import Progress
@@ -69,7 +70,7 @@ def _starter(resolved: ResolvedRuntime, num_threads: int) -> StartWorkers:
     """Who starts the workers; num_threads: of each."""
     parallel = resolved.config.parallel
     if parallel.executor != "ray":
-        return WorkerProcesses
+        return partial(WorkerProcesses, environments=_environments(resolved))
     on_gpu = resolved.device.type == "cuda"
     return partial(
         RayWorkers,
@@ -77,6 +78,24 @@ def _starter(resolved: ResolvedRuntime, num_threads: int) -> StartWorkers:
         num_gpus=1 if on_gpu else 0,
         placement=parallel.ray_placement,
     )
+
+
+def _environments(resolved: ResolvedRuntime) -> list[dict[str, str]] | None:
+    """Of the workers, each of which sees one GPU alone, so that all load the same plan; None: as it is here.
+
+    ConfigError where there are fewer GPUs than ranks, or one is named.
+    """
+    ranks, device = resolved.config.parallel.world_size, resolved.device
+    if device.type != "cuda" or ranks == 1:
+        return None
+    if device.index is not None:
+        got = f"device is {str(device)!r} and {ranks} ranks have a GPU each"
+        raise ConfigError(f"{got}; wanted 'cuda': CUDA_VISIBLE_DEVICES says which GPUs")
+    gpus = env.visible_gpus() or [str(number) for number in range(torch.cuda.device_count())]
+    if len(gpus) < ranks:
+        got = f"{ranks} ranks are asked for, each on a GPU of its own, and {len(gpus)} are visible"
+        raise ConfigError(f"{got}; wanted as many, or device='cpu'")
+    return [env.with_gpus([gpu]) for gpu in gpus[:ranks]]
 
 
 def _pickled(config: RuntimeConfig) -> bytes:

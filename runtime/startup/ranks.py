@@ -11,7 +11,7 @@ import torch
 from ...common.progress import Progress
 from ...compiler import cache
 from ...custom_ops.all_reduce.gloo_group import GlooGroup
-from ...custom_ops.all_reduce.group import set_group
+from ...custom_ops.all_reduce.group import current_group, set_group
 from ..config import RuntimeConfig
 from ..protocol.worker_messages import WorkerReady
 from .loaded import LoadedWorker
@@ -40,9 +40,9 @@ def joined_ranks(meeting: str, *, rank: int, size: int, num_threads: int) -> Ite
     if size == 1:
         yield
         return
-    group = GlooGroup(meeting, rank=rank, size=size)
-    set_group(group)
+    set_group(GlooGroup(meeting, rank=rank, size=size))
     yield
+    group = current_group()  # by now perhaps one of GPUs
     set_group(None)
     group.close()
 

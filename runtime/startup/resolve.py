@@ -138,7 +138,7 @@ def _sized(resolved: ResolvedRuntime) -> ResolvedRuntime:
     if resolved.num_kv_blocks:
         memory.check_fit(resolved)
     else:
-        blocks = _least_of_ranks(memory.num_kv_blocks(resolved), model.ranks)
+        blocks = least_of_ranks(memory.num_kv_blocks(resolved), model.ranks)
         resolved = replace(resolved, num_kv_blocks=blocks)
     is_cpu = resolved.device.type == "cpu"
     if is_cpu and config.max_num_batched_tokens is None and config.prefill_chunk is None:
@@ -147,7 +147,7 @@ def _sized(resolved: ResolvedRuntime) -> ResolvedRuntime:
     return replace(resolved, swap_bytes=_swap_bytes(resolved))
 
 
-def _least_of_ranks(number: int, ranks: int) -> int:
+def least_of_ranks(number: int, ranks: int) -> int:
     """The smallest of what every rank finds, each at a moment of its own; the number where none has met."""
     group = current_group()
     if ranks == 1 or group.size != ranks:

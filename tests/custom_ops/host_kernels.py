@@ -14,6 +14,7 @@ SPLIT_K = "split_k_gemm", "split_k_shape", "split_k_epilogue", "scaled_gemm"
 NIBBLES = *(f"linear_w4a16/{name}" for name in ("gemm", "shape", "dequantize", "write_out")), "quad_transpose"
 # in cluster.cuh, as far as need be
 OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec", "pair_ops")
+OF_RANKS = ("launch_ranks", "system_scope", "vec")  # in ranks.cuh
 OF_ATTENTION = ("cuda_mma", "cache_policy", "fp8", "scaled_half")  # in attention.cuh
 IN_CLUSTERS = {
     "persistent_gemm": (*PERSISTENT, *WITH_PERSISTENT),
@@ -31,6 +32,10 @@ def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
         for header in OF_THE_GPU:
             (folder / f"{header}.cuh").write_text('#include "cluster.cuh"\n')
         (folder / "cuda_fp8.h").touch()
+    if name == "all_reduce":
+        alone = ("peers",)
+        for header in OF_RANKS:
+            (folder / f"{header}.cuh").write_text('#include "ranks.cuh"\n')
     if name == "paged_attention":
         alone = ("kv_cache", "rotary")
         for header in OF_ATTENTION:
@@ -45,8 +50,8 @@ def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
     return [str(COMPILER), *flags, f"-I{folder}", f"-I{SOURCES}", f"-I{csrc}", str(SOURCES / f"{name}.cpp")]
 
 
-def build(name: str, folder: Path) -> Path:
+def build(name: str, folder: Path, csrc: Path = CSRC) -> Path:
     """The library of host_cuda/<name>.cpp, made in an empty folder."""
     library = folder / f"{name}.so"
-    subprocess.run([*compile_command(name, folder), "-o", str(library)], check=True)
+    subprocess.run([*compile_command(name, folder, csrc), "-o", str(library)], check=True)
     return library

@@ -21,6 +21,8 @@ TWINS = {  # what serves GPUs that the CUDA kernel does not; else Triton
     "add_rms_norm_quantized": "composed",
     "add_rms_norm_linear": "composed",
     "adjust_logits": "reference",
+    "all_reduce": "group",
+    "all_reduce_add_rms_norm": "composed",
     "keep_typical": "reference",
     "linear_w8a8": "composed",
     "rms_norm_quantized": "composed",

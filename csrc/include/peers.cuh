@@ -1,0 +1,123 @@
+// Ranks that read each other's memory: where each keeps what, and how the blocks of all of them meet in a kernel.
+//
+// A rank's memory is a header and three buffers of max_bytes: two that take turns as its input, and one for results of
+// its share. Kernels of a rank run one after another, each with an epoch, one more than that of the kernel before.
+//
+// Why one meeting is enough before input is read: who writes the input of epoch e has ended the kernel of epoch e - 1,
+// in which its blocks have met those of all ranks, which had therefore ended epoch e - 2, and with it their reading of
+// the same buffer. Results are written after a meeting of epoch e, when all ranks have ended epoch e - 1.
+//
+// Flags hold epochs and are never reset, and the epoch lies in the rank's memory, so that a CUDA graph may be replayed.
+#pragma once
+
+#include "launch_ranks.cuh"
+#include "system_scope.cuh"
+#include "vec.cuh"
+
+namespace lamina {
+
+constexpr int kMaxRanks = 8, kMaxPeerBlocks = 128;  // custom_ops/all_reduce/peers.py has the same numbers
+constexpr int kNumMeetings = 2;                     // of a kernel, at most
+constexpr int64_t kHeaderBytes = 16384;
+
+struct RankPointers {  // 8 words
+  void* of[kMaxRanks];
+};
+
+struct PeerHeader {
+  uint32_t flags[kNumMeetings][kMaxPeerBlocks][kMaxRanks];  // the epoch in which a rank's block has come as far
+  uint32_t epoch;                                           // of the kernel that has ended
+  uint32_t num_left;                                        // blocks of the kernel that runs that know its epoch
+};
+static_assert(sizeof(PeerHeader) <= kHeaderBytes, "the buffers begin behind it");
+
+// What of the arguments says who the ranks are.
+struct PeerRanks {
+  RankPointers memory;  // of every rank, as this device reaches it
+  int num_ranks;
+  int first_rank;  // of those that this launch runs, one a row of its grid: else than in tests that is one
+  int64_t max_bytes;
+};
+
+// The sum over ranks in their order, of vectors that were loaded before: get(rank) of num_ranks.
+template <typename T, int kWidth, typename Get>
+__device__ __forceinline__ Vec<T, kWidth> sum_of_ranks(int num_ranks, const Get& get) {
+  Vec<T, kWidth> parts[kMaxRanks];
+#pragma unroll
+  for (int rank = 0; rank < kMaxRanks; ++rank)  // all of them under way at once
+    if (rank < num_ranks) parts[rank] = get(rank);
+  float sum[kWidth];
+  to_floats(sum, parts[0]);
+#pragma unroll
+  for (int rank = 1; rank < kMaxRanks; ++rank) {
+    if (rank >= num_ranks) break;
+    float values[kWidth];
+    to_floats(values, parts[rank]);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sum[i] += values[i];
+  }
+  return from_floats<T>(sum);
+}
+
+// A block of one rank, in the kernel that runs.
+class PeerBlock {
+ public:
+  // After the kernel before has ended.
+  __device__ __forceinline__ explicit PeerBlock(const PeerRanks& ranks)
+      : ranks_(ranks), rank_(ranks.first_rank + static_cast<int>(blockIdx.y)) {
+    epoch_ = *static_cast<volatile uint32_t*>(&header(rank_)->epoch) + 1;
+  }
+
+  __device__ __forceinline__ int rank() const { return rank_; }
+  __device__ __forceinline__ int num_ranks() const { return ranks_.num_ranks; }
+
+  template <typename T>
+  __device__ __forceinline__ T* input(int rank) const {
+    return reinterpret_cast<T*>(bytes(rank) + kHeaderBytes + (epoch_ % 2) * ranks_.max_bytes);
+  }
+  template <typename T>
+  __device__ __forceinline__ T* result(int rank) const {
+    return reinterpret_cast<T*>(bytes(rank) + kHeaderBytes + 2 * ranks_.max_bytes);
+  }
+
+  // Returns once the same block of every rank has come here, and what it wrote before can be read. All threads call it.
+  template <int kMeeting>
+  __device__ __forceinline__ void meet() {
+    static_assert(kMeeting < kNumMeetings);
+    const int other = static_cast<int>(threadIdx.x);
+    __syncthreads();
+    if (other < ranks_.num_ranks) {
+      store_release(&header(other)->flags[kMeeting][blockIdx.x][rank_], epoch_);
+      const uint32_t* flag = &header(rank_)->flags[kMeeting][blockIdx.x][other];
+      while (static_cast<int32_t>(load_acquire(flag) - epoch_) < 0) {
+      }
+    }
+    __syncthreads();
+    if (kMeeting == 0 && threadIdx.x == 0) leave_epoch();
+  }
+
+ private:
+  // The last block that knows the epoch ends it: none will ask for it again before the next kernel.
+  __device__ __forceinline__ void leave_epoch() {
+    PeerHeader* own = header(rank_);
+    if (atomicInc(&own->num_left, gridDim.x - 1) == gridDim.x - 1) own->epoch = epoch_;
+  }
+
+  __device__ __forceinline__ char* bytes(int rank) const { return static_cast<char*>(ranks_.memory.of[rank]); }
+  __device__ __forceinline__ PeerHeader* header(int rank) const { return reinterpret_cast<PeerHeader*>(bytes(rank)); }
+
+  const PeerRanks& ranks_;
+  int rank_;
+  uint32_t epoch_;
+};
+
+inline PeerRanks unpacked_ranks(const RankPointers& memory, int64_t num_ranks, int64_t first_rank, int64_t max_bytes) {
+  return {memory, narrow(num_ranks), narrow(first_rank), max_bytes};
+}
+
+inline bool is_group(int64_t num_ranks, int64_t num_local, int64_t max_blocks) {
+  return num_ranks >= 1 && num_ranks <= kMaxRanks && num_local >= 1 && num_local <= num_ranks && max_blocks >= 1 &&
+         max_blocks <= kMaxPeerBlocks;
+}
+
+}  // namespace lamina

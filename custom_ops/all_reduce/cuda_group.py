@@ -1,0 +1,106 @@
+"""A group whose ranks are processes with a GPU each: tensors go by NCCL or kernels, all else by the host."""
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...common.env import nccl_without_multicast
+from ...common.errors import GroupError, UnsupportedError
+from ...common.logging import get_logger, log_once
+from .group import Group, sum_in_rank_order
+from .peer_memory import PeerMemory
+from .peers import Peers
+
+logger = get_logger("custom_ops")
+
+
+class CudaGroup:
+    """A Group that takes the place of one of torch.distributed's processes, which it goes on to ask.
+
+    Its ranks make it at once, each with the GPU that it has. `peers` is there if all of them read each
+    other's memory; why not is logged otherwise. GroupError where NCCL cannot join the ranks. What it does on
+    a GPU can be captured in a CUDA graph, once it has been done for the same size.
+    """
+
+    def __init__(self, host: Group, device: torch.device, *, timeout: float = 300.0) -> None:
+        self.rank, self.size, self._host = host.rank, host.size, host
+        nccl_without_multicast()
+        try:
+            self._nccl: Any = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout))
+            self.barrier()
+            self._try_nccl(device)
+        except (RuntimeError, ValueError) as error:
+            got = f"rank {self.rank} of {self.size} reached no others through NCCL: {error}"
+            raise GroupError(f"{got}; wanted a GPU for every rank") from error
+        self._memory, self.peers = self._open_peers(device)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See Group."""
+        if x.device.type == "cpu":
+            return self._host.all_reduce(x)
+        return self._sum_two(x) if self.size == 2 else self._sum_shares(x)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """See Group."""
+        if x.device.type == "cpu":
+            return self._host.all_gather(x, dim)
+        parts = x.new_empty((self.size, *x.shape))
+        if x.numel():
+            dist.all_gather_into_tensor(parts, x.detach().contiguous(), group=self._nccl)
+        return torch.cat(parts.unbind(), dim=dim)
+
+    def broadcast_object(self, value: Any, src: int = 0) -> Any:
+        """See Group."""
+        return self._host.broadcast_object(value, src)
+
+    def barrier(self) -> None:
+        """See Group."""
+        self._host.barrier()
+
+    def close(self) -> None:
+        """See Group."""
+        self.peers = None
+        if self._memory is not None:
+            self._memory.close()
+        self._host.close()  # NCCL's part with it
+
+    def _sum_two(self, x: Tensor) -> Tensor:
+        """Of two, NCCL's sum has these bits too: it is rounded once, and the order does not matter."""
+        total = x.detach().clone()
+        if total.numel():
+            dist.all_reduce(total, group=self._nccl)
+        return total
+
+    def _sum_shares(self, x: Tensor) -> Tensor:
+        """NCCL rounds after each rank, in an order of its own; so it moves shares, and each sums its own."""
+        share = -(-x.numel() // self.size)
+        given = x.new_zeros(self.size * share)
+        given[: x.numel()] = x.detach().reshape(-1)
+        if share:
+            parts = torch.empty_like(given)
+            dist.all_to_all_single(parts, given, group=self._nccl)
+            own = sum_in_rank_order(parts.view(self.size, share).unbind())
+            dist.all_gather_into_tensor(given, own, group=self._nccl)
+        return given[: x.numel()].view(x.shape)
+
+    def _try_nccl(self, device: torch.device) -> None:
+        """Sum once, by both ways, so that what NCCL keeps on the GPU is there before memory is shared out."""
+        ones = torch.ones(self.size, device=device)
+        for total in (self._sum_two(ones), self._sum_shares(ones), self.all_gather(ones, 0)[: self.size]):
+            if set(total.tolist()) - {1.0, float(self.size)}:
+                raise GroupError(f"NCCL's sum of {self.size} ones is {total.tolist()}")
+
+    def _open_peers(self, device: torch.device) -> tuple[PeerMemory | None, Peers | None]:
+        try:
+            memory = PeerMemory(self, device)
+        except UnsupportedError as error:
+            if self.rank == 0:
+                log_once(logger, logging.WARNING, f"all_reduce on {self.size} GPUs: NCCL alone ({error})")
+            return None, None
+        if self.rank == 0:
+            log_once(logger, logging.INFO, f"all_reduce on {self.size} GPUs: kernels, and NCCL beyond")
+        return memory, memory.peers

@@ -1,0 +1,238 @@
+// In place of launch.cuh, launch_ranks.cuh, pdl.cuh, system_scope.cuh and vec.cuh: GPUs of several ranks on a host.
+//
+// Threads are fibers, of which a seeded generator lets some go on and others wait. A rank begins its next kernel once
+// the one before has ended, whatever the others do. What a block stores arrives later, in any order, but before what it
+// releases then.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "bf16.cuh"
+#include "fiber.cuh"
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+struct Index {
+  unsigned x, y, z;
+};
+inline Index threadIdx, blockIdx, gridDim;
+using cudaStream_t = void*;
+using cudaError_t = int;
+constexpr int cudaSuccess = 0, cudaErrorInvalidValue = 1;
+
+namespace host {
+
+struct Vector {
+  void* to;
+  std::array<char, 16> bytes;
+};
+struct Block {
+  unsigned num_synced = 0, round = 0;
+  std::vector<Vector> stored;  // and not arrived
+};
+struct Fiber {
+  Turns turns;
+  int rank;
+  Index block, thread;
+  bool is_done = false;
+};
+struct Kernel {
+  std::function<void()> body;
+  unsigned blocks, threads;
+};
+struct Gpu {
+  std::deque<Kernel> kernels;  // of which the first runs
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<Block> blocks;
+};
+
+inline std::deque<Gpu> gpus;
+inline Fiber* current;
+inline std::mt19937 generator;
+
+inline bool happens(unsigned times_of_16) { return generator() % 16 < times_of_16; }
+inline Gpu& gpu() { return gpus[current->rank]; }
+inline Block& block() { return gpu().blocks[current->block.x]; }
+
+inline void yield() { current->turns.yield(); }
+
+inline void arrive(Block& block, size_t which) {
+  std::memcpy(block.stored[which].to, block.stored[which].bytes.data(), 16);
+  std::swap(block.stored[which], block.stored.back());
+  block.stored.pop_back();
+}
+inline void arrive_all(Block& block) {
+  while (!block.stored.empty()) arrive(block, generator() % block.stored.size());
+}
+
+inline void run_fiber() {
+  gpu().kernels.front().body();
+  current->is_done = true;
+  Turns::leave();
+}
+
+inline void begin(int rank) {
+  Gpu& gpu = gpus[rank];
+  gpu.fibers.clear(), gpu.blocks.clear();
+  if (gpu.kernels.empty()) return;
+  const Kernel& kernel = gpu.kernels.front();
+  gpu.blocks.resize(kernel.blocks);
+  for (unsigned i = 0; i < kernel.blocks * kernel.threads; ++i) {
+    auto fiber = std::make_unique<Fiber>();
+    fiber->rank = rank, fiber->block = {i / kernel.threads, 0, 0}, fiber->thread = {i % kernel.threads, 0, 0};
+    fiber->turns.begin(run_fiber);
+    gpu.fibers.push_back(std::move(fiber));
+  }
+}
+
+// Whether any of a rank's fibers went on.
+inline bool go_on(int rank) {
+  Gpu& gpu = gpus[rank];
+  if (gpu.kernels.empty()) return false;
+  bool is_alive = false;
+  for (const auto& fiber : gpu.fibers) {
+    if (fiber->is_done) continue;
+    is_alive = true;
+    if (happens(6)) continue;
+    current = fiber.get();
+    threadIdx = fiber->thread, blockIdx = fiber->block, gridDim = {gpu.kernels.front().blocks, 1, 1};
+    fiber->turns.go_on();
+  }
+  for (Block& block : gpu.blocks) {
+    if (!block.stored.empty() && happens(8)) arrive(block, generator() % block.stored.size());
+  }
+  if (!is_alive) {
+    for (Block& block : gpu.blocks) arrive_all(block);
+    gpu.kernels.pop_front();
+    begin(rank);
+  }
+  return true;
+}
+
+// Returns whether all kernels ended within so many rounds.
+inline bool run(unsigned seed, int64_t rounds) {
+  generator.seed(seed);
+  const int num_ranks = static_cast<int>(gpus.size());
+  for (int rank = 0; rank < num_ranks; ++rank) begin(rank);
+  for (int64_t round = 0; round < rounds; ++round) {
+    const unsigned slow = generator() % num_ranks;  // for a while, so that others get far ahead
+    bool is_any = false;
+    for (int turn = 0; turn < 8; ++turn) {
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        const bool waits = rank == static_cast<int>(slow) && turn > 0;
+        is_any = (waits ? !gpus[rank].kernels.empty() : go_on(rank)) || is_any;
+      }
+    }
+    if (!is_any) return true;
+  }
+  return false;
+}
+
+}  // namespace host
+
+inline void __syncthreads() {
+  const unsigned round = host::block().round;
+  if (++host::block().num_synced == host::gpu().kernels.front().threads) {
+    host::block().num_synced = 0, ++host::block().round;
+  } else {
+    while (host::block().round == round) host::yield();
+  }
+}
+
+inline uint32_t atomicInc(uint32_t* to, uint32_t most) {
+  const uint32_t before = *to;
+  *to = before >= most ? 0 : before + 1;
+  return before;
+}
+
+namespace lamina {
+
+constexpr int kRankThreads = 8;
+
+inline void follow_predecessor() {}
+
+inline void store_release(uint32_t* to, uint32_t value) {
+  host::arrive_all(host::block());
+  *to = value;
+}
+
+inline uint32_t load_acquire(const uint32_t* from) {
+  host::yield();
+  return *from;
+}
+
+template <typename T>
+constexpr int kVecWidth = 16 / static_cast<int>(sizeof(T));
+
+template <typename T, int kWidth>
+struct Vec {
+  std::array<T, kWidth> raw;
+};
+
+template <int kWidth, typename T>
+Vec<T, kWidth> load(const T* from) {
+  if (host::happens(4)) host::yield();
+  Vec<T, kWidth> vec;
+  std::memcpy(&vec.raw, from, sizeof(vec));
+  return vec;
+}
+
+template <typename T, int kWidth>
+void store(T* to, const Vec<T, kWidth>& vec) {
+  host::Vector stored{to, {}};
+  std::memcpy(stored.bytes.data(), &vec.raw, sizeof(vec));
+  host::block().stored.push_back(stored);
+}
+
+template <typename T, int kWidth>
+void to_floats(float (&to)[kWidth], const Vec<T, kWidth>& vec) {
+  for (int i = 0; i < kWidth; ++i) to[i] = static_cast<float>(vec.raw[i]);
+}
+
+template <typename T, int kWidth>
+Vec<T, kWidth> from_floats(const float (&from)[kWidth]) {
+  Vec<T, kWidth> vec;
+  for (int i = 0; i < kWidth; ++i) vec.raw[i] = static_cast<T>(from[i]);
+  return vec;
+}
+
+template <typename... Pointers>
+bool aligned(Pointers... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
+}
+
+template <typename T>
+bool whole_vecs(int64_t count) {
+  return count % kVecWidth<T> == 0;
+}
+
+inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int narrow(int64_t x) { return static_cast<int>(x); }
+
+template <typename Function>
+int with_dtype(int64_t code, const Function& function) {
+  return code == 0 ? function(float{}) : function(Bf16{});
+}
+
+// Of one rank; it runs when host::run() is called.
+template <typename Call>
+int launch_ranks(void (*kernel)(Call), int64_t blocks, int64_t, int64_t threads, cudaStream_t, const Call& call) {
+  host::gpus[call.ranks.first_rank].kernels.push_back(
+      {[=] { kernel(call); }, static_cast<unsigned>(blocks), static_cast<unsigned>(threads)});
+  return cudaSuccess;
+}
+
+}  // namespace lamina
