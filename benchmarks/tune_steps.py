@@ -25,6 +25,7 @@ from gpu_steps import DecodeStep, load
 from lamina.common.errors import KernelLaunchError
 from lamina.custom_ops.linear import autotune, choices
 from lamina.custom_ops.linear.choices import BUCKETS, MEASURED, Entry, GemmConfig, Site, parse_entry
+from lamina.custom_ops.linear_w8a8 import _cuda as few_rows
 from lamina.runtime.startup.builder import gemms_of
 from lamina.runtime.startup.kernel_choice import sites_of
 
@@ -32,6 +33,7 @@ DEVICE, DTYPE, CONTEXT = torch.device("cuda", 0), torch.bfloat16, 192
 Kernel = GemmConfig | None  # None: the library's
 CLEARLY = 0.999  # of a step: less is noise
 DENSE = "none"  # no quantization
+LEAST = 0.01  # microseconds of a call
 
 
 def main() -> None:
@@ -95,8 +97,25 @@ def tune(runtime: Any, title: str, rows: int, ends: float, options: argparse.Nam
             print(f"{title} batch {rows}: no time is left for {len(sites) - num_done} sites", flush=True)
             return
         yield tune_site(step, site, options)
+    compare_quantizing(step, rows)
     after, seconds = _ms(step), time.perf_counter() - started
     print(f"{title} batch {rows}: {before:.4f} ms before, {after:.4f} after, in {seconds:.0f} s", flush=True)
+
+
+def compare_quantizing(step: DecodeStep, rows: int) -> None:
+    """Say what a step of few rows takes where GEMMs quantize their x, and where a kernel ahead does."""
+    few = few_rows.FEW
+    if rows > few or step.runtime._loaded.resolved.schemes.name not in choices.BYTES:
+        return
+    fused = _ms(step)
+    few_rows.FEW = 0
+    step.capture()
+    apart = _ms(step)
+    few_rows.FEW = few
+    step.capture()
+    print(
+        f"batch {rows}: {fused:.4f} ms where GEMMs quantize x, {apart:.4f} by a kernel of its own", flush=True
+    )
 
 
 def sites_to_tune(runtime: Any, rows: int) -> list[Site]:
@@ -162,9 +181,8 @@ def calls_of(step: DecodeStep, site: Site) -> int:
 
 def as_entry(site: Site, kernel: Kernel, library: float, gained: float) -> Entry:
     """The entry that has the kernel chosen where it gains microseconds a call, however few."""
-    entry = Entry(
-        site=site, kernel=kernel, microseconds=round(library - gained, 2), otherwise=round(library, 2)
-    )
+    taken = max(library - gained, LEAST)  # the library's kernel may cost a step more than it takes alone
+    entry = Entry(site=site, kernel=kernel, microseconds=round(taken, 2), otherwise=round(library, 2))
     if kernel is None or entry.microseconds < entry.otherwise * choices.allowance(entry):
         return entry
     return replace(entry, kernel=None)

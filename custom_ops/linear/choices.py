@@ -29,6 +29,9 @@ MANY = (512, 2048, 8192)
 PROMPT_ROWS, FULL = 256, 0.97  # of a prompt a tile takes, of which so many must be there
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
 MAX_STAGES = 24  # of the kernel
+# Blocks that a processor has room for, by as many stages as then fit. Of few rows small blocks are of use:
+# they find room, and ask for their weights, while the kernels ahead still have most of a processor.
+FEW_ROWS, ROOM_OF_FEW, ROOM = 16, (4, 3, 2, 1), (2, 1)
 POWERS = (1, 2, 4, 8)  # blocks of a cluster that divide work evenly
 # Persistent kernels. Of larger clusters a GPU of 132 has no room for enough: 30 of four, 15 of eight.
 PERSISTENT_TOKENS = (128, 256)
@@ -206,7 +209,8 @@ def candidates(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
         few = split_k < MAX_CLUSTER and blocks < FEWEST * num_processors
         if (not site.split_k and (many or few)) or not _is_compiled(site, warpgroups, tokens):
             continue
-        limits = (MAX_SHARED // 2, MAX_SHARED)  # two blocks a processor, or one
+        rooms = ROOM_OF_FEW if site.num_tokens <= FEW_ROWS else ROOM
+        limits = [MAX_SHARED // room for room in rooms]
         stages = dict.fromkeys(most_stages(site, warpgroups, tokens, split_k, limit) for limit in limits)
         for multicast, num_stages in itertools.product(_multicasts(tokens), stages):
             if num_stages is not None and multicast * split_k <= MAX_CLUSTER:
