@@ -26,11 +26,20 @@ struct AllReduce {
   int64_t each;   // of a share, that a block sums
 };
 
-// Calls take(i) for every vector of a share that is this thread's.
-template <typename T, typename Take>
-__device__ __forceinline__ void for_own_vecs(const AllReduce<T>& sum, const Take& take) {
-  const int64_t begin = blockIdx.x * sum.each, end = begin + sum.each < sum.share ? begin + sum.each : sum.share;
-  for (int64_t i = begin + threadIdx.x; i < end; i += kRankThreads) take(i);
+// put(i, get(i)) for those of a share's vectors, of which there are `count`, that are this thread's: kBatch of them
+// under way at once.
+template <int kBatch, typename T, typename Get, typename Put>
+__device__ __forceinline__ void for_own_vecs(const AllReduce<T>& sum, int64_t count, const Get& get, const Put& put) {
+  const int64_t begin = blockIdx.x * sum.each, end = begin + sum.each < count ? begin + sum.each : count;
+  for (int64_t first = begin + threadIdx.x; first < end; first += kBatch * kRankThreads) {
+    decltype(get(first)) values[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k)
+      if (first + k * kRankThreads < end) values[k] = get(first + k * kRankThreads);
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k)
+      if (first + k * kRankThreads < end) put(first + k * kRankThreads, values[k]);
+  }
 }
 
 template <typename T>
@@ -41,13 +50,13 @@ __global__ void __launch_bounds__(kRankThreads, 1) all_reduce_one_shot(const __g
   follow_predecessor();
   PeerBlock peers(sum.ranks);
   T* own = peers.template input<T>(peers.rank());
-  for_own_vecs(sum, [&](int64_t i) { store(own + i * kWidth, load<kWidth>(x + i * kWidth)); });
+  for_own_vecs<4>(
+      sum, sum.share, [&](int64_t i) { return load<kWidth>(x + i * kWidth); },
+      [&](int64_t i, const auto& vec) { store(own + i * kWidth, vec); });
   peers.template meet<0>();
-  for_own_vecs(sum, [&](int64_t i) {
-    store(out + i * kWidth, sum_of_ranks<T, kWidth>(peers.num_ranks(), [&](int rank) {
-            return load<kWidth>(peers.template input<T>(rank) + i * kWidth);
-          }));
-  });
+  for_own_vecs<2>(
+      sum, sum.share, [&](int64_t i) { return peers.template inputs<T>(i * kWidth); },
+      [&](int64_t i, const auto& parts) { store(out + i * kWidth, sum_of(parts, peers.num_ranks())); });
 }
 
 template <typename T>
@@ -57,31 +66,36 @@ __global__ void __launch_bounds__(kRankThreads, 1) all_reduce_two_shot(const __g
   T* out = static_cast<T*>(sum.out.of[blockIdx.y]);
   follow_predecessor();
   PeerBlock peers(sum.ranks);
-  // the share of each rank in turn: f(rank, where its vector i lies in x)
-  const auto of_shares = [&](int64_t i, const auto& f) {
+  // f(rank, where vector i of its share lies in x) for every share that has one
+  const auto for_shares = [&](int64_t i, const auto& f) {
 #pragma unroll
     for (int rank = 0; rank < kMaxRanks; ++rank) {
       const int64_t vec = rank * sum.share + i;
       if (rank < peers.num_ranks() && vec < sum.vecs) f(rank, vec * kWidth);
     }
   };
-  T* own = peers.template input<T>(peers.rank());
-  for_own_vecs(sum, [&](int64_t i) { of_shares(i, [&](int, int64_t at) { store(own + at, load<kWidth>(x + at)); }); });
+  const auto move = [&](T* to, const auto& get) {
+    for_own_vecs<1>(
+        sum, sum.share,
+        [&](int64_t i) {
+          Parts<T, kWidth> parts;
+          for_shares(i, [&](int rank, int64_t at) { parts.of[rank] = load<kWidth>(get(rank, i, at)); });
+          return parts;
+        },
+        [&](int64_t i, const auto& parts) {
+          for_shares(i, [&](int rank, int64_t at) { store(to + at, parts.of[rank]); });
+        });
+  };
+  move(peers.template input<T>(peers.rank()), [&](int, int64_t, int64_t at) { return x + at; });
   peers.template meet<0>();
   T* result = peers.template result<T>(peers.rank());
-  for_own_vecs(sum, [&](int64_t i) {
-    const int64_t vec = peers.rank() * sum.share + i;
-    if (vec >= sum.vecs) return;
-    store(result + i * kWidth, sum_of_ranks<T, kWidth>(peers.num_ranks(), [&](int rank) {
-            return load<kWidth>(peers.template input<T>(rank) + vec * kWidth);
-          }));
-  });
+  const int64_t first = peers.rank() * sum.share, left = sum.vecs - first;  // for the last ranks there may be less
+  for_own_vecs<2>(
+      sum, left < sum.share ? left : sum.share,
+      [&](int64_t i) { return peers.template inputs<T>((first + i) * kWidth); },
+      [&](int64_t i, const auto& parts) { store(result + i * kWidth, sum_of(parts, peers.num_ranks())); });
   peers.template meet<1>();
-  for_own_vecs(sum, [&](int64_t i) {
-    Vec<T, kWidth> parts[kMaxRanks];
-    of_shares(i, [&](int rank, int64_t) { parts[rank] = load<kWidth>(peers.template result<T>(rank) + i * kWidth); });
-    of_shares(i, [&](int rank, int64_t at) { store(out + at, parts[rank]); });
-  });
+  move(out, [&](int rank, int64_t i, int64_t) { return peers.template result<T>(rank) + i * kWidth; });
 }
 
 inline int all_reduce(const AllReduceArguments& p) {

@@ -56,9 +56,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) all_reduce_and_norm(const __gr
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     for_vecs([&](int i, int at) {
       residual[i] = load<kWidth>(added + row * p.hidden + at);
-      values[i] = sum_of_ranks<T, kWidth>(peers.num_ranks(), [&](int rank) {
-        return load<kWidth>(peers.template input<T>(rank) + row * p.hidden + at);
-      });
+      values[i] = sum_of(peers.template inputs<T>(row * p.hidden + at), peers.num_ranks());
     });
     norm_held_row<kVecs, kSum, Weight::kPlain>(
         norm, row, values, residual, weight,

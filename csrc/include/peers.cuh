@@ -39,20 +39,32 @@ struct PeerRanks {
   int64_t max_bytes;
 };
 
-// The sum over ranks in their order, of vectors that were loaded before: get(rank) of num_ranks.
+// A vector of each rank.
+template <typename T, int kWidth>
+struct Parts {
+  Vec<T, kWidth> of[kMaxRanks];
+};
+
+// What get(rank) returns for each of num_ranks, all of them under way at once.
 template <typename T, int kWidth, typename Get>
-__device__ __forceinline__ Vec<T, kWidth> sum_of_ranks(int num_ranks, const Get& get) {
-  Vec<T, kWidth> parts[kMaxRanks];
+__device__ __forceinline__ Parts<T, kWidth> parts_of_ranks(int num_ranks, const Get& get) {
+  Parts<T, kWidth> parts;
 #pragma unroll
-  for (int rank = 0; rank < kMaxRanks; ++rank)  // all of them under way at once
-    if (rank < num_ranks) parts[rank] = get(rank);
+  for (int rank = 0; rank < kMaxRanks; ++rank)
+    if (rank < num_ranks) parts.of[rank] = get(rank);
+  return parts;
+}
+
+// Their sum in the order of ranks, as float, rounded once.
+template <typename T, int kWidth>
+__device__ __forceinline__ Vec<T, kWidth> sum_of(const Parts<T, kWidth>& parts, int num_ranks) {
   float sum[kWidth];
-  to_floats(sum, parts[0]);
+  to_floats(sum, parts.of[0]);
 #pragma unroll
   for (int rank = 1; rank < kMaxRanks; ++rank) {
     if (rank >= num_ranks) break;
     float values[kWidth];
-    to_floats(values, parts[rank]);
+    to_floats(values, parts.of[rank]);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) sum[i] += values[i];
   }
@@ -78,6 +90,13 @@ class PeerBlock {
   template <typename T>
   __device__ __forceinline__ T* result(int rank) const {
     return reinterpret_cast<T*>(bytes(rank) + kHeaderBytes + 2 * ranks_.max_bytes);
+  }
+
+  // Every rank's vector at this element of the input.
+  template <typename T>
+  __device__ __forceinline__ Parts<T, kVecWidth<T>> inputs(int64_t at) const {
+    constexpr int kWidth = kVecWidth<T>;
+    return parts_of_ranks<T, kWidth>(ranks_.num_ranks, [&](int rank) { return load<kWidth>(input<T>(rank) + at); });
   }
 
   // Returns once the same block of every rank has come here, and what it wrote before can be read. All threads call it.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...common.errors import GroupError, LaminaError, UnsupportedError
+from ...common.errors import GroupError, KernelBuildError, LaminaError, UnsupportedError
 from .._shared.build_cuda import load_cuda_kernel
 from .group import Group, said_by_all
 from .peers import HEADER_BYTES, MAX_BYTES, MAX_RANKS, Peers, memory_bytes, most_blocks
@@ -58,13 +58,19 @@ class PeerMemory:
         )
 
     def _agreed(self, attempt: Callable[[], T]) -> T:
-        """What the attempt returns, once it worked on every rank. UnsupportedError where it failed on one."""
-        results, why = [], None
+        """What the attempt returns, once it worked on every rank. UnsupportedError where it did not on one.
+
+        What else it raises, as where nothing may be built, is raised once the others know.
+        """
+        results, failure = [], None
         try:
             results.append(attempt())
         except LaminaError as error:
-            why = str(error)
-        for rank, reason in enumerate(said_by_all(self._group, why)):
+            failure = error
+        reasons = said_by_all(self._group, None if failure is None else str(failure))
+        if failure is not None and not isinstance(failure, (UnsupportedError, KernelBuildError)):
+            raise failure
+        for rank, reason in enumerate(reasons):
             if reason is not None:
                 raise UnsupportedError(f"rank {rank}: {reason}")
         return results[0]

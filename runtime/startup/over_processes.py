@@ -70,7 +70,9 @@ def _starter(resolved: ResolvedRuntime, num_threads: int) -> StartWorkers:
     """Who starts the workers; num_threads: of each."""
     parallel = resolved.config.parallel
     if parallel.executor != "ray":
-        return partial(WorkerProcesses, environments=_environments(resolved))
+        return partial(
+            WorkerProcesses, environments=environments_of_ranks(parallel.world_size, resolved.device)
+        )
     on_gpu = resolved.device.type == "cuda"
     return partial(
         RayWorkers,
@@ -80,18 +82,19 @@ def _starter(resolved: ResolvedRuntime, num_threads: int) -> StartWorkers:
     )
 
 
-def _environments(resolved: ResolvedRuntime) -> list[dict[str, str]] | None:
-    """Of the workers, each of which sees one GPU alone, so that all load the same plan; None: as it is here.
+def environments_of_ranks(ranks: int, device: torch.device) -> list[dict[str, str]] | None:
+    """Of workers, each of which sees one GPU alone, so that all load the same plan; None: as it is here.
 
     ConfigError where there are fewer GPUs than ranks, or one is named.
     """
-    ranks, device = resolved.config.parallel.world_size, resolved.device
     if device.type != "cuda" or ranks == 1:
         return None
     if device.index is not None:
         got = f"device is {str(device)!r} and {ranks} ranks have a GPU each"
         raise ConfigError(f"{got}; wanted 'cuda': CUDA_VISIBLE_DEVICES says which GPUs")
-    gpus = env.visible_gpus() or [str(number) for number in range(torch.cuda.device_count())]
+    gpus = env.visible_gpus()
+    if gpus is None:
+        gpus = [str(number) for number in range(torch.cuda.device_count())]
     if len(gpus) < ranks:
         got = f"{ranks} ranks are asked for, each on a GPU of its own, and {len(gpus)} are visible"
         raise ConfigError(f"{got}; wanted as many, or device='cpu'")

@@ -13,7 +13,16 @@ from lamina.common.errors import GroupError, ShapeError, UnsupportedError
 from lamina.custom_ops import all_reduce
 from lamina.custom_ops._shared import registry
 from lamina.custom_ops.all_reduce.gloo_group import GlooGroup
-from lamina.custom_ops.all_reduce.group import Group, current_group, group_of_thread
+from lamina.custom_ops.all_reduce.group import Group, current_group, group_of_thread, rank_0_first
+from lamina.custom_ops.all_reduce.peer_memory import check_places
+from lamina.custom_ops.all_reduce.peers import (
+    MAX_BYTES,
+    MAX_RANKS,
+    ONE_SHOT_BYTES,
+    Peers,
+    method_for,
+    obstacle,
+)
 from lamina.custom_ops.all_reduce.thread_group import ThreadGroup
 
 from ..ranks import as_processes, as_threads
@@ -129,6 +138,67 @@ def test_ranks_that_wait_for_one_that_failed_are_let_go() -> None:
     first, _ = ThreadGroup(2, timeout=0.05).ranks
     with pytest.raises(GroupError, match="failed, or is late"):
         first.barrier()
+
+
+def peers_of(size: int) -> Peers:
+    return Peers(memory=tuple(range(size)), rank=0, max_blocks=8)
+
+
+@pytest.mark.parametrize("size", range(2, MAX_RANKS + 1))
+def test_a_sum_of_more_ranks_is_shared_out_from_a_smaller_size_on(size: int) -> None:
+    def method(num_bytes: int) -> str | None:
+        return method_for(peers_of(size), torch.empty(num_bytes // 2, dtype=torch.bfloat16))
+
+    bound = ONE_SHOT_BYTES[size]
+    assert bound <= ONE_SHOT_BYTES.get(size - 1, MAX_BYTES)
+    assert method(16) == method(bound) == "one_shot"
+    assert method(bound + 16) == ("two_shot" if bound < MAX_BYTES else None)
+    assert method(MAX_BYTES + 16) is None
+
+
+def test_kernels_leave_to_the_group_what_they_cannot_sum() -> None:
+    some = torch.empty(64, dtype=torch.bfloat16)
+    assert obstacle(peers_of(2), some) is None
+    for peers, x, why in [
+        (None, some, "do not read each other's memory"),
+        (peers_of(2), some.double(), "x is torch.float64; wanted torch.float32"),
+        (peers_of(2), some[:9], "x has 18 bytes at address"),
+        (peers_of(2), some[1:9], "wanted multiples of 16"),
+        (
+            peers_of(2),
+            torch.empty(MAX_BYTES + 16, dtype=torch.int8).view(torch.half),
+            "wanted at most 4194304",
+        ),
+    ]:
+        assert why in str(obstacle(peers, x))
+        assert method_for(peers, x) is None
+
+
+def test_ranks_whose_gpus_cannot_reach_each_other_say_which() -> None:
+    one, two, far = (
+        {"machine": machine, "gpu": gpu} for machine, gpu in (("a", "x"), ("a", "y"), ("b", "z"))
+    )
+    check_places([one, two], 0)
+    with pytest.raises(UnsupportedError, match="ranks are on several machines"):
+        check_places([one, two, far], 0)
+    with pytest.raises(UnsupportedError, match="ranks share a GPU, of x, y, x"):
+        check_places([one, two, one], 0)
+    with pytest.raises(UnsupportedError, match="there are 9 ranks; wanted at most 8"):
+        check_places([{**one, "gpu": str(number)} for number in range(9)], 0)
+
+
+def test_rank_0_goes_first_and_the_others_after() -> None:
+    order: list[int] = []
+
+    def work(group: Group) -> None:
+        with rank_0_first() as is_first:
+            order.append(group.rank)
+            assert is_first == (len(order) == 1) == (group.rank == 0)
+
+    as_threads(4, work)
+    assert sorted(order[1:]) == [1, 2, 3]
+    with rank_0_first() as is_first:
+        assert is_first, "who is alone is the first"
 
 
 def test_processes_that_talk_over_gloo_agree_in_every_bit_and_miss_one_that_ends(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from lamina.custom_ops._shared.cuda_kernel import DTYPES, CudaKernel
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.all_reduce import _cuda as sums
 from lamina.custom_ops.all_reduce.group import Group, MirrorGroup, group_of_thread, sum_in_rank_order
+from lamina.custom_ops.all_reduce.peer_memory import PeerMemory
 from lamina.custom_ops.all_reduce.peers import MAX_BYTES
 from lamina.custom_ops.all_reduce_add_rms_norm import _cuda as norms
 
+from ..ranks import as_threads
 from .one_gpu_ranks import DEVICE, OneGpuRanks, as_threads_of_one_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -189,3 +191,13 @@ def test_ranks_that_do_not_fit_on_the_gpu_at_once_are_an_error_and_no_hang() -> 
     fields[12] = 128  # max_blocks: of eight ranks twice as many as any GPU runs
     with pytest.raises(KernelLaunchError):
         kernel(DEVICE, *fields, xs[0].numel(), False, DTYPES[torch.bfloat16])
+
+
+def test_memory_that_one_rank_cannot_have_is_given_up_by_all() -> None:
+    """Nobody waits for anybody, and each hears of the same rank."""
+
+    def work(group: Group) -> None:
+        with pytest.raises(UnsupportedError, match="rank 0: ranks share a GPU"):
+            PeerMemory(group, DEVICE)
+
+    as_threads(3, work)

@@ -95,6 +95,7 @@ def test_bfloat16_answers_are_the_same_captured_or_not_and_from_start_to_start(
 ) -> None:
     folder = folder_of("llama-chunks")
     settings: dict[str, Any] = {"cache_dir": compile_cache, "dtype": "bfloat16", "tensor_parallel": 2}
+    settings |= {"num_kv_blocks": None, "memory_fraction": 0.5}  # as much as both have room for
     first = tokens_of(folder, SEEDED, **settings)
     assert tokens_of(folder, SEEDED, **settings) == first
     assert tokens_of(folder, SEEDED, **settings, compile=CompileConfig(cuda_graphs="off")) == first
@@ -140,6 +141,7 @@ def _sum_every_way(group: Group) -> int:
                 call = registry.select("all_reduce", device=device, dtype=dtype, provider=name).call
                 assert torch.equal(call(xs[group.rank], 2), wanted), (name, num_bytes, dtype)
                 count += 1
+            assert torch.equal(own._sum_shares(xs[group.rank]), wanted), "as more ranks than two do it"
     _replay_in_a_graph(group.rank, device)
     own.close()
     return count
