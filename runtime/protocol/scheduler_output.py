@@ -101,9 +101,10 @@ class Constrained(NamedTuple):
     which: int  # of the adjusted samples
     row: int
     request_id: str
-    num_output: int  # tokens of the output before this sample, on the device or the host
+    num_output: int  # tokens of the output before this sample, on the device or the host; the least
     may_jump: bool = False  # whether tokens that the grammar alone decides may come without a sample
-    # That follow the newest token in the row, and may not hold: the samples after this one are of them.
+    # That follow the newest token in the row, and may not hold: the samples after this one are of them. The
+    # worker alone knows them, as it does how many of the step before held.
     drafts: tuple[int, ...] = ()
 
 

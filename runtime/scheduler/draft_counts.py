@@ -40,9 +40,15 @@ class DraftCounts:
         elif plan.drafts is not None:
             self._hold_rate[:num] += (UNTRIED - self._hold_rate[:num]) // FORGETTING
 
-    def judge(self, rows: slice | int, num_drafts: Ints | int) -> None:
-        """The host has read which of so many drafts of these rows held."""
-        self._unjudged[rows] -= num_drafts
+    def judge(self, launched: Launched) -> None:
+        """The host has read which of a step's drafts held, wherever their rows are now."""
+        num_drafts = (launched.plan.num_sampled_tokens - 1).clip(0)
+        same = self._serial[: len(num_drafts)] == launched.serials
+        self._unjudged[: len(same)] -= np.where(same, num_drafts, 0)
+        for place in (~same).nonzero()[0].tolist():
+            row = launched.requests[place].row
+            if row >= 0 and self._serial[row] == launched.serials[place]:  # it has moved
+                self._unjudged[row] -= num_drafts[place]
 
     def learn(self, launched: Launched, moves: NDArray[np.float64], num_proposed: Ints) -> None:
         """A step is over: by so much its rows' shares of drafts that hold move, and so many are proposed."""

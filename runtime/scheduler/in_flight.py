@@ -6,7 +6,7 @@ from itertools import compress
 
 import numpy as np
 
-from ..protocol.scheduler_output import Ints, SchedulerOutput
+from ..protocol.scheduler_output import NO_DRAFTS, Ints, SchedulerOutput
 from .request import Request
 
 
@@ -25,6 +25,12 @@ class Launched:
         if np.count_nonzero(num_sampled) == len(self.requests):
             return self.requests
         return list(compress(self.requests, num_sampled.tolist()))
+
+    def most_of(self, request: Request) -> int:
+        """Tokens of a request that it samples of which it yields at most."""
+        row, drafts = self.requests.index(request), self.plan.drafts
+        are_fillers = drafts is None or drafts.sources[row] == NO_DRAFTS
+        return 1 if are_fillers else int(self.plan.num_sampled_tokens[row])
 
     def owners(self, num_yielded: Ints) -> list[Request | None]:
         """Of each sample, in order, the request that got it; None where its row yielded fewer tokens."""
@@ -92,10 +98,18 @@ class InFlight:
         return sum(self._is_awaited(request, launched) for launched in self._steps)
 
     def foretell(self, request: Request, count: int) -> None:
-        """The host knows the next so many tokens of a request, whatever step in flight samples them."""
+        """The host knows the next so many tokens of a request, whatever step in flight samples them.
+
+        Where one of them may yield several, these are all that there are.
+        """
         awaited = [launched for launched in self._steps if self._is_awaited(request, launched)]
         for launched in awaited[:count]:
             launched.foretold.add(request)
+
+    def may_foretell(self, request: Request, count: int) -> bool:
+        """Whether it is known of every step in flight which of its tokens are among the next so many."""
+        most = [launched.most_of(request) for launched in self._steps if self._is_awaited(request, launched)]
+        return sum(most) == len(most) or sum(most) <= count
 
     def _is_awaited(self, request: Request, launched: Launched) -> bool:
         return request in launched.samplers() and request not in launched.foretold

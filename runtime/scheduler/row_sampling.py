@@ -56,7 +56,7 @@ class RowSampling:
         # The same memory in words: numpy copies structured arrays field by field.
         self._words = self._parameters.view(np.int64).reshape(num_rows, -1)
         self._slots = np.zeros(num_rows, np.int64)  # where the device keeps the row's tokens, or NO_SLOT
-        self._slotted_alone = np.zeros(num_rows, bool)  # and the host has to know them before the next
+        self._processed = np.zeros(num_rows, bool)  # by code that has to be given them before the next
         self._num_sent = np.zeros(num_rows, np.int64)  # of them, how many it has
         self.clear()
 
@@ -78,7 +78,7 @@ class RowSampling:
         params = request.params
         self._parameters[row] = _first_choice(request)
         self._slots[row] = self._free_slots.pop() if request.adjusts else NO_SLOT
-        self._slotted_alone[row] = request.grammar is not None or bool(params.logits_processors)
+        self._processed[row] = bool(params.logits_processors)
         self._num_sent[row] = 0
         if params.wants_logprobs:
             self._reporting[request] = None
@@ -101,7 +101,7 @@ class RowSampling:
 
     def move(self, to: int | Ints, source: int | Ints) -> None:
         """Whoever had these rows has those now."""
-        for column in (self._words, self._slots, self._slotted_alone, self._num_sent):
+        for column in (self._words, self._slots, self._processed, self._num_sent):
             column[to] = column[source]
         self._change()
 
@@ -122,7 +122,7 @@ class RowSampling:
 
     def need_exact_counts(self, num: int) -> Flags:
         """Which of the first rows are sampled by what the host knows only once drafts are judged."""
-        exact = self._slotted_alone[:num].copy()
+        exact = self._processed[:num].copy()
         exact[[r.row for r in self._early if r.row < num and r.stop_token_ids]] = True
         return exact
 
@@ -188,7 +188,7 @@ class RowSampling:
         rows = rows[: np.searchsorted(rows, len(num_sampled))]
         rows = rows[num_sampled[rows] > 0]
         requests = [self._requests[row] for row in rows.tolist()]
-        counts = np.where(self._slotted_alone[rows], 1, num_sampled[rows])  # what follows one are fillers
+        counts = np.where(self._processed[rows], 1, num_sampled[rows])  # what follows one are fillers
         starts, which = np.cumsum(counts) - counts, np.repeat(np.arange(len(rows)), counts)
         firsts = (np.cumsum(num_sampled) - num_sampled)[rows] - starts
         placed = [*zip(starts.tolist(), requests, strict=True)]

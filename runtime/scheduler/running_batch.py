@@ -226,6 +226,8 @@ class RunningBatch:
             same &= np.array([request not in launched.foretold for request in requests])
             away = [place for place in away if requests[place] not in launched.foretold]
         num_yielding = np.count_nonzero(num_yielded)
+        if launched.plan.num_samples > num_yielding:
+            self.drafts.judge(launched)
         has_drafts = num_yielding < len(tokens)
         if num_yielding < num or has_drafts:
             samples = num_yielded > 0
@@ -236,15 +238,12 @@ class RunningBatch:
             away = [place for place in away if samples[place]]
         if launched.plan.num_samples > num_yielding:
             self._hold(slice(num), np.where(same, num_yielded - 1, 0))
-            self.drafts.judge(slice(num), np.where(same, launched.plan.num_sampled_tokens - 1, 0))
         self._known[:num] += same
         np.copyto(self._newest[:num], tokens, where=same)
         for place in away:
             row = requests[place].row
             if row >= 0:
                 self._hold(row, num_yielded[place] - 1)
-                if self._serial[row] == launched.serials[place]:  # it has moved
-                    self.drafts.judge(row, launched.plan.num_sampled_tokens[place] - 1)
                 self._known[row] += 1
                 self._newest[row] = tokens[place]
         if launched.plan.num_samples > num_yielding:

@@ -329,8 +329,10 @@ class Scheduler:
 
         A step that computes several tokens of a row is not one of the fast ones that decode, so the tokens
         that need no step of their own have to be worth it. Those up to the end of an answer need none at all.
+        Where steps in flight have drafts, they wait until all tokens that these may yield are among them.
         """
         takes = {r: r.takes(forced[r.request_id]) for r in received if r.request_id in forced}
+        takes = {r: own for r, own in takes.items() if own[1] or self._in_flight.may_foretell(r, own[0])}
         without = [(request, count) for request, (count, is_end) in takes.items() if not is_end]
         saved = sum(max(0, count - self._in_flight.num_tokens(request)) for request, count in without)
         pays = saved > 0 and saved >= MIXED_STEP_COST * len(self._batch)

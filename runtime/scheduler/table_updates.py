@@ -55,9 +55,7 @@ class TableUpdates:
             rows += [first + row for row in grown]
             blocks += block_ids[group::num_groups]
         if self._num_spare:
-            columns += [column + self._num_spare for column in columns]
-            rows += rows
-            blocks += [NULL_BLOCK] * len(blocks)
+            blocks += [NULL_BLOCK] * self._spare(rows, columns)
         for request in self._resend:
             for first, table in zip(firsts, kv_cache.tables(request.request_id), strict=True):
                 rows += [first + request.row] * (len(table) + self._num_spare)
@@ -65,6 +63,15 @@ class TableUpdates:
                 blocks += (*table, *null_blocks)
         self.clear()
         return np.array(rows + columns + blocks, np.int64).reshape(3, -1)
+
+    def _spare(self, rows: list[int], columns: list[int]) -> int:
+        """Add the columns that are to be of the null block now that tables have grown by these; how many."""
+        grown = {*zip(rows, columns, strict=True)}
+        further = ((row, column + self._num_spare) for row, column in zip(rows, columns, strict=True))
+        spare = [place for place in further if place not in grown]
+        rows += [row for row, _ in spare]
+        columns += [column for _, column in spare]
+        return len(spare)
 
     def check(self, requests: Iterable[Request]) -> None:
         """Only of requests with a row anything is to be sent; for tests."""

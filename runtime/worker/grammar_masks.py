@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,14 @@ Bits = NDArray[np.int32]  # [samples, words], a bit an id: bit i % 32 of word i 
 NewMatcher = Callable[[str], Any]  # a grammar's llguidance matcher, at the beginning of an answer
 # (a constrained sample, so many of its newest tokens) -> them, which may have to arrive from the device
 NewestTokens = Callable[[Constrained, int], Sequence[int]]
+
+
+class Failure(NamedTuple):
+    """Why a request has no token."""
+
+    num_drafts: int  # after so many of its drafts in the step, if they hold
+    error: LaminaError
+
 
 FEW = 4  # matchers for which threads are not worth it
 BITS = 1 << np.arange(32, dtype=np.uint32)
@@ -45,6 +53,7 @@ class GrammarMasks:
         self._jump_forward = jump_forward
         self._pool: ThreadPoolExecutor | None = None
         self._executor: Any = None  # llguidance's own threads
+        self._grammars: dict[str, str] = {}  # by request
         self._walks: dict[str, Future[GrammarWalk] | GrammarWalk] = {}  # futures until they are asked for
 
     def add(self, request_id: str, grammar: str) -> None:
@@ -52,16 +61,19 @@ class GrammarMasks:
         assert self._new_matcher is not None, "a grammar without a tokenizer"
         if self._pool is None:
             self._pool = ThreadPoolExecutor(2, thread_name_prefix="lamina-grammars")
+        self._grammars[request_id] = grammar
         self._walks[request_id] = self._pool.submit(_new_walk, self._new_matcher, grammar)
 
     def remove(self, request_id: str) -> None:
         """Let go of it, if there is any."""
+        self._grammars.pop(request_id, None)
         if isinstance(walk := self._walks.pop(request_id, None), Future):
             walk.cancel()
 
     def close(self) -> None:
         """Let go of all of them, and of the threads."""
         self._walks.clear()
+        self._grammars.clear()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -71,35 +83,37 @@ class GrammarMasks:
         constrained: Sequence[Constrained],
         newest: NewestTokens,
         banned: Mapping[int, Sequence[int]],
-    ) -> dict[str, LaminaError]:
-        """Clear the bits of tokens that the grammars leave out; returns by request what fails there.
+    ) -> dict[str, Failure]:
+        """Clear the bits of tokens that the grammars leave out; returns by request what fails first.
 
         bits: with a bit for what else is allowed. banned: by place among these samples, ids that are
         excluded beside them. A sample that fails keeps a bit, and its token means nothing; so does one after
         a draft that its grammar leaves out. One after drafts that may hold has no bit where nothing is left.
         """
-        failures: dict[str, LaminaError] = {}
+        failures: dict[str, Failure] = {}
         masks: Bits = np.full(bits.shape, -1, np.int32)
         standing: list[tuple[Constrained, GrammarWalk]] = []
         for one in constrained:
             try:
                 walk = self._walk(one.request_id)
             except LaminaError as failure:
-                failures[one.request_id] = failure
+                failures[one.request_id] = Failure(0, failure)
                 continue
             if walk.move(one.num_output, partial(newest, one)):
                 standing.append((one, walk))
-        self._fill(standing, masks)
+        failures |= self._fill(standing, masks)
         for one, _ in standing if banned else ():
             for which in range(one.which, one.which + 1 + len(one.drafts)):
                 _clear(masks[which], banned.get(which, ()))
         left = bits & masks
-        has_any = np.bitwise_or.reduce(left, axis=1).tolist()
+        has_any = np.bitwise_or.reduce(left, axis=1) != 0
         for one, walk in standing:
+            own = slice(one.which, one.which + 1 + len(one.drafts))
             if not has_any[one.which] or walk.matcher.is_error():
-                failures[one.request_id] = _failure(walk.matcher)
-                own = slice(one.which, one.which + 1 + len(one.drafts))
+                failures[one.request_id] = Failure(0, _failure(walk.matcher))
                 left[own] = bits[own]
+            elif one.request_id not in failures and not has_any[own].all():
+                failures[one.request_id] = Failure(int(has_any[own].argmin()), _failure(walk.matcher))
         bits[:] = left
         return failures
 
@@ -125,13 +139,18 @@ class GrammarMasks:
             walk = self._walks[request_id] = walk.result()
         return walk
 
-    def _fill(self, standing: Sequence[tuple[Constrained, GrammarWalk]], masks: Bits) -> None:
-        """Write the mask of each sample, several at once where their matchers stay where they are."""
+    def _fill(self, standing: Sequence[tuple[Constrained, GrammarWalk]], masks: Bits) -> dict[str, Failure]:
+        """Write the mask of each sample, several at once where their matchers stay where they are.
+
+        Returns by request what fails after a draft.
+        """
         together: list[tuple[Any, int]] = []
+        failures: dict[str, Failure] = {}
         for one, walk in standing:
             alone = one.drafts or len(standing) <= FEW or isinstance(walk.matcher, UniqueItemsMatcher)
             if alone or walk.token_at(one.num_output) is not None:
-                walk.look_at(one.num_output, one.drafts, masks[one.which :])
+                failure = self._look_at(one, walk, masks[one.which :])
+                failures |= {} if failure is None else {one.request_id: failure}
             else:
                 together.append((walk.matcher, one.which))
         if together:
@@ -141,15 +160,31 @@ class GrammarMasks:
                 self._executor = LLExecutor()
             width = masks.shape[1] * masks.itemsize
             self._executor.unsafe_compute_mask_ptr(together, masks.ctypes.data, width, len(masks))
+        return failures
+
+    def _look_at(self, one: Constrained, walk: GrammarWalk, masks: Bits) -> Failure | None:
+        """Write the masks of a row's samples; what fails after a draft, where the mask has no bit."""
+        error = walk.look_at(one.num_output, one.drafts, masks)
+        if error is None:
+            return None
+        place, why = error
+        masks[place] = 0
+        assert self._new_matcher is not None
+        walk.another(self._new_matcher(self._grammars[one.request_id]), one.num_output, one.drafts)
+        return Failure(place, _cannot_go_on(why))
 
 
 def _new_walk(new_matcher: NewMatcher, grammar: str) -> GrammarWalk:
     return GrammarWalk(new_matcher(grammar))
 
 
+def _cannot_go_on(why: str) -> RequestError:
+    return RequestError(f"structured_outputs cannot go on: {why}")
+
+
 def _failure(matcher: Any) -> RequestError:
     if matcher.is_error():
-        return RequestError(f"structured_outputs cannot go on: {error_of(matcher)}")
+        return _cannot_go_on(error_of(matcher))
     return RequestError(
         "structured_outputs leaves no token here that min_tokens and allowed_token_ids allow as well; "
         "wanted a form that they agree with"

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..structured_output.compiler import error_of
+
 Newest = Callable[[int], Sequence[int]]  # so many of the newest tokens -> them
 
 
@@ -65,25 +67,36 @@ class GrammarWalk:
         """The tokens that follow for certain the one that was sampled for a position."""
         if not self._is_whole:
             return ()
-        if position == len(self._seen) and token >= 0:
+        if position >= len(self._seen) and token >= 0:
             self.move(position + 1, partial(_these, (token,)))
         place = position + 1 - self._start
         return self._run[place:] if place >= 0 else ()
 
-    def look_at(self, position: int, drafts: Sequence[int], masks: NDArray[np.int32]) -> None:
+    def look_at(
+        self, position: int, drafts: Sequence[int], masks: NDArray[np.int32]
+    ) -> tuple[int, str] | None:
         """Write the masks [1 + drafts, words] of that position and those after each of the drafts.
 
         Masks that come after a draft that the grammar leaves out stay as they are. It stands where it stood.
+        Returns after how many drafts the matcher cannot go on, and why, where that is after any: then it is
+        to go on by another().
         """
-        for place, draft in enumerate(drafts):
+        for place, draft in enumerate((*drafts, None)):
             self.write_mask(position + place, masks[place])
-            if not _allows(masks[place], draft):
+            if place and self.matcher.is_error():
+                return place, error_of(self.matcher)
+            if draft is None or not _allows(masks[place], draft):
                 break
             self.move(position + place + 1, partial(_these, (draft,)))
-        else:
-            self.write_mask(position + len(drafts), masks[len(drafts)])
-        self.move(position, partial(_these, ()))
-        self._drafts = tuple(drafts[max(0, len(self._seen) - position) :])
+        self._return_to(position, drafts)
+        return None
+
+    def another(self, matcher: Any, position: int, drafts: Sequence[int]) -> None:
+        """Stand there by a matcher at the beginning, before drafts that the one before could not follow."""
+        self.matcher = matcher
+        del self._seen[position:]
+        self._is_whole = False
+        self._return_to(position, drafts)
 
     def write_mask(self, position: int, mask: NDArray[np.int32]) -> None:
         """Write the mask [words] of the position where it stands, a bit an id."""
@@ -93,6 +106,10 @@ class GrammarWalk:
         else:
             mask[:] = 0
             mask.view(np.uint32)[token // 32] = 1 << token % 32
+
+    def _return_to(self, position: int, drafts: Sequence[int]) -> None:
+        self.move(position, partial(_these, ()))
+        self._drafts = tuple(drafts[max(0, len(self._seen) - position) :])
 
     def _find_run(self, position: int) -> None:
         """Settle what comes from here for certain, and the end after it where nothing else can."""

@@ -1,5 +1,6 @@
 """A step that was launched: its tokens, once they are there, and those of the rows of the step after it."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from ...common.errors import LaminaError
 from ..protocol.runner_output import RunnerOutput
-from ..protocol.scheduler_output import ON_HOST, Constrained, Flags, Ints, SchedulerOutput
+from ..protocol.scheduler_output import NO_DRAFTS, ON_HOST, Constrained, Flags, Ints, SchedulerOutput
 from .broken_logits import failed_prompts, failed_samples
-from .grammar_masks import GrammarMasks
+from .grammar_masks import Failure, GrammarMasks
 from .logprobs import LogprobsTensors
 from .pooler import finished
 
@@ -25,15 +26,21 @@ class LaunchedStep:
         sampled: Tensor,
         logprobs: LogprobsTensors | None,
         arrived: torch.cuda.Event | None,
-        failures: Mapping[str, LaminaError],
+        failures: Mapping[str, Failure],
         grammars: GrammarMasks,
         verdict: Tensor | None = None,
         pooled: Tensor | None = None,
+        constrained: Sequence[Constrained] = (),
+        left: Tensor | None = None,
     ) -> None:
         """verdict: [3, rows] int32, what became of drafts; None where nobody drafts.
 
-        pooled: [n, size] float32, results of prompts that end; None where none does.
+        pooled: [n, size] float32, results of prompts that end; None where none does. constrained: samples
+        with a grammar, where they stood. left: of each row, as Speculator.left has it; None where nobody
+        drafts or no row has a grammar.
         """
+        self._constrained = constrained
+        self._left = left
         self._pooled = pooled
         self._plan = plan
         self._grammars = grammars
@@ -61,9 +68,22 @@ class LaunchedStep:
         if not len(token_ids):
             return [0] * len(num_sampled)
         firsts = np.cumsum(num_sampled) - num_sampled
-        accepted = 0 if self._verdict is None else self._verdict[0].numpy()
-        newest: list[int] = token_ids[(firsts + accepted).clip(max=len(token_ids) - 1)].tolist()
+        newest: list[int] = token_ids[(firsts + self._accepted).clip(max=len(token_ids) - 1)].tolist()
         return newest
+
+    def left(self, row: int) -> tuple[int, list[int]]:
+        """How many tokens of a row are computed, and the drafts after its newest; waits likewise."""
+        assert self._left is not None, "a row with a grammar after a step without any"
+        self.token_ids()
+        num_computed, *drafts = self._left[row].tolist()
+        return num_computed, [*itertools.takewhile(lambda draft: draft >= 0, drafts)]
+
+    @property
+    def _accepted(self) -> Ints:
+        """How many drafts of each row hold [rows], once they are there."""
+        if self._verdict is None:
+            return np.zeros(self._plan.num_rows, np.int64)
+        return self._verdict[0].numpy().astype(np.int64)
 
     def read(self) -> RunnerOutput:
         """What the step came to, waiting for the device where it is still at work.
@@ -103,13 +123,21 @@ class LaunchedStep:
 
     def _forced(self, token_ids: NDArray[np.int32]) -> Mapping[str, tuple[int, ...]]:
         adjusted = self._plan.adjusted
-        if adjusted is None or not adjusted.constrained:
+        if adjusted is None or not self._constrained:
             return {}
-        which = adjusted.samples[[one.which for one in adjusted.constrained]]
-        return self._grammars.forced(adjusted.constrained, token_ids[which].tolist())
+        held = self._accepted[[one.row for one in self._constrained]]
+        which = adjusted.samples[[one.which for one in self._constrained]] + held
+        newest = [
+            one._replace(num_output=one.num_output + count)
+            for one, count in zip(self._constrained, held.tolist(), strict=True)
+        ]
+        return self._grammars.forced(newest, token_ids[which].tolist())
 
     def _all_failures(self, token_ids: NDArray[np.int32]) -> Mapping[str, LaminaError]:
-        failures: dict[str, LaminaError] = {**failed_samples(self._plan, token_ids), **self._failures}
+        failures: dict[str, LaminaError] = {**failed_samples(self._plan, token_ids)}
+        for request_id, failure in self._failures.items():
+            if failure.num_drafts <= self._accepted[self._plan.request_ids.index(request_id)]:
+                failures[request_id] = failure.error
         if self._logprobs is not None and self._logprobs.prompts:
             failures |= failed_prompts(self._plan, self._logprobs.prompts[-1])
         return failures
@@ -124,6 +152,19 @@ class NewestTokens:
         self._ends: Ints = np.cumsum(plan.num_scheduled_tokens) - (plan.num_sampled_tokens - 1).clip(0)
         self._sources: list[int] = plan.sources.tolist()
         self._sampled: list[int] | None = None  # of each row of that step, once they were asked for
+
+    def placed(self, one: Constrained) -> Constrained:
+        """Where a sample stands, and the drafts after it; waits for the step before where that decides."""
+        plan, last = self._plan, self._last
+        if plan.drafts is None or last is None:
+            return one
+        if (source := self._sources[one.row]) != ON_HOST:
+            ahead = last.left(source)[0] - int(plan.num_computed_tokens[one.row])
+            one = one._replace(num_output=one.num_output + ahead)
+        num_drafts = int(plan.num_sampled_tokens[one.row]) - 1
+        if num_drafts and (source := int(plan.drafts.sources[one.row])) != NO_DRAFTS:
+            one = one._replace(drafts=tuple(last.left(source)[1][:num_drafts]))
+        return one
 
     def __call__(self, one: Constrained, count: int) -> Sequence[int]:
         """The last tokens of a row, so many; waits for the step before where one is its sample."""

@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ... import custom_ops
-from ...common.errors import LaminaError
 from ...custom_ops._shared import registry
 from ...custom_ops.adjust_logits.reference import WORD_BITS, remember
 from ...custom_ops.sample.reference import are_broken, num_chunks_of
 from ..protocol.scheduler_output import SAMPLING, Adjusted, Banned, sampling_row
 from ..sampling_params import LogitsProcessor, SamplingParams
-from .grammar_masks import GrammarMasks, NewestTokens, no_newest_tokens
+from .grammar_masks import Failure, GrammarMasks, NewestTokens, no_newest_tokens
 from .input_batch import NO_ID, BatchView, send, staged
 from .logits_processors import apply_processors
 from .sampler import SamplingRows, sample
@@ -114,7 +113,7 @@ class Adjuster:
         logits: Tensor,
         newest: NewestTokens = no_newest_tokens,
         banned: Banned = (),
-    ) -> dict[str, LaminaError]:
+    ) -> dict[str, Failure]:
         """Put the tokens of adjusted samples into batch.sampled, over those that were chosen from logits.
 
         logits: [padded_samples, vocab] of the step, any float, which stay as they are. Returns by request
@@ -126,7 +125,7 @@ class Adjuster:
         if tables is None or not tables.are_of(adjusted):
             tables = self._tables = self._built(adjusted)
         self._send_missed(adjusted)
-        failures: dict[str, LaminaError] = {}
+        failures: dict[str, Failure] = {}
         if adjusted.constrained:
             tables, failures = self._constrained(adjusted, tables, newest, banned)
         rows = tables.sampling_rows(batch, self._num_valid_ids)
@@ -140,7 +139,7 @@ class Adjuster:
 
     def _constrained(
         self, adjusted: Adjusted, tables: _Tables, newest: NewestTokens, banned: Banned
-    ) -> tuple[_Tables, dict[str, LaminaError]]:
+    ) -> tuple[_Tables, dict[str, Failure]]:
         """The tables of this step alone, with the tokens that grammars leave; by request what failed."""
         if tables.allowed_bits is None:
             bits = _allowed(tables.adjusted.params, self._num_valid_ids, always=True)
@@ -153,16 +152,16 @@ class Adjuster:
         failures = self.grammars.restrict(allowed.numpy(), adjusted.constrained, newest, excluded)
         return tables._replace(allowed=allowed.to(self._device, non_blocking=True)), failures
 
-    def _process(self, adjusted: Adjusted, scores: Tensor) -> dict[str, LaminaError]:
+    def _process(self, adjusted: Adjusted, scores: Tensor) -> dict[str, Failure]:
         """Let requests' own processors change their scores [n, width]; returns by request what failed."""
-        failures: dict[str, LaminaError] = {}
+        failures: dict[str, Failure] = {}
         for history in adjusted.histories:
             processors = self.processors[history.request_id]
             own = scores[history.which, : self._num_valid_ids]
             if are_broken(own.unsqueeze(0)):
                 continue  # before any of its processors saw them: sample says so
             if (failure := apply_processors(processors, history, own)) is not None:
-                failures[history.request_id] = failure
+                failures[history.request_id] = Failure(0, failure)
                 own.zero_()
         return failures
 

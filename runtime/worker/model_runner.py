@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...common.errors import LaminaError, UnsupportedError
+from ...common.errors import UnsupportedError
 from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
-from ..protocol.scheduler_output import SchedulerOutput, no_requests
+from ..protocol.scheduler_output import Constrained, SchedulerOutput, no_requests
 from ..sampling_params import LogitsProcessor
 from .adapters import Adapters
 from .attention import PagedAttention
 from .device_memory import DeviceMemory
 from .draft_batch import DraftRows
 from .drafter import Drafter
-from .grammar_masks import GrammarMasks, NewMatcher
+from .grammar_masks import Failure, GrammarMasks, NewMatcher
 from .graph_runner import Computed, Decode, Forward, GraphRunner, Mixed
 from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch
@@ -100,7 +100,8 @@ class ModelRunner:
         self.on_logits: OnLogits | None = None  # sees what a step samples from, before it is adjusted
         self._num_without_cuda_graph = 0
         self._logprobs: LogprobsTensors | None = None  # that the last step wants
-        self._failures: Mapping[str, LaminaError] = {}  # of requests in the last step
+        self._failures: Mapping[str, Failure] = {}  # of requests in the last step
+        self._constrained: tuple[Constrained, ...] = ()  # its samples with a grammar, where they stood
         self._last: LaunchedStep | None = None
 
     def add_request(
@@ -153,7 +154,7 @@ class ModelRunner:
         """
         try:
             self._logprobs = LogprobsTensors() if plan.wanted_logprobs is not None else None
-            self._failures, self._pooled = {}, None
+            self._failures, self._pooled, self._constrained = {}, None, ()
             if any(plan.copies):
                 assert self.host_blocks is not None, "blocks are to be copied to a host without slots"
                 self.host_blocks.copy(plan.copies)
@@ -260,7 +261,9 @@ class ModelRunner:
         if plan.adjusted is not None:
             assert logits is not None, "samples of a step without any"
             newest = NewestTokens(plan, self._last)
-            self._failures = self._adjuster.choose(plan.adjusted, batch, logits, newest, plan.banned)
+            self._constrained = tuple(map(newest.placed, plan.adjusted.constrained))
+            adjusted = dataclasses.replace(plan.adjusted, constrained=self._constrained)
+            self._failures = self._adjuster.choose(adjusted, batch, logits, newest, plan.banned)
             self._judge(batch, computed.hidden, plan.request_ids)
         if batch.logprobs is not None and self._logprobs is not None and logits is not None:
             samples = sample_logprobs(batch.logprobs, logits, batch.sampled, self._num_valid_ids)
@@ -345,17 +348,21 @@ class ModelRunner:
         sampled, logprobs = self._input_batch.sampled(plan.num_samples), self._logprobs
         verdict = None if self._speculator is None else self._speculator.verdict(plan.num_rows)
         grammars = self._adjuster.grammars
+        speculator = self._speculator if self._constrained else None
+        left = None if speculator is None else speculator.left(plan.num_rows)
         if sampled.device.type != "cuda":
             verdict = None if verdict is None else verdict.clone()
             step = plan, sampled.clone(), logprobs, None, self._failures, grammars, verdict
-            return LaunchedStep(*step, self._pooled)
+            return LaunchedStep(*step, self._pooled, self._constrained, left)
         staged = _copy_to_host(sampled)
         verdict = None if verdict is None else _copy_to_host(verdict)
+        left = None if left is None else _copy_to_host(left)
         logprobs = logprobs and logprobs.each(_copy_to_host)
         pooled = None if self._pooled is None else _copy_to_host(self._pooled)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return LaunchedStep(plan, staged, logprobs, arrived, self._failures, grammars, verdict, pooled)
+        step = plan, staged, logprobs, arrived, self._failures, grammars, verdict
+        return LaunchedStep(*step, pooled, self._constrained, left)
 
 
 def _sampled_rows(hidden: Tensor, batch: BatchView) -> Tensor:

@@ -125,6 +125,10 @@ class Speculator:
         is_draft = (self.drafts[:num_rows] >= 0).to(torch.int32).cumprod(1)
         torch.sum(is_draft, 1, dtype=torch.int32, out=verdict.proposed)
 
+    def left(self, num_rows: int) -> Tensor:
+        """Of each row of the last step tokens that are computed, then drafts, [rows, 1 + k] int32."""
+        return torch.cat((self._computed[:num_rows].unsqueeze(1), self.drafts[:num_rows]), 1)
+
     def verdict(self, num_rows: int) -> Tensor:
         """What became of the last step's drafts, [3, rows] int32 on the device, as Verdict has it."""
         return self._verdict[:, :num_rows]

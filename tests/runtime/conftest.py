@@ -145,6 +145,7 @@ class Server:
     ):
         self.forced, self.lots = forced, random.Random(forced)
         self.wholes = {}  # all tokens that a request gets, once something is forced of it
+        self.newest = {}  # by step and request the place of the last token that it yields
         self.depth = depth  # steps launched before the oldest is read
         self.pending = deque()
         self.written = deque()  # the blocks that each pending step writes
@@ -208,10 +209,14 @@ class Server:
             self.input_batch.sampled(len(sampled)).copy_(torch.tensor(sampled, dtype=torch.int32))
             slots = view.slot_mappings[0][: plan.num_tokens]
             slots = slots[slots != NO_SLOT]  # of drafts that may have no block
-            output = RunnerOutput(token_ids=np.array(sampled, np.int32), forced=self.followers(plan))
+            output = RunnerOutput(token_ids=np.array(sampled, np.int32))
+            ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
             if draft_rows:
                 self.speculator.finish(view, draft_rows, torch.zeros(0), (), plan.request_ids)
-                output = dataclasses.replace(self.verdict(plan, sampled), forced=output.forced)
+                output = self.verdict(plan, sampled)
+                ends = self.speculator.left(plan.num_rows)[:, 0].tolist()
+            self.newest[plan.step] = dict(zip(plan.request_ids, ends, strict=True))
+            output = dataclasses.replace(output, forced=self.followers(plan))
             self.pending.append((plan, output))
             self.written.append(set((slots // self.kv_cache.block_size).tolist()))
         return plan
@@ -238,7 +243,7 @@ class Server:
             request = self.requests[part.request_id]
             if part.samples and request.params.logprobs is None and self.lots.random() < 0.5:
                 tokens = [*self.whole(request), *range(self.forced)]
-                first = part.num_computed + len(part.token_ids) + 1
+                first = self.newest[plan.step][part.request_id] + 1
                 found[part.request_id] = tuple(tokens[first : first + self.lots.randint(1, self.forced)])
         return found
 

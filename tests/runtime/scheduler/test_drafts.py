@@ -58,6 +58,7 @@ REQUESTS = st.fixed_dictionaries(
             "eos": st.sampled_from([(), (5,)]),
             "prefix_cache": st.booleans(),
             "window": st.none() | st.integers(1, 10),
+            "forced": st.sampled_from([0, 3, 20]),
         }
     ),
 )
@@ -136,3 +137,17 @@ def test_fewer_tokens_than_one_or_more_than_were_sampled_are_refused(make_server
     output = RunnerOutput(token_ids=tokens, num_sampled=np.array(counts, np.int64))
     with pytest.raises(AssertionError, match="rows yielded"):
         server.scheduler.update(plan, output)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("drafts", [1, 5])
+def test_tables_that_grow_by_many_blocks_at_once_have_all_of_them(make_server, drafts, depth):
+    """As where a grammar forces many tokens: beyond the last block, and nowhere else, is the null block."""
+    server = make_server(
+        blocks=80, block_size=1, seqs=2, context=80, drafts=drafts, forced=30, script=by_lot, depth=depth
+    )
+    requests = [server.add(f"r{number}", 3, seed=number, max_tokens=60) for number in range(2)]
+    server.drain()
+    assert server.scheduler.num_forced_tokens > 30
+    for request in requests:
+        assert request.output_token_ids == server.alone(request)[0]

@@ -84,8 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.clock = Clock()
         if limits["window"] or not limits["prefix_cache"]:
             limits["swap"] = 0
-        if limits.setdefault("drafts", 0) and limits["forced"]:
-            limits["drafts"] = 0  # forced tokens are those of grammars, which have no drafts
+        limits.setdefault("drafts", 0)
         limits["script"] = wrong_by_lot
         self.server = self.make_server(eos=eos, clock=self.clock, **limits)
         self.scheduler = self.server.scheduler
@@ -185,13 +184,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             plan = self.server.pending[0][0]
             parts = [part for part in self.server.parts(plan) if part.samples]
             known = {r.request_id: r.num_tokens for r in self.live()}
-            has_drafts = self.server.config.max_drafts > 0  # then nothing is forced, and all is new
-            news = [
-                part.request_id
-                for part in parts
-                if part.num_computed + len(part.token_ids) == known.get(part.request_id)
-                or (has_drafts and part.request_id in known)
-            ]
+            newest = self.server.newest[plan.step]
+            names = [part.request_id for part in parts if part.request_id in known]
+            news = [name for name in names if newest[name] >= known[name]]
             received = self.server.land()
             assert [r.request_id for r in received] == news, "not those who had not been told of their token"
 
@@ -321,6 +316,7 @@ class SwapMachine(SchedulerMachine):
         depth=st.integers(1, 3),
         swap=st.sampled_from([16, 8, 3, 1]),
         forced=st.sampled_from([0, 5]),
+        drafts=st.sampled_from([0, 2]),
         lengths=st.lists(st.integers(1, 6), min_size=4, max_size=7),
     )
     def start(self, lengths, **limits):

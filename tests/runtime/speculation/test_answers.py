@@ -203,7 +203,7 @@ def test_an_id_that_stops_amid_drafts_that_hold_ends_the_answer_there(tiny_folde
 @pytest.mark.parametrize("jump_forward", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_forms_are_kept_to_beside_drafts_of_others(tiny_text_folder, monkeypatch, depth, jump_forward):
-    """Rows with a form have fillers in the place of drafts, which move no grammar on."""
+    """Drafts of n-grams, whose rows with a form are masked after each."""
     pytest.importorskip("llguidance")
     monkeypatch.setitem(engine_builder.DEPTHS, "cpu", depth)
     forms = [StructuredOutputs(regex="(abc){2}[de]{3}once upon a time[0-9]{2}"), None, None]

@@ -235,10 +235,48 @@ def test_a_row_with_nothing_left_fails_at_its_own_sample_and_later_ones_have_no_
     step = rows([form("aab")])
     (first,), _ = step.restrict([[]])
     found, failures = step.restrict([[]], [first], banned={1: range(compiler._num_valid_ids)})
-    assert (found[0], found[1], failures) == (first, [], {}), "a draft before it may not hold"
+    assert (found[0], found[1]) == (first, [])
+    assert failures["0"].num_drafts == 1, "a draft before it may not hold"
     found, failures = step.restrict([[]], banned={0: range(compiler._num_valid_ids)})
     assert found[0], "a sample that fails keeps a bit"
-    assert isinstance(failures["0"], RequestError)
+    assert failures["0"].num_drafts == 0
+    assert isinstance(failures["0"].error, RequestError)
+
+
+class Limited:
+    """A matcher that cannot go on after one token, as one that a draft takes beyond its limits."""
+
+    def __init__(self, matcher, limit):
+        self._matcher, self._limit, self._is_error = matcher, limit, False
+
+    def __getattr__(self, name):
+        return getattr(self._matcher, name)
+
+    def consume_token(self, token):
+        self._is_error |= token == self._limit
+        return self._matcher.consume_token(token)
+
+    def is_error(self):
+        return self._is_error
+
+    def get_error(self):
+        return "too many states"
+
+
+def test_a_matcher_that_cannot_follow_a_draft_fails_where_that_holds_alone(compiler, rows):
+    grammar = form("[ab][xy][ab]{3}")
+    tokens, allowed = one_by_one(compiler, grammar, max)
+    others, _ = one_by_one(compiler, grammar, min)
+    step, plain = rows([grammar]), compiler.matcher
+    step.masks._new_matcher = lambda grammar: Limited(plain(grammar), tokens[1])
+    step.masks.add("0", grammar)
+    found, failures = step.restrict([[]], [tokens[:3]])
+    assert found[:3] == [allowed[0], allowed[1], []]
+    assert failures["0"].num_drafts == 2
+    assert "too many states" in str(failures["0"].error)
+    for own in (tokens[:1], [*tokens[:1], others[1]]):  # of which the last is no draft that held
+        found, failures = step.restrict([own])
+        assert (found, failures) == ([allowed[len(own)]], {})
 
 
 def test_what_follows_is_said_once_and_only_of_those_that_may_jump(compiler, rows):
