@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from lamina.serving.metrics.families import FAMILIES, PREFIX, PROCESS_FAMILIES, SERVER_FAMILIES
+from lamina.serving.metrics.families import (
+    FAMILIES,
+    PREFIX,
+    PROCESS_FAMILIES,
+    SERVER_FAMILIES,
+    SWAP_FAMILIES,
+)
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "grafana" / "dashboards" / "lamina.json").read_text())
@@ -64,6 +70,13 @@ def test_legends_are_of_labels_that_exist(family):
         for target in panel["targets"]:
             if PREFIX + family.name in target["expr"]:
                 assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= set(family.labels)
+
+
+@pytest.mark.parametrize("family", SWAP_FAMILIES, ids=lambda family: family.name)
+def test_how_models_take_turns_is_shown_of_each(family):
+    shown = [expression for expression in EXPRESSIONS if PREFIX + family.name in expression]
+    assert shown
+    assert all("model_name)" in expression.partition(" (lamina")[0] for expression in shown)
 
 
 def test_panels_have_places_and_ids_of_their_own():
