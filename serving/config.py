@@ -19,6 +19,7 @@ FLAGS = (
     "strict_fields",
     "trust_request_chat_template",
     "exit_on_engine_loss",
+    "lazy_loading",
     "page",
     "access_log",
     "log_requests",
@@ -157,6 +158,8 @@ class ServeConfig:
     """Seconds for which one of several models stays awake at least, before it makes room for another."""
     swap_drain_timeout: float = 0.0
     """Seconds after which what runs of one of several models is ended for another's sake; 0: as it ends."""
+    lazy_loading: bool = False
+    """Whether of several models only those that are awake at first are loaded then, the rest when asked."""
     swap_level: int = 1
     """How one of several models sleeps: 1 keeps its weights in the host's memory, 2 reads them again."""
     exit_on_engine_loss: bool = True

@@ -1,6 +1,7 @@
 """What the routes of one server share, and what is of one of its models."""
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,8 @@ class Serving:
     tracing: "Tracing | None"
     responses: "Responses"
     loaded: Loaded | None = None
-    """None while the model loads, in which Gate takes none but requests for health, metrics and the page."""
+    """None while the model loads, in which Gate takes none but requests for health, metrics and the page;
+    and of one of several until it is first asked, where they are loaded so late."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When the server began, in seconds since 1970."""
 
@@ -64,6 +66,13 @@ class Serving:
     def fingerprint(self) -> str:
         """What the bits of answers depend on."""
         return self._once_loaded.fingerprint
+
+    @property
+    def adapter_names(self) -> Collection[str]:
+        """Names of its adapters: those that there are, or those that will be loaded with it."""
+        if self.loaded is None:
+            return dict(self.config.adapters)
+        return self.loaded.runtime.input.adapters.keys()
 
     @property
     def _once_loaded(self) -> Loaded:

@@ -16,12 +16,14 @@ OpenRuntime = Callable[[], Awaitable["AsyncRuntime"]]
 async def load_models(models: ServedModels, open_runtimes: Sequence[OpenRuntime]) -> None:
     """Loads every model, the first one last, so that it is awake with those after it that may be, too.
 
-    open_runtimes: of the models, in their order. Raises what loading one of them raises, with none loaded.
+    With lazy_loading those alone that are awake at first. open_runtimes: of the models, in their order.
+    Raises what loading one of them raises, with none loaded.
     """
     config, servings = models.first.config, list(models)
     try:
-        for number in reversed(range(len(servings))):
-            runtime = await _load(servings[number], open_runtimes[number])
+        num_loaded = min(config.max_resident, len(servings)) if config.lazy_loading else len(servings)
+        for number in reversed(range(num_loaded)):
+            runtime = await load_model(servings[number], open_runtimes[number])
             if number >= config.max_resident:
                 await runtime.sleep(config.swap_level)
     except BaseException:
@@ -36,7 +38,7 @@ async def close_models(models: ServedModels) -> None:
             await serving.loaded.runtime.close()
 
 
-async def _load(serving: Serving, open_runtime: OpenRuntime) -> "AsyncRuntime":
+async def load_model(serving: Serving, open_runtime: OpenRuntime) -> "AsyncRuntime":
     """Has a runtime compute what it is asked for first, and the model served by it; returns it."""
     runtime = await open_runtime()
     try:

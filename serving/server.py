@@ -21,7 +21,7 @@ from .config import ServeConfig
 from .context import Serving
 from .lifecycle import Lifecycle, loss
 from .listening import BACKLOG, address_of, allow_files, listen, stop_listening, tls_context
-from .loading import OpenRuntime, close_models, load_models
+from .loading import OpenRuntime, close_models, load_model, load_models
 from .metrics.collector import MetricsPage
 from .metrics.metrics import Metrics
 from .metrics.request_log import RequestLog
@@ -167,7 +167,8 @@ class Server:
         finally:
             for each in (*swapping, *self._watching):
                 each.cancel()
-            await asyncio.wait((*swapping, *self._watching))
+            _, loading_on = await asyncio.wait((*swapping, *self._watching), timeout=LAST_WORDS)
+            self.is_abandoned = bool(loading_on)
             await close_models(self.models)
 
     def _begin_swapping(self) -> "list[asyncio.Task[NoReturn]]":
@@ -183,8 +184,12 @@ class Server:
                 drain_timeout=config.swap_drain_timeout or None,
             ),
             level=config.swap_level,
+            load=self._load_late,
         )
         return [asyncio.create_task(self.models.swapper.run())]
+
+    async def _load_late(self, serving: Serving) -> None:
+        await load_model(serving, self._open_runtimes[[*self.models].index(serving)])
 
     def _another(self, config: ServeConfig) -> Serving:
         """Returns the parts of a further model: what is not the whole server's is its own."""
@@ -201,6 +206,8 @@ class Server:
 
     async def _watch(self, serving: Serving) -> None:
         """Returns once a model's engine is lost, which its lifecycle then says."""
+        while serving.loaded is None:
+            await asyncio.sleep(WATCH_INTERVAL)
         was_ok, runtime = True, serving.runtime
         while (health := runtime.health()).status.is_alive:
             if health.ok != was_ok:
@@ -224,7 +231,7 @@ class Server:
             await asyncio.Event().wait()
 
     def _alive(self) -> list[Serving]:
-        return [serving for serving in self.models if serving.runtime.health().status.is_alive]
+        return [each for each in self.models if each.loaded and each.runtime.health().status.is_alive]
 
     async def _end(self, losing: "asyncio.Task[None]") -> int:
         """Lets running responses end, in drain_timeout unless no engine is left; returns the exit code."""
@@ -243,7 +250,9 @@ class Server:
             serving.admission.refuse_waiting("the server is shutting down")
             serving.runtime.fail(ClosedError("the server is shutting down"))
         await self.lifecycle.wait_drained(LAST_WORDS)
-        return 0 if len(self._alive()) == len(self.models) else ENGINE_LOST
+        return (
+            0 if len(self._alive()) == sum(each.loaded is not None for each in self.models) else ENGINE_LOST
+        )
 
     def _http_config(self) -> uvicorn.Config:
         num_connections = allow_files(self.config.max_connections)

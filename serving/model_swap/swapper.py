@@ -10,7 +10,8 @@ from typing import NoReturn, TypeVar
 
 from ...common.errors import DrainedError, LaminaError
 from ...common.logging import get_logger
-from ..auth.limits import Clock
+from ..admission.admission import Admission
+from ..auth.limits import Clock, retry_after
 from ..context import Serving
 from ..errors import ApiError, api_error
 from .policy import Action, Drain, EndRunning, ModelState, Rest, Resume, Swap, SwapPolicy
@@ -34,13 +35,16 @@ class Swapper:
         policy: SwapPolicy,
         *,
         level: int = 1,
+        load: Callable[[Serving], Awaitable[object]] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """models: by their first names, loaded; as many as may be resident are awake, the rest sleeps.
+        """models: by their first names; as many as may be resident are awake, the rest sleeps.
 
-        level: how deeply models sleep, as AsyncRuntime.sleep() has it.
+        level: how deeply models sleep, as AsyncRuntime.sleep() has it. load: loads one that is not loaded,
+        awake; of those that may be resident at first all are.
         """
         self._models, self._policy, self._level, self._clock = dict(models), policy, level, clock
+        self._load_model = load
         self._resident: dict[str, float] = dict.fromkeys(list(models)[: policy.max_resident], float("-inf"))
         self._left_at: dict[str, float] = {}
         self._draining: str | None = None
@@ -53,10 +57,8 @@ class Swapper:
         self._turn = asyncio.Condition()
         for name, serving in self._models.items():
             serving.metrics.is_resident = name in self._resident
-            if name not in self._resident:
-                serving.admission.pause()
-            serving.admission.on_change = self._changed.set
-            serving.admission.seconds_asleep = partial(self.seconds_until, name)
+            if serving.loaded is not None:
+                self._connect(name, serving.admission)
 
     @property
     def resident(self) -> tuple[str, ...]:
@@ -69,6 +71,8 @@ class Swapper:
             return "failed"
         if name in self._held:
             return "asleep"
+        if self._models[name].loaded is None:
+            return "not_loaded"
         if name in self._resident:
             return "draining" if name == self._draining else "resident"
         return "swapped_out"
@@ -106,13 +110,14 @@ class Swapper:
         """Puts a model to sleep until release(), whether or not it has requests, which wait."""
         async with self._turn:
             serving = self._models[name]
-            serving.admission.pause()
-            try:
-                await serving.runtime.sleep(level)
-            except Exception:
-                if name in self._resident and name != self._draining:
-                    serving.admission.resume()
-                raise
+            if serving.loaded is not None:
+                serving.admission.pause()
+                try:
+                    await serving.runtime.sleep(level)
+                except Exception:
+                    if name in self._resident and name != self._draining:
+                        serving.admission.resume()
+                    raise
             self._held.add(name)
             self._leave(name)
         self._changed.set()
@@ -140,6 +145,27 @@ class Swapper:
         finally:
             self._wanted[name].remove(since)
             self._changed.set()
+
+    async def load(self, name: str) -> None:
+        """Returns once a model is loaded, in its turn; ApiError 503 where it cannot be, or is held.
+
+        429 where too many wait for that already.
+        """
+        serving = self._models[name]
+        if len(self._wanted[name]) >= serving.config.max_waiting:
+            message = f"too many requests wait until {name} is loaded"
+            raise ApiError(status=429, message=message, code="queue_full", headers=retry_after(5))
+        await self.use(name, _nothing)
+        if serving.loaded is None:
+            message = f"the model {name} is not loaded, and put to sleep by hand"
+            raise ApiError(status=503, message=message, code=CODE, headers=retry_after(5))
+
+    def _connect(self, name: str, admission: Admission) -> None:
+        """Has a model's queue wait while it sleeps, and say what changes."""
+        admission.on_change = self._changed.set
+        admission.seconds_asleep = partial(self.seconds_until, name)
+        if name not in self._resident:
+            admission.pause()
 
     def _is_settled(self, name: str) -> bool:
         return any(name in those for those in (self._held, self._resident, self._failed, self._lost))
@@ -182,13 +208,14 @@ class Swapper:
         return {name: self._state(name) for name in self._models}
 
     def _state(self, name: str) -> ModelState:
-        admission, wanted = self._models[name].admission, self._wanted[name]
-        waiting = [*wanted[:1], *([] if (since := admission.waiting_since) is None else [since])]
+        loaded, waiting = self._models[name].loaded, self._wanted[name][:1]
+        if loaded is not None and (since := loaded.admission.waiting_since) is not None:
+            waiting.append(since)
         return ModelState(
             resident_since=self._resident.get(name),
             left_at=self._left_at.get(name, float("-inf")),
             waiting_since=min(waiting, default=None),
-            num_running=admission.num_admitted,
+            num_running=0 if loaded is None else loaded.admission.num_admitted,
             draining_since=self._draining_since if name == self._draining else None,
             is_available=not any(name in those for those in (self._held, self._lost, self._failed)),
         )
@@ -215,7 +242,7 @@ class Swapper:
         logger.error("%s", reason, exc_info=None if isinstance(error, LaminaError) else error)
         self._failed[name] = self._clock() + RETRY_SECONDS, reason
         self._refuse_failed(self._clock())
-        if not serving.runtime.health().status.is_alive:
+        if serving.loaded is not None and not serving.runtime.health().status.is_alive:
             self.lose(name)
 
     async def _put_to_sleep(self, name: str) -> None:
@@ -233,15 +260,23 @@ class Swapper:
 
     async def _wake(self, name: str) -> None:
         serving = self._models[name]
+        if serving.loaded is None:
+            assert self._load_model is not None, "a model that is not loaded, and nobody to load it"
+            await self._load_model(serving)
+            self._connect(name, serving.admission)
+        else:
+            await self._wake_loaded(serving)
+        self._resident[name] = self._clock()
+        serving.metrics.is_resident = True
+        serving.admission.resume()
+
+    async def _wake_loaded(self, serving: Serving) -> None:
         try:
             await serving.runtime.wake()
         except Exception:
             with contextlib.suppress(Exception):  # what it has taken by then is another's
                 await serving.runtime.sleep(self._level)
             raise
-        self._resident[name] = self._clock()
-        serving.metrics.is_resident = True
-        serving.admission.resume()
 
     def _leave(self, name: str) -> None:
         """Notes that a model is resident no more."""
@@ -255,7 +290,8 @@ class Swapper:
         """Answers who waits for a model that could not be woken just now; later it is tried again."""
         self._failed = {name: (end, why) for name, (end, why) in self._failed.items() if end > now}
         for name, (_, why) in self._failed.items():
-            self._models[name].admission.refuse_waiting(why, CODE)
+            if (loaded := self._models[name].loaded) is not None:
+                loaded.admission.refuse_waiting(why, CODE)
 
 
 async def _nothing() -> None:

@@ -49,7 +49,7 @@ def _check_name(request: Request, serving: Serving, name: str) -> None:
     if name in models.names:
         owner = "the model's own" if len(models) == 1 else "a model's own"
         raise wrong("lora_name", f"lora_name is {shown(name)}, {owner}; wanted another")
-    if models.holding(name) is not serving and name in models.holding(name).runtime.input.adapters:
+    if models.holding(name) is not serving and name in models.holding(name).adapter_names:
         raise wrong("lora_name", f"lora_name is {shown(name)}, an adapter of another model; wanted another")
 
 

@@ -60,7 +60,8 @@ async def wake_up(request: Request) -> Response:
 
 async def is_sleeping(request: Request) -> Response:
     """Answers {"is_sleeping": …}. Needs an admin key."""
-    return JSONResponse({"is_sleeping": await _administered(request)[0].runtime.is_sleeping()})
+    loaded = _administered(request)[0].loaded
+    return JSONResponse({"is_sleeping": loaded is None or await loaded.runtime.is_sleeping()})
 
 
 async def update_weights(request: Request) -> Response:

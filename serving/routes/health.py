@@ -28,8 +28,8 @@ async def ready(request: Request) -> Response:
     """Answers 200 where a request would be taken and a step can run, else 503 with the reason.
 
     The status is starting, ready, draining, failed, stalled where a step takes too long, or asleep. Of
-    several models `models` has that of each: one that waits for its turn is swapped_out, and no reason not
-    to be ready.
+    several models `models` has that of each: one that waits for its turn is swapped_out, one that was not
+    asked yet may be not_loaded, and neither is a reason not to be ready.
     """
     models = models_of(request)
     report = health_of(models.first) if len(models) == 1 else health_of_all(request, models)
@@ -100,7 +100,7 @@ def _turn_of(serving: Serving, swapper: Swapper | None) -> dict[str, Any]:
     is_resident = standing in ("resident", "draining")
     if report["status"] == "ready" and is_resident:
         return report | {"status": standing}
-    if report["status"] != "failed" and standing == "swapped_out":
+    if report["status"] != "failed" and standing in ("swapped_out", "not_loaded"):
         return report | {"status": standing, "reason": None}
     return report
 

@@ -12,18 +12,24 @@ from ..served_models import models_of
 
 
 def model_entry(serving: Serving, name: str) -> dict[str, Any]:
-    """Returns what is said about one name: the model's, whose root is the first of them, or an adapter's."""
-    first, adapter = serving.config.model_names[0], serving.runtime.input.adapters.get(name)
-    return {
+    """Returns what is said about one name: the model's, whose root is the first of them, or an adapter's.
+
+    Length and tasks are not known before a model is loaded.
+    """
+    first, is_adapter = serving.config.model_names[0], name in serving.adapter_names
+    entry: dict[str, Any] = {
         "id": name,
         "object": "model",
         "created": serving.created,
         "owned_by": "lamina",
-        "root": first if adapter is None else adapter.path,
-        "parent": None if adapter is None else first,
-        "max_model_len": serving.runtime.input.max_model_len,
-        "tasks": serving.runtime.input.tasks,
+        "root": first,
+        "parent": first if is_adapter else None,
     }
+    if serving.loaded is None:
+        return entry | ({"root": dict(serving.config.adapters)[name]} if is_adapter else {})
+    known = serving.runtime.input
+    root = known.adapters[name].path if is_adapter else first
+    return entry | {"root": root, "max_model_len": known.max_model_len, "tasks": known.tasks}
 
 
 async def list_models(request: Request) -> Response:
@@ -32,7 +38,7 @@ async def list_models(request: Request) -> Response:
     names = [
         (serving, name)
         for serving in models_of(request)
-        for name in (*serving.config.model_names, *serving.runtime.input.adapters)
+        for name in (*serving.config.model_names, *serving.adapter_names)
     ]
     entries = [model_entry(serving, name) for serving, name in names if key.allows_model(name)]
     return JSONResponse({"object": "list", "data": entries})

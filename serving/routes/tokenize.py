@@ -16,7 +16,7 @@ from ..errors import ApiError
 from ..middleware.body import read_body
 from ..protocol.decoding import wrong
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from ..served_models import models_of
+from ..served_models import models_of, require_loaded
 from ..streaming.handlers import beside_loop, receive
 
 MAX_TOKENS = 2**18  # of a text: far more are refused before they are all found
@@ -60,6 +60,7 @@ async def tokenizer_info(request: Request) -> Response:
     ?model= names one of several.
     """
     serving = models_of(request).find(request.query_params.get("model"))
+    await require_loaded(request, serving, serving.config.model_names[0])
     return JSONResponse(tokenizer_of(serving).describe())
 
 

@@ -24,7 +24,7 @@ from ..protocol.generation import (
     check_prompt_logprobs,
     named_error,
 )
-from ..served_models import models_of
+from ..served_models import models_of, require_loaded
 from .events import ChunkEvents
 from .response_settings import AnsweredPrompt, ResponseSettings, Style
 from .running import Running
@@ -82,7 +82,9 @@ async def chosen_model(request: "Request", name: str | None) -> str:
     models = models_of(request)
     serving = await models.find_or_load(name)
     choose(request, serving)
-    return serving.config.model_names[0] if name is None else name
+    chosen = serving.config.model_names[0] if name is None else name
+    await require_loaded(request, serving, chosen)
+    return chosen
 
 
 async def beside_loop(is_large: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

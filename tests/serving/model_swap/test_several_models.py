@@ -32,6 +32,8 @@ def nothing_is_left(several):
 
     async def look():
         for serving in several.models:
+            if serving.loaded is None:
+                continue
             stats = await serving.runtime.stats()
             admission = serving.admission
             held = (admission.num_admitted, admission.num_waiting, stats["blocks"]["used"])
@@ -161,6 +163,43 @@ def test_a_request_of_a_sleeping_model_waits_within_the_bounds_of_any_queue(star
         assert server.text("a") == alone("a")
         server.in_loop(partial(server.models.swapper.release, "b"))
         assert first.result() == alone("b")
+    assert server.close() == 0
+
+
+def test_models_are_loaded_when_they_are_first_asked(start_several, folders, alone, tmp_path):
+    """By a chat, by token counts or by several at once; one that cannot be is tried again."""
+    folder = tmp_path / "late"
+    server = start_several({**folders, "late": folder}, lazy_loading=True)
+
+    def stands():
+        models = server.client.get("/health/ready").json()["models"]
+        return {name: one["status"] for name, one in models.items()}
+
+    assert stands() == {"a": "resident", "b": "not_loaded", "c": "not_loaded", "late": "not_loaded"}
+    listed = {entry["id"]: entry for entry in server.client.get("/v1/models").json()["data"]}
+    assert [*listed] == ["a", "b", "c", "late"]
+    assert "max_model_len" in listed["a"]
+    assert "max_model_len" not in listed["b"]
+    assert server.text("a") == alone("a")
+    assert server.answer("d").status_code == 404
+    may_swap = asyncio.Event()
+    asyncio.run_coroutine_threadsafe(server.models.swapper.use("a", may_swap.wait), server.server._loop)
+    body, limit = {"prompt": "hello", "model": "b"}, {"x-request-timeout": "0.2"}
+    hasty = server.client.post("/v1/completions", json=body, headers=limit)
+    assert (hasty.status_code, hasty.json()["error"]["code"]) == (429, "queue_full")
+    assert "for its model to be loaded" in hasty.json()["error"]["message"]
+    server.server._loop.call_soon_threadsafe(may_swap.set)
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(server.text, "bbab")] == [alone(name) for name in "bbab"]
+    assert server.client.post("/tokenize", json={"model": "c", "prompt": "hello"}).json()["count"] > 0
+    assert stands()["c"] == "resident"
+    assert server.text("c") == alone("c")
+    refused = server.answer("late")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_awake")
+    assert server.text("a") == alone("a")
+    assert stands()["late"] == "not_loaded"
+    assert figures(server, "model_swap_failures_total")['model_name="late"'] == 1
+    assert nothing_is_left(server)
     assert server.close() == 0
 
 

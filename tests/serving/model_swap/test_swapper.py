@@ -52,19 +52,28 @@ class Engine:
 class Server:
     """Models whose requests wait and end by hand."""
 
-    def __init__(self, names="abc", *, max_num_seqs=2, level=1, **policy) -> None:
+    def __init__(self, names="abc", *, max_num_seqs=2, level=1, not_loaded="", **policy) -> None:
         self.clock, self.log = Clock(), []
         self.engines = {name: Engine(name, self.log) for name in names}
-        self.models = {
-            name: SimpleNamespace(
-                runtime=self.engines[name],
-                admission=admission(max_num_seqs=max_num_seqs, clock=self.clock),
-                metrics=Metrics(name),
-            )
-            for name in names
-        }
-        self.swapper = Swapper(self.models, SwapPolicy(**policy), level=level, clock=self.clock)
+        self.models = {name: self._model(name, max_num_seqs) for name in names}
+        for name in not_loaded:
+            self.models[name].loaded = None
+        self.swapper = Swapper(
+            self.models, SwapPolicy(**policy), level=level, load=self._load, clock=self.clock
+        )
         self.running = asyncio.ensure_future(self.swapper.run())
+
+    def _model(self, name, max_num_seqs):
+        loaded = SimpleNamespace(
+            runtime=self.engines[name],
+            admission=admission(max_num_seqs=max_num_seqs, clock=self.clock),
+        )
+        config = SimpleNamespace(max_waiting=2)
+        return SimpleNamespace(loaded=loaded, metrics=Metrics(name), config=config, **vars(loaded))
+
+    async def _load(self, model):
+        await model.runtime._do("load")
+        model.loaded = SimpleNamespace(runtime=model.runtime, admission=model.admission)
 
     async def ask(self, name, **own):
         """A request under way: its connection, and the task that ends with its lease."""
@@ -357,6 +366,58 @@ async def test_a_server_that_ends_waits_for_no_minimum(server):
     server.swapper.hurry()
     await settle()
     assert back.result()
+
+
+@serving
+@with_(not_loaded="bc")
+async def test_a_model_is_loaded_in_its_turn_when_it_is_first_asked(server):
+    assert [server.swapper.standing(name) for name in "abc"] == ["resident", "not_loaded", "not_loaded"]
+    _, first = await server.ask("a")
+    asking = [asyncio.ensure_future(server.swapper.load("b")) for _ in range(2)]
+    await settle()
+    with pytest.raises(ApiError) as caught:
+        await server.swapper.load("b")
+    assert (caught.value.status, caught.value.message) == (429, "too many requests wait until b is loaded")
+    assert server.log == []
+    await server.end(first)
+    await asyncio.gather(*asking)
+    assert server.log == ["a sleep 1", "b load"]
+    _, second = await server.ask("b")
+    assert second.result()
+    _, back = await server.ask("a")
+    await server.end(second)
+    assert back.result()
+    await server.end(back)
+    await server.ask("b")
+    assert server.log[2:] == ["b sleep 1", "a wake", "a sleep 1", "b wake"]
+
+
+@serving
+@with_(not_loaded="b")
+async def test_one_that_cannot_be_loaded_is_tried_again_when_it_is_asked_later(server):
+    server.engines["b"].error = LoadError("no such file")
+    with pytest.raises(ApiError) as caught:
+        await server.swapper.load("b")
+    assert caught.value.message == "the model b could not be woken: no such file"
+    assert server.swapper.standing("b") == "not_loaded"
+    _, other = await server.ask("a")
+    assert other.result()
+    await server.end(other)
+    server.engines["b"].error = None
+    await server.advance(RETRY_SECONDS)
+    await server.swapper.load("b")
+    assert server.log == ["a sleep 1", "b load", "a wake", "a sleep 1", "b load"]
+
+
+@serving
+@with_(not_loaded="b")
+async def test_one_that_is_not_loaded_may_be_held_and_released(server):
+    await server.swapper.hold("b", 1)
+    with pytest.raises(ApiError) as caught:
+        await server.swapper.load("b")
+    assert caught.value.message == "the model b is not loaded, and put to sleep by hand"
+    await server.swapper.release("b")
+    assert server.log == ["a sleep 1", "b load"]
 
 
 @serving
