@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from .errors import StoreError
 from .locks import hold
 
 LOCK = ".lock"
+SECONDS_TO_LOCK = 3600  # after which a folder without a lock will get none
 
 
 @contextlib.contextmanager
@@ -52,15 +54,58 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-_plain: list[Path] = []
+class TemporaryFolder:
+    """A new folder for temporary files that this user alone may enter, until remove().
+
+    What a process left of this kind that was ended by force is removed before: nobody holds its lock.
+    """
+
+    def __init__(self, kind: str, base: str | Path | None = None) -> None:
+        """base: where it lies, of TMPDIR unless given. OSError where it cannot be made."""
+        base = Path(tempfile.gettempdir() if base is None else base)
+        prefix = f"lamina-{kind}-"
+        _sweep_left(base, prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        self._holding = contextlib.ExitStack()  # the lock is given back with this object at the latest
+        self._holding.enter_context(hold(self.path / LOCK))
+
+    def remove(self) -> None:
+        """Remove it with all below it; a second time is nothing."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._holding.close()
+
+
+def _sweep_left(base: Path, prefix: str) -> None:
+    """Remove the folders of ours in which nobody holds the lock; one without is just being made, or old."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(base):
+            if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False):
+                _remove_left(Path(entry.path))
+
+
+def _remove_left(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # it goes meanwhile, or is another user's
+        facts = folder.lstat()
+        if facts.st_uid != os.getuid():
+            return
+        if not (folder / LOCK).exists():
+            if time.time() - facts.st_mtime > SECONDS_TO_LOCK:
+                remove(folder)
+            return
+        with hold(folder / LOCK, wait=False) as is_nobodys:
+            if is_nobodys:
+                remove(folder)
+
+
+_plain: list[TemporaryFolder] = []
 
 
 def plain_folder(plain: re.Pattern[str]) -> Path:
     """A private folder of this process, removed at its end, whose path matches; the same at every call."""
-    if not (_plain and _plain[0].is_dir()):
+    if not (_plain and _plain[0].path.is_dir()):
         bases = [base for base in (tempfile.gettempdir(), "/tmp", "/var/tmp") if plain.fullmatch(base)]
         if not bases:
             raise StoreError(f"TMPDIR is {tempfile.gettempdir()!r}; wanted a path without spaces and quotes")
-        _plain[:] = [Path(tempfile.mkdtemp(prefix="lamina-build-", dir=bases[0]))]
-        atexit.register(shutil.rmtree, _plain[0], ignore_errors=True)
-    return _plain[0]
+        _plain[:] = [TemporaryFolder("build", bases[0])]
+        atexit.register(_plain[0].remove)
+    return _plain[0].path

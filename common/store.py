@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import stat
 import tempfile
 import time
@@ -70,9 +69,9 @@ class Store:
     def _replacement(self) -> Path:
         """A folder for what a read-only store cannot take, removed with the store."""
         logger.warning("cache folder %s is read-only: what is made now ends with this process", self.root)
-        folder = Path(tempfile.mkdtemp(prefix="lamina-"))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return folder
+        folder = scratch.TemporaryFolder("store")
+        weakref.finalize(self, folder.remove)
+        return folder.path
 
     def _begin_anew(self) -> None:
         """Put aside whatever others may have put here."""

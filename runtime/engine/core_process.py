@@ -8,8 +8,6 @@ import atexit
 import logging
 import os
 import pickle
-import shutil
-import tempfile
 import threading
 import time
 import weakref
@@ -24,6 +22,7 @@ import zmq
 from ...common.errors import ClosedError, ConfigError, EngineDeadError, shown
 from ...common.logging import get_logger
 from ...common.progress import Progress
+from ...common.scratch import TemporaryFolder
 from ..child_process import ChildProcess
 from ..protocol import wire
 from ..protocol.core_description import CoreDescription
@@ -112,7 +111,7 @@ class _Child:
     ) -> None:
         self.opened: Future[OpenedCore] = Future()
         self.opened.set_running_or_notify_cancel()
-        self._folder = _private_folder()
+        self._folder = _folder_of_sockets()
         self._read_tokenizer, self._progress = read_tokenizer, progress
         self._parent = os.getpid()
         self._context = zmq.Context(io_threads=1)
@@ -125,7 +124,9 @@ class _Child:
         self._tokenizer: Tokenizer | None = None
         self._failure: Exception | None = None  # what it, or who follows it, did not survive
         self._ending = "it did not end"
-        self._process = ChildProcess("core_main", [self._folder], self._tell_end, environment=environment)
+        self._process = ChildProcess(
+            "core_main", [str(self._folder.path)], self._tell_end, environment=environment
+        )
         self._reader = threading.Thread(target=self._read, name="lamina-core-reader", daemon=True)
         _running.add(self)
         self._reader.start()
@@ -192,10 +193,10 @@ class _Child:
         for socket in (outputs, commands):
             socket.set_hwm(0)
             socket.linger = 0
-        outputs.bind(address(self._folder, OUTPUTS))
+        outputs.bind(address(str(self._folder.path), OUTPUTS))
         outputs.bind(ENDED)
         commands.reconnect_ivl = 10  # milliseconds: it is there before the process that listens
-        commands.connect(address(self._folder, COMMANDS))
+        commands.connect(address(str(self._folder.path), COMMANDS))
         return outputs, commands
 
     def _tell_end(self, reason: str) -> None:
@@ -254,7 +255,7 @@ class _Child:
             self._reason = "it was closed" if self._is_closing else self._why()
             receive = self._receive
             self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
         _running.discard(self)
         if not self.opened.done():
             self.opened.set_exception(self._load_error())
@@ -285,14 +286,14 @@ def _pickled(model: str | Path, settings: Mapping[str, Any]) -> bytes:
         ) from error
 
 
-def _private_folder() -> str:
-    """A new folder that this user alone may enter, of a path short enough for sockets."""
+def _folder_of_sockets() -> TemporaryFolder:
+    """A new folder of a path short enough for sockets."""
     try:
-        folder = tempfile.mkdtemp(prefix="lamina-")
-        if len(os.fsencode(folder)) <= LONGEST_FOLDER:
+        folder = TemporaryFolder("engine")
+        if len(os.fsencode(folder.path)) <= LONGEST_FOLDER:
             return folder
-        os.rmdir(folder)
-        return tempfile.mkdtemp(prefix="lamina-", dir="/tmp")
+        folder.remove()
+        return TemporaryFolder("engine", "/tmp")
     except OSError as error:
         raise ConfigError(f"there is no room for the engine's sockets: {error}; set TMPDIR") from error
 

@@ -2,9 +2,7 @@
 
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import threading
 from importlib import import_module
 from typing import Any
@@ -13,6 +11,7 @@ from ...common import env
 from ...common.errors import EngineDeadError, UnsupportedError, shown
 from ...common.extras import require
 from ...common.logging import get_logger
+from ...common.scratch import TemporaryFolder
 
 logger = get_logger("runtime")
 OBJECT_STORE_BYTES = 128 << 20  # of a cluster of its own: what is sent there is small
@@ -85,7 +84,8 @@ class _Keeper(threading.Thread):
     def __init__(self, address: str | None) -> None:
         super().__init__(name="lamina-ray", daemon=True)
         self.is_own = address is None
-        self._address, self._folder = address, ""
+        self._address = address
+        self._folder: TemporaryFolder | None = None  # of a cluster of its own
         self._error: Exception | None = None
         self._is_joined, self._is_to_end = threading.Event(), threading.Event()
 
@@ -106,16 +106,16 @@ class _Keeper(threading.Thread):
         """Leave the cluster, and end it if it is its own."""
         self._is_to_end.set()
         self.join(SECONDS_TO_LEAVE)
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
 
     def run(self) -> None:
         """Joined until it is to end."""
         ray = import_module("ray")
         try:
             if self.is_own:
-                self._folder = tempfile.mkdtemp(prefix="lamina-ray-")
-            _init(ray, self._address, self._folder)
+                self._folder = TemporaryFolder("ray")
+            _init(ray, self._address, None if self._folder is None else str(self._folder.path))
         except Exception as error:  # somebody else's code: anything may come out of it
             self._error = error
             self._is_to_end.set()
@@ -132,7 +132,7 @@ def _address() -> str | None:
     return None if address == "local" else address
 
 
-def _init(ray: Any, address: str | None, folder: str) -> None:
+def _init(ray: Any, address: str | None, folder: str | None) -> None:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR}  # that no handlers of signals are set is meant
     if address is not None:
         logger.info("joining the Ray cluster at %s", address)

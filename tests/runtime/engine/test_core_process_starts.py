@@ -102,7 +102,7 @@ def test_a_temporary_folder_of_a_long_path_is_no_obstacle(own_temp, monkeypatch)
     with pytest.raises(EngineDeadError, match="exit status 7"):
         handle.opened.result(60)
     handle.close()
-    assert not os.path.exists(handle._child._folder)
+    assert not handle._child._folder.path.exists()
     long.rmdir()
 
 

@@ -20,8 +20,11 @@ from lamina.serving.streaming.handlers import chosen_model
 def serving() -> Serving:
     names = ("org/tiny", "tiny")
     held = SimpleNamespace(max_model_len=256, tasks=("generate",), adapters={})
-    runtime = SimpleNamespace(input=held)
-    return SimpleNamespace(config=ServeConfig(model_names=names), runtime=runtime, created=1)
+    loaded = SimpleNamespace(runtime=SimpleNamespace(input=held))
+    others = dict.fromkeys(
+        ("keys", "lifecycle", "metrics", "metrics_page", "request_log", "tracing", "responses")
+    )
+    return Serving(config=ServeConfig(model_names=names), loaded=loaded, **others)
 
 
 def asking(serving: Serving) -> Any:
