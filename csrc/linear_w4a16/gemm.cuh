@@ -96,6 +96,7 @@ __device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const S
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
   const int lane = threadIdx.x % kWarp, in_group = threadIdx.x % 128;
   const bool has_zero = p.zero != nullptr;
+  const bool is_pair_alike = p.group_shift >= 2;  // two tiles of a stage, of which the first is even, have one scale
   const int parts = has_zero ? 2 : 1, last_group = find_group(p.k - 1, p);
   uint32_t fragments[2][16];
   int stage = 0, parity = 0, before = 0;
@@ -109,12 +110,13 @@ __device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const S
     const auto scales_at = [&](int half_tile) {
       return load_scales(scales + min(half_tile >> p.group_shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
     };
+    RowScales rows{};
     uint32_t words[S::kTiles][4 * S::kPieces];
     load_tiles<S>(words, tiles);
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i) {
       uint32_t (&left)[16] = fragments[i % 2];
-      RowScales rows = scales_at(2 * i);
+      if (i % 2 == 0 || !is_pair_alike) rows = scales_at(2 * i);
       dequantize<S::kBits, T>(left, words[i], rows);
       dequantize<S::kBits, T>(left + 4, words[i] + S::kPieces, rows);
       if (p.group_shift == 0) rows = scales_at(2 * i + 1);
@@ -144,6 +146,7 @@ __device__ __forceinline__ void multiply_by_warps(typename S::Sums& sums, const 
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int lane = threadIdx.x % kWarp, in_group = threadIdx.x % 128, row = lane % 8;
   const bool has_zero = p.zero != nullptr;
+  const bool is_pair_alike = p.group_shift >= 2;  // two tiles of a stage, of which the first is even, have one scale
   const int parts = has_zero ? 2 : 1, last_group = find_group(p.k - 1, p);
   float more[kSums] = {};  // of every second step
   int stage = 0, parity = 0;
@@ -156,12 +159,13 @@ __device__ __forceinline__ void multiply_by_warps(typename S::Sums& sums, const 
     const auto scales_at = [&](int half_tile) {
       return load_scales(scales + min(half_tile >> p.group_shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
     };
+    RowScales rows{};
     uint32_t words[S::kTiles][4 * S::kPieces];
     load_tiles<S>(words, tiles);
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i) {
       uint32_t left[4][4];
-      RowScales rows = scales_at(2 * i);
+      if (i % 2 == 0 || !is_pair_alike) rows = scales_at(2 * i);
       dequantize<S::kBits, T>(left[0], words[i], rows);
       dequantize<S::kBits, T>(left[1], words[i] + S::kPieces, rows);
       if (p.group_shift == 0) rows = scales_at(2 * i + 1);
