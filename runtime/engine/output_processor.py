@@ -262,8 +262,7 @@ class Reader:
         if is_over or self._is_first or not 0 < end - start <= most:
             return None
         self._num_tokens = end
-        pieces = answer._pieces
-        return (pieces[start] if end - start == 1 else "".join(pieces[start:end])), end - start
+        return "".join(answer._pieces[start:end]), end - start
 
     def read(self, most: int = sys.maxsize) -> StreamDelta | None:
         """Returns all new pieces as one, of at most so many tokens; None where next() has none."""

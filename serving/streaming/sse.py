@@ -155,31 +155,41 @@ class _Stream:
 
     def _write_news(self) -> None:
         """Writes what is new, unless the client is to read first: then it waits, and is merged."""
-        if self._text is not None and not self._body.is_full:
-            read, write = self._text
-            found = read(MOST_TOKENS)
-            if found is not None:
-                if data := write(*found):
-                    self._num_bytes += len(data)
-                    self._body.write(data)
-                return
-        if self._rest is not None or self._over.done():
-            return
         try:
-            if self._body.is_full:
-                self._check_unsent()
-                return
-            deltas = self._running.read_nowait(MOST_TOKENS)
-            if deltas and (data := self._events.write(deltas)):
-                self._write(data)
-            if self._running.is_read:
-                self._running.read_nowait(MOST_TOKENS)  # raises what ended it
-                self._over.set_result(None)
-            elif _num_tokens(deltas) >= MOST_TOKENS:
-                self._rest = self._loop.call_soon(self._write_rest)
+            if self._body.is_full or not self._write_text():
+                self._write_others()
         except Exception as error:
             self._text = None
-            self._over.set_exception(error)
+            if not self._over.done():
+                self._over.set_exception(error)
+
+    def _write_text(self) -> bool:
+        """Writes new text where there is nothing else to say: the shortest way, of most tokens."""
+        if self._text is None:
+            return False
+        read, write = self._text
+        found = read(MOST_TOKENS)
+        if found is None:
+            return False
+        if data := write(*found):
+            self._num_bytes += len(data)
+            self._body.write(data)
+        return True
+
+    def _write_others(self) -> None:
+        if self._rest is not None or self._over.done():
+            return
+        if self._body.is_full:
+            self._check_unsent()
+            return
+        deltas = self._running.read_nowait(MOST_TOKENS)
+        if deltas and (data := self._events.write(deltas)):
+            self._write(data)
+        if self._running.is_read:
+            self._running.read_nowait(MOST_TOKENS)  # raises what ended it
+            self._over.set_result(None)
+        elif _num_tokens(deltas) >= MOST_TOKENS:
+            self._rest = self._loop.call_soon(self._write_rest)
 
     def _write_rest(self) -> None:
         self._rest = None

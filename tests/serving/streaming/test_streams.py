@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lamina.runtime.engine.output_processor import Reader
+
 from ..reading import CHAT, COMPLETIONS, choices_of, streamed, whole
 
 PROMPTS = st.one_of(
@@ -187,3 +189,26 @@ def test_equal_fingerprints_are_told_by_every_answer(client):
     chunk = streamed(client, CHAT, messages=[{"role": "user", "content": "hello"}], max_tokens=1)[0]
     assert answer["system_fingerprint"] == chunk["system_fingerprint"]
     assert answer["system_fingerprint"].startswith("fp_")
+
+
+def test_a_model_without_a_tokenizer_streams_ids(start_server, tiny_folder):
+    """Its text is empty, in the first piece and in all that follow."""
+    client = start_server(folder=tiny_folder).client
+    body = {"prompt": [5, 6, 7], "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+    (answer,) = whole(client, COMPLETIONS, **body, return_token_ids=True)["choices"]
+    got = choices_of(streamed(client, COMPLETIONS, **body, return_token_ids=True))[0]
+    assert (got.text, got.reasons, got.token_ids) == ("", ["length"], answer["token_ids"])
+    got = choices_of(streamed(client, COMPLETIONS, **body))[0]
+    assert (got.text, got.reasons) == ("", ["length"])
+
+
+def test_what_fails_as_a_piece_is_written_ends_the_stream(start_server, tiny_text_folder, monkeypatch):
+    """With an error event, whichever piece it is: a client would wait for ever."""
+    client = start_server(folder=tiny_text_folder).client
+    body = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+    with monkeypatch.context() as patched:
+        patched.setattr(Reader, "read_text", lambda self, most: 1 / 0)
+        events = streamed(client, COMPLETIONS, **body)
+    assert events[-2]["error"]["type"] == "server_error"
+    assert events[-1] == "[DONE]"
+    assert choices_of(streamed(client, COMPLETIONS, **body))[0].reasons == ["length"]
