@@ -26,7 +26,7 @@ class OneGpuRanks:
         self.peers = Peers(memory=memory, rank=0, max_blocks=most_blocks(DEVICE) // size)
 
     def launch(self, kernel: Kernel, tensors: Sequence[Sequence[Tensor]], *fields: float) -> None:
-        """Run a kernel; tensors: each one of every rank."""
+        """Run a kernel; tensors: each of its arguments, by rank."""
         pointers = [[tensor.data_ptr() for tensor in ranks] for ranks in tensors]
         kernel(DEVICE, *self.peers.fields(0, pointers), *fields)
 

@@ -1,5 +1,6 @@
 """Sums over ranks on one GPU: every rank is a row of one launch, and reads memory that the others have."""
 
+import functools
 from collections.abc import Sequence
 
 import pytest
@@ -10,11 +11,9 @@ from lamina.common.errors import KernelLaunchError, UnsupportedError
 from lamina.custom_ops import add_rms_norm, all_reduce, all_reduce_add_rms_norm
 from lamina.custom_ops._shared.cuda_kernel import DTYPES, CudaKernel
 from lamina.custom_ops._shared.registry import select
-from lamina.custom_ops.all_reduce import _cuda as sums
 from lamina.custom_ops.all_reduce.group import Group, MirrorGroup, group_of_thread, sum_in_rank_order
 from lamina.custom_ops.all_reduce.peer_memory import PeerMemory
 from lamina.custom_ops.all_reduce.peers import MAX_BYTES
-from lamina.custom_ops.all_reduce_add_rms_norm import _cuda as norms
 
 from ..ranks import as_threads
 from .one_gpu_ranks import DEVICE, OneGpuRanks, as_threads_of_one_gpu
@@ -25,6 +24,8 @@ KB, MB = 1 << 10, 1 << 20
 SIZES = [16, 8 * KB, 8 * KB + 16, 72 * KB, 256 * KB, MB - 48, MB, 2 * MB + 16, 4 * MB]  # bytes
 SHAPES = [(1, 4096), (7, 4096), (5, 64), (300, 2048), (128, 8192), (3, 16384), (2, 24)]
 EPS = 1e-5
+SUM = functools.cache(lambda: CudaKernel("all_reduce", "32q"))
+NORM = functools.cache(lambda: CudaKernel("all_reduce_add_rms_norm", "48qd2q"))
 NUM_REPLAYS = 600  # of 63 sums each, for three numbers of ranks
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -41,7 +42,7 @@ def poison_like(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def run_sum(ranks: OneGpuRanks, xs: Sequence[Tensor], outs: Sequence[Tensor], *, is_two_shot: bool) -> None:
-    ranks.launch(sums._kernel(), (xs, outs), xs[0].numel(), is_two_shot, DTYPES[xs[0].dtype])
+    ranks.launch(SUM(), (xs, outs), xs[0].numel(), is_two_shot, DTYPES[xs[0].dtype])
 
 
 def run_norm(
@@ -50,7 +51,7 @@ def run_norm(
     """The normed rows and the sums of every rank."""
     outs, totals, residuals = poison_like(xs), poison_like(xs), [residual] * len(xs)
     rest = weight.data_ptr(), xs[0].shape[0], xs[0].shape[1], EPS, unrounded, DTYPES[weight.dtype]
-    ranks.launch(norms._kernel(), (xs, residuals, outs, totals), *rest)
+    ranks.launch(NORM(), (xs, residuals, outs, totals), *rest)
     return outs, totals
 
 
@@ -185,12 +186,12 @@ def test_a_kernel_that_was_asked_for_and_cannot_run_says_why() -> None:
 
 
 def test_ranks_that_do_not_fit_on_the_gpu_at_once_are_an_error_and_no_hang() -> None:
-    ranks, kernel = OneGpuRanks(8), CudaKernel("all_reduce", "32q")
+    ranks = OneGpuRanks(8)
     xs = drawn(8, 2 * MB, dtype=torch.bfloat16)
     fields = ranks.peers.fields(0, [[x.data_ptr() for x in xs]] * 2)
     fields[12] = 128  # max_blocks: of eight ranks twice as many as any GPU runs
     with pytest.raises(KernelLaunchError):
-        kernel(DEVICE, *fields, xs[0].numel(), False, DTYPES[torch.bfloat16])
+        SUM()(DEVICE, *fields, xs[0].numel(), False, DTYPES[torch.bfloat16])
 
 
 def test_memory_that_one_rank_cannot_have_is_given_up_by_all() -> None:

@@ -167,7 +167,7 @@ def _replay_in_a_graph(rank: int, device: torch.device) -> None:
 
     run()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL has threads of its own
         found = run()
     for step in range(1, 400):
         own.fill_(rank + step)

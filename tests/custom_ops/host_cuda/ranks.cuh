@@ -17,6 +17,7 @@
 
 #include "bf16.cuh"
 #include "fiber.cuh"
+#include "vec_values.cuh"
 
 #define __global__
 #define __device__
@@ -173,14 +174,6 @@ inline uint32_t load_acquire(const uint32_t* from) {
   return *from;
 }
 
-template <typename T>
-constexpr int kVecWidth = 16 / static_cast<int>(sizeof(T));
-
-template <typename T, int kWidth>
-struct Vec {
-  std::array<T, kWidth> raw;
-};
-
 template <int kWidth, typename T>
 Vec<T, kWidth> load(const T* from) {
   if (host::happens(4)) host::yield();
@@ -194,18 +187,6 @@ void store(T* to, const Vec<T, kWidth>& vec) {
   host::Vector stored{to, {}};
   std::memcpy(stored.bytes.data(), &vec.raw, sizeof(vec));
   host::block().stored.push_back(stored);
-}
-
-template <typename T, int kWidth>
-void to_floats(float (&to)[kWidth], const Vec<T, kWidth>& vec) {
-  for (int i = 0; i < kWidth; ++i) to[i] = static_cast<float>(vec.raw[i]);
-}
-
-template <typename T, int kWidth>
-Vec<T, kWidth> from_floats(const float (&from)[kWidth]) {
-  Vec<T, kWidth> vec;
-  for (int i = 0; i < kWidth; ++i) vec.raw[i] = static_cast<T>(from[i]);
-  return vec;
 }
 
 template <typename... Pointers>
