@@ -30,8 +30,9 @@ PROMPT_ROWS, FULL = 256, 0.97  # of a prompt a tile takes, of which so many must
 MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
 MAX_STAGES = 24  # of the kernel
 # Blocks that a processor has room for, by as many stages as then fit. Of few rows small blocks are of use:
-# they find room, and ask for their weights, while the kernels ahead still have most of a processor.
-FEW_ROWS, ROOM_OF_FEW, ROOM = 16, (4, 3, 2, 1), (2, 1)
+# they find room, and ask for their weights, while the kernels ahead still have most of a processor. A guess
+# takes the first.
+FEW_ROWS, ROOM_OF_FEW, ROOM = 16, (2, 1, 4, 3), (2, 1)
 POWERS = (1, 2, 4, 8)  # blocks of a cluster that divide work evenly
 # Persistent kernels. Of larger clusters a GPU of 132 has no room for enough: 30 of four, 15 of eight.
 PERSISTENT_TOKENS = (128, 256)

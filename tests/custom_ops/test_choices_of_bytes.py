@@ -35,6 +35,19 @@ def test_a_guess_is_one_of_the_candidates(n: int, k: int, num_tokens: int) -> No
         assert guess(site, 132) in candidates(site, 132)
 
 
+def test_of_few_rows_blocks_that_leave_room_for_three_others_are_tried_but_never_guessed() -> None:
+    for weights in ("dense", "fp8"):
+        site = Site(kind="linear", num_tokens=8, n=28672, k=4096, weights=weights)
+        tried = {config.stages for config in candidates(site, 132) if config[:4] == (1, 8, 1, 1)}
+        fitting = {choices.most_stages(site, 1, 8, 1, choices.MAX_SHARED // room) for room in (1, 2, 3, 4)}
+        assert tried == fitting
+        assert len(tried) == 4
+        guessed = guess(site, 132)
+        assert guessed is not None
+        by_half = choices.MAX_SHARED // 2
+        assert guessed.stages == choices.most_stages(site, *guessed[:2], guessed.split_k, by_half)
+
+
 def test_a_tile_in_fp8_has_twice_the_columns_so_that_fewer_stages_are_of_use() -> None:
     dense = Site(kind="linear", num_tokens=8, n=4096, k=1024)
     fp8 = Site(kind="linear", num_tokens=8, n=4096, k=1024, weights="fp8")

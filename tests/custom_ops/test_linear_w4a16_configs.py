@@ -10,6 +10,7 @@ from lamina.custom_ops.linear_w4a16.configs import (
     BY_WARPS,
     SYSTEM_BYTES,
     WARPGROUPS,
+    bits_of,
     candidates,
     default_config,
     group_of,
@@ -71,6 +72,10 @@ def test_sites_name_the_weights_by_their_groups(group: int, k: int, name: str) -
     assert group_of(site) == (-1 if group in (-1, k) else group)
     assert group_of(site_of("linear", 8, 128, k, torch.float16, group)) == group_of(site)
     assert group_of(sites_of("linear", 128, k)[0]) is None
+    of_eight = site_of("linear", 8, 128, k, torch.float16, group, 8)
+    assert of_eight.weights == name.replace("w4", "w8") == weights_name(group, k, 8)
+    assert (bits_of(of_eight.weights), bits_of(name), bits_of("dense")) == (8, 4, None)
+    assert group_of(of_eight) == group_of(site)
 
 
 @pytest.mark.parametrize(

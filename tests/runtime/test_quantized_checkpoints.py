@@ -240,18 +240,23 @@ def test_what_is_dequantized_or_done_otherwise_is_said(
     )
 
 
+@pytest.mark.parametrize("quantization", [None, "w8a16"])
 def test_weights_in_the_layout_of_a_gpu_answer_and_are_restored_alike(
-    save: Callable[..., tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+    save: Callable[..., tuple[Path, Path]],
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quantization: str | None,
 ) -> None:
     """As on a GPU whose kernel reads shuffled weights, multiplied here by the op's other providers."""
-    folder, _ = save(packed())
-    resolved = resolve_runtime(RuntimeConfig(model=folder, dtype="float32"), say_nothing)
+    folder = tiny_folder if quantization else save(packed())[0]
+    settings: dict[str, Any] = {"quantization": quantization}
+    resolved = resolve_runtime(RuntimeConfig(model=folder, dtype="float32", **settings), say_nothing)
     by_rows = read_weights(resolved, say_nothing).by_name
-    restored, expected = resolved.schemes.restored(by_rows), answers(folder, compile=False)
+    restored, expected = resolved.schemes.restored(by_rows), answers(folder, compile=False, **settings)
     monkeypatch.setattr(w4a16, "is_kept_shuffled", lambda n, k, *rest: n % 64 == k % 64 == 0)
     shuffled = read_weights(resolved, say_nothing).by_name
     assert not torch.equal(shuffled["layers.0.qkv"], by_rows["layers.0.qkv"])
-    assert answers(folder, compile=False) == expected
+    assert answers(folder, compile=False, **settings) == expected
     again = resolved.schemes.restored(shuffled)
     assert all(torch.equal(again[name], rows) for name, rows in restored.items())
 
