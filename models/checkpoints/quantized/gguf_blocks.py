@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ....common.errors import LoadError
+from ....custom_ops.linear._cuda import HOPPER
 from ....custom_ops.linear_blocks.layout import KINDS
 from ....custom_ops.linear_w4a16.layout import OFFSET, pack
 from ...fields import Fields
@@ -20,18 +21,31 @@ TENSOR = "blocks"  # of a module: [out, bytes of a row]
 COLUMNS = 32  # of a block
 # float16 numbers before the bytes of a block: its scale, and its minimum
 HEADS = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1}
-# How projections are kept, by the type of device, and which kinds: in groups of w4a16 or w8a16, or as is.
-KEPT_AS = {"cuda": "groups", "cpu": "blocks"}
-KEPT = {"groups": tuple(HEADS), "blocks": tuple(KINDS)}
+# How projections are kept, and which kinds: in groups of w4a16 or w8a16, of w4a16 alone, or as they are.
+KEPT = {"groups": tuple(HEADS), "four_bit_groups": ("Q4_0", "Q4_1"), "blocks": tuple(KINDS)}
+
+
+def kept_as(device: torch.device) -> str:
+    """How a device keeps projections, a key of KEPT.
+
+    GPUs without the kernel of weights of eight bits would write them out at every step, at more than the
+    bytes of dequantized ones.
+    """
+    if device.type != "cuda":
+        return "blocks"
+    is_known = torch.cuda.is_available()
+    return (
+        "groups" if not is_known or torch.cuda.get_device_capability(device) == HOPPER else "four_bit_groups"
+    )
 
 
 def read(fields: Fields) -> Dialect:
     """The dialect of a config that a conversion wrote. UnsupportedError for a kind that is not kept."""
-    kinds, kept_as = fields.object("modules"), fields.text("kept_as")
-    require(fields, "kept_as", kept_as, tuple(KEPT))
+    kinds, way = fields.object("modules"), fields.text("kept_as")
+    require(fields, "kept_as", way, tuple(KEPT))
     for name, kind in kinds.items():
-        require(fields, f"modules.{name}", kind, KEPT[kept_as])
-    forms = {kind: _format(kind, kept_as) for kind in KEPT[kept_as]}
+        require(fields, f"modules.{name}", kind, KEPT[way])
+    forms = {kind: _format(kind, way) for kind in KEPT[way]}
     return Dialect(
         name=METHOD,
         format_of=lambda module: forms[kinds[module]] if module in kinds else None,
@@ -39,7 +53,7 @@ def read(fields: Fields) -> Dialect:
     )
 
 
-def _format(kind: str, kept_as: str) -> Format:
+def _format(kind: str, way: str) -> Format:
     def tensors(shape: Shape) -> Mapping[str, Expected]:
         size = shape[0], KINDS[kind].row_bytes(shape[1])
         return {TENSOR: Expected((size,), frozenset({"U8"}))}
@@ -51,7 +65,7 @@ def _format(kind: str, kept_as: str) -> Format:
         return (checked(given[TENSOR], kind),)
 
     name = f"GGUF {kind}"
-    if kept_as == "blocks":
+    if way == "blocks":
         return Format(name=name, scheme=in_blocks(kind), tensors=tensors, unpack=take)
     scheme = w8a16(COLUMNS) if kind == "Q8_0" else four_bits(COLUMNS, zero=HEADS[kind] > 1, order=False)
     return Format(name=name, scheme=scheme, tensors=tensors, unpack=unpack)

@@ -18,7 +18,7 @@ from lamina.common.progress import say_nothing
 from lamina.common.store import Store
 from lamina.custom_ops.linear_blocks.layout import KINDS
 from lamina.models.checkpoints.gguf import config_of_gguf, convert_gguf
-from lamina.models.checkpoints.quantized.gguf_blocks import HEADS, KEPT, checked, unpack_blocks
+from lamina.models.checkpoints.quantized.gguf_blocks import HEADS, KEPT, checked, kept_as, unpack_blocks
 from lamina.models.checkpoints.weights import load_weights, read_checkpoint
 from lamina.models.config import read_model_config
 from lamina.models.quantization.w4a16 import w4a16, w8a16
@@ -121,7 +121,7 @@ def test_the_config_alone_says_what_is_kept(tiny_folder: Path, tmp_path: Path, s
 
 
 @pytest.mark.parametrize(
-    "device, quantization, kept_as",
+    "device, quantization, way",
     [
         ("cpu", None, "blocks"),
         ("cpu", "dense", None),
@@ -133,7 +133,7 @@ def test_the_config_alone_says_what_is_kept(tiny_folder: Path, tmp_path: Path, s
 def test_blocks_are_kept_where_nothing_else_is_asked_for(
     device: str,
     quantization: str | None,
-    kept_as: str | None,
+    way: str | None,
     tiny_folder: Path,
     tmp_path: Path,
     store: Store,
@@ -142,7 +142,17 @@ def test_blocks_are_kept_where_nothing_else_is_asked_for(
     config = RuntimeConfig(model=str(path), dtype="bfloat16", quantization=quantization, tokenizer="none")
     folder = find_folder(config, store, torch.device(device), say_nothing)
     said = json.loads((folder / "config.json").read_text()).get("quantization_config")
-    assert (said and said["kept_as"]) == kept_as
+    assert (said and said["kept_as"]) == way
+
+
+@pytest.mark.parametrize("capability, has_kernel", [((9, 0), True), ((8, 0), False), ((10, 0), False)])
+def test_eight_bits_are_kept_on_gpus_that_have_a_kernel_for_them(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_kernel: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    kept = KEPT[kept_as(torch.device("cuda", 0))]
+    assert {*kept} == {"Q4_0", "Q4_1", *(["Q8_0"] if has_kernel else [])}
 
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "head_dim": 64}
