@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import ModelConfig
@@ -13,6 +12,7 @@ from ..families.llama import LayerWeights
 from ..fields import Fields
 from ..layers import Attend, Ops
 from ..registry import ParameterSpec, register_model
+from ..sharding import ROWS
 from .definition import STATES, HeadConfig, HeadDefinition, head_config
 
 ARCHITECTURE = "EagleLlamaForCausalLM"
@@ -46,11 +46,11 @@ def ends(config: ModelConfig) -> dict[str, ParameterSpec]:
     """Embedding and LM head, as far as the head has them."""
     own, found = head_config(config), {}
     if own.has_embedding:
-        shape = (config.vocab_size, config.hidden_size)
-        found["embedding"] = ParameterSpec(shape=shape, sources=(f"{own.prefix}embed_tokens.weight",))
+        shape, sources = (config.vocab_rows, config.hidden_size), (f"{own.prefix}embed_tokens.weight",)
+        found["embedding"] = ParameterSpec(shape=shape, sources=sources, table=True, shard_axis=ROWS)
     if own.has_lm_head:
-        shape = (own.draft_vocab_size, config.hidden_size)
-        found["lm_head"] = ParameterSpec(shape=shape, sources=("lm_head.weight",), projection=True)
+        shape, sources = (-(-own.draft_vocab_size // config.ranks), config.hidden_size), ("lm_head.weight",)
+        found["lm_head"] = ParameterSpec(shape=shape, sources=sources, projection=True, shard_axis=ROWS)
     return found
 
 
@@ -63,7 +63,7 @@ def forward(
     ops: Ops,
 ) -> Tensor:
     """States [T, H] that stand for the target's hidden states one token on."""
-    embedded = F.embedding(token_ids, weights["embedding"])
+    embedded = ops.embedding(token_ids, weights["embedding"])
     joined = torch.cat((embedded, weights[STATES]), dim=-1)
     residual = ops.linear(joined, weights["fc"], weights.get("fc_bias"))
     return run_layers(config, weights, residual, residual, positions, attend, ops)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...common.errors import UnsupportedError
@@ -85,7 +84,7 @@ def forward(
 ) -> Tensor:
     """The states [T, H] that the head goes on from at the next token."""
     own, eps, states = head_config(config), config.rms_norm_eps, weights[STATES]
-    embedded = F.embedding(token_ids, weights["embedding"])
+    embedded = ops.embedding(token_ids, weights["embedding"])
     normed = ops.rms_norm(states, weights["layers.0.hidden_norm"], eps)
     x = torch.cat((ops.rms_norm(embedded, weights["layers.0.input_norm"], eps), normed), dim=-1)
     residual = normed if own.norm_before_residual else states

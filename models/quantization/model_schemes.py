@@ -1,6 +1,6 @@
 """Which scheme keeps each projection of a model: one for all, or as a checkpoint has it module by module."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
@@ -153,6 +153,10 @@ class ModelSchemes:
                 joined[name] = RowsOfRank(weights[name], weights[_part_name(name, FIRST)], ranks)
         return {**weights, **cast(Mapping[str, Tensor], joined)}
 
+    def table_parts(self, name: str) -> tuple[str, ...]:
+        """The names among the weights of what a table is made of, for others that read it by joined_table."""
+        return (name, _part_name(name, FIRST)) if name in self._shared_tables() else (name,)
+
     def first_rows(self, rank: int) -> dict[str, int]:
         """By their names, the tensors that say which row of a table the first one of a rank is."""
         return {_part_name(name, FIRST): rank * self.specs[name].shape[0] for name in self._shared_tables()}
@@ -215,6 +219,11 @@ class ModelSchemes:
 
     def _shape(self, name: str) -> Shape:
         return self.specs[name].shape
+
+
+def joined_table(parts: Sequence[Tensor], ranks: int) -> Tensor:
+    """A table that another model's schemes keep, as a forward takes it; parts: as table_parts names them."""
+    return parts[0] if len(parts) == 1 else cast(Tensor, RowsOfRank(parts[0], parts[1], ranks))
 
 
 def uniform(scheme: QuantScheme, specs: Mapping[str, ParameterSpec]) -> ModelSchemes:

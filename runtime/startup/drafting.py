@@ -7,12 +7,13 @@ from ...common.errors import ConfigError, UnsupportedError, shown
 from ...common.progress import Progress
 from ...models.checkpoints.source import resolve_source
 from ...models.checkpoints.weights import read_checkpoint
-from ...models.config import read_model_config
-from ...models.heads.checkpoint import has_head, read_head
+from ...models.config import ModelConfig, read_model_config
+from ...models.heads.checkpoint import Head, has_head, read_head
 from ...models.heads.definition import HeadDefinition, check_head, head_config
 from ...models.quantization.model_schemes import ModelSchemes
 from ...models.quantization.scheme import TensorTable
 from ...models.registry import ModelDefinition, find_model
+from ...models.sharding import config_of_rank, sharding_of
 from ..speculation.config import Draft, Eagle
 from ..tokenization.tokenizer import Tokenizer, load_tokenizer
 from .resolved import ResolvedRuntime
@@ -37,11 +38,10 @@ def with_drafter(resolved: ResolvedRuntime, progress: Progress) -> ResolvedRunti
     if not isinstance(speculative, (Draft, Eagle)):
         return resolved
     folder = _find_folder(resolved, speculative.model, progress)
-    config = replace(
-        resolved.config, model=speculative.model, speculative=None, revision=None, tensor_parallel=1
-    )
-    drafter = replace(resolved, config=config, folder=folder, rank=0)  # every rank drafts for itself
-    if isinstance(speculative, Draft):
+    config = replace(resolved.config, model=speculative.model, speculative=None, revision=None)
+    drafter = replace(resolved, config=config, folder=folder)
+    if isinstance(speculative, Draft):  # which every rank has for itself
+        drafter = replace(drafter, config=replace(config, tensor_parallel=1), rank=0)
         return replace(resolved, drafter=_draft_model(drafter, resolved))
     head = _head(drafter, resolved)
     assert isinstance(head.definition, HeadDefinition)
@@ -64,25 +64,33 @@ def _find_folder(resolved: ResolvedRuntime, model: str | Path, progress: Progres
 
 
 def _head(drafter: ResolvedRuntime, target: ResolvedRuntime) -> ResolvedRuntime:
-    if target.model.ranks > 1:
-        raise UnsupportedError(
-            f"speculative is an Eagle and tensor_parallel {target.model.ranks}, of which each rank has a "
-            "part of what a head reads; wanted ngram, a Draft, or tensor_parallel 1"
-        )
     head = read_head(drafter.folder, is_dummy=target.config.load_format == "dummy")
     check_head(head.config, head.definition, target.model)
     borrowed: TensorTable = {}
     if not head_config(head.config).has_embedding:
-        shape = (target.model.vocab_size, target.model.hidden_size)
-        borrowed["embedding"] = (shape, target.dtype)
+        table = target.schemes.parameter_table(target.dtype)
+        borrowed = {name: table[name] for name in target.schemes.table_parts("embedding")}
+    model, schemes = _of_rank(head, target.model.ranks)
     return replace(
         drafter,
         checkpoint=head.checkpoint,
-        model=head.config,
+        model=model,
         definition=head.definition,
-        schemes=ModelSchemes(specs=head.definition.parameters(head.config)),
+        schemes=schemes,
         borrowed=borrowed,
     )
+
+
+def _of_rank(head: Head, ranks: int) -> tuple[ModelConfig, ModelSchemes]:
+    """The part of a head that a rank of its target has; UnsupportedError where it cannot be shared out."""
+    schemes = ModelSchemes(specs=head.definition.parameters(head.config))
+    if ranks == 1:
+        return head.config, schemes
+    try:
+        sharding = sharding_of(head.definition, head.config, ranks)
+        return config_of_rank(head.config, ranks), schemes.of_rank(sharding)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"the head cannot be shared out: {error}") from error
 
 
 def _draft_model(drafter: ResolvedRuntime, target: ResolvedRuntime) -> ResolvedRuntime:

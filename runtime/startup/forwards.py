@@ -10,7 +10,7 @@ from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.plan import BoundPlan, Compiled
 from ...custom_ops import linear
 from ...custom_ops.all_reduce.group import group_of
-from ...models.heads.definition import STATES, HeadDefinition, with_residuals
+from ...models.heads.definition import STATES, HeadDefinition, head_config, with_residuals
 from ...models.layers import Ops
 from ...models.pooling.head import apply_dense, load_dense
 from ...models.quantization.model_schemes import with_stored_weights
@@ -71,14 +71,15 @@ def head_forward_of(
 def logits_of(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Map:
     """The model's, but the GEMM of the LM head is never left to torch: kernels for few rows are ours."""
     model, weights, logits = resolved.model, resolved.joined(tensors), resolved.definition.logits
-    ops = _own_gemms(resolved)
+    ops, is_head = _own_gemms(resolved), isinstance(resolved.definition, HeadDefinition)
+    num_ids = head_config(model).draft_vocab_size if is_head else model.vocab_size
 
     def of_all_ids(hidden: Tensor) -> Tensor:
         """Each rank has scores of some ids, and tells the others."""
         own = logits(model, weights, hidden, ops)
-        if own.shape[1] == model.vocab_size:
+        if own.shape[1] == num_ids:
             return own
-        return group_of(model.ranks).all_gather(own, 1)[:, : model.vocab_size]
+        return group_of(model.ranks).all_gather(own, 1)[:, :num_ids]
 
     return of_all_ids
 

@@ -20,7 +20,7 @@ from ...models.generation_config import GenerationDefaults
 from ...models.heads.definition import STATES, HeadDefinition, with_residuals
 from ...models.layers import EXACT_OPS, FAST_OPS, Ops
 from ...models.pooling.spec import PoolingSpec
-from ...models.quantization.model_schemes import ModelSchemes, with_stored_weights
+from ...models.quantization.model_schemes import ModelSchemes, joined_table, with_stored_weights
 from ...models.quantization.scheme import TensorTable
 from ...models.registry import ModelDefinition
 from ..config import RuntimeConfig
@@ -56,7 +56,7 @@ class ResolvedRuntime:
     pooling: PoolingSpec | None = None  # how hidden states are pooled; None: the model only generates
     residuals: tuple[int, ...] = ()  # the layers whose residual sums are further columns of hidden states
     adapts: bool = False  # whether projections read the slots of adapters, too
-    # Shape and dtype of what a head reads of its target's weights, by name.
+    # Shape and dtype of what a head reads of its target's weights, by name: of its embedding, if it has none.
     borrowed: TensorTable = field(default_factory=dict)
 
     @property
@@ -146,6 +146,12 @@ class ResolvedRuntime:
 
     def _join(self) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]:
         join, layout = self.schemes.join, self.slot_layout if self.adapts else None
+        names, ranks = tuple(self.borrowed), self.model.ranks
+        if names:
+            return lambda weights: {
+                **join(weights),
+                names[0]: joined_table([weights[name] for name in names], ranks),
+            }
         if layout is None:
             return join
         return lambda weights: layout.join(join(weights))
