@@ -1,5 +1,6 @@
 """Structured outputs: which tokens each constrained sample may be, as bits, by the grammar of its request."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -27,7 +28,9 @@ class Failure(NamedTuple):
     error: LaminaError
 
 
-FEW = 4  # matchers for which threads are not worth it
+SLOW = 50e-6  # seconds of a mask that may be worth a thread: most take a tenth of it, long strings more
+NUM_THREADS = 8
+WORTH_THREADS = 1e-3  # seconds of slow masks, since threads that sleep take long to be woken
 BITS = 1 << np.arange(32, dtype=np.uint32)
 
 
@@ -53,6 +56,7 @@ class GrammarMasks:
         self._jump_forward = jump_forward
         self._pool: ThreadPoolExecutor | None = None
         self._executor: Any = None  # llguidance's own threads
+        self._masks: Bits = np.empty((0, 0), np.int32)  # memory of those of a step, kept for the next
         self._grammars: dict[str, str] = {}  # by request
         self._walks: dict[str, Future[GrammarWalk] | GrammarWalk] = {}  # futures until they are asked for
 
@@ -91,7 +95,7 @@ class GrammarMasks:
         a draft that its grammar leaves out. One after drafts that may hold has no bit where nothing is left.
         """
         failures: dict[str, Failure] = {}
-        masks: Bits = np.full(bits.shape, -1, np.int32)
+        masks = self._all_set(bits.shape)
         standing: list[tuple[Constrained, GrammarWalk]] = []
         for one in constrained:
             try:
@@ -105,15 +109,17 @@ class GrammarMasks:
         for one, _ in standing if banned else ():
             for which in range(one.which, one.which + 1 + len(one.drafts)):
                 _clear(masks[which], banned.get(which, ()))
-        left = bits & masks
-        has_any = np.bitwise_or.reduce(left, axis=1) != 0
+        left = np.bitwise_and(bits, masks, out=masks)
+        have_any = (np.bitwise_or.reduce(left, axis=1) != 0).tolist()
         for one, walk in standing:
             own = slice(one.which, one.which + 1 + len(one.drafts))
-            if not has_any[one.which] or walk.matcher.is_error():
+            if all(have_any[own]) and not walk.matcher.is_error():
+                continue
+            if not have_any[one.which] or walk.matcher.is_error():
                 failures[one.request_id] = Failure(0, _failure(walk.matcher))
                 left[own] = bits[own]
-            elif one.request_id not in failures and not has_any[own].all():
-                failures[one.request_id] = Failure(int(has_any[own].argmin()), _failure(walk.matcher))
+            elif one.request_id not in failures:
+                failures[one.request_id] = Failure(have_any[own].index(False), _failure(walk.matcher))
         bits[:] = left
         return failures
 
@@ -144,23 +150,46 @@ class GrammarMasks:
 
         Returns by request what fails after a draft.
         """
-        together: list[tuple[Any, int]] = []
+        together: list[tuple[GrammarWalk, int]] = []
         failures: dict[str, Failure] = {}
         for one, walk in standing:
-            alone = one.drafts or len(standing) <= FEW or isinstance(walk.matcher, UniqueItemsMatcher)
+            alone = one.drafts or isinstance(walk.matcher, UniqueItemsMatcher)
             if alone or walk.token_at(one.num_output) is not None:
                 failure = self._look_at(one, walk, masks[one.which :])
                 failures |= {} if failure is None else {one.request_id: failure}
             else:
-                together.append((walk.matcher, one.which))
-        if together:
-            if self._executor is None:
-                from llguidance import LLExecutor
-
-                self._executor = LLExecutor()
-            width = masks.shape[1] * masks.itemsize
-            self._executor.unsafe_compute_mask_ptr(together, masks.ctypes.data, width, len(masks))
+                together.append((walk, one.which))
+        self._fill_together(together, masks)
         return failures
+
+    def _fill_together(self, walks: Sequence[tuple[GrammarWalk, int]], masks: Bits) -> None:
+        """Write a mask of each, in threads those that took long the last time, if they are worth it."""
+        slow = [(walk, which) for walk, which in walks if walk.mask_seconds > SLOW]
+        if sum(walk.mask_seconds for walk, _ in slow) > WORTH_THREADS:
+            walks = [(walk, which) for walk, which in walks if walk.mask_seconds <= SLOW]
+            self._fill_in_threads(slow, masks)
+        for walk, which in walks:
+            walk.time_mask(masks[which])
+
+    def _fill_in_threads(self, walks: Sequence[tuple[GrammarWalk, int]], masks: Bits) -> None:
+        if self._executor is None:
+            from llguidance import LLExecutor
+
+            self._executor = LLExecutor(NUM_THREADS)
+        width, given = masks.shape[1] * masks.itemsize, [(walk.matcher, which) for walk, which in walks]
+        started = time.perf_counter()
+        self._executor.unsafe_compute_mask_ptr(given, masks.ctypes.data, width, len(masks))
+        each = (time.perf_counter() - started) * NUM_THREADS / len(walks)
+        for walk, _ in walks:
+            walk.mask_seconds = each
+
+    def _all_set(self, shape: tuple[int, ...]) -> Bits:
+        """Masks of a step that leave everything, in memory that the next step has again."""
+        if self._masks.shape[0] < shape[0] or self._masks.shape[1] != shape[1]:
+            self._masks = np.empty(shape, np.int32)
+        masks = self._masks[: shape[0]]
+        masks.fill(-1)
+        return masks
 
     def _look_at(self, one: Constrained, walk: GrammarWalk, masks: Bits) -> Failure | None:
         """Write the masks of a row's samples; what fails after a draft, where the mask has no bit."""

@@ -1,5 +1,6 @@
 """A request's matcher, moved along its output: which token comes next, or for certain, by its grammar."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ class GrammarWalk:
     def __init__(self, matcher: Any) -> None:
         """matcher: of llguidance, at the beginning of an answer."""
         self.matcher = matcher
+        self.mask_seconds = 0.0  # that the last mask took
         self._seen: list[int] = []  # tokens of the output that the matcher has, those of the run included
         self._is_whole = True  # the matcher has them, and the run is that of where it stands
         self._start = 0  # where the run begins
@@ -106,6 +108,12 @@ class GrammarWalk:
         else:
             mask[:] = 0
             mask.view(np.uint32)[token // 32] = 1 << token % 32
+
+    def time_mask(self, mask: NDArray[np.int32]) -> None:
+        """Write the mask [words] of where it stands, no token being certain, and keep what that took."""
+        started = time.perf_counter()
+        self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self.mask_seconds = time.perf_counter() - started
 
     def _return_to(self, position: int, drafts: Sequence[int]) -> None:
         self.move(position, partial(_these, ()))

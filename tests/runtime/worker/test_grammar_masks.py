@@ -1,6 +1,7 @@
 """Masks of grammars: of several positions as one by one, the same wherever a request stood in between."""
 
 import itertools
+import math
 import random
 from contextlib import suppress
 from functools import partial
@@ -16,6 +17,7 @@ from lamina.runtime.protocol.scheduler_output import Constrained
 from lamina.runtime.structured_output.compiler import GrammarCompiler
 from lamina.runtime.structured_output.grammar import grammar_of
 from lamina.runtime.structured_outputs import StructuredOutputs
+from lamina.runtime.worker import grammar_masks
 from lamina.runtime.worker.grammar_masks import GrammarMasks
 from lamina.runtime.worker.grammar_walk import GrammarWalk
 
@@ -216,8 +218,13 @@ def rows(compiler):
         each.masks.close()
 
 
+@pytest.mark.parametrize("slow, worth", [(math.inf, 0), (-1, -1)], ids=["by one thread", "by several"])
 @pytest.mark.parametrize("count", [1, 4, 9])
-def test_rows_with_drafts_and_without_have_their_own_masks_in_one_step(compiler, rows, count):
+def test_rows_with_drafts_and_without_have_their_own_masks_in_one_step(
+    compiler, rows, count, slow, worth, monkeypatch
+):
+    monkeypatch.setattr(grammar_masks, "SLOW", slow)
+    monkeypatch.setattr(grammar_masks, "WORTH_THREADS", worth)
     grammars = [form(regex) for regex in ("[ab]{2,9}", "x+y", "unique", "")] * 3
     answers = [one_by_one(compiler, grammar, random.Random(7).choice) for grammar in grammars[:count]]
     step = rows(grammars[:count])
