@@ -14,7 +14,7 @@ SPLIT_K = "split_k_gemm", "split_k_shape", "split_k_epilogue", "scaled_gemm"
 NIBBLES = *(f"linear_w4a16/{name}" for name in ("gemm", "shape", "dequantize", "write_out")), "quad_transpose"
 # in cluster.cuh, as far as need be
 OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec", "pair_ops")
-OF_RANKS = ("launch_ranks", "system_scope", "vec")  # in ranks.cuh
+OF_RANKS = ("launch", "launch_ranks", "pdl", "system_scope", "vec")  # in ranks.cuh
 OF_ATTENTION = ("cuda_mma", "cache_policy", "fp8", "scaled_half")  # in attention.cuh
 IN_CLUSTERS = {
     "persistent_gemm": (*PERSISTENT, *WITH_PERSISTENT),
@@ -33,7 +33,7 @@ def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
             (folder / f"{header}.cuh").write_text('#include "cluster.cuh"\n')
         (folder / "cuda_fp8.h").touch()
     if name == "all_reduce":
-        alone = ("peers",)
+        alone = ("peers", "reduce", "row_norm")
         for header in OF_RANKS:
             (folder / f"{header}.cuh").write_text('#include "ranks.cuh"\n')
     if name == "paged_attention":

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -22,13 +23,18 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __shared__ static __attribute__((section("of_block")))
 #define __grid_constant__
 #define __launch_bounds__(...)
 
 struct Index {
   unsigned x, y, z;
 };
-inline Index threadIdx, blockIdx, gridDim;
+struct dim3 {
+  explicit dim3(unsigned x) : x(x) {}
+  unsigned x;
+};
+inline Index threadIdx, blockIdx, blockDim, gridDim;
 using cudaStream_t = void*;
 using cudaError_t = int;
 constexpr int cudaSuccess = 0, cudaErrorInvalidValue = 1;
@@ -39,9 +45,15 @@ struct Vector {
   void* to;
   std::array<char, 16> bytes;
 };
+struct Warp {
+  std::array<uint64_t, 32> given{}, taken{};
+  int num_given = 0, round = 0;
+};
 struct Block {
   unsigned num_synced = 0, round = 0;
   std::vector<Vector> stored;  // and not arrived
+  std::vector<Warp> warps;
+  std::vector<char> shared;  // while no fiber of it runs
 };
 struct Fiber {
   Turns turns;
@@ -69,6 +81,28 @@ inline Block& block() { return gpu().blocks[current->block.x]; }
 
 inline void yield() { current->turns.yield(); }
 
+// What kernels declare as shared is one place for all blocks, into which each brings its own.
+extern "C" {
+extern char __start_of_block[] __attribute__((weak, visibility("hidden")));
+extern char __stop_of_block[] __attribute__((weak, visibility("hidden")));
+}
+inline size_t num_shared() { return static_cast<size_t>(__stop_of_block - __start_of_block); }
+
+template <typename Value>
+Value from_lane(const Value& value, unsigned lane) {
+  Warp& warp = block().warps[threadIdx.x / 32];
+  const int round = warp.round;
+  std::memcpy(&warp.given[threadIdx.x % 32], &value, sizeof(Value));
+  if (++warp.num_given == 32) {
+    warp.taken = warp.given, warp.num_given = 0, ++warp.round;
+  } else {
+    while (warp.round == round) yield();
+  }
+  Value result;
+  std::memcpy(&result, &warp.taken[lane % 32], sizeof(Value));
+  return result;
+}
+
 inline void arrive(Block& block, size_t which) {
   std::memcpy(block.stored[which].to, block.stored[which].bytes.data(), 16);
   std::swap(block.stored[which], block.stored.back());
@@ -90,6 +124,7 @@ inline void begin(int rank) {
   if (gpu.kernels.empty()) return;
   const Kernel& kernel = gpu.kernels.front();
   gpu.blocks.resize(kernel.blocks);
+  for (Block& block : gpu.blocks) block.warps.resize((kernel.threads + 31) / 32), block.shared.resize(num_shared());
   for (unsigned i = 0; i < kernel.blocks * kernel.threads; ++i) {
     auto fiber = std::make_unique<Fiber>();
     fiber->rank = rank, fiber->block = {i / kernel.threads, 0, 0}, fiber->thread = {i % kernel.threads, 0, 0};
@@ -108,8 +143,11 @@ inline bool go_on(int rank) {
     is_alive = true;
     if (happens(6)) continue;
     current = fiber.get();
-    threadIdx = fiber->thread, blockIdx = fiber->block, gridDim = {gpu.kernels.front().blocks, 1, 1};
+    threadIdx = fiber->thread, blockIdx = fiber->block;
+    gridDim = {gpu.kernels.front().blocks, 1, 1}, blockDim = {gpu.kernels.front().threads, 1, 1};
+    std::memcpy(__start_of_block, block().shared.data(), num_shared());
     fiber->turns.go_on();
+    std::memcpy(block().shared.data(), __start_of_block, num_shared());
   }
   for (Block& block : gpu.blocks) {
     if (!block.stored.empty() && happens(8)) arrive(block, generator() % block.stored.size());
@@ -152,6 +190,12 @@ inline void __syncthreads() {
   }
 }
 
+template <typename Value>
+Value __shfl_xor_sync(unsigned, const Value& value, int bits) {
+  return host::from_lane(value, threadIdx.x ^ static_cast<unsigned>(bits));
+}
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+
 inline uint32_t atomicInc(uint32_t* to, uint32_t most) {
   const uint32_t before = *to;
   *to = before >= most ? 0 : before + 1;
@@ -162,6 +206,8 @@ namespace lamina {
 
 constexpr int kRankThreads = 8;
 
+inline void start_successor() {}
+inline void wait_for_predecessor() {}
 inline void follow_predecessor() {}
 
 inline void store_release(uint32_t* to, uint32_t value) {
@@ -189,14 +235,22 @@ void store(T* to, const Vec<T, kWidth>& vec) {
   host::block().stored.push_back(stored);
 }
 
+template <typename T, int kWidth>
+void round_to(float (&values)[kWidth]) {
+  to_floats(values, from_floats<T>(values));
+}
+
+template <typename T, int kWidth>
+void keep_packed(Vec<T, kWidth>&) {}
+
 template <typename... Pointers>
 bool aligned(Pointers... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
-template <typename T>
-bool whole_vecs(int64_t count) {
-  return count % kVecWidth<T> == 0;
+template <typename T, typename... Counts>
+bool whole_vecs(Counts... counts) {
+  return ((counts % kVecWidth<T> == 0) && ...);
 }
 
 inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
