@@ -30,6 +30,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "lamina bfloat16, int8": {"dtype": "bfloat16", "quantization": "int8"},
     "lamina float32, FP8 KV cache": {"dtype": "float32", "kv_cache_dtype": "fp8"},
     "lamina bfloat16, FP8 KV cache": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+    "lamina bfloat16, int8 KV cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
     "lamina float32, int8": {"dtype": "float32", "quantization": "int8"},
     "lamina bfloat16, q8": {"dtype": "bfloat16", "quantization": "q8"},
     "lamina bfloat16, q4": {"dtype": "bfloat16", "quantization": "q4"},

@@ -27,7 +27,7 @@ CacheDir = Annotated[Path | None, typer.Option(help="Where compiled code and con
 # Of fields that take one of a few values; checked against those in tests.
 CHOICES = {
     "dtype": ("auto", "bfloat16", "float16", "float32", "float64"),
-    "kv_cache_dtype": ("auto", "fp8"),
+    "kv_cache_dtype": ("auto", "fp8", "int8"),
     "device": ("auto", "cpu", "cuda"),
     "quantization": read_schemes(),
     "numerics": ("fast", "exact"),

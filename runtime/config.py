@@ -23,7 +23,7 @@ from .validation import check_name, check_type, integer, number
 logger = get_logger("runtime")
 
 LoadFormat = Literal["auto", "dummy"]
-KVCacheDtype = Literal["auto", "fp8"]
+KVCacheDtype = Literal["auto", "fp8", "int8"]
 PoolingSetting = Literal["auto", "last", "mean", "cls"]
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -72,7 +72,7 @@ class RuntimeConfig:
     dtype: str | torch.dtype = "auto"
     """Of weights and KV cache; auto is the checkpoint's, where the device computes fast in it."""
     kv_cache_dtype: KVCacheDtype = "auto"
-    """Of the KV cache; auto is dtype, fp8 stores keys and values in one byte each (e4m3)."""
+    """Of the KV cache; auto is dtype, fp8 and, on a CPU, int8 store keys and values in one byte each."""
     device: str | torch.device = "auto"
     """Where to run; auto is the first GPU if there is one."""
     tensor_parallel: int = 1
@@ -171,7 +171,7 @@ class RuntimeConfig:
             got = f"swap_bytes is {self.swap_bytes} and prefix_cache False"
             raise ConfigError(f"{got}; wanted swap_bytes 0, or the cache, which knows what blocks hold")
         _check_choice("numerics", self.numerics, NUMERICS)
-        _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8"))
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8", "int8"))
         _check_choice("pooling", self.pooling, ("auto", *POOLINGS))
         if self.pooling != "auto" and self.speculative is not None:
             got = f"pooling is {self.pooling} and speculative {shown(self.speculative)}"

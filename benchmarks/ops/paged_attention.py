@@ -26,6 +26,7 @@ class Heads(NamedTuple):
 SMALL, LARGE = Heads(9, 3, 64), Heads(32, 8, 128)  # of SmolLM2 135M; of Llama 3 8B
 DECODE = [(SMALL, batch, 100) for batch in (1, 8, 32)]
 DECODE += [(heads, batch, 4096) for heads in (SMALL, LARGE) for batch in (1, 8)]
+DECODE += [(heads, 1, 16384) for heads in (SMALL, LARGE)]
 PREFILL = [512, 2048]
 
 

@@ -27,7 +27,8 @@ inline IntVec broadcast_four(const int8_t* from) {
   return four - IntVec{};
 }
 
-// sums[l] + weights[4l .. 4l + 3] @ x[4l .. 4l + 3], x from -127 to 127. `is_wide`: weights may be above 127.
+// sums[l] + weights[4l .. 4l + 3] @ x[4l .. 4l + 3], x from -127 to 127, of `is_wide` from -128: weights
+// may be above 127 then.
 template <bool is_wide>
 inline IntVec add_dots(IntVec sums, ByteVec weights, IntVec x) {
 #if defined(__AVX512VNNI__)

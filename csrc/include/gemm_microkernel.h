@@ -5,16 +5,24 @@
 
 namespace lamina {
 
-// The right operand: row k as a pointer to elements that `load` turns into floats.
-struct Panel {
+// The right operand: row k as a pointer to elements that `load` turns into the lanes of a vector, how the left operand
+// becomes a vector, and how both are multiplied and added to a sum.
+struct Floats {
+  static Vec left(const float* from) { return broadcast(*from); }
+  static Vec add(Vec sum, Vec left, Vec right) { return sum + left * right; }
+};
+
+struct Panel : Floats {
   const float* data;
   int stride;
+  Panel(const float* from, int row_stride) : data(from), stride(row_stride) {}
   const float* row(int k) const { return data + k * stride; }
 };
 
 template <typename T>
-struct ScatteredRows {
+struct ScatteredRows : Floats {
   const T* const* rows;
+  explicit ScatteredRows(const T* const* from) : rows(from) {}
   const T* row(int k) const { return rows[k]; }
 };
 
@@ -29,8 +37,8 @@ inline void gemm_block(int column, int depth, const float* a, int lda, const Rig
     Vec right[columns];
     for (int v = 0; v < columns; v++) right[v] = load(b.row(k) + column + v * kLanes);
     for (int r = 0; r < rows; r++) {
-      Vec left = broadcast(a[r * lda + k]);
-      for (int v = 0; v < columns; v++) sum[r][v] += left * right[v];
+      Vec left = Right::left(a + r * lda + k);
+      for (int v = 0; v < columns; v++) sum[r][v] = Right::add(sum[r][v], left, right[v]);
     }
   }
   for (int r = 0; r < rows; r++)

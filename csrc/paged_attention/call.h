@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "fp8.h"
+#include "int8_cache.h"
 #include "vector.h"
 
 namespace lamina {
@@ -14,6 +15,9 @@ constexpr int kTileKeys = 64;
 constexpr int kMaxRowsInParts = 16;  // a tile of few rows may be attended split by split
 constexpr int kSplitKeys = 256;
 
+// How keys and values are stored: as queries are, in FP8, or in int8 with a scale behind each head of a token.
+enum class Stored : int64_t { kSame, kFp8, kInt8 };
+
 struct Strides {
   int64_t outer, token, head;  // outer: of a block; 0 where there are none
 };
@@ -22,7 +26,7 @@ template <typename T>
 struct Attention {
   T* out;
   const T* query;
-  const void *key_cache, *value_cache;  // of T or of Float8
+  const void *key_cache, *value_cache;  // of T, Float8 or Int8
   const int32_t *block_tables, *seq_lens, *query_start_loc;
   Strides out_strides, query_strides, key_strides, value_strides;
   int64_t block_tables_stride;
@@ -31,10 +35,12 @@ struct Attention {
   int64_t window;  // < 0: none
   int64_t chunk;   // < 0: none
   float soft_cap;  // 0: none
-  bool is_fp8;
+  Stored stored;
   float value_scale;  // what values are multiplied by
 
-  int64_t cached_size() const { return is_fp8 ? sizeof(Float8) : sizeof(T); }
+  // Bytes of a number, and of a head of a token.
+  int64_t cached_size() const { return stored == Stored::kSame ? sizeof(T) : 1; }
+  int64_t head_bytes() const { return head_dim * cached_size() + (stored == Stored::kInt8 ? kInt8ScaleBytes : 0); }
   int group() const { return static_cast<int>(num_heads / num_kv_heads); }
   int padded_dim() const { return static_cast<int>((head_dim + kLanes - 1) / kLanes * kLanes); }
   int query_len(int seq) const { return query_start_loc[seq + 1] - query_start_loc[seq]; }

@@ -73,7 +73,7 @@ class Plan {
   // Heads of a token are neighbours, and memory is read fastest in order: as many as a core's own cache holds for a
   // split of the keys, unless threads would be left without work.
   int heads_at_once(const Attention<T>& a, int threads) const {
-    const int64_t bytes = 2 * kSplitKeys * a.head_dim * a.cached_size();
+    const int64_t bytes = 2 * kSplitKeys * a.head_bytes();
     int64_t num_splits = 0;
     for (const Job& job : jobs) num_splits += job.splits();
     if (num_splits < threads * kUnitsPerThread) return 1;
@@ -164,7 +164,7 @@ struct PagedAttentionArguments {
   const int32_t *seq_lens, *query_start_loc;
   int64_t num_tokens, num_heads, head_dim, num_blocks, block_size, num_kv_heads, cache_head_dim;
   int64_t num_seqs, max_blocks, window, chunk, threads;
-  int64_t is_fp8;  // the caches
+  int64_t stored;  // lamina::Stored: the caches
   double scale, soft_cap, value_scale;
 };
 
@@ -199,7 +199,7 @@ int64_t paged_attention(const PagedAttentionArguments& p) {
       p.window,
       p.chunk,
       static_cast<float>(p.soft_cap),
-      p.is_fp8 != 0,
+      static_cast<lamina::Stored>(p.stored),
       static_cast<float>(p.value_scale),
   };
   int64_t invalid = lamina::find_invalid(attention, p.num_tokens, p.num_blocks, p.max_blocks);

@@ -14,6 +14,8 @@
 #include "buffer.h"
 #include "call.h"
 #include "gemm_microkernel.h"
+#include "prefetch.h"
+#include "scores.h"
 #include "vector.h"
 
 namespace lamina {
@@ -28,26 +30,24 @@ class Worker {
         padded_dim_(attention.padded_dim()),
         factor_((attention.soft_cap > 0 ? 1 / attention.soft_cap : kLog2E) * attention.scale),
         panel_(static_cast<size_t>(kTileKeys) * padded_dim_),
-        rows_(static_cast<size_t>(kMaxRows) * padded_dim_),
         partial_(Partial::size(kMaxRows, padded_dim_)),
-        keys_(buffer.reserve(2 * panel_ + rows_ + kMaxRows * kTileKeys + 2 * partial_ +
-                             AmxAttention::num_floats(padded_dim_) + (attention.is_fp8 ? 2 * panel_ : 0))),
-        values_(keys_ + panel_),
-        query_(values_ + panel_),
-        scores_(query_ + rows_),
+        values_(buffer.reserve(panel_ + kMaxRows * kTileKeys + 2 * partial_ + Scores<T>::num_floats(padded_dim_) +
+                               AmxAttention::num_floats(padded_dim_) +
+                               (attention.stored == Stored::kSame ? 0 : 2 * panel_))),
+        scores_(values_ + panel_),
         total_(scores_ + kMaxRows * kTileKeys),
         part_(total_ + partial_),
-        amx_(part_ + partial_, dim_),
-        wide_(reinterpret_cast<T*>(part_ + partial_ + AmxAttention::num_floats(padded_dim_))) {}
+        by_vectors_(part_ + partial_, dim_, padded_dim_, attention.stored == Stored::kInt8),
+        amx_(part_ + partial_ + Scores<T>::num_floats(padded_dim_), dim_),
+        wide_(reinterpret_cast<T*>(part_ + partial_ + Scores<T>::num_floats(padded_dim_) +
+                                   AmxAttention::num_floats(padded_dim_))) {}
 
-  // Prefetches the keys and values of some heads of a split into the cache, in memory order. By loads: a prefetch
-  // instruction for a page that is not in the TLB may be dropped.
+  // Brings the keys and values of some heads of a split into this core's cache.
   void prefetch(const Tile& tile, int first_head, int last_head, int split) const {
     const int64_t start = static_cast<int64_t>(split) * kSplitKeys;
     const int64_t first = std::max(start, attention_.oldest(position(tile, 0)));
     const int64_t last = std::min(start + kSplitKeys, position(tile, tile.rows - 1) + 1);
-    prefetch(attention_.key_cache, attention_.key_strides, tile.seq, first_head, last_head, first, last);
-    prefetch(attention_.value_cache, attention_.value_strides, tile.seq, first_head, last_head, first, last);
+    KvPrefetch<T>(attention_, tile.seq, first_head, last_head).keys(first, last);
   }
 
   // Whether AMX does the GEMMs; then an AmxAttention::Scope has to live meanwhile.
@@ -84,21 +84,6 @@ class Worker {
   }
 
  private:
-  void prefetch(const void* cache, const Strides& strides, int seq, int first_head, int last_head, int64_t first,
-                int64_t last) const {
-    constexpr int64_t kLine = 64;
-    const int32_t* table = attention_.block_tables + seq * attention_.block_tables_stride;
-    const int64_t block_size = attention_.block_size;
-    const int64_t size = attention_.cached_size();
-    const int64_t bytes = ((last_head - first_head - 1) * strides.head + dim_) * size;
-    for (int64_t key = first; key < last; key++) {
-      const int64_t row = table[key / block_size] * strides.outer + key % block_size * strides.token;
-      const char* from = static_cast<const char*>(cache) + (row + first_head * strides.head) * size;
-      for (int64_t i = 0; i < bytes; i += kLine)
-        asm volatile("" ::"r"(*reinterpret_cast<const volatile char*>(from + i)));
-    }
-  }
-
   template <bool by_amx>
   void finish_with(const Tile& tile, int kv_head, int first_split, int last_split) {
     Partial total(total_, tile.rows, padded_dim_), part(part_, kMaxRows, padded_dim_);
@@ -131,9 +116,7 @@ class Worker {
       rows[r] = row_of(attention_.query, attention_.query_strides, tile, kv_head, r);
     }
     if constexpr (by_amx) return amx_.load_query(as_bfloat16(rows), tile.rows);
-    for (int r = 0; r < tile.rows; r++)
-      for (int d = 0; d < dim_; d += kLanes)
-        store(query_ + r * padded_dim_ + d, load_some(rows[r] + d, dim_ - d) * factor_);
+    by_vectors_.load_query(rows, tile.rows);
   }
 
   // Of bfloat16 rows, which are all that AMX is asked for.
@@ -151,41 +134,62 @@ class Worker {
       int from = static_cast<int>(std::max<int64_t>(first - base, 0));
       int to = static_cast<int>(std::min<int64_t>(last - base, kTileKeys));
       int vectors = (to + kLanes - 1) / kLanes;
-      locate(tile.seq, kv_head, base, from, to);
-      if constexpr (by_amx) {
+      locate<by_amx>(tile.seq, kv_head, base, from, to);
+      if constexpr (by_amx)
         amx_.score(as_bfloat16(key_rows_), from, to, scores_);
-      } else {
-        pack_keys(from, to);
-        gemm<false>(tile.rows, vectors, dim_, query_, padded_dim_, Panel{keys_, kTileKeys}, scores_, kTileKeys);
-      }
+      else if (attention_.stored == Stored::kInt8)
+        by_vectors_.score(key_bytes_, key_scales_, tile.rows, from, to, scores_);
+      else
+        by_vectors_.score(key_rows_, tile.rows, from, to, scores_);
+      if (by_amx && attention_.stored == Stored::kInt8) scale_scores(tile.rows, vectors);
       softmax<by_amx>(tile.rows, base, vectors, part);
       if constexpr (by_amx)
         amx_.multiply_values(as_bfloat16(value_rows_), from, to, part.out);
+      else if (attention_.stored == Stored::kInt8)
+        multiply_values(value_bytes_, tile.rows, from, to, part.out);
       else
-        multiply_values(tile.rows, from, to, part.out);
+        multiply_values(value_rows_, tile.rows, from, to, part.out);
     }
   }
 
+  void scale_scores(int rows, int vectors) {
+    for (int r = 0; r < rows; r++)
+      for (int j = 0; j < vectors * kLanes; j += kLanes)
+        store(scores_ + r * kTileKeys + j, load(scores_ + r * kTileKeys + j) * load(key_scales_ + j));
+  }
+
   // out += probabilities @ values. What few rows read once is not worth a copy.
-  void multiply_values(int rows, int from, int to, float* out) {
+  template <typename Value>
+  void multiply_values(const Value* const* values, int rows, int from, int to, float* out) {
     const int vectors = padded_dim_ / kLanes, count = to - from;
     const float* weights = scores_ + from;
     if (rows <= kBlockRows && dim_ == padded_dim_) {
-      gemm<true>(rows, vectors, count, weights, kTileKeys, ScatteredRows<T>{value_rows_ + from}, out, padded_dim_);
+      gemm<true>(rows, vectors, count, weights, kTileKeys, ScatteredRows<Value>(values + from), out, padded_dim_);
     } else {
-      pack_values(from, to);
-      gemm<true>(rows, vectors, count, weights, kTileKeys, Panel{values_, padded_dim_}, out, padded_dim_);
+      pack_values(values, from, to);
+      gemm<true>(rows, vectors, count, weights, kTileKeys, Panel(values_, padded_dim_), out, padded_dim_);
     }
   }
 
   // Where the rows of keys base + from .. base + to lie. Lanes around them get a row that may be read: their scores
   // are masked.
+  template <bool by_amx>
   void locate(int seq, int kv_head, int64_t base, int from, int to) {
-    attention_.is_fp8 ? locate_as<Float8>(seq, kv_head, base, from, to) : locate_as<T>(seq, kv_head, base, from, to);
+    switch (attention_.stored) {
+      case Stored::kSame:
+        return locate_as<T>(seq, kv_head, base, from, to, key_rows_, value_rows_);
+      case Stored::kFp8:
+        return locate_as<Float8>(seq, kv_head, base, from, to, key_rows_, value_rows_);
+      case Stored::kInt8:
+        if constexpr (by_amx)
+          locate_as<Int8>(seq, kv_head, base, from, to, key_rows_, value_rows_);
+        else
+          locate_as<Int8>(seq, kv_head, base, from, to, key_bytes_, value_bytes_);
+    }
   }
 
-  template <typename Cached>
-  void locate_as(int seq, int kv_head, int64_t base, int from, int to) {
+  template <typename Cached, typename Row>
+  void locate_as(int seq, int kv_head, int64_t base, int from, int to, const Row** key_rows, const Row** value_rows) {
     const int32_t* table = attention_.block_tables + seq * attention_.block_tables_stride;
     const Strides key = attention_.key_strides, value = attention_.value_strides;
     const int64_t block_size = attention_.block_size;
@@ -196,58 +200,37 @@ class Worker {
       const Cached* values = static_cast<const Cached*>(attention_.value_cache) + table[slot] * value.outer +
                              offset * value.token + kv_head * value.head;
       for (int end = static_cast<int>(std::min<int64_t>(to, j + block_size - offset)); j < end; j++) {
-        key_rows_[j] = as_numbers(keys, j), value_rows_[j] = as_numbers(values, kTileKeys + j);
+        if constexpr (std::is_same_v<Cached, Int8>)
+          key_scales_[j] = int8_scale(keys, dim_), value_scales_[j] = int8_scale(values, dim_);
+        set_row(key_rows[j], keys, j), set_row(value_rows[j], values, kTileKeys + j);
         keys += key.token, values += value.token;
       }
     }
-    std::fill(key_rows_ + from / kLanes * kLanes, key_rows_ + from, key_rows_[from]);
-    std::fill(key_rows_ + to, key_rows_ + (to + kLanes - 1) / kLanes * kLanes, key_rows_[from]);
+    const int begin = from / kLanes * kLanes, end = (to + kLanes - 1) / kLanes * kLanes;
+    std::fill(key_rows + begin, key_rows + from, key_rows[from]);
+    std::fill(key_rows + to, key_rows + end, key_rows[from]);
+    for (float* scales : {key_scales_, value_scales_})
+      std::fill(scales + begin, scales + from, 0.0f), std::fill(scales + to, scales + end, 0.0f);
   }
 
-  // A row as numbers of T: where it lies, or in a copy.
-  const T* as_numbers(const T* row, int) { return row; }
-  const T* as_numbers(const Float8* row, int copy) {
-    T* to = wide_ + static_cast<size_t>(copy) * padded_dim_;
-    widen_row(to, row, dim_);
-    return to;
-  }
-
-  // keys_[d][j]
-  void pack_keys(int from, int to) {
-    for (int group = from / kLanes * kLanes; group < to; group += kLanes) {
-      int d = 0;
-      for (; d + kPackedDims <= dim_; d += kPackedDims) pack_block(key_rows_ + group, d, kPackedDims, keys_ + group);
-      if (d < dim_) pack_block(key_rows_ + group, d, dim_ - d, keys_ + group);
-    }
-  }
-
-  static constexpr int kPackedDims = kLanes * 4 / sizeof(T);  // what one vector of a row holds
-
-  static inline __attribute__((always_inline)) void pack_block(const T* const* rows, int d, int count, float* to) {
-    Vec block[kLanes];
-    to += d * kTileKeys;
-    if constexpr (sizeof(T) == 4) {
-      for (int i = 0; i < kLanes; i++) block[i] = load_some(rows[i] + d, count);
-      transpose(block);
-      for (int i = 0; i < kLanes; i++) store(to + i * kTileKeys, block[i]);
+  // A row as it lies, or as numbers of T in a copy.
+  template <typename Row, typename Cached>
+  void set_row(const Row*& to, const Cached* row, int copy) {
+    if constexpr (std::is_same_v<Row, Cached>) {
+      to = row;
     } else {
-      for (int i = 0; i < kLanes; i++) block[i] = load_pairs(rows[i] + d, count);
-      transpose(block);
-      for (int i = 0; i < kLanes; i++) {
-        Vec even, odd;
-        split(rows[0], block[i], even, odd);
-        store(to + 2 * i * kTileKeys, even);
-        if (2 * i + 1 < count) store(to + (2 * i + 1) * kTileKeys, odd);
-        if (2 * i + 2 >= count) break;
-      }
+      T* wide = wide_ + static_cast<size_t>(copy) * padded_dim_;
+      widen_row(wide, row, dim_);
+      to = wide;
     }
   }
 
-  void pack_values(int from, int to) {
+  template <typename Value>
+  void pack_values(const Value* const* rows, int from, int to) {
     const int dim = dim_, padded_dim = padded_dim_;
     float* packed = values_;
     for (int j = from; j < to; j++, packed += padded_dim) {
-      const T* row = value_rows_[j];
+      const Value* row = rows[j];
       int d = 0;
       for (; d + kLanes <= dim; d += kLanes) store(packed + d, load(row + d));
       if (d < dim) store(packed + d, load_some(row + d, dim - d));
@@ -260,7 +243,7 @@ class Worker {
     for (int first = 0; first < rows; first += kLanes) {
       const int count = std::min(rows - first, kLanes);
       Vec highest[kLanes] = {}, sums[kLanes] = {};
-      for (int r = 0; r < count; r++) highest[r] = scale_and_mask<by_amx>(first + r, base, vectors);
+      for (int r = 0; r < count; r++) highest[r] = scale_and_mask(first + r, base, vectors);
       const Vec old_max = load_some(part.max + first, count);
       const Vec new_max = max(old_max, reduce_rows(highest, [](Vec a, Vec b) { return max(a, b); }));
       const Vec shift = new_max == -kInfinity ? Vec{} : new_max, keep = exp2(old_max - shift);
@@ -273,7 +256,6 @@ class Worker {
   }
 
   // Q @ Kᵀ becomes scores: scaled, capped, and masked by position. Returns their maxima, lane by lane.
-  template <bool by_amx>
   Vec scale_and_mask(int row, int64_t base, int vectors) {
     float* scores = scores_ + row * kTileKeys;
     int64_t newest = positions_[row];
@@ -283,7 +265,7 @@ class Worker {
     const bool all = begin == 0 && end >= vectors * kLanes;
     for (int v = 0; v < vectors; v++) {
       Vec x = load(scores + v * kLanes);
-      x = cap(by_amx ? x * factor_ : x);
+      x = cap(x * factor_);
       if (!all) x = mask(x, v * kLanes, begin, end);
       store(scores + v * kLanes, x);
       highest = max(highest, x);
@@ -291,14 +273,15 @@ class Worker {
     return highest;
   }
 
-  // Scores become probabilities. Returns their sums, lane by lane.
+  // Scores become probabilities, times the scales of values in int8. Returns the sums of probabilities, lane by lane.
   template <bool by_amx>
   Vec exponentiate(int row, int vectors, float shift) {
     float* scores = scores_ + row * kTileKeys;
+    const bool is_int8 = attention_.stored == Stored::kInt8;
     Vec sum = Vec{};
     for (int v = 0; v < vectors; v++) {
-      Vec weight = exp2(load(scores + v * kLanes) - shift);
-      store(scores + v * kLanes, weight);
+      const Vec weight = exp2(load(scores + v * kLanes) - shift);
+      store(scores + v * kLanes, is_int8 ? weight * load(value_scales_ + v * kLanes) : weight);
       sum += weight;
     }
     if constexpr (by_amx) {
@@ -332,12 +315,15 @@ class Worker {
   const Attention<T>& attention_;
   const int group_, dim_, padded_dim_;
   const float factor_;  // of Q @ Kᵀ: to scores in units of log2, or divided by the soft cap where there is one
-  const size_t panel_, rows_, partial_;
+  const size_t panel_, partial_;
   const T *key_rows_[kTileKeys], *value_rows_[kTileKeys];
+  const Int8 *key_bytes_[kTileKeys], *value_bytes_[kTileKeys];  // where those of int8 are read as they lie
+  float key_scales_[kTileKeys], value_scales_[kTileKeys];       // of int8
   int64_t positions_[kMaxRows];
-  float *const keys_, *const values_, *const query_, *const scores_, *const total_, *const part_;
+  float *const values_, *const scores_, *const total_, *const part_;
+  Scores<T> by_vectors_;
   AmxAttention amx_;
-  T* const wide_;  // [2][kTileKeys][padded_dim]: keys and values that were stored in FP8
+  T* const wide_;  // [2][kTileKeys][padded_dim]: keys and values that were stored in fewer bits
 };
 
 }  // namespace lamina

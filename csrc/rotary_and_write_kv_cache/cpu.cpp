@@ -24,7 +24,7 @@ struct RotaryAndWriteKvCacheArguments {
   int64_t value_cache_block, value_cache_token, value_cache_head;
   const int32_t* slot_mapping;
   int64_t num_tokens, num_heads, num_kv_heads, head_dim, num_blocks, block_size, threads;
-  int64_t is_fp8;  // the caches
+  int64_t stored;  // in the caches: numbers as keys have them; 1: FP8; 2: int8
   double key_scale, value_scale;
 };
 
@@ -61,7 +61,8 @@ int64_t rotary_and_write_as(const RotaryAndWriteKvCacheArguments& p) {
 
 template <typename T>
 int64_t rotary_and_write(const RotaryAndWriteKvCacheArguments& p) {
-  return p.is_fp8 ? rotary_and_write_as<T, lamina::Float8>(p) : rotary_and_write_as<T, T>(p);
+  if (p.stored == 2) return rotary_and_write_as<T, lamina::Int8>(p);
+  return p.stored == 1 ? rotary_and_write_as<T, lamina::Float8>(p) : rotary_and_write_as<T, T>(p);
 }
 
 }  // namespace

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "buffer.h"
 #include "fp8.h"
+#include "int8_cache.h"
 #include "vector.h"
 
 namespace lamina {
@@ -41,12 +43,23 @@ struct RotaryAndWrite {
     const int64_t slot = slots[token];
     if (slot < 0) return;
     for (int64_t head = 0; head < key.count; head++) {
-      rotate(token, key.at(token, head), key_cache.at(slot, head), key_scale);
+      rotate_key(token, key.at(token, head), key_cache.at(slot, head));
       copy(value_cache.at(slot, head), value.at(token, head));
     }
   }
 
  private:
+  template <typename To>
+  void rotate_key(int64_t token, const T* from, To* to) const {
+    rotate(token, from, to, key_scale);
+  }
+  void rotate_key(int64_t token, const T* from, Int8* to) const {
+    thread_local Buffer buffer;
+    T* row = reinterpret_cast<T*>(buffer.reserve(2 * half));
+    rotate(token, from, row, 1.0f);
+    store_int8_row(to, row, 2 * half);
+  }
+
   // Multiplications and sums are rounded one by one, as the formula does it: the file that includes this turns off
   // fused multiply-adds.
   template <typename To>
@@ -67,6 +80,7 @@ struct RotaryAndWrite {
   }
 
   void copy(T* to, const T* from) const { std::memcpy(to, from, 2 * half * sizeof(T)); }
+  void copy(Int8* to, const T* from) const { store_int8_row(to, from, 2 * half); }
   void copy(Float8* to, const T* from) const { narrow_row(to, from, value_scale, 2 * half); }
 };
 

@@ -16,7 +16,7 @@ struct WriteKvCacheArguments {
   int64_t value_cache_block, value_cache_token, value_cache_head, value_cache_dim;
   const int32_t* slot_mapping;
   int64_t num_tokens, num_blocks, block_size, num_kv_heads, head_dim, element_size, threads;
-  int64_t dtype;  // of the rows, where the caches are FP8: float32, bfloat16, float16; else -1
+  int64_t dtype;  // of the rows, where the caches are FP8: float32, bfloat16, float16; 3 more of int8; else -1
   double key_scale, value_scale;
 };
 
@@ -25,8 +25,13 @@ namespace {
 constexpr int64_t kMinParallelBytes = 1 << 20, kGrain = 16;  // tokens
 
 void write(const WriteKvCacheArguments& p) {
-  constexpr lamina::Narrow kNarrow[] = {nullptr, lamina::narrow_head<float>, lamina::narrow_head<lamina::BFloat16>,
-                                        lamina::narrow_head<lamina::Float16>};
+  constexpr lamina::Narrow kNarrow[] = {nullptr,
+                                        lamina::narrow_head<float>,
+                                        lamina::narrow_head<lamina::BFloat16>,
+                                        lamina::narrow_head<lamina::Float16>,
+                                        lamina::narrow_head_to_int8<float>,
+                                        lamina::narrow_head_to_int8<lamina::BFloat16>,
+                                        lamina::narrow_head_to_int8<lamina::Float16>};
   const lamina::Narrow narrow = kNarrow[p.dtype + 1];
   const int64_t size = p.element_size, cached = narrow ? 1 : size, bytes = p.head_dim * size;
   const lamina::CacheWrite key{p.key,

@@ -1,18 +1,24 @@
-// Rows of keys or values copied to their slots of a paged cache, on raw bytes, or rounded to FP8.
+// Rows of keys or values copied to their slots of a paged cache, on raw bytes, or rounded to FP8 or int8.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #include "fp8.h"
+#include "int8_cache.h"
 
 namespace lamina {
 
-// Heads of a row to FP8, divided by the scale.
+// A head to FP8, divided by the scale, or to int8, by a scale of its own.
 using Narrow = void (*)(void* to, const void* from, float scale, int64_t count);
 template <typename T>
 void narrow_head(void* to, const void* from, float scale, int64_t count) {
   narrow_row(static_cast<Float8*>(to), static_cast<const T*>(from), scale, count);
+}
+
+template <typename T>
+void narrow_head_to_int8(void* to, const void* from, float, int64_t count) {
+  store_int8_row(static_cast<Int8*>(to), static_cast<const T*>(from), count);
 }
 
 // Strides count bytes. Rows whose slot is below 0 are skipped.

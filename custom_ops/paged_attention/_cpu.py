@@ -9,8 +9,10 @@ from ...common.errors import ShapeError
 from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
 from .._shared.fp8 import FP8
 from .._shared.registry import Provider
+from ..write_kv_cache.int8_rows import INT8
 
 _NOT_CONTIGUOUS = -2
+STORED = {FP8: 1, INT8: 2}  # csrc/paged_attention/call.h has the same; others are as queries
 
 
 def load() -> Callable[..., None]:
@@ -45,7 +47,7 @@ def load() -> Callable[..., None]:
             *query.shape,
             *key_cache.shape,
             *block_tables.shape,
-            *(window, chunk, torch.get_num_threads(), key_cache.dtype == FP8),
+            *(window, chunk, torch.get_num_threads(), STORED.get(key_cache.dtype, 0)),
             *(scale * key_scale, soft_cap, value_scale),
         )
         if result == _NOT_CONTIGUOUS:

@@ -4,17 +4,18 @@ import torch
 from torch import Tensor
 
 from ...common.errors import ShapeError
-from .._shared.fp8_cache import check_cache_dtypes, check_cache_scales
 from .._shared.library import define_op, no_result
 from .._shared.registry import Provider
 from .._shared.triton_provider import triton_provider
+from ..write_kv_cache.int8_rows import cache_width
+from ..write_kv_cache.stored import check_stored
 from . import _cpu, _cuda, _flash_attn, reference
 
 
 def paged_attention(
     out: Tensor,  # like query, written in place
     query: Tensor,  # [num_tokens, num_heads, head_dim], last dimension contiguous
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]; in int8 head_dim + 4
     value_cache: Tensor,  # like key_cache
     block_tables: Tensor,  # [num_seqs, max_blocks] int32, only the blocks in use are read
     seq_lens: Tensor,  # [num_seqs] int32, what is in the cache, this step's tokens included; 0: a padding row
@@ -32,7 +33,9 @@ def paged_attention(
 
     Query j of a sequence sits at position seq_len - query_len + j, so decode, chunked prefill and full
     prefill are one case. Rows of padding, and rows beyond query_start_loc[-1], keep what was in `out`.
-    Keys and values may be float8_e4m3fn: queries keep their dtype, and sums are as exact as without.
+    Keys and values may be float8_e4m3fn, or on a CPU int8 as write_kv_cache stores them: queries keep their
+    dtype, and sums are as exact as without, but that queries of 16 bits beside int8 are rounded to 16 bits of
+    their largest.
     With batch_invariant the bits of a row depend on its own sequence up to its position alone: on no
     neighbour, and on no chunk that a prompt came in.
     """
@@ -73,15 +76,16 @@ def _check(
     batch_invariant: bool = False,
 ) -> None:
     shape, cache_shape = query.shape, key_cache.shape
-    if out.shape != shape or len(shape) != 3 or len(cache_shape) != 4 or cache_shape[3] != shape[2]:
+    fits = out.shape == shape and len(shape) == 3 and len(cache_shape) == 4
+    if not fits or cache_shape[3] != cache_width(shape[2], key_cache.dtype):
         got = f"out is {list(out.shape)}, query {list(shape)}, key_cache {list(cache_shape)}"
-        wanted = "[T, heads, D] twice and [blocks, block_size, kv_heads, D]"
+        wanted = "[T, heads, D] twice and [blocks, block_size, kv_heads, D], D + 4 in int8"
         raise ShapeError(f"paged_attention: {got}; wanted {wanted}")
     if value_cache.shape != cache_shape or shape[1] % cache_shape[2]:
         got = f"value_cache is {list(value_cache.shape)}, key_cache {list(cache_shape)}, heads {shape[1]}"
         raise ShapeError(f"paged_attention: {got}; wanted equal caches and heads a multiple of kv_heads")
-    check_cache_dtypes("paged_attention", out.dtype, query.dtype, key_cache.dtype, value_cache.dtype)
-    check_cache_scales("paged_attention", key_cache.dtype, key_scale, value_scale)
+    caches, scales = (key_cache, value_cache), (key_scale, value_scale)
+    check_stored("paged_attention", (out.dtype, query.dtype), caches, scales)
     if any(limit == 0 or limit < -1 for limit in (window, chunk)) or soft_cap < 0:
         got = f"window is {window}, chunk {chunk}, soft_cap {soft_cap}"
         raise ShapeError(f"paged_attention: {got}; wanted window and chunk -1 or >= 1, a soft_cap >= 0")

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .._shared.fp8 import FP8
 from .._shared.precision import accumulation_dtype
+from ..write_kv_cache.int8_rows import INT8, from_int8
 
 
 def paged_attention(
@@ -78,11 +79,13 @@ def dense_attention(
 def _gather(
     cache: Tensor, block_table: Tensor, start: int, stop: int, dtype: torch.dtype, stored_scale: float
 ) -> Tensor:
-    """Rows of a sequence as numbers: of a cache in FP8 in the dtype that sums are taken in."""
+    """Rows of a sequence as numbers: of a cache in fewer bits in the dtype that sums are taken in."""
     block_size = cache.shape[1]
     first, last = start // block_size, -(-stop // block_size)
     blocks = cache[block_table[first:last].long()].flatten(0, 1)
     rows = blocks[start - first * block_size : stop - first * block_size]
+    if cache.dtype == INT8:
+        return from_int8(rows, accumulation_dtype(dtype))
     return rows.to(accumulation_dtype(dtype)) * stored_scale if cache.dtype == FP8 else rows
 
 

@@ -10,6 +10,9 @@ from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel
 from .._shared.fp8 import FP8
 from .._shared.layout import check_dense_heads, with_dense_heads
 from .._shared.registry import Provider
+from ..write_kv_cache.int8_rows import INT8
+
+STORED = {FP8: 1, INT8: 2}  # csrc/rotary_and_write_kv_cache/cpu.cpp has the same; others are as keys
 
 
 def load() -> Callable[..., Tensor]:
@@ -44,7 +47,7 @@ def load() -> Callable[..., Tensor]:
             *(value_cache.data_ptr(), *value_cache.stride()[:3]),
             *(slot_mapping.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim),
             *(num_blocks, block_size, torch.get_num_threads()),
-            *(key_cache.dtype == FP8, key_scale, value_scale),
+            *(STORED.get(key_cache.dtype, 0), key_scale, value_scale),
         )
         if result >= 0:
             got = f"slot_mapping[{result}] is {slot_mapping[result].item()}"

@@ -17,7 +17,7 @@ def rotary_and_write_kv_cache(
     value: Tensor,  # like key
     cos: Tensor,  # [num_tokens, head_dim / 2], float32 (float64 for float64)
     sin: Tensor,  # like cos
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]; in int8 head_dim + 4
     value_cache: Tensor,  # like key_cache
     slot_mapping: Tensor,  # [num_tokens] int32: block * block_size + offset, or -1 for a padding row
     key_scale: float = 1.0,  # what keys are divided by where the cache is float8_e4m3fn

@@ -10,10 +10,12 @@ from .._shared.cpu_kernel import DEVICES, CpuKernel
 from .._shared.fp8 import FP8
 from .._shared.fp8_cache import narrowed
 from .._shared.registry import Provider
+from .int8_rows import INT8
 
 _NOT_CONTIGUOUS = -2
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # csrc/write_kv_cache/cpu.cpp has the same
 MOVED = -1  # rows are as the cache stores them
+FIRST_CODES = {FP8: 0, INT8: len(CODES)}
 
 
 def load() -> Callable[..., None]:
@@ -29,9 +31,10 @@ def load() -> Callable[..., None]:
         key_scale: float = 1.0,
         value_scale: float = 1.0,
     ) -> None:
-        is_fp8 = key_cache.dtype == FP8
-        if is_fp8:
+        code = MOVED
+        if key_cache.dtype in FIRST_CODES and key_cache.dtype != key.dtype:
             key, value = narrowed(key), narrowed(value)
+            code = FIRST_CODES[key_cache.dtype] + CODES[key.dtype]
         result = kernel(
             None,
             *(key.data_ptr(), *key.stride()),
@@ -39,9 +42,9 @@ def load() -> Callable[..., None]:
             *(key_cache.data_ptr(), *key_cache.stride()),
             *(value_cache.data_ptr(), *value_cache.stride()),
             *(slot_mapping.data_ptr(), *slot_mapping.shape),
-            *key_cache.shape,
+            *(*key_cache.shape[:3], key.shape[2]),
             *(key.element_size(), torch.get_num_threads()),
-            *(CODES[key.dtype] if is_fp8 else MOVED, key_scale, value_scale),
+            *(code, key_scale, value_scale),
         )
         if result == _NOT_CONTIGUOUS:
             raise ShapeError("write_kv_cache: wanted tensors whose last dimension is contiguous")

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .._shared.fp8 import FP8
 from .._shared.fp8_cache import to_fp8
+from .int8_rows import INT8, to_int8
 
 
 def write_kv_cache(
@@ -24,5 +25,7 @@ def write_kv_cache(
     for cache, rows, scale in ((key_cache, key, key_scale), (value_cache, value, value_scale)):
         if cache.dtype == FP8:  # by bytes: not every torch assigns FP8 by index
             cache.view(torch.uint8)[blocks, offsets] = to_fp8(rows[kept], scale).view(torch.uint8)
+        elif cache.dtype == INT8 != rows.dtype:
+            cache[blocks, offsets] = to_int8(rows[kept])
         else:
             cache[blocks, offsets] = rows[kept]

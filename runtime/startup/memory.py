@@ -12,6 +12,7 @@ import torch
 
 from ...common.errors import ConfigError
 from ...compiler.torch_internals.torch_compat import cpu_has_bfloat16_units
+from ...custom_ops.write_kv_cache.int8_rows import cache_width
 from ...models.config import ModelConfig
 from ...models.registry import find_model
 from ...models.rope import rotation_shapes
@@ -74,7 +75,8 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of keys and values of every layer for one block of tokens, stored in this dtype."""
     groups = layer_groups(model)
     num_layers = len(groups) * layers_of_block(groups)
-    return 2 * num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+    elements = cache_width(model.head_dim, dtype)
+    return 2 * num_layers * block_size * model.num_kv_heads * elements * dtype.itemsize
 
 
 def cache_block_bytes(resolved: "ResolvedRuntime", block_size: int | None = None) -> int:
@@ -88,7 +90,8 @@ def cache_block_bytes(resolved: "ResolvedRuntime", block_size: int | None = None
     if resolved.drafter is not None:
         own = resolved.drafter.model
         layers = own.num_layers * len(layer_groups(model))
-        total += 2 * layers * size * own.num_kv_heads * own.head_dim * dtype.itemsize
+        elements = cache_width(own.head_dim, dtype)
+        total += 2 * layers * size * own.num_kv_heads * elements * dtype.itemsize
     return total
 
 

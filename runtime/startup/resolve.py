@@ -13,6 +13,7 @@ from ...common.store import Store
 from ...compiler.numerics import MAX_NUM_TOKENS
 from ...custom_ops._shared.fp8 import FP8
 from ...custom_ops.all_reduce.group import current_group
+from ...custom_ops.write_kv_cache.int8_rows import INT8
 from ...models.checkpoints.weights import Checkpoint
 from ...models.config import ModelConfig
 from ...models.generation_config import GenerationDefaults
@@ -109,7 +110,7 @@ def resolve(
         pooling=pooling,
         defaults=defaults,
         dtype=dtype,
-        kv_cache_dtype=FP8 if config.kv_cache_dtype == "fp8" else dtype,
+        kv_cache_dtype=_cache_dtype(config, dtype, device),
         device=device,
         schemes=schemes,
         max_model_len=max_model_len,
@@ -122,6 +123,14 @@ def resolve(
         swap_bytes=0,
     )
     return _sized(with_drafter(resolved, progress))
+
+
+def _cache_dtype(config: RuntimeConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Of stored keys and values; UnsupportedError for one that no kernel of the device reads."""
+    if config.kv_cache_dtype == "int8" and device.type != "cpu":
+        got = f"kv_cache_dtype is 'int8' and device {device.type}"
+        raise UnsupportedError(f"{got}; wanted a cpu, or kv_cache_dtype 'fp8' or 'auto'")
+    return {"fp8": FP8, "int8": INT8}.get(config.kv_cache_dtype, dtype)
 
 
 def _default_len(model: ModelConfig, pooling: PoolingSpec | None) -> int:

@@ -12,6 +12,7 @@ from ...custom_ops._shared import registry
 from ...custom_ops._shared.fp8 import FP8
 from ...custom_ops.paged_attention import _cuda, _rotating
 from ...custom_ops.paged_attention.phases import select_batch_invariant, select_by_phase
+from ...custom_ops.write_kv_cache.int8_rows import cache_width
 from ...models.registry import AttentionSpec
 from ..protocol.scheduler_output import NULL_BLOCK
 from .input_batch import BatchView
@@ -183,11 +184,11 @@ def allocate_caches(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values [num_blocks, block_size, num_kv_heads, head_dim] of every layer.
+    """Keys and values [num_blocks, block_size, num_kv_heads, head_dim] of every layer; in int8 head_dim + 4.
 
     The null block is zeros, others have any contents. Memory that no request reaches is never touched.
     """
-    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    shape = (num_blocks, block_size, num_kv_heads, cache_width(head_dim, dtype))
     caches = [
         (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
         for _ in range(num_layers)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lamina.custom_ops.paged_attention.reference import oldest_visible
+from lamina.custom_ops.write_kv_cache.int8_rows import to_int8
 
 from . import host_kernels
 from .paged_case import POISON_BLOCK, PagedCase, int32
@@ -56,7 +57,9 @@ def _make_case(
             for cache in (key_cache, value_cache):
                 rows = cache[block, filled]
                 rows.copy_(torch.randn(rows.shape, generator=generator))
-    if cache_dtype is not None:
+    if cache_dtype == torch.int8:
+        key_cache, value_cache = to_int8(key_cache), _in_place_of(to_int8(value_cache), cache_dtype)
+    elif cache_dtype is not None:
         key_cache, value_cache = key_cache.to(cache_dtype), _in_place_of(value_cache, cache_dtype)
     out = torch.full((starts[-1], num_heads * 2, head_dim), torch.nan, dtype=dtype)[:, ::2]
     return PagedCase(
@@ -79,7 +82,8 @@ def _make_case(
 
 def _in_place_of(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows in another dtype, in rows as wide as theirs."""
-    wide = torch.full((*rows.shape[:2], rows.shape[2] + 1, rows.shape[3] + 3), torch.nan).to(dtype)
+    poison = 85 if dtype == torch.int8 else torch.nan
+    wide = torch.full((*rows.shape[:2], rows.shape[2] + 1, rows.shape[3] + 3), poison).to(dtype)
     narrow = wide[:, :, : rows.shape[2], : rows.shape[3]]
     narrow.copy_(rows)
     return narrow

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lamina.custom_ops.write_kv_cache.int8_rows import INT8, from_int8
+
 POISON_BLOCK = 2**30  # an index that no kernel may follow
 
 
@@ -29,6 +31,9 @@ class PagedCase(NamedTuple):
 
     def widened(self, dtype: torch.dtype) -> "PagedCase":
         """The same with caches of numbers in this dtype."""
+        if self.key_cache.dtype == INT8:
+            caches = (from_int8(cache, dtype) for cache in (self.key_cache, self.value_cache))
+            return self._replace(**dict(zip(("key_cache", "value_cache"), caches, strict=True)))
         return self._replace(
             key_cache=self.key_cache.to(dtype) * self.key_scale,
             value_cache=self.value_cache.to(dtype) * self.value_scale,

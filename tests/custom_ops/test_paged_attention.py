@@ -20,12 +20,8 @@ from .guarded import at_the_end
 MakeCase = Callable[..., Any]
 
 CPU = torch.device("cpu")
-CACHES = [
-    {},
-    {},
-    {"cache_dtype": FP8},
-    {"cache_dtype": FP8, "key_scale": 0.03, "value_scale": 2.5},
-]  # {}: like queries
+SCALED = {"cache_dtype": FP8, "key_scale": 0.03, "value_scale": 2.5}
+CACHES = [{}, {}, {"cache_dtype": FP8}, SCALED, {"cache_dtype": torch.int8}]  # {}: like queries
 
 every_cache = pytest.mark.parametrize("cache", CACHES[1:], ids=str)
 
@@ -122,11 +118,14 @@ def test_long_prompts_in_bfloat16_err_no_more_than_twice_the_plain_formula(
 
 
 def rounded_once(case: Any) -> None:
-    """The kernel's results: rounded from sums whose weights hold 16 bits and more."""
+    """The kernel's results: rounded from sums whose weights hold 16 bits, of int8 whose queries do."""
     exact = formula(case, torch.float64)
-    sizes = formula(case._replace(value_cache=case.value_cache.abs()), torch.float64)
+    wide = case.to(torch.float64)
+    sizes = formula(wide._replace(value_cache=wide.value_cache.abs()), torch.float64)
     out = kernel(case).double()
-    allowed = exact.abs() * torch.finfo(case.query.dtype).eps / 2 + sizes * 2.0**-15 + 1e-7
+    by_bytes = case.key_cache.dtype == torch.int8 and case.query.dtype.itemsize == 2
+    of_weights = 2.0**-12 if by_bytes else 2.0**-15
+    allowed = exact.abs() * torch.finfo(case.query.dtype).eps / 2 + sizes * of_weights + 1e-7
     assert ((out - exact).abs() <= allowed).all()
 
 
@@ -264,7 +263,9 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(make_paged_case: MakeCase,
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 64, 256, 299])
-@pytest.mark.parametrize("limits", [{}, {"window": 70}, {"chunk": 70}, {"cache_dtype": FP8}], ids=str)
+@pytest.mark.parametrize(
+    "limits", [{}, {"window": 70}, {"chunk": 70}, {"cache_dtype": FP8}, {"cache_dtype": torch.int8}], ids=str
+)
 def test_a_row_has_the_same_bits_however_its_prompt_is_chunked(
     make_paged_case: MakeCase, chunk: int, limits: dict[str, Any]
 ) -> None:

@@ -8,6 +8,7 @@ from lamina.custom_ops import rotary_and_write_kv_cache, rotary_embedding, write
 from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.rotary_and_write_kv_cache import reference
+from lamina.custom_ops.write_kv_cache.int8_rows import INT8, cache_width
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -108,3 +109,21 @@ def test_arguments_that_do_not_fit_are_named(change: dict[str, torch.Tensor], me
 def test_opcheck() -> None:
     arguments = tuple(make_arguments().values())
     torch.library.opcheck(torch.ops.lamina.rotary_and_write_kv_cache.default, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [2, 20, 64])
+def test_a_cache_in_int8_takes_keys_that_are_rounded_to_their_own_dtype_first(
+    dtype: torch.dtype, head_dim: int
+) -> None:
+    qkv, angles = torch.randn(40, 9, head_dim).to(dtype), torch.rand(40, head_dim // 2) * 100
+    query, key, value = qkv[:, :5], qkv[:, 5:7], qkv[:, 7:]
+    slots = torch.randperm(64)[:40].int()
+    slots[1::3] = -1
+    width = cache_width(head_dim, INT8)
+    fused, plain = ([torch.full((4, 16, 2, width), 7, dtype=INT8) for _ in range(2)] for _ in range(2))
+    out = rotary_and_write_kv_cache(query, key, value, angles.cos(), angles.sin(), *fused, slots)
+    rotated, rotated_key = rotary_embedding(query, key, angles.cos(), angles.sin())
+    write_kv_cache(rotated_key, value, *plain, slots)
+    assert torch.equal(out, rotated)
+    assert all(torch.equal(x, y) for x, y in zip(fused, plain, strict=True))

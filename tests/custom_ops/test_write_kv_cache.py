@@ -11,6 +11,7 @@ from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops._shared.fp8_cache import to_fp8
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.write_kv_cache import reference
+from lamina.custom_ops.write_kv_cache.int8_rows import INT8, SCALE_BYTES, from_int8
 
 BOTH = pytest.mark.parametrize("provider", ["cpu", "reference"])
 
@@ -159,3 +160,38 @@ def test_a_cache_in_fp8_is_written_where_the_formula_writes(dtype: torch.dtype) 
 def test_opcheck() -> None:
     arguments = (rows(3), rows(3), *caches(), slots(3, -1, 0))
     torch.library.opcheck(torch.ops.lamina.write_kv_cache.default, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dim", [8, 20, 64])
+def test_a_cache_in_int8_takes_each_head_by_its_own_largest(dtype: torch.dtype, dim: int) -> None:
+    key, value = ((rows(4, dim=dim) * 10.0 ** torch.arange(-3, 5).view(4, 2, 1)).to(dtype) for _ in range(2))
+    key[0, 0] = 0.0
+    key[1, 1, 3] = torch.nan
+    pairs = [[torch.full((3, 4, 2, dim + SCALE_BYTES), 7, dtype=INT8) for _ in range(2)] for _ in range(2)]
+    for pair, write in zip(pairs, (write_kv_cache, reference.write_kv_cache), strict=True):
+        write(key, value, *pair, slots(3, -1, 0, 11))
+    for ours, expected, written in zip(*pairs, (key, value), strict=True):
+        assert torch.equal(ours, expected)
+        stored = from_int8(ours.flatten(0, 1)[[3, 0, 11]], torch.float64)
+        exact = written[[0, 2, 3]].double()
+        steps = exact.abs().amax(-1, keepdim=True) / 127
+        assert ((stored - exact).abs() <= steps * 0.50001).all()
+        assert (ours.flatten(0, 1)[[1, 2, *range(4, 11)]] == 7).all()
+
+
+def test_a_number_that_is_not_finite_makes_its_head_nan_in_int8() -> None:
+    key = rows(2)
+    key[0, 1, 3], key[1, 0, 0] = torch.nan, torch.inf
+    caches_ = [torch.zeros(1, 4, 2, 8 + SCALE_BYTES, dtype=INT8) for _ in range(2)]
+    write_kv_cache(key, key, *caches_, slots(0, 1))
+    stored = from_int8(caches_[0][0, :2], torch.float32)
+    assert stored[0, 1].isnan().all()
+    assert stored[1, 0].isnan().all()
+    assert stored[[0, 1], [0, 1]].isfinite().all()
+
+
+def test_a_cache_in_int8_without_room_for_scales_is_refused() -> None:
+    narrow = [torch.zeros(3, 4, 2, 8, dtype=INT8) for _ in range(2)]
+    with pytest.raises(ShapeError, match=r"D \+ 4 in int8"):
+        write_kv_cache(rows(3), rows(3), *narrow, slots(0, 1, 2))

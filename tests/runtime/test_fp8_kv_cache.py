@@ -16,35 +16,10 @@ from lamina.runtime.worker.attention import PagedAttention
 from lamina.runtime.worker.host_blocks import HostBlocks
 
 from ..families import FAMILIES
+from .known_answers import GREEDY, PROMPTS, logprobs, prompt, tokens
 
 WIDE = {"dtype": "float64", "compile": False, "kv_cache_dtype": "fp8"}
 NAMES = ["llama-chunks", "mistral", "qwen3", "gemma2", "gemma3", "phi3"]
-GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-
-
-def prompt(length, seed):
-    return [(7 + 31 * seed + 13 * place * (seed + 1)) % 317 + 3 for place in range(length)]
-
-
-PROMPTS = [prompt(5 + 6 * seed, seed) for seed in range(5)]
-
-
-def tokens(runtime, prompts=PROMPTS, params=GREEDY):
-    return [list(output.outputs[0].token_ids) for output in runtime.generate(prompts, params)]
-
-
-def logprobs(runtime, prompts=PROMPTS):
-    """Log-probabilities of each prompt's own tokens, after the first."""
-    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    outputs = runtime.generate(prompts, params)
-    return torch.tensor(
-        [
-            token.logprob
-            for output in outputs
-            for token_id, place in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-            for token in [place[token_id]]
-        ]
-    )
 
 
 @pytest.fixture(scope="module")
@@ -107,16 +82,25 @@ def test_blocks_that_go_to_the_host_and_back_hold_one_byte_a_number(tiny_folder)
 def test_compiled_and_eager_give_the_same_tokens_by_the_plan_of_any_cache(tiny_folder, compile_cache):
     settings = {"dtype": "float32", "numerics": "exact", "cache_dir": compile_cache}
     found, compiled = [], []
-    for kv_cache_dtype, compile_ in (("fp8", True), ("fp8", False), ("auto", CompileConfig())):
+    for kv_cache_dtype, compile_ in (
+        ("fp8", True),
+        ("fp8", False),
+        ("auto", CompileConfig()),
+        ("int8", True),
+        ("int8", False),
+    ):
         with Runtime.from_pretrained(
             tiny_folder, compile=compile_, kv_cache_dtype=kv_cache_dtype, **settings
         ) as runtime:
             found.append((tokens(runtime), logprobs(runtime)))
             compiled.append(runtime.stats()["compile"])
-    assert found[0][0] == found[1][0]
-    assert torch.equal(found[0][1], found[1][1])
-    assert not torch.equal(found[0][1], found[2][1])
-    assert compiled[2]["compiled"] == 0, "what lies between the calls of attention is the same"
+    for first in (0, 3):
+        assert found[first][0] == found[first + 1][0]
+        assert torch.equal(found[first][1], found[first + 1][1])
+        assert not torch.equal(found[first][1], found[2][1])
+    assert compiled[2]["compiled"] == compiled[3]["compiled"] == 0, (
+        "what lies between the calls of attention is the same"
+    )
 
 
 def with_scales(folder, target, scales):
@@ -231,7 +215,7 @@ def test_requests_of_another_salt_get_no_blocks_in_fp8(tiny_folder):
 
 @pytest.mark.parametrize("given", ["fp8_e5m2", "float8", 8, None, True])
 def test_a_dtype_that_no_cache_has_is_refused_by_name(tiny_folder, given):
-    with pytest.raises(ConfigError, match=r"kv_cache_dtype is .*; wanted auto or fp8"):
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype is .*; wanted auto or fp8 or int8"):
         Runtime.from_pretrained(tiny_folder, kv_cache_dtype=given)
 
 

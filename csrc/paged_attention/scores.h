@@ -1,0 +1,210 @@
+// Q @ Kᵀ of a tile of keys without AMX: keys are packed so that the lanes of a vector stand for as many keys.
+//
+// A lane holds a float of each key, two bfloat16 numbers where the CPU multiplies pairs of them, or four of int8. Every
+// score is one chain over the dims, so that its bits do not depend on how many rows there are.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "byte_dot.h"
+#include "call.h"
+#include "gemm_microkernel.h"
+#include "int8_cache.h"
+#include "vector.h"
+
+namespace lamina {
+
+#if defined(__AVX512BF16__)
+constexpr bool kMultipliesPairs = true;
+#else
+constexpr bool kMultipliesPairs = false;
+#endif
+
+// Keys as pairs of bfloat16 numbers; so is the left operand.
+struct PairPanel : Panel {
+  using Panel::Panel;
+  static Vec left(const float* from) { return (Vec)(IntVec{} + bit_cast<int32_t>(*from)); }
+  static Vec add(Vec sum, Vec left, Vec right) {
+#if defined(__AVX512BF16__)
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
+#else
+    return sum + left + right;  // never called
+#endif
+  }
+};
+
+// Keys as four bytes a lane, 128 added to each; the left operand has signed bytes, sums are whole numbers.
+struct BytePanel : Panel {
+  using Panel::Panel;
+  static Vec left(const float* from) { return (Vec)(IntVec{} + bit_cast<int32_t>(*from)); }
+  static Vec add(Vec sum, Vec left, Vec right) {
+    return (Vec)add_dots<true>((IntVec)sum, (ByteVec)right, (IntVec)left);
+  }
+};
+
+template <typename T>
+class Scores {
+ public:
+  static constexpr bool kByPairs = kMultipliesPairs && std::is_same_v<T, BFloat16>;
+  // Rows of 16 bits are made whole numbers of 16 bits beside keys of int8, floats are not.
+  static constexpr bool kByBytes = sizeof(T) == 2;
+
+  static size_t num_floats(int padded_dim) {
+    return static_cast<size_t>(kTileKeys + kMaxRows) * padded_dim + 2 * kMaxRows * kTileKeys;
+  }
+
+  Scores(float* memory, int dim, int padded_dim, bool is_int8)
+      : dim_(dim),
+        padded_dim_(padded_dim),
+        in_bytes_(kByBytes && is_int8),
+        keys_(memory),
+        query_(keys_ + static_cast<size_t>(kTileKeys) * padded_dim),
+        dots_(query_ + static_cast<size_t>(kMaxRows) * padded_dim) {}
+
+  void load_query(const T* const* rows, int count) {
+    for (int r = 0; r < count; r++) {
+      float* to = query_ + static_cast<size_t>(r) * padded_dim_;
+      if (in_bytes_) {
+        load_bytes_of(rows[r], r, reinterpret_cast<int8_t*>(to));
+      } else if constexpr (kByPairs) {
+        to[dim_ / 2] = 0.0f;  // where dims are odd, beside the last
+        std::memcpy(to, rows[r], dim_ * sizeof(T));
+      } else {
+        for (int d = 0; d < dim_; d += kLanes) store(to + d, load_some(rows[r] + d, dim_ - d));
+      }
+    }
+  }
+
+  // scores[row][kTileKeys] of keys from .. to, to whole vectors; others are undefined.
+  void score(const T* const* keys, int rows, int from, int to, float* scores) {
+    pack(keys, from, to);
+    const int vectors = (to + kLanes - 1) / kLanes;
+    if constexpr (kByPairs)
+      gemm<false>(rows, vectors, (dim_ + 1) / 2, query_, padded_dim_, PairPanel(keys_, kTileKeys), scores, kTileKeys);
+    else
+      gemm<false>(rows, vectors, dim_, query_, padded_dim_, Panel(keys_, kTileKeys), scores, kTileKeys);
+  }
+
+  // The same of int8, by the scales of the keys.
+  void score(const Int8* const* keys, const float* key_scales, int rows, int from, int to, float* scores) {
+    pack(keys, from, to);
+    const int vectors = (to + kLanes - 1) / kLanes;
+    if (in_bytes_) return score_bytes(key_scales, rows, vectors, scores);
+    gemm<false>(rows, vectors, dim_, query_, padded_dim_, Panel(keys_, kTileKeys), scores, kTileKeys);
+    for (int r = 0; r < rows; r++)
+      for (int j = 0; j < vectors * kLanes; j += kLanes)
+        store(scores + r * kTileKeys + j, load(scores + r * kTileKeys + j) * load(key_scales + j));
+  }
+
+ private:
+  // x is about scale * (256 * high + low), of which `to` gets all high, then, padded_dim bytes later, all low numbers.
+  void load_bytes_of(const T* row, int r, int8_t* to) {
+    constexpr int kLargest = 127 * 256 + 127;
+    Vec most = {}, not_finite = {};
+    for (int d = 0; d < dim_; d += kLanes) {
+      const Vec x = load_some(row + d, dim_ - d);
+      most = max(most, x < 0.0f ? -x : x);
+      not_finite += x - x;
+    }
+    const float largest = reduce(most, [](Vec a, Vec b) { return max(a, b); });
+    const float inverse = largest > 1e-30f ? kLargest / largest : 0.0f;
+    query_scales_[r] = largest / kLargest + reduce(not_finite, [](Vec a, Vec b) { return a + b; });
+    int8_t* low = to + padded_dim_;
+    IntVec sums = {};
+    for (int d = 0; d < padded_dim_; d += kLanes) {
+      constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+      const Vec x = load_some(row + d, std::max(0, dim_ - d)) * inverse;
+      const IntVec whole = bit_cast<IntVec>(x + kRound) - bit_cast<int32_t>(kRound), upper = (whole + 128) >> 8;
+      store_narrow(to + d, upper);
+      store_narrow(low + d, whole - upper * 256);
+      sums += whole;
+    }
+    int32_t sum = 0;
+    for (int l = 0; l < kLanes; l++) sum += sums[l];
+    offsets_[r] = -128 * sum;
+  }
+
+  static void store_narrow(int8_t* to, IntVec whole) {
+    typedef int8_t Narrow __attribute__((vector_size(kLanes)));
+    const Narrow narrow = __builtin_convertvector(whole, Narrow);
+    std::memcpy(to, &narrow, sizeof(narrow));
+  }
+
+  void score_bytes(const float* key_scales, int rows, int vectors, float* scores) {
+    const int stride = padded_dim_, quads = (dim_ + 3) / 4;
+    const BytePanel panel(keys_, kTileKeys);
+    float *high = dots_, *low = dots_ + static_cast<size_t>(kMaxRows) * kTileKeys;
+    gemm<false>(rows, vectors, quads, query_, stride, panel, high, kTileKeys);
+    gemm<false>(rows, vectors, quads, query_ + padded_dim_ / 4, stride, panel, low, kTileKeys);
+    for (int r = 0; r < rows; r++)
+      for (int j = 0; j < vectors * kLanes; j += kLanes) {
+        const int at = r * kTileKeys + j;
+        const IntVec sum = ((IntVec)load(high + at) << 8) + (IntVec)load(low + at) + offsets_[r];
+        store(scores + at, __builtin_convertvector(sum, Vec) * query_scales_[r] * load(key_scales + j));
+      }
+  }
+
+  // keys_[element][key], an element a float, a pair or four bytes.
+  template <typename Key>
+  void pack(const Key* const* keys, int from, int to) {
+    for (int group = from / kLanes * kLanes; group < to; group += kLanes) {
+      int d = 0;
+      for (; d + kPacked<Key> <= dim_; d += kPacked<Key>) pack_block(keys + group, d, kPacked<Key>, keys_ + group);
+      if (d < dim_) pack_block(keys + group, d, dim_ - d, keys_ + group);
+    }
+  }
+
+  template <typename Key>
+  static constexpr int kPacked = kLanes * (sizeof(Key) == 2 || (sizeof(Key) == 1 && kByBytes) ? 4 / sizeof(Key) : 1);
+
+  static inline __attribute__((always_inline)) void pack_block(const Int8* const* rows, int d, int count, float* to) {
+    Vec block[kLanes];
+    for (int i = 0; i < kLanes; i++)
+      block[i] =
+          kByBytes ? (Vec)((BitVec)load_four_bytes(rows[i] + d, count) ^ 0x80808080u) : load_some(rows[i] + d, count);
+    transpose(block);
+    constexpr int in_lane = kByBytes ? 4 : 1;
+    for (int i = 0; i * in_lane < count; i++) store(to + (d / in_lane + i) * kTileKeys, block[i]);
+  }
+
+  static inline __attribute__((always_inline)) void pack_block(const T* const* rows, int d, int count, float* to) {
+    Vec block[kLanes];
+    if constexpr (sizeof(T) == 4) {
+      for (int i = 0; i < kLanes; i++) block[i] = load_some(rows[i] + d, count);
+      transpose(block);
+      for (int i = 0; i < kLanes; i++) store(to + (d + i) * kTileKeys, block[i]);
+    } else {
+      for (int i = 0; i < kLanes; i++) block[i] = load_two_bytes(rows[i] + d, count);
+      transpose(block);
+      for (int i = 0; 2 * i < count; i++) store_pairs(rows[0], block[i], d + 2 * i, count - 2 * i, to);
+    }
+  }
+
+  static inline void store_pairs(const T* like, Vec pairs, int d, int count, float* to) {
+    if constexpr (kByPairs) {
+      store(to + d / 2 * kTileKeys, pairs);
+    } else {
+      Vec even, odd;
+      split(like, pairs, even, odd);
+      store(to + d * kTileKeys, even);
+      if (count > 1) store(to + (d + 1) * kTileKeys, odd);
+    }
+  }
+
+  static Vec load_two_bytes(const T* from, int count) { return load_pairs(from, count); }
+
+  static Vec load_four_bytes(const Int8* from, int count) {
+    Vec four = {};
+    std::memcpy(&four, from, std::min(count, 4 * kLanes));
+    return four;
+  }
+
+  const int dim_, padded_dim_;
+  const bool in_bytes_;
+  float *const keys_, *const query_, *const dots_;
+  float query_scales_[kMaxRows];
+  int32_t offsets_[kMaxRows];  // for the 128 in keys
+};
+
+}  // namespace lamina
