@@ -29,6 +29,9 @@ def main() -> None:
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--quantization", help="how projections are kept; the LM head is not")
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"])
+    parser.add_argument(
+        "--tensor-parallel", type=int, default=1, help="GPUs; the floor is theirs without sums"
+    )
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument("--prefills", type=int, nargs="*", default=PREFILLS)
     parser.add_argument("--cuda-graphs", default="auto", choices=["auto", "off"])
@@ -90,6 +93,7 @@ def measure_shape(shape: str, options: argparse.Namespace, ceilings: dict[str, f
         attention=options.attention,
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
+        tensor_parallel=options.tensor_parallel,
         compile=CompileConfig(cuda_graphs=options.cuda_graphs),
         cache_dir=options.cache_dir,
     )
@@ -147,10 +151,9 @@ def decode(
     read = workloads.bytes_read(shape, options.quantization)
     cache_bytes = workloads.cache_bytes_per_token(shape) // (2 if options.kv_cache_dtype == "fp8" else 1)
     read += cache_bytes * (PROMPT + DECODED // 2) * batch
-    floor = max(
-        read / ceilings["copy_bytes_per_s"],
-        2 * workloads.weights_read(shape) * batch / ceilings["matrix_flops_per_s"],
-    )
+    operations = 2 * workloads.weights_read(shape) * batch
+    floor = max(read / ceilings["copy_bytes_per_s"], operations / ceilings["matrix_flops_per_s"])
+    floor /= options.tensor_parallel
     figures = {"median": statistics.median(times), "min": min(times), "max": max(times), "floor": floor * 1e3}
     print(shape, "decode batch", batch, {k: round(v, 3) for k, v in figures.items()}, flush=True)
     return figures
