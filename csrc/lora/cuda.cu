@@ -1,5 +1,5 @@
 // The C entry point of lora on CUDA.
-#include "kernel.cuh"
+#include "cluster_kernel.cuh"
 #include "launch.cuh"
 
 namespace {
@@ -21,6 +21,26 @@ int launch_any(const lamina::Lora<T>& p, cudaStream_t stream) {
                                                                                 : launch<kWidth, 1>(p, stream);
 }
 
+template <int kChunks, int kRows, typename T>
+int launch_clusters(const lamina::Lora<T>& p, cudaStream_t stream) {
+  const int64_t windows = lamina::ceil_div(p.tokens, lamina::kWindow);
+  const int64_t blocks = windows * p.num_groups * p.num_tiles * lamina::kSegments;
+  return lamina::launch_clusters_pdl(lamina::kSegments, lamina::lora_cluster_kernel<T, kChunks, kRows>,
+                                     dim3(static_cast<unsigned>(blocks)), dim3(lamina::kLoraThreads),
+                                     lamina::ClusterMemory(0, lamina::rank_tiles(p)).end(), stream, p);
+}
+
+// In clusters that read an adapter once for all of its tokens.
+template <typename T>
+int launch_by_adapters(lamina::Lora<T> p, int num_slots, cudaStream_t stream) {
+  if (p.columns > 2 * lamina::kChunkStride)
+    return lamina::divide_by_clusters(p, num_slots, 2) == 1 ? launch_clusters<7, 1>(p, stream)
+                                                            : launch_clusters<7, 2>(p, stream);
+  const int rows = lamina::divide_by_clusters(p, num_slots, 4);
+  if (rows == 1) return launch_clusters<2, 1>(p, stream);
+  return rows == 2 ? launch_clusters<2, 2>(p, stream) : launch_clusters<2, 4>(p, stream);
+}
+
 }  // namespace
 
 extern "C" {
@@ -32,6 +52,10 @@ int lora(const lamina::LoraArguments* a) {
     using T = decltype(zero);
     const auto p = lamina::unpacked<T>(*a);
     const bool even = lamina::aligned(p.x, p.a, p.b) && lamina::whole_vecs<T>(p.columns, p.rank, p.x_token);
+    if constexpr (LAMINA_HOPPER && sizeof(T) == 2) {
+      if (even && lamina::ClusterMemory(0, lamina::rank_tiles(p)).end() <= lamina::kLoraMemory)
+        return launch_by_adapters(p, static_cast<int>(a->num_slots), a->stream);
+    }
     return even ? launch_any<lamina::kVecWidth<T>>(p, a->stream) : launch_any<1>(p, a->stream);
   });
 }

@@ -29,7 +29,7 @@ struct LoraArguments {
   const float* scales;
   const int32_t* slots;
   void* out;
-  int64_t tokens, columns, rank;
+  int64_t tokens, num_slots, columns, rank;
   int64_t rows0, rows1, rows2, rows3;  // of each part, 0 beyond the last
   int64_t dtype;
   cudaStream_t stream;
@@ -45,13 +45,17 @@ struct Lora {
   T* out;  // contiguous
   int64_t y_token, x_token;
   int tokens, columns, rank, num_parts, num_rows;
-  int rows[4];                // of each part
-  int block_rows, num_tiles;  // outputs of a segment's block; clusters of a group of tokens
+  int rows[4];                            // of each part
+  int block_rows, num_tiles, num_groups;  // outputs of a segment's block; clusters of some tokens; slots at once
 
   // Floats of a token's shrunk numbers: they are read in fours, and written in pairs.
   __host__ __device__ int width() const { return (rank + 3) / 4 * 4; }
   __host__ __device__ int tiles_of(int part) const {
     return (rows[part] + kSegments * block_rows - 1) / (kSegments * block_rows);
+  }
+  void set_block_rows(int count) {
+    block_rows = count, num_tiles = 0;
+    for (int part = 0; part < num_parts; ++part) num_tiles += tiles_of(part);
   }
 };
 
@@ -257,12 +261,11 @@ Lora<T> unpacked(const LoraArguments& p) {
               p.x_token};
   own.tokens = static_cast<int>(p.tokens), own.columns = static_cast<int>(p.columns);
   own.rank = static_cast<int>(p.rank);
-  own.block_rows = (p.tokens <= kFewTokens ? 1 : 4) * kLoraThreads;
   for (const int64_t rows : {p.rows0, p.rows1, p.rows2, p.rows3}) {
     if (rows == 0) break;
-    own.rows[own.num_parts] = static_cast<int>(rows), own.num_rows += static_cast<int>(rows);
-    own.num_tiles += own.tiles_of(own.num_parts++);
+    own.rows[own.num_parts++] = static_cast<int>(rows), own.num_rows += static_cast<int>(rows);
   }
+  own.set_block_rows((p.tokens <= kFewTokens ? 1 : 4) * kLoraThreads);
   return own;
 }
 

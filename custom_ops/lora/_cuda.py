@@ -12,7 +12,7 @@ from ._cpu import padded
 
 def load() -> Callable[..., Tensor]:
     """Build or load the kernel; the op's function on it."""
-    kernel = CudaKernel("lora", "17q")  # struct LoraArguments
+    kernel = CudaKernel("lora", "18q")  # struct LoraArguments
 
     def lora(
         y: Tensor, x: Tensor, a: Tensor, b: Tensor, scales: Tensor, slots: Tensor, rows: Sequence[int]
@@ -21,7 +21,7 @@ def load() -> Callable[..., Tensor]:
         kernel(
             y.device,
             *(y.data_ptr(), y.stride(0), x.data_ptr(), x.stride(0), a.data_ptr(), b.data_ptr()),
-            *(scales.data_ptr(), slots.data_ptr(), out.data_ptr(), len(y), x.shape[1], b.shape[2]),
+            *(scales.data_ptr(), slots.data_ptr(), out.data_ptr(), len(y), len(a), x.shape[1], b.shape[2]),
             *(*padded(rows), DTYPES[y.dtype]),
         )
         return out

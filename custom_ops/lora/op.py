@@ -27,6 +27,8 @@ def lora(
 
     Multiply-adds are in float32 (float64 for float64), nothing between is rounded, and the result is rounded
     once. A token's bits depend on it and on its slot alone; where nothing is added they are those of y.
+    In a CUDA graph a, b, scales and slots may be read before the kernels ahead have ended: none of them may
+    write these.
     """
     result: Tensor = torch.ops.lamina.lora.default(y, x, a, b, scales, slots, rows)
     return result

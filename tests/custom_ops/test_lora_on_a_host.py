@@ -29,6 +29,8 @@ class Blocks(NamedTuple):
 
     cluster: int
     tokens: int
+    chunks: int = 0  # with which the kernel of clusters alone begins; 0: that of all GPUs
+    rows: int = 0  # of B, of a thread of that kernel
 
 
 class Case(NamedTuple):
@@ -47,6 +49,13 @@ CASES = [
     Case(12, 584, (2056, 16, 8), rank=16, is_vectors=True),
 ]
 WAYS = [Blocks(8, 1), Blocks(8, 8), Blocks(1, 1), Blocks(1, 8)]
+BY_ADAPTERS = [Blocks(8, 8, chunks, rows) for chunks, rows in ((2, 1), (2, 4), (7, 2))]
+ADAPTER_CASES = [
+    Case(1, 8, (3,), rank=8),  # warps without a column
+    Case(40, 72, (2100, 9), rank=16),  # two windows; a part of two tiles
+    Case(3, 4200, (8,), rank=24),  # chunks and ranks beyond those that are held
+    Case(264, 40, (16,), rank=8),  # a cluster goes through all slots of a window
+]
 
 
 def run(kernel: ctypes.CDLL, given: Operands, blocks: Blocks, *, is_vectors: bool, seed: int = 0) -> Tensor:
@@ -55,8 +64,9 @@ def run(kernel: ctypes.CDLL, given: Operands, blocks: Blocks, *, is_vectors: boo
     fields: list[Any] = [
         *(given.y.data_ptr(), given.y.stride(0), given.x.data_ptr(), given.x.stride(0)),
         *(tensor.data_ptr() for tensor in (given.a, given.b, given.scales, given.slots, out)),
-        *(len(given.y), given.x.shape[1], given.b.shape[2], *given.rows, *[0] * (4 - len(given.rows))),
-        *(DTYPES[given.y.dtype], 0, is_vectors, *blocks, seed),
+        *(len(given.y), len(given.a), given.x.shape[1], given.b.shape[2]),
+        *(*given.rows, *[0] * (4 - len(given.rows)), DTYPES[given.y.dtype], 0),
+        *(is_vectors, blocks.cluster, blocks.tokens, seed, blocks.chunks, blocks.rows),
     ]
     assert kernel.run(struct.pack(f"{len(fields)}q", *fields)) == b""
     return out
@@ -66,7 +76,7 @@ def made(case: Case, dtype: torch.dtype, seed: int = 0) -> Operands:
     given = operands(case.num_tokens, case.columns, case.rows, dtype, rank=case.rank, seed=seed)
     given.slots[: case.num_tokens // 2] = 1  # neighbours with one slot
     ended = {name: at_the_end(getattr(given, name)) for name in ("a", "b", "scales")}
-    x = given.x.contiguous() if case.is_vectors else given.x
+    x = given.x.clone() if case.is_vectors else given.x
     return Operands(*given.each(x=x, slots=at_the_end(given.slots[: case.num_tokens].clone()), **ended))
 
 
@@ -86,5 +96,32 @@ def test_it_computes_what_the_formula_says_whoever_sums(
 def test_threads_may_run_in_any_order(kernel: ctypes.CDLL, blocks: Blocks) -> None:
     given = made(Case(5, 40, (20, 9), rank=8, is_vectors=True), torch.bfloat16, seed=3)
     results = [run(kernel, given, blocks, is_vectors=True, seed=seed) for seed in range(4)]
+    check(results[0], given)
+    assert all(torch.equal(one, results[0]) for one in results[1:])
+
+
+@pytest.mark.parametrize("case", ADAPTER_CASES, ids=str)
+def test_it_computes_what_the_formula_says_by_adapters(kernel: ctypes.CDLL, case: Case) -> None:
+    """With the same bits whatever is held, and of a token alone."""
+    given = made(case._replace(is_vectors=True), torch.bfloat16)
+    found = [
+        run(kernel, given, blocks, is_vectors=True)
+        for blocks in BY_ADAPTERS[: 3 if case.num_tokens < 99 else 1]
+    ]
+    check(found[0], given)
+    assert all(torch.equal(one, found[0]) for one in found[1:])
+    last = slice(case.num_tokens - 1, case.num_tokens)
+    alone = Operands(
+        *given.each(y=given.y[last], x=given.x[last].clone(), slots=at_the_end(given.slots[last].clone()))
+    )
+    assert torch.equal(run(kernel, alone, BY_ADAPTERS[0], is_vectors=True)[0], found[0][-1])
+
+
+@pytest.mark.parametrize("num_tokens", [9, 20])
+def test_rounds_and_threads_by_adapters_may_run_in_any_order(kernel: ctypes.CDLL, num_tokens: int) -> None:
+    """All tokens of one slot, so many that blocks send to each other again and again."""
+    given = made(Case(num_tokens, 72, (20, 9), rank=8, is_vectors=True), torch.bfloat16, seed=3)
+    given.slots.fill_(1)
+    results = [run(kernel, given, BY_ADAPTERS[0], is_vectors=True, seed=seed) for seed in range(3)]
     check(results[0], given)
     assert all(torch.equal(one, results[0]) for one in results[1:])

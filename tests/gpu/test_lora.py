@@ -47,6 +47,27 @@ def test_a_kernel_computes_what_the_formula_says(
             check(call_of(provider, dtype)(*on_device(own)).cpu(), own)
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "columns", "rows", "rank"),
+    [
+        (1, 4360, (4096,), 16),
+        (32, 200, (14336, 14336), 16),
+        (40, 4360, (4096, 4096), 8),
+        (70, 16392, (2100, 9), 24),
+        (260, 4096, (4096, 1024, 1024), 16),
+    ],
+    ids=str,
+)
+def test_tokens_of_eight_adapters_in_turn_get_what_theirs_add(
+    num_tokens: int, columns: int, rows: tuple[int, ...], rank: int
+) -> None:
+    """Where tokens of an adapter are computed together, beside those of none."""
+    given = operands(num_tokens, columns, rows, torch.bfloat16, rank=rank, num_slots=8)
+    given.slots.copy_((torch.arange(len(given.slots)) + 4) % 9 - 1)
+    own = Operands(*given.each(x=given.x.clone(memory_format=torch.contiguous_format)))
+    check(call_of("cuda", torch.bfloat16)(*on_device(own)).cpu(), own)
+
+
 @every_provider
 @pytest.mark.parametrize("rank", [8, 17])
 def test_a_token_has_the_bits_that_it_has_alone(provider: str, rank: int) -> None:
@@ -64,15 +85,15 @@ def test_a_token_has_the_bits_that_it_has_alone(provider: str, rank: int) -> Non
 
 @every_provider
 def test_it_follows_the_kernels_ahead_of_it_in_a_graph(provider: str) -> None:
-    """They write what it reads: replayed with other contents, in a chain of norms and projections."""
+    """They write what it reads: replayed with other contents and slots, in a chain with norms."""
     call, dtype = call_of(provider, torch.bfloat16), torch.bfloat16
     given = operands(4, 2048, (2048,), dtype, rank=16)
-    _, x, *rest, rows = on_device(Operands(*given.each(x=given.x.contiguous())))
+    _, x, a, b, scales, slots, rows = on_device(Operands(*given.each(x=given.x.contiguous())))
     weight = torch.rand(2048, device=DEVICE, dtype=dtype)
 
     def chain(values: torch.Tensor) -> torch.Tensor:
         for _ in range(6):
-            values = call(rms_norm(values, weight, 1e-5), values, *rest, rows)
+            values = call(rms_norm(values, weight, 1e-5), values, a, b, scales, slots, rows)
         return values
 
     chain(x)
@@ -81,7 +102,9 @@ def test_it_follows_the_kernels_ahead_of_it_in_a_graph(provider: str) -> None:
     with torch.cuda.graph(graph):
         out = chain(x)
     for seed in range(20):
-        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        generator = torch.Generator().manual_seed(seed)
+        x.copy_(torch.randn(x.shape, generator=generator))
+        slots.copy_(torch.randint(-1, len(a), slots.shape, generator=generator))
         out.fill_(torch.nan)
         graph.replay()
         assert torch.equal(out, chain(x))

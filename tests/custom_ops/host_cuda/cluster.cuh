@@ -214,6 +214,22 @@ template <typename Value>
 Value __shfl_xor_sync(unsigned, const Value& value, int bits) {
   return host::from_lane(value, threadIdx.x ^ bits);
 }
+template <typename Value>
+unsigned __match_any_sync(unsigned, const Value& value) {
+  const auto& given = host::multicast(value);
+  unsigned same = 0;
+  for (unsigned lane = 0; lane < 32; ++lane)
+    same |= (std::memcmp(&given[lane], &value, sizeof(Value)) == 0) * 1u << lane;
+  return same;
+}
+inline unsigned __ballot_sync(unsigned, bool value) {
+  const auto& given = host::multicast(value);
+  unsigned set = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) set |= static_cast<unsigned>(given[lane] & 1) << lane;
+  return set;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline void __syncwarp() { host::multicast(0); }
 inline void __syncthreads() {
   host::Block& own = host::block();
@@ -502,6 +518,8 @@ template <typename T, int kWidth>
 void to_floats(float (&to)[kWidth], const Vec<T, kWidth>& vec) {
   for (int i = 0; i < kWidth; ++i) to[i] = static_cast<float>(vec.raw[i]);
 }
+template <typename T, int kWidth>
+void keep_packed(Vec<T, kWidth>&) {}
 inline void store_raw(void* to, const uint4& raw) {
   host::check(reinterpret_cast<uintptr_t>(to) % 16 == 0, "16 bytes are stored at no multiple of 16");
   std::memcpy(to, &raw, 16);

@@ -1,4 +1,4 @@
-// csrc/lora/kernel.cuh on a host, by clusters of blocks as on GPUs that have them, and by single ones.
+// csrc/lora's kernels on a host: that of all GPUs by clusters of blocks and by single ones, and that of clusters alone.
 #include "cluster.cuh"
 
 using cudaStream_t = void*;
@@ -8,7 +8,7 @@ namespace lamina {
 constexpr unsigned kAllLanes = 0xffffffffu;
 uint8_t shared[1];  // of which the place alone is asked for
 }  // namespace lamina
-#include "lora/kernel.cuh"
+#include "lora/cluster_kernel.cuh"
 
 template <typename T, int kWidth, int kTokens, int kCluster>
 void run_all(const lamina::Lora<T>& p) {
@@ -30,12 +30,30 @@ void run_in(const lamina::Lora<T>& p, int64_t cluster, int64_t tokens) {
 struct HostArguments {
   lamina::LoraArguments given;
   int64_t is_vectors, cluster, tokens, seed;  // tokens: of a group
+  int64_t chunks, rows;                       // that a thread of the kernel of clusters holds; 0: the other kernel
 };
+
+template <int kChunks, int kRows>
+void run_by_adapters(const HostArguments& a) {
+  auto p = lamina::unpacked<Bf16>(a.given);
+  lamina::divide_by_clusters(p, static_cast<int>(a.given.num_slots), 1);
+  p.set_block_rows(kRows * lamina::kLoraThreads);
+  const int windows = (p.tokens + lamina::kWindow - 1) / lamina::kWindow;
+  const auto clusters = static_cast<unsigned>(windows * p.num_groups * p.num_tiles);
+  const auto bytes = lamina::ClusterMemory(0, lamina::rank_tiles(p)).end();
+  for (unsigned cluster = 0; cluster < clusters && host::failure.empty(); ++cluster)
+    host::run_cluster(cluster * lamina::kSegments, lamina::kSegments, lamina::kLoraThreads, bytes,
+                      [&] { lamina::lora_cluster_kernel<Bf16, kChunks, kRows>(p); });
+}
 
 // What went wrong; empty where nothing did.
 extern "C" const char* run(const HostArguments* a) {
   host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
-  if (a->given.dtype == 0) {
+  if (a->chunks != 0) {
+    a->chunks == 2 && a->rows == 1   ? run_by_adapters<2, 1>(*a)
+    : a->chunks == 2 && a->rows == 4 ? run_by_adapters<2, 4>(*a)
+                                     : run_by_adapters<7, 2>(*a);
+  } else if (a->given.dtype == 0) {
     const auto p = lamina::unpacked<float>(a->given);
     a->is_vectors ? run_in<float, 4>(p, a->cluster, a->tokens) : run_in<float, 1>(p, a->cluster, a->tokens);
   } else {
