@@ -15,6 +15,7 @@ from . import options
 
 if TYPE_CHECKING:
     from ..runtime.config import RuntimeConfig
+    from ..runtime.startup.memory_report import StageSize
 
 LIBRARIES = ("lamina", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
 
@@ -100,6 +101,7 @@ def describe_fit(config: "RuntimeConfig") -> dict[str, Any]:
     return {
         "model": str(config.model),
         "ranks": fit.ranks,
+        **({"stages": [_describe_stage(stage) for stage in fit.stages]} if fit.stages else {}),
         "quantization": list(fit.quantization),
         "weights_gib": round(fit.weight_bytes / 2**30, 2),
         "penalties_mib": round(fit.adjusting_bytes / 2**20, 1),
@@ -112,11 +114,20 @@ def describe_fit(config: "RuntimeConfig") -> dict[str, Any]:
     }
 
 
+def _describe_stage(stage: "StageSize") -> dict[str, Any]:
+    return {
+        "layers": f"{stage.first_layer}-{stage.last_layer}",
+        "weights_gib": round(stage.weight_bytes / 2**30, 2),
+        "cache_kib_per_token": round(stage.token_bytes / 2**10, 1),
+    }
+
+
 def _as_text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {number}" for name, number in value.items())
     if isinstance(value, list):
-        return ("; " if any("," in one for one in value) else ", ").join(value) or "none"
+        texts = [_as_text(one) if isinstance(one, dict) else one for one in value]
+        return ("; " if any("," in one for one in texts) else ", ").join(texts) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,12 +49,15 @@ def _check(config: "RuntimeConfig") -> dict[str, Any]:
 
 
 def _fill(config: "RuntimeConfig") -> dict[str, Any]:
-    """What one rank makes is what the others will load: it is tried alone, as if they said what it says."""
+    """What one rank makes is what the others will load: it is tried alone, as if they said what it says.
+
+    A stage of a pipeline calls pieces of the plan of all layers, which is what one process compiles.
+    """
     from ..custom_ops.all_reduce.group import MirrorGroup, group_of_thread
     from ..runtime.runtime import Runtime
     from .progress import loading_progress
 
-    started = time.perf_counter()
+    started, config = time.perf_counter(), replace(config, pipeline_parallel=1)
     alone = group_of_thread(MirrorGroup(config.tensor_parallel))
     with loading_progress() as progress, alone, Runtime(config, progress) as runtime:
         runtime.warm_up()

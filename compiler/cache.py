@@ -14,6 +14,7 @@ from ..common.logging import get_logger
 from ..common.store import Store
 from .capture.readings import Readings, ask
 from .codegen.inductor import Piece, load_piece, missing_of_piece
+from .execution.message import TokenValue
 from .execution.plan import ParameterTable, Plan, Step
 
 logger = get_logger("compiler")
@@ -51,6 +52,7 @@ def save_plan(plan: Plan, factors: Mapping[str, Any], guards: list[dict[str, str
         "steps": [asdict(step) for step in plan.steps],
         "pieces": [piece.artifact.key for piece in plan.pieces],
         "result": plan.result,
+        "values": {name: [list(value.shape), str(value.dtype)] for name, value in plan.values.items()},
         "reports": list(plan.reports),
         "parameters": {name: [list(shape), str(dtype)] for name, (shape, dtype) in plan.parameters.items()},
         "guards": guards,
@@ -131,17 +133,21 @@ def _read_plan(record: Mapping[str, Any], pieces: tuple[Piece, ...]) -> Plan:
         )
         for step in record["steps"]
     )
-    parameters = {
-        name: (tuple(shape), getattr(torch, dtype.removeprefix("torch.")))
-        for name, (shape, dtype) in record["parameters"].items()
-    }
     return Plan(
         steps=steps,
         pieces=pieces,
-        parameters=parameters,
+        parameters=_shapes_and_dtypes(record["parameters"]),
         result=record["result"],
+        values={name: TokenValue(*value) for name, value in _shapes_and_dtypes(record["values"]).items()},
         reports=tuple(record["reports"]),
     )
+
+
+def _shapes_and_dtypes(record: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {
+        name: (tuple(shape), getattr(torch, dtype.removeprefix("torch.")))
+        for name, (shape, dtype) in record.items()
+    }
 
 
 def summary(factors: Mapping[str, Any]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from .capture.split import SplitModel, split
 from .codegen.inductor import Piece, compile_piece
 from .codegen.wrapper import Call
 from .config import CompileConfig
-from .execution.plan import Compiled, ParameterTable, Plan, steps_of
+from .execution.plan import Compiled, ParameterTable, Plan, steps_of, values_of
 from .inspect.verify import require_right, require_right_model
 from .numerics import MAX_NUM_TOKENS, TOKENS_HINT, Numerics
 from .passes import pipeline
@@ -186,6 +186,7 @@ def _compile(
         parameters=_used_parameters(program.parameters, captured),
         result=model.result,
         reports=tuple(asdict(report) for report in rewritten.reports),
+        values=values_of(model),
     )
     guards = [asdict(guard) for guard in captured.guards]
     cache.save_plan(plan, factors, guards, store)

@@ -77,6 +77,8 @@ class RuntimeConfig:
     """Where to run; auto is the first GPU if there is one."""
     tensor_parallel: int = 1
     """Ranks that share out every layer among them, its heads and its columns."""
+    pipeline_parallel: int = 1
+    """Stages that share out the layers, each of which is as many ranks as tensor_parallel says."""
     data_parallel: int = 1
     """Replicas of the model, each an engine in a process of its own, of a server or an AsyncRuntime: on GPUs
     of its own, or with its part of the cores and memory."""
@@ -179,7 +181,11 @@ class RuntimeConfig:
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         find_scheme(self.quantization)
         self._settle("tensor_parallel", self.parallel.tensor_parallel)
+        self._settle("pipeline_parallel", self.parallel.pipeline_parallel)
         self._settle("data_parallel", self.parallel.data_parallel)
+        if self.pipeline_parallel > 1 and self.speculative is not None:
+            got = f"pipeline_parallel is {self.pipeline_parallel} and speculative {shown(self.speculative)}"
+            raise ConfigError(f"{got}; wanted one of the two: drafts are known to the last stage alone")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens > MAX_NUM_TOKENS:
             got = f"max_num_batched_tokens is {self.max_num_batched_tokens}"
             raise ConfigError(f"{got}; wanted at most {MAX_NUM_TOKENS}, the bound of compiled pieces")
@@ -189,6 +195,7 @@ class RuntimeConfig:
         """Over how many ranks the model is spread, and who runs them."""
         return ParallelConfig(
             tensor_parallel=self.tensor_parallel,
+            pipeline_parallel=self.pipeline_parallel,
             data_parallel=self.data_parallel,
             executor=self.executor,
             ray_placement=self.ray_placement,

@@ -27,6 +27,7 @@ class RuntimeSettings(TypedDict, total=False):
     kv_cache_dtype: KVCacheDtype
     device: str | torch.device
     tensor_parallel: int
+    pipeline_parallel: int
     data_parallel: int
     executor: ExecutorName
     ray_placement: RayPlacement

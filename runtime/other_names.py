@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-NO_STAGES = "layers are not spread over stages; use tensor_parallel"
 NO_CODE = "Lamina never runs code of a checkpoint; leave it out"
 
 # vLLM's, transformers' and llama.cpp's names for what a runtime is built with.
@@ -14,7 +13,7 @@ SETTINGS = {
     "batch_invariant": "it is compile=CompileConfig(batch_invariant=True) here",
     "tensor_parallel_size": "it is tensor_parallel here",
     "distributed_executor_backend": "it is executor here",
-    "pipeline_parallel_size": NO_STAGES,
+    "pipeline_parallel_size": "it is pipeline_parallel here",
     "data_parallel_size": "it is data_parallel here, of AsyncRuntime and lamina serve",
     "device_map": "it is device='auto', 'cpu' or 'cuda' here",
     "torch_dtype": "it is dtype here",

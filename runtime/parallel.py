@@ -56,6 +56,11 @@ class ParallelConfig:
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
+    def answering_rank(self) -> int:
+        """The rank that says what steps come to: the first of the last stage, where tokens are sampled."""
+        return self.world_size - self.tensor_parallel
+
+    @property
     def has_processes(self) -> bool:
         """Whether workers have processes of their own."""
         return self.executor in ("multiproc", "ray") or (self.executor == "auto" and self.world_size > 1)
@@ -70,8 +75,9 @@ class ParallelConfig:
 
     def require_one_rank(self, reason: str) -> None:
         """ConfigError, with the reason, where a model is spread over several ranks."""
-        if self.world_size > 1:
-            raise ConfigError(f"tensor_parallel is {self.tensor_parallel}; wanted 1, since {reason}")
+        for name in ("tensor_parallel", "pipeline_parallel"):
+            if (ranks := getattr(self, name)) > 1:
+                raise ConfigError(f"{name} is {ranks}; wanted 1, since {reason}")
 
     def check_group(self, size: int) -> None:
         """UnsupportedError where a process that is one of `size` ranks is asked to be one of others.

@@ -52,6 +52,7 @@ OURS = {  # vLLM's name of a setting and ours; None is left to us
     "num_gpu_blocks_override": "num_kv_blocks",
     "hf_token": "token",
     "tensor_parallel_size": "tensor_parallel",
+    "pipeline_parallel_size": "pipeline_parallel",
     "distributed_executor_backend": "executor",
 }
 OTHER_VALUES = {  # vLLM's other names
@@ -61,7 +62,6 @@ OTHER_VALUES = {  # vLLM's other names
 }
 # Settings that have no counterpart, with the values that ask for nothing that we do not do.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "trust_remote_code": (False, True),  # a permission, of which no use is made
     "tokenizer_mode": ("auto",),

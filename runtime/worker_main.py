@@ -91,8 +91,8 @@ def _load_and_run(line: WorkerLine, start: StartWorker) -> None:
     def report(stage: str, fraction: float, detail: str) -> None:
         line.send(LoadProgress(stage=stage, fraction=fraction, detail=detail))
 
-    rank, size = line.rank, line.num_workers
-    with joined_ranks(line.meeting, rank=rank, size=size, num_threads=start.num_threads):
+    rank, parallel = line.rank, config.parallel
+    with joined_ranks(line.meeting, parallel, rank=rank, num_threads=start.num_threads):
         loaded = open_rank(config, report)
         garbage.freeze()  # what lives as long as the process is looked at by no collection
         late_builds = loaded.worker.late_builds
@@ -106,7 +106,7 @@ def _load_and_run(line: WorkerLine, start: StartWorker) -> None:
         WorkerLoop(
             loaded.worker.runner,
             loaded.facts,
-            rank=rank,
+            answers=rank == parallel.answering_rank,
             take=line.take,
             send=line.send,
             on_build=note_build,

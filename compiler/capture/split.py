@@ -36,6 +36,7 @@ class SplitModel:
 
     calls: tuple[PieceCall | AttentionCall, ...]
     result: str
+    rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of a token's row, of values
 
     @property
     def pieces(self) -> tuple[PieceCall, ...]:
@@ -60,7 +61,8 @@ def split(module: fx.GraphModule, input_names: Mapping[str, str]) -> SplitModel:
         raise CompileError(f"a model's forward must compute one tensor; the captured graph returns {results}")
     if results[0].op == "placeholder":
         raise CompileError(f"a model's forward must compute what it returns; it returns {names[results[0]]}")
-    return SplitModel(calls=tuple(calls), result=names[results[0]])
+    rows = {names[node]: row for node in nodes if (row := _row_of(node)) is not None}
+    return SplitModel(calls=tuple(calls), result=names[results[0]], rows=rows)
 
 
 def _computed(graph: fx.Graph) -> list[fx.Node]:
@@ -102,6 +104,24 @@ def _is_tuple(node: fx.Node) -> bool:
     return isinstance(node.meta.get("example_value"), (tuple, list)) and not isinstance(
         node.meta.get("example_value"), torch.Size
     )
+
+
+def _row_of(node: fx.Node) -> tuple[tuple[int, ...], torch.dtype] | None:
+    """Shape and dtype of a row of a contiguous tensor with one for each token; None for all else."""
+    value = node.meta.get("example_value")
+    if not isinstance(value, torch.Tensor) or not value.dim() or not isinstance(value.shape[0], torch.SymInt):
+        return None
+    row = tuple(value.shape[1:])
+    is_plain = all(isinstance(size, int) for size in row) and value.stride() == _strides_of(row)
+    return (row, value.dtype) if is_plain else None
+
+
+def _strides_of(row: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of rows that lie one behind the other."""
+    strides = [1]
+    for size in reversed(row):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides))
 
 
 def _attention_call(node: fx.Node, names: Mapping[fx.Node, str]) -> AttentionCall:

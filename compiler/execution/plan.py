@@ -1,7 +1,7 @@
 """A compiled model as straight-line calls: pieces, with attend between them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,11 +14,13 @@ from ..capture.split import AttentionCall, SplitModel
 from ..codegen.inductor import Piece
 from ..numerics import MAX_NUM_TOKENS
 from ..passes.gemms import Gemm
+from .message import MessageLayout, TokenValue
 
 ParameterTable = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 PieceCall = Callable[[list[Any]], Sequence[Any]]
 RunPiece = Callable[[PieceCall, list[Any]], Sequence[Any]]
 ALIGNMENT = 16  # bytes; generated kernels of some torch versions load vectors without checking
+INPUTS = (TOKEN_IDS, POSITIONS, NUM_TOKENS, STATES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +35,20 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Steps over named values, the unique pieces they call, and the weights they need."""
+    """Steps over named values, the unique pieces they call, and the weights they need.
+
+    A stage of a plan has some of its steps: it takes values that the stage before has computed, and all but
+    the last give values to the next in place of the result.
+    """
 
     steps: tuple[Step, ...]
     pieces: tuple[Piece, ...]
     parameters: ParameterTable
     result: str
     reports: tuple[Mapping[str, Any], ...] = ()  # of the passes over the whole model
+    values: Mapping[str, TokenValue] = field(default_factory=dict)  # of what pieces compute, those with rows
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
 
     @property
     def gemms(self) -> tuple[Gemm, ...]:
@@ -51,11 +60,26 @@ class Plan:
         """The layers whose attention it calls, in order."""
         return tuple(step.layer for step in self.steps if step.layer is not None)
 
-    def bind(self, weights: Mapping[str, Tensor], device: torch.device) -> "BoundPlan":
-        """The plan on real weights; ShapeError where one is not what the capture assumed."""
+    def bind(
+        self, weights: Mapping[str, Tensor], device: torch.device, received: Tensor | None = None
+    ) -> "BoundPlan":
+        """The plan on real weights; ShapeError where one is not what the capture assumed.
+
+        received: of a stage that takes values, where the message with them lies at every call.
+        """
         for name, (shape, dtype) in self.parameters.items():
             _check_weight(name, weights.get(name), shape, dtype, device)
-        return BoundPlan(self, weights)
+        return BoundPlan(self, weights, received)
+
+    def layout(self, names: Sequence[str]) -> MessageLayout:
+        """How these values lie in a message. CompileError for what is no contiguous tensor with rows."""
+        for name in names:
+            if name not in self.values:
+                raise CompileError(
+                    f"{name} goes from one stage to the next and is no contiguous tensor with a row a token; "
+                    "wanted pipeline_parallel 1 for this model"
+                )
+        return MessageLayout(tuple(self.values[name] for name in names))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +124,12 @@ def steps_of(model: SplitModel, piece_of: Sequence[int]) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def values_of(model: SplitModel) -> dict[str, TokenValue]:
+    """What the pieces of a split model give, where it has a row for each token."""
+    given = {name for piece in model.pieces for name in piece.outputs}
+    return {name: TokenValue(*row) for name, row in model.rows.items() if name in given}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SlotStep:
     """A step with its values as places in a list; `done` are those that nobody reads afterwards."""
@@ -112,15 +142,21 @@ class _SlotStep:
 
 
 class BoundPlan:
-    """forward(token_ids, positions, attend) -> hidden states, on the weights it was bound to."""
+    """forward(token_ids, positions, attend) -> hidden states, on the weights it was bound to.
 
-    def __init__(self, plan: Plan, weights: Mapping[str, Tensor]) -> None:
-        names = [TOKEN_IDS, POSITIONS, NUM_TOKENS, STATES]
+    A stage but the last returns a message, uint8 [bytes], which begins anew at every call.
+    """
+
+    def __init__(self, plan: Plan, weights: Mapping[str, Tensor], received: Tensor | None = None) -> None:
+        results = plan.gives or (plan.result,)
+        names = [*INPUTS, *plan.takes, *results]
         names += [name for step in plan.steps for name in (*step.inputs, *step.outputs)]
         slots = {name: slot for slot, name in enumerate(dict.fromkeys(names))}
         self._values: list[Any] = [weights.get(name) for name in slots]
-        self._result = slots[plan.result]
-        self._steps = _slot_steps(plan, slots, kept={slots[plan.result]})
+        self._results = [slots[name] for name in results]
+        self._steps = _slot_steps(plan, slots, kept={*self._results})
+        self._taken, self._received = plan.layout(plan.takes), received
+        self._given = plan.layout(plan.gives) if plan.gives else None
 
     def __call__(
         self,
@@ -145,10 +181,21 @@ class BoundPlan:
             raise ShapeError(f"got {got}; wanted a row a token, one behind the other")
         values = self._values.copy()
         values[:4] = token_ids, positions, num_tokens, states
+        if self._received is not None:
+            taken = self._taken.views(self._received, num_tokens)
+            values[4 : 4 + len(taken)] = taken
         for step in self._steps:
             _advance(step, values, attend, run_piece)
-        result: Tensor = values[self._result]
+        results: list[Any] = [values[slot] for slot in self._results]
+        if self._given is not None:  # to be captured as pieces are
+            results = [*run_piece(self._pack, results)] if run_piece else [*self._pack(results)]
+        result: Tensor = results[0]
         return result
+
+    def _pack(self, values: list[Any]) -> tuple[Tensor]:
+        """The values that a stage gives, as one message."""
+        assert self._given is not None, "nothing is given"
+        return (self._given.packed(values, self._received),)
 
 
 def _advance(step: _SlotStep, values: list[Any], attend: Attend, run_piece: RunPiece | None) -> None:

@@ -1,17 +1,16 @@
 """A group whose ranks are processes with a GPU each: tensors go by NCCL or kernels, all else by the host."""
 
 import logging
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...common.env import nccl_without_multicast
 from ...common.errors import GroupError, UnsupportedError
 from ...common.logging import get_logger, log_once
-from .group import Group, sum_in_rank_order
+from .gloo_group import GlooGroup
+from .group import Mail, sum_in_rank_order
 from .peer_memory import PeerMemory
 from .peers import Peers
 
@@ -26,11 +25,10 @@ class CudaGroup:
     a GPU can be captured in a CUDA graph, once it has been done for the same size.
     """
 
-    def __init__(self, host: Group, device: torch.device, *, timeout: float = 300.0) -> None:
+    def __init__(self, host: GlooGroup, device: torch.device, *, timeout: float = 300.0) -> None:
         self.rank, self.size, self._host = host.rank, host.size, host
-        nccl_without_multicast()
         try:
-            self._nccl: Any = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout))
+            self._nccl: Any = host.over_nccl(timeout)
             self.barrier()
             self._try_nccl(device)
         except (RuntimeError, ValueError) as error:
@@ -60,6 +58,10 @@ class CudaGroup:
     def barrier(self) -> None:
         """See Group."""
         self._host.barrier()
+
+    def mail(self, device: torch.device) -> Mail:
+        """See Group."""
+        return self._host.mail(device)
 
     def close(self) -> None:
         """See Group."""

@@ -1,6 +1,8 @@
 """A group whose ranks are processes that talk over gloo: of one machine, or of several."""
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -8,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...common.env import gloo_over_loopback
+from ...common.env import gloo_over_loopback, nccl_without_multicast
 from ...common.errors import GroupError, UnsupportedError, shown
 from .group import sum_in_rank_order
 from .peers import Peers
@@ -26,6 +28,7 @@ class GlooGroup:
 
     def __init__(self, meeting: str, *, rank: int, size: int, timeout: float = 300.0) -> None:
         self.rank, self.size = rank, size
+        self._first, self._process_group = 0, None  # of a part: the number of its first rank, and torch's
         if meeting.startswith("file:"):
             gloo_over_loopback()
         try:
@@ -39,6 +42,17 @@ class GlooGroup:
         except (RuntimeError, ValueError) as error:
             raise GroupError(f"rank {rank} of {size} found no others at {meeting}: {error}") from error
 
+    def part(self, size: int) -> "GlooGroup":
+        """The group of so many ranks that this one is in: the first ones, those after them, and so on.
+
+        Every rank asks for parts of the same size.
+        """
+        groups = _parts_of(self.size, size)
+        part = object.__new__(GlooGroup)
+        part.rank, part.size = self.rank % size, size
+        part._first, part._process_group = self.rank - part.rank, groups[self.rank // size]
+        return part
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """See Group."""
         return sum_in_rank_order(self._parts(x))
@@ -51,20 +65,33 @@ class GlooGroup:
         """See Group. UnsupportedError, on every rank, for what JSON cannot say."""
         text = _as_json(value) if self.rank == src else None
         size = torch.tensor([-1 if text is None else len(text)])
-        self._call(dist.broadcast, size, src)
+        self._call(dist.broadcast, size, self._first + src)
         if size.item() < 0:
             raise UnsupportedError(f"value of rank {src} is {shown(value)}; wanted what JSON can say")
         data = torch.frombuffer(bytearray(text or int(size)), dtype=torch.uint8)
-        self._call(dist.broadcast, data, src)
+        self._call(dist.broadcast, data, self._first + src)
         return json.loads(bytes(data.numpy()))
 
     def barrier(self) -> None:
         """See Group."""
         self._parts(torch.zeros(1))
 
+    def mail(self, device: torch.device) -> "GlooMail":
+        """See Group; on GPUs NCCL carries it."""
+        assert self._process_group is None, "mail of a part"
+        return GlooMail(self.over_nccl() if device.type == "cuda" else None, self.rank, self.size)
+
+    def over_nccl(self, timeout: float = 300.0) -> Any:
+        """torch's group of the same ranks for tensors on GPUs. All ranks, of all parts, ask at once."""
+        nccl_without_multicast()
+        options: dict[str, Any] = {"backend": "nccl", "timeout": timedelta(seconds=timeout)}
+        if self._process_group is None:
+            return dist.new_group(**options)
+        return _parts_of(dist.get_world_size(), self.size, **options)[self._first // self.size]
+
     def close(self) -> None:
-        """See Group."""
-        if dist.is_initialized():
+        """See Group. A part closes with the whole."""
+        if self._process_group is None and dist.is_initialized():
             dist.destroy_process_group()
 
     def _parts(self, x: Tensor) -> list[Tensor]:
@@ -76,10 +103,46 @@ class GlooGroup:
         return parts
 
     def _call(self, collective: Any, *args: Any) -> None:
-        try:
-            collective(*args)
-        except (RuntimeError, ValueError) as error:
-            raise GroupError(f"rank {self.rank} of {self.size} heard no more of another: {error}") from error
+        with _named_errors(self.rank, self.size):
+            collective(*args, group=self._process_group)
+
+
+class GlooMail:
+    """A Mail between processes, over whatever torch's group carries."""
+
+    def __init__(self, process_group: Any, rank: int, size: int) -> None:
+        self._process_group, self._rank, self._size = process_group, rank, size
+
+    def send(self, x: Tensor, to: int) -> Callable[[], None]:
+        """See Mail."""
+        with _named_errors(self._rank, self._size):
+            sent: Any = dist.isend(x, to, group=self._process_group)
+
+        def wait() -> None:
+            with _named_errors(self._rank, self._size):
+                sent.wait()
+
+        return wait
+
+    def receive(self, x: Tensor, source: int) -> None:
+        """See Mail."""
+        with _named_errors(self._rank, self._size):
+            received: Any = dist.irecv(x, source, group=self._process_group)
+            received.wait()
+
+
+def _parts_of(num_ranks: int, size: int, **options: Any) -> list[Any]:
+    """torch's groups of so many ranks that follow each other."""
+    return [dist.new_group([*range(first, first + size)], **options) for first in range(0, num_ranks, size)]
+
+
+@contextlib.contextmanager
+def _named_errors(rank: int, size: int) -> Iterator[None]:
+    """GroupError for those of torch."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise GroupError(f"rank {rank} of {size} heard no more of another: {error}") from error
 
 
 def _as_bytes(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,8 +35,24 @@ class Group(Protocol):
     def barrier(self) -> None:
         """Return once every rank is here."""
 
+    def mail(self, device: torch.device) -> "Mail":
+        """What brings tensors on a device to other ranks. Every rank asks for the same devices, in order."""
+
     def close(self) -> None:
         """Leave the group; twice is once."""
+
+
+class Mail(Protocol):
+    """Tensors from rank to rank, uint8 [bytes]: what one sends another receives, in order.
+
+    On a GPU nothing here waits on the host: the current stream does. GroupError as of a Group.
+    """
+
+    def send(self, x: Tensor, to: int) -> Callable[[], None]:
+        """Send a tensor on its way. What is returned waits until it may be written again."""
+
+    def receive(self, x: Tensor, source: int) -> None:
+        """Fill a tensor with the next one that a rank has sent, which is as large."""
 
 
 class MirrorGroup:
@@ -63,34 +79,51 @@ class MirrorGroup:
     def barrier(self) -> None:
         """See Group."""
 
+    def mail(self, device: torch.device) -> Mail:
+        """See Group: there is nobody to write to."""
+        raise GroupError("mail: a process that mirrors itself has no other to send to")
+
     def close(self) -> None:
         """See Group."""
 
 
 _of_thread = threading.local()
-_of_process: Group = MirrorGroup(1)
+_of_process: tuple[Group, Group] = MirrorGroup(1), MirrorGroup(1)
 
 
-def set_group(group: Group | None) -> None:
-    """Make this process a rank of the group; None: it is alone again."""
+def set_group(group: Group | None, world: Group | None = None) -> None:
+    """Make this process a rank of the group; None: it is alone again.
+
+    world: of all ranks of a model whose layers are shared out among several groups; None: there is one.
+    """
     global _of_process
-    _of_process = MirrorGroup(1) if group is None else group
+    own = MirrorGroup(1) if group is None else group
+    _of_process = own, own if world is None else world
 
 
 @contextlib.contextmanager
-def group_of_thread(group: Group) -> Iterator[None]:
-    """While it lasts, this thread is a rank of the group, whatever its process is."""
-    before = getattr(_of_thread, "group", None)
-    _of_thread.group = group
+def group_of_thread(group: Group, world: Group | None = None) -> Iterator[None]:
+    """While it lasts, this thread is a rank of the group, whatever its process is; world as of set_group."""
+    before = getattr(_of_thread, "groups", None)
+    _of_thread.groups = group, group if world is None else world
     try:
         yield
     finally:
-        _of_thread.group = before
+        _of_thread.groups = before
 
 
 def current_group() -> Group:
     """The group that this thread is a rank of, or else this process; one of its own if neither is."""
-    return getattr(_of_thread, "group", None) or _of_process
+    return _groups()[0]
+
+
+def current_world() -> Group:
+    """The group of all ranks of the model: the current group, or that and those of the other stages."""
+    return _groups()[1]
+
+
+def _groups() -> tuple[Group, Group]:
+    return getattr(_of_thread, "groups", None) or _of_process
 
 
 def group_of(world_size: int) -> Group:
@@ -110,7 +143,7 @@ def said_by_all(group: Group, value: Any) -> list[Any]:
 @contextlib.contextmanager
 def rank_0_first() -> Iterator[bool]:
     """The block runs on rank 0 before it does on others, so that they find what it made; whether it is 0."""
-    group = current_group()
+    group = current_world()
     if group.rank:
         group.barrier()
     yield not group.rank

@@ -1,6 +1,8 @@
 """A group whose ranks are threads of one process."""
 
+import queue
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +20,9 @@ class ThreadGroup:
         self._timeout = timeout
         self._barrier = threading.Barrier(size)
         self._said: list[Any] = [None] * size
+        self._sent: dict[tuple[int, int], queue.Queue[Tensor]] = {
+            (source, to): queue.Queue() for source in range(size) for to in range(size)
+        }
         self.ranks = tuple(_Rank(self, rank, size) for rank in range(size))
 
     def exchange(self, rank: int, value: Any) -> list[Any]:
@@ -34,6 +39,17 @@ class ThreadGroup:
             self._barrier.wait(self._timeout)
         except threading.BrokenBarrierError as error:
             raise GroupError("a rank of this process's group of threads failed, or is late") from error
+
+    def send(self, x: Tensor, source: int, to: int) -> None:
+        """Put a copy of a tensor where a rank takes it, whenever it does."""
+        self._sent[source, to].put(x.clone())
+
+    def receive(self, source: int, to: int) -> Tensor:
+        """The next tensor that a rank has sent. GroupError where none comes."""
+        try:
+            return self._sent[source, to].get(timeout=self._timeout)
+        except queue.Empty as error:
+            raise GroupError(f"rank {source} has sent nothing for {self._timeout:g} s") from error
 
     def abort(self) -> None:
         """Have every rank that waits, and every one that comes, raise GroupError."""
@@ -59,6 +75,16 @@ class _Rank:
 
     def barrier(self) -> None:
         self._group.wait()
+
+    def mail(self, device: torch.device) -> "_Rank":
+        return self
+
+    def send(self, x: Tensor, to: int) -> Callable[[], None]:
+        self._group.send(x, self.rank, to)
+        return lambda: None
+
+    def receive(self, x: Tensor, source: int) -> None:
+        x.copy_(self._group.receive(source, self.rank))
 
     def close(self) -> None:
         self._group.abort()

@@ -87,7 +87,11 @@ def share_of(adapter: Adapter, schemes: ModelSchemes, rank: int) -> Adapter:
     """
     if schemes.sharding is None:
         return adapter
-    own = {name: _share(one, schemes, name, rank) for name, one in adapter.projections.items()}
+    own = {
+        name: _share(one, schemes, name, rank)
+        for name, one in adapter.projections.items()
+        if name in schemes.specs  # else it is another stage's
+    }
     return replace(adapter, projections=own)
 
 

@@ -83,6 +83,7 @@ def write(weights: LoadedWeights, slots: Mapping[str, Slot], given: Mapping[str,
 
     Whatever ends it halfway leaves part of the weights written.
     """
+    slots = {name: slot for name, slot in slots.items() if slot.parameter in weights.specs}  # of its stage
     parameters = {slot.parameter for slot in slots.values()}
     touched = {name for parameter in parameters for name in weights.kept_with(parameter)}
     weights.renew(touched)

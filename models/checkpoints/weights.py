@@ -63,6 +63,12 @@ class Checkpoint:
         """Every parameter of the model."""
         return self.schemes.specs
 
+    def parameter_of(self, tensor: str) -> str | None:
+        """The parameter that a tensor fills, by itself or as a part of a module; None for none."""
+        if tensor in self.slots:
+            return self.slots[tensor].parameter
+        return self.modules[self.owners[tensor][0]].parameter if tensor in self.owners else None
+
 
 def read_checkpoint(definition: ModelDefinition, config: ModelConfig, folder: Path) -> Checkpoint:
     """What the headers of a folder's files say; no weight is read.
@@ -102,9 +108,9 @@ def load_weights(
 ) -> LoadedWeights:
     """Every weight of a checkpoint, projections as their schemes keep them; None: as the checkpoint does.
 
-    Where the schemes are of one of several ranks, its part of each: of what is kept as it lies nothing else
-    is read. into: weights of the same schemes, dtype and device, which are filled anew in place of new ones.
-    Raises LoadError for a file that is damaged, or holds something else than its header said.
+    Where the schemes are of one of several ranks or stages, its part of each: of what is kept as it lies
+    nothing else is read. into: weights of the same schemes, dtype and device, which are filled anew in place
+    of new ones. Raises LoadError for a file that is damaged, or holds something else than its header said.
     """
     placed = {module.parameter for module in checkpoint.modules.values()}
     kept_by = schemes or checkpoint.schemes
@@ -112,10 +118,11 @@ def load_weights(
     weights.begin_again()
     files, slots, shares = checkpoint.files, checkpoint.slots, weights.schemes.shares(rank)
     quantized, scales = _ModuleReader(checkpoint, weights, shares), []
-    done, total = 0, sum(len(names) for names in files.values())
+    done, total, held = 0, sum(len(names) for names in files.values()), {None, *weights.specs}
     for path, names in files.items():
-        own = [name for name in names if not (name in slots and slots[name].is_copy)]
-        wanted = [name for name in own if not DERIVED_TENSORS.fullmatch(name)]
+        own = [name for name in names if checkpoint.parameter_of(name) in held]
+        read = [name for name in own if not (name in slots and slots[name].is_copy)]
+        wanted = [name for name in read if not DERIVED_TENSORS.fullmatch(name)]
         for part, tensor in _tensors(path, _parts(wanted, slots, shares, weights)):
             name = part.name
             if name in checkpoint.owners:
@@ -131,6 +138,7 @@ def load_weights(
             progress("weights", done / total, path.name)
     for path, names in files.items():
         copies = [name for name in names if name in slots and slots[name].is_copy]
+        copies = [name for name in copies if slots[name].parameter in held]
         _warn_of_ignored_copies(path, _parts(copies, slots, shares, weights), slots, weights)
     weights.fill_up()
     weights.kv_scales |= kv_scales(scales, checkpoint.num_kv_heads)
@@ -186,15 +194,19 @@ def dummy_weights(
     weights = into or LoadedWeights(schemes, dtype=dtype, device=device, rank=rank)
     weights.begin_again()
     generator = torch.Generator(device=device).manual_seed(seed)
-    whole = schemes.whole_specs
-    for name, spec in weights.specs.items():
+    for name, spec in schemes.whole_specs.items():  # all of them, so that each stage has the same numbers
         if not spec.tied_to:
-            value = weights.room(name, whole[name].shape)
+            is_own = name in weights.specs
+            value = (
+                weights.room(name, spec.shape)
+                if is_own
+                else torch.empty(spec.shape, dtype=dtype, device=device)
+            )
             if name.endswith("norm"):
                 value.fill_(1.0)
             else:
                 value.normal_(0.0, 0.02, generator=generator)
-            for run, columns in weights.schemes.runs_of(name, rank):
+            for run, columns in weights.schemes.runs_of(name, rank) if is_own else ():
                 weights.take(name, run.to, value.narrow(0, run.start, run.num_rows), columns)
     weights.fill_up()
     weights.settle()

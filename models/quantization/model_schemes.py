@@ -1,6 +1,6 @@
 """Which scheme keeps each projection of a model: one for all, or as a checkpoint has it module by module."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
@@ -36,12 +36,12 @@ class RowsOfRank(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSchemes:
-    """A model's parameters, and the scheme of each projection that is kept otherwise than in the dtype."""
+    """The parameters of a model or one of its stages, and the scheme of each that is not in the dtype."""
 
     specs: Mapping[str, ParameterSpec]
     schemes: Mapping[str, QuantScheme] = field(default_factory=dict)  # by parameter, none of them dense
     name: str | None = None  # how the setting or the checkpoint calls it all
-    sharding: Sharding | None = None  # where these are one of several ranks
+    sharding: Sharding | None = None  # where these are of one of several ranks or stages
     whole_schemes: Mapping[str, QuantScheme] = field(default_factory=dict)  # of the model that is shared out
     notes: tuple[str, ...] = ()  # what a checkpoint asks for and is done otherwise, in sentences
 
@@ -118,15 +118,26 @@ class ModelSchemes:
             self, specs=sharding.specs, schemes=schemes, sharding=sharding, whole_schemes=self.schemes
         )
 
+    def of_stage(self, names: Container[str]) -> "ModelSchemes":
+        """The same for a stage of a pipeline, which has these parameters alone."""
+        return replace(
+            self,
+            specs={name: spec for name, spec in self.specs.items() if name in names},
+            schemes={name: scheme for name, scheme in self.schemes.items() if name in names},
+            sharding=self.sharding or Sharding(ranks=1, specs=self.specs, whole=self.specs),
+            whole_schemes=self.whole_schemes or self.schemes,
+        )
+
     @property
     def whole_specs(self) -> Mapping[str, ParameterSpec]:
         """The parameters of the whole model, whatever ranks share out of them."""
         return self.specs if self.sharding is None else self.sharding.whole
 
     def shares(self, rank: int) -> dict[str, Share]:
-        """What is kept of each tensor of a checkpoint, by a rank where there are several."""
+        """What is kept of each tensor of a checkpoint, by a rank where there are several, of every stage."""
         sharding = self.sharding or Sharding(ranks=1, specs=self.specs, whole=self.specs)
-        return {source: share for name in self.specs for source, share in sharding.shares(name, rank).items()}
+        found = [sharding.shares(name, rank) for name in sharding.specs]
+        return {source: share for shares in found for source, share in shares.items()}
 
     def runs_of(self, parameter: str, rank: int) -> list[tuple[Run, tuple[int, int] | None]]:
         """What a rank keeps of a parameter that lies in one piece: runs of its rows, and columns of them."""
@@ -144,7 +155,7 @@ class ModelSchemes:
             name: StoredWeight(tuple([weights[part] for part in parts]), self.schemes[name])
             for name, parts in self._part_names().items()
         }
-        if self.sharding is not None:
+        if self.sharding is not None and self.sharding.ranks > 1:
             ranks = self.sharding.ranks
             for name, spec in self.specs.items():
                 if spec.projection and spec.shard_axis == COLUMNS:

@@ -145,7 +145,8 @@ class _Engines:
         block_size = merged.description.settings["block_size"]
         has_cache = self._shares[0].settings.get("prefix_cache", True)
         num_blocks = merged.description.capacity_tokens // block_size if has_cache else 0
-        ranks = self._shares[0].settings.get("tensor_parallel", 1)
+        settings = self._shares[0].settings
+        ranks = settings.get("tensor_parallel", 1) * settings.get("pipeline_parallel", 1)
         router = Router(len(self._shares), block_size=block_size, num_blocks=num_blocks)
         self.replicas = Replicas([*self._members.values()], router, self._restart, num_ranks=ranks)
         self.is_open = True

@@ -10,6 +10,7 @@ from ...common import env
 from ...common.errors import ConfigError, shown
 from ..parallel import ParallelConfig
 
+PARALLEL = ("data_parallel", "tensor_parallel", "pipeline_parallel")
 DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU that the driver lets this system see
 
 
@@ -26,10 +27,10 @@ class Share:
 def shares(settings: Mapping[str, Any]) -> list[Share]:
     """Returns what each engine of `settings["data_parallel"]` is made with.
 
-    On GPUs each has as many as tensor_parallel says, those after the engine's before. ConfigError where there
+    On GPUs each has as many as it has ranks, those after the engine's before. ConfigError where there
     are too few, or one device is named.
     """
-    given = {name: settings[name] for name in ("data_parallel", "tensor_parallel") if name in settings}
+    given = {name: settings[name] for name in PARALLEL if name in settings}
     parallel = ParallelConfig(**given)
     gpus = _gpus(settings.get("device", "auto"), parallel)
     return [_share(settings, number, gpus, parallel.world_size) for number in range(parallel.data_parallel)]
@@ -60,6 +61,8 @@ def _gpus(device: object, parallel: ParallelConfig) -> list[str]:
     wanted = parallel.data_parallel * parallel.world_size
     if len(found) < wanted and (found or name == "cuda"):
         got = f"data_parallel is {parallel.data_parallel} and tensor_parallel {parallel.tensor_parallel}"
+        if parallel.pipeline_parallel > 1:
+            got += f" and pipeline_parallel {parallel.pipeline_parallel}"
         raise ConfigError(f"{got}, which takes {wanted} GPUs; {len(found)} are visible")
     return found[:wanted]
 

@@ -61,12 +61,20 @@ class RayWorkers:
     """See Workers. An own cluster is ended with the last of its workers, any other is left as it was."""
 
     def __init__(
-        self, num_workers: int, receive: Receive, *, num_cpus: int, num_gpus: int, placement: str
+        self,
+        num_workers: int,
+        receive: Receive,
+        *,
+        num_cpus: int,
+        num_gpus: int,
+        placement: str,
+        num_stages: int = 1,
     ) -> None:
         """num_cpus, num_gpus: of each; placement: how they lie on nodes, by Ray's name in small letters.
 
-        UnsupportedError where Ray is not installed, EngineDeadError where there is no cluster or no room on
-        it, or an actor does not start; nothing is left of any then.
+        num_stages: of several each is placed as one, so that its ranks are on one node. UnsupportedError
+        where Ray is not installed, EngineDeadError where there is no cluster or no room on it, or an actor
+        does not start; nothing is left of any then.
         """
         self.lost: EngineDeadError | None = None
         self.num_workers = num_workers
@@ -79,8 +87,11 @@ class RayWorkers:
         _end_with_interpreter()
         _running.add(self)
         try:
-            self._place({"CPU": num_cpus} | ({"GPU": num_gpus} if num_gpus else {}), placement.upper())
-            self._start()
+            each = {"CPU": num_cpus} | ({"GPU": num_gpus} if num_gpus else {})
+            num_together = 1 if num_stages == 1 else num_workers // num_stages
+            bundle = {kind: number * num_together for kind, number in each.items()}
+            self._place(bundle, num_together, placement.upper())
+            self._start(each, num_together)
         except BaseException:
             self.end(0)
             raise
@@ -135,13 +146,13 @@ class RayWorkers:
             self._give_back()
             CLUSTER.leave()
 
-    def _place(self, bundle: dict[str, int], strategy: str) -> None:
-        """Room for every rank, in a placement group. EngineDeadError where there is none in time."""
-        group = import_module("ray.util.placement_group")
-        self._group = group.placement_group([bundle] * self.num_workers, strategy=strategy)
+    def _place(self, bundle: dict[str, int], num_together: int, strategy: str) -> None:
+        """Room for every rank, so many of them in a bundle. EngineDeadError where there is none in time."""
+        group, num_bundles = import_module("ray.util.placement_group"), self.num_workers // num_together
+        self._group = group.placement_group([bundle] * num_bundles, strategy=strategy)
         if not self._group.wait(SECONDS_TO_PLACE):
             raise EngineDeadError(
-                f"no room on the Ray cluster for {self.num_workers} x {bundle}, placed {strategy}, within "
+                f"no room on the Ray cluster for {num_bundles} x {bundle}, placed {strategy}, within "
                 f"{SECONDS_TO_PLACE:g} s: it has {self._nodes()}; add nodes, wait for others to end, or "
                 "choose another ray_placement"
             )
@@ -154,18 +165,18 @@ class RayWorkers:
                 found.append(f"{node['NodeManagerAddress']} with CPU {cpus:g} and GPU {gpus:g}")
         return "; ".join(found)
 
-    def _start(self) -> None:
+    def _start(self, each: dict[str, int], num_together: int) -> None:
         """Every actor, once it knows where all meet."""
-        bundle, strategy = self._group.bundle_specs[0], import_module("ray.util.scheduling_strategies")
+        strategy = import_module("ray.util.scheduling_strategies")
         actor = self._ray.remote(RankActor)
         for rank in range(self.num_workers):
             options = actor.options(
-                num_cpus=bundle["CPU"],
-                num_gpus=bundle.get("GPU", 0),
+                num_cpus=each["CPU"],
+                num_gpus=each.get("GPU", 0),
                 max_concurrency=NUM_CALLS,
                 runtime_env={"env_vars": CLUSTER.actor_env()},
                 scheduling_strategy=strategy.PlacementGroupSchedulingStrategy(
-                    self._group, placement_group_bundle_index=rank
+                    self._group, placement_group_bundle_index=rank // num_together
                 ),
             )
             self._links.append(_Link(rank, options.remote(rank, self.num_workers)))

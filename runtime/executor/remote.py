@@ -30,15 +30,22 @@ from .workers import SECONDS_TO_END, StartWorkers
 class RemoteExecutor:
     """An Executor over workers in processes of their own, one a rank, to which every step is sent once.
 
-    Where a step fails on all ranks it failed, and the next one runs; where it fails on some alone they have
-    parted, which ends all of them, as does the end of any.
+    Where a step fails on all ranks of a stage it failed, and the next one runs; where it fails on some alone
+    they have parted, which ends all of them, as does the end of any.
     """
 
     def __init__(
-        self, num_workers: int, report: Callable[[LoadProgress], None], start_workers: StartWorkers
+        self,
+        num_workers: int,
+        report: Callable[[LoadProgress], None],
+        start_workers: StartWorkers,
+        num_stages: int = 1,
     ) -> None:
-        """report: called with how far rank 0 has loaded. Raises what start_workers does."""
-        self._answers = WorkerAnswers(num_workers, report)
+        """report: called with how far rank 0 has loaded. num_stages: which have as many ranks each, in order.
+
+        Raises what start_workers does.
+        """
+        self._answers = WorkerAnswers(num_workers, report, num_stages)
         self._number = 0  # of what was sent last and is answered
         self._is_shut_down = False
         self._workers = start_workers(num_workers, self._answers.take_in)

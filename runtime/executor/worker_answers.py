@@ -1,7 +1,8 @@
 """What workers in processes of their own have answered so far, by what was asked."""
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...common.errors import LaminaError
@@ -22,25 +23,32 @@ class SentStep:
         self.first_failure: float | None = None  # by time.monotonic()
 
     def failed_ranks(self) -> list[int]:
-        """The ranks on which it failed, as far as they have said."""
-        return sorted(rank for rank, answer in self.answers.items() if answer.output.error is not None)
+        """The ranks on which it failed by itself, as far as they have said."""
+        return sorted(
+            rank
+            for rank, answer in self.answers.items()
+            if answer.output.error is not None and not answer.is_passed_on
+        )
 
 
 class WorkerAnswers:
     """Takes answers in and says what they come to. To take one in again changes nothing."""
 
-    def __init__(self, num_workers: int, report: Callable[[LoadProgress], None]) -> None:
-        """report: called with how far rank 0 has loaded."""
-        self._num_workers, self._report = num_workers, report
+    def __init__(self, num_workers: int, report: Callable[[LoadProgress], None], num_stages: int = 1) -> None:
+        """report: called with how far rank 0 has loaded. num_stages: which have as many ranks each."""
+        self._num_in_stage, self._report = num_workers // num_stages, report
+        self._answering = num_workers - self._num_in_stage  # the rank that says what steps come to
         self.ready: dict[int, WorkerReady | LaminaError] = {}  # by rank: loaded, or why not
-        self.last_failure = 0  # the number of the last step that is known to have failed
+        self.last_failure = 0  # the last step that was sent before the engine heard of one that failed
+        self._last_sent = 0
         self._steps: dict[int, SentStep] = {}
         self._calls: dict[int, dict[int, CallDone]] = {}  # by number and rank
         self.parted: str | None = None  # why the ranks cannot go on together, once they cannot
 
     def expect_step(self, number: int) -> SentStep:
         """A step that is about to be sent."""
-        step = self._steps[number] = SentStep(number)
+        step, self._last_sent = SentStep(number), number
+        self._steps[number] = step
         self._steps.pop(number - MOST_KEPT, None)
         return step
 
@@ -65,15 +73,23 @@ class WorkerAnswers:
 
     def outcome(self, step: SentStep) -> RunnerOutput | None:
         """What a step came to; None while that is open, and once ranks have parted."""
-        failed = step.failed_ranks()
+        failed, answer = step.failed_ranks(), step.answers.get(self._answering)
         if not failed:
-            return step.answers[0].output if 0 in step.answers else None
-        if len(failed) == self._num_workers:
-            return failed_step(_noted(step.answers[0].output.error, 0, step.answers[0].traceback))
-        assert step.first_failure is not None
-        if time.monotonic() - step.first_failure > SECONDS_TO_AGREE:
-            self._part(step, failed[0])
-        return None
+            return None if answer is None or answer.is_passed_on else answer.output
+        if not self._are_whole_stages(failed):
+            assert step.first_failure is not None
+            if time.monotonic() - step.first_failure > SECONDS_TO_AGREE:
+                self._part(step, failed[0])
+            return None
+        if answer is None:  # stages behind have yet to hear of it
+            return None
+        first, self.last_failure = step.answers[failed[0]], self._last_sent
+        return failed_step(_noted(first.output.error, failed[0], first.traceback))
+
+    def _are_whole_stages(self, ranks: Sequence[int]) -> bool:
+        """Whether these are all ranks of every stage that has any of them."""
+        counts = Counter(rank // self._num_in_stage for rank in ranks)
+        return all(count == self._num_in_stage for count in counts.values())
 
     def _take_in_step(self, rank: int, message: StepDone) -> None:
         step = self._steps.get(message.number)
@@ -83,8 +99,8 @@ class WorkerAnswers:
         if message.output.error is None:
             return
         step.first_failure = step.first_failure or time.monotonic()
-        self.last_failure = max(self.last_failure, message.number)
-        if rank and 0 in step.answers and step.answers[0].output.error is None:
+        answer = step.answers.get(self._answering)
+        if answer is not None and answer.output.error is None:
             self._part(step, rank)
 
     def _part(self, step: SentStep, rank: int) -> None:

@@ -13,6 +13,7 @@ from ..protocol.runner_output import RunnerOutput, failed_step
 from ..protocol.worker_messages import AddGrammar, CallDone, CallWorker, ExecuteStep, RemoveRequest, StepDone
 from ..worker.launched_step import LaunchedStep
 from ..worker.model_runner import ModelRunner
+from ..worker.stage_link import EarlierStageFailedError
 from .uniproc import call_worker
 
 Take = Callable[[float | None], Any]  # (seconds to wait, None for ever) -> the next message, or None
@@ -22,8 +23,8 @@ SECONDS_BETWEEN_LOOKS = 0.0001  # at a step that the device computes
 class WorkerLoop:
     """Runs a rank's steps in the order in which they were sent. One thread runs it.
 
-    Rank 0 alone says what a step came to; any rank says that a step failed there. A step that was sent on top
-    of one that failed is not run: it fails, too.
+    One rank says what a step came to; any rank says that a step failed there. A step that was sent on top of
+    one that failed is not run: it fails, too.
     """
 
     def __init__(
@@ -31,13 +32,14 @@ class WorkerLoop:
         runner: ModelRunner,
         facts: Mapping[str, Callable[[], Any]],
         *,
-        rank: int,
+        answers: bool,
         take: Take,
         send: Callable[[Any], None],
         on_build: Watcher,
     ) -> None:
-        """facts: what may be asked for beside the runner's methods. on_build: told what steps build."""
-        self._runner, self._facts, self._rank = runner, facts, rank
+        """facts: what may be asked for beside the runner's methods. answers: whether this rank says what
+        steps come to. on_build: told what steps build."""
+        self._runner, self._facts, self._answers = runner, facts, answers
         self._take, self._send, self._on_build = take, send, on_build
         self._pending: deque[tuple[int, LaunchedStep]] = deque()  # that are not read
         self._failure = 0  # the number of the last step that failed here
@@ -46,7 +48,8 @@ class WorkerLoop:
         """Returns after a Shutdown, with everything given back."""
         try:
             while True:
-                message = self._take(self._patience())
+                is_done = bool(self._pending) and self._pending[0][1].is_done
+                message = None if is_done else self._take(self._patience())
                 if isinstance(message, Shutdown):
                     return
                 with neutral(), watched(self._on_build):
@@ -55,10 +58,8 @@ class WorkerLoop:
             self._runner.close()
 
     def _patience(self) -> float | None:
-        """How long to wait for a message: a step in flight is read once it is done."""
-        if not self._pending:
-            return None
-        return 0 if self._pending[0][1].is_done else SECONDS_BETWEEN_LOOKS
+        """How long to wait for a message: a step in flight is read as soon as it is done."""
+        return SECONDS_BETWEEN_LOOKS if self._pending else None
 
     def _obey(self, message: Any) -> None:
         match message:
@@ -77,13 +78,14 @@ class WorkerLoop:
     def _execute(self, message: ExecuteStep) -> None:
         if message.known_failure < self._failure:
             self._say_failed(message.number, EngineError("a step that failed came before it"))
+            self._runner.skip(message.plan)
             return
         try:
             launched = self._runner.execute(message.plan)
         except Exception as error:
             self._fail(message.number, error)
             return
-        if self._rank == 0:
+        if self._answers:
             self._pending.append((message.number, launched))
 
     def _read_oldest(self) -> None:
@@ -96,12 +98,17 @@ class WorkerLoop:
             self._send(StepDone(number=number, output=output))
 
     def _fail(self, number: int, error: Exception) -> None:
-        self._failure = number
-        self._say_failed(number, error)
+        if not isinstance(error, EarlierStageFailedError):
+            self._failure = number
+            self._say_failed(number, error)
+            return
+        self._runner.forget()
+        if self._answers:
+            self._say_failed(number, error, is_passed_on=True)
 
-    def _say_failed(self, number: int, error: Exception) -> None:
-        failed = failed_step(as_known(error))
-        self._send(StepDone(number=number, output=failed, traceback=_traceback_of(error)))
+    def _say_failed(self, number: int, error: Exception, *, is_passed_on: bool = False) -> None:
+        failed, traceback = failed_step(as_known(error)), _traceback_of(error)
+        self._send(StepDone(number=number, output=failed, traceback=traceback, is_passed_on=is_passed_on))
 
     def _answer(self, call: CallWorker) -> None:
         try:

@@ -35,7 +35,7 @@ from .worker_messages import (
     WorkerReady,
 )
 
-VERSION = 5  # to be raised whenever a field is added, dropped or moved
+VERSION = 6  # to be raised whenever a field is added, dropped or moved
 PLAIN = (str, int, float, bool)  # of an error's attributes, those that travel
 ERRORS: dict[str, type[LaminaError]] = {
     name: kind

@@ -22,7 +22,7 @@ class ExecuteStep:
     """Run a step after those before, unless one of them has failed that whoever sent this did not know of."""
 
     number: int
-    known_failure: int  # the number of the last step that was known to have failed, 0 for none
+    known_failure: int  # the last step sent before a failure was known, which undid it too; 0 for none
     plan: SchedulerOutput
 
 
@@ -65,11 +65,12 @@ class WorkerReady:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepDone:
-    """What a step came to: from rank 0, and from another rank where it failed there."""
+    """What a step came to: from the rank that answers, and from another where it failed there."""
 
     number: int
     output: RunnerOutput
     traceback: str = ""  # of its error, as the rank saw it
+    is_passed_on: bool = False  # whether it failed in an earlier stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

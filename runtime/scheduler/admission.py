@@ -40,13 +40,20 @@ class Admission:
         """Whether anybody waits, and there is a row for one more."""
         return len(self._queue) > 0 and len(self._batch) < self._config.max_num_seqs
 
-    def admit(self, budget: int, alone: Request | None) -> list[int]:
+    @property
+    def num_possible(self) -> int:
+        """How many of those who wait there are rows for."""
+        return min(len(self._queue), self._config.max_num_seqs - len(self._batch))
+
+    def admit(self, budget: int, alone: Request | None, most: int | None = None) -> list[int]:
         """Admit waiting requests in order, while they fit; returns the tokens of each in this step.
 
-        budget: tokens that the step has left. alone: the only one to be admitted, if not None.
+        budget: tokens that the step has left. alone: the only one to be admitted, if not None. most: how many
+        are admitted, if there is a limit.
         """
         counts: list[int] = []
-        while budget > 0 and len(self._batch) < self._config.max_num_seqs:
+        most = self._config.max_num_seqs if most is None else most
+        while budget > 0 and len(counts) < most and len(self._batch) < self._config.max_num_seqs:
             request = self._next(alone)
             if request is None or not self._in_flight.is_over(request.last_step):  # its token is in flight
                 break

@@ -28,6 +28,17 @@ def share_out(wanted: Ints, by_rank: Ints, budget: int, stuck: Flags | None) -> 
     return reserved + in_order(wanted - reserved, order, budget - int(reserved.sum()), stuck)
 
 
+def batch_of(wanted: Ints, by_rank: Ints, budget: int, stuck: Flags | None, most_rows: int) -> Ints:
+    """The same for the first so many rows that can advance, whoever is stuck before them."""
+    free = wanted if stuck is None else np.where(stuck, 0, wanted)
+    advancing = by_rank[free[by_rank] > 0][:most_rows]
+    if not len(advancing):
+        return np.zeros_like(wanted)
+    counts = np.zeros_like(wanted)
+    counts[advancing] = free[advancing]
+    return share_out(counts, by_rank, budget, None)
+
+
 def in_order(wanted: Ints, order: Ints, budget: int, stuck: Flags | None) -> Ints:
     """What each row gets of a budget where they take in this order, up to the first that is stuck."""
     ordered = wanted[order]

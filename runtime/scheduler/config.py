@@ -11,6 +11,7 @@ BOUNDS = (
     "prefill_chunk",
     "max_prefill_tokens",
     "max_num_samples",
+    "num_batches",
 )
 
 
@@ -24,7 +25,9 @@ class SchedulerConfig:
     makes a step, as a part of what a step takes that has next to none. max_num_samples: of a step with
     drafts; None for one a request. num_lookahead_tokens: beyond those of a step, that each request is to have
     blocks for where there are any: a model that drafts keeps keys and values of its drafts there.
-    max_loras: adapters of a step at most.
+    max_loras: adapters of a step at most. num_batches: steps in flight that share no request, as stages of a
+    pipeline compute them at the same time; 1: the device knows the tokens of the step before, and a request
+    is in every step.
     """
 
     max_num_seqs: int
@@ -38,6 +41,7 @@ class SchedulerConfig:
     max_num_samples: int | None = None
     num_lookahead_tokens: int = 0
     max_loras: int = 0
+    num_batches: int = 1
 
     @property
     def most_samples(self) -> int:

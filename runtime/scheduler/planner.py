@@ -8,7 +8,7 @@ from ..kv_cache.manager import KVCacheManager
 from ..protocol.scheduler_output import Ints, SchedulerOutput
 from .adapter_slots import AdapterSlots
 from .admission import Admission
-from .budget import in_order, share_out, step_budget
+from .budget import batch_of, in_order, share_out, step_budget
 from .config import SchedulerConfig
 from .drafting import Drafting
 from .faults import at_request
@@ -44,6 +44,8 @@ class Planner:
 
         alone: the only request to be admitted, if not None.
         """
+        if self._config.num_batches > 1:
+            return self._counts_of_batch(alone)
         num_preemptions = self._live.num_preemptions
         counts = self._advance_running()
         self._commit_filled(counts)
@@ -81,10 +83,37 @@ class Planner:
             adapters=self._adapters.assign(batch.requests, num) if self._config.max_loras else None,
         )
 
+    def _counts_of_batch(self, alone: Request | None) -> Ints:
+        """The same where other batches are in flight, which share no request but for chunks of a prompt.
+
+        Requests are shared out evenly among as many batches as can be in flight. Who is in one of them sits
+        the others out, and others are admitted meanwhile, unless blocks are short.
+        """
+        batch, admission = self._batch, self._admission
+        num_live = batch.num_running + admission.num_possible
+        most_rows = -(-num_live // self._config.num_batches)
+        wanted = self._wanted()
+        planned = batch_of(wanted, batch.by_rank, self._budget(), batch.out_of_reach(), most_rows)
+        short = self._grow(planned)
+        counts = planned
+        if short is not None:
+            counts = self._make_room_for_each(planned, {batch.requests[row] for row in short.tolist()})
+        self._commit_filled(counts)
+        left = most_rows - int(np.count_nonzero(counts))
+        if short is None and left > 0 and admission.is_possible:
+            more = admission.admit(self._left_for_others(counts), alone, left)
+            counts = np.concatenate((counts, np.array(more, np.int64)))
+        num_advancing = int(np.count_nonzero(counts))
+        return batch.put_first(counts) if 0 < num_advancing < len(counts) else counts[:num_advancing]
+
+    def _wanted(self) -> Ints:
+        """Tokens of each running request that could be computed, in chunks."""
+        uncomputed, chunk = self._batch.uncomputed(), self._config.prefill_chunk
+        return uncomputed if chunk is None else np.minimum(uncomputed, chunk)
+
     def _advance_running(self) -> Ints:
         """Tokens to compute of each running request; 0 of those that sit the step out."""
-        batch, chunk = self._batch, self._config.prefill_chunk
-        wanted = batch.uncomputed() if chunk is None else np.minimum(batch.uncomputed(), chunk)
+        batch, wanted = self._batch, self._wanted()
         counts = self._within_budget(wanted)
         if self._drafting.is_on:
             drafts = self._drafting.each(counts, is_full=not self._admission.is_possible)

@@ -39,8 +39,9 @@ class RunningBatch:
     A request that has all its tokens in flight is draining: it runs, but needs no row any more.
     """
 
-    def __init__(self, max_num_rows: int, num_spare_columns: int = 0) -> None:
+    def __init__(self, max_num_rows: int, num_spare_columns: int = 0, reads_all: bool = False) -> None:
         """num_spare_columns: of the null block, after the last of each block table."""
+        self._reads_all = reads_all  # whether a row goes on only once the host has read its newest token
         self._counts = np.zeros((len(COUNTS), max_num_rows), np.int64)
         (
             self._computed,
@@ -61,7 +62,7 @@ class RunningBatch:
         self.sampling = RowSampling(self.requests, columns)
         self.drafts = DraftCounts(columns)
         self._tables = TableUpdates(max_num_rows, num_spare_columns)
-        self._numbers = np.arange(max_num_rows)
+        self._numbers = np.full(max_num_rows, ON_HOST) if reads_all else np.arange(max_num_rows)
         self._request_ids: tuple[str, ...] | None = None
         self._by_rank: Ints | None = None
         self._num_serials = 0
@@ -139,8 +140,6 @@ class RunningBatch:
 
     def remove(self, rows: Collection[int]) -> None:
         """Take requests out of their rows; the last ones take their places."""
-        if not rows:
-            return
         for row in sorted(rows, reverse=True):
             request = self.requests[row]
             self.sampling.leave(row, request)
@@ -151,7 +150,8 @@ class RunningBatch:
             if last is not request:
                 self._put(last, own_id, row)
             self._serial[len(self)] = 0
-        self._changed()
+        if rows:
+            self._changed()
 
     def put_first(self, counts: Ints) -> Ints:
         """Let rows with a count come before all others, moving as few as can be; returns their counts."""
@@ -200,7 +200,7 @@ class RunningBatch:
         self._computed[:num] += plan.num_scheduled_tokens
         self._last_step[:num] = plan.step
         num_sampling = np.count_nonzero(num_sampled)  # rows; as many as samples, where no draft is
-        self._all_in_reach = num_sampling == len(self)
+        self._all_in_reach = num_sampling == len(self) and not self._reads_all
         if self._all_in_reach:
             self._total[:num] += 1
             self._place[:num] = self._numbers[:num]

@@ -63,10 +63,9 @@ class Scheduler:
         self.config = config
         self.alone: Request | None = None  # if any, the only one to be admitted
         self._kv_cache, self._listener, self._clock = kv_cache, listener, clock
-        self._queue = RequestQueue()
+        self._queue, self._in_flight = RequestQueue(), InFlight()
         spare = spare_columns(config.max_drafts, kv_cache.block_size)
-        self._batch = RunningBatch(config.max_num_seqs, spare)
-        self._in_flight = InFlight()
+        self._batch = RunningBatch(config.max_num_seqs, spare, config.num_batches > 1)
         self.drafting = Drafting(config, self._batch)
         self.num_forced_tokens = 0  # that came without a sample, as a grammar left no other
         self._beginnings = Beginnings(clock)

@@ -13,6 +13,7 @@ from ..worker.attention import AttentionBackend
 from ..worker.model_runner import Adapted
 from .forwards import cpu_call_graphs_of, forward_of
 from .resolved import ResolvedRuntime
+from .stage_build import StageBuild
 
 
 def new_adapted_parts(
@@ -20,9 +21,10 @@ def new_adapted_parts(
     backend: AttentionBackend,
     compiled: Compiled | None,
     tensors: Mapping[str, Tensor],
+    stage: StageBuild | None = None,
 ) -> Callable[[], Adapted] | None:
     """What steps with adapters are computed by, in the same slots for every runner; None without room."""
-    layout, config = resolved.slot_layout, resolved.config.lora
+    layout, config = resolved.own_slot_layout, resolved.config.lora
     if layout is None or not isinstance(config, LoRAConfig):
         return None
     op = registry.select("lora", device=resolved.device, dtype=resolved.dtype)  # built now, if need be
@@ -32,12 +34,12 @@ def new_adapted_parts(
             "their GEMMs sum by the number of rows: use another dtype, or leave the mode"
         )
     adapters = Adapters(
-        resolved.schemes,
+        resolved.own_schemes,
         layout,
         rank=resolved.rank,
         max_held=config.max_held,
         dtype=resolved.dtype,
         device=resolved.device,
     )
-    forward = forward_of(resolved.adapted(), compiled, {**tensors, **adapters.tensors})
+    forward = forward_of(resolved.adapted(), compiled, {**tensors, **adapters.tensors}, stage)
     return lambda: Adapted(forward, cpu_call_graphs_of(resolved, backend, forward), adapters)

@@ -29,6 +29,7 @@ from ..worker.logits_adjuster import load_kernels
 from ..worker.model_runner import Adapted, Logits, ModelRunner
 from ..worker.model_weights import ModelWeights
 from ..worker.pooler import Pooler
+from ..worker.stage_link import StageLink
 from . import memory
 from .adapted_build import new_adapted_parts
 from .captures import capture, new_cuda_graphs
@@ -39,6 +40,7 @@ from .kernel_choice import choose_gemm_kernels
 from .loaded import LoadedWorker
 from .resolve import least_of_ranks
 from .resolved import ResolvedRuntime
+from .stage_build import stage_build
 from .stopwatch import Stopwatch
 from .warm_manifest import LateBuilds
 from .weight_sources import source_of
@@ -155,7 +157,7 @@ def _with_final_cache(resolved: ResolvedRuntime, new_runner: NewRunner) -> Resol
     activations = torch.cuda.max_memory_allocated(resolved.device) - before
     del trial
     torch.cuda.empty_cache()
-    blocks = least_of_ranks(memory.blocks_left(resolved, activations), resolved.model.ranks)
+    blocks = least_of_ranks(memory.blocks_left(resolved, activations), resolved.world_size)
     return replace(resolved, num_kv_blocks=blocks)
 
 
@@ -170,8 +172,9 @@ def _new_runners(
     drafter: LoadedDrafter | None,
 ) -> NewRunner:
     """A function that makes runners of one model, each with a cache of its own."""
-    tensors = weights.by_name | resolved.rope_tables()
-    logits = logits_of(resolved, tensors) if resolved.generates else None
+    tensors, stage = weights.by_name | resolved.rope_tables(), stage_build(resolved)
+    is_last = resolved.stage is None or resolved.stage.is_last
+    logits = logits_of(resolved, tensors) if resolved.generates and is_last else None
     drafts: NewModelDrafter | None = None
     owned = [ModelWeights(weights, source_of(resolved))]
     if drafter is not None and resolved.drafter is not None:
@@ -183,14 +186,15 @@ def _new_runners(
     return partial(
         _new_runner,
         backend=attention,
-        forward=forward_of(resolved, compiled, tensors),
-        new_adapted=new_adapted_parts(resolved, attention, compiled_adapted, tensors),
+        forward=forward_of(resolved, compiled, tensors, stage),
+        new_adapted=new_adapted_parts(resolved, attention, compiled_adapted, tensors, stage),
+        stage_link=None if stage is None else stage.link(),
         logits=logits,
-        pooler=pooler_of(resolved, tensors),
+        pooler=pooler_of(resolved, tensors) if is_last else None,
         new_model_drafter=drafts,
         kv_scales=kv_scales_of(resolved, weights.kv_scales),
         num_valid_ids=num_valid_ids,
-        new_matcher=None if grammars is None else grammars.matcher,
+        new_matcher=None if grammars is None or not is_last else grammars.matcher,
         model_weights=owned,
     )
 
@@ -202,6 +206,7 @@ def _new_runner(
     backend: AttentionBackend,
     forward: Forward,
     new_adapted: Callable[[], Adapted] | None,
+    stage_link: StageLink | None,
     logits: Logits | None,
     pooler: Pooler | None,
     kv_scales: Sequence[tuple[float, float]],
@@ -210,7 +215,7 @@ def _new_runner(
     new_model_drafter: NewModelDrafter | None,
     model_weights: Sequence[ModelWeights],
 ) -> ModelRunner:
-    groups, slots = memory.layer_groups(resolved.model), memory.swap_slots(resolved)
+    groups, slots = memory.own_groups(resolved), memory.swap_slots(resolved)
     caches = allocate_caches(
         num_layers=memory.layers_of_block(groups),
         num_blocks=memory.pool_blocks(resolved.num_kv_blocks, groups),
@@ -236,6 +241,7 @@ def _new_runner(
         jump_forward=resolved.config.jump_forward,
         drafter=new_model_drafter(resolved, own) if new_model_drafter else new_drafter(resolved),
         adapted=new_adapted() if new_adapted else None,
+        stage_link=stage_link,
         memory=DeviceMemory(model_weights, [*caches, *own]),
     )
 
@@ -266,12 +272,12 @@ def _paged_attention(
     where = {
         layer: (group, place) for group, own in enumerate(groups) for place, layer in enumerate(own.layers)
     }
-    layers = range(resolved.model.num_layers)
+    places = [where.get(layer) for layer in range(resolved.model.num_layers)]
     return PagedAttention(
         backend,
-        [caches[where[layer][1]] for layer in layers],
+        [None if place is None else caches[place[1]] for place in places],
         resolved.definition.attention(resolved.model),
-        [where[layer][0] for layer in layers],
+        [0 if place is None else place[0] for place in places],
         kv_scales,
         resolved.config.batch_invariant,
     )

@@ -32,7 +32,7 @@ def new_cuda_graphs(resolved: ResolvedRuntime) -> CudaGraphs | None:
 
 def capture(runner: ModelRunner, resolved: ResolvedRuntime, progress: Progress) -> None:
     """Plan all sizes, and capture them now unless that is left to idle moments."""
-    launch_bound = least_of_ranks(_launch_bound_tokens(runner, resolved), resolved.model.ranks)
+    launch_bound = least_of_ranks(_launch_bound_tokens(runner, resolved), resolved.world_size)
     sizes, mixed = graph_sizes(resolved, launch_bound)
     decodes = decode_captures(resolved, sizes) if resolved.generates else ()
     number = runner.plan_captures(decodes, mixed)

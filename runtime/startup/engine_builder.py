@@ -35,7 +35,7 @@ def build_engine(
     """The runtime that serves, over the workers of an executor; worker: the one in this process, if it is."""
     kv_cache, decision_log = _new_kv_cache(resolved), _open_decision_log(resolved)
     scheduler = _new_scheduler(resolved, kv_cache, decision_log)
-    core = EngineCore(scheduler, executor, depth=DEPTHS[resolved.device.type])
+    core = EngineCore(scheduler, executor, depth=_depth(resolved))
     watch.lap("kv_cache")
     return LoadedRuntime(
         resolved=resolved,
@@ -55,8 +55,14 @@ def build_engine(
     )
 
 
+def _depth(resolved: ResolvedRuntime) -> int:
+    """Steps in flight: of a pipeline one a stage, and where the host is not the device one that waits."""
+    depth = DEPTHS[resolved.device.type]
+    return len(resolved.stages) + depth - 1 if resolved.stages else depth
+
+
 def _new_kv_cache(resolved: ResolvedRuntime) -> KVCacheManager:
-    groups = memory.layer_groups(resolved.model)
+    groups = memory.groups_of(resolved)
     return KVCacheManager(
         BlockPool(memory.pool_blocks(resolved.num_kv_blocks, groups)),
         resolved.block_size,
@@ -86,5 +92,6 @@ def _new_scheduler(
         max_num_samples=resolved.max_num_samples,
         num_lookahead_tokens=0 if resolved.drafter is None else resolved.max_drafts,
         max_loras=0 if resolved.slot_layout is None else resolved.slot_layout.num_slots,
+        num_batches=_depth(resolved) if resolved.stages else 1,
     )
     return Scheduler(limits, kv_cache, DecisionLog(decision_log) if decision_log else None)

@@ -19,12 +19,18 @@ from ..worker.drafters.eagle import HeadForward, Map
 from ..worker.graph_runner import Forward
 from ..worker.pooler import Pooler
 from .resolved import ResolvedRuntime
+from .stage_build import StageBuild
 
 
 def forward_of(
-    resolved: ResolvedRuntime, compiled: Compiled | None, tensors: Mapping[str, Tensor]
+    resolved: ResolvedRuntime,
+    compiled: Compiled | None,
+    tensors: Mapping[str, Tensor],
+    stage: StageBuild | None = None,
 ) -> Forward:
-    """The compiled plan on its weights, or the model as it is written."""
+    """The compiled plan on its weights, a stage's part of one, or the model as it is written."""
+    if stage is not None:
+        return stage.forward(resolved, compiled, tensors)
     if compiled is not None:
         return compiled.plan.bind(tensors, resolved.device)
 

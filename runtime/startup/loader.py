@@ -24,9 +24,11 @@ from ...compiler.torch_internals.torch_section import neutral
 from ...custom_ops._shared.ledger import LEDGER, Watcher, watched
 from ...custom_ops._shared.triton_cache import keep_triton_kernels
 from ...custom_ops.all_reduce.cuda_group import CudaGroup
+from ...custom_ops.all_reduce.gloo_group import GlooGroup
 from ...custom_ops.all_reduce.group import (
     MirrorGroup,
     current_group,
+    current_world,
     group_of_thread,
     said_by_all,
     set_group,
@@ -83,14 +85,16 @@ def load_rank(config: RuntimeConfig, progress: Progress, watch: Stopwatch) -> Lo
     with neutral(), watched(_on_build(config, progress)):
         resolved = _agreed(resolve_runtime(config, progress))
         if resolved.device.type == "cuda" and resolved.model.ranks > 1:
-            set_group(CudaGroup(current_group(), resolved.device))
+            host, world = current_group(), current_world() if resolved.stages else None
+            assert isinstance(host, GlooGroup), "a rank without a process"
+            set_group(CudaGroup(host, resolved.device), world)
         watch.lap("config")
         return load_worker(resolved, progress, watch)[0]
 
 
 def _agreed(resolved: ResolvedRuntime) -> ResolvedRuntime:
     """The same with as much memory for blocks as every rank has: they were sized one after the other."""
-    sizes = said_by_all(current_group(), [resolved.num_kv_blocks, resolved.swap_bytes])
+    sizes = said_by_all(current_world(), [resolved.num_kv_blocks, resolved.swap_bytes])
     blocks, swap_bytes = map(min, zip(*sizes, strict=True))
     return replace(resolved, num_kv_blocks=blocks, swap_bytes=swap_bytes)
 
@@ -199,7 +203,8 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
 
 def read_weights(resolved: ResolvedRuntime, progress: Progress) -> LoadedWeights:
     """The weights, projections as their scheme keeps them. LoadError where they cannot be read or held."""
-    into: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device, "schemes": resolved.schemes}
+    into: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device}
+    into["schemes"] = resolved.own_schemes
     into["rank"] = resolved.rank
     try:
         if resolved.checkpoint is None:

@@ -41,23 +41,45 @@ class LayerGroup:
     layers: tuple[int, ...]
 
 
-def layer_groups(model: ModelConfig) -> tuple[LayerGroup, ...]:
+def layer_groups(model: ModelConfig, stages: Sequence[range] = ()) -> tuple[LayerGroup, ...]:
     """The layers by how far they see, in groups of about equal size, those that see all first.
 
-    One group where all see everything, or none does: the widest window is then that of the group.
+    One group where all see everything, or none does: the widest window is then that of the group. stages: of
+    a pipeline, each of which is to have about as many layers of a group.
     """
     reaches = [spec.reach for spec in find_model(model.architecture).attention(model)]
-    kinds: dict[int | None, list[int]] = {None: []}
-    for layer, reach in enumerate(reaches):
-        kinds.setdefault(reach, []).append(layer)
-    if not kinds[None] or len(kinds) == 1:
+    every = range(model.num_layers)
+    if None not in reaches or not any(reaches):
         window = max((reach for reach in reaches if reach is not None), default=None)
-        return (LayerGroup(window=window, layers=tuple(range(model.num_layers))),)
-    size = max(min(map(len, kinds.values())), -(-model.num_layers // MAX_GROUPS))
+        return (LayerGroup(window=window, layers=tuple(every)),)
+    kinds = {
+        kind: [[layer for layer in layers if reaches[layer] == kind] for layers in stages or [every]]
+        for kind in dict.fromkeys([None, *reaches])
+    }
+    most_layers = max(map(len, stages or [every]))
+    size = max(min(max(map(len, own)) for own in kinds.values()), -(-most_layers // MAX_GROUPS))
     return tuple(
-        LayerGroup(window=window, layers=tuple(layers[first : first + size]))
-        for window, layers in kinds.items()
-        for first in range(0, len(layers), size)
+        LayerGroup(window=kind, layers=tuple(layer for each in own for layer in each[first : first + size]))
+        for kind, own in kinds.items()
+        for first in range(0, max(map(len, own)), size)
+    )
+
+
+def groups_of(resolved: "ResolvedRuntime") -> tuple[LayerGroup, ...]:
+    """The groups of a runtime, whose block tables all stages share."""
+    if not resolved.stages:
+        return layer_groups(resolved.model)
+    return layer_groups(resolved.model, [stage.layers for stage in resolved.stages])
+
+
+def own_groups(resolved: "ResolvedRuntime") -> tuple[LayerGroup, ...]:
+    """The same, each with the layers of this process's stage alone, if there are several."""
+    groups, stage = groups_of(resolved), resolved.stage
+    if stage is None:
+        return groups
+    return tuple(
+        LayerGroup(window=group.window, layers=tuple(one for one in group.layers if one in stage.layers))
+        for group in groups
     )
 
 
@@ -71,9 +93,14 @@ def pool_blocks(num_kv_blocks: int, groups: Sequence[LayerGroup]) -> int:
     return (num_kv_blocks - 1) * len(groups) + 1
 
 
-def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of keys and values of every layer for one block of tokens, stored in this dtype."""
-    groups = layer_groups(model)
+def block_bytes(
+    model: ModelConfig, block_size: int, dtype: torch.dtype, groups: Sequence[LayerGroup] | None = None
+) -> int:
+    """Bytes of keys and values of every layer for one block of tokens, stored in this dtype.
+
+    groups: of the layers that count, None for all.
+    """
+    groups = layer_groups(model) if groups is None else groups
     num_layers = len(groups) * layers_of_block(groups)
     elements = cache_width(model.head_dim, dtype)
     return 2 * num_layers * block_size * model.num_kv_heads * elements * dtype.itemsize
@@ -86,10 +113,10 @@ def cache_block_bytes(resolved: "ResolvedRuntime", block_size: int | None = None
     """
     model, dtype = resolved.model, resolved.kv_cache_dtype
     size = resolved.block_size if block_size is None else block_size
-    total = block_bytes(model, size, dtype)
+    total = block_bytes(model, size, dtype, own_groups(resolved))
     if resolved.drafter is not None:
         own = resolved.drafter.model
-        layers = own.num_layers * len(layer_groups(model))
+        layers = own.num_layers * len(groups_of(resolved))
         elements = cache_width(own.head_dim, dtype)
         total += 2 * layers * size * own.num_kv_heads * elements * dtype.itemsize
     return total
@@ -97,10 +124,10 @@ def cache_block_bytes(resolved: "ResolvedRuntime", block_size: int | None = None
 
 def weight_bytes(resolved: "ResolvedRuntime", dtype: torch.dtype | None = None) -> int:
     """Bytes of the weights, of a drafter's, and of slots for adapters; dtype: another than the runtime's."""
-    dtype, layout = dtype or resolved.dtype, resolved.slot_layout
+    dtype, layout = dtype or resolved.dtype, resolved.own_slot_layout
     drafted = 0 if resolved.drafter is None else resolved.drafter.schemes.num_bytes(dtype)
     slots = 0 if layout is None else layout.num_bytes(dtype)
-    return resolved.schemes.num_bytes(dtype) + drafted + slots
+    return resolved.own_schemes.num_bytes(dtype) + drafted + slots
 
 
 def default_swap_bytes(resolved: "ResolvedRuntime") -> int:
@@ -139,7 +166,7 @@ def num_kv_blocks(resolved: "ResolvedRuntime") -> int:
     weights = weight_bytes(resolved)
     budget = int(available * resolved.config.memory_fraction) - weights - adjusting_bytes(resolved)
     if resolved.device.type == "cpu":
-        budget = min(budget, CPU_CACHE_BYTES // resolved.model.ranks)
+        budget = min(budget, CPU_CACHE_BYTES // resolved.world_size)
     blocks = min(wanted, budget // per_block)
     if blocks < 2:
         raise ConfigError(
@@ -225,7 +252,7 @@ def rank_bytes(resolved: "ResolvedRuntime") -> int:
     """The same for one of several ranks or engines: on CPUs they share it, on GPUs each has its own."""
     available, config = available_bytes(resolved.device), resolved.config
     is_shared = resolved.device.type == "cpu"
-    return available // (resolved.model.ranks * config.data_parallel) if is_shared else available
+    return available // (resolved.world_size * config.data_parallel) if is_shared else available
 
 
 def machine_bytes() -> int:
@@ -247,7 +274,7 @@ def _address_space_left() -> int | None:
 
 def limited(resolved: "ResolvedRuntime") -> str:
     """Why less is available than the machine has, in words that follow a figure; "" where it is not so."""
-    ranks, is_cpu = resolved.model.ranks, resolved.device.type == "cpu"
+    ranks, is_cpu = resolved.world_size, resolved.device.type == "cpu"
     shared = f" to each of {ranks} ranks" if ranks > 1 else ""
     if is_cpu and (engines := resolved.config.data_parallel) > 1:
         shared += f" of each of {engines} engines" if shared else f" to each of {engines} engines"

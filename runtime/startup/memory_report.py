@@ -1,12 +1,22 @@
 """What fits into the memory, and what it would take for more, in words; before anything large is read."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from . import memory
 from .resolved import ResolvedRuntime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageSize:
+    """What each rank of a stage takes."""
+
+    first_layer: int
+    last_layer: int
+    weight_bytes: int
+    token_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +38,8 @@ class Sizing:
     swap_bytes: int  # of the host, for blocks of requests that were preempted
     quantization: tuple[str, ...]  # how projections are kept, in sentences
     window: int | None  # of its tokens, as many of the last ones a request keeps; None: all
-    ranks: int = 1  # of which each takes as many bytes
+    ranks: int = 1  # of which each takes as many bytes at most
+    stages: tuple[StageSize, ...] = ()  # where layers are shared out; the figures above are of one of them
 
     @property
     def capacity_tokens(self) -> int:
@@ -81,7 +92,7 @@ class Sizing:
 
 def size(resolved: ResolvedRuntime) -> Sizing:
     """What is known of a model's memory before its weights are read; on a GPU a little less is left."""
-    model, dtype = resolved.model, resolved.dtype
+    dtype = resolved.dtype
     return Sizing(
         device=resolved.device,
         dtype=dtype,
@@ -97,6 +108,18 @@ def size(resolved: ResolvedRuntime) -> Sizing:
         memory_fraction=resolved.config.memory_fraction,
         swap_bytes=resolved.swap_bytes,
         quantization=resolved.schemes.sentences(),
-        window=memory.layer_groups(model)[0].window,
-        ranks=model.ranks,
+        window=memory.groups_of(resolved)[0].window,
+        ranks=resolved.world_size,
+        stages=tuple(_stage_size(replace(resolved, stage_index=one.index)) for one in resolved.stages),
+    )
+
+
+def _stage_size(resolved: ResolvedRuntime) -> StageSize:
+    assert resolved.stage is not None
+    layers = resolved.stage.layers
+    return StageSize(
+        first_layer=layers[0],
+        last_layer=layers[-1],
+        weight_bytes=memory.weight_bytes(resolved),
+        token_bytes=memory.cache_block_bytes(resolved, 1),
     )

@@ -42,8 +42,9 @@ def load_over_processes(
     def report(message: LoadProgress) -> None:
         progress(message.stage, message.fraction, message.detail)
 
-    num_ranks, num_threads = resolved.config.parallel.world_size, torch.get_num_threads()
-    executor = RemoteExecutor(num_ranks, report, _starter(resolved, max(1, num_threads // num_ranks)))
+    parallel, num_threads = resolved.config.parallel, torch.get_num_threads()
+    start_workers = _starter(resolved, max(1, num_threads // parallel.world_size))
+    executor = RemoteExecutor(parallel.world_size, report, start_workers, parallel.pipeline_parallel)
     try:
         executor.start(config, log_level=logger.getEffectiveLevel(), num_threads=num_threads)
         vocabulary = read_vocabulary(resolved)
@@ -79,6 +80,7 @@ def _starter(resolved: ResolvedRuntime, num_threads: int) -> StartWorkers:
         num_cpus=1 if on_gpu else num_threads,
         num_gpus=1 if on_gpu else 0,
         placement=parallel.ray_placement,
+        num_stages=parallel.pipeline_parallel,
     )
 
 

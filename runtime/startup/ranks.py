@@ -11,8 +11,9 @@ import torch
 from ...common.progress import Progress
 from ...compiler import cache
 from ...custom_ops.all_reduce.gloo_group import GlooGroup
-from ...custom_ops.all_reduce.group import current_group, set_group
+from ...custom_ops.all_reduce.group import Group, MirrorGroup, current_group, set_group
 from ..config import RuntimeConfig
+from ..parallel import ParallelConfig
 from ..protocol.worker_messages import WorkerReady
 from .loaded import LoadedWorker
 from .loader import load_rank, note_use
@@ -30,21 +31,30 @@ class LoadedRank:
 
 
 @contextmanager
-def joined_ranks(meeting: str, *, rank: int, size: int, num_threads: int) -> Iterator[None]:
-    """While it lasts, this process is a rank of so many that meet there.
+def joined_ranks(meeting: str, parallel: ParallelConfig, *, rank: int, num_threads: int) -> Iterator[None]:
+    """While it lasts, this process is a rank of those that meet there, and of those that share its layers.
 
     GroupError where the others do not come. After an error the group is left open until the process ends, so
     that no other rank fails before this one could say why.
     """
     torch.set_num_threads(num_threads)
-    if size == 1:
+    if parallel.world_size == 1:
         yield
         return
-    set_group(GlooGroup(meeting, rank=rank, size=size))
+    world = GlooGroup(meeting, rank=rank, size=parallel.world_size)
+    set_group(_group_of_layers(world, parallel), world)
     yield
-    group = current_group()  # by now perhaps one of GPUs
+    own = current_group()  # by now perhaps one of GPUs
     set_group(None)
-    group.close()
+    own.close()
+    world.close()
+
+
+def _group_of_layers(world: GlooGroup, parallel: ParallelConfig) -> Group:
+    """The ranks that have parts of the same layers: ranks of a stage follow each other."""
+    if parallel.pipeline_parallel == 1:
+        return world
+    return MirrorGroup(1) if parallel.tensor_parallel == 1 else world.part(parallel.tensor_parallel)
 
 
 def open_rank(config: RuntimeConfig, progress: Progress) -> LoadedRank:

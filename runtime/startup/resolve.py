@@ -12,7 +12,7 @@ from ...common.progress import Progress, say_nothing
 from ...common.store import Store
 from ...compiler.numerics import MAX_NUM_TOKENS
 from ...custom_ops._shared.fp8 import FP8
-from ...custom_ops.all_reduce.group import current_group
+from ...custom_ops.all_reduce.group import current_group, current_world
 from ...custom_ops.write_kv_cache.int8_rows import INT8
 from ...models.checkpoints.weights import Checkpoint
 from ...models.config import ModelConfig
@@ -20,6 +20,7 @@ from ...models.generation_config import GenerationDefaults
 from ...models.pooling.spec import PoolingSpec
 from ...models.quantization.model_schemes import ModelSchemes
 from ...models.registry import ModelDefinition
+from ...models.stages import stages_of
 from ..config import DTYPES, RuntimeConfig
 from ..worker.slabs import taken_bytes
 from . import memory
@@ -99,6 +100,7 @@ def resolve(
     if max_model_len > model.declared_positions:
         _check_long_context(config, model, max_model_len)
     max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+    num_stages = config.pipeline_parallel
     resolved = ResolvedRuntime(
         config=config,
         store=store,
@@ -106,6 +108,8 @@ def resolve(
         checkpoint=checkpoint,
         model=model,
         rank=current_group().rank if model.ranks > 1 else 0,
+        stages=stages_of(definition, model, num_stages) if num_stages > 1 else (),
+        stage_index=current_world().rank // model.ranks,
         definition=definition,
         pooling=pooling,
         defaults=defaults,
@@ -122,7 +126,11 @@ def resolve(
         num_kv_blocks=config.num_kv_blocks or 0,
         swap_bytes=0,
     )
-    return _sized(with_drafter(resolved, progress))
+    resolved = with_drafter(resolved, progress)
+    if current_world().size == resolved.world_size:
+        return _sized(resolved)
+    sized = [_sized(replace(resolved, stage_index=index)) for index in range(max(1, num_stages))]
+    return min(sized, key=lambda one: (one.num_kv_blocks, -memory.weight_bytes(one)))
 
 
 def _cache_dtype(config: RuntimeConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -147,7 +155,7 @@ def _sized(resolved: ResolvedRuntime) -> ResolvedRuntime:
     if resolved.num_kv_blocks:
         memory.check_fit(resolved)
     else:
-        blocks = least_of_ranks(memory.num_kv_blocks(resolved), model.ranks)
+        blocks = least_of_ranks(memory.num_kv_blocks(resolved), resolved.world_size)
         resolved = replace(resolved, num_kv_blocks=blocks)
     is_cpu = resolved.device.type == "cpu"
     if is_cpu and config.max_num_batched_tokens is None and config.prefill_chunk is None:
@@ -158,10 +166,10 @@ def _sized(resolved: ResolvedRuntime) -> ResolvedRuntime:
 
 def least_of_ranks(number: int, ranks: int) -> int:
     """The smallest of what every rank finds, each at a moment of its own; the number where none has met."""
-    group = current_group()
-    if ranks == 1 or group.size != ranks:
+    world = current_world()
+    if ranks == 1 or world.size != ranks:
         return number
-    return int(group.all_gather(torch.tensor([number]), 0).min())
+    return int(world.all_gather(torch.tensor([number]), 0).min())
 
 
 def _check_long_context(config: RuntimeConfig, model: ModelConfig, max_model_len: int) -> None:

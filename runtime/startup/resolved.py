@@ -23,6 +23,7 @@ from ...models.pooling.spec import PoolingSpec
 from ...models.quantization.model_schemes import ModelSchemes, joined_table, with_stored_weights
 from ...models.quantization.scheme import TensorTable
 from ...models.registry import ModelDefinition
+from ...models.stages import Stage
 from ..config import RuntimeConfig
 
 MOST_DRAFTING_SAMPLES = 256  # of a step with drafts: beyond, a token more costs time of its own
@@ -38,6 +39,8 @@ class ResolvedRuntime:
     checkpoint: Checkpoint | None  # None: weights are made up
     model: ModelConfig  # of one of its ranks
     rank: int  # which of these this process is
+    stages: tuple[Stage, ...]  # of a pipeline; empty: the layers are not shared out
+    stage_index: int  # of this process; of one that is no rank, the stage that has least memory to spare
     definition: ModelDefinition
     defaults: GenerationDefaults
     dtype: torch.dtype  # of weights
@@ -58,6 +61,21 @@ class ResolvedRuntime:
     adapts: bool = False  # whether projections read the slots of adapters, too
     # Shape and dtype of what a head reads of its target's weights, by name: of its embedding, if it has none.
     borrowed: TensorTable = field(default_factory=dict)
+
+    @property
+    def stage(self) -> Stage | None:
+        """The part of the model that is sized and loaded; None: all of it."""
+        return self.stages[self.stage_index] if self.stages else None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of all stages."""
+        return self.model.ranks * max(1, len(self.stages))
+
+    @property
+    def own_schemes(self) -> ModelSchemes:
+        """Those of the parameters that this process holds."""
+        return self.schemes if self.stage is None else self.schemes.of_stage(self.stage.parameters)
 
     @property
     def max_drafts(self) -> int:
@@ -84,12 +102,20 @@ class ResolvedRuntime:
     @property
     def slot_layout(self) -> SlotLayout | None:
         """The slots for adapters, None where there is no room for any."""
+        return self._slot_layout(self.schemes)
+
+    @property
+    def own_slot_layout(self) -> SlotLayout | None:
+        """The same, of the projections that this process holds."""
+        return self._slot_layout(self.own_schemes)
+
+    def _slot_layout(self, schemes: ModelSchemes) -> SlotLayout | None:
         asked = self.config.lora
         assert not isinstance(asked, str), "a setting that was not parsed"
         if asked is None:
             return None
         return slot_layout(
-            self.schemes.specs,
+            schemes.specs,
             num_slots=asked.max_loras,
             rank=asked.max_lora_rank,
             num_tokens=MAX_NUM_TOKENS,
@@ -97,7 +123,7 @@ class ResolvedRuntime:
 
     def program(self) -> Program:
         """What the compiler is handed."""
-        model, ops, join = self.model, self.ops(), self._join()
+        model, ops, join = self.model, self.ops(), self._join(self.schemes)
         forward_of = with_residuals(self.definition.forward, self.residuals)
 
         def forward(
@@ -133,7 +159,7 @@ class ResolvedRuntime:
 
     def joined(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The tensors as the model's functions take them: parts of a projection as one."""
-        return self._join()(tensors)
+        return self._join(self.own_schemes)(tensors)
 
     def parameter_table(self) -> TensorTable:
         """Shape and dtype of every tensor that the forward may read."""
@@ -144,8 +170,8 @@ class ResolvedRuntime:
         rotation = rope.rotation_shapes(self.model, self.max_model_len)
         return table | {name: (shape, wide) for name, shape in rotation.items()}
 
-    def _join(self) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]:
-        join, layout = self.schemes.join, self.slot_layout if self.adapts else None
+    def _join(self, schemes: ModelSchemes) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]:
+        join, layout = schemes.join, self._slot_layout(schemes) if self.adapts else None
         names, ranks = tuple(self.borrowed), self.model.ranks
         if names:
             return lambda weights: {

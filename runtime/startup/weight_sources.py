@@ -64,7 +64,7 @@ def _read(resolved: ResolvedRuntime, weights: LoadedWeights) -> None:
         resolved.checkpoint,
         dtype=resolved.dtype,
         device=resolved.device,
-        schemes=resolved.schemes,
+        schemes=resolved.own_schemes,
         rank=resolved.rank,
         progress=say_nothing,
         into=weights,
@@ -84,7 +84,7 @@ def _make_up(resolved: ResolvedRuntime, weights: LoadedWeights) -> None:
         dtype=resolved.dtype,
         device=resolved.device,
         seed=resolved.config.seed,
-        schemes=resolved.schemes,
+        schemes=resolved.own_schemes,
         rank=resolved.rank,
         into=weights,
     )

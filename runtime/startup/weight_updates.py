@@ -5,6 +5,7 @@ from typing import Any
 
 from ...common.errors import ConfigError
 from ...common.progress import say_nothing
+from ...custom_ops.all_reduce.group import current_world
 from .folder import find_folder
 from .loaded import LoadedWorker
 from .weight_sources import another_source
@@ -25,7 +26,7 @@ def update_weights(worker: LoadedWorker, kind: str, value: Any) -> None:
         case "group":
             from ..weight_group import WeightGroup  # with torch.distributed, which takes long to import
 
-            own = _of_rank(value, resolved.rank, resolved.model.ranks)
+            own = _of_rank(value, current_world().rank, resolved.world_size)
             WeightGroup(**own).receive(weights.check, weights.replace)
         case "file":
             from safetensors.torch import load_file
@@ -43,7 +44,7 @@ def _of_rank(group: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     first, size = group["rank"], group["world_size"]
     if first < size < first + ranks:  # a first one that there is not is refused by the group itself
         raise ConfigError(
-            f"world_size is {size}; wanted at least {first + ranks}, since each of tensor_parallel's {ranks} "
-            f"ranks receives, from rank {first} on"
+            f"world_size is {size}; wanted at least {first + ranks}, since each of {ranks} ranks receives, "
+            f"from rank {first} on"
         )
     return group if first == 0 else {**group, "rank": first + rank}

@@ -88,14 +88,15 @@ class PagedAttention:
     def __init__(
         self,
         backend: AttentionBackend,
-        caches: Sequence[tuple[Tensor, Tensor]],
+        caches: Sequence[tuple[Tensor, Tensor] | None],
         specs: Sequence[AttentionSpec],
         groups: Sequence[int] | None = None,
         kv_scales: Sequence[tuple[float, float]] | None = None,
         batch_invariant: bool = False,
     ) -> None:
         self._backend = backend
-        self._caches = caches  # per layer: keys, values [num_blocks, block_size, num_kv_heads, head_dim]
+        # Per layer: keys, values [num_blocks, block_size, num_kv_heads, head_dim]; None of another stage's.
+        self._caches = caches
         self._groups = groups or [0] * len(specs)  # per layer: its KV-cache group
         self._scales = kv_scales or [(1.0, 1.0)] * len(specs)  # per layer: of stored keys, of stored values
         self._masks = [
@@ -121,7 +122,9 @@ class PagedAttention:
     ) -> None:
         batch = self._batch
         assert batch is not None, "attend before begin"
-        key_cache, value_cache = self._caches[layer]
+        caches = self._caches[layer]
+        assert caches is not None, f"layer {layer} is another stage's"
+        key_cache, value_cache = caches
         group, scales = self._groups[layer], self._scales[layer]
         slots, tables = batch.slot_mappings[group], batch.block_tables[group]
         rotating = self._backend.rotating_decode

@@ -131,6 +131,15 @@ class GraphRunner:
         size = _smallest(self._mixed_sizes, plan.num_tokens)
         return None if size is None else Mixed(size, self._adapts)
 
+    def num_padded(self, plan: SchedulerOutput) -> int:
+        """Tokens of a step with its padding."""
+        match self.size_for(plan):
+            case Decode() as key:
+                return _num_tokens(key)
+            case Mixed(size):
+                return size
+        return plan.num_tokens
+
     def replay_decode(self, key: Decode, batch: BatchView) -> Computed:
         """What the step computed, good until the next replay."""
         assert self._cuda_graphs is not None

@@ -15,6 +15,7 @@ from .broken_logits import failed_prompts, failed_samples
 from .grammar_masks import Failure, GrammarMasks
 from .logprobs import LogprobsTensors
 from .pooler import finished
+from .stage_link import EarlierStageFailedError
 
 
 class LaunchedStep:
@@ -32,15 +33,16 @@ class LaunchedStep:
         pooled: Tensor | None = None,
         constrained: Sequence[Constrained] = (),
         left: Tensor | None = None,
+        failure: Tensor | None = None,
     ) -> None:
         """verdict: [3, rows] int32, what became of drafts; None where nobody drafts.
 
         pooled: [n, size] float32, results of prompts that end; None where none does. constrained: samples
         with a grammar, where they stood. left: of each row, as Speculator.left has it; None where nobody
-        drafts or no row has a grammar.
+        drafts or no row has a grammar. failure: [1] int32, not 0 where a stage before has failed.
         """
         self._constrained = constrained
-        self._left = left
+        self._left, self._failure = left, failure
         self._pooled = pooled
         self._plan = plan
         self._grammars = grammars
@@ -88,8 +90,12 @@ class LaunchedStep:
     def read(self) -> RunnerOutput:
         """What the step came to, waiting for the device where it is still at work.
 
-        A token of a request that failed means nothing.
+        A token of a request that failed means nothing. EarlierStageFailedError where a stage before failed.
         """
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        if self._failure is not None and self._failure.item():
+            raise EarlierStageFailedError("a stage before failed at this step")
         token_ids, num_sampled = self.token_ids(), self._plan.num_sampled_tokens
         pooled, unpooled = self._results(token_ids)
         accepted, drafted, proposed = (None,) * 3 if self._verdict is None else self._verdict.numpy()
@@ -190,3 +196,8 @@ def _first_of_each(num_sampled: Ints, num_kept: Ints) -> Flags:
     places = np.arange(int(num_sampled.sum())) - np.repeat(np.cumsum(num_sampled) - num_sampled, num_sampled)
     kept: Flags = places < np.repeat(num_kept, num_sampled)
     return kept
+
+
+def copy_to_host(values: Tensor) -> Tensor:
+    """A copy in pinned memory, which is there when all that was launched is over."""
+    return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -21,13 +22,14 @@ from .grammar_masks import Failure, GrammarMasks, NewMatcher
 from .graph_runner import Computed, Decode, Forward, GraphRunner, Mixed
 from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch
-from .launched_step import LaunchedStep, NewestTokens
+from .launched_step import LaunchedStep, NewestTokens, copy_to_host
 from .logits_adjuster import Adjuster
 from .logprobs import LogprobsTensors, prompt_logprobs, sample_logprobs
 from .model_weights import ModelWeights
 from .pooler import Pooler
 from .sampler import rows_of, sample
 from .speculator import Speculator
+from .stage_link import EarlierStageFailedError, StageLink
 
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
 OnLogits = Callable[[SchedulerOutput, Tensor], None]  # a step, and logits [its samples or more, vocab]
@@ -61,19 +63,20 @@ class ModelRunner:
         memory: DeviceMemory | None = None,
         pooler: Pooler | None = None,
         adapted: Adapted | None = None,
+        stage_link: StageLink | None = None,
     ) -> None:
         """logits: None of a model that makes no tokens. new_matcher: what makes matchers of grammars, None
-        where there is no tokenizer. jump_forward: whether a step says what grammars force to follow its
-        samples. drafter: of as many drafts as the input batch has room for. memory: what is given back while
-        it sleeps, if it may. pooler: of requests that want no tokens. adapted: for steps with
-        adapters, if there may be any.
+        where there is no tokenizer. jump_forward: whether a step says what grammars force after its samples.
+        drafter: of as many drafts as the input batch has room for. memory: what is given back while it
+        sleeps, if it may. pooler: of requests that want no tokens. adapted: for steps with adapters, if there
+        may be any. stage_link: to the stages before and behind, where there are any.
         """
-        self._memory = memory
+        self._memory, self._link = memory, stage_link
+        self._samples = stage_link is None or stage_link.is_last
         self._pooler = pooler
         self._pooled: Tensor | None = None  # results of the last step
         self._logits = logits
-        self._attention = attention
-        self._input_batch = input_batch
+        self._attention, self._input_batch = attention, input_batch
         self._speculator = None if drafter is None else Speculator(drafter, input_batch)
         self._draft_rows: DraftRows | None = None  # of the last step
         self._num_valid_ids = num_valid_ids
@@ -116,7 +119,7 @@ class ModelRunner:
             self._require_adapters().hold(request_id, adapter)
         if logits_processors:
             self._adjuster.processors[request_id] = logits_processors
-        if grammar is not None:
+        if grammar is not None and self._samples:
             self._adjuster.grammars.add(request_id, grammar)
 
     def remove_request(self, request_id: str) -> None:
@@ -152,6 +155,20 @@ class ModelRunner:
 
         Whatever is raised, the next plan must have all block tables anew; all else is sent again by itself.
         """
+        with self._exchange(plan):
+            return self._execute(plan)
+
+    def skip(self, plan: SchedulerOutput) -> None:
+        """Let a step pass by, as one that failed here: stages behind hear of it."""
+        with suppress(EarlierStageFailedError), self._exchange(plan):
+            pass
+
+    def forget(self) -> None:
+        """Take nothing for granted of what the device holds, as after a step that failed."""
+        self._input_batch.forget()
+        self._adjuster.forget()
+
+    def _execute(self, plan: SchedulerOutput) -> LaunchedStep:
         try:
             self._logprobs = LogprobsTensors() if plan.wanted_logprobs is not None else None
             self._failures, self._pooled, self._constrained = {}, None, ()
@@ -162,9 +179,13 @@ class ModelRunner:
             self._last = self._launched(plan)
             return self._last
         except BaseException:
-            self._input_batch.forget()
-            self._adjuster.forget()
+            self.forget()
             raise
+
+    def _exchange(self, plan: SchedulerOutput) -> AbstractContextManager[None]:
+        """A step's messages with other stages, as large as its padding."""
+        graphs = self._graphs_of(plan.adapters is not None)
+        return nullcontext() if self._link is None else self._link.step(graphs.num_padded(plan))
 
     def plan_captures(self, decodes: Iterable[Decode], mixed_sizes: Sequence[int]) -> int:
         """Note which sizes are to be captured, the mixed ones in tokens; returns how many are."""
@@ -199,8 +220,7 @@ class ModelRunner:
     def wake(self, capture: bool) -> None:
         """Take again what sleep() gave back, with an empty cache; capture: and every size."""
         self._own_memory.take()
-        self._input_batch.forget()
-        self._adjuster.forget()
+        self.forget()
         while capture and self.capture_next():
             pass
 
@@ -252,6 +272,10 @@ class ModelRunner:
     def _launch(self, plan: SchedulerOutput) -> None:
         """Compute the step and leave its samples in the input batch."""
         batch, computed = self._computed(plan)
+        if self._link is not None:
+            self._link.send(computed.hidden)
+        if not self._samples:
+            return
         logits = computed.logits
         if plan.pooling is not None:
             assert self._pooler is not None, "a model that pools nothing"
@@ -318,6 +342,8 @@ class ModelRunner:
 
     def _sample(self, batch: BatchView, computed: Tensor, request_ids: tuple[str, ...]) -> Computed:
         """Leave a token a sampling row where the next step finds it, and judge drafts by it."""
+        if not self._samples:
+            return Computed(computed, None)
         logits, hidden = None, self._parts(computed)[0]
         if batch.logprobs is not None:
             assert self._logits is not None, "log-probabilities of a model that makes no tokens"
@@ -354,15 +380,16 @@ class ModelRunner:
             verdict = None if verdict is None else verdict.clone()
             step = plan, sampled.clone(), logprobs, None, self._failures, grammars, verdict
             return LaunchedStep(*step, self._pooled, self._constrained, left)
-        staged = _copy_to_host(sampled)
-        verdict = None if verdict is None else _copy_to_host(verdict)
-        left = None if left is None else _copy_to_host(left)
-        logprobs = logprobs and logprobs.each(_copy_to_host)
-        pooled = None if self._pooled is None else _copy_to_host(self._pooled)
+        staged = copy_to_host(sampled)
+        verdict = None if verdict is None else copy_to_host(verdict)
+        left = None if left is None else copy_to_host(left)
+        logprobs = logprobs and logprobs.each(copy_to_host)
+        pooled = None if self._pooled is None else copy_to_host(self._pooled)
+        failure = None if self._link is None else self._link.failure(copy_to_host)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
         step = plan, staged, logprobs, arrived, self._failures, grammars, verdict
-        return LaunchedStep(*step, pooled, self._constrained, left)
+        return LaunchedStep(*step, pooled, self._constrained, left, failure)
 
 
 def _sampled_rows(hidden: Tensor, batch: BatchView) -> Tensor:
@@ -370,8 +397,3 @@ def _sampled_rows(hidden: Tensor, batch: BatchView) -> Tensor:
     if len(batch.logits_rows) == len(hidden):
         return hidden
     return hidden.index_select(0, batch.logits_rows)
-
-
-def _copy_to_host(values: Tensor) -> Tensor:
-    """A copy in pinned memory, which is there when all that was launched is over."""
-    return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)

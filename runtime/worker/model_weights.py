@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import LoadError, shown
-from ...custom_ops.all_reduce.group import current_group, said_by_all
+from ...custom_ops.all_reduce.group import current_world, said_by_all
 from ...models.checkpoints.loaded_weights import LoadedWeights
 from ...models.checkpoints.weight_update import Header, check_update, check_values, headers_of, write
 from ...models.checkpoints.weights import Slot
@@ -152,7 +152,7 @@ class ModelWeights:
 
 def _agree(failure: Exception | None) -> None:
     """Raise what has failed here, or LoadError for what has on another rank, so that all go one way."""
-    said = said_by_all(current_group(), None if failure is None else shown(failure, 300))
+    said = said_by_all(current_world(), None if failure is None else shown(failure, 300))
     if failure is not None:
         raise failure
     for rank, words in enumerate(said):

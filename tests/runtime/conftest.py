@@ -133,6 +133,7 @@ class Server:
         eos=(),
         next_token=hashed,
         depth=1,
+        batches=1,
         prefix_cache=False,
         window=None,
         further_windows=(),  # of further KV-cache groups
@@ -146,8 +147,7 @@ class Server:
         self.forced, self.lots = forced, random.Random(forced)
         self.wholes = {}  # all tokens that a request gets, once something is forced of it
         self.newest = {}  # by step and request the place of the last token that it yields
-        self.depth = depth  # steps launched before the oldest is read
-        self.pending = deque()
+        self.depth, self.pending = depth, deque()  # steps launched before the oldest is read
         self.written = deque()  # the blocks that each pending step writes
         windows = (window, *further_windows)
         self.pool = BlockPool(blocks * len(windows) + 1)  # one is the null block
@@ -164,6 +164,7 @@ class Server:
             max_drafts=drafts,
             max_num_samples=seqs * (1 + drafts),
             token_cost=token_cost,
+            num_batches=batches,
         )
         self.scheduler = Scheduler(self.config, self.kv_cache, clock=clock)
         self.input_batch = input_batch_of(self.config, blocks, block_size, len(windows))

@@ -205,6 +205,16 @@ def test_two_ranks_give_the_tokens_of_one_however_slow_one_of_them_is(tiny_text_
         assert runtime._loaded.executor.collective_rpc("note_use") == [None, None]
 
 
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
+def test_stages_give_the_tokens_of_one_process_until_one_of_them_is_killed(tiny_text_folder, rank):
+    with open_runtime(tiny_text_folder, executor="uniproc", dtype="float64") as alone:
+        wanted = [tokens for tokens, *_ in answers_of(alone)]
+    with open_runtime(tiny_text_folder, pipeline_parallel=2, dtype="float64") as runtime:
+        assert len(set(pids_of(runtime))) == 2
+        assert [tokens for tokens, *_ in answers_of(runtime)] == wanted
+        assert_dies(runtime, after=20, rank=rank)
+
+
 def test_a_worker_that_is_stopped_counts_as_lost(tiny_text_folder, monkeypatch):
     with open_runtime(tiny_text_folder) as runtime:
         monkeypatch.setattr(worker_processes, "SECONDS_SILENT", 2.0)

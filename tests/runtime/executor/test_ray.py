@@ -137,6 +137,13 @@ def test_two_nodes_give_the_tokens_of_one_process_with_steps_one_upon_another(
     assert [one[2] for one in found] == pytest.approx([one[2] for one in expected], rel=1e-6, abs=1e-6)
 
 
+def test_stages_on_two_nodes_have_the_tokens_of_one_process(tiny_text_folder: Path, joined: None) -> None:
+    expected, _ = answers(tiny_text_folder, 2, **TIGHT)
+    spread = {"executor": "ray", "tensor_parallel": 2, "pipeline_parallel": 2}  # four ranks on two nodes:
+    found, _ = answers(tiny_text_folder, 2, **TIGHT, **spread, ray_placement="strict_spread")
+    assert [one[:2] for one in found] == [one[:2] for one in expected]
+
+
 def test_a_killed_actor_ends_every_request_and_the_next_start_works(
     tiny_text_folder: Path, cluster: str, joined: None
 ) -> None:

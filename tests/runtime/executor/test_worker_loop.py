@@ -45,7 +45,7 @@ def run(make_runner, make_server):
         loop = WorkerLoop(
             runner,
             {"answer": lambda: {"is": 42}},
-            rank=rank,
+            answers=rank == 0,
             take=lambda seconds: None if seconds == 0 else wire.decode(wire.encode(queue.popleft())),
             send=lambda message: said.append(wire.decode(wire.encode(message))),
             on_build=lambda what: None,
