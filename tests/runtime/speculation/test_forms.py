@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina import NGram, RequestError, Runtime, SamplingParams, StructuredOutputs
+from lamina import Draft, Eagle, NGram, RequestError, Runtime, SamplingParams, StructuredOutputs
+from lamina.runtime.startup import engine_builder
 
+from ...heads import RandomHead
 from ..test_jump_forward import NARROW, REQUESTS, answers, came_to, params_of
 from ..test_jump_forward import SETTINGS as WIDE
 from .drafting import SCRIPTS, Scripted, use
@@ -120,3 +122,28 @@ def test_a_form_that_others_leave_nothing_of_ends_where_it_does_without_drafts(p
         runtime.generate("Once", params)
     assert str(found.value) == str(wanted.value)
     assert "structured_outputs" in str(wanted.value)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("kind", ["ngram", "draft", "eagle"])
+def test_real_drafters_change_no_answer(plain, tiny_text_folder, tmp_path, monkeypatch, kind, depth):
+    """A twin of the model draws what that draws where its form leaves it; a random head seldom does."""
+    sums = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+    drafters = {
+        "ngram": lambda: NGram(k=3, min_ngram=1),
+        "draft": lambda: Draft(model=tiny_text_folder, k=3),
+        "eagle": lambda: Eagle(model=RandomHead(is_third=True, changes=sums).save(tmp_path), k=3),
+    }
+    forms = [{"regex": r"[\x20-~]{40}"}, {"regex": "(abc){2}[de]{9}once upon a time[0-9]{9}"}, None]
+    requests = [
+        (number, forms[number % 3], {"temperature": 0.5 * (number % 2), "seed": number, "max_tokens": 40})
+        for number in range(6)
+    ]
+    wanted, _ = alone(plain, requests)
+    monkeypatch.setitem(engine_builder.DEPTHS, "cpu", depth)
+    with Runtime.from_pretrained(tiny_text_folder, speculative=drafters[kind](), **WIDE) as runtime:
+        assert answers(runtime, requests) == wanted
+        assert counts_of(runtime)["draft_tokens"] > 0
+        before = counts_of(runtime)["accepted_tokens"]
+        assert answers(runtime, requests[:1]) == wanted[:1]
+        assert (counts_of(runtime)["accepted_tokens"] > before) or kind != "draft"
