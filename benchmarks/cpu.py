@@ -19,6 +19,7 @@ import table
 import torch
 from contenders import Contender, Lamina, Prompts, Spent, Transformers
 
+from lamina import CompileConfig
 from lamina.cli.info import describe_machine
 from lamina.common.store import Store
 from lamina.models.checkpoints.source import resolve_source
@@ -35,6 +36,7 @@ OURS: dict[str, dict[str, Any]] = {
     "lamina-int8": {"quantization": "int8"},
     "lamina-q8": {"quantization": "q8"},
     "lamina-q4": {"quantization": "q4"},
+    "lamina-invariant": {"compile": CompileConfig(batch_invariant=True)},
     "lamina-file": {},  # the model as it lies, a GGUF file in its own blocks
 }
 USUAL = ("lamina", "lamina-int8")

@@ -4,6 +4,7 @@ import ast
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin
@@ -151,20 +152,35 @@ class Serving(dict[str, Any]):
         return {name: value for name, value in self.items() if value is not None}
 
 
+class RayReplicas(dict[str, Any]):
+    """Replicas behind Ray Serve, as given on the command line: --ray-min-replicas is min_replicas."""
+
+    @classmethod
+    def parameters(cls) -> list[inspect.Parameter]:
+        """The options, in the order of the fields."""
+        return [_option(replace(field, name=f"{RAY}{field.name}")) for field in REPLICAS]
+
+    def given(self) -> dict[str, Any]:
+        """The options that were given, as RayServeConfig takes them."""
+        return {name.removeprefix(RAY): value for name, value in self.items() if value is not None}
+
+
 SETTINGS = read_fields("runtime/config.py", "RuntimeConfig")
 SAMPLING = read_fields("runtime/sampling_params.py", "SamplingParams")
 COMPILING = read_fields("compiler/config.py", "CompileConfig")
 SERVING = read_fields("serving/config.py", "ServeConfig")
+REPLICAS = read_fields("serving/ray_config.py", "RayServeConfig")
+RAY = "ray_"  # before the names of those options
 OF_MODELS = tuple(field for field in SETTINGS if field.name not in NOT_SETTINGS)
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters of type Settings, Serving or Sampling are so many options."""
+    """A command whose parameters of type Settings, Serving, Sampling and the like are so many options."""
     own = inspect.signature(command).parameters.values()
     bags = {
         each.name: each.annotation
         for each in own
-        if each.annotation in (Settings, Serving, Sampling, SamplingOfOne)
+        if each.annotation in (Settings, Serving, RayReplicas, Sampling, SamplingOfOne)
     }
     options = {name: kind.parameters() for name, kind in bags.items()}
     plain = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own if each.name not in bags]

@@ -40,13 +40,20 @@ OwnSettings = Annotated[
 ]
 
 
+OnRay = Annotated[
+    bool, typer.Option("--ray", help="Serve replicas behind Ray Serve, on the cluster of RAY_ADDRESS.")
+]
+
+
 @options.spread
 def serve(
     serving: options.Serving,
     settings: options.Settings,
+    replicas: options.RayReplicas,
     models: Models = None,
     engine: Engine = EngineKind.process,
     model_setting: OwnSettings = None,
+    ray: OnRay = False,
 ) -> None:
     """Serve a model over HTTP, as clients of OpenAI and Anthropic ask for it.
 
@@ -64,6 +71,16 @@ def serve(
     opened = [_opening(model.path, engine, given | own[model.name]) for model in chosen]
     config, *others = configs(serving.given(), chosen)
 
+    if ray or replicas.given():
+        if others or not ray:
+            message = "wanted --ray with them" if not ray else "Ray Serve has replicas of one model"
+            raise typer.BadParameter(message, param_hint="--ray" if ray else "--ray-…")
+        from ..serving.ray_config import RayServeConfig
+        from ..serving.ray_serve import serve_on_ray
+
+        scale = RayServeConfig(**replicas.given())
+        opening = {"engine": engine.value, "settings": given}
+        raise typer.Exit(serve_on_ray(config, scale, chosen[0].path, **opening))
     from ..serving.server import serve as run
 
     raise typer.Exit(run(config, opened[0], list(zip(others, opened[1:], strict=True))))

@@ -39,6 +39,12 @@ CONFIGS = (
         "RequestOptions",
     ),
     ("A server", "Options of `lamina serve`; [serving.md](serving.md)", "serving/config.py", "ServeConfig"),
+    (
+        "Replicas behind Ray Serve",
+        "Options of `lamina serve --ray` with `ray_` before them; [data_parallelism.md](data_parallelism.md)",
+        "serving/ray_config.py",
+        "RayServeConfig",
+    ),
 )
 # Variables of the environment, which common/env.py alone reads.
 VARIABLES = """

@@ -1,9 +1,11 @@
 """The body of a response that is streamed, as its connection takes it: piece by piece, without a task."""
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from starlette.types import Send
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
@@ -37,3 +39,49 @@ class ResponseBody:
     def abort(self) -> None:
         """Drops the connection with what is unsent."""
         self._transport.abort()
+
+
+class SentBody:
+    """The same for who has no connection but ASGI's send(), which may take its time: a task sends."""
+
+    MOST_HELD = 65536  # bytes that are held before the client counts as full
+
+    __slots__ = ("_held", "_num_held", "_send", "_sending", "is_full", "on_writable")
+
+    def __init__(self, send: "Send") -> None:
+        self.on_writable: Callable[[], None] | None = None
+        self.is_full = False
+        self._send = send
+        self._held: list[bytes] = []
+        self._num_held = 0
+        self._sending: asyncio.Task[None] | None = None
+
+    def write(self, data: bytes) -> None:
+        """See ResponseBody."""
+        self._held.append(data)
+        self._num_held += len(data)
+        self.is_full = self._num_held > self.MOST_HELD
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._send_held())
+
+    async def end(self, data: bytes) -> None:
+        """See ResponseBody."""
+        if self._sending is not None:
+            await self._sending
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    def abort(self) -> None:
+        """Sends nothing more: the response stays without its end."""
+        self._held.clear()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _send_held(self) -> None:
+        while self._held:
+            data, num_sent = b"".join(self._held), self._num_held
+            self._held.clear()
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self._num_held -= num_sent
+            was_full, self.is_full = self.is_full, False
+            if was_full and self.on_writable is not None:
+                self.on_writable()

@@ -108,9 +108,22 @@ class Server:
             await listening
             watching.cancel()
             stop_listening(listener, self.config)
-            for books in (self.serving.tracing, self.serving.request_log):
-                if books is not None:
-                    await asyncio.to_thread(books.close)
+            await self._close_books()
+
+    async def serve_calls(self) -> int:
+        """As run(), for those who call the app themselves: it listens nowhere."""
+        self._loop = asyncio.get_running_loop()
+        watching = asyncio.create_task(self.serving.metrics.watch_loop())
+        try:
+            return await self._live(owns_process=False)
+        finally:
+            watching.cancel()
+            await self._close_books()
+
+    async def _close_books(self) -> None:
+        for books in (self.serving.tracing, self.serving.request_log):
+            if books is not None:
+                await asyncio.to_thread(books.close)
 
     def stop(self) -> None:
         """Begins the end, as SIGTERM does: no new requests, and running ones have drain_timeout."""
@@ -120,7 +133,8 @@ class Server:
     async def _live(self, owns_process: bool) -> int:
         """Serves with one start of the engines after the other, as long as lost ones may be loaded again."""
         what = "the model is" if len(self.models) == 1 else f"{len(self.models)} models are"
-        _say(f"listening at {self.address}; {what} loading", sys.stderr)
+        where = "called" if self.address is None else f"listening at {self.address}"
+        _say(f"{where}; {what} loading", sys.stderr)
         stopping = asyncio.create_task(self._stopping.wait())
         num_left = self.config.max_restarts
         while (code := await self._serve_engines(stopping, owns_process)) == ENGINE_LOST and num_left:
@@ -156,7 +170,7 @@ class Server:
                 lifecycle.ready()
             self.is_ready.set()
             served = ", ".join(serving.config.model_names[0] for serving in self.models)
-            _say(f"serving {served} at {self.address}", sys.stdout)
+            _say(f"serving {served}" + (f" at {self.address}" if self.address else ""), sys.stdout)
             self._watching = [asyncio.create_task(self._watch(serving)) for serving in self.models]
             losing = asyncio.create_task(self._until_lost())
             await asyncio.wait((stopping, losing, *swapping), return_when=asyncio.FIRST_COMPLETED)

@@ -20,11 +20,13 @@ FROM base AS serve
 ARG TORCH=2.11.0
 RUN pip install --extra-index-url https://download.pytorch.org/whl/cu130 "torch==$TORCH"
 COPY --from=wheel /wheels /wheels
+# ray as well for a Ray cluster.
+ARG EXTRAS=serve,gpu
 # hadolint ignore=DL3013
-RUN wheel=$(echo /wheels/*.whl) && pip install "${wheel}[serve,gpu]" uvloop
+RUN wheel=$(echo /wheels/*.whl) && pip install "${wheel}[$EXTRAS]" uvloop
 # Ubuntu's image has a user of id 1000 already.
 RUN useradd --uid 10001 --create-home lamina && install --directory --owner=lamina --mode=700 /cache
-USER 100011
+USER 10001
 WORKDIR /home/lamina
 ENV LAMINA_CACHE_DIR=/cache
 # Of the GPUs that are to serve; others compile theirs on a first start. A new volume at /cache begins with them.

@@ -13,7 +13,7 @@ from ...runtime.engine.outputs import StreamDelta
 from ..admission.connection import while_connected
 from ..config import ServeConfig
 from ..errors import ApiError, api_error
-from ..response_body import ResponseBody
+from ..response_body import ResponseBody, SentBody
 from .running import Running
 
 logger = get_logger("serving")
@@ -70,7 +70,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Writes the stream; returns when it is written, or its client has gone or does not read."""
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        body: ResponseBody = scope["lamina.body"]
+        body: ResponseBody | SentBody = scope["lamina.body"]
         stream = _Stream(self._running, self._events, self._config, body)
         try:
             await while_connected(receive, stream.run(functools.partial(send, start)))
@@ -97,7 +97,9 @@ class _Stream:
         "_text",
     )
 
-    def __init__(self, running: Running, events: Events, config: ServeConfig, body: ResponseBody) -> None:
+    def __init__(
+        self, running: Running, events: Events, config: ServeConfig, body: ResponseBody | SentBody
+    ) -> None:
         self.is_started = False
         self._running, self._events, self._config, self._body = running, events, config, body
         self._loop = asyncio.get_running_loop()

@@ -14,7 +14,6 @@ from lamina.custom_ops import all_reduce
 from lamina.custom_ops._shared import registry
 from lamina.custom_ops.all_reduce.gloo_group import GlooGroup
 from lamina.custom_ops.all_reduce.group import Group, current_group, group_of_thread, rank_0_first
-from lamina.custom_ops.all_reduce.peer_memory import check_places
 from lamina.custom_ops.all_reduce.peers import (
     MAX_BYTES,
     MAX_RANKS,
@@ -172,19 +171,6 @@ def test_kernels_leave_to_the_group_what_they_cannot_sum() -> None:
     ]:
         assert why in str(obstacle(peers, x))
         assert method_for(peers, x) is None
-
-
-def test_ranks_whose_gpus_cannot_reach_each_other_say_which() -> None:
-    one, two, far = (
-        {"machine": machine, "gpu": gpu} for machine, gpu in (("a", "x"), ("a", "y"), ("b", "z"))
-    )
-    check_places([one, two], 0)
-    with pytest.raises(UnsupportedError, match="ranks are on several machines"):
-        check_places([one, two, far], 0)
-    with pytest.raises(UnsupportedError, match="ranks share a GPU, of x, y, x"):
-        check_places([one, two, one], 0)
-    with pytest.raises(UnsupportedError, match="there are 9 ranks; wanted at most 8"):
-        check_places([{**one, "gpu": str(number)} for number in range(9)], 0)
 
 
 def test_rank_0_goes_first_and_the_others_after() -> None:

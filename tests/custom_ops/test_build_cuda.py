@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,3 +134,33 @@ extern "C" int op(const void*) { return NUMBER; }
         with pytest.raises(KernelLaunchError, match="op: refused"):
             kernel(torch.device("cuda", 1))
     assert len([line for line in runs(nvcc) if "gencode" in line]) == 2
+
+
+BUILD = """
+import os, sys, traceback
+from pathlib import Path
+from lamina.common.store import Store
+from lamina.custom_ops._shared.build_cuda import build_cuda
+children = []
+for _ in range(4):
+    children.append(os.fork())
+    if not children[-1]:
+        try:
+            build_cuda("op", "sm_90", Path(sys.argv[1]), Store(sys.argv[2]))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
+"""
+
+
+def test_four_processes_at_once_run_one_compiler_and_have_the_kernel(
+    csrc: Path, store: Store, nvcc: Path
+) -> None:
+    nvcc.write_text(NVCC.replace("\nc++", "\nsleep 0.3\nc++"))  # so that all of them come to the lock
+    command = [sys.executable, "-c", BUILD, str(csrc), str(store.root)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in runs(nvcc) if "gencode" in line]) == 1
+    assert ctypes.CDLL(str(build_cuda("op", "sm_90", csrc, store))).answer() == 42

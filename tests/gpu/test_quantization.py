@@ -1,5 +1,6 @@
 """Weights quantized on a GPU and on a CPU, and GGUF files whose blocks a GPU keeps."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import torch
 from torch import Tensor
 
 from lamina import Runtime, SamplingParams
+from lamina.common.store import Store
+from lamina.models.checkpoints.gguf import convert_gguf
+from lamina.models.checkpoints.gguf_tokenizer import TOKENIZER_ERROR
 from lamina.models.quantization.scheme import find_scheme, scheme_names
 
 from ..models.checkpoints.test_gguf import KIND, write_gguf
@@ -37,19 +41,25 @@ def test_rows_become_the_same_bits_on_every_device(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind, scheme", [(KIND.Q4_0, "w4a16"), (KIND.Q8_0, "w8a16")])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_gguf_file_keeps_its_blocks_and_says_what_its_dequantized_weights_say(
-    kind: KIND, scheme: str, dtype: str, make_tiny_folder: Callable[..., Path], tmp_path: Path
+    kind: KIND, scheme: str, make_tiny_folder: Callable[..., Path], tmp_path: Path, compile_cache: Path
 ) -> None:
-    """In float16 the weights are equal to the bit; in bfloat16 scales are rounded."""
+    """In float16, in which scales and weights are equal to the bit."""
     path = write_gguf(tmp_path / "wide.gguf", make_tiny_folder(**WIDE), kind=kind)
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5)
     found = []
-    for quantization in (None, "dense"):
-        settings = {"device": "cuda", "dtype": dtype, "quantization": quantization, "tokenizer": "none"}
-        with Runtime.from_pretrained(path, num_kv_blocks=64, **settings) as runtime:
+    for way in ("groups", None):
+        converted = convert_gguf(
+            path, Store(tmp_path / "store"), dtype=torch.float16, kept_as=way, needs_tokenizer=False
+        )
+        folder = shutil.copytree(
+            converted, tmp_path / str(way), ignore=shutil.ignore_patterns(TOKENIZER_ERROR)
+        )
+        with Runtime.from_pretrained(
+            folder, device="cuda", dtype="float16", num_kv_blocks=64, cache_dir=compile_cache
+        ) as runtime:
             kept = runtime.stats()["quantization"]
-            assert quantization or {one["scheme"] for one in kept["tensors"].values()} == {scheme}
+            assert way is None or {one["scheme"] for one in kept["tensors"].values()} == {scheme}
             answers = runtime.generate(PROMPTS, params)
         found.append([answer.outputs[0].logprobs[0] for answer in answers])
     for ours, dense in zip(*found, strict=True):

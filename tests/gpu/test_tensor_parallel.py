@@ -1,4 +1,4 @@
-"""A model over ranks on GPUs: two of them on one, by turns, and two processes with a GPU each."""
+"""A model over workers on GPUs: ranks that are threads of one GPU, and processes with a GPU each."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ NAMES = ["llama-chunks", "gemma3"]
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Larger than TINY, so that rows of a sum are whole vectors for any number of ranks."""
+    """A tiny model of a family, by its name."""
     return lambda name: FAMILIES[name].save(tmp_path_factory.mktemp(name))
 
 
@@ -76,6 +76,15 @@ def test_ranks_of_one_gpu_give_the_tokens_of_one(
     assert all(other == first for other in others)
     check_by_oracle(folder, name, first[0])
     assert first[1] == tokens_of(folder, SEEDED, **own)
+
+
+def test_a_worker_in_a_process_of_its_own_gives_the_tokens_of_one(
+    folder_of: Callable[[str], Path], compile_cache: Path
+) -> None:
+    folder, own = folder_of("llama-chunks"), {"cache_dir": compile_cache}
+    for params in (GREEDY, SEEDED):
+        wanted = tokens_of(folder, params, **own)
+        assert tokens_of(folder, params, **own, executor="multiproc") == wanted
 
 
 @two_gpus

@@ -1,5 +1,6 @@
 """Manifests for Kubernetes: valid by its schemas, whole, and true of the server that they start."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,16 @@ import typer.main
 import yaml
 
 from lamina.cli import app
+from lamina.runtime.config import RuntimeConfig
 from lamina.serving.config import ServeConfig
+from lamina.serving.ray_config import RayServeConfig
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="kubernetes-validate is not installed"
 )
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 FOLDER = EXAMPLES / "kubernetes"
-LAYERS = ["base", "gpu", "replicas"]
+LAYERS = ["base", "gpu", "ray", "replicas"]
 VERSIONS = ["1.30", kubernetes_validate.latest_version()]
 
 
@@ -25,7 +28,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 def only(kind: str, layer: str = "base") -> dict[str, Any]:
     found = [
-        one for path in (FOLDER / layer).glob("*.yaml") for one in documents(path) if one["kind"] == kind
+        one for path in (FOLDER / layer).glob("*.yaml") for one in documents(path) if one.get("kind") == kind
     ]
     assert len(found) == 1
     return found[0]
@@ -45,6 +48,55 @@ def test_every_resource_is_valid_and_has_no_unknown_field(version):
                 kubernetes_validate.validate(document, version, strict=True)
                 checked += 1
     assert checked == 5
+
+
+def ray_pods() -> dict[str, dict[str, Any]]:
+    """The pods of KubeRay's RayService by themselves: the validator does not know what that is."""
+    cluster = only("RayService", "ray")["spec"]["rayClusterConfig"]
+    groups = {
+        "head": cluster["headGroupSpec"],
+        **{one["groupName"]: one for one in cluster["workerGroupSpecs"]},
+    }
+    return {
+        name: {"apiVersion": "v1", "kind": "Pod", **merge(group["template"], {"metadata": {"name": name}})}
+        for name, group in groups.items()
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_pods_of_a_ray_cluster_are_valid_and_mount_what_there_is(version):
+    pods, claims = ray_pods(), documents(FOLDER / "ray" / "volumes.yaml")
+    for document in [*pods.values(), *claims]:
+        kubernetes_validate.validate(document, version, strict=True)
+    worker = pods["gpu"]["spec"]
+    mounted = {one["name"] for container in worker["containers"] for one in container["volumeMounts"]}
+    assert mounted == {one["name"] for one in worker["volumes"]}
+    asked = {one["persistentVolumeClaim"]["claimName"] for one in worker["volumes"] if "secret" not in one}
+    assert asked == {one["metadata"]["name"] for one in claims}
+    dockerfile = (EXAMPLES / "docker" / "cuda.Dockerfile").read_text()
+    for one in pods.values():
+        assert f"USER {one['spec']['securityContext']['runAsUser']}\n" in dockerfile
+        assert one["spec"]["containers"][0]["image"] == "lamina:cuda"  # which kustomization.yaml replaces
+
+
+def test_ray_serve_is_told_what_lamina_takes():
+    service = only("RayService", "ray")["spec"]
+    config = yaml.safe_load(service["serveConfigV2"])
+    (application,) = config["applications"]
+    module, name = application["import_path"].split(":")
+    assert callable(getattr(import_module(module), name))
+    args = application["args"]
+    assert set(args) == {"model", "serve", "settings", "replicas"}
+    served, replicas = ServeConfig(**args["serve"]), RayServeConfig(**args["replicas"])
+    RuntimeConfig(model=args["model"], **args["settings"])
+    assert config["http_options"]["port"] == served.port
+    worker = service["rayClusterConfig"]["workerGroupSpecs"][0]
+    (container,) = worker["template"]["spec"]["containers"]
+    assert float(container["resources"]["limits"]["nvidia.com/gpu"]) == replicas.num_gpus
+    assert (worker["minReplicas"], worker["maxReplicas"]) == (replicas.min_replicas, replicas.max_replicas)
+    mounts = {one["mountPath"] for one in container["volumeMounts"]}
+    assert {args["model"], str(served.api_key_file.parent)} <= mounts
+    assert worker["template"]["spec"]["terminationGracePeriodSeconds"] > served.drain_timeout
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -71,7 +123,8 @@ def merge(into: Any, change: Any) -> Any:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_names_every_file_that_it_has_and_none_else(layer):
     (layer_file,) = documents(FOLDER / layer / "kustomization.yaml")
-    named = [*layer_file["resources"], *(patch["path"] for patch in layer_file.get("patches", ()))]
+    patched = (patch["path"] for patch in layer_file.get("patches", ()))
+    named = [*layer_file["resources"], *patched, *layer_file.get("configurations", ())]
     assert all((FOLDER / layer / name).exists() for name in named)
     own = {path.name for path in (FOLDER / layer).iterdir()} - {"kustomization.yaml"}
     assert own == {name for name in named if "/" not in name}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina import CompileConfig, Runtime, SamplingParams
+from lamina import CompileConfig, NGram, Runtime, SamplingParams
 from lamina.common.errors import ConfigError, UnsupportedError
 from lamina.common.progress import say_nothing
 from lamina.runtime import batch_invariance
@@ -173,3 +173,20 @@ def test_weights_in_four_bits_are_the_same_in_any_mix(tiny_folder):
         config_of(tiny_folder, dtype="bfloat16", quantization="w4a16"), [], 5, say_nothing
     )
     assert found.is_right, found
+
+
+def test_drafts_change_no_bit_of_any_logprob(tiny_folder):
+    """However many drafts are verified beside a token; answers repeat themselves, so that some hold."""
+    prompts = [[5, 6, 7, 8] * 5, [9, 10, 11] * (2 + 5), [40, 41] * 9, list(range(60, 90)) * 2]
+    asked = [
+        SamplingParams(temperature=heat, top_k=2, seed=3, max_tokens=40, logprobs=5, ignore_eos=True)
+        for heat in (0.0, 0.0, 0.5, 0.5)
+    ]
+    found = []
+    for speculative in (None, NGram(k=3, min_ngram=1), NGram(k=7, min_ngram=1)):
+        with Runtime(config_of(tiny_folder, dtype="bfloat16", speculative=speculative)) as runtime:
+            answers = runtime.generate(prompts, asked)
+            found.append([one.outputs[0].logprobs for one in answers])
+            accepted = runtime.stats()["speculation"]["accepted_tokens"]
+            assert (accepted > 0) == (speculative is not None)
+    assert found[0] == found[1] == found[2]

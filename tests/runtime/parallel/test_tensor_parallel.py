@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lamina import Runtime, SamplingParams
+from lamina import CompileConfig, Runtime, SamplingParams
 from lamina.custom_ops.all_reduce.group import Group
 
 from ...families import FAMILIES
@@ -84,3 +84,21 @@ def test_ranks_load_one_plan_of_three_pieces_and_replay_its_calls(
         assert tokens == expected
         assert (pieces, compiled) == (3, 0)
         assert replays > 0
+
+
+@pytest.mark.long
+def test_logits_over_ranks_have_the_bits_that_they_have_alone(tiny_folder: Path, compile_cache: Path) -> None:
+    """With batch_invariant: sums over ranks are made in one order, whatever the number of rows."""
+    mode = CompileConfig(batch_invariant=True, verify=False)
+    settings = {"dtype": "bfloat16", "num_kv_blocks": 64, "compile": mode, "cache_dir": compile_cache}
+    once = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+    prompts = [*PROMPTS, [3] * 50]
+
+    def logits_of(group: Group) -> tuple[list[Tensor], Tensor]:
+        alone = [run(tiny_folder, [each], once, tensor_parallel=2, **settings)[1][-1][0] for each in prompts]
+        _, together = run(tiny_folder, prompts, once, tensor_parallel=2, **settings)
+        assert len(together) == 1, "they are computed in one step"
+        return alone, together[0]
+
+    for alone, together in as_threads(2, logits_of):
+        assert all(torch.equal(one, row) for one, row in zip(alone, together, strict=True))
