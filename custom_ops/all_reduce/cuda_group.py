@@ -15,6 +15,8 @@ from .peer_memory import PeerMemory
 from .peers import Peers
 
 logger = get_logger("custom_ops")
+# By its new name where torch has that, as the old one warns there.
+_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class CudaGroup:
@@ -40,16 +42,14 @@ class CudaGroup:
         """See Group."""
         if x.device.type == "cpu":
             return self._host.all_reduce(x)
-        return self._sum_two(x) if self.size == 2 else self._sum_shares(x)
+        total = sum_of_two if self.size == 2 else sum_by_shares
+        return total(x, self.size, self._nccl)
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """See Group."""
         if x.device.type == "cpu":
             return self._host.all_gather(x, dim)
-        parts = x.new_empty((self.size, *x.shape))
-        if x.numel():
-            dist.all_gather_into_tensor(parts, x.detach().contiguous(), group=self._nccl)
-        return torch.cat(parts.unbind(), dim=dim)
+        return gather(x, dim, self.size, self._nccl)
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
         """See Group."""
@@ -70,30 +70,11 @@ class CudaGroup:
             self._memory.close()
         self._host.close()  # NCCL's part with it
 
-    def _sum_two(self, x: Tensor) -> Tensor:
-        """Of two, NCCL's sum has these bits too: it is rounded once, and the order does not matter."""
-        total = x.detach().clone()
-        if total.numel():
-            dist.all_reduce(total, group=self._nccl)
-        return total
-
-    def _sum_shares(self, x: Tensor) -> Tensor:
-        """NCCL rounds after each rank, in an order of its own; so it moves shares, and each sums its own."""
-        share = -(-x.numel() // self.size)
-        given = x.new_zeros(self.size * share)
-        given[: x.numel()] = x.detach().reshape(-1)
-        if share:
-            parts = torch.empty_like(given)
-            dist.all_to_all_single(parts, given, group=self._nccl)
-            own = sum_in_rank_order(parts.view(self.size, share).unbind())
-            dist.all_gather_into_tensor(given, own, group=self._nccl)
-        return given[: x.numel()].view(x.shape)
-
     def _try_nccl(self, device: torch.device) -> None:
         """Sum once, by both ways, so that what NCCL keeps on the GPU is there before memory is shared out."""
         ones = torch.ones(self.size, device=device)
-        for total in (self._sum_two(ones), self._sum_shares(ones), self.all_gather(ones, 0)[: self.size]):
-            if set(total.tolist()) - {1.0, float(self.size)}:
+        for total in (way(ones, self.size, self._nccl) for way in (sum_of_two, sum_by_shares)):
+            if total.tolist() != [self.size] * self.size:
                 raise GroupError(f"NCCL's sum of {self.size} ones is {total.tolist()}")
 
     def _open_peers(self, device: torch.device) -> tuple[PeerMemory | None, Peers | None]:
@@ -106,3 +87,35 @@ class CudaGroup:
         if self.rank == 0:
             log_once(logger, logging.INFO, f"all_reduce on {self.size} GPUs: kernels, and NCCL beyond")
         return memory, memory.peers
+
+
+def sum_of_two(x: Tensor, size: int, process_group: Any) -> Tensor:
+    """x of both ranks of a process group, summed by it: rounded once, and in whatever order, so all alike."""
+    total = x.detach().clone()
+    if total.numel():
+        dist.all_reduce(total, group=process_group)
+    return total
+
+
+def sum_by_shares(x: Tensor, size: int, process_group: Any) -> Tensor:
+    """x of all ranks of a process group, summed in their order in float32 or wider and rounded once.
+
+    NCCL itself rounds after each rank, in an order of its own; so it moves shares, and each rank sums one.
+    """
+    share = -(-x.numel() // size)
+    given = x.new_zeros(size * share)
+    given[: x.numel()] = x.detach().reshape(-1)
+    if share:
+        parts = torch.empty_like(given)
+        dist.all_to_all_single(parts, given, group=process_group)
+        own = sum_in_rank_order(parts.view(size, share).unbind())
+        _gather(given, own, group=process_group)
+    return given[: x.numel()].view(x.shape)
+
+
+def gather(x: Tensor, dim: int, size: int, process_group: Any) -> Tensor:
+    """x of all ranks of a process group, one beside the other along a dimension."""
+    parts = x.new_empty(size * x.numel())
+    if x.numel():
+        _gather(parts, x.detach().reshape(-1), group=process_group)
+    return torch.cat(parts.view(size, *x.shape).unbind(), dim=dim)

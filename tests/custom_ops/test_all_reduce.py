@@ -12,6 +12,7 @@ from torch import Tensor
 from lamina.common.errors import GroupError, ShapeError, UnsupportedError
 from lamina.custom_ops import all_reduce
 from lamina.custom_ops._shared import registry
+from lamina.custom_ops.all_reduce.cuda_group import gather, sum_by_shares
 from lamina.custom_ops.all_reduce.gloo_group import GlooGroup
 from lamina.custom_ops.all_reduce.group import Group, current_group, group_of_thread, rank_0_first
 from lamina.custom_ops.all_reduce.peers import (
@@ -204,6 +205,9 @@ def _in_a_process(group: Group) -> tuple[list[Any], tuple[Any, ...], str, str]:
     group.barrier()
     columns = [float(rank) for rank in range(3)]
     assert group.all_gather(torch.full((2, 1), float(group.rank)), 1).tolist() == [columns, columns]
+    assert gather(torch.full((2, 1), float(group.rank)), 1, 3, None).tolist() == [columns, columns]
+    shares = [sum_by_shares(own(group.rank, s, d), 3, None) for s in SHAPES for d in DTYPES]
+    assert [share.double().tolist() for share in shares] == sums
     said = (
         group.broadcast_object({"blocks": (1, 2.5, "x", None)}),
         group.broadcast_object("x" * 100_000 if group.rank == 0 else None),

@@ -12,7 +12,7 @@ import torch
 from lamina import CompileConfig, EngineDeadError, Runtime, SamplingParams
 from lamina.custom_ops import all_reduce, all_reduce_add_rms_norm
 from lamina.custom_ops._shared import registry
-from lamina.custom_ops.all_reduce.cuda_group import CudaGroup
+from lamina.custom_ops.all_reduce.cuda_group import CudaGroup, sum_by_shares
 from lamina.custom_ops.all_reduce.group import Group, current_group, set_group, sum_in_rank_order
 
 from ..families import FAMILIES, oracle, oracle_logits
@@ -150,7 +150,7 @@ def _sum_every_way(group: Group) -> int:
                 call = registry.select("all_reduce", device=device, dtype=dtype, provider=name).call
                 assert torch.equal(call(xs[group.rank], 2), wanted), (name, num_bytes, dtype)
                 count += 1
-            assert torch.equal(own._sum_shares(xs[group.rank]), wanted), "as more ranks than two do it"
+            assert torch.equal(sum_by_shares(xs[group.rank], 2, own._nccl), wanted), "as of more than two"
     _replay_in_a_graph(group.rank, device)
     own.close()
     return count
