@@ -6,7 +6,9 @@ import hashlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import os
 import platform
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -197,7 +199,7 @@ def _memo_of_headers(folder: Path, precompile: Any) -> Any:
 def _building_in(folder: Path) -> Iterator[None]:
     """Has builds leave files here alone and run in threads that end with the block: a worker process would
     break scripts without a main guard."""
-    from torch._inductor import async_compile, codecache
+    from torch._inductor import async_compile, codecache, cpu_vec_isa
 
     compiler: Any = async_compile
     headers = folder / "precompiled_headers"
@@ -218,8 +220,29 @@ def _building_in(folder: Path) -> Iterator[None]:
         ),
         torch_fixes.builds_are_whole(),
         replaced(compiler.tqdm, monitor_interval=0),  # else a thread watches over bars nobody sees
+        replaced(cpu_vec_isa.VecISA, check_build=_has_flags),
     ):
         yield
+
+
+def _has_flags(isa: Any, code: str) -> bool:
+    """Whether the compiler takes the flags of an instruction set that the CPU says it has.
+
+    Inductor would build a library for each and load it in a process of its own: seconds of a first start.
+    """
+    from torch._inductor import cpp_builder
+
+    return takes_flags(cpp_builder.get_cpp_compiler(), tuple(isa.build_arch_flags().split()))
+
+
+@functools.cache
+def takes_flags(compiler: str, flags: tuple[str, ...]) -> bool:
+    """Whether a C++ compiler takes all of these flags, asked with an empty file."""
+    command = [compiler, *flags, "-fsyntax-only", "-x", "c++", os.devnull]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
 
 
 def _data_pointer() -> str:
