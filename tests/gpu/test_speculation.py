@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lamina import CompileConfig, NGram, Runtime, SamplingParams
+from lamina import CompileConfig, NGram, Runtime, SamplingParams, StructuredOutputs
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.propose_ngram import reference
 from lamina.runtime.startup import builder
@@ -98,6 +98,35 @@ def test_ngrams_change_no_token(open_runtime: Callable[..., Runtime]) -> None:
         found = runtime.generate(PROMPTS, params)
         assert runtime.stats()["speculation"]["draft_tokens"] > 0
     assert [a.outputs[0].token_ids for a in found] == [b.outputs[0].token_ids for b in wanted]
+
+
+@pytest.mark.parametrize("cuda_graphs", ["auto", "off"])
+def test_forms_are_kept_to_at_every_draft(
+    tiny_text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda_graphs: str
+) -> None:
+    pytest.importorskip("llguidance")
+    forms = [
+        StructuredOutputs(regex=regex) for regex in ("[a-z ]{40}", "[ab]{9}once upon a time, the end[cd]{9}")
+    ]
+    params = [
+        SamplingParams(temperature=0.5 * row, seed=row, max_tokens=60, structured_outputs=form)
+        for row, form in enumerate((*forms, None))
+    ]
+    settings: dict[str, Any] = SETTINGS | {
+        "cache_dir": tmp_path,
+        "compile": CompileConfig(cuda_graphs=cuda_graphs),
+    }
+    with Runtime.from_pretrained(tiny_text_folder, **settings) as plain:
+        wanted = plain.generate(PROMPTS[:3], params)
+    drafter = Known(wanted, 3)
+    monkeypatch.setattr(builder, "new_drafter", lambda resolved: drafter)
+    with Runtime.from_pretrained(tiny_text_folder, speculative=NGram(k=3), **settings) as runtime:
+        found = [runtime.generate([prompt], [own])[0] for prompt, own in zip(PROMPTS, params, strict=False)]
+        together = runtime.generate(PROMPTS[:3], params)
+        counts = runtime.stats()["speculation"]
+    assert counts["accepted_tokens"] > 0
+    for answers in (found, together):
+        assert [a.outputs[0].token_ids for a in answers] == [b.outputs[0].token_ids for b in wanted]
 
 
 def test_steps_with_drafts_are_captured(

@@ -1,6 +1,7 @@
 """Speculated answers are those without: over any traffic, with drafts that are right, wrong or both."""
 
 import random
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -31,6 +32,14 @@ FEATURES = [
     {"n": 3, "seed": 6},
     {"ignore_eos": True},
 ]
+if find_spec("llguidance"):
+    FEATURES += [
+        {"structured_outputs": StructuredOutputs(regex="[a-z ]{5,30}"), "temperature": 0.8},
+        {
+            "structured_outputs": StructuredOutputs(regex="[ab]{4}once upon a time, the end[a-z]{9}"),
+            "repetition_penalty": 1.2,
+        },
+    ]
 
 
 def asked(seed):
