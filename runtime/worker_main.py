@@ -103,14 +103,19 @@ def _load_and_run(line: WorkerLine, start: StartWorker) -> None:
 
         line.note_building(False)
         line.send(loaded.ready)
-        WorkerLoop(
+        loop = WorkerLoop(
             loaded.worker.runner,
             loaded.facts,
             answers=rank == parallel.answering_rank,
             take=line.take,
             send=line.send,
             on_build=note_build,
-        ).run()
+        )
+        try:
+            loop.run()
+        except LaminaError as error:  # which nobody has asked for, unlike those of loading
+            get_logger("runtime").critical("worker %d is lost: %s", rank, shown(error), exc_info=error)
+            raise
 
 
 def _config(start: StartWorker) -> Any:

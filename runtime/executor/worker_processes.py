@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...common.errors import EngineDeadError
+from ...common.errors import EngineDeadError, shown
 from ...common.logging import get_logger
 from ..child_process import ChildProcess
 from ..protocol import wire
 from ..protocol.core_messages import Shutdown
+from ..protocol.process_messages import CoreLost
 from .shared_ring import SharedRing, nameless_file
 from .workers import BEAT_SECONDS, SECONDS_TO_END, Receive, lost_workers
 
@@ -41,7 +42,8 @@ class _Link:
         meeting_fd: int,
         environment: Mapping[str, str] | None,
     ) -> None:
-        self.rank, self.reason = rank, "it did not end"
+        self.rank, self._ending = rank, "it did not end"
+        self.last_words: Exception | None = None  # why it ended, if it said so
         answers_fd = SharedRing.new_memory(1)
         self.bell, theirs = socket.socketpair()
         try:
@@ -81,8 +83,13 @@ class _Link:
         with suppress(BufferError):  # an answer that somebody was interrupted at
             self.answers.close()
 
+    @property
+    def why(self) -> str:
+        """How it ended, and what it said of that."""
+        return self._ending + (f": {shown(self.last_words, 300)}" if self.last_words else "")
+
     def _note_end(self, reason: str) -> None:
-        self.reason = reason
+        self._ending = reason
 
 
 class WorkerProcesses:
@@ -199,6 +206,8 @@ class WorkerProcesses:
             while self.lost is None and (frame := link.answers.peek()) is not None:
                 with frame:
                     message = wire.decode(frame)
+                if isinstance(message, CoreLost):
+                    link.last_words = message.error
                 self._receive(link.rank, message)
                 if self.lost is None:
                     link.answers.pass_by()
@@ -215,7 +224,7 @@ class WorkerProcesses:
             self._take_answers()  # it may have said why
             for link in gone:
                 link.process.join(SECONDS_FOR_REASON)
-            self.lose("; ".join(f"rank {link.rank}: {link.reason}" for link in gone))
+            self.lose("; ".join(f"rank {link.rank}: {link.why}" for link in gone))
         elif not rung:
             self._look_for_silence()
 

@@ -152,6 +152,13 @@ def test_a_killed_worker_ends_every_request_and_the_next_start_works(tiny_text_f
         assert answers_of(runtime) == answers_of(shared)
 
 
+def test_a_worker_that_cannot_go_on_says_why(tiny_text_folder, monkeypatch):
+    with_fault(monkeypatch, "if steps[0] == 3: raise SystemExit('it has no more to give')")
+    said = pytest.raises(EngineDeadError, match=r"exit status 1: .*no more to give")
+    with open_runtime(tiny_text_folder) as runtime, said:
+        answers_of(runtime)
+
+
 def assert_dies(runtime, *, after, rank=0):
     """Every request ends by a worker's end after so many steps, with an error that says which it was."""
     pids, ended = pids_of(runtime), []
