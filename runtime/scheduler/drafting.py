@@ -74,7 +74,9 @@ class Drafting:
         if not self.is_on:
             return None
         num, drafts = len(num_sampled), self._batch.drafts
-        drafting = (num_sampled > 1) & self._may_draft(num)
+        drafting = num_sampled > 1
+        if drafting.any():
+            drafting &= self._may_draft(num)
         self._k = self._best(num)
         return Drafts(
             sources=np.where(drafting, drafts.places(num), NO_DRAFTS),
@@ -111,12 +113,13 @@ class Drafting:
         rates = self._batch.drafts.hold_rates(num_rows)
         held = np.where(self._batch.sampling.need_exact_counts(num_rows), 0, rates)
         cost = self._config.token_cost
+        places = np.arange(1, self._lengths[0] + 1)
+        worth = np.cumsum((held[:, None] ** places).mean(axis=0)).tolist()  # of so many drafts, in tokens
         best, most = 0, 1 / (1 + cost * num_rows)
         for k in self._lengths:
             if num_rows * (1 + k) > self._config.most_samples:
                 continue
-            worth = sum(float((held**place).mean()) for place in range(1, k + 1))
-            rate = (1 + worth) / (1 + cost * num_rows * (1 + k))
+            rate = (1 + worth[k - 1]) / (1 + cost * num_rows * (1 + k))
             if rate > most:
                 best, most = k, rate
         return best

@@ -1,5 +1,8 @@
 """Drafters that are no models, by what a runtime's settings ask for."""
 
+import torch
+
+from ...custom_ops._shared import registry
 from ..speculation.config import NGram
 from ..worker.drafter import Drafter
 from ..worker.drafters.ngram import NGramDrafter
@@ -12,6 +15,7 @@ def new_drafter(resolved: ResolvedRuntime) -> Drafter | None:
     asked = resolved.config.speculative
     if not isinstance(asked, NGram):
         return None
+    registry.select("propose_ngram", device=resolved.device, dtype=torch.int32)  # built before any request
     return NGramDrafter(
         num_blocks=memory.pool_blocks(resolved.num_kv_blocks, memory.layer_groups(resolved.model)),
         block_size=resolved.block_size,

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ...common.errors import LaminaError
 from ...custom_ops._shared.build import prepare_kernel
+from ..speculation.config import NGram
 from .resolved import ResolvedRuntime
 from .threads import usable_cpus
 
@@ -21,7 +22,8 @@ def kernels_ahead(resolved: ResolvedRuntime) -> tuple[str, ...]:
     is_compiled = resolved.config.compile_config is not None
     normed = ("add_rms_norm_linear",) if is_compiled and not schemes else ()
     attention = ATTENTION if resolved.config.attention in ("auto", "cpu") else ()
-    return (*kept, *normed, *attention, "linear", "sample", "adjust_logits")
+    drafted = ("propose_ngram",) if isinstance(resolved.config.speculative, NGram) else ()
+    return (*kept, *normed, *attention, *drafted, "linear", "sample", "adjust_logits")
 
 
 @contextlib.contextmanager

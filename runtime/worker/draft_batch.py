@@ -30,6 +30,7 @@ class DraftRows:
     sample_rows: Tensor  # [samples] and of each sample
     most_drafts: int  # of any row
     num_next: int  # drafts of each row that the step leaves for the next one
+    may_move: bool = True  # whether any row may have more tokens than the host knows, or drafts
 
 
 class DraftBatch:
@@ -49,13 +50,18 @@ class DraftBatch:
         send_to(self._memory, packed)
         drafts = (plan.num_sampled_tokens - 1).clip(0)
         num_next = 0 if plan.drafts is None else plan.drafts.num_next
-        return self.view(sizes, most_drafts=int(drafts.max(initial=0)), num_next=num_next)
+        most_drafts = int(drafts.max(initial=0))
+        may_move = most_drafts > 0 or bool((plan.sources != ON_HOST).any())
+        return self.view(sizes, most_drafts=most_drafts, num_next=num_next, may_move=may_move)
 
-    def view(self, sizes: tuple[int, int, int], *, most_drafts: int, num_next: int) -> DraftRows:
+    def view(
+        self, sizes: tuple[int, int, int], *, most_drafts: int, num_next: int, may_move: bool = True
+    ) -> DraftRows:
         """Where a step of so many sequences, tokens and samples lies."""
         if sizes not in self._views:
             self._views[sizes] = _views(self._memory, sizes)
-        return DraftRows(most_drafts=most_drafts, num_next=num_next, **self._views[sizes])
+        views = self._views[sizes]
+        return DraftRows(most_drafts=most_drafts, num_next=num_next, may_move=may_move, **views)
 
 
 def _views(memory: Tensor, sizes: tuple[int, int, int]) -> dict[str, Tensor]:

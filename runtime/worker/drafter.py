@@ -24,13 +24,17 @@ class DraftInput:
     num_accepted: Tensor  # [rows] int32, how many of the row's drafts held
     newest: Tensor  # [rows] int32, the row's newest token, which is not computed yet: sampled[num_accepted]
     num_computed: Tensor  # [rows] int32, tokens of the row that are computed and hold: where `newest` stands
-    is_sampling: Tensor  # [rows] bool, whether the row has a newest token: not amid a prompt
     num_samples: Tensor  # [rows] int32, that the row has in this step
     first_samples: Tensor  # [rows] int32, where they begin among the batch's
     capacities: Tensor  # [rows] int32, tokens of the row that there are blocks for
     hidden: Tensor  # [tokens, H] of the last layer, normed, as the LM head takes it
     aux_hidden: Tensor | None  # [tokens, n * H], the residual sums that Drafter.wants_aux names, if any
     num_drafts: int  # that are wanted of each row
+
+    @property
+    def is_sampling(self) -> Tensor:
+        """Whether a row has a newest token, [rows] bool: not amid a prompt."""
+        return self.num_samples > 0
 
 
 class Drafter(Protocol):

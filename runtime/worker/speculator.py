@@ -45,6 +45,7 @@ class Speculator:
         self._verdict = torch.zeros(len(Verdict._fields), rows, dtype=torch.int32, device=device)
         self._places = torch.arange(k + 1, device=device)
         self.drafts = input_batch.draft_ids
+        self._views: dict[int, tuple[Tensor, Tensor, Tensor, Verdict]] = {}  # by the number of rows
 
     @property
     def wants_aux(self) -> tuple[int, ...]:
@@ -62,6 +63,8 @@ class Speculator:
 
     def begin(self, batch: BatchView, rows: DraftRows) -> None:
         """Move positions, slots and lengths on by what was computed beyond what the host knows."""
+        if not rows.may_move:
+            return
         sources = rows.sources.clamp(min=0)
         ahead = torch.where(rows.sources >= 0, self._computed.index_select(0, sources) - rows.computed, 0)
         is_real = batch.slot_mappings[0] != NO_SLOT  # no padding
@@ -89,21 +92,26 @@ class Speculator:
     ) -> None:
         """Judge the step's drafts by its samples, keep what holds, and have the next ones proposed."""
         num_rows, num_samples = len(rows.sources), len(batch.sampled)
-        verdict = Verdict(*self._verdict[:, :num_rows])
+        newest, computed, drafts, verdict = self._of_rows(num_rows)
         accepted = verdict.accepted
-        self._verdict[:, :num_rows].zero_()
-        sampled = batch.sampled.new_zeros(num_rows, rows.most_drafts + 1)
+        self._verdict.zero_()
         most = torch.minimum(rows.capacities, rows.limits - 1)  # tokens that may be computed of each row
-        if num_samples:
+        if rows.most_drafts and num_samples:
             which = rows.first_samples.unsqueeze(1) + self._places[: rows.most_drafts + 1]
             which.clamp_(max=num_samples - 1)
             sampled = batch.sampled[which]
             self._judge(batch, rows, sampled, which[:, :-1], most, verdict)
-        newest = self._input_batch.newest[:num_rows]
-        newest.copy_(sampled.gather(1, accepted.long().unsqueeze(1)).squeeze(1))
-        computed = self._computed[:num_rows]
-        torch.minimum(batch.seq_lens - rows.num_drafts + accepted, most, out=computed)
-        self.drafts[:num_rows].fill_(NO_DRAFT)
+            newest.copy_(sampled.gather(1, accepted.long().unsqueeze(1)).squeeze(1))
+            torch.minimum(batch.seq_lens - rows.num_drafts + accepted, most, out=computed)
+        else:  # most steps where drafts do not pay, which must cost nearly nothing
+            sampled = newest.unsqueeze(1)
+            torch.minimum(batch.seq_lens, most, out=computed)
+            if num_samples:
+                torch.index_select(
+                    batch.sampled, 0, rows.first_samples.clamp(max=num_samples - 1), out=newest
+                )
+        if rows.num_next:
+            drafts.fill_(NO_DRAFT)
         self._drafter.propose(
             DraftInput(
                 batch=batch,
@@ -112,7 +120,6 @@ class Speculator:
                 num_accepted=accepted,
                 newest=newest,
                 num_computed=computed,
-                is_sampling=rows.num_samples > 0,
                 num_samples=rows.num_samples,
                 first_samples=rows.first_samples,
                 capacities=rows.capacities,
@@ -120,10 +127,19 @@ class Speculator:
                 aux_hidden=aux_hidden,
                 num_drafts=rows.num_next,
             ),
-            self.drafts[:num_rows],
+            drafts,
         )
-        is_draft = (self.drafts[:num_rows] >= 0).to(torch.int32).cumprod(1)
-        torch.sum(is_draft, 1, dtype=torch.int32, out=verdict.proposed)
+        if rows.num_next:
+            is_draft = (drafts >= 0).to(torch.int32).cumprod(1)
+            torch.sum(is_draft, 1, dtype=torch.int32, out=verdict.proposed)
+
+    def _of_rows(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor, Verdict]:
+        """What a step writes of its rows: newest tokens, tokens computed, drafts, and its verdict."""
+        if num_rows not in self._views:
+            tensors = self._input_batch.newest, self._computed, self.drafts
+            newest, computed, drafts = (tensor[:num_rows] for tensor in tensors)
+            self._views[num_rows] = newest, computed, drafts, Verdict(*self._verdict[:, :num_rows])
+        return self._views[num_rows]
 
     def left(self, num_rows: int) -> Tensor:
         """Of each row of the last step tokens that are computed, then drafts, [rows, 1 + k] int32."""
