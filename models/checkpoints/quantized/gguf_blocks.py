@@ -33,10 +33,8 @@ def kept_as(device: torch.device) -> str:
     """
     if device.type != "cuda":
         return "blocks"
-    is_known = torch.cuda.is_available()
-    return (
-        "groups" if not is_known or torch.cuda.get_device_capability(device) == HOPPER else "four_bit_groups"
-    )
+    has_kernel = not torch.cuda.is_available() or torch.cuda.get_device_capability(device) == HOPPER
+    return "groups" if has_kernel else "four_bit_groups"
 
 
 def read(fields: Fields) -> Dialect:
