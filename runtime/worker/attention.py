@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import CompileError, UnsupportedError, shown
+from ...common.huge_pages import advise_huge_pages
 from ...custom_ops._shared import registry
 from ...custom_ops._shared.fp8 import FP8
 from ...custom_ops.paged_attention import _cuda, _rotating
@@ -189,7 +190,8 @@ def allocate_caches(
 ) -> list[tuple[Tensor, Tensor]]:
     """Keys and values [num_blocks, block_size, num_kv_heads, head_dim] of every layer; in int8 head_dim + 4.
 
-    The null block is zeros, others have any contents. Memory that no request reaches is never touched.
+    The null block is zeros, others have any contents. Memory that no request reaches is never touched; on a
+    CPU it comes by huge pages, where the system has them.
     """
     shape = (num_blocks, block_size, num_kv_heads, cache_width(head_dim, dtype))
     caches = [
@@ -197,6 +199,8 @@ def allocate_caches(
         for _ in range(num_layers)
     ]
     for keys, values in caches:
+        for cache in (keys, values) if device.type == "cpu" else ():
+            advise_huge_pages(cache.data_ptr(), cache.nbytes)
         keys[NULL_BLOCK].zero_()
         values[NULL_BLOCK].zero_()
     return caches
