@@ -104,16 +104,18 @@ struct ChunkOfA {
   }
 };
 
-// Which columns are the first of an mma does not matter, as long as they are the same ones of A and of x.
+// Adds to two sums, of the halves of a chunk: neither mma waits for the other. Which columns are the first of an mma
+// does not matter, as long as they are the same ones of A and of x.
 template <typename T>
-__device__ __forceinline__ void multiply_chunk(float (&sums)[4], const ChunkOfA<T>& a, const Vec<T, 8>& x) {
+__device__ __forceinline__ void multiply_chunk(float (&sums)[2][4], const ChunkOfA<T>& a, const Vec<T, 8>& x) {
   const auto* low = reinterpret_cast<const uint32_t*>(&a.low.raw);
   const auto* high = reinterpret_cast<const uint32_t*>(&a.high.raw);
   const auto* given = reinterpret_cast<const uint32_t*>(&x.raw);
 #pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const uint32_t left[4] = {low[i], high[i], low[i + 1], high[i + 1]}, right[2] = {given[i], given[i + 1]};
-    multiply_add(sums, left, right, T{});
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t left[4] = {low[2 * i], high[2 * i], low[2 * i + 1], high[2 * i + 1]};
+    const uint32_t right[2] = {given[2 * i], given[2 * i + 1]};
+    multiply_add(sums[i], left, right, T{});
   }
 }
 
@@ -152,7 +154,7 @@ __device__ __forceinline__ void shrink_round(const Lora<T>& p, const HeldAdapter
     given[i] = load_if(has_token && first + i * kChunkStride < p.columns, x + first + i * kChunkStride);
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
-    float sums[4] = {};
+    float sums[2][4] = {};
     if (tile == 0) {
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) multiply_chunk(sums, held.chunks[i], given[i]);
@@ -166,7 +168,8 @@ __device__ __forceinline__ void shrink_round(const Lora<T>& p, const HeldAdapter
     }
     float* to = shared_floats(partials) + (tile * kLoraWarps + warp_index()) * kWarpFloats;
     to += lane % 4 * 2 * kPitch + lane / 4;
-    to[0] = sums[0], to[kPitch] = sums[1], to[8] = sums[2], to[kPitch + 8] = sums[3];
+    to[0] = sums[0][0] + sums[1][0], to[kPitch] = sums[0][1] + sums[1][1];
+    to[8] = sums[0][2] + sums[1][2], to[kPitch + 8] = sums[0][3] + sums[1][3];
   }
 }
 
@@ -214,23 +217,25 @@ struct Outputs {
   }
 
   __device__ __forceinline__ void load_given(const Lora<T>& p, const LoraTile& tile) {
+    const int first = tile.first + static_cast<int>(threadIdx.x);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r)
+    for (int t = 0; t < kHalfRound; ++t) {
+      const T* from = p.y + static_cast<int64_t>(tokens[t]) * p.y_token + first;
 #pragma unroll
-      for (int t = 0; t < kHalfRound; ++t) {
-        const int row = tile.first + static_cast<int>(threadIdx.x) + r * kLoraThreads;
-        if (t < count && row < tile.last) values[r][t] = p.y[static_cast<int64_t>(tokens[t]) * p.y_token + row];
-      }
+      for (int r = 0; r < kRows; ++r)
+        values[r][t] = t < count && first + r * kLoraThreads < tile.last ? from[r * kLoraThreads] : T{};
+    }
   }
 
   __device__ __forceinline__ void write(const Lora<T>& p, const LoraTile& tile) const {
+    const int first = tile.first + static_cast<int>(threadIdx.x);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r)
+    for (int t = 0; t < kHalfRound; ++t) {
+      T* to = p.out + static_cast<int64_t>(tokens[t]) * p.num_rows + first;
 #pragma unroll
-      for (int t = 0; t < kHalfRound; ++t) {
-        const int row = tile.first + static_cast<int>(threadIdx.x) + r * kLoraThreads;
-        if (t < count && row < tile.last) p.out[static_cast<int64_t>(tokens[t]) * p.num_rows + row] = values[r][t];
-      }
+      for (int r = 0; r < kRows; ++r)
+        if (t < count && first + r * kLoraThreads < tile.last) to[r * kLoraThreads] = values[r][t];
+    }
   }
 };
 
@@ -327,10 +332,15 @@ __device__ __forceinline__ void copy_group(const Lora<T>& p, const LoraTile& til
   }
 }
 
+// Blocks that a processor has registers for. Those that hold little leave room for a GEMM's, and find it beside them.
+template <int kChunks, int kRows>
+constexpr int kBlocksAtOnce = kChunks * kRows == 2 ? 3 : 2;
+
 // Slots, scales, A and B are read before the kernel ahead has ended: no kernel of a CUDA graph that has this one may
 // write them.
 template <typename T, int kChunks, int kRows>
-__global__ void __launch_bounds__(kLoraThreads, 2) lora_cluster_kernel(const __grid_constant__ Lora<T> p) {
+__global__ void __launch_bounds__(kLoraThreads, kBlocksAtOnce<kChunks, kRows>)
+    lora_cluster_kernel(const __grid_constant__ Lora<T> p) {
   extern __shared__ uint8_t shared[];
   start_successor();
   const ClusterMemory at(shared_address(shared), rank_tiles(p));

@@ -52,7 +52,7 @@ WAYS = [Blocks(8, 1), Blocks(8, 8), Blocks(1, 1), Blocks(1, 8)]
 BY_ADAPTERS = [Blocks(8, 8, chunks, rows) for chunks, rows in ((2, 1), (2, 4), (7, 2))]
 ADAPTER_CASES = [
     Case(1, 8, (3,), rank=8),  # warps without a column
-    Case(40, 72, (2100, 9), rank=16),  # two windows; a part of two tiles
+    Case(34, 72, (2100, 9), rank=16),  # two windows; a part of two tiles
     Case(3, 4200, (8,), rank=24),  # chunks and ranks beyond those that are held
     Case(264, 40, (16,), rank=8),  # a cluster goes through all slots of a window
 ]
