@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument(
         "--tensor-parallel", type=int, default=1, help="GPUs; the floor is theirs without sums"
     )
+    parser.add_argument("--pipeline-parallel", type=int, default=1, help="stages, of so many GPUs each")
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument("--prefills", type=int, nargs="*", default=PREFILLS)
     parser.add_argument("--cuda-graphs", default="auto", choices=["auto", "off"])
@@ -94,6 +95,7 @@ def measure_shape(shape: str, options: argparse.Namespace, ceilings: dict[str, f
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         tensor_parallel=options.tensor_parallel,
+        pipeline_parallel=options.pipeline_parallel,
         compile=CompileConfig(cuda_graphs=options.cuda_graphs),
         cache_dir=options.cache_dir,
     )
