@@ -130,7 +130,12 @@ def resolve(
     if current_world().size == resolved.world_size:
         return _sized(resolved)
     sized = [_sized(replace(resolved, stage_index=index)) for index in range(max(1, num_stages))]
-    return min(sized, key=lambda one: (one.num_kv_blocks, -memory.weight_bytes(one)))
+    return min(sized, key=lambda one: (one.num_kv_blocks, -_bytes_of(one)))
+
+
+def _bytes_of(resolved: ResolvedRuntime) -> int:
+    """What weights and cache of a stage take."""
+    return memory.weight_bytes(resolved) + resolved.num_kv_blocks * memory.cache_block_bytes(resolved)
 
 
 def _cache_dtype(config: RuntimeConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -52,6 +52,34 @@ def test_info_says_what_each_rank_takes(tmp_path: Path) -> None:
     assert weights[0] > weights[1] > weights[2] > weights[0] / 4
 
 
+def test_info_says_what_each_stage_takes(tmp_path: Path) -> None:
+    folder = FAMILIES["qwen3"].save(tmp_path)
+    config = {"model": folder, "dtype": "float32"}
+    whole = sizing(RuntimeConfig(**config), say_nothing)
+    fit = sizing(RuntimeConfig(**config, pipeline_parallel=3), say_nothing)
+    assert [(one.first_layer, one.last_layer) for one in fit.stages] == [(0, 1), (2, 2), (3, 3)]
+    assert sum(one.weight_bytes for one in fit.stages) == whole.weight_bytes, "nothing twice, nothing left"
+    assert sum(one.token_bytes for one in fit.stages) == whole.token_bytes == 2 * fit.token_bytes
+    options = ["info", "--json", "--model", str(folder), "--pipeline-parallel", "3"]
+    told = json.loads(CliRunner().invoke(app, options).stdout)
+    assert [one["layers"] for one in told["stages"]] == ["0-1", "2-2", "3-3"]
+    assert told["ranks"] == 3
+
+
+def test_stages_that_cannot_be_are_refused_by_name(tmp_path: Path) -> None:
+    folder = FAMILIES["qwen3"].save(tmp_path)
+    with pytest.raises(
+        UnsupportedError, match=r"pipeline_parallel is 5, .* has 4 layers; wanted at most one"
+    ):
+        sizing(RuntimeConfig(model=folder, pipeline_parallel=5), say_nothing)
+    with pytest.raises(ConfigError, match="pipeline_parallel is 2 and speculative NGram"):
+        RuntimeConfig(model=folder, pipeline_parallel=2, speculative="ngram:3")
+    with pytest.raises(ConfigError, match="executor is 'uniproc' and 2 ranks"):
+        RuntimeConfig(model=folder, pipeline_parallel=2, executor="uniproc")
+    with pytest.raises(ConfigError, match="pipeline_parallel is 2; wanted 1, since verify compares"):
+        verify(RuntimeConfig(model=folder, pipeline_parallel=2), [], 1, say_nothing)
+
+
 def test_what_ranks_cannot_share_out_is_said_on_the_command_line(tmp_path: Path) -> None:
     folder = FAMILIES["qwen2"].save(tmp_path)
     result = CliRunner().invoke(app, ["info", "--model", str(folder), "--tensor-parallel", "3"])
