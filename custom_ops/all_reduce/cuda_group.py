@@ -27,7 +27,7 @@ class CudaGroup:
     a GPU can be captured in a CUDA graph, once it has been done for the same size.
     """
 
-    def __init__(self, host: GlooGroup, device: torch.device, *, timeout: float = 300.0) -> None:
+    def __init__(self, host: GlooGroup, device: torch.device, *, timeout: float = 1800.0) -> None:
         self.rank, self.size, self._host = host.rank, host.size, host
         try:
             self._nccl: Any = host.over_nccl(timeout)

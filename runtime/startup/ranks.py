@@ -20,6 +20,8 @@ from .loader import load_rank, note_use
 from .stopwatch import Stopwatch
 from .worker_facts import facts_of
 
+SECONDS_TO_WAIT = 1800.0  # for a rank that compiles or measures; one that is lost is noticed by the executor
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedRank:
@@ -41,7 +43,7 @@ def joined_ranks(meeting: str, parallel: ParallelConfig, *, rank: int, num_threa
     if parallel.world_size == 1:
         yield
         return
-    world = GlooGroup(meeting, rank=rank, size=parallel.world_size)
+    world = GlooGroup(meeting, rank=rank, size=parallel.world_size, timeout=SECONDS_TO_WAIT)
     set_group(_group_of_layers(world, parallel), world)
     yield
     own = current_group()  # by now perhaps one of GPUs
