@@ -1,6 +1,7 @@
 """lamina::lora on one GPU: what the adapted projections of all layers add to a step, in one CUDA graph.
 
-Bytes are the least that must move: matrices of the slots in use, and x, y and the result once.
+Bytes are the least that must move: matrices of the slots in use, and x, y and the result once. `behind GEMMs`
+is what the first provider adds to the projections themselves, of which each is followed by it.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from lamina.custom_ops._shared.registry import select
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_lora_op.json"
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 
-Call = Callable[[], Tensor]
+Call = Callable[..., Tensor]
 
 
 def projections(shape: str) -> list[tuple[tuple[int, ...], int]]:
@@ -52,16 +53,36 @@ def operands(shape: str, num_tokens: int, num_slots: int, rank: int) -> list[tup
     ]
 
 
-def measure(shape: str, num_tokens: int, options: argparse.Namespace) -> dict[str, Any]:
+def weights(shape: str) -> list[Tensor]:
+    """The projections that the calls of a step are behind."""
+    layers = range(SHAPES[shape]["num_hidden_layers"])
+    return [random(sum(rows), columns) for _ in layers for rows, columns in projections(shape)]
+
+
+def added_to_gemms(matrices: list[Tensor], given: list[tuple[Any, ...]], call: Call, repeats: int) -> float:
+    """Milliseconds that a step's projections take longer with a call behind each."""
+    linear, pairs = torch.ops.lamina.linear.default, list(zip(matrices, given, strict=True))
+    alone: list[Call] = [lambda x=x, w=w: linear(x, w) for w, (_, x, *_) in pairs]
+    both: list[Call] = [
+        lambda x=x, w=w, rest=rest: call(linear(x, w), x, *rest) for w, (_, x, *rest) in pairs
+    ]
+    return (seconds(both, repeats) - seconds(alone, repeats)) * len(pairs) * 1e3
+
+
+def measure(
+    shape: str, num_tokens: int, matrices: list[Tensor], options: argparse.Namespace
+) -> dict[str, Any]:
     """Milliseconds of a step's calls by each provider."""
     given, used = operands(shape, num_tokens, options.slots, options.rank), min(num_tokens, options.slots)
-    matrices = sum((a.nbytes + b.nbytes) * used // options.slots for _, _, a, b, *_ in given)
+    num_bytes = sum((a.nbytes + b.nbytes) * used // options.slots for _, _, a, b, *_ in given)
     row: dict[str, Any] = {"shape": shape, "tokens": num_tokens, "ms": {}}
-    row["bytes"] = matrices + sum(2 * y.nbytes + x.nbytes for y, x, *_ in given)
+    row["bytes"] = num_bytes + sum(2 * y.nbytes + x.nbytes for y, x, *_ in given)
     for name in options.providers:
         call = select("lora", device=DEVICE, dtype=DTYPE, provider=name).call
         calls: list[Call] = [lambda one=one, call=call: call(*one) for one in given]
         row["ms"][name] = seconds(calls, options.repeats) * len(given) * 1e3
+    first = select("lora", device=DEVICE, dtype=DTYPE, provider=options.providers[0]).call
+    row["behind_gemms_ms"] = added_to_gemms(matrices, given, first, options.repeats)
     return row
 
 
@@ -78,10 +99,12 @@ def main() -> None:
     options = parser.parse_args()
     bandwidth, rows = copy_bandwidth(), []
     for shape in options.shapes:
+        matrices = weights(shape)
         for num_tokens in options.tokens:
-            rows.append(measure(shape, num_tokens, options))
+            rows.append(measure(shape, num_tokens, matrices, options))
             floor = rows[-1]["bytes"] / bandwidth * 1e3
             cells = "   ".join(f"{name} {taken:7.3f}" for name, taken in rows[-1]["ms"].items())
+            cells += f"   behind GEMMs {rows[-1]['behind_gemms_ms']:7.3f}"
             print(f"{shape} {num_tokens:4} tokens   ms a step: {cells}   bytes {floor:7.3f}", flush=True)
     facts = {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"), "bandwidth": bandwidth}
     options.output.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
