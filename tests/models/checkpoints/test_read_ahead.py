@@ -1,6 +1,8 @@
 """Tensors read ahead by threads: bit for bit those of plain loading, whatever the sizes; none is left."""
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,9 +150,13 @@ def test_progress_counts_tensors_and_not_their_pieces(tiny_folder: Path) -> None
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, RuntimeError])
 def test_whatever_ends_a_load_leaves_no_thread_and_it_can_be_begun_again(
-    tiny_folder: Path, failure: type[BaseException]
+    tiny_folder: Path, failure: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader, calls = small(), []
+    reader, calls, read = small(), [], os.preadv
+
+    def read_slowly(*where: Any) -> int:  # so that threads are at it when the load ends
+        time.sleep(0.02)
+        return read(*where)
 
     def fail(*said: object) -> None:
         calls.append(said)
@@ -159,9 +165,12 @@ def test_whatever_ends_a_load_leaves_no_thread_and_it_can_be_begun_again(
             raise failure("enough")
 
     weights = loaded(tiny_folder, None)
-    with pytest.raises(failure, match="enough"):
-        loaded(tiny_folder, reader, into=weights, progress=fail)
-    assert num_threads() == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", read_slowly)
+        with pytest.raises(failure, match="enough") as caught:
+            loaded(tiny_folder, reader, into=weights, progress=fail)
+        assert num_threads() == 0
+    assert caught.tb is not None  # whose frames were not dropped before
     for tensor in {*weights.by_name.values()}:
         tensor.zero_()
     check_same(loaded(tiny_folder, reader, into=weights), loaded(tiny_folder, None))
