@@ -25,9 +25,14 @@ template <int kChunks, int kRows, typename T>
 int launch_clusters(const lamina::Lora<T>& p, cudaStream_t stream) {
   const int64_t windows = lamina::ceil_div(p.tokens, lamina::kWindow);
   const int64_t blocks = windows * p.num_groups * p.num_tiles * lamina::kSegments;
-  return lamina::launch_clusters_pdl(lamina::kSegments, lamina::lora_cluster_kernel<T, kChunks, kRows>,
-                                     dim3(static_cast<unsigned>(blocks)), dim3(lamina::kLoraThreads),
-                                     lamina::ClusterMemory(0, lamina::rank_tiles(p)).end(), stream, p);
+  const auto kernel = lamina::lora_cluster_kernel<T, kChunks, kRows>;
+  // As the GEMMs around it need it: a processor divides its memory anew only when it is idle, so not beside another.
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  if (error != cudaSuccess) return lamina::cleared(error);
+  return lamina::launch_clusters_pdl(lamina::kSegments, kernel, dim3(static_cast<unsigned>(blocks)),
+                                     dim3(lamina::kLoraThreads), lamina::ClusterMemory(0, lamina::rank_tiles(p)).end(),
+                                     stream, p);
 }
 
 // In clusters that read an adapter once for all of its tokens.
