@@ -1,9 +1,9 @@
 // The same in 16-bit types, on GPUs with clusters: an adapter is read once for all tokens of a window that have it.
 //
-// A cluster has the tokens of a window with one slot, and some outputs of one part. What its warps read of A and B is
-// on its way to their registers before the projection ahead has ended. Then each warp multiplies chunks of the columns
-// for 8 tokens on tensor cores, in float32; the blocks send their sums to each other, add them up in the order of the
-// blocks, and expand outputs of their own. A token's bits depend on its columns and rank alone.
+// A cluster has the tokens of a window with one slot, and some outputs of one part. Its warps load what they read of A
+// and B before the projection ahead has ended. Then each warp multiplies chunks of the columns for 8 tokens on tensor
+// cores, in float32; the blocks send their sums to each other, add them up in the order of the blocks, and expand
+// outputs of their own. A token's bits depend on its columns and rank alone.
 #pragma once
 
 #include "cuda_mma.cuh"
@@ -119,27 +119,40 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[2][4], const ChunkO
   }
 }
 
-// What a thread holds of an adapter: the first chunks of 16 rows of A, and 16 ranks of its rows of B.
+// What a thread holds of an adapter: the first chunks of 16 rows of A, and 16 ranks of its rows of B. Where registers
+// have no room for both, those of B come to the L2 cache first.
 template <typename T, int kChunks, int kRows>
 struct HeldAdapter {
+  static constexpr bool kHasRoom = kChunks <= 2;
   const T *a, *b;
   ChunkOfA<T> chunks[kChunks];
   Vec<T, 8> rows[kRows][kHeldVecs];
 
-  __device__ __forceinline__ void load_rows(const Lora<T>& p, const LoraTile& tile, int slot, int block) {
+  __device__ __forceinline__ void begin(const Lora<T>& p, const LoraTile& tile, int slot, int block) {
     a = matrix_a(p, slot, tile.part);
     b = p.b + (static_cast<int64_t>(slot) * p.num_rows + tile.first + static_cast<int>(threadIdx.x)) * p.rank;
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) chunks[i].load_chunk(p, a, 0, first_column(block) + i * kChunkStride);
+    if constexpr (kHasRoom)
+      hold_rows(p, tile);
+    else
+      for (int r = 0; r < kRows; ++r)
+        if (has_row(tile, r)) prefetch_to_l2(b + static_cast<int64_t>(r) * kLoraThreads * p.rank);
+  }
+
+  __device__ __forceinline__ void hold_rows(const Lora<T>& p, const LoraTile& tile) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int i = 0; i < kHeldVecs; ++i) rows[r][i] = load_of_b(p, tile, r, i);
   }
 
+  __device__ __forceinline__ static bool has_row(const LoraTile& tile, int r) {
+    return tile.first + static_cast<int>(threadIdx.x) + r * kLoraThreads < tile.last;
+  }
+
   __device__ __forceinline__ Vec<T, 8> load_of_b(const Lora<T>& p, const LoraTile& tile, int r, int vec) const {
-    const int row = tile.first + static_cast<int>(threadIdx.x) + r * kLoraThreads;
-    return load_if(row < tile.last && vec * 8 < p.rank, b + static_cast<int64_t>(r) * kLoraThreads * p.rank + vec * 8);
+    return load_if(has_row(tile, r) && vec * 8 < p.rank, b + static_cast<int64_t>(r) * kLoraThreads * p.rank + vec * 8);
   }
 };
 
@@ -296,7 +309,7 @@ __device__ __forceinline__ void expand_tokens(const Lora<T>& p, const LoraTile& 
 // Up to 8 tokens of a group, from this one on. All blocks of a cluster call it together.
 template <int kChunks, int kRows, typename T>
 __device__ __forceinline__ void add_round(const Lora<T>& p, const LoraTile& tile, const TokenGroup& group, int first,
-                                          const HeldAdapter<T, kChunks, kRows>& held, float scale, int block,
+                                          HeldAdapter<T, kChunks, kRows>& held, float scale, int block,
                                           const ClusterMemory& at, uint32_t parity) {
   const int tiles = rank_tiles(p), own = first + lane_index() / 4;
   if (threadIdx.x == 0) arrive_expecting(at.sent, static_cast<uint32_t>(tiles * kSegments * kTileSums * 4));
@@ -309,6 +322,7 @@ __device__ __forceinline__ void add_round(const Lora<T>& p, const LoraTile& tile
   Outputs<T, kRows> outputs;
   outputs.find(group, first);
   outputs.load_given(p, tile);  // meanwhile
+  if constexpr (!HeldAdapter<T, kChunks, kRows>::kHasRoom) held.hold_rows(p, tile);
   wait_barrier(at.sent, parity);
   add_received(at, tiles);
   __syncthreads();
@@ -358,7 +372,7 @@ __global__ void __launch_bounds__(kLoraThreads, kBlocksAtOnce<kChunks, kRows>)
     const TokenGroup group = group_of(window, index);
     const float scale = group.slot < 0 ? 0.0f : p.scales[group.slot * p.num_parts + tile.part];
     HeldAdapter<T, kChunks, kRows> held;
-    if (group.slot >= 0) held.load_rows(p, tile, group.slot, block);
+    if (group.slot >= 0) held.begin(p, tile, group.slot, block);
     if (index == first) wait_for_predecessor();
     if (scale == 0.0f) copy_group<kRows>(p, tile, group);
     for (int token = 0; scale != 0.0f && token < group.count; token += kRound, parity ^= 1)
