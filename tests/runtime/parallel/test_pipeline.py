@@ -64,10 +64,10 @@ def test_stages_compute_at_the_same_time(tmp_path: Path) -> None:
     [
         ("qwen3-tied", 1, 2),
         ("gemma3", 1, 4),  # tied, sliding layers in the first two stages alone, two ropes
-        ("llama-chunks", 1, 3),
-        ("smollm3-windows", 1, 2),
         ("granite", 2, 2),
-        ("gemma2", 2, 2),
+        pytest.param("llama-chunks", 1, 3, marks=pytest.mark.long),
+        pytest.param("smollm3-windows", 1, 2, marks=pytest.mark.long),
+        pytest.param("gemma2", 2, 2, marks=pytest.mark.long),
     ],
 )
 def test_logits_are_those_of_one_process(

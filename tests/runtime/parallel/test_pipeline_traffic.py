@@ -22,7 +22,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize
 PROMPTS = [[5, 9, 301], [7] * 11 + [44, 3], [3, 1, 4, 1, 5]]
 
 
-@pytest.mark.parametrize("tensor_parallel, stages", [(1, 2), (2, 2)])
+@pytest.mark.parametrize("tensor_parallel, stages", [(1, 2), pytest.param(2, 2, marks=pytest.mark.long)])
 def test_random_traffic_has_the_tokens_of_one_process(
     tensor_parallel: int, stages: int, tiny_text_folder: Path
 ) -> None:
@@ -65,7 +65,12 @@ def tokens_of(folder: Path, **settings: Any) -> Any:
 
 @pytest.mark.parametrize(
     "ranks, stages, tensor_parallel",
-    [({0}, 2, 1), ({1}, 3, 1), ({2}, 3, 1), ({2, 3}, 2, 2)],
+    [
+        ({1}, 3, 1),
+        pytest.param({0}, 2, 1, marks=pytest.mark.long),
+        pytest.param({2}, 3, 1, marks=pytest.mark.long),
+        pytest.param({2, 3}, 2, 2, marks=pytest.mark.long),
+    ],
 )
 def test_a_step_that_fails_in_any_stage_is_tried_again(
     ranks: set[int], stages: int, tensor_parallel: int, tmp_path: Path
