@@ -72,7 +72,7 @@ def apart_kind(kind: Any) -> Any:
         return LaminaError
     if dataclasses.is_dataclass(kind):
         return GenericAlias(tuple, tuple(apart_kind(field.type) for field in dataclasses.fields(kind)))
-    if get_origin(kind) is np.ndarray:
+    if get_origin(kind) in (np.ndarray, NDArray):  # from numpy 2.5 on an alias is its own origin
         return np.ndarray
     if get_origin(kind) in (Union, UnionType):
         return Union[tuple(apart_kind(each) for each in get_args(kind))]  # noqa: UP007
