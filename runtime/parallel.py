@@ -43,9 +43,6 @@ class ParallelConfig:
         if self.ray_placement != "strict_pack" and self.executor != "ray":
             got = f"ray_placement is {self.ray_placement!r} and executor {self.executor!r}"
             raise ConfigError(f"{got}; wanted executor='ray' with it")
-        if self.executor == "ray" and self.data_parallel > 1:
-            got = f"executor is 'ray' and data_parallel {self.data_parallel}"
-            raise ConfigError(f"{got}; wanted data_parallel 1, or another executor: engines share no cluster")
         if self.executor == "uniproc" and self.world_size > 1:
             got = f"executor is 'uniproc' and {self.world_size} ranks are asked for"
             raise ConfigError(f"{got}; wanted auto, multiproc or ray")

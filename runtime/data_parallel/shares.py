@@ -27,12 +27,16 @@ class Share:
 def shares(settings: Mapping[str, Any]) -> list[Share]:
     """Returns what each engine of `settings["data_parallel"]` is made with.
 
-    On GPUs each has as many as it has ranks, those after the engine's before. ConfigError where there
-    are too few, or one device is named.
+    On GPUs each has as many as it has ranks, those after the engine's before, but on a Ray cluster, which
+    gives out its own. ConfigError where there are too few, one device is named, or no such cluster.
     """
     given = {name: settings[name] for name in PARALLEL if name in settings}
     parallel = ParallelConfig(**given)
-    gpus = _gpus(settings.get("device", "auto"), parallel)
+    on_ray = settings.get("executor") == "ray"
+    if on_ray and env.ray_address() is None:
+        got = f"executor is 'ray', data_parallel {parallel.data_parallel} and RAY_ADDRESS is not set"
+        raise ConfigError(f"{got}; wanted the address of a cluster, which engines share")
+    gpus = [] if on_ray else _gpus(settings.get("device", "auto"), parallel)
     return [_share(settings, number, gpus, parallel.world_size) for number in range(parallel.data_parallel)]
 
 

@@ -44,6 +44,16 @@ def test_on_the_cpu_engines_have_this_processs_environment_and_logs_of_their_own
         shares({"data_parallel": 2, "device": "cuda"})
 
 
+def test_on_a_ray_cluster_that_all_share_gpus_are_given_out_by_it(monkeypatch):
+    settings = {"data_parallel": 2, "tensor_parallel": 2, "executor": "ray"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert [(share.gpus, share.environment) for share in shares(settings)] == [((), None)] * 2
+    monkeypatch.delenv("RAY_ADDRESS")
+    with pytest.raises(ConfigError, match="RAY_ADDRESS is not set; wanted the address of a cluster"):
+        shares(settings)
+
+
 def test_gpus_are_counted_as_the_driver_names_them(tmp_path):
     assert num_gpus(tmp_path / "none") == 0
     for name in ("0000:01:00.0", "0000:02:00.0"):

@@ -1,5 +1,6 @@
 """Ranks as actors on two Ray nodes: one process's tokens, errors as values, and nothing left of any."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lamina import EngineDeadError, Runtime, SamplingParams
+from lamina import AsyncRuntime, EngineDeadError, Runtime, SamplingParams
 from lamina.common.errors import EngineError, UnsupportedError
 from lamina.runtime.executor import ray_cluster, ray_workers
 from lamina.runtime.executor.ray_workers import RayWorkers
@@ -173,6 +174,39 @@ def test_a_killed_actor_ends_every_request_and_the_next_start_works(
         assert ray.is_initialized()
     finally:
         ray.shutdown()
+
+
+def test_engines_share_a_cluster_and_one_that_loses_an_actor_comes_again(
+    tiny_text_folder: Path, folder_of_ray: Path, joined: None
+) -> None:
+    with Runtime.from_pretrained(tiny_text_folder, **SMALL) as runtime:
+        wanted = [output.outputs[0].token_ids for output in runtime.generate(PROMPTS, SHORT)]
+    settings = {**SMALL, "executor": "ray", "tensor_parallel": 2, "data_parallel": 2}
+
+    async def answers(runtime: AsyncRuntime) -> list[tuple[int, ...]]:
+        outputs = await asyncio.gather(*(runtime.generate(each, SHORT).output() for each in PROMPTS))
+        return [output.outputs[0].token_ids for output in outputs]
+
+    def are_serving(runtime: AsyncRuntime) -> bool:
+        return all(engine.state == "serving" for engine in runtime.engines())
+
+    async def body() -> None:
+        async with await AsyncRuntime.from_pretrained(
+            tiny_text_folder, engine="process", **settings
+        ) as runtime:
+            assert await answers(runtime) == wanted
+            assert all(engine.num_given for engine in runtime.engines())
+            os.kill(actors_of(folder_of_ray)[0], signal.SIGKILL)
+            while are_serving(runtime):  # an engine without requests learns of it with the next one
+                asked = (runtime.generate(each, SHORT).output() for each in PROMPTS)
+                await asyncio.gather(*asked, return_exceptions=True)
+            assert await answers(runtime) == wanted  # by the other one
+            while not are_serving(runtime):
+                await asyncio.sleep(0.05)
+            assert await answers(runtime) == wanted
+        wait_until(lambda: not actors_of(folder_of_ray), 120)
+
+    asyncio.run(asyncio.wait_for(body(), 600))
 
 
 def assert_dies(runtime: Runtime, *, rank: int) -> None:
