@@ -94,12 +94,17 @@ def test_what_nobody_expected_is_a_500_that_tells_nothing_and_a_log_that_tells_a
     async def fail(request: Request) -> Response:
         raise RuntimeError("a secret of the server")
 
-    async def add() -> None:
-        app.router.routes.append(Route("/fails", fail))
+    routes, own = server.server.app.router.routes, Route("/fails", fail)
 
-    app = server.server.app
+    async def add() -> None:
+        routes.append(own)
+
+    async def remove() -> None:
+        routes.remove(own)
+
     server.in_loop(add)
     answer = server.client.get("/fails", headers={"x-request-id": "find-me"})
+    server.in_loop(remove)
     assert answer.status_code == 500
     assert error_of(answer)["type"] == "server_error"
     assert "secret" not in answer.text
