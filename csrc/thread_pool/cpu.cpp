@@ -3,10 +3,12 @@
 // A thread joins a job while that is open; its caller takes chunks itself until none is left, closes the job and waits
 // for those that have joined, never for one that has not come. Idle threads spin, since the next kernel of a step
 // begins within microseconds, and then sleep. A thread that the system wakes on its caller's own CPU, as it likes to
-// where another process has the rest, would only take turns with it, and moves away.
+// where another process has the rest, would only take turns with it, and moves away; one that is stopped in the middle
+// of jobs rests.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <time.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -14,6 +16,7 @@
 #include <system_error>
 #include <thread>
 
+#include "rest.h"
 #include "thread_pool.h"
 
 namespace lamina {
@@ -62,6 +65,17 @@ class Cpus {
   void leave(int) const {}
 };
 #endif
+
+// This thread's time, for Rest.
+struct ThreadTime {
+  static std::chrono::nanoseconds now() { return Clock::now().time_since_epoch(); }
+  static std::chrono::nanoseconds used() {
+    timespec found;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &found);
+    return std::chrono::seconds(found.tv_sec) + std::chrono::nanoseconds(found.tv_nsec);
+  }
+  static void sleep(std::chrono::nanoseconds duration) { std::this_thread::sleep_for(duration); }
+};
 
 // Whether a condition came true while this thread spun for it.
 template <typename Condition>
@@ -162,15 +176,21 @@ class Pool {
   }
 
   void serve(int number) {
+    Rest<ThreadTime> rest;
     for (;;) {
       const uint32_t seen = num_opened_.load();
-      if (help(number)) continue;
+      if (help(number)) {
+        rest.after_job();
+        continue;
+      }
       const auto is_called = [this, seen] { return num_opened_.load() != seen; };
       if (spin(is_called)) continue;
       std::unique_lock<std::mutex> lock(mutex_);
       num_sleeping_.fetch_add(1);
       opened_.wait(lock, is_called);
       num_sleeping_.fetch_sub(1);
+      lock.unlock();
+      rest.begin();
     }
   }
 

@@ -15,6 +15,8 @@ from lamina.custom_ops.linear.choices import Method
 
 STRESS = Path(__file__).with_name("thread_pool_stress.cpp")
 TRIED = ["sizes", "callers", "nested", "exceptions", "absent", "forks"]
+REST = Path(__file__).with_name("thread_rest.cpp")
+RESTED = ["busy", "short-stops", "sleep", "longer-each-time", "short-after-long-quiet"]
 LIBRARIES = """
 import os, torch
 from lamina.custom_ops.linear import _cpu as one
@@ -31,12 +33,22 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 
 def test_every_chunk_is_computed_once_whoever_calls_forks_throws_or_does_not_come(tmp_path: Path) -> None:
-    program = tmp_path / "stress"
-    sources = [str(STRESS), str(CSRC / "thread_pool" / "cpu.cpp")]
-    flags = ["-std=c++17", "-O1", "-pthread", f"-I{CSRC / 'include'}"]
-    subprocess.run([*find_compiler(), *flags, *sources, "-o", str(program)], check=True)
+    assert said(tmp_path, STRESS, CSRC / "thread_pool" / "cpu.cpp") == TRIED
+
+
+def test_a_thread_rests_where_another_process_has_its_cpu_and_only_there(tmp_path: Path) -> None:
+    """Its callers are quicker without it: beside a busy process on each of two CPUs by a third."""
+    assert said(tmp_path, REST) == RESTED
+
+
+def said(folder: Path, *sources: Path) -> list[str]:
+    """What a program of these sources prints, which names what it has tried."""
+    program = folder / "program"
+    flags = ["-std=c++17", "-O1", "-pthread", f"-I{CSRC / 'include'}", f"-I{CSRC / 'thread_pool'}"]
+    subprocess.run([*find_compiler(), *flags, *map(str, sources), "-o", str(program)], check=True)
     done = subprocess.run([program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, TRIED, "")
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
 
 
 def test_no_kernel_has_threads_beside_those_of_the_pool() -> None:

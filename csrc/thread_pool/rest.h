@@ -1,0 +1,47 @@
+// When a thread of the pool leaves its CPU to others, because its callers are quicker without it.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace lamina {
+
+// Where another process wants this thread's CPU, the system stops it in the middle of jobs, for milliseconds, and its
+// caller waits for it; and with one thread more than there are CPUs the caller itself is stopped, too. So a thread that
+// was stopped sleeps for a while, and longer each time, unless nobody has stopped it for long.
+//
+// Time has now(), of a clock, and used(), what the thread has computed, both as durations; and sleep(duration).
+template <typename Time>
+class Rest {
+  using Duration = std::chrono::nanoseconds;
+
+ public:
+  static constexpr Duration kTurn = std::chrono::microseconds(700);  // shorter stops are the system's own
+  static constexpr Duration kShortest = std::chrono::milliseconds(10), kLongest = std::chrono::milliseconds(160);
+  static constexpr Duration kQuiet = std::chrono::milliseconds(500);
+
+  explicit Rest(Time time = Time()) : time_(time) { begin(); }
+
+  // To be called after each job: sleeps where the thread was stopped since begin().
+  void after_job() {
+    const Duration now = time_.now();
+    if (now - now_ <= kTurn) return;  // to ask for what was computed takes as long as a small job
+    const Duration used = time_.used();
+    const bool was_stopped = (now - now_) - (used - used_) > kTurn;
+    now_ = now, used_ = used;
+    if (!was_stopped) return;
+    length_ = now - rested_ > kQuiet ? kShortest : std::min(length_ * 2, kLongest);
+    time_.sleep(length_);
+    begin();
+    rested_ = now_;
+  }
+
+  // To be called after the thread has slept for want of jobs.
+  void begin() { now_ = time_.now(), used_ = time_.used(); }
+
+ private:
+  Time time_;
+  Duration now_{}, used_{}, length_ = kShortest, rested_ = -2 * kQuiet;
+};
+
+}  // namespace lamina
