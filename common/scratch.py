@@ -65,9 +65,16 @@ class TemporaryFolder:
         base = Path(tempfile.gettempdir() if base is None else base)
         prefix = f"lamina-{kind}-"
         _sweep_left(base, prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
         self._holding = contextlib.ExitStack()  # the lock is given back with this object at the latest
-        self._holding.enter_context(hold(self.path / LOCK))
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+            try:
+                self._holding.enter_context(hold(self.path / LOCK))
+            except (
+                FileNotFoundError
+            ):  # another process took it for left behind, between its lock's file and lock
+                continue
+            return
 
     def remove(self) -> None:
         """Remove it with all below it; a second time is nothing."""

@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from lamina.common import scratch
+from lamina.common.locks import hold
 from lamina.common.scratch import TemporaryFolder
 
 HOLD = """
@@ -42,6 +44,27 @@ def test_a_folder_is_of_this_user_alone_until_it_is_removed(tmp_path: Path) -> N
     folder.remove()
     folder.remove()
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_another_start_removes_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock's file is there for a moment before the lock is."""
+    removed = []
+
+    def removing(path: Path, **how: bool) -> AbstractContextManager[bool]:
+        if not removed:
+            removed.append(path.parent)
+            path.touch()
+            scratch._remove_left(path.parent)
+            assert not path.parent.exists()
+        return hold(path, **how)
+
+    monkeypatch.setattr(scratch, "hold", removing)
+    folder = TemporaryFolder("test", tmp_path)
+    assert folder.path.is_dir()
+    assert removed != [folder.path]
+    folder.remove()
 
 
 def test_what_a_killed_process_left_goes_with_the_next_start_and_what_others_use_stays(
