@@ -76,7 +76,7 @@ def serve(line: WorkerLine) -> bool:
     except BaseException as error:  # whatever it is, whoever waits is to hear of it
         from .executor.worker_loop import as_known
 
-        get_logger("runtime").critical("worker %d is lost: %s", line.rank, shown(error), exc_info=error)
+        _log_loss(line.rank, error)
         line.send(CoreLost(error=as_known(error)))
     else:
         return False
@@ -114,8 +114,12 @@ def _load_and_run(line: WorkerLine, start: StartWorker) -> None:
         try:
             loop.run()
         except LaminaError as error:  # which nobody has asked for, unlike those of loading
-            get_logger("runtime").critical("worker %d is lost: %s", rank, shown(error), exc_info=error)
+            _log_loss(rank, error)
             raise
+
+
+def _log_loss(rank: int, error: BaseException) -> None:
+    get_logger("runtime").critical("worker %d is lost: %s", rank, shown(error), exc_info=error)
 
 
 def _config(start: StartWorker) -> Any:

@@ -49,7 +49,7 @@ class Mail(Protocol):
     """
 
     def send(self, x: Tensor, to: int) -> Callable[[], None]:
-        """Send a tensor on its way. What is returned waits until it may be written again."""
+        """Begin to send a tensor. What is returned waits until it may be written again."""
 
     def receive(self, x: Tensor, source: int) -> None:
         """Fill a tensor with the next one that a rank has sent, which is as large."""

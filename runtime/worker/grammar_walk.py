@@ -104,7 +104,7 @@ class GrammarWalk:
         """Write the mask [words] of the position where it stands, a bit an id."""
         token = self.token_at(position)
         if token is None:
-            self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            self.time_mask(mask)
         else:
             mask[:] = 0
             mask.view(np.uint32)[token // 32] = 1 << token % 32

@@ -11,7 +11,7 @@ from ...common.errors import EngineError
 from ...compiler.execution.message import MessageLayout, failure_of
 from ...custom_ops.all_reduce.group import Mail
 
-NUM_BUFFERS = 2  # messages that are on their way while the next one is made
+NUM_BUFFERS = 2  # messages: one is in flight while the next is made
 
 
 class EarlierStageFailedError(EngineError):

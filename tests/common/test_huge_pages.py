@@ -1,4 +1,4 @@
-"""Memory in huge pages: what it holds stays, and what has none is told."""
+"""Memory in huge pages: what it holds stays, and less than a huge page is left alone."""
 
 import ctypes
 import mmap

@@ -3,13 +3,18 @@
 import pytest
 import torch
 
-from lamina import Runtime, SamplingParams
+from lamina import Runtime
 from lamina.common.errors import UnsupportedError
 from lamina.runtime.startup import memory
 from lamina.runtime.startup.identity import system_fingerprint
 
 from ..families import FAMILIES
-from .known_answers import PROMPTS, logprobs, prompt, tokens
+from .known_answers import (
+    assert_swapping_changes_no_token,
+    assert_traffic_changes_no_token,
+    distance_of_kernels,
+    logprobs,
+)
 
 WIDE = {"dtype": "float64", "compile": False, "kv_cache_dtype": "int8"}
 NAMES = ["llama-chunks", "qwen3", "gemma2"]
@@ -23,27 +28,15 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 def test_requests_get_their_own_tokens_together_in_chunks_after_hits_and_preemptions(folders, name):
     """In float64, whose rounding lets no number fall to another side of a whole one."""
-    settings = {**WIDE, "block_size": 4, "max_model_len": 128}
-    with Runtime.from_pretrained(folders[name], **settings) as runtime:
-        alone = [tokens(runtime, [one])[0] for one in PROMPTS]
-        assert tokens(runtime) == alone
-        assert runtime.stats()["prefix_cache"]["hit_tokens"] > 0
-    small = {"num_kv_blocks": 16, "max_num_batched_tokens": 9, "prefill_chunk": 4}
-    with Runtime.from_pretrained(folders[name], **settings, **small) as runtime:
-        assert tokens(runtime) == alone
-        assert runtime.stats()["preemptions"] > 0 or name != "qwen3", "others hold windows alone"
+    assert_traffic_changes_no_token(folders[name], WIDE, keeps_all=name == "qwen3")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_and_the_formula_give_the_same_likelihoods(folders, name, dtype):
     """What is rounded may differ by one step where sums differ in their last place."""
-    found = []
-    for attention in ("cpu", "reference"):
-        settings = {"compile": False, "dtype": dtype, "kv_cache_dtype": "int8", "attention": attention}
-        with Runtime.from_pretrained(folders[name], max_model_len=128, **settings) as runtime:
-            found.append(logprobs(runtime))
-    assert (found[0] - found[1]).abs().mean() < (0.001 if dtype == "float32" else 0.1)
+    distance = distance_of_kernels(folders[name], dtype=dtype, kv_cache_dtype="int8")
+    assert distance < (0.001 if dtype == "float32" else 0.1)
 
 
 def test_int8_is_a_finer_rounding_than_fp8(folders):
@@ -58,18 +51,8 @@ def test_int8_is_a_finer_rounding_than_fp8(folders):
 
 
 def test_blocks_that_go_to_the_host_and_back_take_their_scales_along(tiny_folder):
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    prompts = [prompt(8 + number % 5, number) for number in range(16)]
-    with Runtime.from_pretrained(tiny_folder, **WIDE) as runtime:
-        alone = [tokens(runtime, [one], params)[0] for one in prompts]
     block = 4 * 2 * 2 * 2 * (16 + 4)  # tokens, layers, keys and values, heads, head_dim and scale
-    limits = {"block_size": 4, "num_kv_blocks": 4 * 9 + 1, "swap_bytes": 60 * block}
-    with Runtime.from_pretrained(tiny_folder, **WIDE, **limits) as runtime:
-        assert tokens(runtime, prompts, params) == alone
-        swap = runtime.stats()["swap"]
-        assert swap["total"] == 60
-        assert swap["in"] > 0
-        assert swap["in_bytes"] == swap["in"] * block
+    assert_swapping_changes_no_token(tiny_folder, WIDE, block)
 
 
 def test_a_cache_of_given_bytes_holds_more_tokens_and_answers_are_told_apart(tiny_folder, monkeypatch):
