@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import CompileError, UnsupportedError, shown
-from ...common.huge_pages import advise_huge_pages
+from ...common.pages import advise_huge_pages
 from ...custom_ops._shared import registry
 from ...custom_ops._shared.fp8 import FP8
 from ...custom_ops.paged_attention import _cuda, _rotating

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, UntypedStorage
 
+from ...common.pages import give_pages_back
+
 
 class TensorMemory:
     """The memory of tensors, which goes and comes while the tensors stay the objects that others hold."""
@@ -21,9 +23,13 @@ class TensorMemory:
         return sum(self._sizes)
 
     def drop(self) -> None:
-        """Give it back; what it held is lost."""
-        for storage in self._storages:
-            storage.resize_(0)
+        """Give it back; what it held is lost.
+
+        On a CPU page by page: what is freed may stay in the heap of the thread that had it allocated.
+        """
+        for storage, device in zip(self._storages, self._devices, strict=True):
+            if device.type != "cpu" or not give_pages_back(storage.data_ptr(), storage.nbytes()):
+                storage.resize_(0)
 
     def take(self) -> None:
         """Take again what is not there, with any contents."""

@@ -1,9 +1,7 @@
 """A runtime that sleeps: its memory is given back, requests wait, and the tokens after it are the same."""
 
 import asyncio
-import ctypes
 import gc
-import mmap
 import os
 import threading
 from pathlib import Path
@@ -22,6 +20,7 @@ from lamina import (
     SamplingParams,
 )
 
+from ..resident_pages import resident_of
 from .asking import SMALL, iterate, tokens_of, until
 
 LONG = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -94,17 +93,6 @@ def test_the_prefix_cache_is_empty_after_it(open_runtime):
 def resident_bytes():
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
-def resident_of(ranges):
-    """Bytes of whole pages at these addresses that the system keeps for the process, whatever they hold."""
-    mincore, found = ctypes.CDLL(None).mincore, 0
-    for address, size in ranges:
-        for page in range(address // mmap.PAGESIZE, -(-(address + size) // mmap.PAGESIZE)):
-            is_there = ctypes.c_ubyte(0)  # and stays so where nothing is mapped any more
-            mincore(ctypes.c_void_p(page * mmap.PAGESIZE), ctypes.c_size_t(1), ctypes.byref(is_there))
-            found += (is_there.value & 1) * mmap.PAGESIZE
-    return found
 
 
 def open_files():
