@@ -2,7 +2,7 @@
 
 Every level is slept several times: the first sleep of level 1 also pins memory of the host, which is kept.
 Exits with 1 where a sleep gave back less than 95 % of weights and cache or a later one took longer than its
-bound, where a first token came later than its bound, or where tokens changed.
+bound, where a first token came later than its bound, or where weights or tokens changed.
 """
 
 import argparse
@@ -72,15 +72,17 @@ def measure(model: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
         cache_dir=options.cache_dir,
     ) as runtime:
         print(f"opened in {time.perf_counter() - started:.1f} s", flush=True)
-        before = tokens(runtime)
+        before = tokens(runtime), sums(runtime)
         return [
-            cycle(runtime, level, number, before)
+            cycle(runtime, level, number, *before)
             for level in options.levels
             for number in range(options.cycles)
         ]
 
 
-def cycle(runtime: Runtime, level: int, number: int, before: list[tuple[int, ...]]) -> dict[str, Any]:
+def cycle(
+    runtime: Runtime, level: int, number: int, before: list[tuple[int, ...]], weights: list[float]
+) -> dict[str, Any]:
     """One sleep, one wake, one token; then all the answers again."""
     total, full, times = runtime._loaded.runner._memory.num_bytes, used(), [time.perf_counter()]
     runtime.sleep(level)
@@ -101,11 +103,13 @@ def cycle(runtime: Runtime, level: int, number: int, before: list[tuple[int, ...
         "sleep_s": times[1] - times[0],
         "wake_s": times[3] - times[2],
         "wake_to_token_s": times[4] - times[2],
+        "changed_weights": sum(one != other for one, other in zip(sums(runtime), weights, strict=True)),
         "is_same": tokens(runtime) == before,
     }
     is_fast = found["sleep_s"] <= SLEEP_S or number == 0
     is_small = not torch.cuda.is_available() or given_back >= GIVEN_BACK
-    found["is_right"] = found["is_same"] and is_fast and is_small and found["wake_to_token_s"] <= TOKEN_S
+    is_equal = found["is_same"] and not found["changed_weights"]
+    found["is_right"] = is_equal and is_fast and is_small and found["wake_to_token_s"] <= TOKEN_S
     print({key: round(v, 3) if isinstance(v, float) else v for key, v in found.items()}, flush=True)
     return found
 
@@ -113,6 +117,15 @@ def cycle(runtime: Runtime, level: int, number: int, before: list[tuple[int, ...
 def tokens(runtime: Runtime) -> list[tuple[int, ...]]:
     """Of greedy answers to all the prompts."""
     return [output.outputs[0].token_ids for output in runtime.generate(PROMPTS, GREEDY)]
+
+
+def sums(runtime: Runtime) -> list[float]:
+    """A sum of each tensor of the weights, of whose numbers each counts by its place."""
+    found = []
+    for tensor in runtime._loaded.runner._memory.weights[0].weights.by_name.values():
+        flat, place = tensor.view(-1), torch.arange(1 << 20, device=tensor.device) % 1021 + 1.0
+        found.append(sum(float(part.double() @ place[: len(part)].double()) for part in flat.split(1 << 20)))
+    return found
 
 
 def used() -> int:
