@@ -37,10 +37,13 @@ def start(store):
         make(store)
     folder = store.folder("checkpoints", "key")
     if folder is None:
-        with store.new_folder("checkpoints", "key") as new:
-            (new / "weights").write_bytes(b"weights" * 1000)
-            (new / "config.json").write_bytes(b"{}")
-        folder = store.folder("checkpoints", "key")
+        with store.lock("checkpoints-key"):  # as whoever converts has it, so that nobody else's is found
+            folder = store.folder("checkpoints", "key")
+            if folder is None:
+                with store.new_folder("checkpoints", "key") as new:
+                    (new / "weights").write_bytes(b"weights" * 1000)
+                    (new / "config.json").write_bytes(b"{}")
+                folder = store.folder("checkpoints", "key")
     for name in ("config.json", "weights"):
         assert open(folder / name, "rb").read()
     store.remember("serving", "b" * 64, {"kernels": ["a" * 64]})
