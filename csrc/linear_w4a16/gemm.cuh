@@ -30,10 +30,20 @@ __device__ __forceinline__ NibbleLayout find_layout(uint32_t begin, const Linear
   return at;
 }
 
+// A group's columns, as LinearW4A16 counts them, and whether there are zero points.
+template <typename S, typename T>
+__device__ __forceinline__ int shift_of(const LinearW4A16<T>& p) {
+  return S::kIsPlain ? kPlainShift : p.group_shift;
+}
+template <typename S, typename T>
+__device__ __forceinline__ bool has_zero_points(const LinearW4A16<T>& p) {
+  return !S::kIsPlain && p.zero != nullptr;
+}
+
 // The group of a column.
-template <typename T>
+template <typename S, typename T>
 __device__ __forceinline__ int find_group(int column, const LinearW4A16<T>& p) {
-  return static_cast<int>(static_cast<uint32_t>(column) / kLeastGroup >> p.group_shift);
+  return static_cast<int>(static_cast<uint32_t>(column) / kLeastGroup >> shift_of<S>(p));
 }
 
 // The producer warp.
@@ -45,7 +55,8 @@ __device__ __forceinline__ void produce_nibbles(const CUtensorMap* x, const Spli
   const int k_tiles = p.k / kNibbleColumns, parts = p.zero == nullptr ? 1 : 2;
   const auto load_weight = [&](int step, int stage) {
     const int tile = step * S::kTiles, tiles = min(S::kTiles, k_tiles - tile);
-    const int group = find_group(tile * kNibbleColumns, p), last = find_group((tile + tiles) * kNibbleColumns - 1, p);
+    const int group = find_group<S>(tile * kNibbleColumns, p),
+              last = find_group<S>((tile + tiles) * kNibbleColumns - 1, p);
     const int scale_bytes = (last - group + 1) * kGroupElements * 2;
     const uint32_t barrier = at.full + stage * 8;
     arrive_expecting(barrier, kWarpgroups * (tiles * S::kWeightBytes + parts * scale_bytes) +
@@ -95,9 +106,10 @@ __device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const S
   constexpr int kWarpgroups = S::kBlockRows / kRows;
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
   const int lane = threadIdx.x % kWarp, in_group = threadIdx.x % 128;
-  const bool has_zero = p.zero != nullptr;
-  const bool is_pair_alike = p.group_shift >= 2;  // two tiles of a stage, of which the first is even, have one scale
-  const int parts = has_zero ? 2 : 1, last_group = find_group(p.k - 1, p);
+  const bool has_zero = has_zero_points<S>(p);
+  const int shift = shift_of<S>(p);
+  const bool is_pair_alike = shift >= 2;  // two tiles of a stage, of which the first is even, have one scale
+  const int parts = has_zero ? 2 : 1, last_group = find_group<S>(p.k - 1, p);
   uint32_t fragments[2][16];
   int stage = 0, parity = 0, before = 0;
   for (int step = work.begin; step < work.end; ++step) {
@@ -106,9 +118,9 @@ __device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const S
     const uint64_t right =
         tile_descriptor(at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * S::kWeightBytes);
     const uint32_t scales = at.scales + (stage * kWarpgroups + group) * parts * at.scale_bytes + in_group / 4 * 4;
-    const int last = last_group - find_group(step * S::kStep, p);  // of the row's groups, as the stage counts them
+    const int last = last_group - find_group<S>(step * S::kStep, p);  // of the row's groups, as the stage counts them
     const auto scales_at = [&](int half_tile) {
-      return load_scales(scales + min(half_tile >> p.group_shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
+      return load_scales(scales + min(half_tile >> shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
     };
     RowScales rows{};
     uint32_t words[S::kTiles][4 * S::kPieces];
@@ -119,7 +131,7 @@ __device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const S
       if (i % 2 == 0 || !is_pair_alike) rows = scales_at(2 * i);
       dequantize<S::kBits, T>(left, words[i], rows);
       dequantize<S::kBits, T>(left + 4, words[i] + S::kPieces, rows);
-      if (p.group_shift == 0) rows = scales_at(2 * i + 1);
+      if (shift == 0) rows = scales_at(2 * i + 1);
       dequantize<S::kBits, T>(left + 8, words[i] + 2 * S::kPieces, rows);
       dequantize<S::kBits, T>(left + 12, words[i] + 3 * S::kPieces, rows);
       pin(left);
@@ -145,9 +157,10 @@ __device__ __forceinline__ void multiply_by_warps(typename S::Sums& sums, const 
   constexpr int kWarpgroups = S::kBlockRows / kRows, kSums = S::kTokenRows / 2;
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int lane = threadIdx.x % kWarp, in_group = threadIdx.x % 128, row = lane % 8;
-  const bool has_zero = p.zero != nullptr;
-  const bool is_pair_alike = p.group_shift >= 2;  // two tiles of a stage, of which the first is even, have one scale
-  const int parts = has_zero ? 2 : 1, last_group = find_group(p.k - 1, p);
+  const bool has_zero = has_zero_points<S>(p);
+  const int shift = shift_of<S>(p);
+  const bool is_pair_alike = shift >= 2;  // two tiles of a stage, of which the first is even, have one scale
+  const int parts = has_zero ? 2 : 1, last_group = find_group<S>(p.k - 1, p);
   float more[kSums] = {};  // of every second step
   int stage = 0, parity = 0;
   for (int step = work.begin; step < work.end; ++step) {
@@ -155,9 +168,9 @@ __device__ __forceinline__ void multiply_by_warps(typename S::Sums& sums, const 
     const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * S::kTiles * S::kWeightBytes + in_group * 16;
     const uint32_t x = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * S::kWeightBytes + row * kRowBytes;
     const uint32_t scales = at.scales + (stage * kWarpgroups + group) * parts * at.scale_bytes + in_group / 4 * 4;
-    const int last = last_group - find_group(step * S::kStep, p);
+    const int last = last_group - find_group<S>(step * S::kStep, p);
     const auto scales_at = [&](int half_tile) {
-      return load_scales(scales + min(half_tile >> p.group_shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
+      return load_scales(scales + min(half_tile >> shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
     };
     RowScales rows{};
     uint32_t words[S::kTiles][4 * S::kPieces];
@@ -168,7 +181,7 @@ __device__ __forceinline__ void multiply_by_warps(typename S::Sums& sums, const 
       if (i % 2 == 0 || !is_pair_alike) rows = scales_at(2 * i);
       dequantize<S::kBits, T>(left[0], words[i], rows);
       dequantize<S::kBits, T>(left[1], words[i] + S::kPieces, rows);
-      if (p.group_shift == 0) rows = scales_at(2 * i + 1);
+      if (shift == 0) rows = scales_at(2 * i + 1);
       dequantize<S::kBits, T>(left[2], words[i] + 2 * S::kPieces, rows);
       dequantize<S::kBits, T>(left[3], words[i] + 3 * S::kPieces, rows);
 #pragma unroll

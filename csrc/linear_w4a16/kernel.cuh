@@ -33,31 +33,45 @@ int write_out(const LinearW4A16<T>& p, T* out, cudaStream_t stream) {
   return launch_pdl(write_out_kernel<kBits, T>, grid, dim3(kWriters), stream, p, out);
 }
 
-// Four warpgroups are of use where the tiles of x weigh as much as theirs.
-template <int kBits, bool kGated, typename T>
-int linear_w4a16(const LinearW4A16<T>& p, const void* x, int64_t x_stride, const GemmConfig& config,
-                 cudaStream_t stream) {
-  if (!is_even(config) || config.clusters > 1) return cudaErrorInvalidValue;
-  if (config.clusters == 1) {  // which here stands for products by warps
+// What a configuration's clusters say here, where no kernel is persistent: a sum of these.
+constexpr int kByWarps = 1;  // products by mma.sync
+constexpr int kPlain = 2;    // by the kernel for groups of 128 columns without zero points
+
+// Calls launch(shape) for the wanted one of the shapes that are compiled. Four warpgroups are of use where the tiles of
+// x weigh as much as theirs.
+template <int kBits, bool kGated, Groups kGroups, int... tokens, typename Launch>
+int with_nibble_shape(const GemmConfig& config, const Launch& launch) {
+  const auto with_shape = [&](auto warpgroups, auto rows, auto by_warps) {
+    constexpr bool kPaired = !kGated || warpgroups.value % 2 == 0;
+    constexpr bool kUseful = warpgroups.value < 4 || rows.value == 32 || rows.value == 64;
+    if constexpr (kPaired && kUseful)
+      return launch(NibbleShape<warpgroups.value, rows.value, by_warps.value, kBits, kGroups>{});
+    return static_cast<int>(cudaErrorInvalidValue);
+  };
+  if (config.clusters & kByWarps) {
     return with_constant<1, 2>(config.warpgroups, [&](auto warpgroups) {
-      return with_constant<8, 16, 32>(config.tile_tokens, [&](auto tokens) {
-        using S = NibbleShape<warpgroups.value, tokens.value, true, kBits>;
-        if constexpr (!kGated || warpgroups.value % 2 == 0)
-          return launch_nibble_gemm<S, kGated>(p, x, x_stride, stream);
-        return static_cast<int>(cudaErrorInvalidValue);
-      });
+      return with_constant<8, 16, 32>(config.tile_tokens,
+                                      [&](auto rows) { return with_shape(warpgroups, rows, std::true_type{}); });
     });
   }
   return with_constant<1, 2, 4>(config.warpgroups, [&](auto warpgroups) {
-    return with_constant<8, 16, 32, 64, 128>(config.tile_tokens, [&](auto tokens) {
-      constexpr bool kPaired = !kGated || warpgroups.value % 2 == 0;
-      constexpr bool kUseful = warpgroups.value < 4 || tokens.value == 32 || tokens.value == 64;
-      if constexpr (kPaired && kUseful)
-        return launch_nibble_gemm<NibbleShape<warpgroups.value, tokens.value, false, kBits>, kGated>(p, x, x_stride,
-                                                                                                     stream);
-      return static_cast<int>(cudaErrorInvalidValue);
-    });
+    return with_constant<tokens...>(config.tile_tokens,
+                                    [&](auto rows) { return with_shape(warpgroups, rows, std::false_type{}); });
   });
+}
+
+template <int kBits, bool kGated, typename T>
+int linear_w4a16(const LinearW4A16<T>& p, const void* x, int64_t x_stride, const GemmConfig& config,
+                 cudaStream_t stream) {
+  if (!is_even(config) || config.clusters > kByWarps + kPlain) return cudaErrorInvalidValue;
+  const auto launch = [&](auto shape) { return launch_nibble_gemm<decltype(shape), kGated>(p, x, x_stride, stream); };
+  if ((config.clusters & kPlain) == 0)
+    return with_nibble_shape<kBits, kGated, Groups::kAny, 8, 16, 32, 64, 128>(config, launch);
+  if constexpr (kBits == 4) {  // by WGMMA of 32 rows alone: of fewer, ptxas would have each wait for the one before
+    if (p.zero == nullptr && p.group_shift == kPlainShift)
+      return with_nibble_shape<kBits, kGated, Groups::kPlain128, 32>(config, launch);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace lamina

@@ -19,7 +19,7 @@ from .._shared.triton_provider import triton_provider
 from ..linear._cuda import check_capability, fits
 from ..linear.choices import MAX_SHARED, GemmConfig, Kind
 from . import reference
-from .configs import config_of, group_shift, most_stages
+from .configs import PLAIN_GROUP, config_of, general, group_shift, most_stages
 from .layout import TILE, bits_of, columns_of
 
 NARROW = frozenset({torch.bfloat16, torch.float16})
@@ -129,6 +129,8 @@ def launch(
     limits = warpgroups, tokens, k, group, split_k, MAX_SHARED
     most = most_stages(*limits, zero=zero is not None, bits=bits_of(weight))
     config = config._replace(stages=min(config.stages, most or 2))
+    if zero is not None or bits_of(weight) != 4 or not group == PLAIN_GROUP < k:
+        config = general(config)  # sites do not say whether there are zero points
     _call(x, weight, scale, zero, bias, out, group, config, gated=gated)
     return out
 

@@ -8,11 +8,15 @@ import torch
 from lamina.custom_ops.linear.choices import BUCKETS, MAX_SHARED, GemmConfig, Kind, checked, sites_of
 from lamina.custom_ops.linear_w4a16.configs import (
     BY_WARPS,
+    MMA,
+    PLAIN,
+    PLAIN_TOKENS,
     SYSTEM_BYTES,
     WARPGROUPS,
     bits_of,
     candidates,
     default_config,
+    general,
     group_of,
     group_shift,
     num_steps,
@@ -26,10 +30,12 @@ SHAPES = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (3072, 2048)
 
 def fits(config: GemmConfig, k: int, group: int, bits: int) -> bool:
     """Whether a GPU can launch it, and the kernel has it."""
-    warpgroups, tokens, _, split_k, stages, by_warps = checked(config)
+    warpgroups, tokens, _, split_k, stages, clusters = checked(config)
     size = shared_bytes(warpgroups, tokens, group, stages, bits=bits)
     useful = stages <= max(2, num_steps(tokens, k, split_k, bits))
-    compiled = BY_WARPS if by_warps else WARPGROUPS
+    compiled = BY_WARPS if clusters & MMA else WARPGROUPS
+    if clusters & PLAIN and ((group, bits) != (128, 4) or tokens not in PLAIN_TOKENS[clusters & MMA]):
+        return False
     return tokens in compiled[warpgroups] and size <= MAX_SHARED - SYSTEM_BYTES and useful
 
 
@@ -47,7 +53,11 @@ def test_every_configuration_can_be_launched(
             assert all(fits(config, k, group, bits) for config in (guess, *tried))
             assert all(config.warpgroups > 1 for config in tried) or kind == "linear"
             assert tried
-            assert any(config.clusters for config in tried) == (bucket <= 32)
+            assert any(config.clusters & MMA for config in tried) == (bucket <= 32)
+            assert any(config.clusters & PLAIN for config in tried) == (
+                bucket <= 32 and (bits, group) == (4, 128)
+            )
+            assert len({general(config) for config in tried}) == len(tried)
 
 
 def test_what_nobody_measured_is_served_nearly_as_the_fastest_on_an_h200() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lamina.custom_ops.linear_w4a16 import layout
-from lamina.custom_ops.linear_w4a16.configs import WARPGROUPS, group_shift, shared_bytes
+from lamina.custom_ops.linear_w4a16.configs import MMA, PLAIN, WARPGROUPS, group_shift, shared_bytes
 from lamina.custom_ops.linear_w4a16.op import num_groups
 from lamina.custom_ops.linear_w4a16.reference import dequantize
 from lamina.custom_ops.silu_and_mul import reference as gate
@@ -60,6 +60,7 @@ class Case(NamedTuple):
     gated: bool = False
     by_warps: bool = False
     bits: int = 4
+    plain: bool = False
 
 
 CASES = [
@@ -112,7 +113,7 @@ def launched(kernel: ctypes.CDLL, case: Case, parts: list[Tensor | None], x: Ten
     assert shift is not None
     shape = case.num_rows, case.n, case.k, x.stride(0), num_groups(case.k, case.group), shift
     config = case.warpgroups, case.tokens, case.multicast, case.split_k, case.stages
-    rest = case.gated, seed, case.by_warps, case.bits
+    rest = case.gated, seed, MMA * case.by_warps + PLAIN * case.plain, case.bits
     assert kernel.run(struct.pack("21q", *pointers, *shape, *config, *rest)) == b""
     return out
 
@@ -143,6 +144,21 @@ def test_the_kernel_gives_the_product_in_whatever_order_threads_run(kernel: ctyp
             assert ((out - right).abs() <= 2**-7 * right.abs()).double().mean() > 0.98
         else:
             assert ((out - exact).abs() <= exact.abs() * 2**-8 + sizes * SUM_ERROR).all()
+
+
+PLAIN_CASES = [
+    Case(5, 128, 1344, 128, 1, 8, split_k=2, stages=3, zero=False, by_warps=True),
+    Case(7, 256, 448, 128, 2, 8, split_k=2, zero=False, gated=True, by_warps=True),
+    Case(30, 384, 320, 128, 2, 32, multicast=2, split_k=2, zero=False, gated=True),
+]
+
+
+@pytest.mark.parametrize("case", PLAIN_CASES, ids=str)
+def test_the_kernel_for_plain_groups_has_the_bits_of_that_for_any(kernel: ctypes.CDLL, case: Case) -> None:
+    for seed in range(2):
+        x, parts, *_ = operands(case, seed)
+        wanted = launched(kernel, case, parts, x, seed)
+        assert torch.equal(launched(kernel, case._replace(plain=True), parts, x, seed + 1), wanted)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -14,12 +14,14 @@ struct Arguments {
   const Bf16 *scale, *zero, *bias;
   Bf16* out;
   int64_t tokens, n, k, x_stride, groups, group_shift, warpgroups, tile_tokens, multicast, split_k, stages, is_gated,
-      seed, by_warps, bits;
+      seed, clusters, bits;
 };
 
-template <int kBits, int kWarpgroups, int kTokens, bool kGated, bool kByWarps = false>
+using lamina::Groups;
+
+template <int kBits, int kWarpgroups, int kTokens, bool kGated, bool kByWarps = false, Groups kGroups = Groups::kAny>
 void run_all(const Arguments& a) {
-  using S = lamina::NibbleShape<kWarpgroups, kTokens, kByWarps, kBits>;
+  using S = lamina::NibbleShape<kWarpgroups, kTokens, kByWarps, kBits, kGroups>;
   lamina::LinearW4A16<Bf16> p{};
   p.bias = a.bias, p.out = a.out, p.weight = a.weight, p.scale = a.scale, p.zero = a.zero;
   p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
@@ -83,7 +85,13 @@ extern "C" const char* write_out(const Arguments* a) {
 template <int kBits>
 void run_shape(const Arguments& a) {
   const int64_t shape = (a.warpgroups * 1000 + a.tile_tokens) * 10 + a.is_gated;
-  if (a.by_warps) {
+  if (a.clusters & 2) {  // for groups of 128 columns without zero points
+    if (shape == 10080) run_all<4, 1, 8, false, true, Groups::kPlain128>(a);
+    if (shape == 20081) run_all<4, 2, 8, true, true, Groups::kPlain128>(a);
+    if (shape == 20321) run_all<4, 2, 32, true, false, Groups::kPlain128>(a);
+    return;
+  }
+  if (a.clusters & 1) {
     if (shape == 10080) run_all<kBits, 1, 8, false, true>(a);
     if (shape == 20081) run_all<kBits, 2, 8, true, true>(a);
     if (shape == 20160) run_all<kBits, 2, 16, false, true>(a);
