@@ -10,6 +10,7 @@ from ...common.errors import RequestError, clipped
 from ...common.extras import require
 from .deep_stack import call_deep
 from .grammar import PACKAGE
+from .special_tokens import MARK, by_ids, renamed
 from .token_bytes import TokenBytes
 from .tracked_form import tracked_form
 from .unique_items import UniqueItemsMatcher
@@ -35,6 +36,7 @@ class GrammarCompiler:
         self._num_valid_ids = num_valid_ids
         self._eos_token_ids = sorted(id_ for id_ in eos_token_ids if id_ < num_valid_ids)
         self._tokenizer: Any = None
+        self._special_ids: dict[str, int] = {}  # once the tokenizer is made
         self._token_bytes: TokenBytes | None = None  # once a form has unique items
         self._compiled: dict[str, Any] = {}  # the last used at the end
         self._lock = threading.Lock()
@@ -65,7 +67,8 @@ class GrammarCompiler:
         limits = llguidance.LLParserLimits(initial_lexer_fuel=_fuel(grammar))
         tracked = tracked_form(grammar)
         plain, tokenizer = tracked.grammar if tracked else grammar, self._own_tokenizer(llguidance)
-        matcher = llguidance.LLMatcher(tokenizer, plain, log_level=0, limits=limits)
+        named = by_ids(plain, self._special_ids)
+        matcher = llguidance.LLMatcher(tokenizer, named, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # some grammars are found wrong by their first mask alone
         if matcher.is_error():
@@ -83,8 +86,9 @@ class GrammarCompiler:
     def _own_tokenizer(self, llguidance: Any) -> Any:
         with self._beginning:
             if self._tokenizer is None:
+                text, self._special_ids = renamed(self._tokenizer_json())
                 self._tokenizer = llguidance.LLTokenizer(
-                    self._tokenizer_json(), n_vocab=self._num_valid_ids, eos_token=self._eos_token_ids
+                    text, n_vocab=self._num_valid_ids, eos_token=self._eos_token_ids
                 )
             return self._tokenizer
 
@@ -99,4 +103,4 @@ def _fuel(grammar: str) -> int:
 def error_of(matcher: Any) -> str:
     """Returns what a matcher says is wrong, without the state of its parser that follows."""
     said = str(matcher.get_error()).partition("\n<state>")[0].strip()
-    return clipped(said.replace(ONE_OF, OURS), MAX_SHOWN)
+    return clipped(said.replace(ONE_OF, OURS).replace(MARK, ""), MAX_SHOWN)
