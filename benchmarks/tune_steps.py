@@ -25,7 +25,6 @@ from gpu_steps import DecodeStep, load
 from lamina.common.errors import KernelLaunchError
 from lamina.custom_ops.linear import autotune, choices
 from lamina.custom_ops.linear.choices import BUCKETS, MEASURED, Entry, GemmConfig, Site, parse_entry
-from lamina.custom_ops.linear_w8a8 import _cuda as few_rows
 from lamina.runtime.startup.builder import gemms_of
 from lamina.runtime.startup.kernel_choice import sites_of
 
@@ -97,25 +96,8 @@ def tune(runtime: Any, title: str, rows: int, ends: float, options: argparse.Nam
             print(f"{title} batch {rows}: no time is left for {len(sites) - num_done} sites", flush=True)
             return
         yield tune_site(step, site, options)
-    compare_quantizing(step, rows)
     after, seconds = _ms(step), time.perf_counter() - started
     print(f"{title} batch {rows}: {before:.4f} ms before, {after:.4f} after, in {seconds:.0f} s", flush=True)
-
-
-def compare_quantizing(step: DecodeStep, rows: int) -> None:
-    """Say what a step of few rows takes where GEMMs quantize their x, and where a kernel ahead does."""
-    few = few_rows.FEW
-    if rows > few or step.runtime._loaded.resolved.schemes.name not in choices.BYTES:
-        return
-    fused = _ms(step)
-    few_rows.FEW = 0
-    step.capture()
-    apart = _ms(step)
-    few_rows.FEW = few
-    step.capture()
-    print(
-        f"batch {rows}: {fused:.4f} ms where GEMMs quantize x, {apart:.4f} by a kernel of its own", flush=True
-    )
 
 
 def sites_to_tune(runtime: Any, rows: int) -> list[Site]:
@@ -123,7 +105,7 @@ def sites_to_tune(runtime: Any, rows: int) -> list[Site]:
     loaded = runtime._loaded
     gemms = gemms_of([loaded.compiled.plan], loaded.resolved)
     sites = [site for site in sites_of(gemms, DEVICE, DTYPE) if site.num_tokens == rows]
-    gates = {(site.n, site.k) for site in sites if site.kind == "gated"}
+    gates = {(site.n, site.k) for site in sites if site.kind == "gated" and not site.is_in_bytes}
     # A GEMM with a gate's shape serves in prefill alone, unless the gate's own kernel loses.
     return [site for site in sites if site.kind == "gated" or (site.n, site.k) not in gates]
 

@@ -19,6 +19,7 @@ from .linear_int8.op import linear_int8
 from .linear_w4a16.op import linear_w4a16
 from .linear_w8a8.op import linear_w8a8
 from .lora.op import lora
+from .mlp_w8a8.op import mlp_w8a8
 from .paged_attention.op import paged_attention
 from .propose_ngram.op import propose_ngram
 from .qk_norm.op import qk_norm
@@ -54,6 +55,7 @@ __all__ = [
     "linear_int8",
     "linear_w4a16",
     "lora",
+    "mlp_w8a8",
     "paged_attention",
     "propose_ngram",
     "qk_norm",

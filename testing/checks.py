@@ -8,6 +8,7 @@ from torch import Tensor, fx
 from ..compiler.capture.fingerprint import canonical_text
 from ..compiler.passes import lower
 from ..compiler.passes.graph import Pass, PassReport, is_mutating
+from ..custom_ops._shared.quantized import group_of
 from ..custom_ops.act_and_mul_quantized.reference import act_and_mul_quantized
 from ..custom_ops.add_rms_norm_linear.reference import add_rms_norm_linear
 from ..custom_ops.add_rms_norm_quantized.reference import add_rms_norm_quantized
@@ -23,7 +24,7 @@ OPS = torch.ops.lamina
 OWN_DIGITS = {
     *(OPS.silu_and_mul.default, OPS.gelu_and_mul.default),
     *(OPS.linear.default, OPS.add_rms_norm_linear.default, OPS.act_and_mul_quantized.default),
-    OPS.linear_w4a16.default,
+    *(OPS.linear_w4a16.default, OPS.mlp_w8a8.default),
 }
 GEMMS: Formulas = {OPS.linear.default: linear, OPS.add_rms_norm_linear.default: add_rms_norm_linear}
 QUANTIZING: Formulas = {
@@ -40,6 +41,15 @@ def linear_w4a16(*args: Any) -> Tensor:
     return silu_and_mul(out) if gated else out
 
 
+def mlp_w8a8(*args: Any) -> Tensor:
+    """The op with its gate as a formula between GEMMs that are the same op in every graph."""
+    *first, down, scale, bias, dtype = args
+    both = OPS.scaled_linear.default(*first, dtype)
+    gated = act_and_mul_quantized(both, False, group_of(scale), down.dtype)
+    out: Tensor = OPS.scaled_linear.default(*gated, down, scale, bias, dtype)
+    return out
+
+
 FORMULAS: Formulas = {
     **lower.FORMULAS,
     **GEMMS,
@@ -47,6 +57,7 @@ FORMULAS: Formulas = {
     OPS.qk_norm.default: qk_norm,
     OPS.all_reduce_add_rms_norm.default: all_reduce_add_rms_norm,
     OPS.linear_w4a16.default: linear_w4a16,
+    OPS.mlp_w8a8.default: mlp_w8a8,
 }
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -49,6 +49,7 @@ class State:
     fused: int = 0  # linears that alone read the norm of a sum
     norms_quantized: int = 0  # norms that projections in one byte alone read
     gates_quantized: int = 0
+    mlps_w8a8: int = 0  # of gates that are quantized, between projections in one format of what a norm made
     gates_w4a16: int = 0  # behind projections in four bits that nobody else reads
 
     @property

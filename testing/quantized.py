@@ -105,14 +105,71 @@ def mlp_w8a8_with_gate_kept(state: State, step: Step) -> None:
     _down(state, gated)
 
 
+# Projections in front of a gate and behind it, of what a norm made.
+
+
+def _gate_up(state: State, step: Step, **options: bool) -> Tensor:
+    add_norm(state, step)
+    state.norms_quantized += 1
+    return _multiply(state, state.x, 2 * state.intermediate, **options)
+
+
+def norm_mlp_w8a8(state: State, step: Step) -> None:
+    gate_up = _gate_up(state, step, grouped=step.swapped, biased=step.squared)
+    state.gates += 1
+    state.gates_quantized += 1
+    state.mlps_w8a8 += 1
+    _down(state, FAST_OPS.silu_and_mul(gate_up), grouped=step.swapped, biased=not step.squared)
+
+
+def norm_mlp_w8a8_in_int8(state: State, step: Step) -> None:
+    gate_up = _gate_up(state, step, whole=True)
+    state.gates += 1
+    state.gates_quantized += 1
+    state.mlps_w8a8 += 1
+    _down(state, FAST_OPS.silu_and_mul(gate_up), whole=True)
+
+
+def norm_mlp_w8a8_in_two_formats(state: State, step: Step) -> None:
+    gate_up = _gate_up(state, step, whole=step.swapped)
+    state.gates += 1
+    state.gates_quantized += 1
+    _down(state, FAST_OPS.silu_and_mul(gate_up), grouped=not step.swapped)
+
+
+def norm_mlp_w8a8_with_gelu(state: State, step: Step) -> None:
+    gate_up = _gate_up(state, step)
+    state.gelus += 1
+    state.gates_quantized += 1
+    _down(state, FAST_OPS.gelu_and_mul(gate_up))
+
+
+def norm_mlp_w8a8_with_projection_kept(state: State, step: Step) -> None:
+    gate_up = _gate_up(state, step)
+    state.gates += 1
+    state.gates_quantized += 1
+    state.extras.append(gate_up * 2)
+    _down(state, FAST_OPS.silu_and_mul(gate_up))
+
+
+def norm_mlp_w8a8_with_two_behind(state: State, step: Step) -> None:
+    gated = FAST_OPS.silu_and_mul(_gate_up(state, step))
+    state.gates += 1
+    state.gates_quantized += 1
+    state.extras.append(_multiply(state, gated, state.hidden))
+    _down(state, gated)
+
+
 def linear_w8a8(state: State, step: Step) -> None:
     """Of what neither a norm nor a gate has made."""
     _down(state, state.x * 2)
 
 
-PLAIN = (norm_linear_w8a8, add_norm_linear_w8a8, mlp_w8a8)
+PLAIN = (norm_linear_w8a8, add_norm_linear_w8a8, mlp_w8a8, norm_mlp_w8a8)
 ODD = (
     *(zero_norm_linear_w8a8, unrounded_norm_linear_w8a8, norm_read_by_two_linears_w8a8),
     *(norm_linear_w8a8_with_norm_kept, norm_read_in_two_formats, linear_w8a8_of_the_sum),
     *(gelu_mlp_w8a8, mlp_w8a8_with_gate_kept, linear_w8a8),
+    *(norm_mlp_w8a8_in_int8, norm_mlp_w8a8_in_two_formats, norm_mlp_w8a8_with_gelu),
+    *(norm_mlp_w8a8_with_projection_kept, norm_mlp_w8a8_with_two_behind),
 )

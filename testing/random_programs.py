@@ -145,6 +145,7 @@ def _replay(program: Program, given: tuple[Tensor, ...], sites: Counter[str]) ->
         add_rms_norm_linear=state.fused,
         rms_norm_quantized=state.norms_quantized,
         act_and_mul_quantized=state.gates_quantized,
+        mlp_w8a8=state.mlps_w8a8,
         gated_w4a16=state.gates_w4a16,
     )
     return (state.x, state.residual, *state.extras)

@@ -12,17 +12,18 @@ from .batch_invariant import FLAGS
 from .graph import dtype_of, shape_of
 
 OPS = torch.ops.lamina
-BYTE_ARGUMENTS: dict[Any, tuple[int, int]] = {  # which are weights and their scales
-    OPS.linear_w8a8.default: (1, 2),
-    OPS.scaled_linear.default: (2, 3),
+Kind = Literal["linear", "norm", "norm_gated", "gated", "quantizing"]
+BYTE_ARGUMENTS: dict[Any, tuple[tuple[Kind, int, int], ...]] = {  # which are weights and their scales
+    OPS.linear_w8a8.default: (("quantizing", 1, 2),),
+    OPS.scaled_linear.default: (("linear", 2, 3),),
+    OPS.mlp_w8a8.default: (("norm_gated", 2, 3), ("quantizing", 5, 6)),
 }
 FOUR_BITS = OPS.linear_w4a16.default
-Kind = Literal["linear", "norm", "norm_gated", "gated"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gemm:
-    """x [T, columns] by a weight [rows, columns]: alone, behind a norm of a sum, or gated too."""
+    """x [T, columns] by a weight [rows, columns]: alone, behind a norm, gated, or quantizing its x."""
 
     kind: Kind
     rows: int
@@ -34,16 +35,22 @@ class Gemm:
 
 def gemms(graph: fx.Graph) -> tuple[Gemm, ...]:
     """Each GEMM once, in the order of the graph."""
-    found = [gemm for node in graph.nodes if (gemm := _gemm(node)) is not None]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(gemm for node in graph.nodes for gemm in _gemms(node)))
 
 
-def _byte_gemm(node: fx.Node) -> Gemm:
-    weight, scale = (node.args[at] for at in BYTE_ARGUMENTS[node.target])
+def _gemms(node: fx.Node) -> tuple[Gemm, ...]:
+    if node.target in BYTE_ARGUMENTS:
+        return tuple(_byte_gemm(node, *arguments) for arguments in BYTE_ARGUMENTS[node.target])
+    gemm = _gemm(node)
+    return () if gemm is None else (gemm,)
+
+
+def _byte_gemm(node: fx.Node, kind: Kind, *arguments: int) -> Gemm:
+    weight, scale = (node.args[at] for at in arguments)
     rows, columns = shape_of(weight)  # type: ignore[arg-type]
     kept = kept_as(dtype_of(weight), len(shape_of(scale)))  # type: ignore[arg-type]
     dtype = str(dtype_of(node)).removeprefix("torch.")
-    return Gemm(kind="linear", rows=rows, columns=columns, dtype=dtype, weights=kept)
+    return Gemm(kind=kind, rows=rows, columns=columns, dtype=dtype, weights=kept)
 
 
 def _four_bit_gemm(node: fx.Node) -> Gemm | None:
@@ -60,8 +67,6 @@ def _four_bit_gemm(node: fx.Node) -> Gemm | None:
 def _gemm(node: fx.Node) -> Gemm | None:
     args: Any = node.args
     kind: Kind = "linear"
-    if node.target in BYTE_ARGUMENTS:
-        return _byte_gemm(node)
     if node.target is FOUR_BITS:
         return _four_bit_gemm(node)
     batch_invariant = node.target in FLAGS and True in args[FLAGS[node.target] :]

@@ -20,6 +20,7 @@ from .gated_w4a16 import GATED_W4A16
 from .graph import Pass, PassReport, is_mutating
 from .linear import LINEAR
 from .lower import LOWER
+from .mlp_w8a8 import MLP_W8A8
 from .qk_norm import QK_NORM
 from .quantized import GATE_QUANTIZED, NORM_QUANTIZED
 from .residual_barrier import RESIDUAL_BARRIER
@@ -40,6 +41,7 @@ PIPELINE: tuple[Pass, ...] = (
     ADD_RMS_NORM_LINEAR,  # joins what the three before it have named
     NORM_QUANTIZED,  # behind the names of norms that it looks for
     GATE_QUANTIZED,  # likewise of gates
+    MLP_W8A8,  # joins what the one before it has made
     GATED_W4A16,  # behind the names of gates
     LOWER,  # last: turns what was named into what its provider runs
 )

@@ -16,6 +16,7 @@ TAKEN: Mapping[str, Mapping[str, tuple[torch.dtype, ...]]] = {
         "qk_norm": NARROW,
         "rms_norm_quantized": NARROW,
         "act_and_mul_quantized": NARROW,
+        "mlp_w8a8": NARROW,
         "rotary_and_write_kv_cache": FLOATS,
     },
     "cpu": {"linear": NARROW, "add_rms_norm_linear": NARROW, "rotary_and_write_kv_cache": NARROW},

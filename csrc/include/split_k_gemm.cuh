@@ -122,11 +122,11 @@ __device__ __forceinline__ void mainloop(Sum (&sums)[S::kTokenRows / 2], const S
 }
 
 // The same in FP8.
-template <typename S, int kWarpgroups, typename Out>
+template <typename S, int kWarpgroups, bool kGated, typename Out>
 __device__ __forceinline__ void scaled_mainloop(typename S::Sums& sums, const SplitKTile& work, const SharedLayout& at,
                                                 const Linear<Float8, Out>& p) {
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), lane = threadIdx.x % kWarp;
-  const LaneScales scales(p, first_row<kWarpgroups, false>(work, group, p.n));
+  const LaneScales scales(p, first_row<kWarpgroups, kGated>(work, group, p.n));
   wait_for_predecessor();  // the scales of x are read by these threads
   int stage = 0, parity = 0, taken = 0;
   const auto begin = [&](auto& part, int, auto is_odd) {
@@ -157,10 +157,10 @@ __device__ __forceinline__ void scaled_mainloop(typename S::Sums& sums, const Sp
 }
 
 // The same of whole numbers.
-template <typename S, int kWarpgroups, typename Out>
+template <typename S, int kWarpgroups, bool kGated, typename Out>
 __device__ __forceinline__ void scaled_mainloop(typename S::Sums& sums, const SplitKTile& work, const SharedLayout& at,
                                                 const Linear<Int8, Out>& p) {
-  const LaneScales scales(p, first_row<kWarpgroups, false>(work, threadIdx.x / 128, p.n));
+  const LaneScales scales(p, first_row<kWarpgroups, kGated>(work, threadIdx.x / 128, p.n));
   int totals[S::kTokenRows / 2] = {};
   mainloop<S, kWarpgroups>(totals, work, at);
   wait_for_predecessor();  // the scales of x are read by these threads
@@ -189,9 +189,8 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
   extern __shared__ uint8_t shared[];
   __shared__ uint64_t barriers[2 * kMaxStages + 1];
   const SplitKTile work = find_work<kTokens, S::kStep>(p.k, p.multicast, p.split_k);
-  uint8_t* const aligned = shared + (-shared_address(shared) & 1023);
-  const uint32_t full = shared_address(barriers);
-  const SharedLayout at{shared_address(aligned), full, full + kMaxStages * 8, full + 2 * kMaxStages * 8, p.stages};
+  const uint32_t begin = shared_address(shared), full = shared_address(barriers);
+  const SharedLayout at{begin + (-begin & 1023), full, full + kMaxStages * 8, full + 2 * kMaxStages * 8, p.stages};
   const bool sends = S::kSends && work.split_k > 1;
 
   start_successor();
@@ -215,7 +214,7 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
   } else {
     if (work.multicast > 1 || sends) wait_for_cluster();
     if constexpr (kIsScaled<In>)
-      scaled_mainloop<S, kWarpgroups>(sums, work, at, p);
+      scaled_mainloop<S, kWarpgroups, kGated>(sums, work, at, p);
     else
       mainloop<S, kWarpgroups>(sums, work, at);
   }
@@ -225,7 +224,7 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
       if (threadIdx.x < S::kThreads) {
         send_sums<S, kGated>(sums, received, at.sent, work);
         wait_barrier(at.sent, 0);
-        finish_sent<S, kGated>(p, reinterpret_cast<float*>(aligned + (received - at.tiles)), work);
+        finish_sent<S, kGated>(p, shared_floats(received), work);
       }
       if (work.multicast > 1) {
         arrive_at_cluster();
@@ -235,7 +234,7 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
     }
   }
   __syncthreads();  // every WGMMA has read its tiles, whose memory the sums take
-  float* const kept = reinterpret_cast<float*>(aligned);
+  float* const kept = shared_floats(at.tiles);
   if (threadIdx.x < S::kThreads) keep_sums<S>(kept, sums);
   work.split_k > 1 ? sync_cluster() : __syncthreads();
   if (threadIdx.x < S::kThreads) finish_kept<S, kGated>(p, kept, work);

@@ -13,12 +13,17 @@ struct QuantizingLinear : Linear<In, T> {
   int64_t x_stride;
 };
 
-template <typename In, int kWarpgroups>
+// Where kShares, blocks that divide the columns of a row each read their own alone, and tell the others what their
+// peaks are; else each reads all of x. Not for scales of groups, which every block has whole.
+template <typename In, int kWarpgroups, bool kShares>
 struct QuantizingShape : SplitKShape<In, kWarpgroups, 8> {
   using Base = SplitKShape<In, kWarpgroups, 8>;
+  static constexpr bool kSharesPeaks = kShares;
+  static constexpr int kLeastBlocks = kShares ? 4 / kWarpgroups : 1;            // of a multiprocessor, by registers
   static constexpr int kWeightBytes = Base::kTiles * kWarpgroups * kTileBytes;  // of a stage
   static constexpr int kScaleBytes = Base::kTokenRows * 4;             // of a tile of columns, or of whole rows
-  static constexpr int kBarrierBytes = 8 * (2 * kMaxStages + 1) + 56;  // a multiple of 64
+  static constexpr int kBarrierBytes = 8 * (2 * kMaxStages + 2) + 48;  // a multiple of 64
+  static constexpr int kPeerPeakBytes = 8 * kScaleBytes;               // of as many blocks as a cluster has
 
   // Tiles of columns, a rank.
   __host__ __device__ static constexpr int tiles(int k, int split_k) {
@@ -26,16 +31,16 @@ struct QuantizingShape : SplitKShape<In, kWarpgroups, 8> {
     return (steps + split_k - 1) / split_k * Base::kTiles;
   }
   __host__ __device__ static constexpr int bytes(int stages, int tiles) {
-    const int of_x = tiles * (Base::kXBytes + kScaleBytes) + kScaleBytes;
+    const int of_x = tiles * (Base::kXBytes + kScaleBytes) + kScaleBytes + (kShares ? kPeerPeakBytes : 0);
     return stages * kWeightBytes + Base::kSentBytes + of_x + kBarrierBytes + 1024;  // 1024: to align the tiles
   }
 };
 
 // Shared memory: stages of weights, sums that peers send, x quantized, its scales [tile][row], the peaks of its rows as
-// the bits of floats, which lie as those do where they are not negative, barriers.
+// the bits of floats, which lie as those do where they are not negative, barriers, the peaks that peers send.
 struct QuantizingLayout {
   SharedLayout pipeline;
-  uint32_t received, x;
+  uint32_t received, x, has_peaks, received_peaks;  // has_peaks: the barrier of what peers send
   float* scales;
   int* peaks;
 };
@@ -49,6 +54,8 @@ __device__ __forceinline__ QuantizingLayout find_layout(uint32_t begin, const Qu
   return {{begin, full, full + 8 * kMaxStages, full + 16 * kMaxStages, p.stages},
           received,
           x,
+          full + 8 * (2 * kMaxStages + 1),
+          full + S::kBarrierBytes,
           shared_floats(scales),
           reinterpret_cast<int*>(shared_floats(peaks))};
 }
@@ -107,20 +114,90 @@ __device__ __forceinline__ void lay_unit(const QuantizingLinear<In, T>& p, const
   store_bytes<In>(to + 8, given.halves[1], scale);
 }
 
-// All of a rank's columns, of which a thread loads some units at once, since nothing else hides how long that takes.
+constexpr int kAtOnce = 4;  // units that a thread loads at once, since nothing else hides how long that takes
+
+// What a thread has of a round of its rank's units: numbers `first`, and as many threads on each.
+template <typename S, typename In, typename T>
+__device__ __forceinline__ void load_units(Unit<T> (&loaded)[kAtOnce], const QuantizingLinear<In, T>& p,
+                                           const SplitKTile& work, int rows, int first, int units) {
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) {
+    const int number = first + i * S::kThreads;
+    loaded[i] = load_unit<S>(p, work, rows, number, number < units);
+  }
+}
+
+// Calls take(units, the number of the first) for the rounds from one on; all lanes of a warp go through as many.
+template <typename S, typename In, typename T, typename Take>
+__device__ __forceinline__ void each_round(const QuantizingLinear<In, T>& p, const SplitKTile& work, int rows,
+                                           int units, int round, const Take& take) {
+  int first = round * kAtOnce * S::kThreads + threadIdx.x;
+  for (; first - static_cast<int>(threadIdx.x % kWarp) < units; first += kAtOnce * S::kThreads) {
+    Unit<T> loaded[kAtOnce];
+    load_units<S>(loaded, p, work, rows, first, units);
+    take(loaded, first);
+  }
+}
+
+// By all of a cluster's consumers: each block's peaks to every block, which then has those of whole rows.
+template <typename S>
+__device__ __forceinline__ void exchange_peaks(const SplitKTile& work, const QuantizingLayout& at) {
+  sync_threads(1, S::kThreads);
+  const int thread = static_cast<int>(threadIdx.x), half = thread % 2 * 4;
+  if (thread < 2 * work.split_k) {
+    const auto* own = reinterpret_cast<const float*>(at.peaks) + half;
+    const uint32_t to = at.received_peaks + (work.rank * S::kTokenRows + half) * 4;
+    send_to_peer(to, float4{own[0], own[1], own[2], own[3]}, at.has_peaks, thread / 2);
+  }
+  wait_barrier(at.has_peaks, 0);
+  sync_threads(1, S::kThreads);  // the block's own are sent
+  if (thread < S::kTokenRows) {
+    const auto* from = reinterpret_cast<const int*>(shared_floats(at.received_peaks)) + thread;
+    int peak = from[0];
+    for (int rank = 1; rank < work.split_k; ++rank) peak = max(peak, from[rank * S::kTokenRows]);
+    at.peaks[thread] = peak;
+  }
+  sync_threads(1, S::kThreads);
+}
+
+// All of a rank's columns, laid out by scales of peaks that its cluster shares: what the first round has loaded stays
+// in registers until those are known.
+template <typename S, typename In, typename T>
+__device__ __forceinline__ void lay_out_sharing(const QuantizingLinear<In, T>& p, const SplitKTile& work, int rows,
+                                                const QuantizingLayout& at) {
+  const int units = (work.end - work.begin) * S::kTiles * rows * 8, own = static_cast<int>(threadIdx.x);
+  const auto note_peaks = [&](const Unit<T>(&loaded)[kAtOnce], int first) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float peak = lanes_peak<8>(max_or_nan(peak_of(loaded[i].halves[0]), peak_of(loaded[i].halves[1])));
+      if (first + i * S::kThreads < units && loaded[i].unit == 0)
+        atomicMax(at.peaks + loaded[i].row, __float_as_int(peak));
+    }
+  };
+  const auto lay = [&](const Unit<T>(&loaded)[kAtOnce], int first) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) lay_unit<S>(p, at, loaded[i], first + i * S::kThreads < units);
+  };
+  Unit<T> held[kAtOnce];
+  load_units<S>(held, p, work, rows, own, units);
+  note_peaks(held, own);
+  each_round<S>(p, work, rows, units, 1, note_peaks);
+  exchange_peaks<S>(work, at);
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) keep_packed(held[i].halves[0]), keep_packed(held[i].halves[1]);
+  lay(held, own);
+  each_round<S>(p, work, rows, units, 1, lay);
+}
+
+// The same by peaks that are known, or where scales are of groups.
 template <typename S, typename In, typename T>
 __device__ __forceinline__ void lay_out(const QuantizingLinear<In, T>& p, const SplitKTile& work, int rows,
                                         const QuantizingLayout& at) {
-  constexpr int kAtOnce = 4;
   const int units = (work.end - work.begin) * S::kTiles * rows * 8;
-  for (int first = threadIdx.x; first - static_cast<int>(threadIdx.x % kWarp) < units; first += kAtOnce * S::kThreads) {
-    Unit<T> loaded[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      loaded[i] = load_unit<S>(p, work, rows, first + i * S::kThreads, first + i * S::kThreads < units);
+  each_round<S>(p, work, rows, units, 0, [&](const Unit<T>(&loaded)[kAtOnce], int first) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) lay_unit<S>(p, at, loaded[i], first + i * S::kThreads < units);
-  }
+  });
 }
 
 // By the consumers, whose WGMMAs then read it.
@@ -129,11 +206,15 @@ __device__ __forceinline__ void quantize_x(const QuantizingLinear<In, T>& p, con
                                            const QuantizingLayout& at) {
   wait_for_predecessor();
   const int rows = min(p.tokens - work.token, S::kTokenRows);
-  if (p.groups == 0) {
-    find_peaks<S>(p, work.token, rows, at.peaks);
-    sync_threads(1, S::kThreads);
+  if constexpr (S::kSharesPeaks) {
+    lay_out_sharing<S>(p, work, rows, at);
+  } else {
+    if (p.groups == 0) {
+      find_peaks<S>(p, work.token, rows, at.peaks);
+      sync_threads(1, S::kThreads);
+    }
+    lay_out<S>(p, work, rows, at);
   }
-  lay_out<S>(p, work, rows, at);
   fence_shared_for_async();
   sync_threads(1, S::kThreads);
 }
@@ -189,10 +270,9 @@ __device__ __forceinline__ void quantizing_mainloop(typename S::Sums& sums, cons
   scales.finish(sums, work.token);
 }
 
-template <typename In, typename T, int kWarpgroups>
-__global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
+template <typename S, int kWarpgroups, typename In, typename T>
+__global__ void __launch_bounds__(S::kThreads + kWarp, S::kLeastBlocks)
     quantizing_gemm_kernel(const __grid_constant__ CUtensorMap weight, QuantizingLinear<In, T> p) {
-  using S = QuantizingShape<In, kWarpgroups>;
   extern __shared__ uint8_t shared[];
   const SplitKTile work = find_work<S::kTokenRows, S::kStep>(p.k, 1, p.split_k);
   const uint32_t begin = shared_address(shared);
@@ -209,8 +289,10 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
       init_barrier(at.empty + i * 8, S::kThreads / kWarp);
     }
     init_barrier(at.sent, 1);
+    init_barrier(places.has_peaks, 1);
     publish_barriers();
     if (sends) arrive_expecting(at.sent, S::kSentBytes);
+    if (S::kSharesPeaks) arrive_expecting(places.has_peaks, work.split_k * S::kScaleBytes);
   }
   __syncthreads();
   if (sends) arrive_at_cluster();
@@ -218,8 +300,9 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
   if (!is_consumer) {
     produce_weights<S, kWarpgroups>(&weight, work, at, p.n, sends);
   } else {
+    if (sends && S::kSharesPeaks) wait_for_cluster();  // peers have the barrier that peaks count on
     quantize_x<S>(p, work, places);
-    if (sends) wait_for_cluster();
+    if (sends && !S::kSharesPeaks) wait_for_cluster();
     quantizing_mainloop<S, kWarpgroups>(sums, work, places, p);
   }
   if (sends) {

@@ -16,11 +16,11 @@ int stages_of(int stages, int tiles) {
   return stages;
 }
 
-template <int kWarpgroups, typename In, typename T>
+template <int kWarpgroups, bool kShares, typename In, typename T>
 int launch_quantizing_gemm(QuantizingLinear<In, T> p, const void* weight_data, cudaStream_t stream) {
-  using S = QuantizingShape<In, kWarpgroups>;
+  using S = QuantizingShape<In, kWarpgroups, kShares>;
   CUtensorMap weight;
-  const auto kernel = quantizing_gemm_kernel<In, T, kWarpgroups>;
+  const auto kernel = quantizing_gemm_kernel<S, kWarpgroups, In, T>;
   const int tiles = S::tiles(p.k, p.split_k);
   p.stages = stages_of<S>(p.stages, tiles);
   cudaError_t error = make_matrix_map<In>(&weight, weight_data, p.n, p.k, p.k, kRows);
@@ -32,13 +32,18 @@ int launch_quantizing_gemm(QuantizingLinear<In, T> p, const void* weight_data, c
                              S::bytes(p.stages, tiles), stream, weight, p);
 }
 
+constexpr int64_t kSharesPeaks = 1;  // what a configuration's clusters say here, where no kernel is persistent
+
 // cudaErrorInvalidValue for a config that is not compiled, or too many columns a rank.
 template <typename In, typename T>
 int quantizing_linear(const QuantizingLinear<In, T>& p, const void* weight, const GemmConfig& config,
                       cudaStream_t stream) {
-  if (config.clusters > 0 || config.multicast != 1) return cudaErrorInvalidValue;
-  return with_gemm_config<false, 0, 8>(
-      config, [&](auto warpgroups, auto) { return launch_quantizing_gemm<warpgroups.value>(p, weight, stream); });
+  const bool can_share = config.split_k > 1 && p.groups == 0;
+  if (config.multicast != 1 || config.clusters > (can_share ? kSharesPeaks : 0)) return cudaErrorInvalidValue;
+  return with_gemm_config<false, 0, 8>(config, [&](auto warpgroups, auto) {
+    return config.clusters == kSharesPeaks ? launch_quantizing_gemm<warpgroups.value, true>(p, weight, stream)
+                                           : launch_quantizing_gemm<warpgroups.value, false>(p, weight, stream);
+  });
 }
 
 }  // namespace lamina

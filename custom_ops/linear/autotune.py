@@ -21,6 +21,10 @@ from ..add_rms_norm_linear import _cpu as fused_cpu
 from ..add_rms_norm_linear import _cuda as fused
 from ..linear_w4a16 import _cuda as four_bits
 from ..linear_w4a16 import configs as four_bit_configs
+from ..linear_w8a8 import _composed as composed_few
+from ..linear_w8a8 import _cuda as few_rows
+from ..mlp_w8a8 import _composed as composed_mlp
+from ..mlp_w8a8 import _cuda as mlp_kernel
 from ..scaled_linear import _cuda as scaled
 from . import _cpu as plain_cpu
 from . import _cuda as plain
@@ -45,6 +49,7 @@ ROTATED_BYTES = 160 << 20  # of weights that a measurement goes through: they mu
 MIN_CALLS, REPEATS = 8, 3
 # On a CPU: seconds that the rounds of a site take at most, and how near its best a call must come again.
 RACE_TAKES, SETTLED = 0.5, 1.05
+IN_ORDER = ("linear", "quantizing", "gated")  # each after the GEMMs that it has, or is compared with
 
 
 def autotune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) -> tuple[Entry, ...]:
@@ -53,8 +58,8 @@ def autotune(sites: Iterable[Site], device: torch.device, dtype: torch.dtype) ->
     Must not run while a CUDA graph is captured or other work is under way.
     """
     entries = []
-    by_shape = sorted(sites, key=lambda site: (site.kind == "gated", site.n, site.k))
-    for site in by_shape:  # gated ones after the GEMMs in them
+    by_shape = sorted(sites, key=lambda site: (IN_ORDER.index(site.kind), site.n, site.k))
+    for site in by_shape:
         measured = _measure(site, device, dtype) if device.type == "cuda" else _measure_on_cpu(site, dtype)
         entries.append(measured)
         adopt(device_name_of(device, dtype), entries[-1:])
@@ -79,6 +84,19 @@ class ScaledWeight(NamedTuple):
     @property
     def device(self) -> torch.device:
         return self.values.device
+
+
+class MlpWeights(NamedTuple):
+    """Weights of an MLP in one byte, and their scales."""
+
+    gate_up: Tensor
+    gate_up_scale: Tensor
+    down: Tensor
+    down_scale: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.gate_up.device
 
 
 def candidates_of(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
@@ -125,9 +143,40 @@ def _byte_ways(site: Site, x: Tensor, weights: list[Tensor]) -> Ways:
     def library(weight: ScaledWeight) -> Tensor:
         return scaled.library(values, x_scale, *weight, None, x.dtype)
 
+    if site.kind == "quantizing":
+        return Ways(
+            given,
+            lambda config, weight: few_rows.launch(x, weight.values, weight.scale, None, config),
+            lambda weight: composed_few.linear_w8a8(x, weight.values, weight.scale),
+        )
+    if site.kind == "gated":
+        return _mlp_ways(site, values, x_scale, given, x.dtype)
     guessed = guess(site, processors_of(x.device))
     has_library = scaled.has_library(site.num_tokens, given[0].values, scale, x.dtype)
     return Ways(given, ours, library if has_library or guessed is None else partial(ours, guessed))
+
+
+def _mlp_ways(
+    site: Site, x: Tensor, x_scale: Tensor, weights: list[ScaledWeight], dtype: torch.dtype
+) -> Ways:
+    """Both ways of a whole MLP: what its gate gains in one kernel may be what down takes longer by."""
+    inner, kept = site.n // 2, x.dtype
+    down = torch.randn((site.k, inner), device=x.device, dtype=dtype)
+    scale = x_scale.new_ones((site.k, num_groups(inner)) if x_scale.dim() == 2 else (site.k,))
+    downs = [OPS.quantize_rows.default(down, 0, kept)[0] for _ in weights]  # of each gate its own
+    pairs = [(*weight, each) for weight, each in zip(weights, downs, strict=True)]
+    given = [MlpWeights(*pair, scale) for pair in pairs]
+
+    def ours(config: GemmConfig, mlp: MlpWeights) -> Tensor:
+        gated = mlp_kernel.launch(x, x_scale, mlp.gate_up, mlp.gate_up_scale, None, dtype, config)
+        out: Tensor = OPS.linear_w8a8.default(gated, mlp.down, mlp.down_scale)
+        return out
+
+    def apart(mlp: MlpWeights) -> Tensor:
+        first, second = (mlp.gate_up, mlp.gate_up_scale, None), (mlp.down, mlp.down_scale, None)
+        return composed_mlp.mlp_w8a8(x, x_scale, *first, *second, dtype)
+
+    return Ways(given, ours, apart)
 
 
 def _four_bit_ways(site: Site, x: Tensor, group: int) -> Ways:

@@ -19,33 +19,32 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
-Kind = Literal["linear", "gated"]
+Kind = Literal["linear", "quantizing", "gated"]
 BYTES = ("fp8", "fp8_block", "int8")  # e4m3 by a scale a row, or a row and 128 columns; whole numbers
 
+QUANTIZING_ROWS, GATED_ROWS = 8, 64  # at most, of weights in one byte, where a kernel does both
+SHARES_PEAKS = 1  # clusters of a config that quantizes: blocks that divide a row find its peak together
 BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the tensor cores
 # Rows beyond, of weights in one byte: there it does not; and of prompts where the gate is part of the GEMM.
-# Above all of them the last one's choice holds.
-MANY = (512, 2048, 8192)
+MANY = (512, 2048, 8192)  # above, the last one's choice holds
 PROMPT_ROWS, FULL = 256, 0.97  # of a prompt a tile takes, of which so many must be there
-MAX_SHARED, MAX_CLUSTER = 227 << 10, 8  # bytes a processor, blocks; of compute capability 9.0
-MAX_STAGES = 24  # of the kernel
-# Blocks that a processor has room for, by as many stages as then fit. Of few rows small blocks are of use:
-# they find room, and ask for their weights, while the kernels ahead still have most of a processor. A guess
-# takes the first.
+MAX_SHARED, MAX_CLUSTER, MAX_STAGES = 227 << 10, 8, 24  # bytes a processor, blocks; of a kernel's pipeline
+# Blocks that a processor has room for, by as many stages as then fit; a guess takes the first. Of few rows
+# small blocks find room, and ask for weights, while the kernels ahead still have most of a processor.
 FEW_ROWS, ROOM_OF_FEW, ROOM = 16, (2, 1, 4, 3), (2, 1)
 POWERS = (1, 2, 4, 8)  # blocks of a cluster that divide work evenly
 # Persistent kernels. Of larger clusters a GPU of 132 has no room for enough: 30 of four, 15 of eight.
 PERSISTENT_TOKENS = (128, 256)
 PERSISTENT_CLUSTERS = (1, 2), (2, 1)  # multicast, split_k: of the two blocks of a cluster
-# Up to so many rows a kernel that starts by programmatic dependent launch gains more between others than in a
-# benchmark of itself alone; above, a few percent there were a loss in a whole step.
+# Up to so many rows a kernel that starts early (PDL) gains more between others than in a benchmark of itself
+# alone; above, a few percent there were a loss in a whole step.
 BOUND_BY_MEMORY, CLEARLY = 64, 0.97
 # In FP8 torch's GEMM loses 1 to 3 us more than ours behind a norm (H200), as it starts when that has ended.
 AMID_OTHERS = 1.03
 CLOSE = 1.15  # on a CPU, where other processes disturb: the library must win by more
 DISTURBED = 1.5  # times of one kernel, the median over the best, from which something else was running
-# Blocks a processor: fewer leave memory idle; more need no split-K.
-FEWEST, MOST_SPLIT = Fraction(5, 11), Fraction(25, 11)
+# Blocks a processor: fewer leave memory idle; more need no split-K, but for few rows in bytes.
+FEWEST, MOST_SPLIT, MOST_SPLIT_OF_FEW = Fraction(5, 11), Fraction(25, 11), Fraction(9, 2)
 EVEN_HALVES = 256  # columns: of halves that are whole steps of every kernel
 MEASURED = Path(__file__).with_name("measured.json")
 
@@ -54,7 +53,7 @@ MEASURED = Path(__file__).with_name("measured.json")
 class Site:
     """A GEMM, x @ weight.T, as far as a choice depends on it."""
 
-    kind: Kind  # alone, or with silu_and_mul behind it
+    kind: Kind  # alone, with what quantizes x in the same kernel, or with silu_and_mul behind it
     num_tokens: int  # one of BUCKETS, or of MANY
     n: int  # rows of the weights
     k: int
@@ -186,12 +185,15 @@ def adopt(device_name: str, entries: Iterable[Entry]) -> None:
 def sites_of(
     op: str, n: int, k: int, dtype: str = "bfloat16", weights: str = "dense", split_k: int = 0
 ) -> tuple[Site, ...]:
-    """The sites of a GEMM, one for each bucket of rows; op is linear, norm, norm_gated or gated."""
+    """The sites of a GEMM, one for each bucket of rows; op as a Gemm's kind, of compiler/passes/gemms.py."""
     one = Site(kind="linear", num_tokens=1, n=n, k=k, dtype=dtype, weights=weights, split_k=split_k)
     buckets = (*BUCKETS, *MANY) if one.is_in_bytes else BUCKETS
     alone = tuple(replace(one, num_tokens=bucket) for bucket in buckets)
-    gated = tuple(replace(site, kind="gated") for site in alone)
-    return {"norm_gated": (*alone, *gated), "gated": gated}.get(op, alone)
+    with_gate = [site for site in alone if not one.is_in_bytes or site.num_tokens <= GATED_ROWS]
+    gated = tuple(replace(site, kind="gated") for site in with_gate)
+    quantizing = [replace(site, kind="quantizing") for site in alone if site.num_tokens <= QUANTIZING_ROWS]
+    more = {"norm_gated": gated, "gated": gated, "quantizing": quantizing}.get(op, ())
+    return (*more,) if op == "gated" else (*alone, *more)
 
 
 def is_measured(site: Site, device_name: str) -> bool:
@@ -203,10 +205,11 @@ def candidates(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
     """The configurations worth measuring on so many multiprocessors, with as many stages as memory takes."""
     found = []
     splits = (site.split_k,) if site.split_k else POWERS
+    most = MOST_SPLIT_OF_FEW if site.is_in_bytes and site.num_tokens <= FEW_ROWS else MOST_SPLIT
     for warpgroups, tokens, split_k in itertools.product((1, 2, 4), _tile_tokens(site), splits):
         width, rows = (site.n // 2, warpgroups * 32) if site.kind == "gated" else (site.n, warpgroups * 64)
         blocks = ceil_div(width, rows) * ceil_div(site.num_tokens, tokens) * split_k
-        many = split_k > 1 and blocks > MOST_SPLIT * num_processors
+        many = split_k > 1 and blocks > most * num_processors
         few = split_k < MAX_CLUSTER and blocks < FEWEST * num_processors
         if (not site.split_k and (many or few)) or not _is_compiled(site, warpgroups, tokens):
             continue
@@ -216,7 +219,11 @@ def candidates(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
         for multicast, num_stages in itertools.product(_multicasts(tokens), stages):
             if num_stages is not None and multicast * split_k <= MAX_CLUSTER:
                 found.append(GemmConfig(warpgroups, tokens, multicast, split_k, num_stages))
-    return (*found, *persistent_candidates(site, num_processors))
+    if site.kind == "linear" or not site.is_in_bytes:
+        return (*found, *persistent_candidates(site, num_processors))
+    divided = [config for config in found if config.split_k > 1 and site.weights != "fp8_block"]
+    sharing = [config._replace(clusters=SHARES_PEAKS) for config in divided]
+    return (*found, *sharing) if site.kind == "quantizing" else tuple(found)
 
 
 def persistent_candidates(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
@@ -342,7 +349,7 @@ def allowance(entry: Entry) -> float:
     """How much of the other way's time a kernel of ours may take to be chosen."""
     if isinstance(entry.kernel, Method):
         return CLOSE
-    if entry.site.is_in_bytes:
+    if entry.site.is_in_bytes and entry.site.kind == "linear":
         return AMID_OTHERS
     return 1.0 if entry.site.num_tokens <= BOUND_BY_MEMORY else CLEARLY
 

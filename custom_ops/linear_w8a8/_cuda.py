@@ -11,11 +11,21 @@ from .._shared.fp8 import FP8
 from .._shared.quantized import NARROW, fits_vectors
 from .._shared.registry import Provider
 from ..linear._cuda import check_capability
-from ..linear.choices import GemmConfig
+from ..linear.choices import (
+    QUANTIZING_ROWS,
+    GemmConfig,
+    Method,
+    Site,
+    bucket_of_bytes,
+    choose,
+    device_name_of,
+    kept_as,
+    name_of,
+)
 from ..scaled_linear._cuda import config_of, source_of
 from . import _composed
 
-FEW = 2  # rows; each block reads them whole, for their scales: of more, a kernel of its own is quicker
+FEW = 2  # rows, where nothing was measured: each block reads them whole, which of more takes too long
 MOST_TILES, TILE = 128, 128  # of columns, that a block holds; columns of one
 
 
@@ -55,11 +65,19 @@ def launch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, config
 
 
 def few_rows_config(x: Tensor, weight: Tensor, scale: Tensor) -> GemmConfig | None:
-    """The configuration of the kernel for these tensors; None where it does not take them."""
-    if x.shape[0] > FEW or x.stride(1) != 1 or not fits_vectors(MOST_TILES * TILE, x):
+    """The configuration of the kernel for these tensors; None where quantizing is left to a kernel ahead."""
+    num_tokens = x.shape[0]
+    if num_tokens > QUANTIZING_ROWS or x.stride(1) != 1 or not fits_vectors(MOST_TILES * TILE, x):
         return None
-    config = config_of(x.shape[0], weight, scale, x.dtype, needs_ours=True)
-    return config if config is not None and (config.multicast, config.clusters) == (1, 0) else None
+    config = config_of(num_tokens, weight, scale, x.dtype, needs_ours=True)  # None where no kernel takes them
+    (n, k), kept = weight.shape, kept_as(weight.dtype, scale.dim())
+    bucket = bucket_of_bytes(num_tokens)
+    site = Site(kind="quantizing", num_tokens=bucket, n=n, k=k, dtype=name_of(x.dtype), weights=kept)
+    choice = choose(site, device_name_of(x.device, x.dtype))
+    if config is None or choice.is_measured:
+        assert not isinstance(choice.kernel, Method), "a method of CPUs"
+        return config and choice.kernel
+    return config if num_tokens <= FEW and (config.multicast, config.clusters) == (1, 0) else None
 
 
 PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=NARROW)

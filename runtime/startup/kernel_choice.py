@@ -20,6 +20,7 @@ from ...custom_ops.linear.choices import Choice, Entry, Method, Site
 from ...custom_ops.linear_w4a16._cuda import find_kernel as weight_only_kernel
 from ...custom_ops.linear_w4a16.configs import bits_of
 from ...custom_ops.linear_w8a8._cuda import find_kernel as few_rows_kernel
+from ...custom_ops.mlp_w8a8._cuda import find_kernel as mlp_kernel
 from ...custom_ops.scaled_linear._cuda import EVEN as EVEN_BYTES
 from ...custom_ops.scaled_linear._cuda import find_kernel as scaled_kernel
 
@@ -27,7 +28,7 @@ ONE_ORDER = ("cpu", "cuda", "reference")  # providers of linear that know batch_
 SMALLEST = 1 << 20  # weights, below which a GEMM takes no longer than its launch
 MEASUREMENTS = "measurements"  # the kind of the store's names for them
 OPS = {"linear": "linear", "norm": "add_rms_norm_linear", "norm_gated": "add_rms_norm_linear"}
-MEASURED_OPS = "linear", "add_rms_norm_linear", "scaled_linear", "linear_w4a16"
+MEASURED_OPS = "linear", "add_rms_norm_linear", "scaled_linear", "linear_w8a8", "mlp_w8a8", "linear_w4a16"
 SOURCES = {"cuda": (".cu", ".cuh"), "cpu": (".cpp", ".h")}  # suffixes of what the kernels are made of
 BY_METHOD = {Method.DOT: "dot products", Method.AMX: "AMX tiles"}
 CPU = torch.device("cpu")
@@ -53,7 +54,8 @@ def choose_gemm_kernels(
     for op in {OPS[gemm.kind] for gemm in gemms if gemm.weights == "dense"}:
         registry.select(op, device=device, dtype=dtype)  # built now, not amid a request
     for kept in {gemm.weights for gemm in gemms if gemm.weights in choices.BYTES}:
-        _build_for_bytes(INT8 if kept == "int8" else FP8, device, dtype)
+        gated = any(gemm.kind == "norm_gated" for gemm in gemms if gemm.weights == kept)
+        _build_for_bytes(INT8 if kept == "int8" else FP8, device, dtype, gated=gated)
     for bits in {bits for gemm in gemms if (bits := bits_of(gemm.weights)) is not None}:
         if registry.select("linear_w4a16", device=device, dtype=dtype).name == "cuda":
             weight_only_kernel(bits)
@@ -97,12 +99,14 @@ def _settle(
         store.remember(MEASUREMENTS, key, {"device": device_name, "entries": entries})
 
 
-def _build_for_bytes(kept: torch.dtype, device: torch.device, dtype: torch.dtype) -> None:
+def _build_for_bytes(kept: torch.dtype, device: torch.device, dtype: torch.dtype, *, gated: bool) -> None:
     """Build what multiplies weights of one byte in a format, where kernels of ours do."""
     if registry.select("linear_w8a8", device=device, dtype=dtype).name == "cuda":
         few_rows_kernel(kept)
     if registry.select("scaled_linear", device=device, dtype=kept).name == "cuda":
         scaled_kernel(kept)
+    if gated and registry.select("mlp_w8a8", device=device, dtype=kept).name == "cuda":
+        mlp_kernel(kept)
 
 
 def require_one_order(device: torch.device, dtype: torch.dtype) -> None:

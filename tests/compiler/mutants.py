@@ -16,7 +16,7 @@ from lamina.compiler.passes.graph import Pass, PassReport
 from lamina.compiler.passes.silu_and_mul import GELU_AND_MUL, SILU_AND_MUL
 from lamina.testing import Traced, checks, programs, trace
 
-from .pipelines import LINEAR
+from .pipelines import GATE_QUANTIZED, LINEAR, NORM_QUANTIZED
 from .tally import PROVED
 
 Check = Callable[[Pass, Traced], None]
@@ -26,6 +26,7 @@ JOINED = {
     "qk_norm": (RMS_NORM,),
     "rms_norm_quantized": (ADD_RMS_NORM, RMS_NORM),
     "act_and_mul_quantized": (SILU_AND_MUL, GELU_AND_MUL),
+    "mlp_w8a8": (ADD_RMS_NORM, RMS_NORM, SILU_AND_MUL, GELU_AND_MUL, NORM_QUANTIZED, GATE_QUANTIZED),
     "gated_w4a16": (SILU_AND_MUL, GELU_AND_MUL),
 }
 

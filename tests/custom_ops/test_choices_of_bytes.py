@@ -9,6 +9,7 @@ from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops.linear import choices
 from lamina.custom_ops.linear.choices import BUCKETS, Entry, GemmConfig, Site, candidates, guess
 from lamina.custom_ops.linear_w8a8 import _cuda as few
+from lamina.custom_ops.mlp_w8a8 import _cuda as mlp
 from lamina.custom_ops.scaled_linear import _cuda as scaled
 
 SHAPES = [(6144, 4096), (4096, 14336), (28672, 4096), (2048, 2048), (96, 64), (72, 16)]
@@ -19,7 +20,8 @@ NAME = "a GPU of tests"
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device of 132 multiprocessors, of which nothing was measured."""
     monkeypatch.setattr(scaled, "processors_of", lambda device: 132)
-    monkeypatch.setattr(scaled, "device_name_of", lambda device, dtype: NAME)
+    for module in (scaled, few, mlp):
+        monkeypatch.setattr(module, "device_name_of", lambda device, dtype: NAME)
     scaled._config_of.cache_clear()
 
 
@@ -130,3 +132,58 @@ def test_few_rows_in_16_bits_are_quantized_by_the_projection_itself() -> None:
     assert (config.tile_tokens, config.multicast, config.clusters) == (8, 1, 0)
     for other in (torch.empty(few.FEW + 1, 4096, dtype=torch.bfloat16), x[:, ::2]):
         assert few.few_rows_config(other, weight[:, : other.shape[1]].contiguous(), scale) is None
+
+
+def test_whether_a_projection_quantizes_its_rows_is_what_was_measured() -> None:
+    weight, scale = weight_of(4096, 4096)
+    x = torch.empty(8, 4096, dtype=torch.bfloat16)
+    site = Site(kind="quantizing", num_tokens=8, n=4096, k=4096, weights="fp8")
+    assert few.few_rows_config(x, weight, scale) is None
+    config = GemmConfig(2, 8, 1, 8, 2, choices.SHARES_PEAKS)
+    for microseconds, wanted in (5.0, config), (9.0, None):
+        entry = Entry(site=site, kernel=config, microseconds=microseconds, otherwise=7.0)
+        choices.adopt(NAME, [entry])
+        assert few.few_rows_config(x, weight, scale) == wanted
+        assert few.few_rows_config(x[:3], weight, scale) == wanted
+    assert few.few_rows_config(x[:1], weight, scale) is not None  # of which nothing was measured
+    assert few.few_rows_config(torch.empty(9, 4096, dtype=torch.bfloat16), weight, scale) is None
+
+
+@pytest.mark.parametrize("weights", choices.BYTES)
+def test_blocks_that_divide_rows_may_find_their_peaks_together_but_for_groups(weights: str) -> None:
+    for num_tokens in (1, 8):
+        tried = candidates(
+            Site(kind="quantizing", num_tokens=num_tokens, n=4096, k=4096, weights=weights), 132
+        )
+        sharing = [config for config in tried if config.clusters]
+        assert bool(sharing) == (weights != "fp8_block")
+        assert all(config.split_k > 1 and config.clusters == choices.SHARES_PEAKS for config in sharing)
+        assert {config.split_k for config in tried} == {1, 2, 4, 8}
+        assert all((config.tile_tokens, config.multicast) == (8, 1) for config in tried)
+
+
+def test_a_gate_has_a_kernel_up_to_64_rows_and_is_taken_where_that_was_measured() -> None:
+    weight, scale = weight_of(28672, 4096)
+    x = torch.empty(300, 4096, dtype=weight.dtype)
+    for rows, bucket in (1, 1), (5, 8), (40, 64), (65, 128):
+        assert mlp.config_of(x[:rows], weight, scale, torch.bfloat16) is None  # nothing is guessed
+        site = Site(kind="gated", num_tokens=bucket, n=28672, k=4096, weights="fp8")
+        tried = candidates(site, 132)
+        assert tried
+        assert all(config.warpgroups > 1 and not config.clusters for config in tried)
+        config = GemmConfig(2, 8, 1, 1, 3)
+        choices.adopt(NAME, [Entry(site=site, kernel=config, microseconds=5.0, otherwise=9.0)])
+        taken = mlp.config_of(x[:rows], weight, scale, torch.bfloat16)
+        assert taken == (config if rows <= choices.GATED_ROWS else None)
+
+
+def test_sites_of_projections_that_do_more_are_those_of_what_they_stand_for_and_their_own() -> None:
+    alone = choices.sites_of("linear", 4096, 4096, weights="fp8")
+    quantizing = choices.sites_of("quantizing", 4096, 4096, weights="fp8")
+    gated = choices.sites_of("norm_gated", 4096, 4096, weights="fp8")
+    assert quantizing[: len(alone)] == gated[: len(alone)] == alone
+    assert [(site.kind, site.num_tokens) for site in quantizing[len(alone) :]] == [
+        ("quantizing", 1),
+        ("quantizing", 8),
+    ]
+    assert {site.num_tokens for site in gated[len(alone) :]} == {1, 8, 16, 32, 64}

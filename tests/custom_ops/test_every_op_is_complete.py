@@ -25,6 +25,7 @@ TWINS = {  # what serves GPUs that the CUDA kernel does not; else Triton
     "all_reduce_add_rms_norm": "composed",
     "keep_typical": "reference",
     "linear_w8a8": "composed",
+    "mlp_w8a8": "composed",
     "rms_norm_quantized": "composed",
     "top_logprobs": "reference",
 }

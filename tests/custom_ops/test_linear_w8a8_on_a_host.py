@@ -11,6 +11,7 @@ from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops._shared.quantized import INT8
 from lamina.custom_ops.quantize_rows.reference import quantize_rows
 from lamina.custom_ops.scaled_linear.reference import scaled_linear
+from lamina.custom_ops.silu_and_mul.reference import silu_and_mul
 
 from . import host_kernels, quantized
 from .guarded import at_the_end
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     found = ctypes.CDLL(str(host_kernels.build("linear_w8a8", tmp_path_factory.mktemp("fp8"))))
-    found.run.restype = ctypes.c_char_p
+    found.run.restype = found.gate.restype = ctypes.c_char_p
     return found
 
 
@@ -34,6 +35,7 @@ class Case(NamedTuple):
     warpgroups: int = 1
     split_k: int = 1
     stages: int = 2
+    shares_peaks: bool = False  # which blocks that divide columns find of their own
 
 
 CASES = [
@@ -47,6 +49,12 @@ CASES = [
     Case(2, 72, 640, split_k=4),
     Case(7, 128, 272, warpgroups=2, split_k=8),
     Case(11, 64, 528, split_k=2),  # two blocks' rows of x
+    # of more columns than a block loads at once, and of less
+    Case(8, 128, 1040, warpgroups=2, split_k=2, shares_peaks=True),
+    Case(1, 72, 3600, split_k=2, stages=3, shares_peaks=True),
+    Case(3, 72, 640, split_k=4, shares_peaks=True),
+    Case(7, 128, 272, warpgroups=2, split_k=8, shares_peaks=True),
+    Case(11, 64, 4112, split_k=8, shares_peaks=True),
 ]
 
 
@@ -55,6 +63,8 @@ CASES = [
 def test_rows_are_quantized_as_by_the_formula_in_whatever_order_threads_run(
     kernel: ctypes.CDLL, case: Case, dtype: torch.dtype, grouped: bool
 ) -> None:
+    if grouped and case.shares_peaks:
+        pytest.skip("every block has its groups whole")
     torch.manual_seed(case.k)
     weight, scale = quantized.weights(case.n, case.k, grouped=grouped, dtype=dtype)
     x = torch.full((case.num_rows, case.k + 8), torch.nan).bfloat16()[:, : case.k]
@@ -63,26 +73,75 @@ def test_rows_are_quantized_as_by_the_formula_in_whatever_order_threads_run(
     out = torch.full((case.num_rows, case.n), torch.nan).bfloat16()
     pointers = [tensor.data_ptr() for tensor in (x, weight, scale, bias, out)]
     groups = scale.shape[1] if grouped else 0
-    blocks = case.warpgroups, case.split_k, case.stages, dtype == torch.int8, case.n
+    blocks = case.warpgroups, case.split_k, case.stages, dtype == torch.int8, case.n, case.shares_peaks
     numbers = case.num_rows, case.n, case.k, x.stride(0), groups, *blocks
-    assert kernel.run(struct.pack("15q", *pointers, *numbers)) == b""
+    assert kernel.run(struct.pack("16q", *pointers, *numbers)) == b""
     operands = *quantize_rows(x, 128 if grouped else 0, dtype), weight, scale
     exact = scaled_linear(*operands, bias.double(), torch.float64)
     sizes = [quantized.absolute(part) for part in operands]
     quantized.check(out, exact, scaled_linear(*sizes, bias.double().abs(), torch.float64))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("split_k, shares_peaks", [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("dtype", [FP8, INT8])
 def test_a_row_of_zeros_and_one_that_is_no_number_leave_the_others_alone(
-    kernel: ctypes.CDLL, dtype: torch.dtype
+    kernel: ctypes.CDLL, dtype: torch.dtype, split_k: int, shares_peaks: bool
 ) -> None:
-    weight, scale = quantized.weights(64, 256, grouped=False, dtype=dtype)
-    x, out = torch.randn(4, 256).bfloat16(), torch.empty(4, 64).bfloat16()
+    weight, scale = quantized.weights(64, 512, grouped=False, dtype=dtype)
+    x, out = torch.randn(4, 512).bfloat16(), torch.empty(4, 64).bfloat16()
     x[1], x[2, 7] = 0, torch.nan
     pointers = [tensor.data_ptr() for tensor in (x, weight, scale)]
-    numbers = 4, 64, 256, 256, 0, 1, 2, 2, dtype == INT8, 0
-    assert kernel.run(struct.pack("15q", *pointers, 0, out.data_ptr(), *numbers)) == b""
+    numbers = 4, 64, 512, 512, 0, 1, split_k, 2, dtype == INT8, 0, shares_peaks
+    assert kernel.run(struct.pack("16q", *pointers, 0, out.data_ptr(), *numbers)) == b""
     assert out[1].eq(0).all()
     assert out[2].isnan().all()
     right = scaled_linear(*quantize_rows(x[::3], 0, dtype), weight, scale, None, torch.float32)
     torch.testing.assert_close(out[::3].float(), right, rtol=2**-7, atol=1e-3)
+
+
+class Gate(NamedTuple):
+    """A launch of the kernel of gate and up: rows of x, of both weights, columns, and by which blocks."""
+
+    num_rows: int
+    n: int
+    k: int
+    tokens: int = 8
+    multicast: int = 1
+    split_k: int = 1
+    stages: int = 2
+
+
+GATES = [
+    # one tile; columns that are no whole tile; rows of weights that are no block's; more steps than stages
+    Gate(1, 128, 128),
+    Gate(8, 208, 400, stages=3),
+    Gate(3, 144, 656, split_k=4),
+    # x by multicast; sums that are kept; two blocks' rows of x
+    Gate(30, 192, 400, tokens=32, multicast=2, split_k=2),
+    Gate(66, 128, 272, tokens=64, split_k=2),
+]
+
+
+@quantized.every_kind
+@pytest.mark.parametrize("case", GATES, ids=str)
+def test_gate_and_up_are_multiplied_and_gated_in_one_kernel(
+    kernel: ctypes.CDLL, case: Gate, dtype: torch.dtype, grouped: bool
+) -> None:
+    torch.manual_seed(case.k)
+    weight, scale = quantized.weights(case.n, case.k, grouped=grouped, dtype=dtype)
+    rows = torch.randn(case.num_rows, case.k) * torch.rand(case.num_rows, 1)
+    operands = *quantize_rows(rows, 128 if grouped else 0, dtype), weight, scale * 0.1
+    bias = torch.randn(case.n).bfloat16()
+    out = torch.full((case.num_rows, case.n // 2), torch.nan).bfloat16()
+    values, x_scale, *_ = operands = *operands[:3], at_the_end(operands[3])
+    pointers = [part.data_ptr() for part in (values, weight, x_scale, operands[3], bias, out)]
+    strides = (*x_scale.stride(), scale.shape[1]) if grouped else (1, 0, 0)
+    config = case.tokens, case.multicast, case.split_k, case.stages, dtype == INT8, case.n
+    numbers = case.num_rows, case.n, case.k, *strides, *config
+    assert kernel.gate(struct.pack("18q", *pointers, *numbers)) == b""
+    exact = scaled_linear(*operands, bias.double(), torch.float64)
+    right = silu_and_mul(exact.bfloat16()).double()
+    near, up = exact.chunk(2, dim=-1)
+    off_by_two = 2**-7 * (2 * right.abs() + 2**-6 * (near.abs() + 1) * (up.abs() + 1))
+    assert ((out.double() - right).abs() <= off_by_two).all()
+    assert ((out.double() - right).abs() <= 2**-7 * right.abs() + 1e-9).double().mean() > 0.97

@@ -86,6 +86,7 @@ def test_every_norm_sum_and_gate_of_the_model_is_a_site(pieces):
         "gelu_and_mul": 0,
         "rms_norm_quantized": 0,  # of projections in FP8
         "act_and_mul_quantized": 0,
+        "mlp_w8a8": 0,
         "gated_w4a16": 0,  # of projections in four bits
     }
     full = silent | {"add_rms_norm": 2, "rms_norm": 0, "silu_and_mul": 1}

@@ -24,6 +24,7 @@ from ..pipelines import (
     GATE_QUANTIZED,
     GATED_W4A16,
     LINEAR,
+    MLP_W8A8,
     NORM_QUANTIZED,
     PIPELINE,
     QK_NORM,
@@ -32,7 +33,7 @@ from ..pipelines import (
 from ..tally import PROVED
 
 NAMING = (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, QK_NORM, SILU_AND_MUL, GELU_AND_MUL, LINEAR)
-JOINING = (ADD_RMS_NORM_LINEAR, NORM_QUANTIZED, GATE_QUANTIZED, GATED_W4A16)
+JOINING = (ADD_RMS_NORM_LINEAR, NORM_QUANTIZED, GATE_QUANTIZED, MLP_W8A8, GATED_W4A16)
 GATES, FREE = (SILU_AND_MUL, GELU_AND_MUL), (RESIDUAL_BARRIER, ADD_RMS_NORM, RMS_NORM, LINEAR)
 
 
@@ -51,7 +52,9 @@ def alone(graph):
     normed, _ = RMS_NORM.run(canonical)
     named = pipeline.rewrite(canonical, NAMING).graph
     joined = pipeline.rewrite(named, JOINING).graph
-    met = {CANONICALISE: graph, QK_NORM: normed, LOWER: joined} | dict.fromkeys(JOINING, named)
+    quantized = pipeline.rewrite(named, (NORM_QUANTIZED, GATE_QUANTIZED)).graph
+    met = dict.fromkeys(JOINING, named) | {MLP_W8A8: quantized}
+    met |= {CANONICALISE: graph, QK_NORM: normed, LOWER: joined}
     return [(step, met.get(step, canonical)) for step in PIPELINE]
 
 

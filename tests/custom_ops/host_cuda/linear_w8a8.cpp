@@ -13,12 +13,12 @@ struct Arguments {
   const float* scale;
   const Bf16* bias;
   Bf16* out;
-  int64_t tokens, n, k, x_stride, groups, warpgroups, split_k, stages, is_whole, seed;
+  int64_t tokens, n, k, x_stride, groups, warpgroups, split_k, stages, is_whole, seed, shares_peaks;
 };
 
-template <typename Format, int kWarpgroups>
+template <typename Format, int kWarpgroups, bool kShares>
 void run_all(const Arguments& a) {
-  using S = lamina::QuantizingShape<Format, kWarpgroups>;
+  using S = lamina::QuantizingShape<Format, kWarpgroups, kShares>;
   lamina::QuantizingLinear<Format, Bf16> p{};
   p.x = a.x, p.x_stride = a.x_stride, p.weight_scale = a.scale, p.groups = static_cast<int>(a.groups);
   p.bias = a.bias, p.out = a.out;
@@ -31,15 +31,65 @@ void run_all(const Arguments& a) {
   for (host::block_row = 0; host::block_row * 8 < static_cast<unsigned>(p.tokens); ++host::block_row)
     for (unsigned block = 0; block < gridDim.x && host::failure.empty(); block += cluster)
       host::run_cluster(block, p.split_k, S::kThreads + lamina::kWarp, bytes,
-                        [&] { lamina::quantizing_gemm_kernel<Format, Bf16, kWarpgroups>(weight, p); });
+                        [&] { lamina::quantizing_gemm_kernel<S, kWarpgroups>(weight, p); });
+}
+
+template <typename Format>
+void run_format(const Arguments& a) {
+  if (a.shares_peaks)
+    a.warpgroups == 1 ? run_all<Format, 1, true>(a) : run_all<Format, 2, true>(a);
+  else
+    a.warpgroups == 1 ? run_all<Format, 1, false>(a) : run_all<Format, 2, false>(a);
 }
 
 // What went wrong; empty where nothing did.
 extern "C" const char* run(const Arguments* a) {
   host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
-  if (a->is_whole)
-    a->warpgroups == 1 ? run_all<lamina::Int8, 1>(*a) : run_all<lamina::Int8, 2>(*a);
-  else
-    a->warpgroups == 1 ? run_all<lamina::Float8, 1>(*a) : run_all<lamina::Float8, 2>(*a);
+  a->is_whole ? run_format<lamina::Int8>(*a) : run_format<lamina::Float8>(*a);
+  return host::failure.c_str();
+}
+
+// Gate and up of mlp_w8a8, by the split-K GEMM.
+struct GatedArguments {
+  const uint8_t *x, *weight;
+  const float *x_scale, *scale;
+  const Bf16* bias;
+  Bf16* out;
+  int64_t tokens, n, k, token_stride, group_stride, groups, tile_tokens, multicast, split_k, stages, is_whole, seed;
+};
+
+template <typename Format, int kTokens>
+void run_gate(const GatedArguments& a) {
+  using S = lamina::SplitKShape<Format, 2, kTokens>;
+  lamina::Linear<Format, Bf16> p{};
+  p.x_scale = a.x_scale, p.weight_scale = a.scale, p.groups = static_cast<int>(a.groups);
+  p.token_stride = static_cast<int>(a.token_stride), p.group_stride = static_cast<int>(a.group_stride);
+  p.bias = a.bias, p.out = a.out;
+  p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
+  p.multicast = static_cast<int>(a.multicast), p.split_k = static_cast<int>(a.split_k);
+  p.stages = static_cast<int>(a.stages);
+  p.box_rows = 8 * ((min(p.tokens, kTokens) + 8 * p.multicast - 1) / (8 * p.multicast));
+  const CUtensorMap weight{a.weight, {a.k, a.n, 1, 1}, {1, a.k, 0, 0}, {128, 64, 1, 1}, 1};
+  const CUtensorMap x{a.x, {a.k, a.tokens, 1, 1}, {1, a.k, 0, 0}, {128, p.box_rows, 1, 1}, 1};
+  const int tile = S::kBlockRows / 2 * p.multicast;
+  const auto cluster = static_cast<unsigned>(p.multicast * p.split_k);
+  gridDim.x = static_cast<unsigned>((p.n / 2 + tile - 1) / tile) * cluster;
+  const auto bytes = static_cast<uint32_t>(S::bytes(p.stages));
+  for (host::block_row = 0; host::block_row * kTokens < static_cast<unsigned>(p.tokens); ++host::block_row)
+    for (unsigned block = 0; block < gridDim.x && host::failure.empty(); block += cluster)
+      host::run_cluster(block, static_cast<int>(cluster), S::kThreads + lamina::kWarp, bytes,
+                        [&] { lamina::split_k_gemm_kernel<Format, Bf16, 2, kTokens, true>(weight, x, p); });
+}
+
+template <typename Format>
+void run_gate_of(const GatedArguments& a) {
+  if (a.tile_tokens == 8) run_gate<Format, 8>(a);
+  if (a.tile_tokens == 32) run_gate<Format, 32>(a);
+  if (a.tile_tokens == 64) run_gate<Format, 64>(a);
+}
+
+extern "C" const char* gate(const GatedArguments* a) {
+  host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
+  a->is_whole ? run_gate_of<lamina::Int8>(*a) : run_gate_of<lamina::Float8>(*a);
   return host::failure.c_str();
 }
