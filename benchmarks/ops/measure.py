@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import bandwidth
 
 Call = Callable[[], object]
+RUN_SECONDS = 0.005
 
 
 def arguments(op: str) -> argparse.Namespace:
@@ -31,19 +32,31 @@ def arguments(op: str) -> argparse.Namespace:
 
 
 def race(contenders: Mapping[str, Call], rounds: int) -> dict[str, dict[str, float]]:
-    """Best and median microseconds of each, every round running all of them, so that noise hits all alike."""
+    """Best and median microseconds of each, every round running all of them, so that noise hits all alike.
+
+    Each is called for RUN_SECONDS, as a step calls it for layer after layer; before that OpenMP's threads,
+    which turn for a while after torch's work, come to rest.
+    """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for call in contenders.values():
         call()
     for _ in range(rounds):
         for name, call in contenders.items():
-            start = time.perf_counter()
-            call()
-            times[name].append((time.perf_counter() - start) * 1e6)
+            time.sleep(RUN_SECONDS)
+            one_call = _seconds(call, 1)
+            num_calls = max(1, int(RUN_SECONDS / one_call))
+            times[name].append(_seconds(call, num_calls) / num_calls * 1e6)
     return {
         name: {"best": round(min(all_), 1), "median": round(statistics.median(all_), 1)}
         for name, all_ in times.items()
     }
+
+
+def _seconds(call: Call, num_calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(num_calls):
+        call()
+    return time.perf_counter() - start
 
 
 def report(op: str, options: argparse.Namespace, cases: list[dict[str, Any]]) -> None:

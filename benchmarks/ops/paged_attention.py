@@ -1,4 +1,4 @@
-"""lamina::paged_attention beside its formula and beside torch's SDPA on gathered keys and values."""
+"""lamina::paged_attention beside its formula, SDPA on gathered keys and values, and as much read in order."""
 
 import itertools
 from typing import NamedTuple
@@ -7,7 +7,9 @@ import measure
 import torch
 import torch.nn.functional as F
 
+from lamina.common.huge_pages import advise_huge_pages
 from lamina.custom_ops._shared.registry import select
+from lamina.custom_ops.write_kv_cache.int8_rows import SCALE_BYTES, to_int8
 
 BLOCK_SIZE = 32
 CACHED_BYTES = (
@@ -30,16 +32,30 @@ DECODE += [(heads, 1, 16384) for heads in (SMALL, LARGE)]
 PREFILL = [512, 2048]
 
 
-def make_arguments(heads: Heads, batch: int, context: int, query_len: int, dtype: torch.dtype) -> list:
-    """A batch of equal sequences whose blocks lie anywhere."""
-    blocks = -(-context // BLOCK_SIZE)
-    tables = torch.randperm(batch * blocks).view(batch, blocks).int()
-    caches = [torch.randn(batch * blocks, BLOCK_SIZE, heads.kv, heads.dim).to(dtype) for _ in range(2)]
+def in_huge_pages(cache: torch.Tensor) -> torch.Tensor:
+    """A copy in memory as a runtime's cache has it."""
+    copy = torch.empty(cache.shape, dtype=cache.dtype)
+    advise_huge_pages(copy.data_ptr(), copy.nbytes)
+    return copy.copy_(cache)
+
+
+def make_layers(
+    num_layers: int, heads: Heads, batch: int, context: int, query_len: int, dtype: torch.dtype, in_int8: bool
+) -> list[list]:
+    """The arguments of each layer's call: a batch of equal sequences whose blocks lie anywhere."""
+    blocks = -(-context // BLOCK_SIZE) * batch
+    numbers = torch.randn(blocks, BLOCK_SIZE, heads.kv, heads.dim).to(dtype)
+    numbers = to_int8(numbers) if in_int8 else numbers
+    caches = in_huge_pages(numbers.expand(num_layers, 2, *numbers.shape))
     query = torch.randn(batch * query_len, heads.query, heads.dim).to(dtype)
     lens = torch.full((batch,), context, dtype=torch.int32)
     starts = torch.arange(batch + 1, dtype=torch.int32) * query_len
-    scale = heads.dim**-0.5
-    return [torch.empty_like(query), query, *caches, tables, lens, starts, query_len, scale, -1, -1, 0.0]
+    rest = (lens, starts, query_len, heads.dim**-0.5, -1, -1, 0.0)
+    tables = (torch.randperm(blocks).view(batch, -1).int() for _ in range(num_layers))
+    return [
+        [torch.empty_like(query), query, *layer, table, *rest]
+        for layer, table in zip(caches, tables, strict=True)
+    ]
 
 
 def sdpa(arguments: list, heads: Heads, batch: int, context: int, query_len: int) -> torch.Tensor:
@@ -54,24 +70,35 @@ def sdpa(arguments: list, heads: Heads, batch: int, context: int, query_len: int
 
 
 def run_case(
-    name: str, heads: Heads, batch: int, context: int, query_len: int, dtype: torch.dtype, rounds: int
+    name: str,
+    heads: Heads,
+    batch: int,
+    context: int,
+    query_len: int,
+    dtype: torch.dtype,
+    rounds: int,
+    in_int8: bool = False,
 ) -> dict:
     """Times of one shape; bytes are what must be read of keys and values once."""
-    size = 2 * batch * context * heads.kv * heads.dim * dtype.itemsize
-    layers = [
-        make_arguments(heads, batch, context, query_len, dtype) for _ in range(max(1, CACHED_BYTES // size))
-    ]
-    turns = itertools.cycle(layers[:64] if query_len == 1 else layers[:1])
+    head_bytes = heads.dim + SCALE_BYTES if in_int8 else heads.dim * dtype.itemsize
+    size = 2 * batch * context * heads.kv * head_bytes
+    num_layers = min(64, max(1, CACHED_BYTES // size)) if query_len == 1 else 1
+    turns = itertools.cycle(make_layers(num_layers, heads, batch, context, query_len, dtype, in_int8))
     calls = {
         provider: select("paged_attention", device=torch.device("cpu"), dtype=dtype, provider=provider).call
         for provider in ("cpu", "reference")
     }
     contenders = {provider: lambda call=call: call(*next(turns)) for provider, call in calls.items()}
-    contenders["gather + SDPA"] = lambda: sdpa(next(turns), heads, batch, context, query_len)
+    if not in_int8:
+        contenders["gather + SDPA"] = lambda: sdpa(next(turns), heads, batch, context, query_len)
+    if size > 1 << 20:
+        pieces = itertools.cycle(torch.ones(max(size, CACHED_BYTES) // 4).split(size // 4))
+        contenders["read in order"] = lambda: next(pieces).sum()
     if size > CACHED_BYTES // 8:
         del contenders["reference"]  # takes seconds
     times = measure.race(contenders, rounds)
-    return {"name": f"{name} {str(dtype).removeprefix('torch.')}", "bytes": size, "microseconds": times}
+    kind = str(dtype).removeprefix("torch.") + (", int8 cache" if in_int8 else "")
+    return {"name": f"{name} {kind}", "bytes": size, "microseconds": times}
 
 
 def main() -> None:
@@ -81,6 +108,8 @@ def main() -> None:
         for heads, batch, context in DECODE:
             name = f"decode {batch} x {context}, {heads.query}/{heads.kv} x {heads.dim}"
             cases.append(run_case(name, heads, batch, context, 1, dtype, options.rounds))
+            if dtype == torch.bfloat16 and context > 1000:
+                cases.append(run_case(name, heads, batch, context, 1, dtype, options.rounds, in_int8=True))
         for length in PREFILL:
             rounds = max(3, options.rounds // 4)
             cases.append(run_case(f"prefill {length}", SMALL, 1, length, length, dtype, rounds))

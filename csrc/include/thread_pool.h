@@ -54,6 +54,12 @@ class Chunks {
     return false;
   }
 
+  // The chunk that claim will probably give, or -1.
+  int64_t next() const {
+    const int64_t next = job_.ranges[part_].next.load(std::memory_order_relaxed);
+    return num_left_ > 0 && next < job_.ranges[part_].end ? next : -1;
+  }
+
  private:
   ParallelJob& job_;
   int part_, num_left_;

@@ -170,6 +170,35 @@ inline void split(const Float16*, Vec pairs, Vec& even, Vec& odd) {
   odd = load(reinterpret_cast<const Float16*>(&high));
 }
 
+// Lane l of the result is lane indices[l] of the concatenation (a, b).
+template <int... indices>
+inline Vec shuffle(Vec a, Vec b, std::integer_sequence<int, indices...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, indices...);
+#else
+  return __builtin_shuffle(a, b, IntVec{indices...});
+#endif
+}
+
+namespace detail {
+
+using Lanes = std::make_integer_sequence<int, kLanes>;
+
+// Lane `first` + l / 2 of a for even l, of b for odd l, as an index into (a, b).
+template <int first, int... lane>
+constexpr auto joined_indices(std::integer_sequence<int, lane...>) {
+  return std::integer_sequence<int, (first + lane / 2 + (lane % 2) * kLanes)...>();
+}
+
+}  // namespace detail
+
+// What split took apart.
+template <typename T>
+inline void store_joined(T* to, Vec even, Vec odd) {
+  store(to, shuffle(even, odd, detail::joined_indices<0>(detail::Lanes())));
+  store(to + kLanes, shuffle(even, odd, detail::joined_indices<kLanes / 2>(detail::Lanes())));
+}
+
 template <typename T>
 inline void store_some(T* to, Vec x, int64_t count) {
   if (count >= kLanes) return store(to, x);
@@ -186,16 +215,6 @@ inline IntVec lane_ids() {
   return ids;
 }
 
-// Lane l of the result is lane indices[l] of the concatenation (a, b).
-template <int... indices>
-inline Vec shuffle(Vec a, Vec b, std::integer_sequence<int, indices...>) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, indices...);
-#else
-  return __builtin_shuffle(a, b, IntVec{indices...});
-#endif
-}
-
 namespace detail {
 
 // Lane l with bit `half` flipped, as an index into (a, b): the partner's lane, taken from b where `half` is set.
@@ -204,8 +223,6 @@ constexpr auto swap_indices(std::integer_sequence<int, lane...>) {
   return std::integer_sequence<int, (high ? (lane & half ? kLanes + lane : lane + half)
                                           : (lane & half ? kLanes + lane - half : lane))...>();
 }
-
-using Lanes = std::make_integer_sequence<int, kLanes>;
 
 template <int half>
 inline void transpose_step(Vec* rows) {

@@ -30,20 +30,21 @@ class AmxAttention {
         high_(values_ + kKeys * dim),
         low_(high_ + kRows * kKeys) {}
 
-  void load_query(const BFloat16* const* rows, int count) {
+  // Few rows may begin at any multiple of 16, beside others.
+  void load_query(const BFloat16* const* rows, int count, int first_row) {
     num_few_ = count <= kTileRows ? count : 0;
     if (num_few_ != 0) {
       for (int c = 0; c < dim_ / kTileDepth; c++)
-        pack_tile(rows, count, c * kTileDepth, kTileDepth, query_ + c * kTileElements);
+        pack_tile(rows, count, c * kTileDepth, kTileDepth, query_ + first_row * dim_ + c * kTileElements);
       return;
     }
     groups_ = (count + 2 * kTileRows - 1) / (2 * kTileRows) * 2;
     for (int r = 0; r < count; r++) std::memcpy(query_ + r * dim_, rows[r], dim_ * sizeof(BFloat16));
   }
 
-  // scores[row][kKeys] of key groups from .. to; others are undefined.
-  void score(const BFloat16* const* keys, int from, int to, float* scores) {
-    if (num_few_ != 0) return score_few(keys, from / kTileRows, (to + kTileRows - 1) / kTileRows, scores);
+  // scores[row][kKeys] of key groups from .. to; others are undefined. Only few rows begin at another than 0.
+  void score(const BFloat16* const* keys, int first_row, int from, int to, float* scores) {
+    if (num_few_ != 0) return score_few(keys, first_row, from / kTileRows, (to + kTileRows - 1) / kTileRows, scores);
     const int chunks = dim_ / kTileDepth;
     for (int group = from / kTileRows; group * kTileRows < to; group++)
       for (int c = 0; c < chunks; c++)
@@ -102,12 +103,13 @@ class AmxAttention {
 
   BFloat16* key_tile(int group, int chunk) { return keys_ + (group * (dim_ / kTileDepth) + chunk) * kTileElements; }
 
-  void score_few(const BFloat16* const* keys, int first, int last, float* scores) {
+  void score_few(const BFloat16* const* keys, int first_row, int first, int last, float* scores) {
     written();
-    score_group<0>(keys, first, last);
-    score_group<1>(keys, first, last);
-    score_group<2>(keys, first, last);
-    score_group<3>(keys, first, last);
+    const BFloat16* query = query_ + first_row * dim_;
+    score_group<0>(keys, query, first, last);
+    score_group<1>(keys, query, first, last);
+    score_group<2>(keys, query, first, last);
+    score_group<3>(keys, query, first, last);
     alignas(64) Vec sums[kKeys / kTileRows][kTileRows];
     _tile_stored(0, sums[0], 64);
     _tile_stored(1, sums[1], 64);
@@ -121,7 +123,7 @@ class AmxAttention {
 
   // Scores [key][row] in the tile of the group's number.
   template <int group>
-  void score_group(const BFloat16* const* keys, int first, int last) {
+  void score_group(const BFloat16* const* keys, const BFloat16* query, int first, int last) {
     zero_tile<group>();
     if (group < first || group >= last) return;
     const BFloat16* const* rows = keys + group * kTileRows;
@@ -137,7 +139,7 @@ class AmxAttention {
     const int64_t row_bytes = (in_order ? stride : dim_) * sizeof(BFloat16);
     for (int c = 0; c < dim_ / kTileDepth; c++) {
       load_tile<4 + group % 2>(from + c * kTileDepth, row_bytes);
-      load_tile<6 + group % 2>(query_ + c * kTileElements, 64);
+      load_tile<6 + group % 2>(query + c * kTileElements, 64);
       multiply_tiles<group, 4 + group % 2, 6 + group % 2>();
     }
   }
@@ -241,8 +243,8 @@ class AmxAttention {
   static bool serves(int) { return false; }
   static size_t num_floats(int) { return 0; }
   AmxAttention(float*, int) {}
-  void load_query(const BFloat16* const*, int) {}
-  void score(const BFloat16* const*, int, int, float*) {}
+  void load_query(const BFloat16* const*, int, int) {}
+  void score(const BFloat16* const*, int, int, int, float*) {}
   void set_weights(int, int, Vec, Vec) {}
   void multiply_values(const BFloat16* const*, int, int, float*) {}
 };

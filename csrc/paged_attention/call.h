@@ -18,6 +18,22 @@ constexpr int kSplitKeys = 256;
 // How keys and values are stored: as queries are, in FP8, or in int8 with a scale behind each head of a token.
 enum class Stored : int64_t { kSame, kFp8, kInt8 };
 
+// Keys first .. last - 1 of a sequence.
+struct Keys {
+  int64_t first, last;
+};
+
+// Some rows of one sequence: row r is query head r % group of token r / group.
+struct Tile {
+  int seq, first_row, rows;
+};
+
+// Some key-value heads of a split of a tile.
+struct Heads {
+  Tile tile;
+  int first, last, split;
+};
+
 struct Strides {
   int64_t outer, token, head;  // outer: of a block; 0 where there are none
 };
@@ -44,16 +60,20 @@ struct Attention {
   int group() const { return static_cast<int>(num_heads / num_kv_heads); }
   int padded_dim() const { return static_cast<int>((head_dim + kLanes - 1) / kLanes * kLanes); }
   int query_len(int seq) const { return query_start_loc[seq + 1] - query_start_loc[seq]; }
+  int64_t position(const Tile& tile, int row) const {
+    return seq_lens[tile.seq] - query_len(tile.seq) + (tile.first_row + row) / group();
+  }
+  // The keys of a split that some row of a tile sees.
+  Keys keys_of(const Tile& tile, int split) const {
+    const int64_t start = static_cast<int64_t>(split) * kSplitKeys;
+    return {std::max(start, oldest(position(tile, 0))),
+            std::min(start + kSplitKeys, position(tile, tile.rows - 1) + 1)};
+  }
   // The first key that a query sees.
   int64_t oldest(int64_t position) const {
     return std::max(window < 0 ? 0 : std::max<int64_t>(0, position - window + 1),
                     chunk < 0 ? 0 : position - position % chunk);
   }
-};
-
-// Some rows of one sequence: row r is query head r % group of token r / group.
-struct Tile {
-  int seq, first_row, rows;
 };
 
 // The unnormalised result of some keys for some rows.
@@ -63,6 +83,13 @@ struct Partial {
   static size_t size(int rows, int padded_dim) { return (static_cast<size_t>(rows) * (padded_dim + 2) + 15) / 16 * 16; }
   Partial(float* memory, int rows, int padded_dim)
       : out(memory), max(memory + static_cast<size_t>(rows) * padded_dim), sum(max + rows) {}
+
+  // Its rows from `row` on.
+  Partial from(int row, int padded_dim) const {
+    Partial rest = *this;
+    rest.out += static_cast<size_t>(row) * padded_dim, rest.max += row, rest.sum += row;
+    return rest;
+  }
 
   void copy(const Partial& from, int rows, int padded_dim) {
     std::copy(from.out, from.out + static_cast<size_t>(rows) * padded_dim, out);

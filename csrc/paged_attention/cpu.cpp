@@ -8,19 +8,22 @@
 namespace lamina {
 namespace {
 
-constexpr double kMinParallelWork = 3e5;   // multiply-adds below which waking threads costs more than it saves
-constexpr int kUnitsPerThread = 4;         // so that unequal units even out
-constexpr int64_t kCachedBytes = 1 << 20;  // of a core's own cache, for what is prefetched
+constexpr double kMinParallelWork = 3e5;         // multiply-adds below which waking threads costs more than it saves
+constexpr int64_t kMinParallelFloats = 1 << 15;  // the same for what is merged
+constexpr int kUnitsPerThread = 4;               // so that unequal units even out
 
 struct Job {
   Tile tile;
   int first_split, last_split;
   int64_t parts;  // where its partial results start, one a (kv head, split); -1: it is finished in one go
   int splits() const { return last_split - first_split; }
+  bool has_few_rows() const { return tile.rows <= kMaxRowsInParts; }
 };
 
+// Some kv heads of a job: one split of few rows, or all splits of many.
 struct Unit {
-  int job, first_head, last_head, split;  // of kv heads; split -1: all
+  int job;
+  Heads heads;
 };
 
 // The first sequence whose lengths or blocks do not fit the cache, or -1.
@@ -70,27 +73,27 @@ class Plan {
     }
   }
 
-  // Heads of a token are neighbours, and memory is read fastest in order: as many as a core's own cache holds for a
-  // split of the keys, unless threads would be left without work.
+  // Heads of a token are neighbours, and memory is read fastest in order: as many as a worker holds, but fewer where
+  // threads would be left without work.
   int heads_at_once(const Attention<T>& a, int threads) const {
-    const int64_t bytes = 2 * kSplitKeys * a.head_bytes();
+    if (threads == 1) return static_cast<int>(a.num_kv_heads);
     int64_t num_splits = 0;
     for (const Job& job : jobs) num_splits += job.splits();
-    if (num_splits < threads * kUnitsPerThread) return 1;
-    return static_cast<int>(std::clamp<int64_t>(kCachedBytes / bytes, 1, a.num_kv_heads));
+    return std::clamp<int64_t>(num_splits * a.num_kv_heads / (threads * kUnitsPerThread), 1, a.num_kv_heads);
   }
 
-  void add_units(const Attention<T>& a, int index, int heads) {
+  void add_units(const Attention<T>& a, int index, int most_heads) {
     Job& job = jobs[index];
-    const bool whole = job.splits() == 1 || job.tile.rows > kMaxRowsInParts;
     const int kv_heads = static_cast<int>(a.num_kv_heads);
-    if (!whole) {
+    const int heads =
+        job.has_few_rows() ? std::min(most_heads, Worker<T>::heads_at_once(a, job.tile.rows)) : most_heads;
+    if (job.has_few_rows() && job.splits() > 1) {
       job.parts = num_parts_floats;
       num_parts_floats += Partial::size(job.tile.rows, a.padded_dim()) * job.splits() * kv_heads;
     }
-    for (int split = job.first_split; split < (whole ? job.first_split + 1 : job.last_split); split++)
+    for (int split = job.first_split; split < (job.has_few_rows() ? job.last_split : job.first_split + 1); split++)
       for (int head = 0; head < kv_heads; head += heads)
-        units.push_back({index, head, std::min(head + heads, kv_heads), whole ? -1 : split});
+        units.push_back({index, {job.tile, head, std::min(head + heads, kv_heads), split}});
   }
 };
 
@@ -100,22 +103,23 @@ float* part_of(const Attention<T>& a, const Job& job, float* parts, int64_t head
   return parts + job.parts + Partial::size(job.tile.rows, a.padded_dim()) * (head * job.splits() + split);
 }
 
+// One unit by a worker, which knows what probably follows.
 template <typename T>
-void attend_unit(const Attention<T>& a, Worker<T>& worker, const Job& job, const Unit& unit, float* parts) {
-  const bool whole = unit.split < 0;
-  if (job.tile.rows <= kMaxRowsInParts)
-    worker.prefetch(job.tile, unit.first_head, unit.last_head, whole ? job.first_split : unit.split);
-  for (int head = unit.first_head; head < unit.last_head; head++) {
-    if (whole) {
+void attend_unit(const Attention<T>& a, Worker<T>& worker, const Job& job, const Heads& heads, const Unit* next,
+                 float* parts) {
+  if (!job.has_few_rows()) {
+    for (int head = heads.first; head < heads.last; head++)
       worker.finish(job.tile, head, job.first_split, job.last_split);
-      continue;
-    }
-    float* part = part_of(a, job, parts, head, unit.split - job.first_split);
-    worker.attend_split(job.tile, head, unit.split, Partial(part, job.tile.rows, a.padded_dim()));
+    return;
   }
+  worker.attend_heads(heads, next == nullptr ? nullptr : &next->heads, [&](int head, const Partial& result) {
+    if (job.parts < 0) return worker.write(job.tile, head, result);
+    float* part = part_of(a, job, parts, head, heads.split - job.first_split);
+    Partial(part, job.tile.rows, a.padded_dim()).copy(result, job.tile.rows, a.padded_dim());
+  });
 }
 
-// body(worker, chunk) for every chunk, by a worker a thread.
+// body(worker, chunk, next) for every chunk, by a worker a thread; next: the chunk that it probably takes then, or -1.
 template <typename T, typename Body>
 void each(const Attention<T>& a, int64_t num_chunks, int threads, const Body& body) {
   parallel(num_chunks, threads, [&](Chunks& chunks) {
@@ -123,7 +127,7 @@ void each(const Attention<T>& a, int64_t num_chunks, int threads, const Body& bo
     Worker<T> worker(a, panels);
     std::optional<AmxAttention::Scope> scope;
     if (worker.by_amx()) scope.emplace();
-    for (int64_t chunk; chunks.claim(chunk);) body(worker, chunk);
+    for (int64_t chunk; chunks.claim(chunk);) body(worker, chunk, chunks.next());
   });
 }
 
@@ -135,11 +139,13 @@ void run(const Attention<T>& a, int threads) {
   const Plan<T>& plan = made;  // of this thread, for others
   float* parts = parts_buffer.reserve(plan.num_parts_floats);
   if (plan.work <= kMinParallelWork) threads = 1;
-  each(a, plan.units.size(), threads, [&](Worker<T>& worker, int64_t i) {
-    attend_unit(a, worker, plan.jobs[plan.units[i].job], plan.units[i], parts);
+  each(a, plan.units.size(), threads, [&](Worker<T>& worker, int64_t i, int64_t next) {
+    const Unit& unit = plan.units[i];
+    attend_unit(a, worker, plan.jobs[unit.job], unit.heads, next < 0 ? nullptr : &plan.units[next], parts);
   });
   if (plan.num_parts_floats == 0) return;
-  each(a, plan.jobs.size() * a.num_kv_heads, threads, [&](Worker<T>& worker, int64_t i) {
+  if (plan.num_parts_floats <= kMinParallelFloats) threads = 1;
+  each(a, plan.jobs.size() * a.num_kv_heads, threads, [&](Worker<T>& worker, int64_t i, int64_t) {
     const Job& job = plan.jobs[i / a.num_kv_heads];
     const int head = static_cast<int>(i % a.num_kv_heads);
     if (job.parts >= 0) worker.finish_parts(job.tile, head, part_of(a, job, parts, head, 0), job.splits());

@@ -29,8 +29,10 @@ class Worker {
         dim_(static_cast<int>(attention.head_dim)),
         padded_dim_(attention.padded_dim()),
         factor_((attention.soft_cap > 0 ? 1 / attention.soft_cap : kLog2E) * attention.scale),
+        splits_values_(kSplitsValues && attention.stored != Stored::kInt8 && dim_ % (2 * kLanes) == 0 && !by_amx()),
         panel_(static_cast<size_t>(kTileKeys) * padded_dim_),
         partial_(Partial::size(kMaxRows, padded_dim_)),
+        prefetch_(attention),
         values_(buffer.reserve(panel_ + kMaxRows * kTileKeys + 2 * partial_ + Scores<T>::num_floats(padded_dim_) +
                                AmxAttention::num_floats(padded_dim_) +
                                (attention.stored == Stored::kSame ? 0 : 2 * panel_))),
@@ -42,16 +44,8 @@ class Worker {
         wide_(reinterpret_cast<T*>(part_ + partial_ + Scores<T>::num_floats(padded_dim_) +
                                    AmxAttention::num_floats(padded_dim_))) {}
 
-  // Brings the keys and values of some heads of a split into this core's cache.
-  void prefetch(const Tile& tile, int first_head, int last_head, int split) const {
-    const int64_t start = static_cast<int64_t>(split) * kSplitKeys;
-    const int64_t first = std::max(start, attention_.oldest(position(tile, 0)));
-    const int64_t last = std::min(start + kSplitKeys, position(tile, tile.rows - 1) + 1);
-    KvPrefetch<T>(attention_, tile.seq, first_head, last_head).keys(first, last);
-  }
-
   // Whether AMX does the GEMMs; then an AmxAttention::Scope has to live meanwhile.
-  bool by_amx() const { return std::is_same_v<T, BFloat16> && AmxAttention::serves(dim_); }
+  bool by_amx() const { return by_amx(dim_); }
 
   // All splits of a tile, written to `out`.
   void finish(const Tile& tile, int kv_head, int first_split, int last_split) {
@@ -60,17 +54,18 @@ class Worker {
     finish_with<false>(tile, kv_head, first_split, last_split);
   }
 
-  // One split of a tile, left in `part`.
-  void attend_split(const Tile& tile, int kv_head, int split, Partial part) {
+  // How many heads of tiles of so many rows are attended at once.
+  static int heads_at_once(const Attention<T>& attention, int rows) {
+    return kMaxRows / rows_apart(static_cast<int>(attention.head_dim), rows);
+  }
+
+  // One split of a tile of few rows for some heads, tile of keys by tile of keys, so that memory is read in its order.
+  // Meanwhile come the first keys of `next`, what this thread will probably do then. done(head, partial) has results.
+  template <typename Done>
+  void attend_heads(const Heads& heads, const Heads* next, const Done& done) {
     if constexpr (std::is_same_v<T, BFloat16>)
-      if (by_amx()) {
-        Partial whole_tiles(part_, kMaxRows, padded_dim_);
-        load_query<true>(tile, kv_head);
-        attend<true>(tile, kv_head, split, whole_tiles);
-        return part.copy(whole_tiles, tile.rows, padded_dim_);
-      }
-    load_query<false>(tile, kv_head);
-    attend<false>(tile, kv_head, split, part);
+      if (by_amx()) return attend_heads_with<true>(heads, next, done);
+    attend_heads_with<false>(heads, next, done);
   }
 
   // Splits that were attended one by one, written to `out`.
@@ -83,23 +78,58 @@ class Worker {
     write(tile, kv_head, total);
   }
 
+  // A tile's result of all its keys, to `out`.
+  void write(const Tile& tile, int kv_head, const Partial& total) {
+    for (int r = 0; r < tile.rows; r++) {
+      T* to = row_of(attention_.out, attention_.out_strides, tile, kv_head, r);
+      float factor = attention_.value_scale / total.sum[r];
+      const float* from = total.out + r * padded_dim_;
+      int d = 0;
+      for (; splits_values_ && d < dim_; d += 2 * kLanes)
+        store_joined(to + d, load(from + d) * factor, load(from + d + kLanes) * factor);
+      for (; d < dim_; d += kLanes) store_some(to + d, load(from + d) * factor, dim_ - d);
+    }
+  }
+
  private:
   template <bool by_amx>
   void finish_with(const Tile& tile, int kv_head, int first_split, int last_split) {
     Partial total(total_, tile.rows, padded_dim_), part(part_, kMaxRows, padded_dim_);
     total.clear(tile.rows, padded_dim_);
-    load_query<by_amx>(tile, kv_head);
+    load_query<by_amx>(tile, kv_head, 0);
     for (int split = first_split; split < last_split; split++) {
-      attend<by_amx>(tile, kv_head, split, part);
+      part.clear(tile.rows, padded_dim_);
+      const Keys keys = attention_.keys_of(tile, split);
+      for (int64_t base = keys.first / kTileKeys * kTileKeys; base < keys.last; base += kTileKeys)
+        attend<by_amx>(tile, kv_head, 0, keys, base, part);
       merge(total, part, tile.rows, padded_dim_);
     }
     write(tile, kv_head, total);
   }
 
-  int64_t position(const Tile& tile, int row) const {
-    int64_t past = attention_.seq_lens[tile.seq] - attention_.query_len(tile.seq);
-    return past + (tile.first_row + row) / group_;
+  template <bool by_amx, typename Done>
+  void attend_heads_with(const Heads& heads, const Heads* next, const Done& done) {
+    const Tile& tile = heads.tile;
+    const Partial all(part_, kMaxRows, padded_dim_);
+    const int apart = rows_apart(dim_, tile.rows);
+    const auto each_head = [&](const auto& action) {
+      for (int head = heads.first, row = 0; head < heads.last; head++, row += apart)
+        action(head, row, all.from(row, padded_dim_));
+    };
+    each_head([&](int head, int row, Partial part) {
+      load_query<by_amx>(tile, head, row);
+      part.clear(tile.rows, padded_dim_);
+    });
+    const Keys keys = attention_.keys_of(tile, heads.split);
+    for (int64_t base = keys.first / kTileKeys * kTileKeys; base < keys.last; base += kTileKeys) {
+      prefetch_.aim_behind(heads, base, next);
+      each_head([&](int head, int row, Partial part) { attend<by_amx>(tile, head, row, keys, base, part); });
+    }
+    each_head([&](int head, int, const Partial& part) { done(head, part); });
   }
+
+  static bool by_amx(int dim) { return std::is_same_v<T, BFloat16> && AmxAttention::serves(dim); }
+  static int rows_apart(int dim, int rows) { return by_amx(dim) ? kMaxRowsInParts : rows; }
 
   template <typename Pointer>
   Pointer row_of(Pointer base, const Strides& strides, const Tile& tile, int kv_head, int row) const {
@@ -109,14 +139,14 @@ class Worker {
   }
 
   template <bool by_amx>
-  void load_query(const Tile& tile, int kv_head) {
+  void load_query(const Tile& tile, int kv_head, int first_row) {
     const T* rows[kMaxRows];
     for (int r = 0; r < tile.rows; r++) {
-      positions_[r] = position(tile, r);
+      positions_[r] = attention_.position(tile, r);
       rows[r] = row_of(attention_.query, attention_.query_strides, tile, kv_head, r);
     }
-    if constexpr (by_amx) return amx_.load_query(as_bfloat16(rows), tile.rows);
-    by_vectors_.load_query(rows, tile.rows);
+    if constexpr (by_amx) return amx_.load_query(as_bfloat16(rows), tile.rows, first_row);
+    by_vectors_.load_query(rows, tile.rows, first_row);
   }
 
   // Of bfloat16 rows, which are all that AMX is asked for.
@@ -124,31 +154,31 @@ class Worker {
     return reinterpret_cast<const BFloat16* const*>(rows);
   }
 
+  // The keys of one tile of them, for rows whose queries lie from `first_row` on.
   template <bool by_amx>
-  void attend(const Tile& tile, int kv_head, int split, Partial& part) {
-    part.clear(tile.rows, padded_dim_);
-    int64_t start = static_cast<int64_t>(split) * kSplitKeys;
-    int64_t first = std::max(start, attention_.oldest(positions_[0]));
-    int64_t last = std::min<int64_t>(start + kSplitKeys, positions_[tile.rows - 1] + 1);
-    for (int64_t base = first / kTileKeys * kTileKeys; base < last; base += kTileKeys) {
-      int from = static_cast<int>(std::max<int64_t>(first - base, 0));
-      int to = static_cast<int>(std::min<int64_t>(last - base, kTileKeys));
-      int vectors = (to + kLanes - 1) / kLanes;
-      locate<by_amx>(tile.seq, kv_head, base, from, to);
-      if constexpr (by_amx)
-        amx_.score(as_bfloat16(key_rows_), from, to, scores_);
-      else if (attention_.stored == Stored::kInt8)
-        by_vectors_.score(key_bytes_, key_scales_, tile.rows, from, to, scores_);
-      else
-        by_vectors_.score(key_rows_, tile.rows, from, to, scores_);
-      if (by_amx && attention_.stored == Stored::kInt8) scale_scores(tile.rows, vectors);
-      softmax<by_amx>(tile.rows, base, vectors, part);
-      if constexpr (by_amx)
-        amx_.multiply_values(as_bfloat16(value_rows_), from, to, part.out);
-      else if (attention_.stored == Stored::kInt8)
-        multiply_values(value_bytes_, tile.rows, from, to, part.out);
-      else
-        multiply_values(value_rows_, tile.rows, from, to, part.out);
+  void attend(const Tile& tile, int kv_head, int first_row, Keys keys, int64_t base, Partial& part) {
+    const int from = static_cast<int>(std::max<int64_t>(keys.first - base, 0));
+    const int to = static_cast<int>(std::min<int64_t>(keys.last - base, kTileKeys));
+    const int vectors = (to + kLanes - 1) / kLanes;
+    prefetch_.step_locate();
+    locate<by_amx>(tile.seq, kv_head, base, from, to);
+    if constexpr (by_amx) {
+      prefetch_.step_scores(tile.rows);
+      amx_.score(as_bfloat16(key_rows_), first_row, from, to, scores_);
+      if (attention_.stored == Stored::kInt8) scale_scores(tile.rows, vectors);
+    } else if (attention_.stored == Stored::kInt8) {
+      by_vectors_.score(key_bytes_, key_scales_, tile.rows, first_row, from, to, scores_, prefetch_);
+    } else {
+      by_vectors_.score(key_rows_, tile.rows, first_row, from, to, scores_, prefetch_);
+    }
+    softmax<by_amx>(tile.rows, base, vectors, part);
+    if constexpr (by_amx) {
+      prefetch_.step_values(tile.rows);
+      amx_.multiply_values(as_bfloat16(value_rows_), from, to, part.out);
+    } else if (attention_.stored == Stored::kInt8) {
+      multiply_values(value_bytes_, tile.rows, from, to, part.out);
+    } else {
+      multiply_values(value_rows_, tile.rows, from, to, part.out);
     }
   }
 
@@ -161,13 +191,25 @@ class Worker {
   // out += probabilities @ values. What few rows read once is not worth a copy.
   template <typename Value>
   void multiply_values(const Value* const* values, int rows, int from, int to, float* out) {
-    const int vectors = padded_dim_ / kLanes, count = to - from;
-    const float* weights = scores_ + from;
-    if (rows <= kBlockRows && dim_ == padded_dim_) {
-      gemm<true>(rows, vectors, count, weights, kTileKeys, ScatteredRows<Value>(values + from), out, padded_dim_);
-    } else {
+    if (rows > kBlockRows || dim_ != padded_dim_) {
       pack_values(values, from, to);
-      gemm<true>(rows, vectors, count, weights, kTileKeys, Panel(values_, padded_dim_), out, padded_dim_);
+      return multiply_by(Panel(values_, padded_dim_), rows, from, to, out);
+    }
+    if constexpr (kSplitsValues && std::is_same_v<Value, T>)
+      if (splits_values_) return multiply_by(SplitRows<Value>(values + from), rows, from, to, out);
+    multiply_by(ScatteredRows<Value>(values + from), rows, from, to, out);
+  }
+
+  template <typename Right>
+  void multiply_by(Right right, int rows, int from, int to, float* out) {
+    const int vectors = padded_dim_ / kLanes;
+    for (int count; from < to; from += count, right = right.from(count)) {
+      count = std::min(KvPrefetch<T>::kValueKeys, to - from);
+      for (int v = 0; v < vectors; v += 4) {
+        prefetch_.step_value(rows);
+        gemm<true>(rows, std::min(4, vectors - v), count, scores_ + from, kTileKeys, right, out, padded_dim_,
+                   v * kLanes);
+      }
     }
   }
 
@@ -232,6 +274,12 @@ class Worker {
     for (int j = from; j < to; j++, packed += padded_dim) {
       const Value* row = rows[j];
       int d = 0;
+      if constexpr (kSplitsValues && std::is_same_v<Value, T>)
+        for (; splits_values_ && d < dim; d += 2 * kLanes) {
+          Vec even, odd;
+          split(row, load_pairs(row + d, 2 * kLanes), even, odd);
+          store(packed + d, even), store(packed + d + kLanes, odd);
+        }
       for (; d + kLanes <= dim; d += kLanes) store(packed + d, load(row + d));
       if (d < dim) store(packed + d, load_some(row + d, dim - d));
     }
@@ -243,11 +291,17 @@ class Worker {
     for (int first = 0; first < rows; first += kLanes) {
       const int count = std::min(rows - first, kLanes);
       Vec highest[kLanes] = {}, sums[kLanes] = {};
-      for (int r = 0; r < count; r++) highest[r] = scale_and_mask(first + r, base, vectors);
+      for (int r = 0; r < count; r++) {
+        prefetch_.step_softmax();
+        highest[r] = scale_and_mask(first + r, base, vectors);
+      }
       const Vec old_max = load_some(part.max + first, count);
       const Vec new_max = max(old_max, reduce_rows(highest, [](Vec a, Vec b) { return max(a, b); }));
       const Vec shift = new_max == -kInfinity ? Vec{} : new_max, keep = exp2(old_max - shift);
-      for (int r = 0; r < count; r++) sums[r] = exponentiate<by_amx>(first + r, vectors, shift[r]);
+      for (int r = 0; r < count; r++) {
+        prefetch_.step_softmax();
+        sums[r] = exponentiate<by_amx>(first + r, vectors, shift[r]);
+      }
       store_some(part.sum + first, load_some(part.sum + first, count) * keep + sum_rows(sums), count);
       store_some(part.max + first, new_max, count);
       for (int r = 0; r < count; r++)
@@ -303,19 +357,14 @@ class Worker {
     for (int d = 0; d < padded_dim_; d += kLanes) store(out + d, load(out + d) * factor);
   }
 
-  void write(const Tile& tile, int kv_head, const Partial& total) {
-    for (int r = 0; r < tile.rows; r++) {
-      T* to = row_of(attention_.out, attention_.out_strides, tile, kv_head, r);
-      float factor = attention_.value_scale / total.sum[r];
-      for (int d = 0; d < dim_; d += kLanes)
-        store_some(to + d, load(total.out + r * padded_dim_ + d) * factor, dim_ - d);
-    }
-  }
-
   const Attention<T>& attention_;
   const int group_, dim_, padded_dim_;
   const float factor_;  // of Q @ Kᵀ: to scores in units of log2, or divided by the soft cap where there is one
+  // Whether values are multiplied, and results held, with even and odd dims of two vectors apart: that takes less.
+  static constexpr bool kSplitsValues = std::is_same_v<T, BFloat16>;
+  const bool splits_values_;
   const size_t panel_, partial_;
+  KvPrefetch<T> prefetch_;
   const T *key_rows_[kTileKeys], *value_rows_[kTileKeys];
   const Int8 *key_bytes_[kTileKeys], *value_bytes_[kTileKeys];  // where those of int8 are read as they lie
   float key_scales_[kTileKeys], value_scales_[kTileKeys];       // of int8

@@ -1,4 +1,4 @@
-// Keys and values fetched into a core's own cache before they are attended to.
+// Keys and values hinted to a core's own cache between the work on those before them.
 #pragma once
 
 #include <algorithm>
@@ -9,28 +9,65 @@
 namespace lamina {
 
 // Rows of some heads of a sequence's keys and values, in the order of memory: lines that follow each other come
-// fastest. Each row is loaded, since a core drops hints where it is asked for too many lines at once; but the hint for
-// a row comes kAhead keys earlier, so that a block that lies elsewhere has begun to come.
+// fastest. A core drops hints when it is asked for some dozens of lines at once, so that they come in many small steps,
+// as even in time as can be: each in proportion to about how long the work takes that follows it.
 template <typename T>
 class KvPrefetch {
  public:
-  KvPrefetch(const Attention<T>& attention, int seq, int first_head, int last_head)
-      : attention_(attention),
-        table_(attention.block_tables + seq * attention.block_tables_stride),
-        first_head_(first_head),
-        num_heads_(last_head - first_head) {}
+  static constexpr int kScoreDims = 32, kValueKeys = 8;  // between two steps
 
-  void keys(int64_t first, int64_t last) const {
-    for (int64_t key = first; key < std::min(first + kAhead, last); key++) each_line(key, hint);
-    for (int64_t key = first; key < last; key++) {
-      if (key + kAhead < last) each_line(key + kAhead, hint);
-      each_line(key, touch);
-    }
+  explicit KvPrefetch(const Attention<T>& attention) : attention_(attention) {}
+
+  // While a tile of keys from `base` on is attended to comes the one behind it, or the first of `next` if there is one.
+  void aim_behind(const Heads& heads, int64_t base, const Heads* next) {
+    const int64_t whole = pace(heads.tile.rows) * (heads.last - heads.first), behind = base + kTileKeys;
+    if (behind < attention_.keys_of(heads.tile, heads.split).last) return aim(heads, behind, whole);
+    if (next != nullptr) aim(*next, attention_.keys_of(next->tile, next->split).first, whole);
   }
 
+  // Before the work on a head of a tile of keys: where they lie; sixteen keys that are packed, a vector of each; scores
+  // of kScoreDims dims or all; either part of the softmax of a row; values of kValueKeys keys by four vectors, or all.
+  void step_locate() { step(kLocate); }
+  void step_pack() { step(kPack); }
+  void step_score(int rows) { step(kScore * rows); }
+  void step_scores(int rows) { step(scores_pace(rows)); }
+  void step_softmax() { step(kSoftmax); }
+  void step_value(int rows) { step(kValues * rows); }
+  void step_values(int rows) { step(values_pace(rows)); }
+
  private:
-  static constexpr int64_t kAhead = 32;
-  static constexpr uintptr_t kLine = 64;
+  static constexpr int64_t kLocate = 25, kPack = 7, kScore = 12, kSoftmax = 15, kValues = 8;
+  static constexpr int64_t kLine = 64, kOne = 1 << 20;
+
+  static int64_t parts(int64_t count, int64_t at_once) { return (count + at_once - 1) / at_once; }
+  int64_t pace(int rows) const {
+    const int64_t packed = kTileKeys / kLanes * parts(attention_.head_dim, kLanes * 4 / attention_.cached_size());
+    return kLocate + kPack * packed + scores_pace(rows) + 2 * kSoftmax * rows + values_pace(rows);
+  }
+  int64_t scores_pace(int rows) const { return kScore * rows * parts(attention_.head_dim, kScoreDims); }
+  int64_t values_pace(int rows) const {
+    return kValues * rows * (kTileKeys / kValueKeys) * parts(attention_.head_dim, 4 * kLanes);
+  }
+
+  // Keys from `first` to the end of its tile, by steps that come to `whole`.
+  void aim(const Heads& heads, int64_t first, int64_t whole) {
+    const int64_t last = attention_.keys_of(heads.tile, heads.split).last, size = attention_.cached_size();
+    keys_ = {first, std::min(last, (first / kTileKeys + 1) * kTileKeys)};
+    table_ = attention_.block_tables + heads.tile.seq * attention_.block_tables_stride;
+    first_head_ = heads.first;
+    row_bytes_ = (heads.last - heads.first - 1) * attention_.key_strides.head * size + attention_.head_bytes();
+    of_values_ = false;
+    num_lines_ = num_rows_ = 0;
+    lines_a_part_ = 2 * (keys_.last - keys_.first) * parts(row_bytes_, kLine) * kOne / whole + 1;
+  }
+
+  void step(int64_t part) {
+    due_ += part * lines_a_part_;
+    const int64_t wanted = due_ / kOne, lines = std::min(wanted, num_lines_);
+    due_ %= kOne;
+    hint(lines);
+    if (lines < wanted) hint_across_rows(wanted - lines);
+  }
 
   // In assembly, where compilers leave it alone.
   static void hint(const char* line) {
@@ -40,28 +77,57 @@ class KvPrefetch {
     asm volatile("prfm pldl1keep, [%0]" ::"r"(line));
 #endif
   }
-  static void touch(const char* line) { asm volatile("" ::"r"(*static_cast<const volatile char*>(line))); }
 
-  template <typename Action>
-  void each_line(int64_t key, Action action) const {
-    const int64_t block = table_[key / attention_.block_size], offset = key % attention_.block_size;
-    each_line(attention_.key_cache, attention_.key_strides, block, offset, action);
-    each_line(attention_.value_cache, attention_.value_strides, block, offset, action);
+  void hint(int64_t lines) {
+    for (int64_t i = 0; i < lines; i++) hint(line_ + i * kLine);
+    line_ += lines * kLine, num_lines_ -= lines;
   }
 
-  template <typename Action>
-  void each_line(const void* cache, const Strides& strides, int64_t block, int64_t offset, Action action) const {
-    const int64_t size = attention_.cached_size();
-    const int64_t bytes = (num_heads_ - 1) * strides.head * size + attention_.head_bytes();
-    const int64_t start = block * strides.outer + offset * strides.token + first_head_ * strides.head;
-    const char* row = static_cast<const char*>(cache) + start * size;
-    const char* end = row + bytes;
-    for (const char* line = row; line < end; line += kLine - reinterpret_cast<uintptr_t>(line) % kLine) action(line);
+  __attribute__((noinline)) void hint_across_rows(int64_t left) {
+    while (left > 0 && (num_lines_ > 0 || next_row())) {
+      const int64_t lines = std::min(left, num_lines_);
+      hint(lines);
+      left -= lines;
+    }
+  }
+
+  // Of a token, or of all that follow each other without a gap.
+  bool next_row() {
+    if (num_rows_ == 0 && !next_block()) return false;
+    num_rows_--;
+    line_ = row_ - reinterpret_cast<uintptr_t>(row_) % kLine;
+    num_lines_ = (row_ + run_bytes_ - line_ + kLine - 1) / kLine;
+    row_ += stride_;
+    return true;
+  }
+
+  // The keys of a block, then its values.
+  bool next_block() {
+    if (keys_.first >= keys_.last) return false;
+    const void* cache = of_values_ ? attention_.value_cache : attention_.key_cache;
+    const Strides& strides = of_values_ ? attention_.value_strides : attention_.key_strides;
+    const int64_t size = attention_.cached_size(), block = keys_.first / attention_.block_size;
+    const int64_t offset = keys_.first - block * attention_.block_size;
+    const int64_t count = std::min(attention_.block_size - offset, keys_.last - keys_.first);
+    row_ = static_cast<const char*>(cache) +
+           (table_[block] * strides.outer + offset * strides.token + first_head_ * strides.head) * size;
+    stride_ = strides.token * size;
+    const bool is_one_run = stride_ == row_bytes_;
+    num_rows_ = is_one_run ? 1 : count;
+    run_bytes_ = is_one_run ? count * row_bytes_ : row_bytes_;
+    if (of_values_) keys_.first += count;
+    of_values_ = !of_values_;
+    return true;
   }
 
   const Attention<T>& attention_;
-  const int32_t* const table_;
-  const int64_t first_head_, num_heads_;
+  const int32_t* table_ = nullptr;
+  int64_t first_head_ = 0;
+  Keys keys_{0, 0};         // that are left
+  bool of_values_ = false;  // next, of the block at the first of them
+  int64_t row_bytes_ = 0, run_bytes_ = 0, stride_ = 0, num_rows_ = 0;
+  const char *row_ = nullptr, *line_ = nullptr;
+  int64_t num_lines_ = 0, lines_a_part_ = 0, due_ = 0;  // these two times kOne
 };
 
 }  // namespace lamina

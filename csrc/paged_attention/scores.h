@@ -11,6 +11,7 @@
 #include "call.h"
 #include "gemm_microkernel.h"
 #include "int8_cache.h"
+#include "prefetch.h"
 #include "vector.h"
 
 namespace lamina {
@@ -62,11 +63,12 @@ class Scores {
         query_(keys_ + static_cast<size_t>(kTileKeys) * padded_dim),
         dots_(query_ + static_cast<size_t>(kMaxRows) * padded_dim) {}
 
-  void load_query(const T* const* rows, int count) {
+  // As rows first_row .. first_row + count - 1 of those that are held.
+  void load_query(const T* const* rows, int count, int first_row) {
     for (int r = 0; r < count; r++) {
-      float* to = query_ + static_cast<size_t>(r) * padded_dim_;
+      float* to = query_ + static_cast<size_t>(first_row + r) * padded_dim_;
       if (in_bytes_) {
-        load_bytes_of(rows[r], r, reinterpret_cast<int8_t*>(to));
+        load_bytes_of(rows[r], first_row + r, reinterpret_cast<int8_t*>(to));
       } else if constexpr (kByPairs) {
         to[dim_ / 2] = 0.0f;  // where dims are odd, beside the last
         std::memcpy(to, rows[r], dim_ * sizeof(T));
@@ -76,22 +78,34 @@ class Scores {
     }
   }
 
-  // scores[row][kTileKeys] of keys from .. to, to whole vectors; others are undefined.
-  void score(const T* const* keys, int rows, int from, int to, float* scores) {
-    pack(keys, from, to);
+  // scores[row][kTileKeys] of rows from first_row on and keys from .. to, to whole vectors; others are undefined.
+  void score(const T* const* keys, int rows, int first_row, int from, int to, float* scores, KvPrefetch<T>& prefetch) {
+    pack(keys, from, to, prefetch);
     const int vectors = (to + kLanes - 1) / kLanes;
-    if constexpr (kByPairs)
-      gemm<false>(rows, vectors, (dim_ + 1) / 2, query_, padded_dim_, PairPanel(keys_, kTileKeys), scores, kTileKeys);
-    else
-      gemm<false>(rows, vectors, dim_, query_, padded_dim_, Panel(keys_, kTileKeys), scores, kTileKeys);
+    const float* query = query_ + static_cast<size_t>(first_row) * padded_dim_;
+    using Keys = std::conditional_t<kByPairs, PairPanel, Panel>;
+    constexpr int in_lane = kByPairs ? 2 : 1;
+    const int depth = (dim_ + in_lane - 1) / in_lane;
+    for (int first = 0, some; first < depth; first += some) {
+      some = std::min(depth - first, KvPrefetch<T>::kScoreDims / in_lane);
+      prefetch.step_score(rows);
+      const Keys right(keys_ + first * kTileKeys, kTileKeys);
+      if (first == 0)
+        gemm<false>(rows, vectors, some, query, padded_dim_, right, scores, kTileKeys);
+      else
+        gemm<true>(rows, vectors, some, query + first, padded_dim_, right, scores, kTileKeys);
+    }
   }
 
   // The same of int8, by the scales of the keys.
-  void score(const Int8* const* keys, const float* key_scales, int rows, int from, int to, float* scores) {
-    pack(keys, from, to);
+  void score(const Int8* const* keys, const float* key_scales, int rows, int first_row, int from, int to, float* scores,
+             KvPrefetch<T>& prefetch) {
+    pack(keys, from, to, prefetch);
     const int vectors = (to + kLanes - 1) / kLanes;
-    if (in_bytes_) return score_bytes(key_scales, rows, vectors, scores);
-    gemm<false>(rows, vectors, dim_, query_, padded_dim_, Panel(keys_, kTileKeys), scores, kTileKeys);
+    const float* query = query_ + static_cast<size_t>(first_row) * padded_dim_;
+    prefetch.step_scores(rows);
+    if (in_bytes_) return score_bytes(query, first_row, key_scales, rows, vectors, scores);
+    gemm<false>(rows, vectors, dim_, query, padded_dim_, Panel(keys_, kTileKeys), scores, kTileKeys);
     for (int r = 0; r < rows; r++)
       for (int j = 0; j < vectors * kLanes; j += kLanes)
         store(scores + r * kTileKeys + j, load(scores + r * kTileKeys + j) * load(key_scales + j));
@@ -131,26 +145,29 @@ class Scores {
     std::memcpy(to, &narrow, sizeof(narrow));
   }
 
-  void score_bytes(const float* key_scales, int rows, int vectors, float* scores) {
+  void score_bytes(const float* query, int first_row, const float* key_scales, int rows, int vectors, float* scores) {
     const int stride = padded_dim_, quads = (dim_ + 3) / 4;
     const BytePanel panel(keys_, kTileKeys);
     float *high = dots_, *low = dots_ + static_cast<size_t>(kMaxRows) * kTileKeys;
-    gemm<false>(rows, vectors, quads, query_, stride, panel, high, kTileKeys);
-    gemm<false>(rows, vectors, quads, query_ + padded_dim_ / 4, stride, panel, low, kTileKeys);
+    gemm<false>(rows, vectors, quads, query, stride, panel, high, kTileKeys);
+    gemm<false>(rows, vectors, quads, query + padded_dim_ / 4, stride, panel, low, kTileKeys);
     for (int r = 0; r < rows; r++)
       for (int j = 0; j < vectors * kLanes; j += kLanes) {
         const int at = r * kTileKeys + j;
-        const IntVec sum = ((IntVec)load(high + at) << 8) + (IntVec)load(low + at) + offsets_[r];
-        store(scores + at, __builtin_convertvector(sum, Vec) * query_scales_[r] * load(key_scales + j));
+        const IntVec sum = ((IntVec)load(high + at) << 8) + (IntVec)load(low + at) + offsets_[first_row + r];
+        store(scores + at, __builtin_convertvector(sum, Vec) * query_scales_[first_row + r] * load(key_scales + j));
       }
   }
 
   // keys_[element][key], an element a float, a pair or four bytes.
   template <typename Key>
-  void pack(const Key* const* keys, int from, int to) {
+  void pack(const Key* const* keys, int from, int to, KvPrefetch<T>& prefetch) {
     for (int group = from / kLanes * kLanes; group < to; group += kLanes) {
       int d = 0;
-      for (; d + kPacked<Key> <= dim_; d += kPacked<Key>) pack_block(keys + group, d, kPacked<Key>, keys_ + group);
+      for (; d + kPacked<Key> <= dim_; d += kPacked<Key>) {
+        prefetch.step_pack();
+        pack_block(keys + group, d, kPacked<Key>, keys_ + group);
+      }
       if (d < dim_) pack_block(keys + group, d, dim_ - d, keys_ + group);
     }
   }
@@ -165,7 +182,8 @@ class Scores {
           kByBytes ? (Vec)((BitVec)load_four_bytes(rows[i] + d, count) ^ 0x80808080u) : load_some(rows[i] + d, count);
     transpose(block);
     constexpr int in_lane = kByBytes ? 4 : 1;
-    for (int i = 0; i * in_lane < count; i++) store(to + (d / in_lane + i) * kTileKeys, block[i]);
+    to += d / in_lane * kTileKeys;
+    for (int i = 0; i * in_lane < count; i++) store(to + i * kTileKeys, block[i]);
   }
 
   static inline __attribute__((always_inline)) void pack_block(const T* const* rows, int d, int count, float* to) {
@@ -177,18 +195,19 @@ class Scores {
     } else {
       for (int i = 0; i < kLanes; i++) block[i] = load_two_bytes(rows[i] + d, count);
       transpose(block);
-      for (int i = 0; 2 * i < count; i++) store_pairs(rows[0], block[i], d + 2 * i, count - 2 * i, to);
+      to += (kByPairs ? d / 2 : d) * kTileKeys;
+      for (int i = 0; 2 * i < count; i++) store_pairs(rows[0], block[i], i, count - 2 * i, to);
     }
   }
 
-  static inline void store_pairs(const T* like, Vec pairs, int d, int count, float* to) {
+  static inline void store_pairs(const T* like, Vec pairs, int pair, int count, float* to) {
     if constexpr (kByPairs) {
-      store(to + d / 2 * kTileKeys, pairs);
+      store(to + pair * kTileKeys, pairs);
     } else {
       Vec even, odd;
       split(like, pairs, even, odd);
-      store(to + d * kTileKeys, even);
-      if (count > 1) store(to + (d + 1) * kTileKeys, odd);
+      store(to + 2 * pair * kTileKeys, even);
+      if (count > 1) store(to + (2 * pair + 1) * kTileKeys, odd);
     }
   }
 

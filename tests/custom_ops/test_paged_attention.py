@@ -93,6 +93,22 @@ def test_long_contexts_are_joined_from_their_splits(
     assert_close_to_reference(kernel(case), exact, formula(case, torch.float32), floor=4e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("query_len", [1, 4])
+def test_more_key_value_heads_than_are_attended_to_at_once(
+    make_paged_case: MakeCase,
+    assert_close_to_reference: Callable[..., None],
+    query_len: int,
+    dtype: torch.dtype,
+) -> None:
+    case = make_paged_case(
+        [1200, 40], [query_len] * 2, num_heads=72, num_kv_heads=18, head_dim=64, block_size=16, dtype=dtype
+    )
+    exact = formula(case, torch.float64)
+    naive = formula(case, dtype)
+    assert_close_to_reference(kernel(case), exact, naive, floor=max(4e-6, rounding_of_scores(case)))
+
+
 @pytest.mark.parametrize(
     "shape",
     [
@@ -264,7 +280,16 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(make_paged_case: MakeCase,
 
 @pytest.mark.parametrize("chunk", [1, 5, 64, 256, 299])
 @pytest.mark.parametrize(
-    "limits", [{}, {"window": 70}, {"chunk": 70}, {"cache_dtype": FP8}, {"cache_dtype": torch.int8}], ids=str
+    "limits",
+    [
+        {},
+        {"window": 70},
+        {"chunk": 70},
+        {"cache_dtype": FP8},
+        {"cache_dtype": torch.int8},
+        {"dtype": torch.bfloat16, "head_dim": 64},
+    ],
+    ids=str,
 )
 def test_a_row_has_the_same_bits_however_its_prompt_is_chunked(
     make_paged_case: MakeCase, chunk: int, limits: dict[str, Any]
