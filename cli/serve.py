@@ -12,7 +12,7 @@ from ..common.extras import require
 from . import options
 from .served_models import configs, named_models, own_settings
 
-NEEDED = ("httptools", "msgspec", "prometheus_client", "starlette", "uvicorn", "zmq")
+NEEDED = ("httptools", "msgspec", "prometheus_client", "starlette", "uvicorn")
 
 
 class EngineKind(Enum):

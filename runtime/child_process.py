@@ -138,7 +138,6 @@ class ParentWatch(threading.Thread):
     def __init__(self, parent: int, seconds: float) -> None:
         super().__init__(name="lamina-heartbeat", daemon=True)
         self.beat: Callable[[], None] = _nothing
-        self.before_end: Callable[[], None] = _nothing
         self._parent, self._seconds = parent, seconds
 
     def run(self) -> None:
@@ -146,7 +145,6 @@ class ParentWatch(threading.Thread):
         while os.getppid() == self._parent:
             self.beat()
             time.sleep(self._seconds)
-        self.before_end()
         os.killpg(os.getpgrp(), signal.SIGKILL)  # and compilers that it may have started
 
 

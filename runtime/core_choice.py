@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..common.errors import ConfigError, shown
-from ..common.extras import require
 from ..common.progress import Progress, say_nothing
 from .engine.core_handle import CoreHandle, OpenedCore
 from .parallel import ParallelConfig
@@ -32,11 +31,9 @@ def core_handle(
         return ThreadCore(partial(_open_core, model, settings), progress)
     if engine != "process":
         raise ConfigError(f"engine is {shown(engine)}; wanted 'thread' or 'process'")
-    for module in ("msgspec", "zmq"):
-        require(module, extra="serve")
     if num_engines > 1:
         return _several(model, settings, progress)
-    from .engine.core_process import ProcessCore  # with both of them
+    from .engine.core_process import ProcessCore
 
     return ProcessCore(model, settings, progress)
 

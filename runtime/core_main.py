@@ -1,48 +1,42 @@
-"""The process of a core: it connects to its parent, loads, steps what it is sent, and ends with it.
+"""The process of a core: it hears from its parent what to load, steps what it is sent, and ends with it.
 
-Run by engine.core_process as `python -c … PARENT FOLDER`. Nothing heavy is imported before it is connected.
+Run by engine.core_process as `python -c … PARENT SOCKET`. Nothing heavy is imported before it is told what.
 """
 
 import faulthandler
 import os
 import pickle
-import shutil
+import socket
 import sys
-import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import zmq
 
 from ..common import garbage
 from ..common.errors import ConfigError, EngineError, LaminaError, shown
 from ..common.logging import get_logger
 from .child_process import ParentWatch, end_with, leave_signals_to_parent, log_to_stderr
-from .engine.core_socket import COMMANDS, HEARTBEAT_SECONDS, OUTPUTS, address
+from .engine.core_socket import HEARTBEAT_SECONDS, CoreSocket
 from .protocol import wire
-from .protocol.core_messages import Command, CoreStatus
+from .protocol.core_messages import Command, CoreStatus, Shutdown
 from .protocol.process_messages import CoreLost, FolderFound, LoadProgress, Start
 
 if TYPE_CHECKING:
     from .engine.core_loop import CoreLoop
 
-SECONDS_TO_CONNECT = 60.0
+SECONDS_TO_START = 60.0  # until it is told what to load
 SECONDS_TO_SEND = 5.0  # of what is not sent yet at the end
 LOADING = CoreStatus(is_alive=False, reason="it is being loaded")
 
 
 def main() -> None:
     """Runs until it is asked to end, or the process that started it is gone; exits with 1 where it failed."""
-    parent, folder = int(sys.argv[1]), sys.argv[2]
+    parent, fd = int(sys.argv[1]), int(sys.argv[2])
     faulthandler.enable()
     leave_signals_to_parent()
     watch = ParentWatch(parent, HEARTBEAT_SECONDS)
-    watch.before_end = partial(shutil.rmtree, folder, ignore_errors=True)
     watch.start()
-    line = _Line(folder)
-    start = line.connect()
-    shutil.rmtree(folder, ignore_errors=True)  # both ends have the sockets: nobody is to find them any more
+    line = _Line(CoreSocket(socket.socket(fileno=fd)))
+    start = line.start()
     end_with(parent, "lamina-engine")
     watch.beat = line.beat
     log_to_stderr(start.log_level, "lamina engine")
@@ -95,42 +89,32 @@ def _settings(start: Start) -> tuple[Any, dict[str, Any]]:
 class _Line:
     """Both ways between this process and its parent. Commands are the main thread's; any thread may send."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, connection: CoreSocket) -> None:
         self.loop: CoreLoop | None = None
-        self._context = zmq.Context(io_threads=1)
-        self._lock = threading.Lock()
-        self._commands = self._context.socket(zmq.PULL)
-        self._outputs = self._context.socket(zmq.PUSH)
-        self._outputs.immediate = True  # nothing is queued before it is connected
-        for socket in (self._commands, self._outputs):
-            socket.set_hwm(0)
-        self._commands.bind(address(folder, COMMANDS))
-        self._outputs.connect(address(folder, OUTPUTS))
+        self._connection = connection
 
-    def connect(self) -> Start:
-        """Returns what the parent says first, once both ways are open."""
-        milliseconds = int(1000 * SECONDS_TO_CONNECT)
-        if not (self._commands.poll(milliseconds) and self._outputs.poll(milliseconds, zmq.POLLOUT)):
-            raise EngineError(f"nobody answered within {SECONDS_TO_CONNECT:g} s")
-        start = wire.decode(self._commands.recv())
+    def start(self) -> Start:
+        """Returns what the parent says first."""
+        frame = self._connection.receive(SECONDS_TO_START)
+        if frame is None:
+            raise EngineError(f"nothing was said within {SECONDS_TO_START:g} s")
+        start = wire.decode(frame)
         assert isinstance(start, Start), start
         return start
 
     def take(self, seconds: float | None) -> Sequence[Command]:
-        """See CoreLoop."""
-        commands = []
-        if seconds != 0 and self._commands.poll(None if seconds is None else int(1000 * seconds)):
-            commands.append(wire.decode(self._commands.recv()))
-        while int(self._commands.events) & zmq.POLLIN:
-            commands.append(wire.decode(self._commands.recv()))
+        """See CoreLoop; the end of the parent is that of the loop."""
+        commands: list[Command] = []
+        try:
+            while (frame := self._connection.receive(0.0 if commands else seconds)) is not None:
+                commands.append(wire.decode(frame))
+        except EOFError:
+            commands.append(Shutdown())
         return commands
 
     def send(self, message: Any) -> None:
         """Sends a message, in order; never waits."""
-        frame = wire.encode(message)
-        with self._lock:
-            if not self._outputs.closed:
-                self._outputs.send(frame)
+        self._connection.send(wire.encode(message))
 
     def report(self, stage: str, fraction: float, detail: str) -> None:
         """The Progress of loading."""
@@ -147,7 +131,5 @@ class _Line:
 
     def close(self) -> None:
         """Waits until what was sent has been taken."""
-        with self._lock:
-            self._outputs.close(int(1000 * SECONDS_TO_SEND))
-        self._commands.close(0)
-        self._context.term()
+        self._connection.flush(SECONDS_TO_SEND)
+        self._connection.close()

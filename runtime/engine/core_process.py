@@ -1,13 +1,14 @@
 """A core in a process of its own: whatever ends it there is an error here, and no GIL is shared.
 
-The process is spawned, in a session of its own. Two sockets join the two, in a private folder that is removed
-as soon as both have them, so that whatever ends either leaves no file.
+The process is spawned, in a session of its own. A pair of sockets joins the two, which has no name in any
+folder: whatever ends either leaves no file.
 """
 
 import atexit
 import logging
 import os
 import pickle
+import socket
 import threading
 import time
 import weakref
@@ -17,29 +18,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from ...common.errors import ClosedError, ConfigError, EngineDeadError, shown
 from ...common.logging import get_logger
 from ...common.progress import Progress
-from ...common.scratch import TemporaryFolder
 from ..child_process import ChildProcess
 from ..protocol import wire
 from ..protocol.core_description import CoreDescription
 from ..protocol.core_messages import Command, CoreStatus, Reply, Shutdown, StepOutputs
-from ..protocol.process_messages import CoreLost, FolderFound, LoadProgress, ProcessEnded, Start
+from ..protocol.process_messages import CoreLost, FolderFound, LoadProgress, Start
 from ..tokenization.tokenizer import Tokenizer, load_tokenizer
 from .core_handle import OpenedCore, Receiver
-from .core_socket import COMMANDS, OUTPUTS, address
+from .core_socket import CoreSocket
 
 logger = get_logger("runtime")
 SILENT_SECONDS = 4.0  # without a heartbeat, after which the process counts as hanging
 SILENT_BUILDING_SECONDS = 30.0  # likewise while something is built, by code that may not let others run
-MILLISECONDS_TO_DRAIN = 100  # for what a process sent that is no more
 SECONDS_TO_DIE = 5.0
 SECONDS_AT_EXIT = 10.0
-LONGEST_FOLDER = 80  # bytes of a path: with a socket's name it may have 104 to 108
-ENDED = "inproc://ended"  # where whoever waits for the process tells the reader
 LOADING = CoreStatus(is_alive=False, reason="it is being loaded")
 _running: "set[_Child]" = set()  # to be ended before the interpreter is
 
@@ -61,7 +56,7 @@ class ProcessCore:
         """settings: the fields of RuntimeConfig, which have to pickle. progress: called in another thread.
 
         environment: the process's variables, in place of this one's. has_tokenizer: whether `opened` has one.
-        ConfigError for settings that do not pickle, or where there is no room for sockets.
+        ConfigError for settings that do not pickle.
         """
         override = settings.get("tokenizer")
         read_tokenizer = partial(load_tokenizer, override=override) if has_tokenizer else _no_tokenizer
@@ -111,12 +106,11 @@ class _Child:
     ) -> None:
         self.opened: Future[OpenedCore] = Future()
         self.opened.set_running_or_notify_cancel()
-        self._folder = _folder_of_sockets()
         self._read_tokenizer, self._progress = read_tokenizer, progress
         self._parent = os.getpid()
-        self._context = zmq.Context(io_threads=1)
-        self._outputs, self._commands = self._open_sockets()
-        self._lock = threading.Lock()  # of the socket of commands, and of whether the process is gone
+        own, self._theirs = socket.socketpair()
+        self._socket = CoreSocket(own)
+        self._lock = threading.Lock()  # of whether the process is gone
         self._is_closing = False
         self._receive: Receiver | None = None
         self._reason: str | None = None  # why it is not alive
@@ -124,8 +118,9 @@ class _Child:
         self._tokenizer: Tokenizer | None = None
         self._failure: Exception | None = None  # what it, or who follows it, did not survive
         self._ending = "it did not end"
+        fd = self._theirs.fileno()
         self._process = ChildProcess(
-            "core_main", [str(self._folder.path)], self._tell_end, environment=environment
+            "core_main", [str(fd)], self._tell_end, pass_fds=[fd], environment=environment
         )
         self._reader = threading.Thread(target=self._read, name="lamina-core-reader", daemon=True)
         _running.add(self)
@@ -145,10 +140,7 @@ class _Child:
             threading.Thread(target=receive, args=(None,), name="lamina-core-gone", daemon=True).start()
 
     def send(self, command: Command | Start) -> None:
-        frame = wire.encode(command)
-        with self._lock:
-            if self._reason is None:
-                self._commands.send(frame, zmq.NOBLOCK)
+        self._socket.send(wire.encode(command))
 
     def status(self) -> CoreStatus:
         if self._reason is not None:
@@ -188,29 +180,21 @@ class _Child:
         """End it by force, with whatever it has started; may be called at any line of any thread."""
         self._process.kill()
 
-    def _open_sockets(self) -> tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]:
-        outputs, commands = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
-        for socket in (outputs, commands):
-            socket.set_hwm(0)
-            socket.linger = 0
-        outputs.bind(address(str(self._folder.path), OUTPUTS))
-        outputs.bind(ENDED)
-        commands.reconnect_ivl = 10  # milliseconds: it is there before the process that listens
-        commands.connect(address(str(self._folder.path), COMMANDS))
-        return outputs, commands
-
     def _tell_end(self, reason: str) -> None:
-        """Tell the reader that the process is no more."""
-        with self._context.socket(zmq.PUSH) as socket:
-            socket.connect(ENDED)
-            socket.send(wire.encode(ProcessEnded(reason=reason)))
+        """Have the reader read what is left: the process is no more."""
+        self._ending = reason
+        self._socket.end_receiving()
 
     def _read(self) -> None:
         """Read what the process sends, until it is no more and all has been read."""
+        self._process.wait_until_spawned()
+        self._theirs.close()
         while True:
             try:
-                self._take(wire.decode(self._outputs.recv()))
-            except zmq.Again:
+                frame = self._socket.receive(None)
+                assert frame is not None  # it waits until there is one
+                self._take(wire.decode(frame))
+            except EOFError:
                 break
             except Exception as error:  # a frame that is damaged, a progress that raises, no tokenizer
                 self._fail(error)
@@ -233,9 +217,6 @@ class _Child:
             case CoreLost():
                 self._failure = self._failure or message.error
                 self._kill_later()
-            case ProcessEnded():
-                self._ending = message.reason
-                self._outputs.rcvtimeo = MILLISECONDS_TO_DRAIN
 
     def _fail(self, error: Exception) -> None:
         """End it, as it cannot be followed any more."""
@@ -254,8 +235,7 @@ class _Child:
         with self._lock:
             self._reason = "it was closed" if self._is_closing else self._why()
             receive = self._receive
-            self._context.destroy(linger=0)
-        self._folder.remove()
+        self._socket.close()
         _running.discard(self)
         if not self.opened.done():
             self.opened.set_exception(self._load_error())
@@ -284,18 +264,6 @@ def _pickled(model: str | Path, settings: Mapping[str, Any]) -> bytes:
         raise ConfigError(
             f'a setting cannot be sent to the engine\'s process: {shown(error, 300)}; use engine="thread"'
         ) from error
-
-
-def _folder_of_sockets() -> TemporaryFolder:
-    """A new folder of a path short enough for sockets."""
-    try:
-        folder = TemporaryFolder("engine")
-        if len(os.fsencode(folder.path)) <= LONGEST_FOLDER:
-            return folder
-        folder.remove()
-        return TemporaryFolder("engine", "/tmp")
-    except OSError as error:
-        raise ConfigError(f"there is no room for the engine's sockets: {error}; set TMPDIR") from error
 
 
 @atexit.register

@@ -34,10 +34,3 @@ class CoreLost:
     """It cannot be loaded, or it did not survive a step: the process ends."""
 
     error: LaminaError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessEnded:
-    """The process is no more; said by whoever waited for it."""
-
-    reason: str

@@ -22,7 +22,7 @@ from .core_messages import AbortRequests, AddRequests, Call, CoreStatus, Reply, 
 from .engine_output import EngineOutput
 from .engine_request import EngineRequest
 from .fields import PARAMS, kinds_of, named, values_of
-from .process_messages import CoreLost, FolderFound, LoadProgress, ProcessEnded, Start
+from .process_messages import CoreLost, FolderFound, LoadProgress, Start
 from .step_codec import apart_kind, array_as_ext, array_of_ext, put_together, taken_apart
 from .worker_messages import (
     AddGrammar,
@@ -35,7 +35,7 @@ from .worker_messages import (
     WorkerReady,
 )
 
-VERSION = 6  # to be raised whenever a field is added, dropped or moved
+VERSION = 7  # to be raised whenever a field is added, dropped or moved
 PLAIN = (str, int, float, bool)  # of an error's attributes, those that travel
 ERRORS: dict[str, type[LaminaError]] = {
     name: kind
@@ -185,7 +185,6 @@ CODECS: Mapping[int, _Codec] = {
     20: _of_dataclass(LoadProgress),
     21: _of_dataclass(FolderFound),
     22: _of_dataclass(CoreLost),
-    23: _of_dataclass(ProcessEnded),
     24: _of_dataclass(WorkerReady),
     25: _of_dataclass(StepDone),
     26: _of_dataclass(CallDone),

@@ -29,7 +29,7 @@ from lamina.runtime.protocol.core_messages import (
     StepOutputs,
 )
 from lamina.runtime.protocol.engine_request import EngineRequest
-from lamina.runtime.protocol.process_messages import CoreLost, FolderFound, LoadProgress, ProcessEnded, Start
+from lamina.runtime.protocol.process_messages import CoreLost, FolderFound, LoadProgress, Start
 from lamina.runtime.protocol.scheduler_output import WantedPooling, no_requests
 from lamina.runtime.protocol.worker_messages import ExecuteStep
 
@@ -93,7 +93,6 @@ MESSAGES = st.one_of(
     st.builds(LoadProgress, stage=TEXT, fraction=st.floats(0, 1), detail=TEXT),
     st.builds(FolderFound, folder=TEXT),
     st.builds(CoreLost, error=ERRORS),
-    st.builds(ProcessEnded, reason=TEXT),
 )
 # A value other than the default for every parameter that can travel, as resolved parameters hold it.
 SETTINGS = {
