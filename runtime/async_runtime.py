@@ -69,9 +69,9 @@ class AsyncRuntime:
     ) -> Self:
         """Returns a runtime for a folder of safetensors, a .gguf file or a hub id.
 
-        engine: "thread" for a thread of this process, "process" for a process of its own, which needs
-        lamina[serve]; with data_parallel above 1 there are so many. progress(stage, fraction, detail) is
-        called in the event loop's thread. step_timeout: seconds after which health() calls a step hanging; by
+        engine: "thread" for a thread of this process, "process" for a process of its own; with
+        data_parallel above 1 there are so many. progress(stage, fraction, detail) is called in the event
+        loop's thread. step_timeout: seconds after which health() calls a step hanging; by
         default 30 on a CPU and 4 on a GPU. settings and errors: those of Runtime.from_pretrained. To cancel
         it ends the loading.
         """
@@ -97,9 +97,13 @@ class AsyncRuntime:
         request_id: what abort() and the answer call it; several may share one. options: the fields of
         RequestOptions. Raises RequestError for what cannot be honoured.
         """
+        given = RequestOptions(**options)
+        return self.queue(self.input.prepare_one(prompt, params, given, _checked_id(request_id)))
+
+    def queue(self, asked: ParentRequest) -> Generation:
+        """Queues what `input` has prepared, or `pooling`, and nobody else has queued; returns its answers."""
         require_same_process(self._pid)
         _require_loop()
-        asked = self.input.prepare_one(prompt, params, RequestOptions(**options), _checked_id(request_id))
         return self._client.generate(asked)
 
     async def beam_search(
@@ -208,12 +212,10 @@ class AsyncRuntime:
 
         request_id: what abort() calls it.
         """
-        require_same_process(self._pid)
-        _require_loop()
         if request_id is not None:
             for submission in asked.submissions:
                 submission.answer.asked_id = request_id
-        return self._client.generate(asked)
+        return self.queue(asked)
 
     async def _outputs_of(self, asked: list[ParentRequest]) -> list[RequestOutput]:
         generations = [self.pool(each) for each in asked]  # dropped, they end

@@ -1,6 +1,5 @@
 """Sampling parameters: how tokens are chosen and where an answer ends, checked when they are given."""
 
-import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -192,12 +191,12 @@ class SamplingParams:
         seed: for a request that brings none, a signed 64-bit one.
         """
 
-        def choose(name: str, neutral: float) -> Any:
-            own, model = getattr(self, name), getattr(defaults, name, None)
-            return next(value for value in (own, model, neutral) if value is not None)
-
-        chosen = {name: choose(name, neutral) for name, neutral in MODEL_DEFAULTS.items()}
-        return self._with(seed=seed if self.seed is None else self.seed, **chosen)
+        chosen: dict[str, object] = {"seed": seed if self.seed is None else self.seed}
+        for name, neutral in MODEL_DEFAULTS.items():
+            if getattr(self, name) is None:
+                model = getattr(defaults, name, None)
+                chosen[name] = neutral if model is None else model
+        return self._with(**chosen)
 
     def with_seed(self, seed: int) -> "SamplingParams":
         """Returns the same with another seed, a signed 64-bit one."""
@@ -217,9 +216,9 @@ class SamplingParams:
         return self.logprobs is not None or self.prompt_logprobs is not None
 
     def _with(self, **checked: object) -> "SamplingParams":
-        other = copy.copy(self)  # what was checked once needs no second time
-        for name, value in checked.items():
-            other._settle(name, value)
+        other = object.__new__(type(self))  # what was checked once needs no second time
+        for name in self.__slots__:
+            other._settle(name, checked[name] if name in checked else getattr(self, name))
         return other
 
     def _settle(self, name: str, value: object) -> None:

@@ -24,6 +24,8 @@ from .middleware.root_path import RootPath
 from .routes.page import PATHS, page_routes
 from .served_models import ServedModels
 
+ASKED_MOST = ("chat", "completions")  # routes are tried one after the other
+
 
 def create_app(models: ServedModels, lifecycle: Lifecycle) -> Starlette:
     """Returns the application of a server: every routes/*.py, inside the layers in their order.
@@ -58,8 +60,9 @@ def create_app(models: ServedModels, lifecycle: Lifecycle) -> Starlette:
 
 
 def _all_routes() -> list[BaseRoute]:
-    names = sorted(each.name for each in pkgutil.iter_modules(routes.__path__, f"{routes.__name__}."))
-    return [route for name in names for route in import_module(name).ROUTES]
+    names = {each.name for each in pkgutil.iter_modules(routes.__path__)}
+    ordered = (*ASKED_MOST, *sorted(names.difference(ASKED_MOST)))
+    return [route for name in ordered for route in import_module(f"{routes.__name__}.{name}").ROUTES]
 
 
 def _refuse(request: Request, error: Exception) -> NoReturn:

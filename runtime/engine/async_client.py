@@ -86,6 +86,7 @@ class AsyncClient:
     def __init__(self, handle: CoreHandle, step_timeout: float) -> None:
         """step_timeout: seconds after which a step counts as hanging, unless something is built in it."""
         self._handle = handle
+        self._several = handle if isinstance(handle, SeveralCores) else None  # slow to ask for each request
         self._step_timeout = step_timeout
         self._processor = OutputProcessor()
         self._live: dict[str, tuple[GenerationState, Submission]] = {}  # by the core's id, until ended
@@ -184,7 +185,7 @@ class AsyncClient:
 
     def engines(self) -> tuple[EngineHealth, ...]:
         """Returns how each engine is; otherwise as health()."""
-        if not isinstance(self._handle, SeveralCores):
+        if self._several is None:
             health = self.health()
             return (
                 EngineHealth(number=0, state="serving" if health.status.is_alive else "lost", health=health),
@@ -198,21 +199,21 @@ class AsyncClient:
                 num_given=report.num_given,
                 num_given_by_prefix=report.num_given_by_prefix,
             )
-            for report in self._handle.reports()
+            for report in self._several.reports()
         )
 
     @property
     def num_taking(self) -> int:
         """Engines that take requests; one, that will again, where none does now."""
-        return max(1, self._handle.num_taking()) if isinstance(self._handle, SeveralCores) else 1
+        return 1 if self._several is None else max(1, self._several.num_taking())
 
     @property
     def several(self) -> SeveralCores:
         """The handle, where it is one of several engines; RequestError where there is one."""
         self._require_usable()
-        if not isinstance(self._handle, SeveralCores):
+        if self._several is None:
             raise RequestError("there is one engine; wanted several, by data_parallel")
-        return self._handle
+        return self._several
 
     def _health_of(self, status: CoreStatus) -> Health:
         reason = status.reason if self._end is None else str(self._end)

@@ -105,6 +105,12 @@ class InputProcessor:
         """Returns what is to be written to one prompt, token by token; asked_id: what the caller calls it."""
         return self._prepare(checked_kind(prompt), params, options, asked_id, is_streamed=True)
 
+    def prepare_ids(
+        self, token_ids: tuple[int, ...], params: SamplingParams, options: RequestOptions, asked_id: str
+    ) -> ParentRequest:
+        """As prepare_one(), of ids that prompt_ids() has returned: they are not looked at again."""
+        return self._prepared(None, token_ids, params, options, asked_id, is_streamed=True)
+
     def prepare_searches(self, prompts: Prompts, params: BeamSearchParams | None) -> list[Searched]:
         """Returns a beam search for each prompt."""
         given = _beam_params(params)
@@ -197,9 +203,24 @@ class InputProcessor:
         self.require_task("generate")
         if params is not None and not isinstance(params, SamplingParams):
             raise RequestError(f"params is {shown(params)}; wanted a SamplingParams")
-        token_ids = self.prompt_ids(prompt)
+        text, ids = prompt if isinstance(prompt, str) else None, self.prompt_ids(prompt)
+        return self._prepared(
+            text, ids, params or SamplingParams(), options, asked_id, is_streamed=is_streamed
+        )
+
+    def _prepared(
+        self,
+        text: str | None,
+        token_ids: tuple[int, ...],
+        params: SamplingParams,
+        options: RequestOptions,
+        asked_id: str | None,
+        *,
+        is_streamed: bool,
+    ) -> ParentRequest:
+        self.require_task("generate")
         number = next(self._numbers)
-        resolved = self._resolved(params or SamplingParams(), number)
+        resolved = self._resolved(params, number)
         grammar, resolved = self.grammar_of(resolved), resolved.without_form()
         submissions = []
         for index, own in enumerate(params_of_each(resolved)):
@@ -218,7 +239,7 @@ class InputProcessor:
             )
             submissions.append(Submission(request, answer))
         return ParentRequest(
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=text,
             num_wanted=resolved.n,
             submissions=tuple(submissions),
         )
@@ -226,14 +247,15 @@ class InputProcessor:
     def _resolved(self, params: SamplingParams, number: int) -> SamplingParams:
         """Returns parameters with nothing left open, of which the model can honour all."""
         seed = (self.seed + (number + 1) * SEED_STEP) % 2**63
-        resolved = next((own for given, own in self._last_resolved if given is params), None)
-        if resolved is None:
-            resolved = resolve_bad_words(params.resolve(self.defaults, seed=seed), self._encode_word)
-            check_ids(resolved, stopping_token_ids(resolved, self.eos_token_ids), self.num_valid_ids)
-            check_logprobs(resolved, self.num_valid_ids)
-            if not params.logits_processors:  # which would be held here
-                self._last_resolved[:] = [(params, resolved)]
-        return resolved.with_seed(seed) if params.seed is None else resolved
+        known = next((own for given, own in self._last_resolved if given is params), None)
+        if known is not None:
+            return known.with_seed(seed) if params.seed is None else known
+        resolved = resolve_bad_words(params.resolve(self.defaults, seed=seed), self._encode_word)
+        check_ids(resolved, stopping_token_ids(resolved, self.eos_token_ids), self.num_valid_ids)
+        check_logprobs(resolved, self.num_valid_ids)
+        if not params.logits_processors:  # which would be held here
+            self._last_resolved[:] = [(params, resolved)]
+        return resolved
 
     def _request(
         self,

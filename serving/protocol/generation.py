@@ -120,15 +120,17 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
         older = {name: getattr(self, name) for name in OLDER}
         return form_of(self.response_format, self.structured_outputs, older)
 
-    def options(self, *, floor: int | None = None, timeout: float | None = None) -> RequestOptions:
+    def options(
+        self, *, floor: int | None = None, timeout: float | None = None, adapter: str | None = None
+    ) -> RequestOptions:
         """Returns how the request is served.
 
         floor: the least priority number, so the earliest turn, that its key allows; None for any.
-        timeout: seconds.
+        timeout: seconds. adapter: its name, where one is asked.
         """
-        priority = self.priority if floor is None else max(floor, self.priority)
+        priority, salt = self.priority if floor is None else max(floor, self.priority), self.cache_salt or ""
         try:
-            return RequestOptions(priority=priority, timeout=timeout, cache_salt=self.cache_salt or "")
+            return RequestOptions(priority=priority, timeout=timeout, cache_salt=salt, adapter=adapter)
         except RequestError as error:
             raise named_error(error) from None
 

@@ -117,16 +117,16 @@ def response_settings(
 async def start(
     request: "Request",
     received: Received[Kind],
-    prompts: Sequence[Sequence[int]],
+    prompts: "Sequence[tuple[int, ...]]",
     params: "SamplingParams",
     response_id: str,
     check: Callable[[], Sequence[str]] | None = None,
 ) -> Running:
     """Returns the answers to all prompts, admitted and queued; who calls it ends them by aclose().
 
-    response_id: by which an abort finds them. check: compiles the form of answers, in a thread, and returns
-    what it leaves out; otherwise that of the request's own fields. Raises ApiError for what is refused, and
-    nothing runs then.
+    prompts: as the input processor's prompt_ids() returns them. response_id: by which an abort finds them.
+    check: compiles the form of answers, in a thread, and returns what it leaves out; otherwise that of the
+    request's own fields. Raises ApiError for what is refused, and nothing runs then.
     """
     given, model, serving = received.given, received.model, serving_of(request)
     if params.structured_outputs is not None:
@@ -142,21 +142,15 @@ async def start(
         priority=given.priority,
         model=model,
     )
-    options = given.options(floor=lease.priority, timeout=lease.timeout)
+    options = given.options(floor=lease.priority, timeout=lease.timeout, adapter=received.adapter)
+    own_id = f"{response_id}-{lease.number}"  # no other's, whatever ids clients choose
     generations = []
     for number, prompt in enumerate(prompts, start=1):
         if number % NUM_AT_ONCE == 0:
             await asyncio.sleep(0)
         try:
-            generation = serving.runtime.generate(
-                prompt,
-                params,
-                request_id=f"{response_id}-{lease.number}",  # no other's, whatever ids clients choose
-                priority=options.priority,
-                timeout=options.timeout,
-                cache_salt=options.cache_salt,
-                adapter=received.adapter,
-            )
+            asked = serving.runtime.input.prepare_ids(prompt, params, options, own_id)
+            generation = serving.runtime.queue(asked)
         except RequestError as error:  # Leases ends those before
             raise named_error(error) from error
         lease.attach(generation, response_id)

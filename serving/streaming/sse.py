@@ -103,7 +103,7 @@ class _Stream:
         self.is_started = False
         self._running, self._events, self._config, self._body = running, events, config, body
         self._loop = asyncio.get_running_loop()
-        self._begun: asyncio.Future[None] = self._loop.create_future()  # once there is something to send
+        self._begun: asyncio.Future[None] = self._loop.create_future()  # once the head is to be sent
         self._over: asyncio.Future[None] = self._loop.create_future()  # once all is written, or by an error
         self._first = b""  # what comes before the head is sent
         self._num_bytes = 0  # of events so far
@@ -131,8 +131,9 @@ class _Stream:
 
     async def _start(self, send_head: Callable[[], Awaitable[None]]) -> None:
         self._write_news()
-        ready = (self._begun, self._over)
-        await asyncio.wait(ready, timeout=self._config.comment_interval, return_when=asyncio.FIRST_COMPLETED)
+        self._timer = self._loop.call_later(self._config.comment_interval, self._begin)
+        await self._begun
+        self._timer.cancel()
         if self._over.done() and not self._first:
             self._over.result()
         await send_head()
@@ -164,6 +165,7 @@ class _Stream:
             self._text = None
             if not self._over.done():
                 self._over.set_exception(error)
+                self._begin()
 
     def _write_text(self) -> bool:
         """Writes new text where there is nothing else to say: the shortest way, of most tokens."""
@@ -190,6 +192,7 @@ class _Stream:
         if self._running.is_read:
             self._running.read_nowait(MOST_TOKENS)  # raises what ended it
             self._over.set_result(None)
+            self._begin()
         elif _num_tokens(deltas) >= MOST_TOKENS:
             self._rest = self._loop.call_soon(self._write_rest)
 
@@ -203,6 +206,10 @@ class _Stream:
             self._body.write(data)
             return
         self._first += data
+        self._begin()
+
+    def _begin(self) -> None:
+        """Has the head sent: there is something to follow it, or there has been nothing for long."""
         if not self._begun.done():
             self._begun.set_result(None)
 

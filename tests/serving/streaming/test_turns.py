@@ -50,14 +50,14 @@ class Turns:
 
 
 def test_many_prompts_of_a_request_are_queued_in_turns(server, monkeypatch):
-    generate, queued = AsyncRuntime.generate, []
+    queue, queued = AsyncRuntime.queue, []
 
-    def noted(self, *args, **kwargs):
+    def noted(self, asked):
         queued.append(turns.num)
-        return generate(self, *args, **kwargs)
+        return queue(self, asked)
 
     with Turns(server) as turns:
-        monkeypatch.setattr(AsyncRuntime, "generate", noted)
+        monkeypatch.setattr(AsyncRuntime, "queue", noted)
         answer = whole(server.client, COMPLETIONS, **MANY)
     assert len(answer["choices"]) == len(queued) == 200
     assert max(Counter(queued).values()) <= NUM_AT_ONCE
