@@ -25,6 +25,7 @@ class Answered:
     arrivals: list[float] = field(default_factory=list)
     num_tokens: int = 0
     seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)  # milliseconds that the server says it took
     error: str | None = None
 
     @property
@@ -81,6 +82,7 @@ def summary(
         late - early for each in good for early, late in zip(each.arrivals, each.arrivals[1:], strict=False)
     ]
     kept = sum(each.first <= slo_first and each.between <= slo_between for each in good)
+    phases = {name: [each.phases[name] / 1e3 for each in good] for name in (good[0].phases if good else ())}
     return {
         "requests": len(answered),
         "failed": len(answered) - len(good),
@@ -93,6 +95,7 @@ def summary(
         "first_token_ms": quantiles([each.first for each in good]),
         "between_tokens_ms": quantiles([each.between for each in good if each.num_tokens > 1]),
         "between_pieces_ms": quantiles(gaps),
+        **{f"{name}_ms": quantiles(seconds_each) for name, seconds_each in phases.items()},
     }
 
 

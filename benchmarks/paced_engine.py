@@ -8,14 +8,16 @@ from typing import Any
 def main() -> None:
     """Run the command line; an engine in a process of its own is told its pace by what that runs first."""
     from lamina.__main__ import main as run
-    from lamina.runtime.engine import core_process
+    from lamina.runtime import child_process
 
     rate = float(sys.argv.pop(1))
     if "thread" in sys.argv:
         pace(rate)
     else:
-        first = f"import sys; sys.path[:] = sys.argv[3:]; import paced_engine; paced_engine.pace({rate}); "
-        core_process.BOOT = first + core_process.BOOT
+        first = (
+            f"import sys; sys.path[:] = sys.argv[COUNT:]; import paced_engine; paced_engine.pace({rate}); "
+        )
+        child_process.BOOT = first + child_process.BOOT
     run()
 
 

@@ -57,16 +57,22 @@ class RequestRecord:
         return sorted({each.engine for each in self.generations if each.engine is not None})
 
     def phases(self) -> dict[str, tuple[float, float]]:
-        """Returns when queue, prefill and decode began and ended, those that are over.
+        """Returns when receive, queue, prefill and decode began and ended, those that are over.
 
-        Of several answers the first to come through a phase counts, and in decode the last to end.
+        The first lasts until the engine has the request. Of several answers the first to come through a phase
+        counts, and in decode the last to end.
         """
         times = [timeline for generation in self.generations for timeline in generation.timelines]
         queued = _first(entry.queued for entry in times)
         scheduled = _first(entry.first_scheduled for entry in times)
         token = _first(entry.first_token for entry in times)
         ended = max((entry.finished for entry in times if entry.finished is not None), default=None)
-        found = {"queue": (queued, scheduled), "prefill": (scheduled, token), "decode": (token, ended)}
+        found = {
+            "receive": (self.started, queued),
+            "queue": (queued, scheduled),
+            "prefill": (scheduled, token),
+            "decode": (token, ended),
+        }
         return {
             name: (start, max(start, end))
             for name, (start, end) in found.items()
