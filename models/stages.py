@@ -1,7 +1,7 @@
 """How the layers of a model are shared out among stages of a pipeline, and which weights each needs."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,6 +59,14 @@ def stages_of(definition: ModelDefinition, config: "ModelConfig", count: int) ->
         names |= {tied for name in names if (tied := specs[name].tied_to) is not None}
         found.append(Stage(index=index, count=count, layers=own, parameters=frozenset(names)))
     return tuple(found)
+
+
+def with_last_reading(stages: Sequence[Stage], names: Iterable[str]) -> tuple[Stage, ...]:
+    """The same stages, the last of which reads these parameters, too."""
+    if not stages:
+        return ()
+    last = replace(stages[-1], parameters=stages[-1].parameters | {*names})
+    return (*stages[:-1], last)
 
 
 def _read_by_layer(definition: ModelDefinition, config: "ModelConfig") -> list[set[str]]:

@@ -183,9 +183,6 @@ class RuntimeConfig:
         self._settle("tensor_parallel", self.parallel.tensor_parallel)
         self._settle("pipeline_parallel", self.parallel.pipeline_parallel)
         self._settle("data_parallel", self.parallel.data_parallel)
-        if self.pipeline_parallel > 1 and self.speculative is not None:
-            got = f"pipeline_parallel is {self.pipeline_parallel} and speculative {shown(self.speculative)}"
-            raise ConfigError(f"{got}; wanted one of the two: drafts are known to the last stage alone")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens > MAX_NUM_TOKENS:
             got = f"max_num_batched_tokens is {self.max_num_batched_tokens}"
             raise ConfigError(f"{got}; wanted at most {MAX_NUM_TOKENS}, the bound of compiled pieces")

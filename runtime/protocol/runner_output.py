@@ -21,6 +21,8 @@ class RunnerOutput:
     num_sampled: Ints | None = None  # [num_rows] ids each row yielded; None: as many as the plan says
     num_drafted: Ints | None = None  # [num_rows] drafts of each row that were no fillers; None: no drafts
     num_proposed: Ints | None = None  # [num_rows] drafts that the step left for the next; None: no drafter
+    # [num_rows * k] which these are, -1 in place of none; None where the device keeps them to itself
+    draft_ids: NDArray[np.int32] | None = None
     logprobs: StepLogprobs | None = None  # as the plan wants them
     # By request id the tokens that come after its sample for certain, as its grammar leaves no other.
     forced: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

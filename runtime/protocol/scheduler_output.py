@@ -16,6 +16,7 @@ Banned = tuple[tuple[int, tuple[int, ...]], ...]  # (sample, ids it must not be)
 
 ON_HOST = -1  # the source of a token that the host knows
 NO_DRAFTS = -1  # the source of fillers
+DRAFTS_ON_HOST = -2  # the source of drafts whose ids are among the plan's tokens
 NO_ADAPTER = -1  # the slot of rows, and of tokens, without one
 NULL_BLOCK = 0  # stands in padding of block tables; never handed out, never written
 
@@ -133,10 +134,12 @@ class Drafts:
     """What a step is told of draft tokens, where the runtime has a drafter.
 
     Ids of drafts are the device's: those that the step before left for the row that its request had there.
-    Rows without any compute fillers in their place, which never hold, so that all rows have equally many.
+    Of a pipeline, whose first stage has none of them, they are among the plan's tokens. Rows without any
+    compute fillers in their place, which never hold, so that all rows have equally many.
     """
 
-    sources: Ints  # [num_rows] the row of the step before whose drafts follow the newest token, or NO_DRAFTS
+    # [num_rows] the row of the step before whose drafts follow the newest token, DRAFTS_ON_HOST or NO_DRAFTS
+    sources: Ints
     capacities: Ints  # [num_rows] tokens that its blocks have room for: one from there on is written nowhere
     limits: Ints  # [num_rows] tokens that its request may have: a draft that would be the last cannot hold
     num_next: int  # drafts of each row that the step leaves for the next one, 0 for none
@@ -173,7 +176,7 @@ class SchedulerOutput:
     request_ids: tuple[str, ...]
     num_scheduled_tokens: Ints  # [num_rows] tokens to compute, at least 1
     num_computed_tokens: Ints  # [num_rows] tokens computed by earlier steps, without drafts not yet judged
-    token_ids: NDArray[np.int32]  # [num_tokens], any id where the token is on the device, as drafts are
+    token_ids: NDArray[np.int32]  # [num_tokens], any id where the token is on the device, as most drafts are
     sources: Ints  # [num_rows] the row of the step before that sampled the row's newest token, or ON_HOST
     num_sampled_tokens: Ints  # [num_rows] tokens that the row yields at most
     sampling: NDArray[np.void]  # [num_samples] of SAMPLING

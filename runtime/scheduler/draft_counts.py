@@ -6,26 +6,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..protocol.scheduler_output import ON_HOST, Flags, Ints, SchedulerOutput
+from ..protocol.runner_output import RunnerOutput
+from ..protocol.scheduler_output import DRAFTS_ON_HOST, NO_DRAFTS, ON_HOST, Flags, Ints, SchedulerOutput
+from ..speculation.config import MAX_DRAFTS
 from .in_flight import Launched
 
 WHOLE = 1 << 20  # shares are counted in parts of this
+WEIGHT = 1 / 8  # of the newest step in the share of a request's drafts that hold
 UNTRIED = WHOLE // 2  # share of drafts that hold, of a request of which nothing is known
 FORGETTING = 512  # steps without drafts in which a share comes back to that, so that they are tried again
+DRAFT_IDS = tuple(f"draft_{place}" for place in range(MAX_DRAFTS))  # of a pipeline alone
 DRAFT_COUNTS = (
     "unjudged",  # drafts in steps launched and not yet read: so many more tokens it may have
     "proposed",  # drafts that the last step left for it, as far as is known
     "hold_rate",  # share of its drafts that held lately, in parts of WHOLE
+    *DRAFT_IDS,
 )
-FIRST_COUNTS = 0, 0, UNTRIED  # of a request that gets a row
+FIRST_COUNTS = 0, 0, UNTRIED, *[NO_DRAFTS] * MAX_DRAFTS  # of a request that gets a row
 
 
 class DraftCounts:
-    """The counts of drafts by row, which move with the other columns of the batch."""
+    """The counts of drafts by row, which move with the other columns of the batch.
 
-    def __init__(self, columns: Mapping[str, Ints]) -> None:
+    In a pipeline drafts come to the host with the tokens that they follow, and are sent with the next plan.
+    """
+
+    def __init__(self, columns: Mapping[str, Ints], are_on_host: bool = False) -> None:
         """columns: all of the batch by name, [max_num_rows] each; DRAFT_COUNTS are written here alone."""
-        self._unjudged, self._proposed, self._hold_rate = (columns[name] for name in DRAFT_COUNTS)
+        self._are_on_host = are_on_host
+        self._unjudged, self._proposed, self._hold_rate = (columns[name] for name in DRAFT_COUNTS[:3])
+        self._ids = [columns[name] for name in DRAFT_IDS]
         self._computed, self._total, self._limit = (columns[name] for name in ("computed", "total", "limit"))
         self._blocks, self._place, self._last_step = (columns[n] for n in ("blocks", "place", "last_step"))
         self._serial = columns["serial"]
@@ -43,20 +53,40 @@ class DraftCounts:
     def judge(self, launched: Launched) -> None:
         """The host has read which of a step's drafts held, wherever their rows are now."""
         num_drafts = (launched.plan.num_sampled_tokens - 1).clip(0)
-        same = self._serial[: len(num_drafts)] == launched.serials
-        self._unjudged[: len(same)] -= np.where(same, num_drafts, 0)
+        places, rows = self._places_and_rows(launched)
+        self._unjudged[rows] -= num_drafts[places]
+
+    def move_hold_rates(self, launched: Launched, tried: Flags, shares: NDArray[np.float64]) -> None:
+        """Such shares of a step's drafts have held, of those of its rows that had any."""
+        places, rows = self._places_and_rows(launched)
+        rows, shares = rows[tried[places]], shares[places[tried[places]]]
+        self._hold_rate[rows] += ((shares * WHOLE - self._hold_rate[rows]) * WEIGHT).astype(np.int64)
+
+    def learn(self, launched: Launched, output: RunnerOutput) -> None:
+        """A step is over, whose output says how many drafts it proposes, and perhaps which."""
+        assert output.num_proposed is not None, "of a step that nobody drafts for"
+        places, rows = self._places_and_rows(launched)
+        is_last = self._last_step[rows] == launched.plan.step
+        places, rows = places[is_last], rows[is_last]
+        self._proposed[rows] = output.num_proposed[places]
+        if output.draft_ids is not None:
+            draft_ids = output.draft_ids.reshape(launched.plan.num_rows, -1)
+            for column, ids in zip(self._ids, draft_ids.T, strict=False):
+                column[rows] = ids[places]
+
+    def _places_and_rows(self, launched: Launched) -> tuple[Ints, Ints]:
+        """Of a step's rows those whose requests have had a row ever since, and where these are now."""
+        num = len(launched.serials)
+        same = self._serial[:num] == launched.serials
+        if same.all():
+            return np.arange(num), np.arange(num)
+        rows = np.where(same, np.arange(num), ON_HOST)
         for place in (~same).nonzero()[0].tolist():
             row = launched.requests[place].row
             if row >= 0 and self._serial[row] == launched.serials[place]:  # it has moved
-                self._unjudged[row] -= num_drafts[place]
-
-    def learn(self, launched: Launched, moves: NDArray[np.float64], num_proposed: Ints) -> None:
-        """A step is over: by so much its rows' shares of drafts that hold move, and so many are proposed."""
-        num = len(num_proposed)
-        same = self._serial[:num] == launched.serials
-        self._hold_rate[:num] += np.where(same, moves * WHOLE, 0).astype(np.int64)
-        is_last = same & (self._last_step[:num] == launched.plan.step)
-        np.copyto(self._proposed[:num], num_proposed, where=is_last)
+                rows[place] = row
+        places = (rows >= 0).nonzero()[0]
+        return places, rows[places]
 
     def most_tokens(self, rows: slice | int, num_drafts: Ints | int = 0) -> Any:
         """Tokens of these rows that may have to be in the cache, if every draft holds, these among them.
@@ -77,12 +107,18 @@ class DraftCounts:
     def have_drafts(self, num: int) -> Flags:
         """Which of the first rows the last step left drafts for, that come after all of their tokens."""
         is_next: Flags = self._total[:num] - self._computed[:num] == 1
-        has_any: Flags = (self._place[:num] != ON_HOST) & (self._proposed[:num] > 0)
-        return is_next & has_any
+        has_any: Flags = self._proposed[:num] > 0
+        return is_next & has_any & (self._are_on_host or self._place[:num] != ON_HOST)
 
-    def places(self, num: int) -> Ints:
-        """Of each of the first rows which one of the last step launched it was, or ON_HOST; [num]."""
-        return self._place[:num]
+    def sources(self, num: int) -> Ints:
+        """Where the drafts of the first rows are: in which row of the last step launched; [num]."""
+        return np.full(num, DRAFTS_ON_HOST) if self._are_on_host else self._place[:num]
+
+    def put(self, token_ids: NDArray[np.int32], rows: Ints, firsts: Ints, counts: Ints) -> None:
+        """Write drafts of these rows among the tokens of a step, where they begin and so many of each."""
+        for place in range(int(counts.max(initial=0))):
+            chosen = counts > place
+            token_ids[firsts[chosen] + place] = self._ids[place][rows[chosen]]
 
     def useful(self, num: int) -> Ints:
         """Drafts of each of the first rows that may be of use, [num]."""

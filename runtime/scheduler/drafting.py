@@ -3,15 +3,15 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..protocol.runner_output import RunnerOutput
-from ..protocol.scheduler_output import NO_DRAFTS, Drafts, Flags, Ints
+from ..protocol.scheduler_output import DRAFTS_ON_HOST, NO_DRAFTS, Drafts, Flags, Ints
 from ..speculation.config import draft_lengths
 from .config import SchedulerConfig
 from .in_flight import Launched
 from .running_batch import RunningBatch
 
-WEIGHT = 1 / 8  # of the newest step in the share of a request's drafts that hold
 MOST_OF_LEFT = 2  # drafts get at most one part in so many of the tokens that a step has left
 
 
@@ -51,16 +51,18 @@ class Drafting:
         is_full: whether nobody is to be admitted. Then all rows get equally many, if all decode, since such
         steps are captured: those without drafts get fillers.
         """
-        num, drafts = len(counts), self._batch.drafts
-        if not self._k or not num:
+        num, drafts, advancing = len(counts), self._batch.drafts, counts > 0
+        # Of a pipeline the step before had other rows.
+        best = self._best(num, advancing) if self._config.num_batches > 1 else self._k
+        if not best or not num:
             return None
         drafting = self._may_draft(num) & (counts == 1)
-        wanted = min(self._k, int(drafts.useful(num)[drafting].max(initial=0)))
+        wanted = min(best, int(drafts.useful(num)[drafting].max(initial=0)))
         if wanted <= 0:
             return None
-        k = min(min(length for length in self._lengths if length >= wanted), self._k)
-        is_uniform = is_full and (counts == 1).all() and not (self._batch.uncomputed() > 1).any()
-        each: Ints = np.full(num, k) if is_uniform else np.where(drafting, k, 0)
+        k = min(min(length for length in self._lengths if length >= wanted), best)
+        is_uniform = is_full and (self._batch.uncomputed()[advancing] == 1).all()
+        each: Ints = np.where(advancing if is_uniform else drafting, k, 0)
         left = self._config.max_num_batched_tokens - int(counts.sum())
         num_samples = int(np.count_nonzero(counts)) + int(each.sum())
         fits = each.sum() * MOST_OF_LEFT <= left and num_samples <= self._config.most_samples
@@ -79,25 +81,31 @@ class Drafting:
             drafting &= self._may_draft(num)
         self._k = self._best(num)
         return Drafts(
-            sources=np.where(drafting, drafts.places(num), NO_DRAFTS),
+            sources=np.where(drafting, drafts.sources(num), NO_DRAFTS),
             capacities=drafts.capacities(num, block_size),
             limits=drafts.limits(num),
             num_next=self._config.max_drafts if self._k or drafting.any() else 0,
         )
+
+    def put(self, token_ids: NDArray[np.int32], counts: Ints, num_sampled: Ints, drafts: Drafts) -> None:
+        """Write the drafts that the host knows among a step's tokens, so many of each row."""
+        rows = (drafts.sources == DRAFTS_ON_HOST).nonzero()[0]
+        if len(rows):
+            num_drafts = num_sampled[rows] - 1
+            self._batch.drafts.put(token_ids, rows, np.cumsum(counts)[rows] - num_drafts, num_drafts)
 
     def learn(self, launched: Launched, num_yielded: Ints, output: RunnerOutput) -> None:
         """A step is over, whose output says how many of its drafts were no fillers, and what it proposed."""
         plan, num_drafted = launched.plan, output.num_drafted
         if plan.drafts is None or output.num_proposed is None:
             return
-        moves = np.zeros(plan.num_rows)
         if num_drafted is not None:
             accepted = np.minimum(num_yielded - 1, num_drafted).clip(0)
             self._count(accepted, num_drafted)
             tried = (plan.drafts.sources != NO_DRAFTS) & (plan.num_sampled_tokens > 1)
-            share = accepted / np.maximum(accepted + (accepted < num_drafted), 1)
-            moves = np.where(tried, (share - self._batch.drafts.hold_rates(len(moves))) * WEIGHT, 0)
-        self._batch.drafts.learn(launched, moves, output.num_proposed)
+            shares = accepted / np.maximum(accepted + (accepted < num_drafted), 1)
+            self._batch.drafts.move_hold_rates(launched, tried, shares)
+        self._batch.drafts.learn(launched, output)
 
     def _count(self, accepted: Ints, drafted: Ints) -> None:
         self.num_drafting_rows += int(np.count_nonzero(drafted))
@@ -108,11 +116,13 @@ class Drafting:
     def _may_draft(self, num: int) -> Flags:
         return self._batch.drafts.have_drafts(num) & ~self._batch.sampling.need_exact_counts(num)
 
-    def _best(self, num_rows: int) -> int:
-        """The number of drafts of each of so many rows that gives the most tokens a time."""
-        rates = self._batch.drafts.hold_rates(num_rows)
-        held = np.where(self._batch.sampling.need_exact_counts(num_rows), 0, rates)
-        cost = self._config.token_cost
+    def _best(self, num: int, among: Flags | slice = slice(None)) -> int:
+        """The number of drafts of each of so many rows, or of some, that gives the most tokens a time."""
+        rates = self._batch.drafts.hold_rates(num)
+        held = np.where(self._batch.sampling.need_exact_counts(num), 0, rates)[among]
+        num_rows, cost = len(held), self._config.token_cost
+        if not num_rows:
+            return 0
         places = np.arange(1, self._lengths[0] + 1)
         worth = np.cumsum((held[:, None] ** places).mean(axis=0)).tolist()  # of so many drafts, in tokens
         best, most = 0, 1 / (1 + cost * num_rows)

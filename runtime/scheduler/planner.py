@@ -62,6 +62,9 @@ class Planner:
         """The plan for so many tokens of each of the first rows; the last that there is yields the next."""
         batch, num, step = self._batch, len(counts), self._in_flight.next_step
         sampling, num_sampled, token_ids = batch.sampling, batch.num_sampled(counts), batch.token_ids(counts)
+        drafts = self._drafting.drafts(num_sampled, self._kv_cache.block_size)
+        if drafts is not None:
+            self._drafting.put(token_ids, counts, num_sampled, drafts)
         is_one_each = int(np.add.reduce(num_sampled)) == num == np.count_nonzero(num_sampled)
         return SchedulerOutput(
             step=step,
@@ -79,7 +82,7 @@ class Planner:
             preempted_ids=self._live.take_preempted_ids(),
             wanted_logprobs=wanted_logprobs(batch, counts, num_sampled) if sampling.reporters else None,
             pooling=wanted_pooling(batch, num_sampled) if sampling.poolers else None,
-            drafts=self._drafting.drafts(num_sampled, self._kv_cache.block_size),
+            drafts=drafts,
             adapters=self._adapters.assign(batch.requests, num) if self._config.max_loras else None,
         )
 
@@ -94,8 +97,9 @@ class Planner:
         most_rows = -(-num_live // self._config.num_batches)
         wanted = self._wanted()
         planned = batch_of(wanted, batch.by_rank, self._budget(), batch.out_of_reach(), most_rows)
-        short = self._grow(planned)
-        counts = planned
+        counts, short = self._with_drafts(planned), None
+        if counts is None:
+            counts, short = planned, self._grow(planned)
         if short is not None:
             counts = self._make_room_for_each(planned, {batch.requests[row] for row in short.tolist()})
         self._commit_filled(counts)
@@ -115,15 +119,22 @@ class Planner:
         """Tokens to compute of each running request; 0 of those that sit the step out."""
         batch, wanted = self._batch, self._wanted()
         counts = self._within_budget(wanted)
-        if self._drafting.is_on:
-            drafts = self._drafting.each(counts, is_full=not self._admission.is_possible)
-            if drafts is not None and self._grow(counts, drafts) is None:
-                return counts + drafts
+        if (with_drafts := self._with_drafts(counts)) is not None:
+            return with_drafts
         short = self._grow(counts)
         if short is None:
             return counts
         by_rank = in_order(wanted, batch.by_rank, self._budget(), batch.out_of_reach())
         return self._make_room_for_each(by_rank, {batch.requests[row] for row in short.tolist()})
+
+    def _with_drafts(self, counts: Ints) -> Ints | None:
+        """The same with drafts beside, and blocks for all; None where there are none, or blocks are short."""
+        if not self._drafting.is_on:
+            return None
+        drafts = self._drafting.each(counts, is_full=not self._admission.is_possible)
+        if drafts is None or self._grow(counts, drafts) is not None:
+            return None
+        return counts + drafts
 
     def _grow(self, counts: Ints, num_drafts: Ints | int = 0) -> Ints | None:
         """Blocks for all rows that advance; returns who lacks some, and nothing is done, if blocks are short.

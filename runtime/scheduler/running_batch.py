@@ -60,7 +60,7 @@ class RunningBatch:
         self.requests: list[Request] = []  # by row, to be read alone
         columns = dict(zip(COUNTS, self._counts, strict=True))
         self.sampling = RowSampling(self.requests, columns)
-        self.drafts = DraftCounts(columns)
+        self.drafts = DraftCounts(columns, reads_all)
         self._tables = TableUpdates(max_num_rows, num_spare_columns)
         self._numbers = np.full(max_num_rows, ON_HOST) if reads_all else np.arange(max_num_rows)
         self._request_ids: tuple[str, ...] | None = None

@@ -177,9 +177,9 @@ def _new_runners(
     logits = logits_of(resolved, tensors) if resolved.generates and is_last else None
     drafts: NewModelDrafter | None = None
     owned = [ModelWeights(weights, source_of(resolved))]
-    if drafter is not None and resolved.drafter is not None:
+    if drafter is not None and drafter.weights is not None and resolved.own_drafter is not None:
         assert logits is not None, "a drafter for a model that makes no tokens"
-        owned.append(ModelWeights(drafter.weights, source_of(resolved.drafter)))
+        owned.append(ModelWeights(drafter.weights, source_of(resolved.own_drafter)))
         drafts = partial(
             new_model_drafter, loaded=drafter, tensors=tensors, logits=logits, num_valid_ids=num_valid_ids
         )

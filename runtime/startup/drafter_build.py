@@ -27,18 +27,18 @@ class LoadedDrafter:
 
     attention: AttentionBackend
     compiled: Compiled | None  # None: it runs eagerly
-    weights: LoadedWeights
+    weights: LoadedWeights | None  # None in stages of a pipeline that do not draft
     target_ids: Tensor | None  # the model's id of each of a head's; None where they are equal
 
 
 def drafter_caches(resolved: ResolvedRuntime) -> list[tuple[Tensor, Tensor]]:
     """Keys and values of a drafter's layers, in the blocks that the model's first group has."""
-    if resolved.drafter is None:
+    if resolved.own_drafter is None:
         return []
-    own = resolved.drafter.model
+    own = resolved.own_drafter.model
     return allocate_caches(
         num_layers=own.num_layers,
-        num_blocks=memory.pool_blocks(resolved.num_kv_blocks, memory.layer_groups(resolved.model)),
+        num_blocks=memory.pool_blocks(resolved.num_kv_blocks, memory.groups_of(resolved)),
         block_size=resolved.block_size,
         num_kv_heads=own.num_kv_heads,
         head_dim=own.head_dim,
@@ -57,8 +57,9 @@ def new_model_drafter(
     num_valid_ids: int,
 ) -> Drafter:
     """The drafter of a runtime, on these caches."""
-    drafter = resolved.drafter
+    drafter = resolved.own_drafter
     assert drafter is not None, "a runtime without a model that drafts"
+    assert loaded.weights is not None, "a model that drafts, without weights"
     own = loaded.weights.by_name | drafter.rope_tables()
     own |= {name: tensors[name] for name in drafter.borrowed}
     attention = _attention(resolved, drafter, loaded.attention, caches)
@@ -93,7 +94,7 @@ def _attention(
     resolved: ResolvedRuntime, drafter: ResolvedRuntime, backend: AttentionBackend, caches: Caches
 ) -> PagedAttention:
     """Attention over the blocks of the model's first group: its layers see no further than those do."""
-    window = memory.layer_groups(resolved.model)[0].window
+    window = memory.groups_of(resolved)[0].window
     specs = [
         spec if window is None else replace(spec, window=min(spec.window or window, window))
         for spec in drafter.definition.attention(drafter.model)

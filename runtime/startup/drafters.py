@@ -11,13 +11,13 @@ from .resolved import ResolvedRuntime
 
 
 def new_drafter(resolved: ResolvedRuntime) -> Drafter | None:
-    """Who drafts for this runtime, out of its requests' own tokens; None where nobody does."""
-    asked = resolved.config.speculative
-    if not isinstance(asked, NGram):
+    """Who drafts in this process, out of its requests' own tokens; None where nobody does."""
+    asked, stage = resolved.config.speculative, resolved.stage
+    if not isinstance(asked, NGram) or not (stage is None or stage.is_last):
         return None
     registry.select("propose_ngram", device=resolved.device, dtype=torch.int32)  # built before any request
     return NGramDrafter(
-        num_blocks=memory.pool_blocks(resolved.num_kv_blocks, memory.layer_groups(resolved.model)),
+        num_blocks=memory.pool_blocks(resolved.num_kv_blocks, memory.groups_of(resolved)),
         block_size=resolved.block_size,
         device=resolved.device,
         min_ngram=asked.min_ngram,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ...common.errors import ConfigError, UnsupportedError, shown
 from ...common.progress import Progress
@@ -14,6 +15,7 @@ from ...models.quantization.model_schemes import ModelSchemes
 from ...models.quantization.scheme import TensorTable
 from ...models.registry import ModelDefinition, find_model
 from ...models.sharding import config_of_rank, sharding_of
+from ...models.stages import with_last_reading
 from ..speculation.config import Draft, Eagle
 from ..tokenization.tokenizer import Tokenizer, load_tokenizer
 from .resolved import ResolvedRuntime
@@ -38,14 +40,17 @@ def with_drafter(resolved: ResolvedRuntime, progress: Progress) -> ResolvedRunti
     if not isinstance(speculative, (Draft, Eagle)):
         return resolved
     folder = _find_folder(resolved, speculative.model, progress)
-    config = replace(resolved.config, model=speculative.model, speculative=None, revision=None)
-    drafter = replace(resolved, config=config, folder=folder)
+    changes: dict[str, Any] = {"speculative": None, "revision": None, "pipeline_parallel": 1}
+    config = replace(resolved.config, model=speculative.model, **changes)
+    drafter = replace(resolved, config=config, folder=folder, stages=(), stage_index=0)
     if isinstance(speculative, Draft):  # which every rank has for itself
         drafter = replace(drafter, config=replace(config, tensor_parallel=1), rank=0)
         return replace(resolved, drafter=_draft_model(drafter, resolved))
     head = _head(drafter, resolved)
     assert isinstance(head.definition, HeadDefinition)
-    return replace(resolved, drafter=head, residuals=head.definition.layers_read(head.model, resolved.model))
+    residuals = head.definition.layers_read(head.model, resolved.model)
+    stages = with_last_reading(resolved.stages, ["embedding"] if head.borrowed else [])
+    return replace(resolved, drafter=head, residuals=residuals, stages=stages)
 
 
 def _find_folder(resolved: ResolvedRuntime, model: str | Path, progress: Progress) -> Path:

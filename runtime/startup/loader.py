@@ -273,7 +273,7 @@ def _load_worker(
         vocabulary = vocabulary_read.result()
         check_vocabulary(resolved, vocabulary.tokenizer)
         watch.lap("tokenizer")
-    drafter = None if resolved.drafter is None else _load_drafter(resolved.drafter, progress)
+    drafter = None if resolved.drafter is None else _load_drafter(resolved, resolved.drafter, progress)
     watch.lap("drafter")
     worker = build_worker(
         resolved,
@@ -301,15 +301,18 @@ def read_vocabulary(resolved: ResolvedRuntime) -> Vocabulary:
     return Vocabulary(tokenizer, eos, num_valid_ids, grammars)
 
 
-def _load_drafter(drafter: ResolvedRuntime, progress: Progress) -> LoadedDrafter:
-    """A model that drafts, compiled and read."""
+def _load_drafter(target: ResolvedRuntime, drafter: ResolvedRuntime, progress: Progress) -> LoadedDrafter:
+    """A model that drafts, compiled and read; its weights in the stage alone that drafts.
+
+    Its plan is read in all stages: they choose kernels for the same GEMMs.
+    """
     ids = None
     if isinstance(drafter.definition, HeadDefinition):
         ids = target_ids(read_head(drafter.folder, is_dummy=drafter.checkpoint is None))
     return LoadedDrafter(
         attention=select_attention(drafter),
         compiled=_compile(drafter, progress),
-        weights=read_weights(drafter, progress),
+        weights=read_weights(drafter, progress) if target.own_drafter is not None else None,
         target_ids=ids,
     )
 

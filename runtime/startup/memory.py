@@ -4,7 +4,7 @@ import functools
 import os
 import resource
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,8 +114,8 @@ def cache_block_bytes(resolved: "ResolvedRuntime", block_size: int | None = None
     model, dtype = resolved.model, resolved.kv_cache_dtype
     size = resolved.block_size if block_size is None else block_size
     total = block_bytes(model, size, dtype, own_groups(resolved))
-    if resolved.drafter is not None:
-        own = resolved.drafter.model
+    if resolved.own_drafter is not None:
+        own = resolved.own_drafter.model
         layers = own.num_layers * len(groups_of(resolved))
         elements = cache_width(own.head_dim, dtype)
         total += 2 * layers * size * own.num_kv_heads * elements * dtype.itemsize
@@ -125,7 +125,7 @@ def cache_block_bytes(resolved: "ResolvedRuntime", block_size: int | None = None
 def weight_bytes(resolved: "ResolvedRuntime", dtype: torch.dtype | None = None) -> int:
     """Bytes of the weights, of a drafter's, and of slots for adapters; dtype: another than the runtime's."""
     dtype, layout = dtype or resolved.dtype, resolved.own_slot_layout
-    drafted = 0 if resolved.drafter is None else resolved.drafter.schemes.num_bytes(dtype)
+    drafted = 0 if resolved.own_drafter is None else resolved.own_drafter.schemes.num_bytes(dtype)
     slots = 0 if layout is None else layout.num_bytes(dtype)
     return resolved.own_schemes.num_bytes(dtype) + drafted + slots
 
@@ -138,8 +138,9 @@ def default_swap_bytes(resolved: "ResolvedRuntime") -> int:
 
 
 def swap_slots(resolved: "ResolvedRuntime") -> int:
-    """Blocks that swap_bytes of host memory hold."""
-    block = cache_block_bytes(resolved)
+    """Blocks that swap_bytes of host memory hold, on the stage where they are largest."""
+    each = [replace(resolved, stage_index=stage.index) for stage in resolved.stages] or [resolved]
+    block = max(map(cache_block_bytes, each))
     return slots_within(resolved.swap_bytes, block, is_pinned=resolved.device.type == "cuda")
 
 

@@ -68,6 +68,11 @@ class ResolvedRuntime:
         return self.stages[self.stage_index] if self.stages else None
 
     @property
+    def own_drafter(self) -> Self | None:
+        """What drafts in this process: of several stages in the last one alone."""
+        return self.drafter if self.stage is None or self.stage.is_last else None
+
+    @property
     def world_size(self) -> int:
         """Ranks of all stages."""
         return self.model.ranks * max(1, len(self.stages))

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..protocol.scheduler_output import (
-    NO_DRAFTS,
     NULL_BLOCK,
     ON_HOST,
     Banned,
@@ -258,10 +257,10 @@ class InputBatch:
         fill(longs, slice(0, len(longs)), sample_positions, padding=0)
 
     def _find_drafts(self, sources: NDArray[np.int32], rows: Ints, num_sampled: Ints, newest: Ints) -> None:
-        """Have the tokens after the newest of each row come from the drafts of these rows before."""
+        """Have the tokens after the newest of each row come from the drafts of these rows before, if any."""
         k = self.draft_ids.shape[1]
         for place in range(int(num_sampled.max(initial=0)) - 1):
-            drafting = (rows != NO_DRAFTS) & (num_sampled > place + 1)
+            drafting = (rows >= 0) & (num_sampled > place + 1)
             sources[newest[drafting] + place + 1] = self._first_draft + rows[drafting] * k + place
 
     def _places_after(self, plan: SchedulerOutput) -> Ints:

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from ...common.errors import LaminaError
 from ..protocol.runner_output import RunnerOutput
-from ..protocol.scheduler_output import NO_DRAFTS, ON_HOST, Constrained, Flags, Ints, SchedulerOutput
+from ..protocol.scheduler_output import (
+    DRAFTS_ON_HOST,
+    NO_DRAFTS,
+    ON_HOST,
+    Constrained,
+    Flags,
+    Ints,
+    SchedulerOutput,
+)
 from .broken_logits import failed_prompts, failed_samples
 from .grammar_masks import Failure, GrammarMasks
 from .logprobs import LogprobsTensors
@@ -39,7 +47,8 @@ class LaunchedStep:
 
         pooled: [n, size] float32, results of prompts that end; None where none does. constrained: samples
         with a grammar, where they stood. left: of each row, as Speculator.left has it; None where nobody
-        drafts or no row has a grammar. failure: [1] int32, not 0 where a stage before has failed.
+        drafts, or no row has a grammar and the host is not to send drafts on. failure: [1] int32, not 0
+        where a stage before has failed.
         """
         self._constrained = constrained
         self._left, self._failure = left, failure
@@ -78,7 +87,7 @@ class LaunchedStep:
         assert self._left is not None, "a row with a grammar after a step without any"
         self.token_ids()
         num_computed, *drafts = self._left[row].tolist()
-        return num_computed, [*itertools.takewhile(lambda draft: draft >= 0, drafts)]
+        return num_computed, [*_drafts_of(drafts)]
 
     @property
     def _accepted(self) -> Ints:
@@ -108,6 +117,7 @@ class LaunchedStep:
             num_sampled=None if holds is None else num_sampled,
             num_drafted=None if holds is None or drafted is None else drafted.astype(np.int64),
             num_proposed=None if proposed is None else proposed.astype(np.int64),
+            draft_ids=None if self._left is None else self._left[:, 1:].numpy().reshape(-1),
             logprobs=None if self._logprobs is None else self._logprobs.read(),
             pooled=pooled,
             failures={
@@ -162,15 +172,18 @@ class NewestTokens:
     def placed(self, one: Constrained) -> Constrained:
         """Where a sample stands, and the drafts after it; waits for the step before where that decides."""
         plan, last = self._plan, self._last
-        if plan.drafts is None or last is None:
+        if plan.drafts is None:
             return one
-        if (source := self._sources[one.row]) != ON_HOST:
+        if last is not None and (source := self._sources[one.row]) != ON_HOST:
             ahead = last.left(source)[0] - int(plan.num_computed_tokens[one.row])
             one = one._replace(num_output=one.num_output + ahead)
         num_drafts = int(plan.num_sampled_tokens[one.row]) - 1
-        if num_drafts and (source := int(plan.drafts.sources[one.row])) != NO_DRAFTS:
-            one = one._replace(drafts=tuple(last.left(source)[1][:num_drafts]))
-        return one
+        if not num_drafts or (source := int(plan.drafts.sources[one.row])) == NO_DRAFTS:
+            return one
+        if source == DRAFTS_ON_HOST:
+            first = int(self._ends[one.row])
+            return one._replace(drafts=_drafts_of(plan.token_ids[first : first + num_drafts].tolist()))
+        return one if last is None else one._replace(drafts=tuple(last.left(source)[1][:num_drafts]))
 
     def __call__(self, one: Constrained, count: int) -> Sequence[int]:
         """The last tokens of a row, so many; waits for the step before where one is its sample."""
@@ -189,6 +202,11 @@ class NewestTokens:
             assert self._last is not None, "a token of a step that never was"
             self._sampled = self._last.newest()
         return self._sampled[row]
+
+
+def _drafts_of(token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Of a row's drafts those before the first that there is none of."""
+    return tuple(itertools.takewhile(lambda draft: draft >= 0, token_ids))
 
 
 def _first_of_each(num_sampled: Ints, num_kept: Ints) -> Flags:

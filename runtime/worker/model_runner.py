@@ -67,9 +67,9 @@ class ModelRunner:
     ) -> None:
         """logits: None of a model that makes no tokens. new_matcher: what makes matchers of grammars, None
         where there is no tokenizer. jump_forward: whether a step says what grammars force after its samples.
-        drafter: of as many drafts as the input batch has room for. memory: what is given back while it
-        sleeps, if it may. pooler: of requests that want no tokens. adapted: for steps with adapters, if there
-        may be any. stage_link: to the stages before and behind, where there are any.
+        drafter: of as many drafts as the input batch has room for, None in stages that do not sample. memory:
+        what is given back while it sleeps, if it may. pooler: of requests that want no tokens. adapted: for
+        steps with adapters, if there may be any. stage_link: to the stages before and behind, if there are.
         """
         self._memory, self._link = memory, stage_link
         self._samples = stage_link is None or stage_link.is_last
@@ -77,7 +77,8 @@ class ModelRunner:
         self._pooled: Tensor | None = None  # results of the last step
         self._logits = logits
         self._attention, self._input_batch = attention, input_batch
-        self._speculator = None if drafter is None else Speculator(drafter, input_batch)
+        has_drafts = input_batch.draft_ids.numel() > 0
+        self._speculator = Speculator(drafter, input_batch) if has_drafts else None
         self._draft_rows: DraftRows | None = None  # of the last step
         self._num_valid_ids = num_valid_ids
         self._adjuster = Adjuster(
@@ -372,10 +373,11 @@ class ModelRunner:
     def _launched(self, plan: SchedulerOutput) -> LaunchedStep:
         """Start the tokens in flight to the host: the next step overwrites where they are."""
         sampled, logprobs = self._input_batch.sampled(plan.num_samples), self._logprobs
-        verdict = None if self._speculator is None else self._speculator.verdict(plan.num_rows)
+        speculator = self._speculator if self._samples else None
+        verdict = None if speculator is None else speculator.verdict(plan.num_rows)
         grammars = self._adjuster.grammars
-        speculator = self._speculator if self._constrained else None
-        left = None if speculator is None else speculator.left(plan.num_rows)
+        is_read = bool(self._constrained) or self._link is not None
+        left = speculator.left(plan.num_rows) if speculator is not None and is_read else None
         if sampled.device.type != "cuda":
             verdict = None if verdict is None else verdict.clone()
             step = plan, sampled.clone(), logprobs, None, self._failures, grammars, verdict

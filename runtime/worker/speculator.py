@@ -31,7 +31,8 @@ class Speculator:
     there are blocks, and beyond these lies the null block, of zeros.
     """
 
-    def __init__(self, drafter: Drafter, input_batch: InputBatch) -> None:
+    def __init__(self, drafter: Drafter | None, input_batch: InputBatch) -> None:
+        """drafter: None in the stages of a pipeline that sample nothing, where drafts are computed alone."""
         rows, device, k = input_batch.max_num_seqs, input_batch.device, input_batch.draft_ids.shape[1]
         assert k > 0, "an input batch without room for drafts"
         self._drafter, self._input_batch = drafter, input_batch
@@ -50,7 +51,7 @@ class Speculator:
     @property
     def wants_aux(self) -> tuple[int, ...]:
         """The layers whose residual sums the drafter is given."""
-        return self._drafter.wants_aux
+        return () if self._drafter is None else self._drafter.wants_aux
 
     def write(self, plan: SchedulerOutput, batch: BatchView) -> DraftRows:
         """Send what a plan says of drafts, for a step that lies in the input batch."""
@@ -91,6 +92,7 @@ class Speculator:
         request_ids: tuple[str, ...],
     ) -> None:
         """Judge the step's drafts by its samples, keep what holds, and have the next ones proposed."""
+        assert self._drafter is not None, "samples in a stage that samples nothing"
         num_rows, num_samples = len(rows.sources), len(batch.sampled)
         newest, computed, drafts, verdict = self._of_rows(num_rows)
         accepted = verdict.accepted

@@ -226,7 +226,8 @@ class Server:
         """What a runner gives of a step with drafts: log-probabilities are of every sample."""
         verdict = self.speculator.verdict(plan.num_rows).clone()
         tokens = torch.tensor(sampled, dtype=torch.int32)
-        step = LaunchedStep(plan, tokens, None, None, {}, GrammarMasks(None), verdict)
+        left = self.speculator.left(plan.num_rows) if self.config.num_batches > 1 else None
+        step = LaunchedStep(plan, tokens, None, None, {}, GrammarMasks(None), verdict, left=left)
         wanted = [] if plan.wanted_logprobs is None else plan.wanted_logprobs.samples.tolist()
         found = tuple(TokenLogprobs((sampled[n],), (0.0,), 1) for n in wanted)
         return dataclasses.replace(step.read(), logprobs=StepLogprobs(samples=found, prompts=()))

@@ -35,6 +35,7 @@ class BatchMachine(SchedulerMachine):
         window=st.none() | st.integers(1, 10),
         swap=st.sampled_from([0, 3, 8]),
         forced=st.sampled_from([0, 2, 9]),
+        drafts=st.sampled_from([0, 3, 1, 6]),
         first=st.lists(ARRIVALS, min_size=2, max_size=5),
     )
     def start(self, batches, **limits):
